@@ -121,7 +121,6 @@ class Trainer:
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one optimizer step. Returns this rank's mean loss, and the gradient norm."""
-        self.ctx.device.begin_step()
         self.optimizer.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):

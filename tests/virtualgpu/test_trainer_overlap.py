@@ -17,7 +17,7 @@ from warmranks import run_ranks
 from . import trainer_steps
 
 TP2, PP2 = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
-GRID = f"--device virtual:a100 {TP2} {PP2} --fp16 --virtual-network ethernet:5gbit nodes=a,a,b,b"
+GRID = f"--device virtual:a100 {TP2} {PP2} --fp16 --virtual-network ethernet:4gbit nodes=a,a,b,b"
 SCATTER = "--scatter-gather-tensors-in-pipeline"
 OVERLAP = "--sequence-parallel --tp-comm-overlap"
 CASES = [f"{GRID} {flags}".strip() for flags in ("", SCATTER, OVERLAP)]

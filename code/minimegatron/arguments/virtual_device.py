@@ -25,29 +25,19 @@ def virtual_card(config: Config, name: str, source: str = "") -> Card:
         name: its name or an alias.
         source: what named it, for error messages; by default, --device.
 
-    Raises:
-        UserError: there is no such GPU model, or it lacks the precision, or there is no such
-            software stack.
+    Raises UserError if there is none, if it lacks the precision, or if there is no such stack.
     """
-    precision = config.precision
+    precision, source = config.precision, source or f"--device virtual:{name}"
     try:
         card = cards.find(name)
+        source = "--software-stack"
+        card = stacks.under(card, stacks.find_stack(config.software_stack or stacks.usual(card)))
     except VirtualGpuError as error:
-        raise UserError(f"{source or f'--device virtual:{name}'}: {error}") from error
+        raise UserError(f"{source}: {error}") from error
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
-    return stacks.under(card, software_stack(config, card))
-
-
-def software_stack(config: Config, card: Card) -> stacks.Stack:
-    """Return --software-stack, by default the Megatron-LM of the GPU's time. Raises UserError."""
-    if config.software_stack is None:
-        return stacks.megatron_of(card)
-    try:
-        return stacks.find_stack(config.software_stack)
-    except VirtualGpuError as error:
-        raise UserError(f"--software-stack: {error}") from error
+    return card
 
 
 def virtual_link(config: Config) -> str | None:
@@ -62,18 +52,14 @@ def virtual_link(config: Config) -> str | None:
     if config.virtual_network is not None:
         return config.virtual_network
     declared = os.environ.get("VIRTUAL_NETWORK")
-    if not declared:
-        return None
-    try:
-        network.parse(declared)
-    except VirtualGpuError as error:
-        raise UserError(f"VIRTUAL_NETWORK: {error}") from error
-    return declared
+    if declared:
+        check_network(declared, "VIRTUAL_NETWORK")
+    return declared or None
 
 
-def check_network(text: str) -> None:
-    """Raise UserError if the value of --virtual-network is not a network."""
+def check_network(text: str, source: str = "--virtual-network") -> None:
+    """Raise UserError, which names the source, if the text is not a network."""
     try:
         network.parse(text)
     except VirtualGpuError as error:
-        raise UserError(f"--virtual-network: {error}") from error
+        raise UserError(f"{source}: {error}") from error

@@ -59,8 +59,9 @@ class Device(ABC):
         none."""
         return tensor.item()
 
-    def begin_step(self) -> None:  # noqa: B027  only a virtual GPU has something to do
-        """Begin the next training step."""
+    def begin_step(self) -> float:
+        """Begin a training step. Returns the time on the device's clock, in seconds."""
+        return self.now()
 
     @abstractmethod
     def now(self) -> float:

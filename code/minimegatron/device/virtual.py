@@ -59,9 +59,10 @@ class VirtualDevice(Device):
         self.gpu.read()
         return None
 
-    def begin_step(self) -> None:
-        """Spend the time of the host that the software stack needs for a step."""
+    def begin_step(self) -> float:
+        begin = self.now()
         self.gpu.clock.work(self.gpu.card.efficiency.step)
+        return begin
 
     def now(self) -> float:
         return self.gpu.now()

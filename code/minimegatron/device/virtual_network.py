@@ -8,7 +8,7 @@ import socket
 import torch.distributed as dist
 
 from minimegatron.console import emit
-from virtualgpu.core import cards, stacks
+from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.memory import amount
@@ -29,9 +29,7 @@ def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     nodes, names, software, links, slots = zip(*seats, strict=True)
     # Between nodes with different networks, communication is as fast as the slower one.
     slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
-    models = tuple(cards.find(name) if not stack else
-                   stacks.under(cards.find(name), stacks.find_stack(stack))
-                   for name, stack in zip(names, software, strict=True))
+    models = tuple(map(stacks.card_under, names, software))
     topology = Topology(nodes, models, slowest, slots)
     register(gpu, topology, emit if nccl_debug() else None)
     return [f"{title(card)} on rank(s) {ranks_of(card, models)}"

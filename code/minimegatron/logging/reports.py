@@ -87,7 +87,7 @@ class Reports:
         """Start the step's clock, and its timeline if `iteration` is to be recorded."""
         if self.recorder:
             self.recorder.begin(iteration)
-        self.step_started = self.ctx.device.now()
+        self.step_started = self.ctx.device.begin_step()
 
     def end_step(self, loss: torch.Tensor, norm: torch.Tensor, progress: Progress,
                  learning_rate: torch.Tensor) -> None:

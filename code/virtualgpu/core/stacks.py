@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
+from virtualgpu.core import cards
 from virtualgpu.core.attention import CUDNN, FLASH
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
@@ -64,12 +65,11 @@ class Stack:
 STACKS: dict[str, Stack] = {stack.name: stack for stack in (
     Stack(
         "megatron-2021", "Megatron-LM of 2021",
-        attention=FLASH, dispatch=5e-6, step=0.05,
+        attention=FLASH, dispatch=5e-6, step=0.0,
         reach={"ampere": Reach(half=0.78, vector=0.68)},
         error={},
         sources=(
             "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100",
-            "step: the classic course's step on four V100 took 40 ms longer than its kernels",
         ),
     ),
     Stack(
@@ -94,7 +94,7 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
     ),
     Stack(
         "torch-eager-fsdp", "plain PyTorch without torch.compile",
-        attention=FLASH, dispatch=10e-6, step=0.0,
+        attention=FLASH, dispatch=7.5e-6, step=0.0,
         reach={"ampere": Reach(half=0.7, vector=0.88, attention=0.32),
                "hopper": Reach(half=0.575, vector=0.745, attention=0.19)},
         error={},
@@ -116,9 +116,16 @@ def find_stack(name: str) -> Stack:
     return stack
 
 
-def megatron_of(card: Card) -> Stack:
-    """Return the Megatron-LM of a GPU model's time."""
-    return STACKS["megatron-core" if card.architecture == "hopper" else "megatron-2021"]
+def usual(card: Card) -> str:
+    """Return the name of the Megatron-LM of a GPU model's time."""
+    return "megatron-core" if card.architecture == "hopper" else "megatron-2021"
+
+
+def card_under(name: str, stack: str) -> Card:
+    """Return the GPU model with a name, under the software stack with a name, if that is not
+    empty. Raises VirtualGpuError if there is none."""
+    card = cards.find(name)
+    return under(card, find_stack(stack)) if stack else card
 
 
 @cache

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import virtualgpu
-from virtualgpu.core import cards
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.ranks import run_ranks
 from virtualgpu.launch.settings import Settings

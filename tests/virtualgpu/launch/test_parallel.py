@@ -82,7 +82,7 @@ def expected(program, rank, text):
     return text.endswith({
         "dtensor": f"{(2 * WIDTH, WIDTH)} {int(2 * LOCAL + CUBLAS)}\n",  # with gradients
         "meshes": f" {(4 * WIDTH // 2 // 2, WIDTH)}\n",  # between 2 tensor-parallel ranks, 2 shards
-        "context": "(2, 4, 128, 64) (64,)\n"}[program])
+        "context": "(2, 64, 128, 64) (64,)\n"}[program])
 
 
 def test_sharding_over_more_gpus_takes_less_memory():

@@ -165,7 +165,7 @@ def context():
     from torch.distributed.tensor.experimental import context_parallel
 
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-    x = torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 64, 256, 64, device="cuda", dtype=torch.bfloat16)
     scale = torch.ones(64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with context_parallel(mesh, buffers=(x,), buffer_seq_dims=(2,)):
         y = nn.functional.scaled_dot_product_attention(x * scale, x, x, is_causal=True)

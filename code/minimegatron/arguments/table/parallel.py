@@ -25,27 +25,23 @@ class Distributed:
         "GPU that the node declares), or auto: cuda if there is a GPU, else the declared virtual "
         "GPU if the job requested GPUs or nccl, else cpu", affects=HARDWARE)
     virtual_network: str | None = flag(
-        None, "network between nodes of virtual GPUs, such as ethernet:25gbit or "
-        "infiniband:8x200gbit (default: what the cluster declares, else what is usual for the "
-        "GPU)", affects=HARDWARE)
+        None, "network between nodes of virtual GPUs, such as infiniband:8x200gbit (default: the "
+        "one that the cluster declares, else the usual one for the GPU)", affects=HARDWARE)
     software_stack: str | None = flag(
-        None, "software whose efficiency virtual GPUs model (docs/virtual-gpus.md): megatron-2021, "
-        "megatron-core, transformer-engine, or torch-eager-fsdp (default: the Megatron-LM of the "
-        "GPU's time)", affects=HARDWARE)
+        None, "software whose efficiency virtual GPUs have, such as transformer-engine (default: "
+        "Megatron-LM's of the GPU's time; docs/virtual-gpus.md)", affects=HARDWARE)
     tensor_model_parallel_size: int = flag(
         1, "tensor-parallel size", affects=PASSES | STATE, bounds=AT_LEAST_1)
     sequence_parallel: bool = flag(
         False, "shard the sequence over the tensor-parallel ranks outside the tensor-parallel "
         "regions", affects=PASSES)
     tp_comm_overlap: bool = flag(
-        False, "overlap tensor-parallel communication with GEMMs (needs --sequence-parallel)",
-        affects=PASSES)
+        False, "overlap --sequence-parallel's communication with GEMMs", affects=PASSES)
     pipeline_model_parallel_size: int = flag(
         1, "pipeline stages", affects=SCHEDULE | STATE, bounds=AT_LEAST_1)
     schedule: str | None = flag(
-        None, "pipeline schedule: gpipe, 1f1b, interleaved, zb-h1, or a .py or .json file with "
-        "your own (default: 1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)",
-        affects=SCHEDULE)
+        None, "gpipe, 1f1b, interleaved, zb-h1, or a .py or .json file with your own (default: "
+        "1f1b; interleaved with --num-layers-per-virtual-pipeline-stage)", affects=SCHEDULE)
     num_layers_per_virtual_pipeline_stage: int | None = flag(
         None, "layers per chunk (virtual stage); stages take turns with chunks", affects=SCHEDULE,
         bounds=AT_LEAST_1, sets=("layers_per_chunk",))
@@ -56,9 +52,8 @@ class Distributed:
         None, "layout of the stages, such as E|(t|)*3,tt|L: embedding, layers, loss",
         affects=SCHEDULE, sets=("layers_per_chunk",))
     scatter_gather_tensors_in_pipeline: bool = flag(
-        False, "send 1/t of an activation to the next stage from each of t tensor-parallel ranks, "
-        "and all-gather it there (no effect with --sequence-parallel, whose ranks hold 1/t anyway)",
-        affects=PASSES)
+        False, "send 1/t of the activations from each tensor-parallel rank to the next stage, and "
+        "all-gather them there (no effect with --sequence-parallel)", affects=PASSES)
     distributed_backend: str | None = flag(
         None, "backend of tensor communication (default: nccl on GPUs, gloo on the CPU)",
         choices=("nccl", "gloo"), affects=RESULTS)
@@ -72,8 +67,7 @@ class Distributed:
     DDP_impl: str = flag(
         "local", "implementation of data parallelism", choices=("local",), affects=RESULTS)
     distributed_timeout_minutes: float = flag(
-        10, "timeout for a peer that does not respond", affects=NOTHING,
-        bounds=(POSITIVE, UP_TO_A_YEAR))
+        10, "timeout of communication", affects=NOTHING, bounds=(POSITIVE, UP_TO_A_YEAR))
     local_rank: int | None = flag(
         None, "set by torch.distributed.launch", "--local-rank", "--local_rank", affects=NOTHING)
 

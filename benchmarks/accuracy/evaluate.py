@@ -16,11 +16,9 @@ from benchmarks.accuracy.rows import (
     published_memory,
     published_seconds,
 )
-from benchmarks.vtrain import DEEPSPEED_A100
 from virtualgpu.core.card import Card
 
 PROGRAMS = {"mpt_fsdp": fsdp.mpt_fsdp, "llama_fsdp": fsdp.llama_fsdp}
-STACKS = {"vtrain": DEEPSPEED_A100}  # what was fitted of a framework's host and sends
 CLOSE = 0.15  # "within 15%"
 
 Outcome = dict  # one row, as the results' JSON has it
@@ -38,7 +36,7 @@ def predict(rows: RowSet, row: Mapping, card: Card | None = None) -> Prediction:
         NotYet: the trainer does not know one of the row's flags.
     """
     facts = rows.facts
-    card = card or STACKS.get(facts.get("stack")) or card_of(facts, row)
+    card = card or card_of(facts, row)
     if facts["program"] == "trainer":
         return trainer.predict(row, card)
     return fsdp.predict(PROGRAMS[facts["program"]], row, card)

@@ -10,6 +10,7 @@ from pathlib import Path
 from minimegatron.formulas import Gpt, step_flops
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards import find
+from virtualgpu.core.stacks import find_stack, under
 from virtualgpu.launch.cluster import Cluster
 
 FOLDER = Path(__file__).parents[1] / "published"
@@ -99,10 +100,11 @@ def card_of(facts: Mapping, row: Mapping) -> Card:
     """Return the GPU model of a row.
 
     Args:
-        facts: of the row's set; "gpu_changes" tell where the GPU differs from the data sheet.
+        facts: of the row's set: "stack" is its software stack, and "gpu_changes" tell where the
+            GPU differs from the data sheet.
         row: the row.
     """
-    card = find(row["gpu"])
+    card = under(find(row["gpu"]), find_stack(facts["stack"]))
     changes = facts.get("gpu_changes")
     return replace(card, **changes) if changes else card
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import mean
 
-from benchmarks.accuracy.evaluate import STACKS, errors
-from benchmarks.vtrain import ODD, Row, flags_of, read
+from benchmarks.accuracy.evaluate import errors
+from benchmarks.vtrain import DEEPSPEED_A100, ODD, Row, flags_of, read
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.tokenizer import pad_vocab_size
@@ -17,7 +17,7 @@ Megatron-DeepSpeed on 2 to 8 A100. virtual_calibration.py fits constants to the 
 
 def vtrain_single(path: str) -> dict:
     """Return the results, in the form of a set's results, but without the rows."""
-    estimator, jobs, outcomes = Estimator(STACKS["vtrain"]), defaultdict(list), []
+    estimator, jobs, outcomes = Estimator(DEEPSPEED_A100), defaultdict(list), []
     for row in read(path, ODD):
         found = predicted(estimator, row)
         outcomes.append({"name": f"{row.hidden}/{row.layers}", "layout": f"TP {row.tp}, DP {row.dp}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from statistics import mean
+
 import pytest
 
 from benchmarks.accuracy import __main__ as command
@@ -18,6 +21,8 @@ from benchmarks.accuracy.rows import (
     published_seconds,
 )
 from benchmarks.accuracy.trainer import NotYet, configure
+from virtualgpu.core.cards import find
+from virtualgpu.core.stacks import STACKS
 
 SETS = {rows.name: rows for rows in load_sets()}
 KEPT_OUT = {"llm_foundry": 105, "vtrain_multi": 55, "dgxc_h100": 11}  # even rows of larger tables
@@ -87,6 +92,18 @@ def test_the_page_is_that_of_its_figures():
             assert found["summary"] == summarize(found["outcomes"])
             for row, one in zip(rows.rows, found["outcomes"], strict=True):
                 assert one["published"] == published_seconds(row)
+
+
+def test_a_stack_states_its_error_on_rows_that_nothing_was_fitted_to():
+    errors, last = defaultdict(list), command.load(command.LAST)
+    for name in SETS.keys() & last.keys():
+        for one in last[name]["outcomes"]:
+            row, error = SETS[name].rows[one["row"]], error_of(one)
+            if one["split"] == TEST and error is not None:
+                errors[SETS[name].facts["stack"], find(row["gpu"]).architecture].append(abs(error))
+    stated = {(stack.name, generation): error for stack in STACKS.values()
+              for generation, error in stack.error.items()}
+    assert stated == {key: round(mean(found), 3) for key, found in errors.items()}
 
 
 def test_a_first_comparison_stays(tmp_path, monkeypatch):

@@ -1263,7 +1263,12 @@ for name, events in timelines.items():
 # in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
 # And every kernel has a fixed cost that a faster GPU does not reduce: the model assumes 2 us to start and end it, and
 # 5 us of CPU time to launch it, on every GPU (the page *Virtual GPUs* of the course's documentation lists all
-# assumptions). The H100 is at its best with large batches and wide layers:
+# assumptions).
+#
+# The largest part of the H100's short step does not depend on the GPU either. The modeled step starts with 10 ms in
+# which the CPU prepares it and the GPU is idle, a figure fitted to runs of this trainer on a real H100. There is no
+# such measurement of a V100, so the model assumes none there. Without the 10 ms, the H100 would be about 3.5 times as
+# fast. The longer a step is, the less they matter, so the H100 is at its best with large batches and wide layers:
 
 # %% tags=["explore"]
 for title, micro_batch, layers, hidden, heads in (

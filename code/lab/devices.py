@@ -80,6 +80,7 @@ def table(all_cards: list[Card]) -> list[str]:
 def details(card: Card) -> list[str]:
     """The lines of all figures, with what programs reach of them."""
     reached = card.efficiency
+    flash = "FlashAttention-2" if "bf16" in card.tflops else "FlashAttention"  # 2 needs Ampere
     names = f" (also {', '.join(aliases(card))})" if aliases(card) else ""
     peer = "" if card.nvlink else (", cards reach each other's memory" if card.peer else
                                    ", messages between cards pass through the host's memory")
@@ -91,7 +92,7 @@ def details(card: Card) -> list[str]:
         f"  bandwidth    {card.bandwidth / 1e9:g} GB/s; programs reach {reached.vector:.0%}",
         *(f"  {dtype:<12} {peak:g} TFLOP/s; programs reach {reached.matmul[dtype]:.0%}"
           for dtype, peak in card.tflops.items()),
-        f"  attention    a fused kernel reaches {reached.attention:.0%} of the 16-bit peak",
+        f"  attention    {flash} reaches up to {reached.attention:.0%} of the 16-bit peak",
         f"  links        {links(card)}{peer}; messages reach {reached.link:.0%}",
         f"  network      {card.network}, where the cluster says nothing else",
         f"  launch       {reached.kernel * 1e6:g} us the shortest kernel, "

@@ -27,8 +27,15 @@ def test_one_card_with_its_sources(capsys):
     shown = capsys.readouterr().out
     assert shown.startswith("virtual v100-sxm2-16gb (also v100, v100-16gb): Tesla V100-SXM2-16GB")
     assert "fp16         125 TFLOP/s; programs reach 76%" in shown and "bf16" not in shown
+    assert "attention    FlashAttention reaches up to 40% of the 16-bit peak" in shown
     for source in find("v100").sources:
         assert source in shown
+
+
+def test_which_attention_kernel_a_card_runs(capsys):
+    assert cli.main(["devices", "h100"]) == 0
+    shown = capsys.readouterr().out
+    assert "attention    FlashAttention-2 reaches up to 35% of the 16-bit peak" in shown
 
 
 def test_json_has_all_fields(capsys):

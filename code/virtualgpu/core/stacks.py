@@ -69,7 +69,8 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
         reach={"ampere": Reach(half=0.78, vector=0.68)},
         error={"ampere": 0.103, "volta": 0.074},
         sources=(
-            "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100",
+            "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
+            "(VIA-Research/vTrain)",
         ),
     ),
     Stack(
@@ -78,7 +79,8 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
         reach={"ampere": Reach(half=0.78, vector=0.68), "hopper": Reach(half=0.75, vector=0.78)},
         error={},
         sources=(
-            "hopper: fitted to nine runs of this trainer on one H100 (benchmarks/results)",
+            "hopper: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
+            "mean error is then 3%",
             "ampere: as in megatron-2021",
         ),
     ),
@@ -88,7 +90,8 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
         reach={"ampere": Reach(half=0.78, vector=0.68), "hopper": Reach(half=0.76, vector=0.82)},
         error={"hopper": 0.058},
         sources=(
-            "hopper: fitted to six of NVIDIA's published step times of NeMo on H100",
+            "hopper: chosen with NVIDIA's published step times of GPT-3 175B in view "
+            "(NVIDIA/dgxc-benchmarking), three of which calibrate",
             "ampere: as in megatron-2021",
         ),
     ),
@@ -99,7 +102,8 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
                "hopper": Reach(half=0.575, vector=0.745, attention=0.19)},
         error={"ampere": 0.058, "hopper": 0.044},
         sources=(
-            "fitted to 53 of llm-foundry's published FSDP runs on A100 and H100",
+            "ampere, hopper: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry)",
+            "launch: x.add_(1) on the host of an H100 (benchmarks/results/gpu_h100.md)",
         ),
     ),
 )}

@@ -18,6 +18,7 @@ from minimegatron.data.tokenizer import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.logging.throughput import model_flops, shape_of
+from virtualgpu.core import stacks
 from virtualgpu.net import network
 from virtualgpu.net.nodes import most_gpus
 
@@ -66,6 +67,7 @@ class Plan:
     """The fields of `--json`; `format_plan` formats them for people."""
 
     card: str
+    software: str
     network: str
     world_size: int
     gpus_per_node: int
@@ -159,7 +161,8 @@ def make_plan(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
     if price is None:
         price = DOLLARS_PER_HOUR.get(card.name)
     return Plan(
-        f"virtual {card.name}", network.parse(estimator.link or card.network).name, world,
+        f"virtual {card.name}", stacks.describe(card),
+        network.parse(estimator.link or card.network).name, world,
         estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
         max(stages), seconds, rate, rate / card.tflops[config.precision], estimate.communication,
@@ -192,6 +195,7 @@ def format_plan(made: Plan) -> str:
     nodes = -(-made.world_size // made.gpus_per_node)
     rows = {
         "cluster": f"{made.world_size} {made.card} on {nodes} node(s), {made.network}",
+        "software stack": made.software,
         "layout": f"tensor {made.tensor} x pipeline {made.pipeline} x data {made.data}, schedule "
                   f"{made.schedule}, {made.micro_batches} micro-batch(es) per step",
         "parameters": f"{made.parameters / 1e9:,.3f} billion, {made.parameters_of_rank / 1e9:,.3f} "

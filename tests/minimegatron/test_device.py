@@ -136,6 +136,12 @@ def test_a_network_that_cannot_be_is_refused(choose, link):
         choose("--device virtual:v100", {"VIRTUAL_NETWORK": link})
 
 
+@pytest.mark.parametrize("device", ["cpu", "virtual:a100"])
+def test_a_software_stack_that_does_not_exist_is_refused(device):
+    with pytest.raises(UserError, match=r"--software-stack: .* nearest: megatron-2021"):
+        parse_arguments(f"{MODEL} --device {device} --software-stack megatron-202".split(), {})
+
+
 @pytest.mark.slow
 def test_a_run_on_the_cpu_imports_no_other_device():
     """Of virtualgpu, it needs the name of a variable only, and main the errors."""

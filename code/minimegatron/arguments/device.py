@@ -13,9 +13,9 @@ REAL = ("auto", "cpu", "cuda")
 
 
 def check_device(config: Config) -> None:
-    """Raise UserError for a --device or --virtual-network that does not exist."""
+    """Raise UserError for a device, virtual network, or software stack that does not exist."""
     kind, colon, name = config.device.partition(":")
-    if config.device not in REAL or config.virtual_network is not None:
+    if config.device not in REAL or {config.virtual_network, config.software_stack} != {None}:
         from minimegatron.arguments import virtual_device
 
         if kind == "virtual" and name:
@@ -28,8 +28,7 @@ def check_device(config: Config) -> None:
             raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the "
                             "GPU that the node declares) or virtual:GPU; nearest: --device "
                             f"{nearest}")
-        if config.virtual_network is not None:
-            virtual_device.check_network(config.virtual_network)
+        virtual_device.check_flags(config)
 
 
 def instead_of_cpu(cuda: bool) -> bool:

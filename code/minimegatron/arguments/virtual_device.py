@@ -27,17 +27,15 @@ def virtual_card(config: Config, name: str, source: str = "") -> Card:
 
     Raises UserError if there is none, if it lacks the precision, or if there is no such stack.
     """
-    precision, source = config.precision, source or f"--device virtual:{name}"
+    precision = config.precision
     try:
         card = cards.find(name)
-        source = "--software-stack"
-        card = stacks.under(card, stacks.find_stack(config.software_stack or stacks.usual(card)))
     except VirtualGpuError as error:
-        raise UserError(f"{source}: {error}") from error
+        raise UserError(f"{source or f'--device virtual:{name}'}: {error}") from error
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
-    return card
+    return stacks.under(card, software_stack(config.software_stack or stacks.usual(card)))
 
 
 def virtual_link(config: Config) -> str | None:
@@ -57,7 +55,23 @@ def virtual_link(config: Config) -> str | None:
     return declared or None
 
 
-def check_network(text: str, source: str = "--virtual-network") -> None:
+def check_flags(config: Config) -> None:
+    """Raise UserError for a --virtual-network or --software-stack that does not exist."""
+    if config.virtual_network is not None:
+        check_network(config.virtual_network, "--virtual-network")
+    if config.software_stack is not None:
+        software_stack(config.software_stack)
+
+
+def software_stack(name: str) -> stacks.Stack:
+    """Return the software stack with a name. Raises UserError."""
+    try:
+        return stacks.find_stack(name)
+    except VirtualGpuError as error:
+        raise UserError(f"--software-stack: {error}") from error
+
+
+def check_network(text: str, source: str) -> None:
     """Raise UserError, which names the source, if the text is not a network."""
     try:
         network.parse(text)

@@ -152,6 +152,8 @@ def under(card: Card, stack: Stack) -> Card:
 def describe(card: Card) -> str:
     """Return what the software stack of a GPU model stands for, and how large the error of modeled
     step times is expected to be."""
+    if not card.stack:
+        return "none; what single kernels reach in short runs"
     stack = STACKS[card.stack]
     error = stack.error.get(card.architecture)
     known = (f"published step times on {card.architecture.capitalize()} GPUs were predicted with a "

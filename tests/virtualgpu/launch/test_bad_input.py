@@ -35,6 +35,7 @@ def program(tmp_path):
     (["--gpus", "h100:16"], re.escape("--gpus h100:16: a node with h100-80gb GPUs (DGX H100) has "
                                       "8; nearest: --gpus h100:8")),
     (["--nodes", "0"], "--nodes 0: there must be 1 node or more"),
+    (["--stack", "torch"], "--stack torch: no software stack .*nearest: torch-eager-fsdp"),
     (["--link", "carrier:pigeon"], "--link carrier:pigeon: network 'carrier:pigeon'.*infiniband"),
     (["--values", "some"], "--values some: expected a size such as 1MiB"),
     (["--assume", "train.py=True"], "--assume train.py=True: expected FILE:LINE=True"),

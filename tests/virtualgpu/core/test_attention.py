@@ -1,0 +1,54 @@
+"""The rates of fused attention kernels are those of the H100 that they were fitted to."""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from virtualgpu.core.attention import CUDNN, EFFICIENT, FLASH, STACK, Attention, attention_rate
+from virtualgpu.core.cards import find
+from virtualgpu.core.stacks import STACKS, under
+
+RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu_h100.json"
+CALL = re.compile(r"(flash|cuDNN|efficient) (bf16|fp32) \[\d+, \d+, (\d+), (\d+)\] (causal )?(\w+)")
+H100 = find("h100")
+
+
+@pytest.fixture(scope="module")
+def errors():
+    """{(kernel, dtype, pass): errors of the modeled rates}"""
+    tables = json.loads(RECORD.read_text())["parts"]["rates"]["result"]["tables"]
+    (rows,) = (table["rows"] for table in tables if table["title"] == "Attention")
+    found = defaultdict(list)
+    for call, *_, measured, _ in rows:
+        if match := CALL.match(call):
+            kernel, dtype, length, width, causal, direction = match.groups()
+            attention = Attention(kernel.lower(), direction == "backward", int(width), int(length),
+                                  bool(causal))
+            rate = attention_rate(H100, dtype, attention)
+            found[kernel.lower(), dtype, direction].append(rate / measured / 1e12 - 1)
+    return found
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize("kernel", [FLASH, CUDNN, EFFICIENT])
+def test_rates_are_those_of_an_h100(errors, kernel, direction):
+    assert len(errors[kernel, "bf16", direction]) == 20
+    assert mean(map(abs, errors[kernel, "bf16", direction])) < 0.04
+
+
+def test_fp32_has_one_rate(errors):
+    assert max(map(abs, errors[EFFICIENT, "fp32", "forward"])) < 0.07
+
+
+def test_a_stack_chooses_the_kernel_where_the_program_does_not():
+    assert H100.efficiency.fused == FLASH
+    core = under(H100, STACKS["megatron-core"])
+    chosen, cudnn, flash = (attention_rate(core, "bf16", Attention(kernel, False, 128, 2048, True))
+                            for kernel in (STACK, CUDNN, FLASH))
+    assert chosen == cudnn > 1.5 * flash
+    assert attention_rate(find("a100"), "bf16", Attention(CUDNN, False, 128, 2048, True)) == (
+        attention_rate(find("a100"), "bf16", Attention(FLASH, False, 128, 2048, True)))

@@ -1046,10 +1046,10 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
     print(f"buckets of {bucket_mb:5} MiB: {result(f'{1000 * rank.seconds:.2f} ms')} (virtual)")
 
 # %% [markdown]
-# Almost 12 ms are computation and bandwidth, which no bucket size saves. The rest is overhead per call, and buckets four
-# times as large leave a quarter of it. From about 16 MiB on, little is left to save. The tree's formula
-# fits: with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than
-# a second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
+# Almost 12 ms are computation and bandwidth, which no bucket size saves. The rest is overhead per call, and buckets
+# four times as large leave a quarter of it. From about 16 MiB on, little is left to save. The tree's formula fits:
+# with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than a
+# second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
 #
 # You can also throttle a real network: in a terminal, `lab cluster link 100mbit` slows down the network between the
 # two nodes of your cluster, and `lab cluster link unlimited` restores it.

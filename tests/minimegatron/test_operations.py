@@ -6,14 +6,15 @@ import pytest
 import torch
 
 from minimegatron.device import virtual_kernels
-from minimegatron.model import dropout, ops
+from minimegatron.model import dropout, modern_ops, ops
 
 NAMES = sorted(name.removeprefix("minimegatron::") for name in torch._C._dispatch_get_all_op_names()
                if name.startswith("minimegatron::"))
 
 
 def defined(name):
-    return getattr(ops, name, None) or getattr(dropout, name)
+    return next(vars(module)[name] for module in (ops, dropout, modern_ops)
+                if name in vars(module))
 
 
 @pytest.mark.parametrize("name", NAMES)

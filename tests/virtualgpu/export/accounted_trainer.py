@@ -39,6 +39,7 @@ def run(flags: str) -> dict:
         text = torch.arange(config.seq_length + 1).numpy()
         source = Batches(ctx, [{"text": text}] * 12, eod=0, name="test")
         for step in range(3):
+            device.begin_step()
             trainer.step(source.step(4 * step, step))
         optimizer = trainer.optimizer
         for key in storages(trainer.ddp.grad_buffer):

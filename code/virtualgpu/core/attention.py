@@ -70,9 +70,7 @@ FP32 = 0.46
 def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
     """Return the FLOP/s of a fused attention kernel.
 
-    On GPUs before Hopper, cuDNN's and the memory-efficient kernels are assumed to be as fast as
-    FlashAttention-2, which is faster on Hopper relative to the latter because that kernel does not
-    use Hopper's new instructions.
+    Assumed: on GPUs before Hopper, all kernels are as fast as FlashAttention-2.
 
     Args:
         card: the GPU model.

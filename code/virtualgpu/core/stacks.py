@@ -62,11 +62,12 @@ class Stack:
     sources: tuple[str, ...]
 
 
+MEGATRON_A100 = Reach(half=0.78, vector=0.68)
 STACKS: dict[str, Stack] = {stack.name: stack for stack in (
     Stack(
         "megatron-2021", "Megatron-LM of 2021",
         attention=FLASH, dispatch=5e-6, step=0.0,
-        reach={"ampere": Reach(half=0.78, vector=0.68)},
+        reach={"ampere": MEGATRON_A100},
         error={"ampere": 0.103, "volta": 0.074},
         sources=(
             "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
@@ -76,7 +77,7 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
     Stack(
         "megatron-core", "Megatron Core in bf16, without Transformer Engine",
         attention=CUDNN, dispatch=5e-6, step=0.01,
-        reach={"ampere": Reach(half=0.78, vector=0.68), "hopper": Reach(half=0.75, vector=0.78)},
+        reach={"ampere": MEGATRON_A100, "hopper": Reach(half=0.75, vector=0.78)},
         error={},
         sources=(
             "hopper: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
@@ -87,7 +88,7 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
     Stack(
         "transformer-engine", "Megatron Core with Transformer Engine in bf16",
         attention=CUDNN, dispatch=5e-6, step=0.0,
-        reach={"ampere": Reach(half=0.78, vector=0.68), "hopper": Reach(half=0.76, vector=0.82)},
+        reach={"ampere": MEGATRON_A100, "hopper": Reach(half=0.76, vector=0.82)},
         error={"hopper": 0.058},
         sources=(
             "hopper: chosen with NVIDIA's published step times of GPT-3 175B in view "

@@ -271,16 +271,14 @@ class VirtualGpu(Storages, TorchDispatchMode):
     def unknown_costs(self) -> str | None:
         """Return a line about the operations without a cost rule, or None if there were none.
 
-        Raises:
-            UnknownCost: their share of the kernels' time is too large for the times to be believed.
+        Raises UnknownCost if their share is too large for the modeled times to be believed.
         """
         if not self.unknown:
             return None
-        share = self.unknown_share
         names = ", ".join(f"{name} ({calls} calls)" for name, calls in sorted(self.unknown.items()))
         said = (f"virtual {self.card.name}: operations without a cost rule, taken for elementwise "
-                f"ones: {names}; {share:.2%} of the kernels' time")
-        if share > MOST_UNKNOWN:
+                f"ones: {names}; {self.unknown_share:.2%} of the kernels' time")
+        if self.unknown_share > MOST_UNKNOWN:
             raise UnknownCost(f"{said}, more than {MOST_UNKNOWN:.0%}: the times cannot be believed")
         return said
 

@@ -1,0 +1,78 @@
+"""A cluster in one line of text: its kinds of nodes, and how many of each there are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net.nodes import most_gpus
+
+MOST_NODES = 4096
+EXAMPLE = "a100:4x2,a10:4x4"
+
+
+@dataclass(frozen=True)
+class NodeGroup:
+    """Equal nodes of a cluster.
+
+    Attributes:
+        card: the GPU model of all their GPUs.
+        per_node: GPUs of a node.
+        nodes: how many nodes there are.
+    """
+
+    card: Card
+    per_node: int
+    nodes: int
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs on all nodes."""
+        return self.per_node * self.nodes
+
+    def __str__(self) -> str:
+        return f"{self.card.name}:{self.per_node}x{self.nodes}"
+
+
+def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
+    """Return the groups of nodes that a text describes, in its order.
+
+    Each group is KIND:GPUSxNODES. So a100:4x2,a10:4x4 has two nodes of four A100 GPUs each and four
+    nodes of four A10 GPUs each; a100:4 is a single node.
+
+    Raises:
+        VirtualGpuError: the text describes no cluster; the message names the nearest one.
+    """
+    groups = [_group(part) for part in text.split(",")]
+    seen: dict[tuple[Card, int], NodeGroup] = {}
+    for group in groups:
+        key = group.card, group.per_node
+        if key in seen:
+            total = NodeGroup(*key, seen[key].nodes + group.nodes)
+            raise VirtualGpuError(f"cluster {text!r} names nodes of {group.per_node} "
+                                  f"{group.card.name} twice; nearest: {total}")
+        seen[key] = group
+    return tuple(groups)
+
+
+def _group(part: str) -> NodeGroup:
+    match = re.fullmatch(r"([a-z0-9][a-z0-9-]*):(\d+)(?:x(\d+))?", part.strip().lower())
+    if not match:
+        raise VirtualGpuError(f"cluster {part!r}: KIND:GPUSxNODES, one for each kind of node; "
+                              f"nearest: {EXAMPLE}")
+    kind, per_node, nodes = match[1], int(match[2]), int(match[3] or 1)
+    try:
+        card = cards.find(kind)
+    except VirtualGpuError as error:
+        raise VirtualGpuError(f"cluster {part!r}: {error}") from error
+    most, reason = most_gpus(card)
+    if not 1 <= per_node <= most:
+        raise VirtualGpuError(f"cluster {part!r}: {reason}; nearest: "
+                              f"{kind}:{min(max(per_node, 1), most)}x{max(nodes, 1)}")
+    if not 1 <= nodes <= MOST_NODES:
+        raise VirtualGpuError(f"cluster {part!r}: from 1 to {MOST_NODES} nodes; nearest: "
+                              f"{kind}:{per_node}x{min(max(nodes, 1), MOST_NODES)}")
+    return NodeGroup(card, per_node, nodes)

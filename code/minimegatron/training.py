@@ -116,7 +116,8 @@ class Trainer:
         self.ddp = data_parallel(ctx, self.model)
         self.optimizer = Optimizer(ctx, self.ddp)
         self.learning_rate = LearningRate(ctx.config)
-        self.pipeline = Pipeline(ctx, chunks, add_communication(schedule), self.ddp, self.timers)
+        program = add_communication(schedule, is_checked=True)
+        self.pipeline = Pipeline(ctx, chunks, program, self.ddp, self.timers)
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,8 +3,8 @@
 actions.py defines a schedule, builtin.py has the published ones, and loading.py and parsing.py read
 yours. validation.py checks a schedule, communication.py adds sends and receives, and interpreter.py
 executes it for whoever handles its actions. simulation.py computes timelines, drawing.py and
-steps.py draw them, and traces.py reads and writes Perfetto traces. A training step does not import
-parsing.py and these last four.
+steps.py draw them, and traces.py reads and writes Perfetto traces. A training step with a published
+schedule imports neither parsing.py, validation.py, nor these last four.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
@@ -31,7 +31,6 @@ from pipeline_schedules.communication import add_communication
 from pipeline_schedules.interpreter import Deadlock, Handler, replay
 from pipeline_schedules.loading import load
 from pipeline_schedules.messages import Message, Program
-from pipeline_schedules.validation import check, problems
 
 if TYPE_CHECKING:
     from pipeline_schedules.drawing import Drawing, draw, draw_beside
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
     from pipeline_schedules.simulation import Span, Timeline, simulate
     from pipeline_schedules.steps import Steps, draw_steps
     from pipeline_schedules.traces import export, measured, replayed, timeline_of
+    from pipeline_schedules.validation import check, problems
 
 __all__ = [
     "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Deadlock", "Drawing", "Durations",
@@ -53,6 +53,7 @@ _ON_FIRST_USE = {
     "simulation": ("Span", "Timeline", "simulate"),
     "steps": ("Steps", "draw_steps"),
     "traces": ("export", "measured", "replayed", "timeline_of"),
+    "validation": ("check", "problems"),
 }
 
 

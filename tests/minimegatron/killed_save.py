@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -17,11 +16,12 @@ from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import save
 from minimegatron.context import Context
 from minimegatron.device.cpu import CpuDevice
+from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import make_grid
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
          "--max-position-embeddings 16 --micro-batch-size 2 --train-iters 9 --data-path x "
-         "--vocab-file x --merge-file x --save-interval 1 --save ")
+         "--vocab-file x --merge-file x --save-interval 1 --no-save-optim --save ")
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
 
@@ -45,8 +45,8 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = parse_arguments([*FLAGS.split(), str(root)], {})
     ctx = Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
-    model, rest = nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
-    save(ctx, model, rest, rest, Progress(first), 128)
+    model, learning_rate = nn.Linear(30, 30), LearningRate(config)
+    save(ctx, model, None, learning_rate, Progress(first), 128)
     killer, whole = Killer(after), torch.save
 
     def halting(state: dict, file: object) -> None:
@@ -61,7 +61,7 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
 
     torch.save = halting
     sys.addaudithook(killer.audit)
-    save(ctx, model, rest, rest, Progress(second), 128)
+    save(ctx, model, None, learning_rate, Progress(second), 128)
     os._exit(0)
 
 

@@ -1,7 +1,6 @@
 """Killed while saving, cut off, rotten, lost: the checkpoint before it is there and can be had."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ from minimegatron.checkpoint.load import find_checkpoint, read_tracker
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
 from minimegatron.errors import UserError
+from minimegatron.optim.learning_rate import LearningRate
 from warmranks import run_ranks
 
 from . import killed_save
@@ -42,10 +42,10 @@ def flip(path):
 
 
 def save_small(make_context, root, *iterations):
-    model, rest = torch.nn.Linear(30, 30), SimpleNamespace(state_dict=dict)
-    ctx = make_context(f"--save {root} --save-interval 1")
+    ctx = make_context(f"--save {root} --save-interval 1 --no-save-optim")
+    model, learning_rate = torch.nn.Linear(30, 30), LearningRate(ctx.config)
     for iteration in iterations:
-        save(ctx, model, rest, rest, Progress(iteration), 128)
+        save(ctx, model, None, learning_rate, Progress(iteration), 128)
 
 
 @pytest.fixture

@@ -4,6 +4,10 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
+from minimegatron.checkpoint.optimizer_state import (
+    learning_rate_state,
+    load_learning_rate_state,
+)
 from minimegatron.errors import UserError
 from minimegatron.logging.timers import Timers
 from minimegatron.model import ops
@@ -70,15 +74,20 @@ def test_constant():
         [0.5e-3, 1e-3, 1e-3])
 
 
+def resumed(flags, saved):
+    config = parse_arguments((GOOD + flags).split(), {})
+    rate = LearningRate(config)
+    load_learning_rate_state(config, rate, saved)
+    return rate
+
+
 def test_another_schedule_is_refused_unless_a_flag_decides():
-    saved = learning_rate("--lr 2e-3").state_dict() | {"num_steps": 6}
+    saved = learning_rate_state(learning_rate("--lr 2e-3")) | {"num_steps": 6}
     with pytest.raises(UserError, match=r"AnnealingLR: class input value .* for learning rate do"):
-        learning_rate("--lr 1e-3").load_state_dict(saved)
-    ours = learning_rate("--lr 1e-3 --override-lr-scheduler")
-    ours.load_state_dict(saved)
+        resumed("--lr 1e-3", saved)
+    ours = resumed("--lr 1e-3 --override-lr-scheduler", saved)
     assert (ours.settings["learning rate"], ours.samples) == (1e-3, 6)
-    theirs = learning_rate("--lr 1e-3 --use-checkpoint-lr-scheduler")
-    theirs.load_state_dict(saved)
+    theirs = resumed("--lr 1e-3 --use-checkpoint-lr-scheduler", saved)
     assert theirs.settings["learning rate"] == 2e-3
 
 

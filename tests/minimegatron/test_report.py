@@ -8,12 +8,8 @@ import torch
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.progress import Progress
-from minimegatron.logging.megatron import (
-    iteration_line,
-    time_line,
-    times_of_ranks,
-    validation_lines,
-)
+from minimegatron.logging.megatron import iteration_line, time_line
+from minimegatron.logging.optional_lines import times_of_ranks, validation_lines
 from minimegatron.logging.profiler import Profiler
 from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.timers import LEVELS, Timers

@@ -12,7 +12,7 @@ from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.cuda import CudaDevice
 from minimegatron.formulas import head_activations, step_flops
 from minimegatron.logging import throughput
-from minimegatron.logging.megatron import theoretical_memory_line, throughput_line
+from minimegatron.logging.optional_lines import theoretical_memory_line, throughput_line
 from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.throughput import (

@@ -18,6 +18,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.pipeline import split_flags
 from minimegatron.arguments.table.flag import STATE, names_affecting
 from minimegatron.checkpoint.checksums import SUMS, damage
+from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import (
     TRACKER,
@@ -29,7 +30,7 @@ from minimegatron.checkpoint.save import (
 )
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.logging import megatron
+from minimegatron.logging import optional_lines
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
 
@@ -64,7 +65,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         for other in sorted(folder.glob(f"mp_rank_*/{path.name}"))[:1]:
             check_same_model(ctx, read_state(other)["args"], padded_vocab_size, other)
     state = read_state(path)
-    megatron.print_checkpoint_version(ctx, state["checkpoint_version"])
+    optional_lines.print_checkpoint_version(ctx, state["checkpoint_version"])
     check_same_model(ctx, state["args"], padded_vocab_size, path)
     try:
         progress = restore(ctx, state, model, optimizer, learning_rate, path)
@@ -72,7 +73,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         raise UserError(f"{path} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
     dist.barrier()
-    megatron.print_loaded(ctx, root, progress.iteration)
+    optional_lines.print_loaded(ctx, root, progress.iteration)
     return progress
 
 
@@ -86,7 +87,7 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
     saved = iterations(ctx, root)
     iteration = agreed_iteration(ctx, tracker)
     if iteration is None and not (last_good and saved):
-        megatron.print_no_checkpoint(ctx, tracker)
+        optional_lines.print_no_checkpoint(ctx, tracker)
         if saved:
             ctx.print_rank_0(f"    although there are checkpoints: {names(saved)}; "
                              "--load-last-good takes the newest that is whole")
@@ -96,7 +97,7 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
     elif isinstance(iteration, str):
         problems = [iteration]
     else:
-        megatron.print_loading(ctx, root, iteration)
+        optional_lines.print_loading(ctx, root, iteration)
         problems = damage_everywhere(ctx, read_folder(root, iteration))
     if not problems:
         return read_folder(root, iteration)
@@ -124,7 +125,7 @@ def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: 
     ctx.print_rank_0("\n".join([
         "", "!" * 72, f"WARNING: {summary}", "WARNING: --load-last-good: RESUMING FROM ITERATION "
         f"{intact[0]}; what came after it is trained again", "!" * 72, ""]))
-    megatron.print_loading(ctx, root, intact[0])
+    optional_lines.print_loading(ctx, root, intact[0])
     return folder_of(root, intact[0])
 
 
@@ -202,8 +203,8 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
                             "--finetune to start at iteration 0")
         if state["args"].get("use_distributed_optimizer"):
             state["optimizer"] |= read_file(path.with_name(distributed_optimizer_file(ctx).name))
-        optimizer.load_state_dict(state["optimizer"])
-        learning_rate.load_state_dict(state["lr_scheduler"])
+        load_optimizer_state(optimizer, state["optimizer"])
+        load_learning_rate_state(ctx.config, learning_rate, state["lr_scheduler"])
     return Progress(state["iteration"], state["args"]["consumed_train_samples"],
                     state["args"]["consumed_valid_samples"])
 

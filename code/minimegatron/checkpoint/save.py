@@ -25,13 +25,14 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.checkpoint.checksums import sha256, write_sums
+from minimegatron.checkpoint.optimizer_state import SHARDED, learning_rate_state, optimizer_state
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.context import Context
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
-from minimegatron.logging import megatron
+from minimegatron.logging import optional_lines
 from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import SHARDED, Optimizer
+from minimegatron.optim.optimizer import Optimizer
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -96,14 +97,14 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     Raises UserError if a file cannot be written; earlier checkpoints stay intact.
     """
     root = Path(ctx.config.save)
-    megatron.print_saving(ctx, root, progress.iteration)
+    optional_lines.print_saving(ctx, root, progress.iteration)
     final = folder_of(root, progress.iteration)
     if ctx.grid.rank == 0:
         remove_leftovers(root)
     dist.barrier()
     error, sums = None, {}
     try:
-        moments = None if ctx.config.no_save_optim else optimizer.state_dict()  # gathers shards
+        moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)  # gathers shards
         if ctx.grid.writes_shard:
             state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
             sums = write_shard(ctx, state, moments, unfinished(final))
@@ -117,7 +118,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     except OSError as failed:
         error = str(failed)
     agree(ctx, error, sums, final)
-    megatron.print_saved(ctx, root, progress.iteration)
+    optional_lines.print_saved(ctx, root, progress.iteration)
 
 
 def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, progress: Progress,
@@ -127,7 +128,7 @@ def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, pro
         "args": {**dataclasses.asdict(ctx.config), **dataclasses.asdict(progress),
                  "padded_vocab_size": padded_vocab_size},
         "checkpoint_version": VERSION, "iteration": progress.iteration,
-        "lr_scheduler": learning_rate.state_dict(),
+        "lr_scheduler": learning_rate_state(learning_rate),
         **{name: part.state_dict() for name, part in chunks_by_key(model).items()},
         **random_state(),
     }

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.logging.megatron import perplexity
+from minimegatron.logging.optional_lines import perplexity
 
 if TYPE_CHECKING:
     from minimegatron.checkpoint.progress import Progress

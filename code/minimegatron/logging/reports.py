@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.logging.megatron import validation_lines
 from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.timers import Timers
 
@@ -118,6 +117,8 @@ class Reports:
             dataset: "validation" or "test".
             progress: of the training.
         """
+        from minimegatron.logging.optional_lines import validation_lines
+
         for line in validation_lines(prefix, loss):
             self.ctx.print_rank_last(line)
         if self.board:

@@ -12,13 +12,7 @@ import torch
 
 from minimegatron.console import emit
 from minimegatron.context import Context
-from minimegatron.logging.megatron import (
-    iteration_line,
-    memory_line,
-    print_times,
-    theoretical_memory_line,
-    throughput_line,
-)
+from minimegatron.logging.megatron import iteration_line, memory_line, print_times
 from minimegatron.logging.timers import Timers
 
 if TYPE_CHECKING:
@@ -49,8 +43,7 @@ class StepLog:
             metrics: if the run has a place for them.
         """
         self.ctx, self.timers, self.optimizer = ctx, timers, optimizer
-        self.vocab_size, self.in_flight = vocab_size, in_flight
-        self.board, self.metrics, self.throughput = board, metrics, None
+        self.in_flight, self.board, self.metrics, self.throughput = in_flight, board, metrics, None
         if ctx.config.log_throughput:
             from minimegatron.logging.throughput import Throughput
 
@@ -109,7 +102,7 @@ class StepLog:
             label=ctx.device.label, **values))
         self.shown = {"loss": mean, "tflops": rate}
         if self.throughput:
-            ctx.print_rank_last(throughput_line(rate, self.throughput.peaks))
+            ctx.print_rank_last(self.throughput.line(rate))
             if self.board:
                 self.board.scalar("throughput", rate, progress.iteration)
         if lr > 0 and not self.memory_reported:
@@ -127,11 +120,8 @@ class StepLog:
     def _report_memory(self, iteration: int) -> None:
         ctx = self.ctx
         self.memory_reported = True
-        if ctx.config.log_throughput:
-            from minimegatron.logging.throughput import theoretical_memory
-
-            ctx.print_rank_0(theoretical_memory_line(
-                *theoretical_memory(ctx.config, self.vocab_size, self.in_flight)))
+        if self.throughput:
+            ctx.print_rank_0(self.throughput.memory_line(self.in_flight))
         if ctx.grid.writes_shard:
             emit(memory_line(ctx, iteration))
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
-from minimegatron.logging.megatron import perplexity
+from minimegatron.logging.optional_lines import perplexity
 
 if TYPE_CHECKING:
     import torch

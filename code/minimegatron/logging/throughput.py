@@ -22,6 +22,7 @@ from minimegatron.formulas import (
     step_flops,
     teraflops,
 )
+from minimegatron.logging.optional_lines import theoretical_memory_line, throughput_line
 
 SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts
 
@@ -65,7 +66,8 @@ class Throughput:
         Args:
             vocab_size: rows of the word embedding, including padding.
         """
-        config = ctx.config
+        config = self.config = ctx.config
+        self.vocab_size = vocab_size
         self.devices = config.world_size
         self.flops = model_flops(config, vocab_size)
         self.peaks: list[tuple[str, float]] = []
@@ -88,6 +90,15 @@ class Throughput:
     def rate(self, seconds: float) -> float:
         """Return the model TFLOP/s per device if a step takes `seconds`."""
         return teraflops(self.flops, seconds, self.devices)
+
+    def line(self, rate: float) -> str:
+        """Return the log line of a rate in model TFLOP/s per device."""
+        return throughput_line(rate, self.peaks)
+
+    def memory_line(self, in_flight: Sequence[int]) -> str:
+        """Return the log line of `theoretical_memory`."""
+        return theoretical_memory_line(
+            *theoretical_memory(self.config, self.vocab_size, in_flight))
 
 
 def measured_peak(ctx: Context, dtype: torch.dtype) -> float:

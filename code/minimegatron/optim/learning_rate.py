@@ -7,7 +7,6 @@ import math
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.errors import UserError
 
 
 class LearningRate:
@@ -29,8 +28,6 @@ class LearningRate:
             "total number of iterations": config.lr_decay_samples,
             "decay style": config.lr_decay_style,
         }
-        self.override = config.override_lr_scheduler
-        self.use_saved = config.use_checkpoint_lr_scheduler
         self.samples: int | torch.Tensor = 0
 
     def value(self) -> torch.Tensor:
@@ -48,20 +45,3 @@ class LearningRate:
             left = 1 - ratio if style == "linear" else 0.5 * (torch.cos(math.pi * ratio) + 1)
             falling = lowest + left * (peak - lowest)
         return falling * rising
-
-    def state_dict(self) -> dict:
-        """Return settings and progress under Megatron's names."""
-        return {**self.settings, "num_steps": self.samples}
-
-    def load_state_dict(self, saved: dict) -> None:
-        """Resume; raises UserError if the saved schedule differs and no flag says which to use."""
-        for name, value in self.settings.items():
-            if self.use_saved:
-                self.settings[name] = saved[name]
-            elif not self.override and saved[name] != value:
-                # The missing space is Megatron-LM's.
-                raise UserError(
-                    f"AnnealingLR: class input value {value} and checkpointvalue {saved[name]} "
-                    f"for {name} do not match; --override-lr-scheduler takes the command line's, "
-                    "--use-checkpoint-lr-scheduler the checkpoint's")
-        self.samples = saved["num_steps"]

@@ -52,13 +52,3 @@ class LossScaler:
         self.scale.copy_(torch.where(halve, halved, higher))
         self.growth.masked_fill_(double, 0)
         self.hysteresis.masked_fill_(double, self.patience)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the three tensors under Megatron's names."""
-        return {"scale": self.scale, "growth_tracker": self.growth,
-                "hysteresis_tracker": self.hysteresis}
-
-    def load_state_dict(self, saved: dict[str, torch.Tensor]) -> None:
-        if self.dynamic:
-            for name, tensor in self.state_dict().items():
-                tensor.copy_(saved[name])

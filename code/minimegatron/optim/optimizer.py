@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
-from minimegatron.errors import UserError
 from minimegatron.logging.timers import Timers
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
@@ -22,8 +21,6 @@ from minimegatron.optim.loss_scaler import LossScaler
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
-SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards
 
 
 @dataclass(frozen=True)
@@ -228,36 +225,3 @@ class Optimizer:
             for part in self.ranges:
                 self.param_buffer[part.buffer] = self.main_params[part.shard]
         self.ddp.all_gather(self.param_buffer)
-
-    def state_dict(self) -> dict:
-        """Return the unsharded state under Megatron's names; every replica must call it."""
-        def unsharded(shard: torch.Tensor) -> dict[str, torch.Tensor]:
-            return self.ddp.named_views(self.ddp.unshard(shard))
-
-        state = {"step": self.steps,
-                 **{name: unsharded(shard) for name, shard in self.moments.items()}}
-        if self.main_params is not None:
-            state[MAIN] = unsharded(self.main_params)
-        if self.scaler is not None:
-            state["grad_scaler"] = self.scaler.state_dict()
-        return state
-
-    def load_state_dict(self, saved: dict) -> None:
-        """Restore an unsharded state; raises UserError if its precision is different."""
-        for part, wanted in ((MAIN, self.main_params), ("grad_scaler", self.scaler)):
-            if (part in saved) != (wanted is not None):
-                raise UserError(
-                    f"the checkpoint's optimizer has {'a' if part in saved else 'no'} {part}: it "
-                    "was saved in another precision; nearest: the --fp16 or --bf16 of that run, or "
-                    "--no-load-optim")
-        self.steps.copy_(torch.as_tensor(saved["step"]))
-        shards = dict(self.moments)
-        if self.main_params is not None:
-            shards[MAIN] = self.main_params
-        for name, shard in shards.items():
-            buffer = torch.zeros_like(self.ddp.grad_buffer, dtype=shard.dtype)
-            for key, view in self.ddp.named_views(buffer).items():
-                view.copy_(saved[name][key])
-            self.ddp.copy_owned(buffer, out=shard)
-        if self.scaler is not None:
-            self.scaler.load_state_dict(saved["grad_scaler"])

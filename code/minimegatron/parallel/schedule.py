@@ -6,11 +6,11 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.errors import SharedError
-from pipeline_schedules import Schedule, ScheduleError, check, load, to_text
+from pipeline_schedules import BUILT_IN, Schedule, ScheduleError, load, to_text
 
 
 def load_schedule(ctx: Context) -> Schedule:
-    """Return the checked schedule of all stages; every rank must call it.
+    """Return a valid schedule of all stages; every rank must call it.
 
     Raises SharedError if the schedule is invalid on any rank, or if two ranks read different ones.
     """
@@ -19,8 +19,11 @@ def load_schedule(ctx: Context) -> Schedule:
     schedule, problem = [], None
     try:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
-        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-              source=source)
+        if config.schedule not in BUILT_IN:
+            from pipeline_schedules.validation import check
+
+            check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
+                  source=source)
     except ScheduleError as error:
         problem = str(error)
     versions: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size

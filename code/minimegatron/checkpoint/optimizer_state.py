@@ -1,0 +1,76 @@
+"""The state of the optimizer, the loss scaler, and the learning rate, under Megatron's names."""
+
+from __future__ import annotations
+
+import torch
+
+from minimegatron.arguments import Config
+from minimegatron.errors import UserError
+from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim.loss_scaler import LossScaler
+from minimegatron.optim.optimizer import MOMENTS, Optimizer
+
+MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
+SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards
+
+
+def optimizer_state(optimizer: Optimizer) -> dict:
+    """Return the optimizer's unsharded state; every replica must call it."""
+    ddp, scaler = optimizer.ddp, optimizer.scaler
+    state = {"step": optimizer.steps,
+             **{name: ddp.named_views(ddp.unshard(shard))
+                for name, shard in optimizer_shards(optimizer).items()}}
+    if scaler is not None:
+        state["grad_scaler"] = scaler_state(scaler)
+    return state
+
+
+def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
+    """Restore an unsharded state; raises UserError if its precision is different."""
+    ddp, scaler = optimizer.ddp, optimizer.scaler
+    for part, wanted in ((MAIN, optimizer.main_params), ("grad_scaler", scaler)):
+        if (part in saved) != (wanted is not None):
+            raise UserError(
+                f"the checkpoint's optimizer has {'a' if part in saved else 'no'} {part}: it "
+                "was saved in another precision; nearest: the --fp16 or --bf16 of that run, or "
+                "--no-load-optim")
+    optimizer.steps.copy_(torch.as_tensor(saved["step"]))
+    for name, shard in optimizer_shards(optimizer).items():
+        buffer = torch.zeros_like(ddp.grad_buffer, dtype=shard.dtype)
+        for key, view in ddp.named_views(buffer).items():
+            view.copy_(saved[name][key])
+        ddp.copy_owned(buffer, out=shard)
+    if scaler is not None and scaler.dynamic:
+        for name, tensor in scaler_state(scaler).items():
+            tensor.copy_(saved["grad_scaler"][name])
+
+
+def optimizer_shards(optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    """Return this rank's moments and master weights, fp32 [m] each."""
+    main = {} if optimizer.main_params is None else {MAIN: optimizer.main_params}
+    return {**optimizer.moments, **main}
+
+
+def scaler_state(scaler: LossScaler) -> dict[str, torch.Tensor]:
+    """Return the loss scaler's three tensors."""
+    return {"scale": scaler.scale, "growth_tracker": scaler.growth,
+            "hysteresis_tracker": scaler.hysteresis}
+
+
+def learning_rate_state(learning_rate: LearningRate) -> dict:
+    """Return settings and progress of the learning-rate schedule."""
+    return {**learning_rate.settings, "num_steps": learning_rate.samples}
+
+
+def load_learning_rate_state(config: Config, learning_rate: LearningRate, saved: dict) -> None:
+    """Resume; raises UserError if the saved schedule differs and no flag says which to use."""
+    for name, value in learning_rate.settings.items():
+        if config.use_checkpoint_lr_scheduler:
+            learning_rate.settings[name] = saved[name]
+        elif not config.override_lr_scheduler and saved[name] != value:
+            # The missing space is Megatron-LM's.
+            raise UserError(
+                f"AnnealingLR: class input value {value} and checkpointvalue {saved[name]} "
+                f"for {name} do not match; --override-lr-scheduler takes the command line's, "
+                "--use-checkpoint-lr-scheduler the checkpoint's")
+    learning_rate.samples = saved["num_steps"]

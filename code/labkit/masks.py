@@ -21,7 +21,7 @@ from labcore.workspace import CODE
 
 MOST_HOPS = 8  # names on the way to a definition; `import *` is not followed any further
 # Packages of other Python versions, whose files are visible in a sandbox, too.
-OTHERS = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages")
+OTHER_PYTHONS = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages")
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -30,8 +30,8 @@ class UnknownName(LabError):
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place where a masked module or name is defined.
+class MaskTarget:
+    """The definition of a masked module or name.
 
     Attributes:
         name: the dotted name as the author wrote it.
@@ -64,30 +64,30 @@ def message(name: str) -> str:
 def roots() -> tuple[Path, ...]:
     """Return the folders that may hold modules: the course's code/ and all of the environment's."""
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix))
-    found = [CODE, *(Path(path) for path in sys.path if os.path.isdir(path)),
-             *(Path(path) for path in site.getsitepackages(list(prefixes))),
-             *(path for pattern in OTHERS for path in sorted(Path("/").glob(pattern)))]
-    return tuple(dict.fromkeys(path.resolve() for path in found if path.is_dir()))
+    folders = [CODE, *(Path(path) for path in sys.path if os.path.isdir(path)),
+               *(Path(path) for path in site.getsitepackages(list(prefixes))),
+               *(path for pattern in OTHER_PYTHONS for path in sorted(Path("/").glob(pattern)))]
+    return tuple(dict.fromkeys(path.resolve() for path in folders if path.is_dir()))
 
 
-def places(name: str) -> list[Place]:
-    """Return every place that defines `name`, starting with the one that an import would find.
+def mask_targets(name: str) -> list[MaskTarget]:
+    """Return every definition of `name`, starting with the one that an import would find.
 
     The list is empty if the package is not installed.
 
     Raises UnknownName for a module without a Python file.
     """
-    found: list[Place] = []
+    targets: list[MaskTarget] = []
     for root in roots():
-        place = _find(root, name, name, set())
-        if place and place.path not in [other.path for other in found]:
-            found.append(place)
-    if not found and importlib.util.find_spec(name.partition(".")[0]):
+        target = _find(root, name, name, set())
+        if target and target.path not in [other.path for other in targets]:
+            targets.append(target)
+    if not targets and importlib.util.find_spec(name.partition(".")[0]):
         raise UnknownName(f"{name} cannot be masked: it is not defined in a Python file")
-    return found
+    return targets
 
 
-def _find(root: Path, dotted: str, name: str, seen: set[str]) -> Place | None:
+def _find(root: Path, dotted: str, name: str, seen: set[str]) -> MaskTarget | None:
     """Search one root for `dotted`, to which the author's `name` resolved."""
     if dotted in seen:
         return None
@@ -99,8 +99,8 @@ def _find(root: Path, dotted: str, name: str, seen: set[str]) -> Place | None:
             continue
         module, rest = ".".join(parts[:length]), parts[length:]
         if not rest:
-            return Place(name, path.parent if path.name == "__init__.py" else path, module)
-        return _within(root, Place(name, path, module, ".".join(rest)), seen)
+            return MaskTarget(name, path.parent if path.name == "__init__.py" else path, module)
+        return _within(root, MaskTarget(name, path, module, ".".join(rest)), seen)
     return None
 
 
@@ -111,17 +111,17 @@ def _module(path: Path) -> Path | None:
     return None
 
 
-def _within(root: Path, place: Place, seen: set[str]) -> Place | None:
+def _within(root: Path, place: MaskTarget, seen: set[str]) -> MaskTarget | None:
     """Search a module's file for a name that it defines or imports."""
     first, *rest = place.qualname.split(".")
     tree = parsed(place.path)
     if definition(tree, place.qualname) is not None:
         return place
     for source in _imports(tree, first, place, stars=len(seen) < MOST_HOPS):
-        found = _find(root, ".".join([source, *rest]), place.name, seen)
-        if found and found.defined:
-            return found
-    return Place(place.name, place.path, place.module, place.qualname, defined=False)
+        target = _find(root, ".".join([source, *rest]), place.name, seen)
+        if target and target.defined:
+            return target
+    return MaskTarget(place.name, place.path, place.module, place.qualname, defined=False)
 
 
 @cache
@@ -130,7 +130,7 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_bytes())
 
 
-def _imports(tree: ast.Module, name: str, place: Place, stars: bool) -> Iterator[str]:
+def _imports(tree: ast.Module, name: str, place: MaskTarget, stars: bool) -> Iterator[str]:
     """Yield the dotted names that an import may bind to `name`, those of `import *` last."""
     package = place.module.split(".")
     package = package if place.path.name == "__init__.py" else package[:-1]
@@ -165,11 +165,11 @@ def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def definition(tree: ast.Module, qualname: str) -> list[ast.stmt] | None:
     """Return the statements that define `qualname` in a module, or None."""
-    body, found = tree.body, []
+    body, nodes = tree.body, []
     for part in qualname.split("."):
-        found = [node for node in statements(body) if part in _binds(node)]
-        body = [inner for node in found if isinstance(node, ast.ClassDef) for inner in node.body]
-    return found or None
+        nodes = [node for node in statements(body) if part in _binds(node)]
+        body = [inner for node in nodes if isinstance(node, ast.ClassDef) for inner in node.body]
+    return nodes or None
 
 
 def _binds(node: ast.stmt) -> list[str]:
@@ -182,7 +182,7 @@ def _binds(node: ast.stmt) -> list[str]:
 
 def modules_in(package: str) -> list[str]:
     """Return the dotted names of the modules and public names directly in a package or module."""
-    found: set[str] = set()
+    dotted: set[str] = set()
     for root in roots():
         path = _module(root.joinpath(*package.split("."))) if package else root / "__init__.py"
         if path is None:
@@ -190,25 +190,25 @@ def modules_in(package: str) -> list[str]:
         if path.name == "__init__.py":
             names = {entry.stem for entry in path.parent.iterdir()
                      if entry.suffix == ".py" or _module(entry)}
-            found |= {name for name in names if not name.startswith("_")}
+            dotted |= {name for name in names if not name.startswith("_")}
         if package:
-            found |= {name for node in statements(parsed(path).body) for name in _binds(node)}
-    return sorted(f"{package}.{name}".lstrip(".") for name in found)
+            dotted |= {name for node in statements(parsed(path).body) for name in _binds(node)}
+    return sorted(f"{package}.{name}".lstrip(".") for name in dotted)
 
 
 def needed_by(names: Iterable[str]) -> set[str]:
     """Return the course's own modules that are loaded when these names are imported."""
-    found: set[str] = set()
+    modules: set[str] = set()
     waiting = list(names)
     while waiting:
         dotted = waiting.pop()
         for length in range(1, dotted.count(".") + 2):
             module = ".".join(dotted.split(".")[:length])
             path = _module(CODE.joinpath(*module.split(".")))
-            if path and module not in found:
-                found.add(module)
+            if path and module not in modules:
+                modules.add(module)
                 waiting += _imported_at_once(path, module)
-    return found
+    return modules
 
 
 def _imported_at_once(path: Path, module: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from grader.course import Course
 from labcore.atomic import put_whole
 from labkit.contest.declaration import Contest
-from labkit.contest.play import FLOOR, Outcome, points, points_by_group
+from labkit.contest.play import FLOOR, CaseResult, points, points_by_group
 
 LARGEST = 50_000_000  # bytes of a student's file
 
@@ -39,7 +39,7 @@ class ContestAttempt:
     received: str
     played_at: str
     made_with: str
-    outcomes: tuple[Outcome, ...] = field(default=(), repr=False)
+    outcomes: tuple[CaseResult, ...] = field(default=(), repr=False)
     reason: str = ""
 
     @property
@@ -101,7 +101,7 @@ def parsed(content: bytes) -> tuple[dict[str, ContestAttempt], str] | None:
 
 def _attempt(data: dict) -> ContestAttempt:
     """Return one attempt. Raises TypeError or ValueError for anything else."""
-    outcomes = tuple(Outcome(**one) for one in data["outcomes"])
+    outcomes = tuple(CaseResult(**one) for one in data["outcomes"])
     attempt = ContestAttempt(**data | {"outcomes": outcomes})
     for one in outcomes:
         texts = (one.case, one.group, one.note, one.kind, one.reason, one.hint)

@@ -20,7 +20,7 @@ from grader.course.record import now
 from grader.run.settings import settings_of
 from labcore.errors import LabError
 from labkit.contest.declaration import Contest
-from labkit.contest.play import Outcome
+from labkit.contest.play import CaseResult
 
 SECONDS_OF_GRACE = 120.0  # beyond what the sandboxes may take, before a worker counts as hung
 
@@ -135,7 +135,7 @@ def enter(course: Course, contest: Contest, made_with: str, ended: FinishedTask)
     answer = ended.answer or {"unplayed": f"a worker process {ended.fault}"}
     received = submissions.versions(course, contest, student)[digest]
     attempt = ContestAttempt(digest, received.isoformat(), now(), made_with,
-                             tuple(Outcome(**one) for one in answer.get("outcomes", ())),
+                             tuple(CaseResult(**one) for one in answer.get("outcomes", ())),
                              answer.get("unplayed", ""))
     played, refused = store.read(course, contest, student)
     before = played.get(digest)

@@ -28,7 +28,7 @@ from labkit.build.lab import Role
 from labkit.check import wire
 from labkit.check.sides import Raised
 from labkit.contest.declaration import Case, Contest, Disqualified, Given
-from labkit.contest.play import Outcome, play_one
+from labkit.contest.play import CaseResult, play_one
 
 PATIENCE = 3  # times a contest's seconds: a busy grading machine costs nobody a case
 SECONDS_TO_SCORE = 30.0  # for one answer, on this side
@@ -42,7 +42,7 @@ class Unplayed(Exception):
 
 
 def play(contest: Contest, cases: Sequence[Case], content: bytes, backend: Backend,
-         settings: Grading) -> list[Outcome]:
+         settings: Grading) -> list[CaseResult]:
     """Play one file on all cases; to be called in the main thread, which has the alarm.
 
     Args:
@@ -58,7 +58,7 @@ def play(contest: Contest, cases: Sequence[Case], content: bytes, backend: Backe
         return [_scored(contest, case, player) for case in cases]
 
 
-def _scored(contest: Contest, case: Case, player: _Player) -> Outcome:
+def _scored(contest: Contest, case: Case, player: _Player) -> CaseResult:
     answer = _ask_once(player, case.given)
     with limited(SECONDS_TO_SCORE):
         try:
@@ -175,7 +175,7 @@ def _masks(names: tuple[str, ...]) -> Masks:
     return Masks(names)  # once per process: it makes files
 
 
-def as_json(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def as_json(outcomes: Sequence[CaseResult]) -> list[dict[str, Any]]:
     """Return outcomes as they are stored, with all text from the sandbox cleaned and bounded."""
     cleaned = [vars(outcome) | {"reason": cleaning.line(outcome.reason, 500),
                                 "note": cleaning.line(outcome.note, 200)} for outcome in outcomes]

@@ -13,7 +13,7 @@ from grader.course.roster import Person, people
 from grader.gradebook.records import gradebook, gradebook_file
 from grader.run.settings import settings_of
 from labkit.contest.declaration import Contest
-from labkit.contest.play import Outcome, ghosts, points, points_by_group
+from labkit.contest.play import CaseResult, ghosts, points, points_by_group
 
 NOT_PLAYED = "not played yet"
 HIDDEN = "the newest file was not played"  # where students are not named
@@ -108,6 +108,6 @@ def _student(course: Course, contest: Contest, student: str, made_with: str) -> 
                        note=note), counts.outcomes)
 
 
-def _scored(row: Row, outcomes: Sequence[Outcome]) -> Row:
+def _scored(row: Row, outcomes: Sequence[CaseResult]) -> Row:
     return replace(row, points=points(outcomes), by_group=points_by_group(outcomes),
                    out=Counter(one.kind for one in outcomes if one.kind))

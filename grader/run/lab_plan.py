@@ -205,7 +205,7 @@ def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:
     graded."""
     try:
         split = parts.split(check.trusted)
-    except parts.Misplaced as error:
+    except parts.UngradableParts as error:
         raise LabError(f"the check {check.name}, line {error.line}: {error}") from error
     total = math.fsum(part.points for part in split)
     if split and not math.isclose(total, check.points):

@@ -17,8 +17,8 @@ from grader.run.measure import EstimateFailed
 from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
-from labkit.check.kernel import Kernel
-from labkit.check.sides import LONGEST_NAME, MOST_NAMES, USUAL, Raised, Trial
+from labkit.check.kernel import KernelSide
+from labkit.check.sides import DEFAULT_TRIAL, LONGEST_NAME, MOST_NAMES, Raised, Trial
 from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
@@ -72,23 +72,23 @@ class Remote:
              ) -> Any | Raised:
         name = name_of(function)
         if name is None:  # the check's own function
-            return Kernel().call(function, arguments, keywords)
+            return KernelSide().call(function, arguments, keywords)
         return self._arrived(self._request("call", name=name, **_encoded(arguments, keywords)))
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
-              keywords: Mapping[str, Any], seconds: float) -> on_ranks.Run:
+              keywords: Mapping[str, Any], seconds: float) -> on_ranks.RanksRun:
         name = name_of(function)
         if name is None:
-            return Kernel().ranks(function, ranks, arguments, keywords, seconds)
+            return KernelSide().ranks(function, ranks, arguments, keywords, seconds)
         return self._driven(
             lambda outcome: on_ranks.read(outcome, ranks), "ranks", f"{ranks} ranks", name=name,
             ranks=ranks, **_encoded(arguments, keywords), limit=seconds)
 
-    def gpus(self, function: Any, cluster: on_gpus.Cluster, arguments: Sequence[Any],
-             keywords: Mapping[str, Any], seconds: float) -> on_gpus.Modeled:
+    def gpus(self, function: Any, cluster: on_gpus.SimulatedCluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> on_gpus.GpusRun:
         name = name_of(function)
         if name is None:
-            return Kernel().gpus(function, cluster, arguments, keywords, seconds)
+            return KernelSide().gpus(function, cluster, arguments, keywords, seconds)
         return self._driven(
             lambda outcome: on_gpus.read(outcome, cluster), "gpus", "virtual GPUs", name=name,
             **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
@@ -119,13 +119,13 @@ class Remote:
     def title(self, function: Any) -> str:
         name = name_of(function)
         if name is None:
-            return Kernel().title(function)
+            return KernelSide().title(function)
         title = self._request("title", name=name).get("title")
         if not isinstance(title, str):
             raise self._broken()
         return cleaning.line(title, MOST_TITLE)
 
-    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any]:
         response = self._request("script", path=path, **asdict(trial))
         if isinstance(response.get("record"), dict):
             return response["record"]

@@ -21,7 +21,7 @@ from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from labcore.colors import bad, good
 from labkit.build.lab import Role
 from labkit.check.checks import Failed as Incorrect
-from labkit.check.partial import Outcome, earned, report
+from labkit.check.partial import PartResult, earned, report
 
 MOST_OUTPUT = 10_000_000  # bytes of all outputs of a notebook, as JSON
 LONGEST_REASON = 300
@@ -146,7 +146,7 @@ class Walk:
         unscored until a person decides.
         """
         name, outputs, reasons = cell.grade_id, [], []
-        outcomes = [Outcome(part.points, part.title, is_decided=False) for part in cell.parts]
+        outcomes = [PartResult(part.points, part.title, is_decided=False) for part in cell.parts]
         full = outcomes.copy()  # what an instructor reads
         self.unscored[name] = ""  # until all parts are decided; _leave_the_rest gives the reason
         try:
@@ -157,7 +157,7 @@ class Walk:
                 for results, text_from in ((outcomes, partial(text_for_students, cell=part.cell)),
                                            (full, text_of)):
                     text = None if verdict.passed else why or text_from(verdict.failed)
-                    results[at] = Outcome(part.points, part.title, text, is_decided=not why)
+                    results[at] = PartResult(part.points, part.title, text, is_decided=not why)
         finally:
             text = self.part_reports[name] = report(outcomes)
             if any(one.is_decided for one in outcomes):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from labkit.masks import Place, definition, message, parsed, places
+from labkit.masks import MaskTarget, definition, mask_targets, message, parsed
 
 PREFIX = "lab-masks-"
 OLDEST = 24 * 3600  # seconds, after which a folder of a process that was killed is removed
@@ -62,9 +62,9 @@ class Masks:
     @cached_property
     def shown(self) -> dict[str, str]:
         """The replacement of each path. Raises labkit.masks.UnknownName."""
-        masked = [place for name in self.names for place in places(name)]
+        masked = [place for name in self.names for place in mask_targets(name)]
         packages = {place.path for place in masked if place.path.is_dir()}
-        files: dict[Path, list[Place]] = {}
+        files: dict[Path, list[MaskTarget]] = {}
         for place in masked:
             if not any(folder in (place.path, *place.path.parents) for folder in packages):
                 files.setdefault(place.path, []).append(place)
@@ -92,7 +92,7 @@ class Masks:
         made.chmod(FOR_ALL)
         return made
 
-    def _beside(self, folder: Path, files: dict[Path, list[Place]]) -> dict[str, str]:
+    def _beside(self, folder: Path, files: dict[Path, list[MaskTarget]]) -> dict[str, str]:
         """Replace files of one folder, and its `__pycache__`; return the replacements by path."""
         own, result = self._new_folder(), {}
         cache = own / CACHE
@@ -119,7 +119,7 @@ class Masks:
         return result
 
 
-def rewritten(path: Path, masked: Sequence[Place]) -> str:
+def rewritten(path: Path, masked: Sequence[MaskTarget]) -> str:
     """Return the text of a module's file with stubs for its masked names.
 
     Args:
@@ -137,7 +137,7 @@ def rewritten(path: Path, masked: Sequence[Place]) -> str:
     return "".join([*lines, "\n" * bool(late), *late])
 
 
-def _stubs(path: Path, masked: Sequence[Place]) -> Iterator[tuple[int, int, str]]:
+def _stubs(path: Path, masked: Sequence[MaskTarget]) -> Iterator[tuple[int, int, str]]:
     """Yield the first and the last line of each masked definition, and its stub."""
     spans = {}
     for place in masked:

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from labkit.build.prose import parts
+from labkit.build.prose import elements
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
 from tests.labs.test_labs import first_and_last_lab, lab_of
 
@@ -18,7 +18,7 @@ def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_pa
     page = common_page
     open_notebook(page, course_jupyter, f"notebooks/{path.stem}.ipynb", reload=False)
     texts = [cell.source for cell in lab_of(path).cells if cell.kind == "markdown"]
-    figures = [part for text in texts for part in parts(text) if part.kind == "image"]
+    figures = [part for text in texts for part in elements(text) if part.kind == "image"]
     pictures = page.locator(f"{NOTEBOOK} .jp-MarkdownCell img")
     until(page, lambda: pictures.count() == len(figures), f"{len(figures)} figures")
     until(page, lambda: all(pictures.evaluate_all("all => all.map(one => one.naturalWidth > 0)")),

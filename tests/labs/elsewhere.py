@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from labkit.build.lab import Lab, Role
 from labkit.check import on_gpus, on_ranks, wire
-from labkit.check.kernel import Kernel
+from labkit.check.kernel import KernelSide
 from labkit.check.measure import run_here
 from labkit.check.record import USUAL, Trial, record
 from labkit.check.sides import Raised, checking_on, raised
@@ -62,12 +62,12 @@ class Elsewhere:
         return self.ask("call", function, (tuple(arguments), dict(keywords)))
 
     def ranks(self, function: Name, ranks: int, arguments: Any, keywords: Any, seconds: float
-              ) -> on_ranks.Run:
+              ) -> on_ranks.RanksRun:
         sent = ranks, tuple(arguments), dict(keywords), seconds
         return on_ranks.read(self.ask("ranks", function, sent), ranks)
 
-    def gpus(self, function: Name, cluster: on_gpus.Cluster, arguments: Any, keywords: Any,
-             seconds: float) -> on_gpus.Modeled:
+    def gpus(self, function: Name, cluster: on_gpus.SimulatedCluster, arguments: Any, keywords: Any,
+             seconds: float) -> on_gpus.GpusRun:
         sent = asdict(cluster), tuple(arguments), dict(keywords), seconds
         return on_gpus.read(self.ask("gpus", function, sent), cluster)
 
@@ -134,12 +134,12 @@ def run(lab: Lab, home: Path, changed: dict[str, str], only: set[str] | None = N
 def answered(kind: str, found: Any, sent: Any) -> Any:
     """Return what the student's process answers to a request about one of its names."""
     if kind == "call":
-        return Kernel().call(found, *sent)
+        return KernelSide().call(found, *sent)
     if kind == "ranks":
         return on_ranks.run(found, *sent)
     if kind == "gpus":
         cluster, *rest = sent
-        return on_gpus.record(found, on_gpus.Cluster(**cluster), *rest)
+        return on_gpus.record(found, on_gpus.SimulatedCluster(**cluster), *rest)
     return found
 
 

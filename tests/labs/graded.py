@@ -18,7 +18,7 @@ from typing import Any
 
 from labkit.build.lab import Cell, Lab, Role
 from labkit.check import Failed
-from labkit.check.kernel import Kernel
+from labkit.check.kernel import KernelSide
 from labkit.check.sides import checking_on
 
 COLORS = re.compile("\033\\[[0-9;]*m")
@@ -53,7 +53,7 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
         hint: ends the run at the first check that fails with this text.
     """
     outcome, student = Outcome(), {"__name__": "__main__"}
-    with inside(home), checking_on(Kernel()):
+    with inside(home), checking_on(KernelSide()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER):
             if cell.role is not Role.ANSWER:
                 _execute(cell.source, student, cell)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from labkit.check import compared
-from labkit.check.allowed import Cluster, flags_for_estimate, use
+from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.parse import build_parser, parse_unchecked
@@ -84,7 +84,7 @@ def test_an_estimate_gets_what_its_cost_depends_on():
     assert [use(table[name]) for name in ("attention_window", "local_attention", "rope_base")] == [
         "passed", "replaced", "left out"]
     config = parsed("--window 4 --use-flash-attn --attention-dropout 0 --rope-base 5")
-    words = flags_for_estimate(config, Cluster("virtual:v100", 4), 500)
+    words = flags_for_estimate(config, EstimateHardware("virtual:v100", 4), 500)
     assert words[words.index("--attention-window") + 1] == "4"
     assert "--rope-base" not in words
     assert "attention_window" in names_affecting(PASSES, Extended)  # the estimator's cache

@@ -1,4 +1,4 @@
-"""Rules of answers as exercises: a stub that is left when they are cleared, mutants, hints."""
+"""Rules for answers: the stub that replaces them, their mutants, and their hints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_MUTANTS = 2
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the answers, their mutants and their hints."""
+    """Report errors in the answers, their mutants, and their hints."""
     tested = lab.tested_by
     for answer in lab.answers.values():
         _stub(answer, problems)
@@ -27,7 +27,7 @@ def check(lab: Lab, problems: Problems) -> None:
         if mutant.grade_id in lab.answers:
             _mutant(mutant, lab, problems)
         else:
-            problems.add(mutant, None, f"answer={mutant.grade_id!r} is no answer of this lab"
+            problems.add(mutant, None, f"answer={mutant.grade_id!r} is not an answer in this lab"
                          f"{nearest(mutant.grade_id, lab.answers)}")
     for checking in lab.of(Role.CHECK):
         _hints(checking, lab, problems)
@@ -36,8 +36,8 @@ def check(lab: Lab, problems: Problems) -> None:
 def _stub(answer: Cell, problems: Problems) -> None:
     if answer.path:
         if not answer.path.endswith(tuple(SUFFIXES)):
-            problems.add(answer, 1, f"{answer.path}: there is a stub for files that end with "
-                         f"{' and '.join(SUFFIXES)} only")
+            problems.add(answer, 1, f"{answer.path}: only files that end with "
+                         f"{' and '.join(SUFFIXES)} can be answers, since only they have a stub")
         return
     if answer.tree is None:
         return
@@ -45,8 +45,8 @@ def _stub(answer: Cell, problems: Problems) -> None:
         ast.parse(unanswered(answer.source))
     except SyntaxError as error:
         problems.add(answer, error.lineno, "without the solution this cell is not Python "
-                     f"({error.msg}): let the markers stand around whole statements, indented as "
-                     "they are")
+                     f"({error.msg}): put the markers around whole statements, with the same "
+                     "indentation")
 
 
 def _mutant(mutant: Cell, lab: Lab, problems: Problems) -> None:
@@ -55,20 +55,21 @@ def _mutant(mutant: Cell, lab: Lab, problems: Problems) -> None:
         problems.add(mutant, None, "no check tests this answer, so nothing could reject a mutant")
         return
     if mutant.path != answer.path:
-        problems.add(mutant, 1, f"it writes {mutant.path}, the answer {answer.path}")
+        problems.add(mutant, 1, f"it writes {mutant.path}, but the answer writes {answer.path}")
     needed = answer.defines.intersection(*_needed(lab, checks)) if mutant.tree else frozenset()
     if missing := sorted(needed - mutant.defines):
-        problems.add(mutant, None, f"it does not define {', '.join(missing)}: it would be rejected "
-                     "for that alone")
+        problems.add(mutant, None, f"it does not define {', '.join(missing)}: every check would "
+                     "reject it for that alone")
     others = [other for other in lab.mutants[mutant.grade_id] if other is not mutant]
     for other in [answer, *others]:
         if other.line < mutant.line and _same(mutant, other):
             problems.add(mutant, None, f"it is the same as {other.title} in line {other.line}")
             break
     if not mutant.hint.strip():
-        problems.add(mutant, None, "it has no hint=\"...\": a part of what the student must read")
-    elif not any(_can_say(checking, mutant.hint) for checking in checks):
-        problems.add(mutant, None, f"no hint in {', '.join(c.title for c in checks)} holds "
+        problems.add(mutant, None, "it has no hint=\"...\", a part of the message that the student "
+                                   "must see")
+    elif not any(_can_produce(checking, mutant.hint) for checking in checks):
+        problems.add(mutant, None, f"no hint in {', '.join(c.title for c in checks)} contains "
                      f"{mutant.hint!r}")
 
 
@@ -89,10 +90,10 @@ def _dumped(tree: ast.Module) -> str:
     return ast.dump(tree)
 
 
-def _can_say(checking: Cell, text: str) -> bool:
-    found = list(hints(checking))
-    return any(isinstance(hint, Hint) and hint.says(text) for hint in found) \
-        or any(not isinstance(hint, Hint) for hint in found) \
+def _can_produce(checking: Cell, text: str) -> bool:
+    all_hints = list(hints(checking))
+    return any(isinstance(hint, Hint) and hint.contains(text) for hint in all_hints) \
+        or any(not isinstance(hint, Hint) for hint in all_hints) \
         or any(call.function in OWN_WORDS for call in check_calls(checking))
 
 
@@ -105,6 +106,6 @@ def _hints(checking: Cell, lab: Lab, problems: Problems) -> None:
         if not isinstance(hint, Hint):
             if isinstance(hint, ast.Name | ast.DictComp | ast.Dict):
                 problems.add(checking, hint.lineno, "write hints out, as {\"text\": wrong, ...}")
-        elif not any(text.strip() and hint.says(text) for text in texts):
+        elif not any(text.strip() and hint.contains(text) for text in texts):
             problems.add_missing(checking, hint.line,
                                  f"no mutant triggers the hint {hint.pieces[0]!r}")

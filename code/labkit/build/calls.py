@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 CHECK = "check"  # `from labkit import check`; one spelling, so that all labs read alike
 MODULE = "labkit.check"
 
-# They speak in words of their own, so a mutant's hint may be none of the strings in the cell;
-# that it is shown, only running the mutant proves.
+# These functions compose their own messages, so a mutant's hint need not be a string in the cell;
+# only running the mutant proves that the hint is shown.
 SCRIPTS = ("script", "program")  # their first argument is a file that an answer writes
 OWN_WORDS = ("raises", *SCRIPTS, "figures", "schedule", "ranks", "gpus")
 
-# The one parameter of each function that may be the student's: anything else a check must know as
-# a value, and a proxy has none (it would be true, equal to itself, ...).
+# The one parameter of each function that may be a student's name. Every other argument must be a
+# plain value: while grading, a student's name is a proxy (always true, equal to itself, ...).
 TESTED = {"value": "x", "function": "f", "raises": "f", "call": "f", "schedule": "f",
           "ranks": "driver", "gpus": "driver"}
 
@@ -33,12 +33,12 @@ class Hint:
     pieces: tuple[str, ...]
     line: int
 
-    def says(self, text: str) -> bool:
+    def contains(self, text: str) -> bool:
         return any(text in piece for piece in self.pieces)
 
 
 @dataclass(frozen=True)
-class Call:
+class CheckCall:
     """A call of a function of labkit.check.
 
     Attributes:
@@ -59,34 +59,35 @@ def functions() -> list[str]:
     return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
 
 
-def check_calls(cell: Cell) -> tuple[Call, ...]:
-    """All calls of labkit.check in the cell."""
+def check_calls(cell: Cell) -> tuple[CheckCall, ...]:
+    """Return all calls of labkit.check in the cell."""
     return _calls(cell.tree) if cell.tree else ()
 
 
-@functools.lru_cache(maxsize=256)  # several rules ask for each cell's, once for every mutant
-def _calls(tree: ast.Module) -> tuple[Call, ...]:
+@functools.lru_cache(maxsize=256)  # several rules need the calls of each cell, once per mutant
+def _calls(tree: ast.Module) -> tuple[CheckCall, ...]:
     return tuple(_call(node) for node in ast.walk(tree)
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
                  and isinstance(node.func.value, ast.Name) and node.func.value.id == CHECK)
 
 
-def _call(node: ast.Call) -> Call:
+def _call(node: ast.Call) -> CheckCall:
     from labkit import check
 
     name = node.func.attr
     if name not in functions():
-        return Call(name, node, {}, "unknown")
+        return CheckCall(name, node, {}, "unknown")
     if any(isinstance(argument, ast.Starred) for argument in node.args):
-        return Call(name, node, {}, "* in its arguments: write them out")
+        return CheckCall(name, node, {}, "* in its arguments: write them out")
     if any(word.arg is None for word in node.keywords):
-        return Call(name, node, {}, "** in its arguments: write them out")
+        return CheckCall(name, node, {}, "** in its arguments: write them out")
     keywords = {word.arg: word.value for word in node.keywords}
     try:
         bound = inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
     except TypeError as error:
-        return Call(name, node, {}, str(error))
-    return Call(name, node, {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
+        return CheckCall(name, node, {}, str(error))
+    return CheckCall(name, node,
+                     {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
 
 
 def script_paths(cell: Cell) -> list[str]:
@@ -97,7 +98,7 @@ def script_paths(cell: Cell) -> list[str]:
 
 
 def hints(cell: Cell) -> Iterator[Hint | ast.expr]:
-    """The hints of a check; an expression where what it says cannot be read in the source."""
+    """Yield the hints of a check, or the expression itself where its text is not a literal."""
     for call in check_calls(cell):
         if "hint" in call.arguments:
             yield _hint(call.arguments["hint"])

@@ -1,4 +1,4 @@
-"""`lab build`: makes the notebooks from solutions/, or says which are stale."""
+"""`lab build`: generate the notebooks from solutions/, or list the stale ones."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from labkit.build.lab import Lab
 
 # The folders that hold generated files and nothing else with these endings.
-MADE = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/*.py",
-        "grader/source/*/*.ipynb")
+GENERATED = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/*.py",
+             "grader/source/*/*.ipynb")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    build = subparsers.add_parser("build", help="make the notebooks from solutions/")
+    build = subparsers.add_parser("build", help="generate the notebooks from solutions/")
     build.add_argument("labs", nargs="*", metavar="LAB", help="for example 03 (default: all)")
     build.add_argument("--no-worked", action="store_true",
                        help="without the worked notebooks and the links to them")
     build.add_argument("--check", action="store_true",
-                       help="write nothing; name what is stale and exit with 1")
+                       help="write nothing; list stale files, and exit with 1 if there are any")
     build.add_argument("--draft", action="store_true",
                        help="also build labs that lack mutants; `lab release` refuses these")
     own_labs.add_option(build)
@@ -57,10 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def build(root: Path, names: list[str] | None = None, *, worked: bool = True, write: bool = True,
           missing: list[str] | None = None, labs: list[Lab] | None = None) -> list[str]:
-    """Make the stale notebooks of some labs, and return their paths relative to `root`.
+    """Generate the stale notebooks of some labs, and return their paths relative to `root`.
 
     Args:
-        root: the folder that has solutions/ and gets notebooks/ and grader/source/.
+        root: the folder with solutions/, in which notebooks/ and grader/source/ are written.
         names: the labs; if empty, all labs, and notebooks without a lab are removed.
         worked: whether to make worked notebooks.
         write: whether to write anything, or only find what is stale.
@@ -70,22 +70,22 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
     Raises LabError with all errors of all these labs, without writing anything.
     """
     labs = [] if labs is None else labs
-    made = make(root, _solutions(root, names or []), worked, missing, labs)
-    stale = {path: text for path, text in made.items()
+    generated = make(root, _solutions(root, names or []), worked, missing, labs)
+    stale = {path: text for path, text in generated.items()
              if not (root / path).is_file() or (root / path).read_bytes() != text.encode()}
-    gone = _left_over(root, made, labs if names else None)
+    orphaned = _orphaned(root, generated, labs if names else None)
     if write:
         _write(root, stale)
-        for path in reversed(gone):  # a folder's subfolders come before it
+        for path in reversed(orphaned):  # a folder's subfolders come before it
             (root / path).unlink()
             if not worked or path.startswith("grader/"):
                 _remove_if_empty((root / path).parent)
-    return sorted([*stale, *gone])
+    return sorted([*stale, *orphaned])
 
 
 def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None,
          read_labs: list[Lab] | None = None) -> dict[str, str]:
-    """The text of all files that are made from these solutions, by path relative to `root`."""
+    """Return the text of every file generated from these solutions, by path relative to `root`."""
     from labkit.build.notebooks import notebooks
     from labkit.build.pieces import worked_pieces, written_twice
     from labkit.build.problems import Problems
@@ -103,56 +103,56 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
             missing += problems.missing_lines()
         lines += problems.lines()
     for stray in sorted((root / "solutions").glob("*.ipynb")):
-        lines.append(f"solutions/{stray.name}: outputs live in it; keep the .py only")
+        lines.append(f"solutions/{stray.name}: notebooks store outputs; keep only the .py")
     lines = lines or written_twice(labs)
     if lines:
-        raise LabError("\n".join([f"{len(lines)} errors, nothing is written", *lines]))
+        raise LabError("\n".join([f"{len(lines)} errors; nothing was written", *lines]))
     if read_labs is not None:
         read_labs += labs
-    made = {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
+    generated = {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
     if worked:
-        made |= {path: text for lab in labs for path, text in worked_pieces(lab).items()}
-    return made
+        generated |= {path: text for lab in labs for path, text in worked_pieces(lab).items()}
+    return generated
 
 
 def _solutions(root: Path, names: list[str]) -> list[Path]:
     from labkit.build.problems import nearest
 
-    found = {path.stem: path for path in sorted((root / "solutions").glob("*.py"))}
+    sources = {path.stem: path for path in sorted((root / "solutions").glob("*.py"))}
     if not names:
-        return list(found.values())
+        return list(sources.values())
     chosen = {}
     for name in names:
         stem = Path(name).name.removesuffix(".py").removesuffix(".ipynb")
-        fits = [full for full in found if full == stem or full.partition("_")[0] == stem]
+        fits = [full for full in sources if full == stem or full.partition("_")[0] == stem]
         if len(fits) != 1:
             raise LabError(f"{name}: {len(fits) or 'no'} labs of that name in "
-                           f"{root / 'solutions'}{nearest(stem, found)}")
-        chosen[fits[0]] = found[fits[0]]
+                           f"{root / 'solutions'}{nearest(stem, sources)}")
+        chosen[fits[0]] = sources[fits[0]]
     return list(chosen.values())
 
 
-def _left_over(root: Path, made: dict[str, str], labs: list[Lab] | None) -> list[str]:
-    """Return generated files that nothing makes any more.
+def _orphaned(root: Path, generated: dict[str, str], labs: list[Lab] | None) -> list[str]:
+    """Return the paths of generated files whose source no longer exists.
 
     Args:
         root: the folder that has them.
-        made: what is made now, by path.
+        generated: the text of the files that are generated now, by path.
         labs: the only labs whose files to look for; None: all files.
     """
     from labkit.build.pieces import worked_pieces
 
-    there = {str(path.relative_to(root)) for pattern in MADE for path in root.glob(pattern)}
-    gone = sorted(there - set(made))
+    existing = {str(path.relative_to(root)) for pattern in GENERATED for path in root.glob(pattern)}
+    orphaned = sorted(existing - set(generated))
     if labs is None:
-        return gone
-    theirs = {piece for lab in labs for piece in worked_pieces(lab)}
+        return orphaned
+    pieces = {piece for lab in labs for piece in worked_pieces(lab)}
     names = {lab.name for lab in labs}
-    return [path for path in gone if path in theirs or Path(path).stem in names]
+    return [path for path in orphaned if path in pieces or Path(path).stem in names]
 
 
 def _write(root: Path, texts: dict[str, str]) -> None:
-    """All or nothing, as far as a file system can: the renames come when all text is on disk."""
+    """Write all files or none, as far as a file system can: rename after all text is on disk."""
     staged: list[tuple[Path, Path]] = []
     try:
         for name, text in texts.items():

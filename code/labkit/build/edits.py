@@ -1,4 +1,4 @@
-"""Mutants of long answers, written as what they change.
+"""Expand mutants that are written as edits of a long answer.
 
 A mutant whose lines all begin with - or + is the answer with the - lines replaced by the + lines
 that follow them.
@@ -15,8 +15,10 @@ def is_edit(source: str) -> bool:
 
 
 def edited(reference: str, edit: str) -> str:
-    """The mutant as a whole. Raises ValueError unless each group of - lines is in the answer
-    once."""
+    """Return the complete mutant.
+
+    Raises ValueError unless each group of - lines occurs in the answer exactly once.
+    """
     text = f"\n{reference}\n"
     groups = [(sign, [line[1:] for line in lines])
               for sign, lines in itertools.groupby(edit.splitlines(), key=lambda line: line[0])]
@@ -25,7 +27,7 @@ def edited(reference: str, edit: str) -> str:
             continue
         old = "\n".join(["", *lines, ""])
         if text.count(old) != 1:
-            raise ValueError(f"{lines[0]!r} stands {text.count(old)} times in the answer, not once")
+            raise ValueError(f"{lines[0]!r} occurs {text.count(old)} times in the answer, not once")
         follows = groups[number + 1][1] if number + 1 < len(groups) else []
         text = text.replace(old, "\n".join(["", *follows, ""]))
     return text[1:-1]

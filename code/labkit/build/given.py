@@ -24,7 +24,7 @@ from typing import Any
 
 from labcore import workspace
 from labcore.errors import LabError
-from labkit.build.calls import Call, check_calls
+from labkit.build.calls import CheckCall, check_calls
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.names import analyse
 from labkit.build.problems import Problems
@@ -61,8 +61,9 @@ def error_in(only: ast.expr | None, given: ast.expr | None) -> str:
     from labkit.check.given import require_sound
 
     if given is None:
-        return ("it has nothing to compare with: `lab build` writes given= into the checks of a "
-                "lab; in a notebook of your own write given=None, and compare job.flags yourself")
+        return ("it has no reference job to compare with: `lab build` writes given= into the "
+                "checks of a lab; in a notebook of your own write given=None, and compare "
+                "job.flags yourself")
     try:
         freed(names_in(only))
         if not is_none(given):
@@ -82,7 +83,7 @@ def with_given(lab: Lab, problems: Problems) -> Lab:
 
     If the lab has other errors, no script is run and the lab is returned unchanged.
     """
-    if problems.found:
+    if problems.errors:
         return lab
     return replace(lab, cells=tuple(_filled_in(cell, lab, problems) if cell.role is Role.CHECK
                                     else cell for cell in lab.cells))
@@ -91,11 +92,11 @@ def with_given(lab: Lab, problems: Problems) -> Lab:
 def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
     source = cell.source
     # Start at the last call, so that the positions of the others stay valid.
-    for call in sorted(script_calls(cell), key=_place, reverse=True):
+    for call in sorted(script_calls(cell), key=_position, reverse=True):
         if "given" in call.arguments:
             continue
         try:
-            source = _inserted(source, call.node, _literal(_of(call, cell, lab)))
+            source = _inserted(source, call.node, _literal(_given_value(call, cell, lab)))
         except (LabError, ValueError) as error:
             problems.add(cell, call.node.lineno, f"check.script: {error}")
     if source == cell.source:
@@ -104,11 +105,11 @@ def _filled_in(cell: Cell, lab: Lab, problems: Problems) -> Cell:
     return replace(cell, source=source, tree=tree, names=analyse(tree))
 
 
-def _place(call: Call) -> tuple[int, int]:
+def _position(call: CheckCall) -> tuple[int, int]:
     return call.node.lineno, call.node.col_offset
 
 
-def script_calls(cell: Cell) -> list[Call]:
+def script_calls(cell: Cell) -> list[CheckCall]:
     """Return the calls of check.script in a cell."""
     return [call for call in check_calls(cell) if call.function == "script"]
 
@@ -123,7 +124,7 @@ def names_in(node: ast.expr | None) -> list[str]:
     return [one.value for one in node.elts if isinstance(one, ast.Constant)]
 
 
-def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
+def _given_value(call: CheckCall, cell: Cell, lab: Lab) -> dict[str, Any]:
     """Return the `given=` value for one call. Raises LabError and ValueError."""
     from labkit.check import given
     from labkit.check.job import resolve
@@ -135,16 +136,16 @@ def _of(call: Call, cell: Cell, lab: Lab) -> dict[str, Any]:
     files = (*_shipped(lab.path.parents[1]), *files)
     first, second = (resolve(json.loads(_recorded(files, path, turn))) for turn in (1, 2))
     if first.problems or not first.runs:
-        raise LabError("the reference would go wrong: " +
+        raise LabError("the reference script would fail: " +
                        (" ".join(first.problems) or "it does not start the trainer"))
-    kept = given.of_reference(first, only)
-    if found := given.differences(second, kept, only):
-        raise LabError(f"the reference differs from itself when it runs again: {found[0]}; let its "
-                       "flags depend on no time and no random number")
+    kept = given.from_reference(first, only)
+    if changed := given.differences(second, kept, only):
+        raise LabError("the reference script does not start the same job when it runs again: "
+                       f"{changed[0]}; its flags must not depend on the time or on random numbers")
     (answer,) = [answer for answer in lab.of(Role.ANSWER) if answer.path == path]
-    if told := list(dict.fromkeys(_untold(kept, answer, lab))):
-        raise LabError(f"students would read {' and '.join(told)} in given=, and the exercise's "
-                       "text does not say so: name it in only=, or state it in the text")
+    if revealed := list(dict.fromkeys(_revealed_flags(kept, answer, lab))):
+        raise LabError(f"given= would show students {' and '.join(revealed)}, which the exercise's "
+                       "text does not state: name it in only=, or state it in the text")
     return kept
 
 
@@ -174,11 +175,11 @@ def _recorded(files: tuple[tuple[str, str], ...], path: str, turn: int) -> str:
         return json.dumps(record(home, path))
 
 
-def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
+def _revealed_flags(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
     """Yield flags that only the solution sets; `given=` would give them away."""
     from labkit.check.compared import spellings
 
-    solution = "\n".join(found[2] for found in REGION.finditer(answer.source))
+    solution = "\n".join(region[2] for region in REGION.finditer(answer.source))
     frame = REGION.sub("", answer.source)
     text = "\n".join(_exercise(answer, lab))
     for flag, value in _pairs(kept):
@@ -189,7 +190,7 @@ def _untold(kept: dict[str, Any], answer: Cell, lab: Lab) -> Iterator[str]:
 
 
 def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each flag that is kept with its value, or with "" if it has none."""
+    """Yield each flag in a `given=` value with its own value, or with "" if it has none."""
     from labkit.check.compared import GPUS, NODES, RANKS
 
     runs = kept["runs"]
@@ -222,14 +223,14 @@ def _inserted(source: str, node: ast.Call, literal: str) -> str:
     """Return `source` with `literal` as the last argument of a call."""
     lines = source.split("\n")[:node.end_lineno]
     lines[-1] = lines[-1].encode()[:node.end_col_offset].decode()
-    found = []
+    tokens = []
     with contextlib.suppress(tokenize.TokenError):  # the call is part of a longer expression
         for token in tokenize.generate_tokens(io.StringIO("\n".join(lines)).readline):
             if token.type not in BLANK:
-                found.append(token)
-    row, column = found[-2].end  # the text before the closing parenthesis
+                tokens.append(token)
+    row, column = tokens[-2].end  # the text before the closing parenthesis
     at = len("\n".join([*lines[:row - 1], lines[row - 1][:column]]))
-    comma = "" if found[-2].string == "," else ","
+    comma = "" if tokens[-2].string == "," else ","
     return f"{source[:at]}{comma}\n{literal}{source[at:]}"
 
 

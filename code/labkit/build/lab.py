@@ -1,4 +1,4 @@
-"""A lab as its author wrote it: cells with their roles, names and places."""
+"""A lab as its author wrote it: cells with their roles, names, and line numbers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. `line` is where its source begins in the .py, counted from 1."""
+    """One cell. `line` is the line of the .py on which its source begins, from 1."""
 
     role: Role
     kind: str  # code, markdown or raw
@@ -49,22 +49,22 @@ class Cell:
 
     @property
     def defines(self) -> frozenset[str]:
-        """The global names it binds."""
+        """Return the global names that the cell binds."""
         return frozenset(self.names.binds)
 
     @property
     def uses(self) -> frozenset[str]:
-        """The global names it reads and does not bind before, builtins among them."""
+        """Return the global names, including builtins, that the cell reads before it binds them."""
         return frozenset(use.name for use in self.names.uses)
 
     @property
     def imports(self) -> frozenset[str]:
-        """The dotted names that it imports, also within functions."""
+        """Return the dotted names that the cell imports, including imports in functions."""
         return frozenset(imported(self.tree))
 
     @property
     def module(self) -> str | None:
-        """The name under which an answer's file is imported: mytrainer.ddp of mytrainer/ddp.py."""
+        """Return the module name of an answer's file: mytrainer.ddp for mytrainer/ddp.py."""
         return self.path.removesuffix(".py").replace("/", ".") \
             if self.path and self.path.endswith(".py") else None
 
@@ -74,7 +74,7 @@ class Cell:
         return f"{self.role.value} {self.grade_id}" if self.grade_id else f"{self.role.value} cell"
 
     def line_of(self, line: int) -> int:
-        """The line in the .py of a line of the source."""
+        """Return the line of the .py for a line of the cell's source."""
         return self.line + line - 1
 
 
@@ -84,14 +84,14 @@ class Lab:
 
     path: Path
     cells: tuple[Cell, ...]
-    draft: bool = False  # mutants are missing: nothing proves that its checks reject wrong answers
+    draft: bool = False  # mutants are missing, so nothing proves that checks reject wrong answers
 
     @property
     def name(self) -> str:
         return self.path.stem
 
     def of(self, *roles: Role) -> list[Cell]:
-        """The cells with one of these roles, in order."""
+        """Return the cells with one of these roles, in order."""
         return [cell for cell in self.cells if cell.role in roles]
 
     @cached_property
@@ -109,11 +109,11 @@ class Lab:
 
     @cached_property
     def mutants(self) -> dict[str, list[Cell]]:
-        """By the grade_id of the answer which they replace."""
-        found: dict[str, list[Cell]] = {name: [] for name in self.answers}
+        """Return the mutants by the grade_id of the answer that they replace."""
+        by_answer: dict[str, list[Cell]] = {name: [] for name in self.answers}
         for cell in self.of(Role.MUTANT):
-            found.setdefault(cell.grade_id, []).append(cell)
-        return found
+            by_answer.setdefault(cell.grade_id, []).append(cell)
+        return by_answer
 
     @cached_property
     def tested_by(self) -> dict[str, list[Cell]]:
@@ -124,7 +124,7 @@ class Lab:
                 for name in self.answers}
 
     def answers_of(self, check: Cell) -> set[str]:
-        """The grade_ids of the answers which a check tests."""
+        """Return the grade_ids of the answers that a check tests."""
         names, modules = set(check.uses), set()
         for driver in self.of(Role.DRIVER):
             if driver.defines & names:

@@ -1,4 +1,4 @@
-"""Expand short marks, such as `answer="NAME"` or `check="NAME" points=2`.
+"""Expand short marks on cells, such as `answer="NAME"` or `check="NAME" points=2`.
 
 nbgrader wants six keys of metadata for each graded cell. An author writes one or two words on the
 cell's `# %%` line instead, and this module turns them into the six keys. jupytext keeps the short
@@ -54,16 +54,16 @@ def spelled_out(kind: str, metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _nbgrader(mark: str, name: str, metadata: dict[str, Any]) -> dict[str, Any]:
-    made = {"grade": mark != "answer", "grade_id": f"{name}-check" if mark == "check" else name,
-            "locked": mark == "check", "schema_version": SCHEMA, "solution": mark != "check",
-            "task": False}
+    fields = {"grade": mark != "answer", "grade_id": f"{name}-check" if mark == "check" else name,
+              "locked": mark == "check", "schema_version": SCHEMA, "solution": mark != "check",
+              "task": False}
     if mark != "answer":
         points = metadata.get("points")
         if isinstance(points, bool) or not isinstance(points, int | float):
-            raise ValueError(f"points={points!r}: say how many points it is worth: "
+            raise ValueError(f"points={points!r}: give the points as a number: "
                              f"{SHORT[mark][1]}" if "points" in metadata else
-                             f"it has no points: {SHORT[mark][1]}")
-        made["points"] = points
+                             f"give it points: {SHORT[mark][1]}")
+        fields["points"] = points
     elif "points" in metadata:
         raise ValueError(f"an answer has no points; its check does: {SHORT['check'][1]}")
-    return made
+    return fields

@@ -10,7 +10,7 @@ from labkit.build.calls import CHECK
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.names import imported
 from labkit.build.problems import Problems, nearest
-from labkit.masks import Place, UnknownName, modules_in, needed_by, places
+from labkit.masks import MaskTarget, UnknownName, mask_targets, modules_in, needed_by
 
 # These modules run beside the student's code in every sandbox.
 GUEST = ("labkit.guest.serving", "labkit.guest.place", "labkit.check.record",
@@ -33,18 +33,18 @@ def masked(tree: ast.Module | None) -> list[str]:
 
 def check(lab: Lab, problems: Problems) -> None:
     """Report errors in the masks of `lab`."""
-    found = [(cell, call) for cell in lab.cells if cell.role is not Role.MUTANT
-             for call in calls(cell.tree)]
-    for cell, call in found:
+    mask_calls = [(cell, call) for cell in lab.cells if cell.role is not Role.MUTANT
+                  for call in calls(cell.tree)]
+    for cell, call in mask_calls:
         if cell.role is not Role.CHECK_SETUP:
             problems.add(cell, call.lineno, "check.mask belongs in a check-setup cell")
         if call.keywords or not all(isinstance(word, ast.Constant) and isinstance(word.value, str)
                                     for word in call.args):
             problems.add(cell, call.lineno, "check.mask: write the names out, as in "
                          'check.mask("minimegatron.formulas")')
-    for cell, call in found[1:]:
+    for cell, call in mask_calls[1:]:
         problems.add(cell, call.lineno, "check.mask is called once in a lab: name everything there")
-    for cell, call in found[:1]:
+    for cell, call in mask_calls[:1]:
         needed = list(_needed(lab))
         for name in masked(cell.tree):
             _name(name, cell, call.lineno, needed, problems)
@@ -53,28 +53,28 @@ def check(lab: Lab, problems: Problems) -> None:
 def _name(name: str, cell: Cell, line: int, needed: list[tuple[str, str]], problems: Problems
           ) -> None:
     try:
-        found = places(name)
-        exists = bool(found) and all(place.defined or _is_compiled(place) for place in found)
+        matches = mask_targets(name)
+        exists = bool(matches) and all(target.defined or _is_compiled(target) for target in matches)
     except UnknownName:
         exists = False
     if not exists:
         known = modules_in(name.rpartition(".")[0])
-        problems.add(cell, line, f'check.mask("{name}"): there is no such module or name'
+        problems.add(cell, line, f'check.mask("{name}"): no such module or name'
                      f"{nearest(name, known)}")
         return
     for user, module in needed:
-        if any(place.covers(module, "") if not place.qualname else name == module
-               for place in found):
+        if any(target.covers(module, "") if not target.qualname else name == module
+               for target in matches):
             problems.add(cell, line, f'check.mask("{name}"): {user} needs {module}')
             return
 
 
-def _is_compiled(place: Place) -> bool:
+def _is_compiled(target: MaskTarget) -> bool:
     """Return whether a module has a name that no statement of its file defines."""
     try:
-        found = importlib.import_module(place.module)
-        for part in place.qualname.split("."):
-            found = getattr(found, part)
+        value = importlib.import_module(target.module)
+        for part in target.qualname.split("."):
+            value = getattr(value, part)
     except (ImportError, AttributeError):
         return False
     return True

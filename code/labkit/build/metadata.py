@@ -1,4 +1,4 @@
-"""Rules of nbgrader's metadata and of its markers in the source."""
+"""Rules for nbgrader's metadata and for its markers in the source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REGIONS = {"SOLUTION": (Role.ANSWER, Role.WRITTEN), "HIDDEN TESTS": (Role.CHECK,
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the metadata and the markers of `lab`'s cells."""
+    """Report errors in the metadata and the markers of `lab`'s cells."""
     ids: dict[str, Cell] = {}
     for cell in lab.cells:
         if cell.role in (Role.ANSWER, Role.CHECK, Role.WRITTEN):
@@ -38,17 +38,19 @@ def _nbgrader(cell: Cell, problems: Problems) -> None:
         new_cell = new_code_cell if cell.kind == "code" else new_markdown_cell
         MetadataValidator().validate_cell(new_cell(cell.source, metadata={"nbgrader": given}))
     except (ValidationError, SchemaMismatchError) as error:
-        problems.add(cell, None, f"nbgrader says: {getattr(error, 'message', error)}")
+        problems.add(cell, None, f"nbgrader reports: {getattr(error, 'message', error)}")
         return
     if not GRADE_ID.fullmatch(cell.grade_id):
         nearest = re.sub("[^a-z0-9]+", "-", cell.grade_id.lower()).strip("-")
-        problems.add(cell, None, f"grade_id {cell.grade_id!r}: small letters, digits and single -, "
+        problems.add(cell, None, f"grade_id {cell.grade_id!r}: lowercase letters, digits, and "
+                                 "single -, "
                      f"for example {nearest or 'global-batch'}")
     if given["locked"] is not (cell.role is Role.CHECK):
-        problems.add(cell, None, f"\"locked\": {str(given['locked']).lower()}: an answer is false, "
-                     "a check is true")
+        problems.add(cell, None, f"\"locked\": {str(given['locked']).lower()}: it must be false "
+                                 "for "
+                     "an answer and true for a check")
     if cell.role is not Role.ANSWER and cell.points <= 0:
-        problems.add(cell, None, f"points {given['points']}: a {cell.role.value} gives more than 0")
+        problems.add(cell, None, f"points {given['points']}: a {cell.role.value} needs more than 0")
 
 
 def _markers(cell: Cell, problems: Problems) -> None:
@@ -57,11 +59,12 @@ def _markers(cell: Cell, problems: Problems) -> None:
         for number, line in enumerate(cell.source.split("\n"), 1):
             if f"BEGIN {word}" in line or f"END {word}" in line:
                 if line.strip() not in (f"### BEGIN {word}", f"### END {word}"):
-                    problems.add(cell, number, f"write ### BEGIN {word} or ### END {word} alone")
+                    problems.add(cell, number, f"write ### BEGIN {word} or ### END {word} alone on "
+                                               "the line")
                 if cell.role not in roles:
-                    problems.add(cell, number, f"{word} markers belong into {roles[0].value} cells")
+                    problems.add(cell, number, f"{word} markers belong in {roles[0].value} cells")
                 if inside is ("BEGIN" in line):
-                    problems.add(cell, number, f"{line.strip()} without its counterpart")
+                    problems.add(cell, number, f"{line.strip()} has no matching marker")
                 inside = "BEGIN" in line
                 seen += 1
         if inside:

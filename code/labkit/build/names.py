@@ -1,4 +1,4 @@
-"""Find the global names that a cell's Python binds and needs, scope by scope."""
+"""Find the global names that a cell's Python code binds and reads, scope by scope."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ OWN_SCOPE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
 
 
 @dataclass(frozen=True)
-class Use:
+class NameUse:
     """A global name that is read. `node` is its ast.Name; lines count from 1 in the cell."""
 
     name: str
@@ -32,7 +32,7 @@ class Names:
     """
 
     binds: dict[str, int]
-    uses: tuple[Use, ...]
+    uses: tuple[NameUse, ...]
     imports: dict[str, str]
     stars: tuple[int, ...] = ()  # lines of `from x import *`
 
@@ -41,13 +41,15 @@ class Names:
 class _Scope:
     kind: str  # module, class, function, comprehension
     parent: _Scope | None = None
-    bound: set[str] = field(default_factory=set)  # a function's: from its start on
+    bound: set[str] = field(default_factory=set)  # a function's names are bound from its start
     declared_global: set[str] = field(default_factory=set)
 
 
 def analyse(tree: ast.Module) -> Names:
-    """The names of a whole cell. At its top level order counts; in functions it does not, since
-    they run later."""
+    """Return the names of a whole cell.
+
+    Order matters at its top level, but not in functions, which run later.
+    """
     walker = _Walker()
     walker.visit_all(tree.body, _Scope("module"))
     uses = tuple(use for use, at_once in walker.uses if at_once or use.name not in walker.binds)
@@ -57,7 +59,7 @@ def analyse(tree: ast.Module) -> Names:
 class _Walker:
     def __init__(self) -> None:
         self.binds: dict[str, int] = {}
-        self.uses: list[tuple[Use, bool]] = []  # and whether it is read while the cell runs
+        self.uses: list[tuple[NameUse, bool]] = []  # with whether it is read while the cell runs
         self.imports: dict[str, str] = {}
         self.stars: list[int] = []
 
@@ -162,7 +164,7 @@ class _Walker:
         at_once = _runs_at_once(scope)
         if at_once and node.id in self.binds:
             return
-        self.uses.append((Use(node.id, node.lineno, node), at_once))
+        self.uses.append((NameUse(node.id, node.lineno, node), at_once))
 
     def _bind(self, name: str, line: int, scope: _Scope) -> None:
         if scope.kind == "module" or name in scope.declared_global:
@@ -193,7 +195,7 @@ def imported(tree: ast.Module | None) -> Iterator[str]:
 
 
 def _bound_by(node: ast.AST) -> Iterator[str]:
-    """The names which this node alone binds in its scope."""
+    """Yield the names that this node itself binds in its scope."""
     if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
         yield node.id
     elif isinstance(node, (*FUNCTIONS, ast.ClassDef)):
@@ -210,8 +212,11 @@ def _bound_by(node: ast.AST) -> Iterator[str]:
 
 
 def _own_nodes(body: list) -> Iterator[ast.AST]:
-    """All nodes that belong to this function's scope: not what nested functions and classes hold;
-    of comprehensions only the targets of `:=`."""
+    """Yield the nodes in this function's own scope.
+
+    The bodies of nested functions and classes are not part of it; of comprehensions, only the
+    targets of `:=` are.
+    """
     for node in body:
         yield node
         if isinstance(node, OWN_SCOPE):
@@ -250,7 +255,7 @@ def _runs_at_once(scope: _Scope) -> bool:
 
 
 def _no_comprehension(scope: _Scope) -> _Scope:
-    """The scope in which `:=` binds."""
+    """Return the scope in which `:=` binds."""
     while scope.kind == "comprehension":
         scope = scope.parent
     return scope

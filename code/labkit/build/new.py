@@ -47,11 +47,11 @@ def write(root: Path, name: str) -> Path:
     folders = {root / "solutions", workspace.CHECKOUT / "solutions"}
     taken = {path.stem: path for folder in folders for path in folder.glob("[0-9][0-9]_*.py")}
     if not NUMBER.fullmatch(name):
-        raise LabError(f"{name!r} is not a lab's name: two digits, _, then small letters, "
-                       f"digits or _; nearest: {_nearest(name, taken)}")
+        raise LabError(f"{name!r} is not a lab name: two digits, _, then lowercase letters, "
+                       f"digits, or _; nearest: {_nearest(name, taken)}")
     for other, path in taken.items():
         if other[:2] == name[:2]:
-            raise LabError(f"{name}: {path} has the number {name[:2]} already; free: "
+            raise LabError(f"{name}: {path} already has the number {name[:2]}; free: "
                            f"{_nearest(name[3:], taken)}")
     path = root / "solutions" / f"{name}.py"
     title = name[3:].replace("_", " ").strip().capitalize() or name
@@ -77,4 +77,4 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.expanduser().mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise LabError(f"--labs {folder} cannot be made: {error.strerror}") from error
+        raise LabError(f"--labs {folder} cannot be created: {error.strerror}") from error

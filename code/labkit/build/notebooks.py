@@ -18,15 +18,17 @@ METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "
 
 
 def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
-    """The text of every file that is made from `lab`, by its path in the checkout. Without
-    `worked`: no worked notebook, and no link to it."""
+    """Return the text of every notebook generated from `lab`, by its path in the checkout.
+
+    Without `worked`, there is no worked notebook and no link to it.
+    """
     from labkit.build.release import release
 
     source = _notebook(lab, _additions(lab, worked))
-    made = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source)}
+    texts = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source)}
     if worked:
-        made[worked_path(lab.name)] = _text(_worked(lab))
-    return made
+        texts[worked_path(lab.name)] = _text(_worked(lab))
+    return texts
 
 
 def release_path(name: str) -> str:
@@ -75,22 +77,23 @@ def _notebook(lab: Lab, added: dict[int, str]) -> Any:
     """Return all cells but mutants and rubrics, as a notebook; `added` maps cells to text."""
     from nbformat.v4 import new_notebook
 
-    ids, made = _Ids(), []
+    ids, cells = _Ids(), []
     for index, cell in enumerate(lab.cells):
         if cell.role not in IN_NO_NOTEBOOK:
             source = cell.source + added.get(index, "")
             if cell.role is Role.WRITTEN:
                 rubric = rubrics.read(lab.rubrics[cell.grade_id])
                 source = rubrics.for_graders(cell, rubric)
-            made.append(_cell(cell, source, ids, ("nbgrader", "tags")))
-    return new_notebook(cells=made, metadata=_metadata(lab))
+            cells.append(_cell(cell, source, ids, ("nbgrader", "tags")))
+    return new_notebook(cells=cells, metadata=_metadata(lab))
 
 
 def _worked(lab: Lab) -> Any:
-    """To be read by self-learners: answers, visible tests, nothing of nbgrader's."""
+    """Return the notebook for self-learners: answers and visible tests, without nbgrader metadata.
+    """
     from nbformat.v4 import new_notebook
 
-    ids, made = _Ids(), []
+    ids, cells = _Ids(), []
     for cell in lab.cells:
         if cell.role in IN_NO_NOTEBOOK:
             continue
@@ -101,10 +104,10 @@ def _worked(lab: Lab) -> Any:
             source = prose.moved_down(source)
         elif cell.role is Role.CHECK:
             source = without_hidden(source)
-        made.append(_cell(cell, source, ids, ("tags",)))
-    made[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
-                       "it shows one way to solve it.*")
-    return new_notebook(cells=made, metadata=_metadata(lab))
+        cells.append(_cell(cell, source, ids, ("tags",)))
+    cells[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
+                        "it shows one way to solve it.*")
+    return new_notebook(cells=cells, metadata=_metadata(lab))
 
 
 def _metadata(lab: Lab) -> dict[str, Any]:
@@ -118,7 +121,7 @@ def is_draft(notebook: Any) -> bool:
 
 
 class _Ids:
-    """Ids of cells: the same at every build, and changed by nothing but the cell itself."""
+    """Assign cell IDs that depend only on the cell, so that they are the same in every build."""
 
     def __init__(self) -> None:
         self.taken: set[str] = set()

@@ -18,7 +18,7 @@ from labkit.build.visible import without_hidden
 FORM = 'with check.part(1, "what it asks for"):'
 
 
-class Misplaced(ValueError):
+class UngradableParts(ValueError):
     """A check whose parts cannot be graded separately; `line` is the line in the cell."""
 
     def __init__(self, node: ast.AST, text: str) -> None:
@@ -37,29 +37,29 @@ class Part:
 
 
 def split(tree: ast.Module) -> list[Part]:
-    """Return the parts of a check, or none if it is all or nothing. Raises Misplaced."""
+    """Return the parts of a check, or an empty list if it is all or nothing. Raises Misplaced."""
     uses = [node for node in ast.walk(tree) if _call(node) in ("parts", "part")]
     if not uses:
         return []
     block = tree.body[-1]
     if not (isinstance(block, ast.With) and _item(block, "parts")):
-        raise Misplaced(uses[0], "`with check.parts():` is the last statement of its check, and "
-                        "all parts stand in it")
-    before, found = tree.body[:-1], []
+        raise UngradableParts(uses[0], "`with check.parts():` must be the last statement of its "
+                              "check, and contain all parts")
+    before, parts = tree.body[:-1], []
     for statement in block.body:
         call = _item(statement, "part") if isinstance(statement, ast.With) else None
         if call is None:
-            raise Misplaced(statement, f"within check.parts() there is nothing but parts: {FORM}")
+            raise UngradableParts(statement, f"check.parts() may contain only parts: {FORM}")
         points, title = _arguments(call)
-        if title in [one.title for one in found]:
-            raise Misplaced(call, f"two parts are called {title!r}")
-        found.append(Part(points, title, ast.Module([*before, *statement.body], []),
+        if title in [one.title for one in parts]:
+            raise UngradableParts(call, f"two parts are called {title!r}")
+        parts.append(Part(points, title, ast.Module([*before, *statement.body], []),
                           ast.Module(statement.body, [])))
-    if len(uses) != 1 + len(found):
+    if len(uses) != 1 + len(parts):
         stray = max(uses, key=lambda node: node.lineno)
-        raise Misplaced(stray, "check.parts and check.part stand in no other place than "
-                        f"`with check.parts():` and, directly within it, {FORM}")
-    return found
+        raise UngradableParts(stray, "check.parts and check.part may only be used as "
+                              f"`with check.parts():` and, directly within it, {FORM}")
+    return parts
 
 
 def _call(node: ast.AST) -> str:
@@ -84,12 +84,12 @@ def _arguments(call: ast.Call) -> tuple[float, str]:
     given = [argument.value if isinstance(argument, ast.Constant) else None
              for argument in call.args]
     if call.keywords or len(given) != 2:
-        raise Misplaced(call, f"write both arguments out: {FORM}")
+        raise UngradableParts(call, f"write both arguments out: {FORM}")
     points, title = given
     if isinstance(points, bool) or not isinstance(points, int | float) or not 0 < points < 1e6:
-        raise Misplaced(call, f"a part's points are a number above 0, written out: {FORM}")
+        raise UngradableParts(call, f"a part's points must be a literal number above 0: {FORM}")
     if not isinstance(title, str) or not title.strip() or len(title.splitlines()) > 1:
-        raise Misplaced(call, f"a part's title is one line of text, written out: {FORM}")
+        raise UngradableParts(call, f"a part's title must be a literal string of one line: {FORM}")
     return float(points), title
 
 
@@ -99,28 +99,28 @@ def check(lab: Lab, problems: Problems) -> None:
         if cell.tree is None:
             continue
         try:
-            found = split(cell.tree)
-        except Misplaced as error:
+            parts = split(cell.tree)
+        except UngradableParts as error:
             problems.add(cell, error.line, str(error))
             continue
-        if found:
-            _sums(cell, found, problems)
-            _separate(cell, found, problems)
-            _visible(cell, found, problems)
+        if parts:
+            _sums(cell, parts, problems)
+            _separate(cell, parts, problems)
+            _visible(cell, parts, problems)
 
 
-def _sums(cell: Cell, found: list[Part], problems: Problems) -> None:
-    total = math.fsum(part.points for part in found)
+def _sums(cell: Cell, parts: list[Part], problems: Problems) -> None:
+    total = math.fsum(part.points for part in parts)
     if not math.isclose(total, cell.points):
         problems.add(cell, None, f"its parts sum to {total:g} points, but the check is worth "
                      f"{cell.points:g}")
 
 
-def _separate(cell: Cell, found: list[Part], problems: Problems) -> None:
+def _separate(cell: Cell, parts: list[Part], problems: Problems) -> None:
     """Report parts that use each other's names, because each part is graded separately."""
     before = set(analyse(ast.Module(cell.tree.body[:-1], [])).binds)
-    names = [analyse(part.own) for part in found]
-    for part, own in zip(found, names, strict=True):
+    names = [analyse(part.own) for part in parts]
+    for part, own in zip(parts, names, strict=True):
         if not any(_call(node) for node in ast.walk(part.own)):
             problems.add(cell, part.own.body[0].lineno, f"part {part.title!r} checks nothing: "
                          "call check.function, check.that, or the like")
@@ -134,12 +134,12 @@ def _separate(cell: Cell, found: list[Part], problems: Problems) -> None:
                              "part: each part runs by itself; bind it before check.parts()")
 
 
-def _visible(cell: Cell, found: list[Part], problems: Problems) -> None:
+def _visible(cell: Cell, parts: list[Part], problems: Problems) -> None:
     """Report hidden parts: students see every part, so that their notebook's total is right."""
     try:
         seen = split(ast.parse(without_hidden(cell.source, blank=True)))
-    except (SyntaxError, Misplaced):
+    except (SyntaxError, UngradableParts):
         seen = []  # labkit.build.visible reports the first one in more detail
-    if [part.title for part in seen] != [part.title for part in found]:
-        problems.add(cell, None, "hidden tests may not hold a whole part: put them within one, "
-                     "below what students see of it")
+    if [part.title for part in seen] != [part.title for part in parts]:
+        problems.add(cell, None, "hidden tests may not hide a whole part: put them inside one, "
+                     "below its visible lines")

@@ -14,24 +14,24 @@ WORKED = f"notebooks/worked/{FOLDER}"  # `lab mytrainer --worked` copies from he
 
 def worked_pieces(lab: Lab) -> dict[str, str]:
     """Return the text of each worked file, by its path in the checkout."""
-    made = {}
+    texts = {}
     for answer in lab.of(Role.ANSWER):
         path = PurePosixPath(answer.path or "")
         if path.parent == PurePosixPath(FOLDER):
             _, _, text = answered(answer.source).partition("\n")  # the first line is %%writefile
-            made[f"{WORKED}/{path.name}"] = text.strip("\n") + "\n"
-    return made
+            texts[f"{WORKED}/{path.name}"] = text.strip("\n") + "\n"
+    return texts
 
 
 def written_twice(labs: Sequence[Lab]) -> list[str]:
     """Return an error for each file of mytrainer/ that two labs write: which one is worked?"""
     lab_of: dict[str, Lab] = {}
-    found = []
+    errors = []
     for lab in labs:
         for path in worked_pieces(lab):
             if path in lab_of:
                 name = PurePosixPath(path).name
-                found.append(f"solutions/{lab.path.name}: {FOLDER}/{name} is already an answer of "
-                             f"solutions/{lab_of[path].path.name}; give it another name")
+                errors.append(f"solutions/{lab.path.name}: {FOLDER}/{name} is already an answer of "
+                              f"solutions/{lab_of[path].path.name}; give it another name")
             lab_of[path] = lab
-    return found
+    return errors

@@ -1,4 +1,4 @@
-"""All that is wrong with a lab, collected before anything is said."""
+"""Collect all errors of a lab, so that they can be reported together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Problems:
 
     path: Path
     draft: bool = False
-    found: list[tuple[int, str]] = field(default_factory=list)
+    errors: list[tuple[int, str]] = field(default_factory=list)
     missing: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, cell: Cell, line: int | None, text: str) -> None:
         """`line` counts from 1 in the cell's source; None for the cell as a whole."""
-        self.found.append(self._at(cell, line, text))
+        self.errors.append(self._at(cell, line, text))
 
     def add_missing(self, cell: Cell, line: int | None, text: str) -> None:
         """Add an error that a draft is allowed to have."""
-        (self.missing if self.draft else self.found).append(self._at(cell, line, text))
+        (self.missing if self.draft else self.errors).append(self._at(cell, line, text))
 
     @staticmethod
     def _at(cell: Cell, line: int | None, text: str) -> tuple[int, str]:
@@ -40,10 +40,10 @@ class Problems:
 
     def add_at(self, line: int, text: str) -> None:
         """`line` counts from 1 in the file."""
-        self.found.append((line, text))
+        self.errors.append((line, text))
 
     def lines(self) -> list[str]:
-        return self._shown(self.found)
+        return self._shown(self.errors)
 
     def missing_lines(self) -> list[str]:
         return self._shown(self.missing)
@@ -55,12 +55,12 @@ class Problems:
         return [f"{shown}:{line}: {text}" for line, text in sorted(dict.fromkeys(entries))]
 
     def raise_any(self) -> None:
-        """Raises LabError with all of them, one a line."""
-        if self.found:
+        """Raise LabError with all errors, one per line, if there are any."""
+        if self.errors:
             raise LabError("\n".join(self.lines()))
 
 
 def nearest(name: str, known: object) -> str:
-    """` (nearest: x)`, or nothing where nothing is near."""
+    """Return ` (nearest: x)`, or an empty string if no known name is close."""
     close = get_close_matches(name, sorted(known), n=1)
     return f" (nearest: {close[0]})" if close else ""

@@ -1,4 +1,4 @@
-"""Rules of a lab's text: headings, images, links."""
+"""Rules for a lab's text: headings, images, and links."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ from labkit.build.stubs import without_markers
 
 
 @dataclass(frozen=True)
-class Part:
-    """A heading, an image or a link. `line` counts from 1 in the cell; `text` is a heading's, or an
-    image's alternative text."""
+class Element:
+    """A heading, an image, or a link.
+
+    Attributes:
+        line: its line in the cell, from 1.
+        text: the text of a heading, or the alternative text of an image.
+    """
 
     kind: str
     line: int
@@ -33,49 +37,50 @@ class Part:
 
     @property
     def is_relative(self) -> bool:
-        """Whether the link leads to another file beside the notebook."""
+        """Return whether the link points to another file, relative to the notebook."""
         split = urlsplit(self.url)
         return not (split.scheme or split.netloc) and bool(split.path)
 
 
 @cache
-def parts(markdown: str) -> tuple[Part, ...]:
-    """All headings, images and links of a cell, in order."""
+def elements(markdown: str) -> tuple[Element, ...]:
+    """Return all headings, images, and links of a cell, in order."""
     from markdown_it import MarkdownIt
 
-    found: list[Part] = []
+    elements: list[Element] = []
     tokens = MarkdownIt("commonmark").parse(markdown)
     for before, token in zip([None, *tokens], tokens, strict=False):
         line = token.map[0] + 1 if token.map else 1
         if token.type == "html_block":
-            found += _html(token.content, line)
+            elements += _html(token.content, line)
         for child in token.children or ():
             if child.type == "image":
-                found.append(Part("image", line, child.content, str(child.attrs["src"])))
+                elements.append(Element("image", line, child.content, str(child.attrs["src"])))
             elif child.type == "link_open":
-                found.append(Part("link", line, url=str(child.attrs["href"])))
+                elements.append(Element("link", line, url=str(child.attrs["href"])))
             elif child.type == "html_inline":
-                found += _html(child.content, line)
+                elements += _html(child.content, line)
         if token.type == "inline" and before is not None and before.type == "heading_open":
             text = "".join(child.content for child in token.children or ()
                            if child.type in ("text", "code_inline"))
-            found.append(Part("heading", line, text, level=int(before.tag[1])))
-    return tuple(found)
+            elements.append(Element("heading", line, text, level=int(before.tag[1])))
+    return tuple(elements)
 
 
-def _html(text: str, line: int) -> list[Part]:
-    found: list[Part] = []
+def _html(text: str, line: int) -> list[Element]:
+    elements: list[Element] = []
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
             given = dict(attrs)
             if tag == "img":
-                found.append(Part("image", line, given.get("alt") or "", given.get("src") or ""))
+                elements.append(Element("image", line, given.get("alt") or "",
+                                        given.get("src") or ""))
             elif tag == "a" and given.get("href"):
-                found.append(Part("link", line, url=given["href"]))
+                elements.append(Element("link", line, url=given["href"]))
 
     Reader().feed(text)
-    return found
+    return elements
 
 
 def check(lab: Lab, problems: Problems) -> None:
@@ -87,58 +92,59 @@ def check(lab: Lab, problems: Problems) -> None:
     """
     texts = [cell if cell.role is Role.TEXT else replace(cell, source=without_markers(cell.source))
              for cell in lab.cells if cell.kind == "markdown"]
-    headings = [(cell, part) for cell in texts for part in parts(cell.source)
-                if part.kind == "heading" and cell.role is Role.TEXT]
+    headings = [(cell, element) for cell in texts for element in elements(cell.source)
+                if element.kind == "heading" and cell.role is Role.TEXT]
     _headings(lab, headings, problems)
-    anchors = {part.anchor for _, part in headings}
+    anchors = {element.anchor for _, element in headings}
     for cell in texts:
-        for part in parts(cell.source):
-            if part.kind == "image" and not part.text.strip():
-                problems.add(cell, part.line, f"image {part.url} has no alternative text: say in "
-                             "![...] what one sees")
-            if part.kind != "heading" and (wrong := _wrong_target(part, lab, anchors)):
-                problems.add(cell, part.line, wrong)
+        for element in elements(cell.source):
+            if element.kind == "image" and not element.text.strip():
+                problems.add(cell, element.line, f"image {element.url} has no alternative text: "
+                             "describe the image in ![...]")
+            if element.kind != "heading" and (wrong := _wrong_target(element, lab, anchors)):
+                problems.add(cell, element.line, wrong)
 
 
-def _headings(lab: Lab, headings: list[tuple[Cell, Part]], problems: Problems) -> None:
+def _headings(lab: Lab, headings: list[tuple[Cell, Element]], problems: Problems) -> None:
     first = lab.cells[0] if lab.cells else None
     if first is not None and not re.match(r"# \S", first.source):
         problems.add(first, 1, "a lab begins with a text cell that begins with its title: # Title")
     level, seen = 0, {}
-    for cell, part in headings:
-        if part.level == 1 and level:
-            problems.add(cell, part.line, f"a second title, {part.text!r}: use ##")
-        elif part.level > level + 1:
-            problems.add(cell, part.line, f"{'#' * part.level} {part.text} follows "
+    for cell, element in headings:
+        if element.level == 1 and level:
+            problems.add(cell, element.line, f"a second title, {element.text!r}: use ##")
+        elif element.level > level + 1:
+            problems.add(cell, element.line, f"{'#' * element.level} {element.text} follows "
                          f"{'#' * level or 'nothing'}: use {'#' * (level + 1)}")
-        if part.anchor in seen:
-            problems.add(cell, part.line, f"heading {part.text!r} stands in line "
-                         f"{seen[part.anchor]} too: links could not tell them apart")
-        seen.setdefault(part.anchor, cell.line_of(part.line))
-        level = part.level
+        if element.anchor in seen:
+            problems.add(cell, element.line, f"heading {element.text!r} is also in line "
+                         f"{seen[element.anchor]}: links could not tell them apart")
+        seen.setdefault(element.anchor, cell.line_of(element.line))
+        level = element.level
 
 
-def _wrong_target(part: Part, lab: Lab, anchors: set[str]) -> str:
+def _wrong_target(element: Element, lab: Lab, anchors: set[str]) -> str:
     """Return why the target of a link or an image is wrong; empty if it is right."""
-    split = urlsplit(part.url)
-    if split.scheme in ("http", "https", "mailto") and part.kind == "link":
+    split = urlsplit(element.url)
+    if split.scheme in ("http", "https", "mailto") and element.kind == "link":
         return ""
     if split.scheme or split.netloc:
-        return f"{part.url}: images come from images/, so that labs work without internet"
+        return f"{element.url}: images come from images/, so that labs work without internet"
     if not split.path:
         missing = unquote(split.fragment) not in anchors
-        return f"{part.url}: no such heading{nearest(split.fragment, anchors)}" if missing else ""
+        near = nearest(split.fragment, anchors)
+        return f"{element.url}: no such heading{near}" if missing else ""
     if split.path.startswith("/"):
-        return f"{part.url} begins with /: it would lead nowhere behind a base path"
+        return f"{element.url} begins with /: it breaks on a server with a base path"
     target = normpath(join("notebooks", unquote(split.path)))
-    if part.kind == "image" and not target.startswith("images/"):
-        return f"{part.url}: images stand in images/, for example ../images/bubble.svg"
+    if element.kind == "image" and not target.startswith("images/"):
+        return f"{element.url}: images belong in images/, for example ../images/bubble.svg"
     source = _source(target, lab.path.parents[1])
     if source is None:
-        return f"{part.url}: students have notebooks/, ../images/ and ../code/ (job scripts) only"
+        return f"{element.url}: students only have notebooks/, ../images/, and ../code/"
     if not source.is_file():
         near = nearest(source.name, {path.name for path in source.parent.glob("*")})
-        return f"{part.url}: there is no {source.name}{near}"
+        return f"{element.url}: no such file: {source.name}{near}"
     return ""
 
 
@@ -153,13 +159,13 @@ def _source(target: str, root: Path) -> Path | None:
 
 
 def moved_down(markdown: str) -> str:
-    """The text with all its relative links as they must be one folder further down."""
-    urls = {part.url for part in parts(markdown) if part.is_relative}
+    """Return the text with its relative links rewritten for one folder further down."""
+    urls = {element.url for element in elements(markdown) if element.is_relative}
     before, after = r"""(\]\(\s*<?|\]:\s*<?|(?:src|href)=["'])""", r"""(?=[\s)>"'])"""
     for url in urls:
-        # The replacement is a function: a URL may hold what re takes for a reference.
+        # The replacement is a function, since a URL may contain a group reference such as \1.
         markdown = re.sub(before + re.escape(url) + after,
-                          lambda found, url=url: f"{found[1]}../{url}", f"{markdown}\n")[:-1]
+                          lambda match, url=url: f"{match[1]}../{url}", f"{markdown}\n")[:-1]
     return markdown
 
 

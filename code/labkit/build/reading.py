@@ -1,4 +1,4 @@
-"""Reads solutions/*.py: where every cell is, what its role is, and which names it has."""
+"""Read solutions/*.py into cells with their lines, roles, and names."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ TAGS = {role.value: role for role in
 MARKER = re.compile(r"^\s*#\s*%%(%*\s|\s*$)")
 NUMBER = re.compile(r"\d{2}_[a-z0-9_]+")
 WRITEFILE = re.compile(r"%%writefile[ \t]+(?P<rest>.*)")
-# Cell magics whose cell is Python all the same.
+# Cell magics whose cell is still Python.
 PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 
 def read(path: Path | str) -> Lab:
-    """The lab in `path`. Raises LabError that lists all its errors, each as file:line: what."""
+    """Return the lab in `path`. Raises LabError with all its errors, each as file:line: text."""
     path = Path(path).absolute()
     problems = Problems(path)
     lab = read_into(path, problems)
@@ -35,7 +35,7 @@ def read(path: Path | str) -> Lab:
 
 
 def read_into(path: Path, problems: Problems) -> Lab:
-    """The lab as far as it can be read; what is wrong with it goes to `problems`."""
+    """Return the lab as far as it can be read, and add its errors to `problems`."""
     from labkit.build import (
         answers,
         given,
@@ -50,12 +50,12 @@ def read_into(path: Path, problems: Problems) -> Lab:
     )
 
     if not NUMBER.fullmatch(path.stem):
-        problems.add_at(1, f"{path.name} is no lab's name; nearest: 03_multi_node.py")
+        problems.add_at(1, f"{path.name} is not a lab name; nearest: 03_multi_node.py")
     cells: list[Cell] = []
     for raw in _raw_cells(path, problems):
         cell = _cell(raw, problems)
         if cell.role is Role.MUTANT:
-            cell = _whole(cell, cells, problems)
+            cell = _expanded(cell, cells, problems)
         has_names = cell.kind != "markdown" and cell.role is not Role.TEXT
         cells.append(_with_names(cell, problems) if has_names else cell)
     lab = Lab(path, tuple(cells))
@@ -92,8 +92,8 @@ def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]
     starts = _markers(lines)
     if len(cells) != len(starts) or not starts:
         problems.add_at(starts[0] if starts else 1, f"{len(starts)} lines begin with `# %%`, but "
-                        f"there are {len(cells)} cells: let every cell begin with such a line, "
-                        "the first one too, and no other line look like one")
+                        f"there are {len(cells)} cells: every cell, including the first, must "
+                        "begin with such a line, and no other line may look like one")
         return []
     ends = [*starts[1:], len(lines) + 1]
     return [(cell, start, lines[start:end - 1])
@@ -101,32 +101,32 @@ def _raw_cells(path: Path, problems: Problems) -> list[tuple[Any, int, list[str]
 
 
 def _markers(lines: list[str]) -> list[int]:
-    """The lines, counted from 1, that begin a cell: not those within strings."""
+    """Return the lines, from 1, that begin a cell; lines within strings do not."""
     from jupytext.stringparser import StringParser
 
-    found, parser = [], StringParser("python")
+    line_numbers, parser = [], StringParser("python")
     for number, line in enumerate(lines, 1):
         if not parser.is_quoted() and MARKER.match(line):
-            found.append(number)
+            line_numbers.append(number)
             parser = StringParser("python")
         parser.read_line(line)
-    return found
+    return line_numbers
 
 
 def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
-    found, marker, lines = raw
-    metadata, wrong = dict(found.metadata), ""
+    raw_cell, marker, lines = raw
+    metadata, wrong = dict(raw_cell.metadata), ""
     try:
-        metadata = spelled_out(found.cell_type, metadata)
+        metadata = spelled_out(raw_cell.cell_type, metadata)
     except ValueError as error:
         wrong = str(error)
     # A cell in triple quotes begins one line later.
     line = marker + 1 + ("cell_marker" in metadata and len(metadata["cell_marker"]) >= 3)
-    source = _uncommented(lines) if found.cell_type == "raw" else found.source
+    source = _uncommented(lines) if raw_cell.cell_type == "raw" else raw_cell.source
     blank = len(source) - len(source.lstrip("\n"))
     nbgrader = metadata.get("nbgrader")
     nbgrader = nbgrader if isinstance(nbgrader, dict) else {}
-    cell = Cell(Role.TEXT, found.cell_type, source.strip("\n"), line + blank, metadata,
+    cell = Cell(Role.TEXT, raw_cell.cell_type, source.strip("\n"), line + blank, metadata,
                 grade_id=str(nbgrader.get("grade_id") or metadata.get("answer")
                              or metadata.get("rubric", "")),
                 hint=str(metadata.get("hint", "")))
@@ -140,8 +140,8 @@ def _cell(raw: tuple[Any, int, list[str]], problems: Problems) -> Cell:
     return cell
 
 
-def _whole(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
-    """A mutant as a whole cell, where it is written as an edit of its answer."""
+def _expanded(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
+    """Return a mutant as a complete cell, even if it is written as an edit of its answer."""
     answers = [cell for cell in before
                if cell.role is Role.ANSWER and cell.grade_id == mutant.grade_id]
     if not (is_edit(mutant.source) and answers):
@@ -150,11 +150,11 @@ def _whole(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
         return replace(mutant, source=edited(answers[0].source, mutant.source))
     except ValueError as error:
         problems.add(mutant, 1, str(error))
-        return replace(mutant, role=Role.TEXT)  # nothing more can be said of it
+        return replace(mutant, role=Role.TEXT)  # without a role, so that no further rule reports it
 
 
 def _uncommented(lines: list[str]) -> str:
-    """A raw cell's text. (jupytext takes the # of `#!/bin/bash` away too.)"""
+    """Return a raw cell's text. (jupytext would strip the # of `#!/bin/bash`, too.)"""
     if all(line.startswith("#") for line in lines if line.strip()):
         lines = [re.sub("^# ?", "", line) for line in lines]
     return "\n".join(lines).rstrip()
@@ -164,7 +164,7 @@ def _role(cell: Cell, nbgrader: dict[str, Any], problems: Problems) -> Role:
     if "incorrectly_encoded_metadata" in cell.metadata:
         problems.add(cell, None, "its marks cannot be read: "
                      f"{cell.metadata['incorrectly_encoded_metadata']} (strings in \"...\", "
-                     "true and false in small letters)")
+                     "true and false in lowercase)")
         return Role.TEXT
     tags = cell.metadata.get("tags", [])
     marks = [TAGS[tag] for tag in tags if tag in TAGS]
@@ -179,7 +179,7 @@ def _role(cell: Cell, nbgrader: dict[str, Any], problems: Problems) -> Role:
         cell.kind, tuple(role for role in Role if role not in (Role.MUTANT, Role.TEXT, *texts)))
     if cell.kind == "markdown":
         if (marks or nbgrader) and (len(marks) != 1 or marks[0] not in texts):
-            problems.add(cell, None, "a text cell is either plain text, without marks, or a "
+            problems.add(cell, None, "a Markdown cell is either plain text, without marks, or a "
                          f"written answer ({SHORT['written'][1]}), or its rubric")
     elif cell.kind != "markdown" and (len(marks) != 1 or marks[0] not in kinds):
         names = ", ".join(role.value for role in kinds)
@@ -193,8 +193,8 @@ def _role(cell: Cell, nbgrader: dict[str, Any], problems: Problems) -> Role:
 
 def _with_names(cell: Cell, problems: Problems) -> Cell:
     if cell.source.startswith("%%writefile") and cell.role in (Role.ANSWER, Role.MUTANT):
-        found = WRITEFILE.match(cell.source)
-        path = found["rest"].strip() if found else ""
+        match = WRITEFILE.match(cell.source)
+        path = match["rest"].strip() if match else ""
         if not _is_workspace_path(path):
             problems.add(cell, 1, f"%%writefile {path or '(nothing)'}: give one path, literal and "
                          "relative to the workspace, for example code/mine.sh")
@@ -225,8 +225,8 @@ def _parsed(cell: Cell, problems: Problems) -> ast.Module | None:
     except SyntaxError as error:
         line = error.lineno or 1
         if not explore and _has_magics(source):
-            problems.add(cell, line, "magics and ! commands belong into explore cells "
-                         "(%%writefile into answers)")
+            problems.add(cell, line, "magics and ! commands belong in explore cells "
+                         "(%%writefile in answers)")
         else:
             problems.add(cell, line, f"not Python: {error.msg}")
     except ValueError as error:  # null bytes
@@ -235,7 +235,7 @@ def _parsed(cell: Cell, problems: Problems) -> ast.Module | None:
 
 
 def python_of(source: str) -> str:
-    """An explore cell's Python, line by line where it was, with IPython's magics as calls."""
+    """Return an explore cell as Python with the same lines, IPython's magics turned into calls."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     first, _, rest = source.partition("\n")

@@ -1,4 +1,4 @@
-"""Make a student's notebook from the instructor's, with nbgrader's own steps and our stubs.
+"""Generate a student's notebook from the instructor's, with nbgrader's own steps and our stubs.
 
 This is the only place for these settings. A course's nbgrader_config.py has
 
@@ -19,12 +19,13 @@ from labkit.build.stubs import BEGIN, unanswered
 
 
 class ClearAnswers(ClearSolutions):
-    """nbgrader's step, with a stub that says what to do, in the language of the cell."""
+    """nbgrader's step, with a stub that tells students what to do, in the cell's language."""
 
     def _replace_solution_region(self, cell: NotebookNode, language: str) -> bool:
         before, cell.source = cell.source, unanswered(cell.source, cell.cell_type)
         if BEGIN.lstrip("# ") in cell.source:
-            raise RuntimeError(f"a solution without its end, or not on a line of its own: {before}")
+            raise RuntimeError("a solution marker has no end, or is not alone on its line: "
+                               f"{before}")
         return cell.source != before
 
 
@@ -34,8 +35,10 @@ CONFIG = Config({"GenerateAssignment": {"preprocessors": PREPROCESSORS}})
 
 
 def release(source: NotebookNode) -> NotebookNode:
-    """The student's notebook, from the instructor's (which is not changed). All that nbgrader does,
-    but for writing into a gradebook."""
+    """Return the student's notebook; the instructor's `source` is not changed.
+
+    All of nbgrader's steps run, except the one that writes into a gradebook.
+    """
     import copy
 
     notebook, resources = copy.deepcopy(source), {}

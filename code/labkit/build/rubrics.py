@@ -60,9 +60,9 @@ def read(cell: Cell) -> Rubric:
     notes: list[str] = []
     inside = False
     for number, line in enumerate(cell.source.split("\n"), 1):
-        found = CRITERION.fullmatch(line.rstrip())
-        if found:
-            criteria.append(Criterion(float(found["points"]), found["text"]))
+        match = CRITERION.fullmatch(line.rstrip())
+        if match:
+            criteria.append(Criterion(float(match["points"]), match["text"]))
         elif inside and line.startswith("  ") and line.strip():
             last = criteria.pop()
             criteria.append(Criterion(last.points, f"{last.text} {line.strip()}"))
@@ -71,7 +71,7 @@ def read(cell: Cell) -> Rubric:
             raise ValueError(f"{line.strip()!r} is not a criterion; write {FORM}", number)
         else:
             notes.append(line)
-        inside = bool(found)
+        inside = bool(match)
     return Rubric(tuple(criteria), "\n".join(notes).strip(), bool(cell.metadata.get("visible")))
 
 
@@ -82,15 +82,15 @@ def check(lab: Lab, problems: Problems) -> None:
     for cell in lab.of(Role.RUBRIC):
         name = cell.grade_id
         if name not in written:
-            problems.add(cell, None, f"rubric={name!r}: this lab has no written answer of that "
-                         f"name{nearest(name, written)}")
+            problems.add(cell, None, f"rubric={name!r}: this lab has no written answer with "
+                         f"that name{nearest(name, written)}")
         elif name in seen:
             problems.add(cell, None, f"a second rubric; the first is in line {seen[name].line}")
         else:
             seen[name] = cell
             _criteria(cell, written[name], problems)
         if not isinstance(cell.metadata.get("visible", False), bool):
-            problems.add(cell, None, "visible is true or false, in small letters, without quotes")
+            problems.add(cell, None, "visible is true or false, in lowercase, without quotes")
     for index, cell in enumerate(lab.cells):
         if cell.role is not Role.WRITTEN:
             continue
@@ -98,8 +98,8 @@ def check(lab: Lab, problems: Problems) -> None:
             problems.add(cell, None, "it has no rubric, and a person grades it: add a cell "
                          f'# %% [markdown] rubric="{cell.grade_id}" with lines such as "{FORM}"')
         if not _model(cell):
-            problems.add(cell, None, "it is empty: write the model answer here; students do not "
-                         "get it")
+            problems.add(cell, None, "it is empty: write the model answer here; students do "
+                         "not see it")
         if text_of(list(lab.cells), index) is None:
             problems.add(cell, None, "no text cell above asks the question")
 

@@ -1,4 +1,4 @@
-"""Rules on the names that each cell may use and bind, so that a check means the same in the
+"""Rules for the names that each cell may use and bind, so that a check means the same in the
 notebook and during grading."""
 
 from __future__ import annotations
@@ -9,28 +9,28 @@ from collections.abc import Iterable
 
 from labkit.build.calls import CHECK, MODULE, SCRIPTS, TESTED, check_calls, functions
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import Use
+from labkit.build.names import NameUse
 from labkit.build.problems import Problems, nearest
 
 BUILTINS = frozenset(dir(builtins))
-# They lead out of what a check was given: to files, to other code, to the namespace around it.
+# Builtins that reach beyond a check's arguments: files, other code, the namespace around it.
 REACHING = frozenset(("open", "eval", "exec", "compile", "globals", "locals", "vars", "dir",
                       "__import__", "__build_class__", "input", "breakpoint", "getattr", "setattr",
                       "delattr", "help", "exit", "quit"))
-# Seconds, memory and counts of the student's process: forgeable there, different everywhere.
+# Times, memory, and counters of the student's process can be forged there, and differ everywhere.
 CLOCKS = ("time", "timeit", "datetime", "resource", "tracemalloc", "psutil", "gc", "sys",
           "threading", "cProfile", "profile", "os.times", "os.getrusage", "importlib",
           "torch.cuda", "torch.profiler", "torch.autograd.profiler", "torch.utils.benchmark")
-STUDENTS = (Role.ANSWER, Role.DRIVER)  # what is a proxy when graded
+STUDENTS = (Role.ANSWER, Role.DRIVER)  # their names are proxies while a lab is graded
 
 
-class _Seen:
+class _Bindings:
     """The names bound by the cells so far, by role."""
 
     def __init__(self) -> None:
         self.names: dict[Role, dict[str, Cell]] = {role: {} for role in Role}
         self.files: dict[str, Cell] = {}
-        self.modules: set[str] = set()  # that answers write
+        self.modules: set[str] = set()  # written by answers
         self.imports: dict[Role, dict[str, str]] = {role: {} for role in Role}
 
     def of(self, *roles: Role) -> set[str]:
@@ -46,8 +46,8 @@ class _Seen:
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add every use and every binding of a name that the roles do not allow."""
-    seen = _Seen()
+    """Report every use and every binding of a name that the roles do not allow."""
+    seen = _Bindings()
     for cell in lab.cells:
         if cell.role is Role.MUTANT or cell.kind != "code":
             continue
@@ -63,17 +63,17 @@ def check(lab: Lab, problems: Problems) -> None:
             _only(cell, known, problems, lab, "a mutant uses what its answer may use")
 
 
-def _bindings(cell: Cell, seen: _Seen, problems: Problems) -> None:
-    """Nobody binds a name again that a graded cell relies on; a repeated import does no harm."""
+def _bindings(cell: Cell, seen: _Bindings, problems: Problems) -> None:
+    """Report names bound again although a graded cell relies on them; imports may be repeated."""
     if cell.path in seen.files:
-        problems.add(cell, 1, f"{cell.path} is what {seen.files[cell.path].title} writes: "
-                     "no two answers define the same file")
+        problems.add(cell, 1, f"{cell.path} is written by {seen.files[cell.path].title}: "
+                     "two answers cannot define the same file")
     if cell.role is Role.EXPLORE and cell.source.startswith("%%writefile"):
         path = cell.source.split("\n")[0].split()[-1]
         if path in seen.files:
-            problems.add(cell, 1, f"{path} is the student's ({seen.files[path].title}): write "
+            problems.add(cell, 1, f"{path} is the student's file ({seen.files[path].title}): write "
                          "another file")
-    # Also an earlier experiment may not: until the student answers, the check would test that.
+    # This includes earlier experiments: until the student answers, the check would test those.
     early = (Role.EXPLORE, Role.CHECK) if cell.role in STUDENTS else ()
     for role in (Role.ANSWER, Role.DRIVER, Role.SETUP, Role.CHECK_SETUP, *early):
         for name in sorted(cell.defines & set(seen.names[role])):
@@ -87,14 +87,15 @@ def _bindings(cell: Cell, seen: _Seen, problems: Problems) -> None:
 
 
 def _only(cell: Cell, known: Iterable[str], problems: Problems, lab: Lab, why: str) -> None:
-    """Every name that the cell uses is a builtin or among `known`."""
+    """Report names that are neither builtins nor in `known`."""
     known = set(known)
     for use in cell.names.uses:
         if use.name not in known | BUILTINS:
-            problems.add(cell, use.line, f"it uses {use.name}, {_place(use, lab, known)}; {why}")
+            problems.add(cell, use.line, f"it uses {use.name}, "
+                                         f"{_definition_site(use, lab, known)}; {why}")
 
 
-def _place(use: Use, lab: Lab, known: Iterable[str]) -> str:
+def _definition_site(use: NameUse, lab: Lab, known: Iterable[str]) -> str:
     for cell in lab.cells:
         if use.name in cell.defines and cell.role is not Role.MUTANT:
             line = cell.line_of(cell.names.binds[use.name])
@@ -102,36 +103,38 @@ def _place(use: Use, lab: Lab, known: Iterable[str]) -> str:
     return f"which nothing defines{nearest(use.name, known)}"
 
 
-def _setup(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
+def _setup(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
     _only(cell, seen.of(Role.SETUP), problems, lab, "a setup cell uses builtins and earlier setup "
           "cells")
 
 
-def _answer(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
+def _answer(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
     _only(cell, seen.of(Role.SETUP, Role.ANSWER), problems, lab,
-          "an answer uses builtins, setup cells and earlier answers: nothing else is there when it "
+          "an answer uses builtins, setup cells and earlier answers: nothing else exists when it "
           "is graded")
 
 
-def _driver(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
+def _driver(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
     for node in cell.tree.body:
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if not docstring and not isinstance(node, ast.FunctionDef | ast.Import | ast.ImportFrom):
-            problems.add(cell, node.lineno, "a driver cell holds functions (def) and imports only")
+            problems.add(cell, node.lineno, "a driver cell may contain only functions (def) and "
+                                            "imports")
     _only(cell, seen.of(Role.SETUP, Role.ANSWER), problems, lab,
-          "a driver uses student's names, setup cells and its own imports")
+          "a driver uses the student's names, setup cells, and its own imports")
     if not (cell.uses & seen.of(Role.ANSWER) or cell.imports & seen.modules):
-        problems.add(cell, None, "it uses no student's name: make it a setup or a check-setup cell")
+        problems.add(cell, None, "it uses none of the student's names: make it a setup or a "
+                                 "check-setup cell")
     _no_clocks(cell, seen.imports[Role.SETUP] | cell.names.imports, problems)
 
 
-def _check_setup(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
+def _check_setup(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
     _trusted(cell, seen.of(Role.CHECK_SETUP), seen, problems)
     _only(cell, seen.of(Role.CHECK_SETUP), problems, lab, "a check-setup cell uses builtins, its "
           "own imports and earlier check-setup cells: pass values as arguments")
 
 
-def _check(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
+def _check(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
     ours, theirs = seen.of(Role.CHECK_SETUP), seen.of(*STUDENTS)
     _trusted(cell, ours, seen, problems)
     _only(cell, ours | theirs, problems, lab, "a check uses what it imports or defines itself, "
@@ -143,16 +146,16 @@ def _check(cell: Cell, seen: _Seen, problems: Problems, lab: Lab) -> None:
     tested = _calls(cell, theirs, seen, problems)
     for use in cell.names.uses:
         if use.name in theirs and id(use.node) not in tested:
-            problems.add(cell, use.line, f"{use.name} is the student's: it may only be what "
-                         "check.value, function, raises, call, ranks, gpus, or schedule tests, "
-                         f"their first argument, as in check.call({use.name}, ...)")
+            problems.add(cell, use.line, f"{use.name} is the student's: it may only be the "
+                         "first argument of check.value, function, raises, call, ranks, gpus, or "
+                         f"schedule, as in check.call({use.name}, ...)")
     if not tested:
-        problems.add(cell, None, "it tests nothing of the student's: give check.function(...) a "
+        problems.add(cell, None, "it does not test the student's code: give check.function(...) a "
                      "student's name, or check.script(\"PATH\") the file of an answer above")
 
 
-def _calls(cell: Cell, theirs: set[str], seen: _Seen, problems: Problems) -> set[int]:
-    """The ids of the nodes that are student's things given to labkit.check."""
+def _calls(cell: Cell, theirs: set[str], seen: _Bindings, problems: Problems) -> set[int]:
+    """Return the ids of the nodes that pass a student's name or file to labkit.check."""
     tested: set[int] = set()
     for call in check_calls(cell):
         line = call.node.lineno
@@ -162,7 +165,7 @@ def _calls(cell: Cell, theirs: set[str], seen: _Seen, problems: Problems) -> set
         elif call.error:
             problems.add(cell, line, f"check.{call.function}: {call.error}")
         given = [call.arguments[name] for name in TESTED.values() if name in call.arguments]
-        if call.error:  # said above; not that its student's names are nowhere, too
+        if call.error:  # reported above; do not report its student's names as untested, too
             given = [*call.node.args, *[word.value for word in call.node.keywords]]
         tested |= {id(node) for node in given if isinstance(node, ast.Name) and node.id in theirs}
         if call.function not in SCRIPTS or "path" not in call.arguments:
@@ -179,11 +182,11 @@ def _calls(cell: Cell, theirs: set[str], seen: _Seen, problems: Problems) -> set
     return tested
 
 
-def _trusted(cell: Cell, ours: set[str], seen: _Seen, problems: Problems) -> None:
+def _trusted(cell: Cell, ours: set[str], seen: _Bindings, problems: Problems) -> None:
     for use in cell.names.uses:
         if use.name in REACHING and use.name not in ours:
-            problems.add(cell, use.line, f"{use.name} reaches out of the check: do it in the "
-                         "answer, a driver or a setup cell, and check the value")
+            problems.add(cell, use.line, f"{use.name} reaches out of the check: use it in the "
+                         "answer, a driver, or a setup cell, and check the value")
     for node in ast.walk(cell.tree):
         if isinstance(node, ast.Attribute) and node.attr.startswith("__"):
             problems.add(cell, node.lineno, f".{node.attr} reaches out of the check: check values")
@@ -191,33 +194,33 @@ def _trusted(cell: Cell, ours: set[str], seen: _Seen, problems: Problems) -> Non
 
 
 def _no_clocks(cell: Cell, imports: dict[str, str], problems: Problems) -> None:
-    """Nothing that is measured on the student's machine is graded."""
+    """Report clocks and counters: nothing measured on the student's machine is graded."""
     for path, line in _paths(cell.tree, imports):
         for clock in CLOCKS:
             if path == clock or path.startswith(f"{clock}."):
-                problems.add(cell, line, f"{path}: no clock, no counter, nothing of this process: "
-                             "what is measured on the student's machine is never graded")
+                problems.add(cell, line, f"{path}: no clocks, counters, or process state: "
+                             "a measurement on the student's machine is never graded")
                 break
 
 
 def _paths(tree: ast.Module, imports: dict[str, str]) -> list[tuple[str, int]]:
-    """The dotted paths of all modules and their attributes that the cell names."""
-    found = []
+    """Return the dotted paths, with lines, of all modules and attributes that the cell names."""
+    paths = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno) for alias in node.names]
+            paths += [(alias.name, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            found += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
+            paths += [(f"{node.module}.{alias.name}", node.lineno) for alias in node.names]
         elif isinstance(node, ast.Attribute):
             parts, inner = [node.attr], node.value
             while isinstance(inner, ast.Attribute):
                 parts.append(inner.attr)
                 inner = inner.value
             if isinstance(inner, ast.Name) and inner.id in imports:
-                found.append((".".join([imports[inner.id], *reversed(parts)]), node.lineno))
+                paths.append((".".join([imports[inner.id], *reversed(parts)]), node.lineno))
         elif isinstance(node, ast.Name) and node.id in imports:
-            found.append((imports[node.id], node.lineno))
-    return found
+            paths.append((imports[node.id], node.lineno))
+    return paths
 
 
 RULES = {Role.SETUP: _setup, Role.ANSWER: _answer, Role.DRIVER: _driver,

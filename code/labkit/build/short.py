@@ -1,6 +1,7 @@
-"""The short setting: what `make test` changes in a cell that would run for long.
+"""The short setting: what `make test` changes in a cell that would take too long.
 
-`short={"--train-iters 100": "--train-iters 5"}` among a cell's marks. It is in no notebook.
+`short={"--train-iters 100": "--train-iters 5"}` is one of a cell's marks, and appears in no
+notebook.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.problems import Problems
 
 MARK = "short"
-ROLES = (Role.EXPLORE, Role.SETUP)  # the others are graded, as they are written
+ROLES = (Role.EXPLORE, Role.SETUP)  # other cells are graded exactly as written
 
 
 def shortened(cell: Cell) -> str:
-    """The cell's source in the short setting."""
+    """Return the cell's source in the short setting."""
     source = cell.source
     for old, new in cell.metadata.get(MARK, {}).items():
         source = source.replace(old, new)
@@ -21,7 +22,7 @@ def shortened(cell: Cell) -> str:
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add what is wrong with the short settings of `lab`'s cells."""
+    """Report errors in the short settings of `lab`'s cells."""
     for cell in lab.cells:
         changes = cell.metadata.get(MARK, {})
         if MARK in cell.metadata and cell.role not in ROLES:
@@ -29,9 +30,10 @@ def check(lab: Lab, problems: Problems) -> None:
             problems.add(cell, None, f"only {names} cells have a short setting")
         elif not isinstance(changes, dict) or not all(
                 isinstance(new, str) for new in changes.values()):
-            problems.add(cell, None, 'its short setting is no {"what is there": "what runs"}')
+            problems.add(cell, None, 'its short setting must be {"text in the cell": '
+                                     '"replacement"}')
         else:
             for old in changes:
                 if (count := cell.source.count(old)) != 1:
-                    problems.add(cell, None, f"the short setting changes {old!r}, which stands "
+                    problems.add(cell, None, f"the short setting changes {old!r}, which occurs "
                                  f"{count} times in the cell, not once")

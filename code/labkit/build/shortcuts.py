@@ -29,7 +29,7 @@ from labcore.workspace import CODE
 from labkit.build.calls import script_paths
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.masks import masked
-from labkit.masks import UnknownName, places
+from labkit.masks import UnknownName, mask_targets
 
 PACKAGES = ("corpus_tools", "job_monitor", "lab", "labkit", "layout_estimator", "minimegatron",
             "pipeline_schedules", "virtualgpu")
@@ -75,17 +75,17 @@ def warnings(lab: Lab) -> list[str]:
                               capture_output=True, timeout=SECONDS, check=True)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
         why = (error.stderr or str(error)).strip().split("\n")[-1]
-        return [f"{lab.path.name}: whether an import gives an answer away is unknown, because the "
-                f"lab with its own answers does not run: {why}"]
-    return [sentence(lab, Shortcut(*found)) for found in json.loads(done.stdout)]
+        return [f"{lab.path.name}: could not test whether an import gives an answer away, because "
+                f"the lab fails with its own answers: {why}"]
+    return [sentence(lab, Shortcut(*fields)) for fields in json.loads(done.stdout)]
 
 
-def sentence(lab: Lab, found: Shortcut) -> str:
-    answer = lab.answers[found.answer]
+def sentence(lab: Lab, shortcut: Shortcut) -> str:
+    answer = lab.answers[shortcut.answer]
     (name, *_) = functions_of(answer)
-    return (f"{lab.path.name}:{answer.line}: {answer.title}: `from {found.module} import "
-            f"{found.name} as {name}` gives the same results: mask it in a check-setup cell, "
-            f'check.mask("{found.dotted}")')
+    return (f"{lab.path.name}:{answer.line}: {answer.title}: `from {shortcut.module} import "
+            f"{shortcut.name} as {name}` gives the same results: mask it in a check-setup cell, "
+            f'check.mask("{shortcut.dotted}")')
 
 
 def functions_of(answer: Cell) -> dict[str, list[str]]:
@@ -99,24 +99,24 @@ def covered(lab: Lab, dotted: str) -> bool:
     """Return whether a mask of the lab covers a function."""
     names = [name for cell in lab.of(Role.CHECK_SETUP) for name in masked(cell.tree)]
     try:
-        (defined, *_) = places(dotted)
-        return any(place.covers(defined.module, defined.qualname)
-                   for name in names for place in places(name))
+        (defined, *_) = mask_targets(dotted)
+        return any(target.covers(defined.module, defined.qualname)
+                   for name in names for target in mask_targets(name))
     except UnknownName:  # a compiled module's
         return dotted in names
 
 
 def similar(lab: Lab) -> list[Shortcut]:
     """Return the unmasked functions that resemble an answer."""
-    found = []
+    candidates = []
     for grade_id, answer in lab.answers.items():
         for name, parameters in functions_of(answer).items():
             for module, other, theirs in public():
                 alike = len(parameters) >= FEWEST_PARAMETERS and set(parameters) <= set(theirs)
                 named = set(name.split("_")) <= set(other.split("_"))
                 if lab.tested_by[grade_id] and (named or alike):
-                    found.append(Shortcut(grade_id, module, other))
-    return [one for one in found if not covered(lab, one.dotted)]
+                    candidates.append(Shortcut(grade_id, module, other))
+    return [one for one in candidates if not covered(lab, one.dotted)]
 
 
 @cache
@@ -125,15 +125,15 @@ def public() -> tuple[tuple[str, str, tuple[str, ...]], ...]:
 
     Regular expressions find them, because parsing all modules would dominate the build time.
     """
-    found = []
+    functions = []
     for package in PACKAGES:
         for path in sorted((CODE / package).rglob("*.py")):
             parts = path.relative_to(CODE).with_suffix("").parts
             module = ".".join(part for part in parts if part != "__init__")
             if not f"{module}.".startswith(MACHINERY):
-                found += [(module, name, tuple(PARAMETER.findall(parameters)))
-                          for name, parameters in FUNCTION.findall(path.read_text("utf-8"))]
-    return tuple(found)
+                functions += [(module, name, tuple(PARAMETER.findall(parameters)))
+                              for name, parameters in FUNCTION.findall(path.read_text("utf-8"))]
+    return tuple(functions)
 
 
 def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
@@ -145,7 +145,7 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     owners = {name: grade_id for grade_id, answer in lab.answers.items()
               for name in functions_of(answer)}
 
-    class Recorder(kernel.Kernel):
+    class RecordingKernel(kernel.KernelSide):
         def call(self, function: Any, arguments: Sequence[Any], keywords: Any) -> Any:
             result = super().call(function, arguments, keywords)
             owner = owners.get(self.title(function))
@@ -157,7 +157,7 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     os.environ["LAB_HOME"] = str(home)
     shipping.make_workspace(home, lambda line: None)
     names: dict[str, Any] = {"__name__": "__main__"}
-    with sides.checking_on(Recorder()), contextlib.redirect_stdout(io.StringIO()):
+    with sides.checking_on(RecordingKernel()), contextlib.redirect_stdout(io.StringIO()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER, Role.CHECK_SETUP, Role.CHECK):
             scripts = cell.path or (cell.role is Role.CHECK and script_paths(cell))
             if cell.tree is not None and not scripts:
@@ -174,15 +174,15 @@ def passing(calls: dict[str, list[Recorded]], candidates: Sequence[Shortcut]) ->
     for module in dict.fromkeys(one.module for one in wanted):
         with contextlib.suppress(Exception, SystemExit):
             importlib.import_module(module)
-    found, begin = [], 0
+    confirmed, begin = [], 0
     while begin < len(wanted):
         tried = 0
         for line in _in_a_fork(lambda begin=begin: (
                 _gives(one, calls[one.answer]) for one in wanted[begin:])):
-            found += [wanted[begin + tried]] * (line == "True\n")
+            confirmed += [wanted[begin + tried]] * (line == "True\n")
             tried += 1
         begin += tried + 1
-    return found
+    return confirmed
 
 
 def _in_a_fork(work: Callable[[], Iterator[bool]]) -> list[str]:
@@ -240,9 +240,9 @@ def main(path: Path) -> None:
     with tempfile.TemporaryDirectory() as home:
         calls = recorded(lab, Path(home))
         os.chdir(home)
-        found = passing(calls, similar(lab))
+        shortcuts = passing(calls, similar(lab))
         os.chdir("/")
-    print(json.dumps([(one.answer, one.module, one.name) for one in found]))
+    print(json.dumps([(one.answer, one.module, one.name) for one in shortcuts]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The stubs that take the place of answers in a student's notebook."""
+"""The stubs that replace answers in a student's notebook."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def unanswered(source: str, kind: str = "code") -> str:
         kind: the cell's type, code or markdown.
     """
     if kind == "markdown":
-        return REGION.sub(lambda found: found[1] + TEXT, source)
+        return REGION.sub(lambda match: match[1] + TEXT, source)
     first = source.split("\n")[0]
     if first.startswith("%%writefile"):
         stub = next((stub for suffix, stub in SUFFIXES.items() if first.endswith(suffix)), BASH)
-        return REGION.sub(lambda found: found[1] + stub, source)
-    return REGION.sub(lambda found: found[1] + _python(found[1], found[2]), source)
+        return REGION.sub(lambda match: match[1] + stub, source)
+    return REGION.sub(lambda match: match[1] + _python(match[1], match[2]), source)
 
 
 def answered(source: str) -> str:
-    """The source of an answer cell, without the markers around its solutions."""
+    """Return the source of an answer cell without the markers around its solutions."""
     return "\n".join(line for line in source.split("\n") if line.strip() not in (BEGIN, END))
 
 

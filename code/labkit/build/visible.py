@@ -12,12 +12,12 @@ from labkit.build.names import COMPREHENSIONS
 from labkit.build.problems import Problems
 
 BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
-EXPECTED = ("expected", "bubble", "live")  # what a check's author expects, by its parameter
+EXPECTED = ("expected", "bubble", "live")  # parameters that hold expected values
 FORMULA = (ast.Lambda, ast.Name, ast.Call, *COMPREHENSIONS)
 
 
 def without_hidden(source: str, blank: bool = False) -> str:
-    """A check without its hidden tests, whose markers pair up; `blank`: their lines stay, empty."""
+    """Return a check without its hidden tests; with `blank`, their lines become empty."""
     kept, hidden = [], False
     for line in source.split("\n"):
         hidden = hidden or line.strip() == BEGIN
@@ -29,17 +29,17 @@ def without_hidden(source: str, blank: bool = False) -> str:
 
 def hidden_lines(source: str) -> set[int]:
     """Return the line numbers, from 1, of hidden lines and their markers."""
-    found, hidden = set(), False
+    numbers, hidden = set(), False
     for number, line in enumerate(source.split("\n"), start=1):
         hidden = hidden or BEGIN in line
         if hidden:
-            found.add(number)
+            numbers.add(number)
         hidden = hidden and END not in line
-    return found
+    return numbers
 
 
 def check(lab: Lab, problems: Problems) -> None:
-    """Add every formula outside hidden tests in what a check expects and in its hints."""
+    """Report formulas in expected values and hints outside hidden tests."""
     for cell in lab.of(Role.CHECK):
         if cell.tree is None:
             continue
@@ -50,8 +50,8 @@ def check(lab: Lab, problems: Problems) -> None:
             continue
         for node in _given(seen):
             if any(isinstance(part, FORMULA) for part in ast.walk(node)):
-                problems.add(cell, node.lineno, "a formula where students can read it is the "
-                             "answer: give values here, and formulas in the hidden tests")
+                problems.add(cell, node.lineno, "students can read the answer in this "
+                             "formula: give values here, and formulas in the hidden tests")
 
 
 def _given(cell: Cell) -> Iterator[ast.expr]:

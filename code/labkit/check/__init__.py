@@ -1,7 +1,7 @@
 """Checks for notebooks: `from labkit import check`. docs/writing-labs.md is the guide.
 
-The functions come from their modules when they are first asked for: a sandbox needs only
-labkit.check.wire, and starts in half the time without the rest.
+The functions are imported on first use: a sandbox needs only labkit.check.wire, and starts in half
+the time without the rest.
 """
 
 import importlib
@@ -29,10 +29,11 @@ _MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "gpus": "
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    importlib.import_module("labkit.check.kernel")  # the side of a process that has none yet
-    found = getattr(importlib.import_module(f"labkit.check.{_MODULES.get(name, 'checks')}"), name)
-    globals()[name] = found
-    return found
+    importlib.import_module("labkit.check.kernel")  # sets the default side of this process
+    attribute = getattr(importlib.import_module(f"labkit.check.{_MODULES.get(name, 'checks')}"),
+                        name)
+    globals()[name] = attribute
+    return attribute
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,8 @@
-"""From a student's parsed command line to one of our own, for what a run would cost.
+"""Turn a student's parsed command line into our own command line for a cost estimate.
 
-No string of the student's is passed on: numbers, switches and choices are written anew from the
-trainer's Config, and every other flag is replaced, left out or refused. What happens to a flag
-follows from what it affects, which the trainer's table of flags declares.
+None of the student's strings are passed on: numbers, switches, and choices are regenerated from the
+trainer's Config, and every other flag is replaced, left out, or refused. The trainer's table of
+flags declares what each flag affects, which decides what happens to it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """The cluster for an estimate.
+class EstimateHardware:
+    """The hardware for an estimate.
 
     Attributes:
         device: virtual:GPU.
@@ -51,19 +51,22 @@ def use(flag: Flag) -> Literal["passed", "replaced", "left out", "refused"]:
     return "replaced" if replaced else "passed"
 
 
-def flags_for_estimate(config: Config, cluster: Cluster, vocab_size: int) -> list[str]:
-    """The trainer's flags that estimate `config` there. Raises LabError for a run that cannot be
-    estimated."""
+def flags_for_estimate(config: Config, hardware: EstimateHardware, vocab_size: int) -> list[str]:
+    """Return the trainer's flags that estimate `config` on this hardware.
+
+    Raises LabError for a run that cannot be estimated.
+    """
     table = table_of(type(config))
     for flag in table.values():
         if use(flag) == "refused" and getattr(config, flag.name) != flag.default:
-            raise LabError(f"{flag.spelling}: what the script starts trains nothing; leave it out")
+            raise LabError(f"{flag.spelling}: with this flag the trainer does not train; leave it "
+                           "out")
     _require_size(config)
-    words = ["--estimate", "--json", "--device", cluster.device,
+    words = ["--estimate", "--json", "--device", hardware.device,
              "--world-size", str(config.world_size),
-             "--gpus-per-node", str(cluster.gpus_per_node), "--vocab-size", str(vocab_size)]
-    if cluster.network is not None:
-        words += ["--virtual-network", cluster.network]
+             "--gpus-per-node", str(hardware.gpus_per_node), "--vocab-size", str(vocab_size)]
+    if hardware.network is not None:
+        words += ["--virtual-network", hardware.network]
     for flag in table.values():
         if use(flag) == "passed":
             words += _words(flag, getattr(config, flag.name))
@@ -74,7 +77,7 @@ def flags_for_estimate(config: Config, cluster: Cluster, vocab_size: int) -> lis
 
 def _words(flag: Flag, value: object) -> list[str]:
     """Return a flag with its value. Raises LabError for a string that is none of its choices."""
-    if type(value) is bool and flag.off:  # a switch for what is on by default
+    if type(value) is bool and flag.off:  # a switch that turns off a default
         return [] if value else [flag.off[0]]
     if value is None or value is False:
         return []
@@ -94,4 +97,4 @@ def _require_size(config: Config) -> None:
                                ("passes in each step (stages x micro-batches)", passes,
                                 MOST_PASSES)):
         if number > most:
-            raise LabError(f"{number:,} {what}: such a run is not estimated here; at most {most:,}")
+            raise LabError(f"{number:,} {what}: too large to estimate here; at most {most:,}")

@@ -29,7 +29,7 @@ def run(record: str, name: str, words: list[str]) -> int:
     Returns an exit code where it starts nothing: for bad arguments, `taskset --pid`, or `--help`.
     """
     try:
-        cpus = of_taskset(record, words) if name == "taskset" else of_numactl(words)
+        cpus = taskset_cpus(record, words) if name == "taskset" else numactl_cpus(words)
     except (ValueError, IndexError) as error:
         why = error if isinstance(error, ValueError) else "it needs more arguments"
         print(f"{name}: {why}", file=sys.stderr)
@@ -62,7 +62,7 @@ def bits(mask: str) -> int:
     return int(mask, 16).bit_count()
 
 
-def of_srun(option: str, task: int) -> dict[str, str]:
+def srun_cpu_bind(option: str, task: int) -> dict[str, str]:
     """Return the variable with the CPUs that `srun --cpu-bind` names for a task, if it names any.
 
     Args:
@@ -80,7 +80,7 @@ def of_srun(option: str, task: int) -> dict[str, str]:
     return {MASK: mask(bits(masks[task % len(masks)]))}
 
 
-def of_taskset(record: str, words: list[str]) -> int | None:
+def taskset_cpus(record: str, words: list[str]) -> int | None:
     """Remove taskset's own arguments, and return the number of CPUs that they name, if any.
 
     Args:
@@ -107,7 +107,7 @@ def of_taskset(record: str, words: list[str]) -> int | None:
     return None
 
 
-def of_numactl(words: list[str]) -> int | None:
+def numactl_cpus(words: list[str]) -> int | None:
     """Remove numactl's own arguments, and return the number of CPUs that they name, if any.
 
     Raises ValueError or IndexError for bad arguments.
@@ -134,7 +134,7 @@ def count(text: str) -> int:
 
     Raises ValueError for an invalid list.
     """
-    found: set[int] = set()
+    named: set[int] = set()
     for part in text.split(","):
         cpus = range(0)
         if match := PART.fullmatch(part):
@@ -142,8 +142,8 @@ def count(text: str) -> int:
             cpus = range(int(first), min(int(last or first) + 1, MOST_CPUS), int(step or 1))
         if not cpus:
             raise ValueError(f"invalid CPU list: {text[:50]!r}")
-        found |= set(cpus)
-    return len(found)
+        named |= set(cpus)
+    return len(named)
 
 
 def pin(record: str, process: int, cpus: int) -> None:

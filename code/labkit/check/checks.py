@@ -11,15 +11,15 @@ from labkit.check.sides import Raised, side
 from labkit.check.wire import CannotCross
 
 Case = Mapping[str, Any] | Sequence[Any]
-Answers = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
+Answers = Sequence[Any] | Callable[..., Any]  # one value per case, or a function of the case
 HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
-NO_RETURN = "(does the function end without `return`? print hands nothing back)"
+NO_RETURN = "(does the function end without `return`? print does not return anything)"
 UNANSWERED = "The cell above still waits for your answer."
 MOST_SHOWN = 300  # characters of a value in a message
 
 
 class Failed(AssertionError):
-    """A check that did not hold. Notebooks show its text alone, without a traceback."""
+    """Raised by a check that fails. Notebooks show only its message, without a traceback."""
 
     def _render_traceback_(self) -> list[str]:
         return [f"{bad('✗')} {self}"]
@@ -35,29 +35,32 @@ def shown(value: Any) -> str:
 
 
 def that(condition: bool, hint: str) -> None:
-    """Assert `condition`, which is about values from `call` or `script`. Raises Failed."""
+    """Assert `condition`, computed from values that `call` or `script` returned. Raises Failed."""
     if not condition:
         raise Failed(hint)
 
 
 def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
           rel: float = NEAR) -> None:
-    """Assert that the student's `x` is `expected`; `hints` maps a text to the wrong value it is
-    for, or to a predicate of the value. Raises Failed."""
+    """Assert that the student's `x` is `expected`.
+
+    `hints` maps each text to the wrong value that triggers it, or to a predicate of the value.
+    Raises Failed.
+    """
     try:
         got = side().value(x)
     except CannotCross as error:
         raise Failed(str(error)) from None
     if isinstance(got, Raised):
         raise Failed(f"the answer above is not there: {got}")
-    found = difference(got, expected, rel)
-    if found is None:
+    mismatch = difference(got, expected, rel)
+    if mismatch is None:
         passed(f"{shown(got)} is right")
         return
     for text, wrong in (hints or {}).items():
         if _holds(wrong, got) if callable(wrong) else difference(got, wrong, rel) is None:
             raise Failed(f"{shown(got)} is not right. {text}")
-    raise Failed(f"{shown(got)} is not right: {found}.")
+    raise Failed(f"{shown(got)} is not right: {mismatch}.")
 
 
 def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
@@ -69,7 +72,7 @@ def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
 
 
 def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
-    """A plain copy of what the student's `f` returns for copies of the arguments. Raises Failed."""
+    """Return a plain copy of what the student's `f` returns for the arguments. Raises Failed."""
     result = _outcome(f, arguments, keywords)
     if isinstance(result, Raised):
         raise Failed(f"{spelled(f, arguments, keywords)} raised {result}{_advice(result)}")
@@ -83,21 +86,21 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
 
     expected: one value per case, or a function of the case. Outside hidden tests it is values: a
     formula there would be the answer.
-    hints: texts with the wrong values (or the wrong function) that each is for.
-    Raises Failed at the first case that does not hold.
+    hints: maps each text to the wrong values (or the wrong function) that trigger it.
+    Raises Failed at the first case that fails.
     """
     if not cases:
         raise ValueError("check.function: no cases, so nothing would be checked")
     for number, case in enumerate(cases):
         arguments, keywords = arguments_of(case)
         got = call(f, *arguments, **keywords)
-        found = difference(got, _answer(expected, cases, number), rel)
-        if found is not None:
+        mismatch = difference(got, _answer(expected, cases, number), rel)
+        if mismatch is not None:
             where = f"{spelled(f, arguments, keywords)} returned {shown(got)}"
             hint = _hint(got, hints or {}, cases, number, rel)
             if got is None and not hint:
-                found += f" {NO_RETURN}"
-            raise Failed(f"{where}. {hint}" if hint else f"{where}: {found}.")
+                mismatch += f" {NO_RETURN}"
+            raise Failed(f"{where}. {hint}" if hint else f"{where}: {mismatch}.")
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
 
@@ -112,25 +115,27 @@ def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:
 
 def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = None,
            hint: str = "") -> None:
-    """Assert that `f` refuses `case` by raising `kind` (or a subclass) with `mentions` in its text.
-    Raises Failed."""
+    """Assert that `f` raises `kind` (or a subclass) for `case`, with `mentions` in its message.
+
+    Raises Failed.
+    """
     arguments, keywords = arguments_of(case)
-    result, said = _outcome(f, arguments, keywords), spelled(f, arguments, keywords)
+    result, call_text = _outcome(f, arguments, keywords), spelled(f, arguments, keywords)
     if not isinstance(result, Raised):
-        raise Failed(f"{said} returned {shown(result)}, but this cannot be right input: "
+        raise Failed(f"{call_text} returned {shown(result)}, but this is not valid input: "
                      f"raise {kind.__name__}. {hint}".rstrip())
     if kind.__name__ not in result.names:
-        raise Failed(f"{said} raised {result}: raise {kind.__name__} instead{_advice(result)}")
+        raise Failed(f"{call_text} raised {result}: raise {kind.__name__} instead{_advice(result)}")
     if mentions is not None and mentions not in result.text:
-        raise Failed(f"{said} raised {result}: let its text mention {mentions}")
-    passed(f"{side().title(f)} refuses {said}")
+        raise Failed(f"{call_text} raised {result}: its message must mention {mentions}")
+    passed(f"{side().title(f)} refuses {call_text}")
 
 
 def compare(what: str, guess: Any, measured: float) -> None:
     """Print how far off a prediction was. Never fails, and gives no points.
 
     Args:
-        what: was predicted.
+        what: the quantity that was predicted.
         guess: the prediction; anything but a number counts as none.
         measured: the right value.
     """
@@ -168,17 +173,17 @@ def _hint(got: Any, hints: Mapping[str, Answers], cases: Sequence[Case], number:
           ) -> str | None:
     for text, wrong in hints.items():
         try:
-            # A hint is for 1.0, too, where the wrong answer is 1.
+            # A hint for the wrong answer 1 also applies to 1.0.
             wrong_way = _floats(_answer(wrong, cases, number))
             if difference(got, wrong_way, rel) is None:
                 return text
-        except ArithmeticError:  # this wrong way has no result for this case
+        except ArithmeticError:  # this mistake has no result in this case
             continue
     return None
 
 
 def _floats(value: Any) -> Any:
-    """`value` with floats for ints, which stand for both in a comparison."""
+    """Return `value` with its ints as floats, so that the comparison accepts both."""
     if isinstance(value, list | tuple):
         return [_floats(item) for item in value]
     if type(value) is int and abs(value) < 2**53:

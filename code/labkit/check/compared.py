@@ -46,14 +46,14 @@ OTHER_SPELLINGS = frozenset(name for names in SPELLINGS.values() for name in nam
 COMPARED = compared(Config)
 
 
-class NoFlag(ValueError):
+class InvalidOnly(ValueError):
     """A name in `only` is not a flag, or is a flag that is never compared; the text says which."""
 
 
 def freed(only: Sequence[str]) -> frozenset[str]:
     """Return the fields that a student may set, given the flags in `only`.
 
-    A flag in `only` also allows every other flag that sets the same field. Raises NoFlag.
+    A flag in `only` also allows every other flag that sets the same field. Raises InvalidOnly.
     """
     ends: set[str] = set()
     for name in only:
@@ -74,11 +74,11 @@ def _field(name: str) -> str:
     known = {*flags, *PLACES} - {spelled(field) for field in ignored} | {GPUS}
     if name not in known:
         if name in flags:
-            raise NoFlag(f"{name} is never compared, since no result, time or memory depends on "
-                         "it: leave it out")
+            raise InvalidOnly(f"{name} is never compared, since no result, time or memory depends "
+                              "on it: leave it out")
         near = get_close_matches(name, sorted(known), n=1)
-        raise NoFlag(f"{name} is no flag of the trainer" + (f" (nearest: {near[0]})" if near else
-                                                            ", such as --micro-batch-size"))
+        hint = f" (nearest: {near[0]})" if near else ", such as --micro-batch-size"
+        raise InvalidOnly(f"{name} is not a flag of the trainer{hint}")
     return flags[name]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from labkit.check.checks import NO_RETURN, Case, Failed, arguments_of, passed, shown, spelled
 from labkit.check.driving import drive, explained
-from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, Run
+from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
 
@@ -15,7 +15,7 @@ SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long
 Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
 
 
-class Runs(list[Run]):
+class RanksRuns(list[RanksRun]):
     """The runs of a check. A notebook shows nothing for them if they end a cell."""
 
     def _ipython_display_(self) -> None:
@@ -24,7 +24,7 @@ class Runs(list[Run]):
 
 def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
           ranks: int | Sequence[int] = 4, hints: Mapping[str, Any] | None = None,
-          rel: float = NEAR, seconds: float = SECONDS) -> Runs:
+          rel: float = NEAR, seconds: float = SECONDS) -> RanksRuns:
     """Run a driver on ranks of torch.distributed, and assert its return value on each of them.
 
     Each rank is a separate process, and the default process group uses gloo. The driver is called
@@ -53,7 +53,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     for number in numbers:
         if not 1 <= number <= MOST_RANKS:
             raise ValueError(f"check.ranks: ranks={number}: give 1 to {MOST_RANKS}")
-    runs = Runs()
+    runs = RanksRuns()
     for number in numbers:
         for place, case in enumerate(cases):
             done = _run(driver, number, case, seconds, hints or {})
@@ -65,7 +65,8 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     return runs
 
 
-def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[str, Any]) -> Run:
+def _run(driver: Any, number: int, case: Case, seconds: float,
+         hints: Mapping[str, Any]) -> RanksRun:
     """Run one case. Raises Failed unless the driver returns on all ranks."""
     where = f"on {number} rank{'s' if number > 1 else ''}"
     what, done = drive(driver, case, where, lambda arguments, keywords: (
@@ -78,7 +79,7 @@ def _run(driver: Any, number: int, case: Case, seconds: float, hints: Mapping[st
     raise Failed(f"{what}: {done.text if done.state == LATE else explained(done.text)}")
 
 
-def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected: Expected,
+def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, expected: Expected,
            hints: Mapping[str, Any], rel: float) -> None:
     """Compare the return values of all ranks with the expected ones. Raises Failed.
 
@@ -94,8 +95,8 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected
     """
     for rank, (got, right) in enumerate(zip(done.values, _values(expected, number, case, place),
                                             strict=True)):
-        found = difference(got, right, rel)
-        if found is None:
+        mismatch = difference(got, right, rel)
+        if mismatch is None:
             continue
         arguments, keywords = arguments_of(case)
         where = (f"{spelled(driver, arguments, keywords)} returned {shown(got)} on rank {rank} of "
@@ -103,7 +104,7 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: Run, expected
         for text, wrong in hints.items():
             if wrong != DEADLOCK and _is(done.values, wrong, number, case, place, rel):
                 raise Failed(f"{where}. {text}")
-        raise Failed(f"{where}: {found}{'' if got is not None else f' {NO_RETURN}'}.")
+        raise Failed(f"{where}: {mismatch}{'' if got is not None else f' {NO_RETURN}'}.")
 
 
 def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence[Any]:

@@ -63,8 +63,8 @@ def explained(text: str) -> str:
     """
     head, _, trace = text.partition("\n\n")
     for pattern, advice in MISTAKES:
-        if found := pattern.search(text):
-            head += f"\n{found.expand(advice)}"
+        if match := pattern.search(text):
+            head += f"\n{match.expand(advice)}"
             break
     trace = INNER.sub("", trace)
     return f"{head}\n\n{trace}" if "  File " in trace else head

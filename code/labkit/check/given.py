@@ -34,22 +34,22 @@ from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
     from labkit.check.job import Job
-    from labkit.check.runs import Run
+    from labkit.check.runs import TrainingRun
 
-MOST_SAID = 6  # differences
+MOST_DIFFERENCES = 6  # differences
 MOST_TEXT = 120  # characters of a student's value
 IN_ALL = ("nodes", "gpus_per_node", "programs", "runs")
 IN_RUN = ("nodes", "ranks_per_node", "trainer", "settings", "flags")
 
 
-def of_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
+def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
     """Return the part of the reference that the check compares with.
 
     Args:
         job: the reference script, resolved and without problems.
         only: the flags that the student may choose; they are left out.
 
-    Raises NoFlag.
+    Raises InvalidOnly.
     """
     free = freed(only)
     names = [name for name in (*COMPARED, *sorted(OTHER_SPELLINGS))
@@ -75,7 +75,7 @@ def of_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
 
 
 def require_sound(given: Any) -> None:
-    """Raise ValueError unless `given` has the structure that `of_reference` returns."""
+    """Raise ValueError unless `given` has the structure that `from_reference` returns."""
     try:
         if not given["runs"] or set(given) - set(IN_ALL):
             raise ValueError(f"it has {', '.join(given)}")
@@ -92,63 +92,66 @@ def differences(job: Job, given: Mapping[str, Any], only: Sequence[str]) -> list
 
     Args:
         job: the student's script, resolved and without problems.
-        given: the value that `of_reference` returned.
+        given: the value that `from_reference` returned.
         only: the flags that the student may choose, as they were when `given` was made.
 
-    Raises NoFlag.
+    Raises InvalidOnly.
     """
     free = freed(only)
-    found = list(_of_job(job, given))
+    sentences = list(_job_differences(job, given))
     runs = given["runs"]
     if len(job.runs) != len(runs):
-        found.append(f"it starts the trainer {len(job.runs)} times; the exercise's script does so "
-                     f"{'once' if len(runs) == 1 else f'{len(runs)} times'}")
-        return found
-    for number, (run, told) in enumerate(zip(job.runs, runs, strict=True), 1):
+        sentences.append(f"it starts the trainer {len(job.runs)} times; the exercise's script does "
+                         f"so {'once' if len(runs) == 1 else f'{len(runs)} times'}")
+        return sentences
+    for number, (run, prescribed) in enumerate(zip(job.runs, runs, strict=True), 1):
         where = f"training {number}: " if len(runs) > 1 else ""
-        found += [where + text for text in (*_of_run(run, told), *_of_flags(run, told, free))]
-    return list(dict.fromkeys(found))
+        sentences += [where + text for text in (*_run_differences(run, prescribed),
+                                                *_flag_differences(run, prescribed, free))]
+    return list(dict.fromkeys(sentences))
 
 
-def report(found: Sequence[str], path: str, only: Sequence[str]) -> str:
+def report(changes: Sequence[str], path: str, only: Sequence[str]) -> str:
     """Return a message for the student that lists the differences.
 
     Args:
-        found: the differences.
+        changes: the differences.
         path: the script.
         only: the flags that the student may choose.
     """
     lines = [f"{path} changes what this exercise does not ask you to change:",
-             *(f"  {text}." for text in found[:MOST_SAID])]
-    if len(found) > MOST_SAID:
-        lines.append(f"  ... and {len(found) - MOST_SAID} more.")
+             *(f"  {text}." for text in changes[:MOST_DIFFERENCES])]
+    if len(changes) > MOST_DIFFERENCES:
+        lines.append(f"  ... and {len(changes) - MOST_DIFFERENCES} more.")
     lines.append(f"Yours to choose: {', '.join(only)}." if only else
                  "All of it is given; change it back.")
     return "\n".join(lines)
 
 
-def _of_job(job: Job, given: Mapping[str, Any]) -> Iterator[str]:
+def _job_differences(job: Job, given: Mapping[str, Any]) -> Iterator[str]:
     for wanted, has, flag in ((given.get("nodes"), job.allocated_nodes, NODES),
                               (given.get("gpus_per_node"), job.gpus_per_node, GPUS)):
         if wanted is not None and has != wanted:
             yield f"#SBATCH asks for {flag} {has}; the exercise uses {wanted}"
     for program in job.programs:
         if program not in given.get("programs", ()):
-            yield f"it also starts {_cut(program)}; the exercise's script does not"
+            yield f"it also starts {_shortened(program)}; the exercise's script does not"
 
 
-def _of_run(run: Run, told: Mapping[str, Any]) -> Iterator[str]:
-    nodes, ranks = told.get("nodes", run.nodes), told.get("ranks_per_node", run.ranks_per_node)
+def _run_differences(run: TrainingRun, prescribed: Mapping[str, Any]) -> Iterator[str]:
+    nodes, ranks = prescribed.get("nodes", run.nodes), prescribed.get("ranks_per_node",
+                                                                      run.ranks_per_node)
     if (run.nodes, run.ranks_per_node) != (nodes, ranks):
         yield (f"nodes x ranks per node: {run.nodes} x {run.ranks_per_node}; the exercise uses "
                f"{nodes} x {ranks}")
-    if not _same_file(run.trainer, told["trainer"]):
-        yield f"it starts {_cut(run.trainer)}; the exercise's trainer is {told['trainer']}"
-    settings = told.get("settings", {})
+    if not _same_file(run.trainer, prescribed["trainer"]):
+        yield (f"it starts {_shortened(run.trainer)}; the exercise's trainer is "
+               f"{prescribed['trainer']}")
+    settings = prescribed.get("settings", {})
     for name in sorted({*run.settings, *settings}):
         if run.settings.get(name) != settings.get(name):
-            yield (f"{name} is {_cut(run.settings.get(name, 'not set'))}; in the exercise it is "
-                   f"{settings.get(name, 'not set')}")
+            yield (f"{name} is {_shortened(run.settings.get(name, 'not set'))}; in the exercise it "
+                   f"is {settings.get(name, 'not set')}")
 
 
 def _same_file(path: str, trainer: str) -> bool:
@@ -158,23 +161,24 @@ def _same_file(path: str, trainer: str) -> bool:
     return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
 
 
-def _of_flags(run: Run, told: Mapping[str, Any], free: frozenset[str]) -> Iterator[str]:
+def _flag_differences(run: TrainingRun, prescribed: Mapping[str, Any],
+                      free: frozenset[str]) -> Iterator[str]:
     if run.flags is None:  # refused, which is among the job's problems
         return
-    mine, given = parse_unchecked(run.arguments), parse_unchecked(shlex.split(told["flags"]))
+    mine, given = parse_unchecked(run.arguments), parse_unchecked(shlex.split(prescribed["flags"]))
     given = replace(given, **{name: getattr(mine, name) for name in free
                               if name != "layers_per_chunk"})
-    apart = [name for name in COMPARED if name not in free and any(
+    differing_as_written = [name for name in COMPARED if name not in free and any(
         not _equal(spelling, mine, given) for spelling in (name, *SPELLINGS.get(name, ())))]
     try:
         expected = check(given, rank=0, world_size=run.world_size)
     except UserError:  # this free flag depends on others that the student changed
-        yield from (_sentence(name, run.flags, given) for name in apart)
+        yield from (_sentence(name, run.flags, given) for name in differing_as_written)
         return
     differing = [name for name in COMPARED
                  if name not in free and not _equal(name, run.flags, expected)]
     # A difference that follows from another one is not reported.
-    for name in [name for name in differing if name in apart] or differing:
+    for name in [name for name in differing if name in differing_as_written] or differing:
         yield _sentence(name, run.flags, expected)
 
 
@@ -185,18 +189,18 @@ def _equal(name: str, one: Config, other: Config) -> bool:
 def _sentence(name: str, mine: Config, wanted: Config) -> str:
     if name == "layers_per_chunk":
         split = wanted.layers_per_chunk
-        told = repr(write_layout(split)) if split else "another one"
-        return (f"--pipeline-model-parallel-layout '{_cut(write_layout(mine.layers_per_chunk))}'; "
-                f"the exercise uses {told}")
+        layout = repr(write_layout(split)) if split else "another one"
+        return ("--pipeline-model-parallel-layout "
+                f"'{_shortened(write_layout(mine.layers_per_chunk))}'; the exercise uses {layout}")
     has, value, flag = getattr(mine, name), getattr(wanted, name), spelled(name)
     if isinstance(has, bool):
         return f"{flag}; the exercise does not use it" if has else \
             f"{flag} is missing; the exercise uses it"
     if has is None:
         return f"{flag} is missing; the exercise uses {value}"
-    return f"{flag} {_cut(str(has))}; the exercise " + (
+    return f"{flag} {_shortened(str(has))}; the exercise " + (
         f"uses {value}" if value is not None else "does not use it")
 
 
-def _cut(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}..."

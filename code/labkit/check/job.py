@@ -15,7 +15,7 @@ from labkit.check.checks import Failed, passed
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
 from labkit.check.options import BadOption
-from labkit.check.runs import TRAINER, Run, is_trainer, runs_of, together
+from labkit.check.runs import TRAINER, TrainingRun, is_trainer, runs_of, together
 from labkit.check.sides import side
 from labkit.check.torchrun import Torchrun
 from minimegatron.arguments import Config
@@ -28,11 +28,13 @@ MOST_OPTIONS = 20  # python's options, before the program's name
 
 @dataclass(frozen=True)
 class Job:
-    """A script, resolved. `nodes`, `ranks_per_node`, `world_size` and `flags` are those of its
-    run."""
+    """The job that a script would run.
+
+    `nodes`, `ranks_per_node`, `world_size`, and `flags` are those of its only training run.
+    """
 
     directives: dict[str, str]
-    runs: tuple[Run, ...]
+    runs: tuple[TrainingRun, ...]
     problems: tuple[str, ...]
     programs: tuple[str, ...]  # other programs it starts that could train a model
     requeues: bool = False  # it calls `scontrol requeue` with its own job ID
@@ -54,16 +56,17 @@ class Job:
         """Return the number of CPUs per node that its #SBATCH lines request."""
         try:
             return record.cpus_of_node(self.directives)
-        except BadOption:  # a problem of its own
+        except BadOption:  # reported separately
             return 1
 
     @property
-    def run(self) -> Run:
-        """The one training. Raises Failed where there is none, or more than one."""
+    def run(self) -> TrainingRun:
+        """Return the only training run. Raises Failed unless there is exactly one."""
         if len(self.runs) != 1:
             times = f"{len(self.runs)} times" if self.runs else "not at all"
             why = "\n".join(("", *self.problems))
-            raise Failed(f"the script starts {TRAINER} {times}; once is asked for.{why}")
+            raise Failed(f"the script starts {TRAINER} {times}; the exercise asks for one "
+                         f"run.{why}")
         return self.runs[0]
 
     @property
@@ -80,8 +83,10 @@ class Job:
 
     @property
     def flags(self) -> Config:
-        """The trainer's Config. Raises Failed with the trainer's words where it refuses its
-        flags."""
+        """Return the trainer's Config.
+
+        Raises Failed with the trainer's message if it refuses them.
+        """
         if self.run.flags is None:
             raise Failed("the trainer would refuse this: " + "; ".join(self.run.problems))
         return self.run.flags
@@ -113,15 +118,15 @@ def script(path: str, *, only: Sequence[str] = (),
     if given is not None:
         if job.problems:
             raise Failed("This would go wrong. " + " ".join(job.problems))
-        if found := differences(job, given, only):
-            raise Failed(report(found, path, only))
+        if changes := differences(job, given, only):
+            raise Failed(report(changes, path, only))
     size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
     passed(f"{path} starts {TRAINER} on {size} ranks")
-    say_notes(job)
+    print_notes(job)
     return job
 
 
-def say_notes(job: Job) -> None:
+def print_notes(job: Job) -> None:
     """Print the advice for a job."""
     for note in job.notes:
         print(f"{strong('Note')}: {note}.")
@@ -162,8 +167,8 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     status = recorded["exit"]
     if status is None:
-        problems.append(f"the script still ran after {record.SECONDS} seconds, although nothing "
-                        "trains here")
+        problems.append(f"the script was still running after {record.SECONDS} seconds, although no "
+                        "training takes place here")
     elif status not in (0, ends):
         lines = [line[:200] for line in recorded["output"].splitlines()
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
@@ -180,11 +185,11 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
 def _other_programs(launches: list[Launch], trainer: str) -> Iterator[str]:
     """Yield programs other than the trainer that could train a model."""
     for launch in launches:
-        told = launch.torchrun if launch.program == "torchrun" else None
+        torchrun = launch.torchrun if launch.program == "torchrun" else None
         if launch.program in LAUNCHERS:
             yield launch.program
-        elif isinstance(told, Torchrun) and not is_trainer(told.program, trainer):
-            yield told.program[0]
+        elif isinstance(torchrun, Torchrun) and not is_trainer(torchrun.program, trainer):
+            yield torchrun.program[0]
         elif launch.program == "python" and not is_trainer(launch.arguments, trainer):
             yield from _python_program(launch.arguments[:MOST_OPTIONS])
 

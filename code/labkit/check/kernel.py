@@ -1,4 +1,4 @@
-"""The student's own kernel as the side that checks use: names are the functions themselves."""
+"""The student's own kernel as a check's side: names are the functions themselves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from labcore import workspace
 from labkit.check import wire
 from labkit.check.sides import (
+    DEFAULT_TRIAL,
     SEED_VARIABLE,
-    USUAL,
     Raised,
     Trial,
     called,
@@ -19,15 +19,15 @@ from labkit.check.sides import (
 )
 
 if TYPE_CHECKING:
-    from labkit.check.masking import Masks
-    from labkit.check.on_gpus import Cluster, Modeled
-    from labkit.check.on_ranks import Run
+    from labkit.check.masking import KernelMasks
+    from labkit.check.on_gpus import GpusRun, SimulatedCluster
+    from labkit.check.on_ranks import RanksRun
 
 
-class Kernel:
-    """The student's own kernel."""
+class KernelSide:
+    """The side of a check in the student's own kernel."""
 
-    masks: Masks | None = None
+    masks: KernelMasks | None = None
 
     @property
     def seed(self) -> str:
@@ -46,15 +46,15 @@ class Kernel:
         return result if isinstance(result, Raised) else wire.copy(result)
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
-              keywords: Mapping[str, Any], seconds: float) -> Run:
+              keywords: Mapping[str, Any], seconds: float) -> RanksRun:
         from labkit.check import on_ranks
 
         given, words = wire.copy((tuple(arguments), dict(keywords)))
         masked = self.masks.names if self.masks else ()
         return on_ranks.read(on_ranks.run(function, ranks, given, words, seconds, masked), ranks)
 
-    def gpus(self, function: Any, cluster: Cluster, arguments: Sequence[Any],
-             keywords: Mapping[str, Any], seconds: float) -> Modeled:
+    def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> GpusRun:
         from labkit.check import on_gpus
 
         given, words = wire.copy((tuple(arguments), dict(keywords)))
@@ -65,16 +65,16 @@ class Kernel:
     def title(self, function: Any) -> str:
         return title(function)
 
-    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any]:
         from labkit.check.record import record
 
         return record(workspace.home(), path, trial)
 
     def mask(self, names: Sequence[str]) -> None:
-        from labkit.check.masking import Masks
+        from labkit.check.masking import KernelMasks
 
-        self.masks = Masks(names)
-        self.masks.places  # noqa: B018  an unknown name is an error in this cell, not in a check
+        self.masks = KernelMasks(names)
+        self.masks.mask_targets  # noqa: B018  an unknown name is an error in this cell, not in a check
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         from labkit.check.measure import run_here
@@ -82,4 +82,4 @@ class Kernel:
         return run_here(words)
 
 
-use_by_default(Kernel())
+use_by_default(KernelSide())

@@ -1,8 +1,8 @@
-"""The record of what a job script starts, checked: it may come from anybody.
+"""Validate the record of what a job script starts, which may be forged.
 
-A script runs beside its recorder, and the student's code beside both, so all three can write what
-they like into the record. What is held against it is what Slurm could have started; that the job
-would really run so, only running it would show.
+A script runs beside its recorder, and the student's code beside both, so all three can write
+anything into the record. It must be something that Slurm could have started; only a real run could
+show that the job would run that way.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Launch:
 
 
 def launches_of(record: dict[str, Any]) -> list[Launch]:
-    """The launches, once the whole record has the right form. Raises LabError."""
+    """Return the launches after validating the whole record. Raises LabError."""
     try:
         entries = record["launches"]
         texts = [*record["directives"].items(), record["notes"], [record["output"]]]
@@ -53,7 +53,7 @@ def launches_of(record: dict[str, Any]) -> list[Launch]:
                 and isinstance(entries, list) and all(type(text) is str for some in texts
                                                       for text in some)
                 and (record["exit"] is None or type(record["exit"]) is int)):
-            raise TypeError("a field of the wrong kind")
+            raise TypeError("a field has the wrong type")
         if len(entries) > MOST_LAUNCHES:
             raise LabError(f"the script starts more than {MOST_LAUNCHES} programs")
         launches = [_launch(entry) for entry in entries]
@@ -65,7 +65,7 @@ def launches_of(record: dict[str, Any]) -> list[Launch]:
 
 
 def _launch(entry: Any) -> Launch:
-    """Raises TypeError and others for what is none."""
+    """Return the launch in `entry`. Raises TypeError, KeyError, or ValueError if it is invalid."""
     if not isinstance(entry["arguments"], list) or len(entry["arguments"]) > MOST_WORDS:
         raise TypeError(f"a program with no list of at most {MOST_WORDS} arguments")
     launch = Launch(entry["program"], tuple(entry["arguments"]), entry["step"], entry["task"],
@@ -76,13 +76,15 @@ def _launch(entry: Any) -> Launch:
     if not (all(type(word) is str for word in words)
             and all(type(number) is int for number in (launch.step, launch.task))
             and type(launch.background) is bool):
-        raise TypeError("a launch of the wrong kind")
+        raise TypeError("a launch has fields of the wrong type")
     return launch
 
 
 def _require_a_job(launches: list[Launch], directives: dict[str, str]) -> None:
-    """That Slurm could have started them so: each task on one of the job's nodes, and the script
-    itself on the first one. Raises ValueError."""
+    """Raise ValueError unless Slurm could have started these launches.
+
+    Each task runs on one of the job's nodes, and the script itself runs on the first one.
+    """
     try:
         nodes, _ = allocated(directives)
     except BadOption:  # resolved as one node, with a note

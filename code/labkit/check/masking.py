@@ -16,7 +16,7 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from labkit.check.sides import Raised, side
-from labkit.masks import Place, message, places
+from labkit.masks import MaskTarget, mask_targets, message
 
 MAIN = "__main__"  # the module of a notebook's cells
 
@@ -34,15 +34,15 @@ def mask(*names: str) -> None:
     side().mask(names)
 
 
-class Masks:
+class KernelMasks:
     """The masks of this kernel."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self.names = tuple(names)
 
     @cached_property
-    def places(self) -> list[Place]:
-        return [place for name in self.names for place in places(name)]
+    def mask_targets(self) -> list[MaskTarget]:
+        return [target for name in self.names for target in mask_targets(name)]
 
     def watched(self, function: Any, call: Callable[[], Any | Raised]) -> Any | Raised:
         """Return the result of `call`; raise the sandbox's error if `function` uses masked code."""
@@ -51,7 +51,7 @@ class Masks:
         used = next((name for cell in _cells(function, set()) for name in self.imported(cell)), "")
         if used:
             return refused(used)
-        watch = _Watch(self.places)
+        watch = _Watch(self.mask_targets)
         result = watch.run(call)
         return refused(watch.used) if watch.used else result
 
@@ -62,12 +62,12 @@ class Masks:
         except (SyntaxError, ValueError):  # magics
             return
         for node in ast.walk(tree):
-            found = []
+            imports = []
             if isinstance(node, ast.Import):
-                found = [alias.name for alias in node.names]
+                imports = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
-                found = [f"{node.module}.{alias.name}" for alias in node.names]
-            for dotted in found:
+                imports = [f"{node.module}.{alias.name}" for alias in node.names]
+            for dotted in imports:
                 yield from (name for name in self.names if f"{dotted}.".startswith(f"{name}."))
 
 
@@ -79,11 +79,11 @@ def refused(name: str) -> Raised:
 class _Watch:
     """Record the first masked code that runs in this thread."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
-        self.places, self.used = places, ""
-        self.modules = {place.module.partition(".")[0] for place in places}
-        self.compiled = {id(thing): place.name for place in places if not place.defined
-                         for thing in [_loaded(place)] if thing is not None}
+    def __init__(self, mask_targets: Sequence[MaskTarget]) -> None:
+        self.mask_targets, self.used = mask_targets, ""
+        self.modules = {target.module.partition(".")[0] for target in mask_targets}
+        self.compiled = {id(thing): target.name for target in mask_targets if not target.defined
+                         for thing in [_loaded(target)] if thing is not None}
 
     def run(self, call: Callable[[], Any]) -> Any:
         before = sys.getprofile()
@@ -113,16 +113,16 @@ class _Watch:
         module = frame.f_globals.get("__name__")
         if (not self.used and isinstance(module, str)
                 and module.partition(".")[0] in self.modules):
-            self.used = next((place.name for place in self.places
-                              if place.covers(module, frame.f_code.co_qualname)), "")
+            self.used = next((target.name for target in self.mask_targets
+                              if target.covers(module, frame.f_code.co_qualname)), "")
 
 
-def _loaded(place: Place) -> Any:
+def _loaded(target: MaskTarget) -> Any:
     """Return the object that compiled code bound to a name, if its module is imported."""
-    found = sys.modules.get(place.module)
-    for part in place.qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+    value = sys.modules.get(target.module)
+    for part in target.qualname.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def _cells(thing: Any, seen: set[int]) -> Iterator[str]:

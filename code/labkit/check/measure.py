@@ -1,4 +1,4 @@
-"""Estimate the cost of a job, its time and memory, with the trainer's own model of virtual GPUs.
+"""Estimate a job's time and memory with the trainer's own model of virtual GPUs.
 
 The estimate depends only on the command line, not on anything that the student's code measured or
 wrote: a check composes its own command line (allowed.py), and the side runs it without any of the
@@ -19,7 +19,7 @@ from typing import Any
 
 from labcore.errors import LabError
 from labcore.workspace import CODE
-from labkit.check.allowed import Cluster, flags_for_estimate
+from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.checks import Failed, passed
 from labkit.check.job import TRAINER, Job
 from labkit.check.sides import side
@@ -27,8 +27,8 @@ from labkit.check.sides import side
 GIB = 2**30
 SECONDS = 120  # for one estimate; the largest that allowed.py lets through takes a sixth of it
 MOST_PRINTED = 1_000_000  # bytes of JSON
-LARGEST = 1e30  # no figure is as large
-REFUSED, REFUSAL = 1, "error: "  # the trainer's exit code, and what its last words begin with
+LARGEST = 1e30  # figures above this are invalid
+REFUSED, REFUSAL = 1, "error: "  # the trainer's exit code, and the prefix of its error message
 GPT2_VOCABULARY = 50257
 NUMBERS = ("seconds_per_iteration", "teraflops_per_gpu", "share_of_peak", "communication", "bubble",
            "parameters", "capacity")
@@ -60,7 +60,7 @@ class Figures:
 
     @property
     def peak_memory(self) -> float:
-        """GiB of the fullest rank."""
+        """Return the peak memory of the fullest rank, in GiB."""
         return max(self.memory)
 
 
@@ -77,29 +77,32 @@ def figures(job: Job, device: str, *, network: str | None = None,
     Raises Failed when the job has problems, or cannot be estimated.
     """
     if not device.startswith("virtual:"):
-        raise ValueError(f"check.figures: {device!r} is no virtual card, such as 'virtual:v100'")
+        raise ValueError(f"check.figures: {device!r} is not a virtual GPU, such as 'virtual:v100'")
     flags = job.flags
     if job.problems:
-        raise Failed("This job has no figures, it would go wrong. " + " ".join(job.problems))
+        raise Failed("This job would fail, so it has no estimate. " + " ".join(job.problems))
     try:
-        words = flags_for_estimate(flags, Cluster(device, job.ranks_per_node, network), vocab_size)
-        found = read(side().figures(words), flags.global_batch_size * flags.seq_length)
+        words = flags_for_estimate(flags, EstimateHardware(device, job.ranks_per_node, network),
+                                   vocab_size)
+        estimate = read(side().figures(words), flags.global_batch_size * flags.seq_length)
     except LabError as error:
-        raise Failed(f"What this job would cost cannot be said: {error}") from None
-    passed(f"{found.milliseconds:.1f} ms per iteration and {found.peak_memory:.2f} of "
-           f"{found.capacity:.2f} GiB on {job.world_size} {found.card}"
-           + ("" if found.fits else ": CUDA out of memory"))
-    return found
+        raise Failed(f"The cost of this job cannot be estimated: {error}") from None
+    passed(f"{estimate.milliseconds:.1f} ms per iteration and {estimate.peak_memory:.2f} of "
+           f"{estimate.capacity:.2f} GiB on {job.world_size} {estimate.card}"
+           + ("" if estimate.fits else ": CUDA out of memory"))
+    return estimate
 
 
 def program(words: Sequence[str]) -> list[str]:
-    """The command that estimates."""
+    """Return the command that estimates."""
     return [sys.executable, str(CODE / TRAINER), *words]
 
 
 def run_here(words: Sequence[str]) -> dict[str, Any]:
-    """Estimate in a process of its own, which sees nothing of this one's; or as it was before in
-    this one: checks are run again and again. Raises LabError."""
+    """Estimate in a separate process, or return a cached result, since checks are run repeatedly.
+
+    Raises LabError.
+    """
     environment = {name: value for name, value in os.environ.items()
                    if name in ("PATH", "HOME", "LANG", "PYTHONPATH")} | {"OMP_NUM_THREADS": "1"}
     return printed(*_run(tuple(program(words)), tuple(environment.items())))
@@ -108,8 +111,11 @@ def run_here(words: Sequence[str]) -> dict[str, Any]:
 @functools.lru_cache(maxsize=1000)
 def _run(command: tuple[str, ...], environment: tuple[tuple[str, str], ...]
          ) -> tuple[int, bytes, str]:
-    """Exit code, output and last words of an estimate. What raises is not kept: a library that
-    had no memory for a thread may have it the next time."""
+    """Return the exit code, stdout, and stderr of an estimate.
+
+    Crashes are raised, so they are not cached: a library that could not allocate a thread may
+    succeed next time.
+    """
     try:
         done = subprocess.run(command, env=dict(environment), capture_output=True,
                               stdin=subprocess.DEVNULL, timeout=SECONDS, check=False)
@@ -122,47 +128,51 @@ def _run(command: tuple[str, ...], environment: tuple[tuple[str, str], ...]
 
 
 class Refused(LabError):
-    """The trainer's words on why it does not estimate this."""
+    """Raised with the trainer's own message if it refuses to estimate this."""
 
 
 class Crashed(LabError):
-    """The trainer ended in another way than by an estimate or a refusal."""
+    """Raised if the trainer ends without an estimate or a refusal."""
 
 
 def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
-    """The JSON that the trainer printed. Raises Refused where it refused, and Crashed where it
-    ended otherwise or printed no object."""
+    """Return the JSON that the trainer printed.
+
+    Raises Refused if it refused the flags, and Crashed if it failed in any other way.
+    """
     if code != 0:
         _, refusal, words = f"\n{err.strip()}".rpartition(f"\n{REFUSAL}")
         if code == REFUSED and refusal:
             raise Refused(words[:1000])
-        last = words.splitlines()[-1] if words.strip() else "it says nothing"
+        last = words.splitlines()[-1] if words.strip() else "it printed nothing"
         raise Crashed(f"the trainer ended with exit code {code}: {last[:1000]}")
     try:
         if len(out) > MOST_PRINTED:
             raise ValueError(f"{len(out):,} bytes")
-        found = json.loads(out)
-        if not isinstance(found, dict):
+        estimate = json.loads(out)
+        if not isinstance(estimate, dict):
             raise ValueError("no object")
-        return found
+        return estimate
     except (ValueError, RecursionError) as error:
         raise Crashed(f"the trainer printed no estimate: {error}") from error
 
 
-def read(found: dict[str, Any], tokens: int) -> Figures:
-    """The figures in the trainer's JSON of an iteration of so many tokens. Raises LabError."""
-    memory = found.get("memory")
+def read(estimate: dict[str, Any], tokens: int) -> Figures:
+    """Return the figures in the trainer's JSON, for `tokens` per iteration. Raises LabError."""
+    memory = estimate.get("memory")
     totals = [stage.get("total") if isinstance(stage, dict) else None
               for stage in memory] if isinstance(memory, list) else []
-    numbers = [found.get(name) for name in NUMBERS]
-    sound = (totals and isinstance(found.get("card"), str) and type(found.get("fits")) is bool
+    numbers = [estimate.get(name) for name in NUMBERS]
+    sound = (totals and isinstance(estimate.get("card"), str) and type(estimate.get("fits")) is bool
              and all(type(number) in (int, float) and 0 <= number < LARGEST
                      for number in (*totals, *numbers))
-             and found["seconds_per_iteration"] > 1 / LARGEST)
+             and estimate["seconds_per_iteration"] > 1 / LARGEST)
     if not sound:
-        raise LabError("the trainer printed no estimate: a field is missing or of the wrong kind")
-    seconds = found["seconds_per_iteration"]
-    return Figures(found["card"], 1000 * seconds, tokens / seconds, found["teraflops_per_gpu"],
-                   found["share_of_peak"], found["communication"], found["bubble"],
-                   tuple(total / GIB for total in totals), found["capacity"] / GIB, found["fits"],
-                   found["parameters"])
+        raise LabError("the trainer printed no estimate: a field is missing or has the wrong type")
+    seconds = estimate["seconds_per_iteration"]
+    return Figures(estimate["card"], 1000 * seconds, tokens / seconds,
+                   estimate["teraflops_per_gpu"],
+                   estimate["share_of_peak"], estimate["communication"], estimate["bubble"],
+                   tuple(total / GIB for total in totals), estimate["capacity"] / GIB,
+                   estimate["fits"],
+                   estimate["parameters"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.check.checks import Case, Failed, passed
 from labkit.check.driving import drive, explained
-from labkit.check.on_gpus import MOST_PROCESSES, Cluster
+from labkit.check.on_gpus import MOST_PROCESSES, SimulatedCluster
 from labkit.check.on_ranks import LATE, RETURNED
 from labkit.check.sides import side
 
@@ -21,7 +21,7 @@ MEMORY, LITTLE = "memory", "little"
 
 
 @dataclass(frozen=True)
-class Cost:
+class ModeledCost:
     """The modeled cost of a driver.
 
     Attributes:
@@ -29,7 +29,7 @@ class Cost:
         ranks: the figures of each simulated rank (virtualgpu.replay.Priced).
     """
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     ranks: tuple[Priced, ...]
 
     @property
@@ -68,7 +68,7 @@ class Cost:
 def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
          link: str | None = None, present: Sequence[int] | None = None,
          least: Mapping[str, Any] | None = None, hints: Mapping[str, str] | None = None,
-         seconds: float = SECONDS) -> Cost:
+         seconds: float = SECONDS) -> ModeledCost:
     """Run a driver on virtual GPUs, and return its modeled cost.
 
     The default process group ("nccl") exists when the driver is called, and `torch.device("cuda")`
@@ -93,7 +93,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     """
     from virtualgpu.replay import TooLittle, require
 
-    cluster = Cluster(gpus, nodes, link, None if present is None else tuple(present))
+    cluster = SimulatedCluster(gpus, nodes, link, None if present is None else tuple(present))
     if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
         raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
                          f"most {MOST_PROCESSES} in `present`")
@@ -104,13 +104,13 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
         text = done.text if done.state == LATE else explained(done.text)
         raise Failed(f"{what}: {text}{_advice(hints, full)}")
     if not any(rank.seconds for rank in done.priced):
-        raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs there, and no rank "
+        raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs, and no rank "
                      f"communicates.{_advice(hints, LITTLE)}")
     try:
         require(done.priced, **(least or {}))
     except TooLittle as error:
         raise Failed(f"{what}: {error}{_advice(hints, LITTLE)}") from None
-    cost = Cost(cluster, done.priced)
+    cost = ModeledCost(cluster, done.priced)
     passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "
            f"{cost.peak_memory:.2f} GiB at the peak")
@@ -118,4 +118,4 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
 
 
 def _advice(hints: Mapping[str, str] | None, kind: str) -> str:
-    return "".join(f"\n{text}" for text, of in (hints or {}).items() if of == kind)
+    return "".join(f"\n{text}" for text, trigger in (hints or {}).items() if trigger == kind)

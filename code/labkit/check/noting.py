@@ -1,7 +1,7 @@
-"""Write down what a job script starts. For stand_in.py, without the environment.
+"""Record what a job script starts, for stand_in.py, which runs without the environment.
 
-A script starts several stand-ins, and importing json and signal would take longer than all the rest
-of one. So this writes its JSON itself, and asks the interpreter's own part of signal.
+A script starts several stand-ins, and importing json and signal would take longer than everything
+else that one does. So this module writes its JSON itself, and uses the built-in part of signal.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import time
 
 # Environment variables of the cluster. A script that sets one changes what the trainer computes.
 SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
-KEPT = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
-        "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND_LIST",
-        "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
+RECORDED_VARIABLES = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
+                      "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND_LIST",
+                      "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
 BACKGROUND_SECONDS = 0.5
 STEP = "LAB_STEP"  # "STEP/PROCESS ID OF ITS SRUN": private, since a script may set SLURM_STEP_ID
 
 
-def write_down(record: str, program: str, arguments: list[str], step: int | None = None) -> None:
-    """Append one line of JSON to the record, in one piece: several stand-ins may write at once.
+def append_launch(record: str, program: str, arguments: list[str], step: int | None = None) -> None:
+    """Append one line of JSON to the record, in one write, since several stand-ins may write at
+    once.
 
     Args:
         record: the path of the record.
@@ -32,7 +33,7 @@ def write_down(record: str, program: str, arguments: list[str], step: int | None
         step, _ = current_step()
     task = os.environ.get("SLURM_PROCID", "")
     variables = [f"{_json(name)}: {_json(value)}" for name, value in os.environ.items()
-                 if name in KEPT or name.startswith("PET_")]
+                 if name in RECORDED_VARIABLES or name.startswith("PET_")]
     entry = {"program": _json(program), "arguments": f"[{', '.join(map(_json, arguments))}]",
              "step": str(step),
              "task": str(int(task)) if task.isdecimal() else "0",
@@ -60,7 +61,7 @@ def _folder() -> str:
 
 
 def _json(text: str) -> str:
-    """Return a string as JSON; what is not a plain letter as \\uXXXX, in UTF-16 as JSON has it."""
+    """Return a string as JSON, with everything but printable ASCII as UTF-16 escapes."""
     units = text.encode("utf-16-be", "surrogatepass")
     codes = (units[at] << 8 | units[at + 1] for at in range(0, len(units), 2))
     return '"' + "".join(chr(code) if 32 <= code < 127 and code not in b'"\\'

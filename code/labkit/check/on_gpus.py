@@ -33,7 +33,7 @@ class BadRecords(ValueError):
 
 
 @dataclass(frozen=True)
-class Modeled:
+class GpusRun:
     """The outcome of a driver on virtual GPUs.
 
     Attributes:
@@ -48,7 +48,7 @@ class Modeled:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class SimulatedCluster:
     """The virtual GPUs that a driver runs on.
 
     Attributes:
@@ -71,7 +71,7 @@ class Cluster:
         return list(range(world) if self.present is None else self.present)
 
 
-def record(function: Callable, cluster: Cluster, arguments: Sequence[Any],
+def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[Any],
            keywords: Mapping[str, Any], seconds: float, masked: Sequence[str] = ()
            ) -> dict[str, Any]:
     """Run a function on virtual GPUs, and return the outcome as plain values.
@@ -89,22 +89,22 @@ def record(function: Callable, cluster: Cluster, arguments: Sequence[Any],
     try:
         warmranks.load(*IMPORTED)
         with open(os.devnull, "w") as nothing:  # a failure is printed there, too
-            (found,) = warmranks.run_ranks(
+            (recorded,) = warmranks.run_ranks(
                 _recorded, 1, function, cluster, tuple(arguments), dict(keywords), tuple(masked),
                 backend=None, timeout=seconds, stderr=nothing.fileno())
     except warmranks.RanksTimeout as error:
         return {"state": LATE, "text": str(error)[:MOST_TEXT]}
     except (warmranks.RankError, TypeError) as error:
         return {"state": RAISED, "text": shortened(str(error))}
-    if isinstance(found, str):
-        return {"state": RAISED, "text": shortened(found)}
-    if sum(map(len, found)) > MOST_PACKED:
+    if isinstance(recorded, str):
+        return {"state": RAISED, "text": shortened(recorded)}
+    if sum(map(len, recorded)) > MOST_PACKED:
         return {"state": RAISED, "text": "it does too much to be recorded: its records "
                                          f"exceed {MOST_PACKED:,} characters"}
-    return {"state": RETURNED, "records": found}
+    return {"state": RETURNED, "records": recorded}
 
 
-def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
+def _recorded(function: Callable, cluster: SimulatedCluster, arguments: tuple[Any, ...],
               keywords: dict[str, Any], masked: tuple[str, ...]) -> list[str] | str:
     """Return the packed records, or the error of the first rank that failed by itself."""
     import virtualgpu
@@ -122,9 +122,9 @@ def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
         else:
             function(*arguments, **keywords)
 
-    found = virtualgpu.run(program, cluster.gpus, cluster.nodes, link=cluster.link,
-                           present=cluster.present, record=True)
-    failed = [one for one in found if one.error]
+    results = virtualgpu.run(program, cluster.gpus, cluster.nodes, link=cluster.link,
+                             present=cluster.present, record=True)
+    failed = [one for one in results if one.error]
     if failed:
         own = [one for one in failed if not one.error.startswith(STOPPED)]
         first = (own or failed)[0]
@@ -132,9 +132,9 @@ def _recorded(function: Callable, cluster: Cluster, arguments: tuple[Any, ...],
         if not text.startswith("Traceback"):  # in one line, such as those of virtualgpu
             return f"rank {first.rank}: {text}"
         return f"rank {first.rank} raised {first.error.splitlines()[0]}\n\n{text}"
-    if sum(len(one.record.encode()) for one in found) > MOST_UNPACKED:
+    if sum(len(one.record.encode()) for one in results) > MOST_UNPACKED:
         return f"it does too much to be recorded: its records exceed {MOST_UNPACKED:,} bytes"
-    return [pack(one.record) for one in found]
+    return [pack(one.record) for one in results]
 
 
 def pack(text: str) -> str:
@@ -164,7 +164,7 @@ def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
         raise BadRecords(f"a record is not packed text: {error}") from error
 
 
-def read(outcome: Any, cluster: Cluster) -> Modeled:
+def read(outcome: Any, cluster: SimulatedCluster) -> GpusRun:
     """Compute what an outcome costs.
 
     Args:
@@ -179,13 +179,13 @@ def read(outcome: Any, cluster: Cluster) -> Modeled:
     if not (isinstance(state, str) and state in (RETURNED, RAISED, LATE)):
         raise BadRecords("no state")
     if state != RETURNED and isinstance(text, str):
-        return Modeled(state, text[:MOST_TEXT])
+        return GpusRun(state, text[:MOST_TEXT])
     if state != RETURNED:
         raise BadRecords("neither records nor an error")
-    return Modeled(RETURNED, priced=tuple(_priced(outcome.get("records"), cluster)))
+    return GpusRun(RETURNED, priced=tuple(_priced(outcome.get("records"), cluster)))
 
 
-def _priced(records: Any, cluster: Cluster) -> list[Priced]:
+def _priced(records: Any, cluster: SimulatedCluster) -> list[Priced]:
     from virtualgpu import replay
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.launch.cluster import parse
@@ -194,14 +194,14 @@ def _priced(records: Any, cluster: Cluster) -> list[Priced]:
     if not isinstance(records, list) or len(records) != len(expected):
         raise BadRecords(f"{len(expected)} records were expected")
     try:
-        made, left = [], MOST_UNPACKED
+        recordings, budget = [], MOST_UNPACKED
         for one in records:
-            text = unpack(one, left)
-            made.append(replay.read(text))
-            left -= len(text.encode())
-        if [one.rank for one in made] != expected:
-            raise BadRecords(f"records of ranks {[one.rank for one in made]}, not {expected}")
-        return replay.price(made, parse(cluster.gpus, cluster.nodes, cluster.link).topology())
+            text = unpack(one, budget)
+            recordings.append(replay.read(text))
+            budget -= len(text.encode())
+        if [one.rank for one in recordings] != expected:
+            raise BadRecords(f"records of ranks {[one.rank for one in recordings]}, not {expected}")
+        return replay.price(recordings, parse(cluster.gpus, cluster.nodes, cluster.link).topology())
     except (BadRecords, MemoryError):  # the latter is this side's own
         raise
     except (VirtualGpuError, RecursionError) as error:

@@ -30,7 +30,7 @@ class Forged(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RanksRun:
     """The outcome of a driver on its ranks, in one case.
 
     Attributes:
@@ -110,16 +110,16 @@ def shortened(text: str) -> str:
 def watched(masked: tuple[str, ...], function: Callable, arguments: tuple[Any, ...],
             keywords: dict[str, Any]) -> Any:
     """Call a function on this rank; raise the sandbox's error if it uses masked names."""
-    from labkit.check.masking import Masks
+    from labkit.check.masking import KernelMasks
     from labkit.check.sides import Raised
 
-    result = Masks(masked).watched(function, lambda: function(*arguments, **keywords))
+    result = KernelMasks(masked).watched(function, lambda: function(*arguments, **keywords))
     if isinstance(result, Raised):
         raise ImportError(result.text)
     return result
 
 
-def read(outcome: Any, ranks: int) -> Run:
+def read(outcome: Any, ranks: int) -> RanksRun:
     """Return the Run that an outcome describes. Raises Forged if it describes none.
 
     Args:
@@ -132,12 +132,12 @@ def read(outcome: Any, ranks: int) -> Run:
     if not isinstance(state, str):  # an array compares with a string element by element
         raise Forged("no state")
     if state in (RAISED, DEADLOCK, LATE) and isinstance(text, str):
-        return Run(state, text[:MOST_TEXT])
+        return RanksRun(state, text[:MOST_TEXT])
     lists = [outcome.get(name) for name in ("values", "flops", "calls")]
     if state != RETURNED or not all(isinstance(one, list) and len(one) == ranks for one in lists):
         raise Forged("not one value and one record for each rank")
-    return Run(RETURNED, records=tuple(_record(*one, ranks)
-                                       for one in zip(*lists, strict=True)))
+    return RanksRun(RETURNED, records=tuple(_record(*one, ranks)
+                                            for one in zip(*lists, strict=True)))
 
 
 def _record(value: Any, flops: Any, calls: Any, ranks: int) -> Record:

@@ -1,4 +1,4 @@
-"""The options of Slurm's commands, as far as a job script's meaning depends on them.
+"""Parse the options of Slurm's commands that affect what a job script does.
 
 Standard library only and no relative imports: stand_in.py runs it without the environment.
 """
@@ -53,15 +53,18 @@ SHORT = {
 
 
 class BadOption(Exception):
-    """Slurm would refuse it; the text says why and names the nearest right option."""
+    """Raised for an option that Slurm would refuse; the message names the nearest valid one."""
 
 
 def parse(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
-    """The options in front of `words` by their long names, and what follows them. A flag's value is
-    "" unless one is attached. Raises BadOption as getopt would, prefixes and all."""
+    """Return the leading options of `words` by their long names, and the remaining words.
+
+    A flag's value is "" unless one is attached. Unique prefixes are accepted, as by getopt.
+    Raises BadOption.
+    """
     valued = VALUED | ({"wait"} if command == "srun" else set())  # a flag of sbatch
     flags = FLAGS | ({"wait"} if command == "sbatch" else set())
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -81,8 +84,8 @@ def parse(words: list[str], command: str) -> tuple[dict[str, str], list[str]]:
             if not rest:
                 raise BadOption(f"{command} --{name} needs a value")
             value = rest.pop(0)
-        found[name] = value
-    return found, rest
+        options[name] = value
+    return options, rest
 
 
 def _long_name(name: str, known: set[str], command: str) -> str:
@@ -98,7 +101,7 @@ def _long_name(name: str, known: set[str], command: str) -> str:
 
 def directives(script: str) -> tuple[dict[str, str], list[str]]:
     """Return the options that sbatch reads from a script, and notes on lines that it ignores."""
-    found: dict[str, str] = {}
+    requested: dict[str, str] = {}
     notes: list[str] = []
     lines = script.splitlines()
     if not lines or not lines[0].startswith("#!"):
@@ -107,23 +110,23 @@ def directives(script: str) -> tuple[dict[str, str], list[str]]:
     reading = True
     for number, line in enumerate(lines, 1):
         if re.match(r"#\s+SBATCH\s|\s+#\s*SBATCH\s|#sbatch\s", line):
-            notes.append(f"line {number}: Slurm takes {line.strip()!r} for a comment: "
-                         "it must begin with #SBATCH, without blanks before or in it")
+            notes.append(f"line {number}: Slurm treats {line.strip()!r} as a comment: "
+                         "it must begin with #SBATCH, without spaces before or in it")
         elif re.match(r"#SBATCH\b", line):
             if not reading:
                 notes.append(f"line {number}: Slurm does not read {line!r}: "
                              "#SBATCH lines come before the first command")
                 continue
-            _read_directive(line, number, found, notes)
+            _read_directive(line, number, requested, notes)
         elif line.strip() and not line.startswith("#"):
             reading = False
-    return found, notes
+    return requested, notes
 
 
-def _read_directive(line: str, number: int, found: dict[str, str], notes: list[str]) -> None:
+def _read_directive(line: str, number: int, requested: dict[str, str], notes: list[str]) -> None:
     try:
         options, rest = parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
-        found.update(options)
+        requested.update(options)
         if rest:
             notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
     except (BadOption, ValueError) as error:
@@ -131,7 +134,8 @@ def _read_directive(line: str, number: int, found: dict[str, str], notes: list[s
 
 
 def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]:
-    """Return the environment that --export leaves. Slurm's own variables and the workspace's stay.
+    """Return the environment that --export leaves. Slurm's own variables and the workspace's
+    remain.
 
     Args:
         setting: "ALL", "NONE", or names with or without values.
@@ -146,7 +150,7 @@ def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]
 
 
 def count(text: str | None, default: int) -> int:
-    """A number of nodes or tasks: "2", "2-4" (the least) or "1k". Raises BadOption."""
+    """Return a number of nodes or tasks: "2", "2-4" (the minimum), or "1k". Raises BadOption."""
     if text is None:
         return default
     match = re.fullmatch(r"(\d{1,6})(k?)(?:-\d{1,6}k?)?", text)
@@ -209,12 +213,12 @@ def _tasks_per_node(directives: dict[str, str], nodes: int) -> int:
         if "ntasks" in directives:
             return count(directives["ntasks"], 1) // nodes
         return count(directives.get("ntasks-per-node"), 1)
-    except BadOption:  # a problem of its own
+    except BadOption:  # reported separately
         return 1
 
 
 def expand(hosts: str) -> list[str]:
-    """The names in a host list: "slurmnode[1-2,5]" is slurmnode1, slurmnode2, slurmnode5."""
+    """Return the names in a host list: "slurmnode[1-2,5]" is slurmnode1, slurmnode2, slurmnode5."""
     names: list[str] = []
     for part in re.findall(r"[^,\[]+(?:\[[^\]]*\])?[^,\[]*", hosts):
         match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", part)

@@ -21,7 +21,7 @@ INDENT = "    "
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PartResult:
     """The outcome of one part.
 
     Attributes:
@@ -37,7 +37,7 @@ class Outcome:
     is_decided: bool = True
 
 
-_open: list[Outcome] | None = None
+_open: list[PartResult] | None = None
 
 
 @contextlib.contextmanager
@@ -48,15 +48,15 @@ def parts() -> Iterator[None]:
     """
     global _open
     if _open is not None:
-        raise RuntimeError("check.parts within check.parts: one check has one list of parts")
-    _open = found = []
+        raise RuntimeError("check.parts inside check.parts: a check has only one list of parts")
+    _open = outcomes = []
     try:
         yield
     finally:
         _open = None
-    if earned(found) < total(found):
-        raise Failed(report(found))
-    passed(report(found))
+    if earned(outcomes) < total(outcomes):
+        raise Failed(report(outcomes))
+    passed(report(outcomes))
 
 
 @contextlib.contextmanager
@@ -68,29 +68,29 @@ def part(points: float, title: str) -> Iterator[None]:
         title: a short description of the part, which students read.
     """
     if _open is None:
-        raise RuntimeError("check.part stands within `with check.parts():`")
+        raise RuntimeError("check.part is only valid inside `with check.parts():`")
     try:
         yield
     except Exception as error:
-        # A grading kernel runs hidden tests, too, whose messages may hold what they expect.
+        # A grading kernel runs hidden tests, too, whose messages may contain the expected values.
         name = type(error).__name__
         text = str(error) if isinstance(error, Failed) else (
             name if SEED_VARIABLE in os.environ else f"{name}: {error}")
-        _open.append(Outcome(points, title, text))
+        _open.append(PartResult(points, title, text))
     else:
-        _open.append(Outcome(points, title))
+        _open.append(PartResult(points, title))
 
 
-def earned(outcomes: Sequence[Outcome]) -> float:
+def earned(outcomes: Sequence[PartResult]) -> float:
     """Return the points of the parts that passed."""
     return math.fsum(one.points for one in outcomes if one.is_decided and one.error is None)
 
 
-def total(outcomes: Sequence[Outcome]) -> float:
+def total(outcomes: Sequence[PartResult]) -> float:
     return math.fsum(one.points for one in outcomes)
 
 
-def report(outcomes: Sequence[Outcome]) -> str:
+def report(outcomes: Sequence[PartResult]) -> str:
     """Return one line per part, followed by the error of a failed one.
 
     Messages are indented line by line, so that a student's text cannot imitate another part.

@@ -1,7 +1,8 @@
-"""Judging pipeline schedules that a student's function makes: by what they do, not by their text.
+"""Check the pipeline schedules that a student's function returns by what they do.
 
-Several orders may be right (GPipe's backwards run either way), so an answer must be sound, fill the
-pipeline as well as asked, and keep no more activations. docs/writing-labs.md is the guide.
+Several orders may be correct (GPipe's backward passes may run in either order), so an answer must
+be valid, have no larger bubble than required, and keep no more activations. docs/writing-labs.md is
+the guide.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from labkit.check.checks import Case, Failed, arguments_of, call, passed, spelled
 from labkit.check.same import difference
-from labkit.check.schedule_answer import Fault, Sizes, read, unsound
+from labkit.check.schedule_answer import Fault, Sizes, read, validity_fault
 from labkit.check.sides import side
 from pipeline_schedules import (
     BACKWARD,
@@ -29,28 +30,28 @@ from pipeline_schedules import (
     simulate,
 )
 
-PerCase = Sequence[Any] | Callable[..., Any]  # a value per case, or a function of the case
+PerCase = Sequence[Any] | Callable[..., Any]  # one value per case, or a function of the case
 
-# Forward, and a whole backward: as long as is usual, and as long as the forward.
+# Costs of a forward pass and the two halves of a backward: the usual 1:2, and 1:1.
 CLOCKS = {"twice as long as": Durations(1, 1, 1), "as long as": Durations(1, 0.5, 0.5)}
 FORWARDS_FIRST = ("gpipe",)  # every stage runs all forwards before its first backward
 NEAR = 1e-9  # relative: chunks take fractions of a time
-LARGEST = 2_000  # forwards in a case of an author: it takes about a second
-MOST_SAID = 1_500  # characters
-MOST_TRIED = 6  # other cases, for whether the answer is right there
+LARGEST = 2_000  # forward passes in a case: simulating them takes about a second
+MOST_TEXT = 1_500  # characters
+MOST_TRIED = 6  # other cases in which to try the answer
 
 PROPERTIES = ("no schedule", "wrong stages", "incomplete", "deadlock", "forwards first", "bubble",
               "memory", "one at a time", "no overlap", "some sizes")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Requirements:
     """The requirements of one case.
 
     Attributes:
-        time: by CLOCKS' name.
-        bubble: the largest share of idle time.
-        live: the most activations per stage.
+        time: the longest time, by name in CLOCKS.
+        bubble: the largest bubble fraction.
+        live: the most in-flight activations per stage.
     """
 
     forwards_first: bool
@@ -62,8 +63,9 @@ class Limits:
 def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
              bubble: PerCase | None = None, live: PerCase | None = None,
              hints: Mapping[str, PerCase | str] | None = None) -> None:
-    """Assert that `f` makes a schedule as good as asked in every case: its stages, micro-batches
-    and, where it takes a third argument, chunks, in this order.
+    """Assert that `f` returns a schedule that meets the requirements in every case.
+
+    A case gives the numbers of stages, micro-batches and, if `f` takes a third argument, chunks.
 
     like: a built-in schedule: no slower, no more activations on any stage. bubble: the largest
     share of idle time; live: the most activations, for all stages or a list: one value per case,
@@ -80,12 +82,12 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
     for number in range(len(cases)):
         got, fault = _answer(f, cases[number], limits[number])
         if fault:
-            raise Failed(_said(f, cases, limits, number, got, fault, hints or {}))
+            raise Failed(_failure_message(f, cases, limits, number, got, fault, hints or {}))
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
 
 
 def sizes(case: Case) -> tuple[Sizes, list[int]]:
-    """The sizes that a case stands for, and those that it gives. ValueError for others."""
+    """Return a case's sizes, and those that it gives explicitly. Raises ValueError."""
     positional, keywords = arguments_of(case)
     given = [*positional, *keywords.values()]
     if len(given) not in (2, 3) or not all(type(size) is int and size >= 1 for size in given):
@@ -98,12 +100,12 @@ def sizes(case: Case) -> tuple[Sizes, list[int]]:
 
 
 def _limits(cases: Sequence[Case], number: int, like: str | None, bubble: PerCase | None,
-            live: PerCase | None) -> Limits:
+            live: PerCase | None) -> Requirements:
     _, given = sizes(cases[number])
-    most = None if bubble is None else _of_case(bubble, cases, number)
-    room = None if live is None else _of_case(live, cases, number)
+    bubble_limit = None if bubble is None else _of_case(bubble, cases, number)
+    live_limit = None if live is None else _of_case(live, cases, number)
     if like is None:
-        return Limits(False, {}, most, room)
+        return Requirements(False, {}, bubble_limit, live_limit)
     if like not in BUILT_IN:
         raise ValueError(f"check.schedule: like={like!r} is none of {', '.join(BUILT_IN)}")
     if live is not None:
@@ -113,7 +115,7 @@ def _limits(cases: Sequence[Case], number: int, like: str | None, bubble: PerCas
     except (ScheduleError, TypeError) as error:
         raise ValueError(f"check.schedule: {like} has no {cases[number]!r}: {error}") from error
     time = {name: simulate(model, clock).total for name, clock in CLOCKS.items()}
-    return Limits(like in FORWARDS_FIRST, time, most, peak_live(model))
+    return Requirements(like in FORWARDS_FIRST, time, bubble_limit, peak_live(model))
 
 
 def _of_case(values: PerCase, cases: Sequence[Case], number: int) -> Any:
@@ -125,40 +127,40 @@ def _of_case(values: PerCase, cases: Sequence[Case], number: int) -> Any:
     return values[number]
 
 
-def _answer(f: Any, case: Case, limits: Limits) -> tuple[Any, Fault | None]:
+def _answer(f: Any, case: Case, limits: Requirements) -> tuple[Any, Fault | None]:
     positional, keywords = arguments_of(case)
     got = call(f, *positional, **keywords)
     return got, judge(got, sizes(case)[0], limits)
 
 
-def judge(got: Any, of: Sizes, limits: Limits) -> Fault | None:
-    """The first fault of an answer, which may be anything that crosses."""
+def judge(got: Any, of: Sizes, limits: Requirements) -> Fault | None:
+    """Return the first fault of an answer, which may be any plain value; None if it is correct."""
     try:
-        made = read(got, of)
+        parsed = read(got, of)
     except ScheduleError as error:
         return Fault("no schedule", str(error))
-    return unsound(made, of) or next(_faults(made, limits), None)
+    return validity_fault(parsed, of) or next(_faults(parsed, limits), None)
 
 
-def _faults(made: Schedule, limits: Limits) -> Iterator[Fault]:
+def _faults(parsed: Schedule, limits: Requirements) -> Iterator[Fault]:
     """Yield the requirements that a valid schedule does not meet."""
     if limits.forwards_first:
-        for stage, actions in enumerate(made):
+        for stage, actions in enumerate(parsed):
             kinds = [action.kind == FORWARD for action in actions]
             if any(kinds[kinds.index(False):]):
                 late = kinds.index(True, kinds.index(False))
                 yield Fault("forwards first", f"stage {stage} runs {actions[late]} (position "
-                            f"{late}) after a backward: all forwards come first here", made)
+                            f"{late}) after a backward: all forwards come first here", parsed)
     for name, clock in CLOCKS.items():
-        timeline = simulate(made, clock)
+        timeline = simulate(parsed, clock)
         if name in limits.time and timeline.total > limits.time[name] * (1 + NEAR):
-            yield Fault("bubble", _idle(timeline, name), made)
+            yield Fault("bubble", _idle(timeline, name), parsed)
         if limits.bubble is not None and timeline.bubble_fraction > limits.bubble + NEAR:
-            yield Fault("bubble", _idle(timeline, name), made)
+            yield Fault("bubble", _idle(timeline, name), parsed)
     if limits.live is not None:
-        found = problems(made, max_live=limits.live)
-        if found:
-            yield Fault("memory", found[0], made)
+        errors = problems(parsed, max_live=limits.live)
+        if errors:
+            yield Fault("memory", errors[0], parsed)
 
 
 def _idle(timeline: Timeline, clock: str) -> str:
@@ -171,37 +173,41 @@ def _idle(timeline: Timeline, clock: str) -> str:
     waits = [(after.start - before.end, stage, before, after)
              for stage, spans in timeline.spans.items()
              for before, after in pairwise(spans)]
-    said = (f"the stages are idle for {float(timeline.bubble_fraction):.1%} of the time where a "
+    text = (f"the stages are idle for {float(timeline.bubble_fraction):.1%} of the time where a "
             f"backward is {clock} a forward, and it can be less")
     if not waits:
-        return said
+        return text
     length, stage, before, after = max(waits, key=lambda wait: wait[0])
     if length > 0:
-        said += (f". The longest wait: stage {stage} is idle for {length:.3g} forwards between "
+        text += (f". The longest wait: stage {stage} is idle for {length:.3g} forwards between "
                  f"{_name(before)} and {_name(after)}")
-    return said
+    return text
 
 
 def _name(span: Any) -> str:
     return f"{span.kind}{span.micro_batch}" + (f".{span.chunk}" if span.chunk else "")
 
 
-def _said(f: Any, cases: Sequence[Case], limits: Sequence[Limits], number: int, got: Any,
-          fault: Fault, hints: Mapping[str, PerCase | str]) -> str:
+def _failure_message(f: Any, cases: Sequence[Case], limits: Sequence[Requirements], number: int,
+                     got: Any,
+                     fault: Fault, hints: Mapping[str, PerCase | str]) -> str:
     right = _right_elsewhere(f, cases, limits, number)
-    said = f"{spelled(f, *arguments_of(cases[number]))}: {fault.text}."[:MOST_SAID]
+    message = f"{spelled(f, *arguments_of(cases[number]))}: {fault.text}."[:MOST_TEXT]
     if right is not None:
-        said += f" For {spelled(f, *arguments_of(cases[right]))} it is right."
+        message += f" For {spelled(f, *arguments_of(cases[right]))} it is right."
     for text, wrong in hints.items():
         if _is_for(wrong, got, fault, right is not None, cases, number):
-            return f"{said} {text}"
-    return said
+            return f"{message} {text}"
+    return message
 
 
-def _right_elsewhere(f: Any, cases: Sequence[Case], limits: Sequence[Limits], number: int
+def _right_elsewhere(f: Any, cases: Sequence[Case], limits: Sequence[Requirements], number: int
                      ) -> int | None:
-    """Another case, with another number of stages if there is one, in which the answer is right.
-    With one stage or one micro-batch nearly everything is."""
+    """Return the index of a case in which the answer is right, or None.
+
+    Cases with another number of stages come first. Cases with one stage or one micro-batch do not
+    count, because nearly every answer is right there.
+    """
     stages = sizes(cases[number])[0][0]
     others = [other for other in range(len(cases))
               if other != number and min(sizes(cases[other])[0][:2]) > 1]
@@ -256,15 +262,18 @@ def _same(one: Any, other: Any) -> bool:
         return False
 
 
-def overlaps(made: Schedule) -> set[str]:
-    """"no overlap" where no two stages run forwards at once, or none run backwards at once; "one at
-    a time" where also no stage keeps more than one activation."""
-    spans = [span for stage in simulate(made).spans.values() for span in stage]
-    if len(made) == 1 or max(span.micro_batch for span in spans) == 0:
-        return set()  # nothing could
+def overlaps(parsed: Schedule) -> set[str]:
+    """Return which of "no overlap" and "one at a time" describe a schedule.
+
+    "no overlap": no two stages run forwards, or no two run backwards, at the same time. "one at a
+    time": in addition, no stage keeps more than one activation.
+    """
+    spans = [span for stage in simulate(parsed).spans.values() for span in stage]
+    if len(parsed) == 1 or max(span.micro_batch for span in spans) == 0:
+        return set()  # nothing could overlap
     serial = any(_serial([span for span in spans if span.kind == kind])
                  for kind in (FORWARD, BACKWARD))
-    return {*["no overlap"] * serial, *["one at a time"] * (serial and max(peak_live(made)) == 1)}
+    return {*["no overlap"] * serial, *["one at a time"] * (serial and max(peak_live(parsed)) == 1)}
 
 
 def _serial(spans: list[Any]) -> bool:

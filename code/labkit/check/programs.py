@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from labcore.errors import LabError
 from labkit.check.checks import Failed, passed
-from labkit.check.job import Job, resolve, say_notes
+from labkit.check.job import Job, print_notes, resolve
 from labkit.check.sides import Trial, side
 
 
@@ -41,5 +41,5 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
     if job.problems:
         raise Failed("This would go wrong. " + " ".join(job.problems))
     passed(f"{path} starts {trainer} on {job.nodes} x {job.ranks_per_node} ranks")
-    say_notes(job)
+    print_notes(job)
     return job

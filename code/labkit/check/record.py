@@ -1,6 +1,5 @@
-"""A job script as data: run it with stand-ins for all that would start a program, and read what
-they wrote down. Whatever else the script does, it does in a scratch copy of the workspace's
-layout."""
+"""Record what a job script would run, by running it with stand-ins for srun, torchrun, python, and
+the like. The script itself runs in a scratch copy of the workspace's layout."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from typing import Any
 
 from labcore.errors import LabError
 from labkit.check import options
-from labkit.check.sides import USUAL, Trial
+from labkit.check.sides import DEFAULT_TRIAL, Trial
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
@@ -31,20 +30,20 @@ NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 JOB = "1"  # its ID
 CPUS = 32  # of a node, as in slurmbox.profile, which may be masked here
 SECONDS = 20
-SECONDS_TO_BEGIN = 3.0  # of a stand-in in the background, on a machine that is busy
+SECONDS_TO_BEGIN = 3.0  # for a background stand-in to start on a busy machine
 MOST_SCRIPT = 64 * 1024
 MOST_RECORD = 1_000_000
 MOST_OUTPUT = 4000  # characters, the last ones
-# Also by their full paths (/usr/bin/srun), in front of which a PATH is no use.
+# Programs called by their full paths (/usr/bin/srun), which a PATH cannot replace.
 BY_PATH = re.compile(r"(?<![\w.$}/-])(?:/[\w.-]+)+/"
                      rf"({'|'.join(map(re.escape, NAMES))})(?![\w./-])")
-# Where this process ignores SIGQUIT, so would the stand-ins, which would then look started by `&`.
+# If this process ignored SIGQUIT, stand-ins would inherit that and look as if started with `&`.
 START = ("import os, signal, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL); "
          "os.execvp('bash', ['bash', '-c', sys.argv[1]])")
 FILE_BLOCKS = 32 * 1024  # of 1,024 bytes: what the script may write into one file
 
 
-def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any]:
     """Return what a script would run.
 
     Args:
@@ -58,7 +57,7 @@ def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
     begin with $LAB_HOME. Raises LabError when there is no such script.
     """
     script = _read(home, path)
-    found, notes = options.directives(script)
+    directives, notes = options.directives(script)
     if "\r\n" in script:
         notes.insert(0, "its lines end as on Windows (\\r\\n, DOS line breaks), and sbatch refuses "
                      f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
@@ -70,16 +69,17 @@ def record(home: Path, path: str, trial: Trial = USUAL) -> dict[str, Any]:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).touch()
         (scratch / trial.submitted_from).mkdir(parents=True, exist_ok=True)
-        launches, status, output = _run(script, Path(folder), scratch, found, notes, trial)
+        launches, status, output = _run(script, Path(folder), scratch, directives, notes, trial)
     for entry in launches:
-        entry["arguments"] = [_unscratched(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
-                              for word in entry["arguments"]]  # the shell has not expanded it
-        entry["folder"] = _unscratched(str(entry.get("folder", "")), scratch)
-    return {"directives": found, "notes": notes, "launches": launches, "exit": status,
-            "output": _unscratched(output, scratch)}
+        entry["arguments"] = [_with_lab_home(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
+                              # a literal that the shell did not expand
+                              for word in entry["arguments"]]
+        entry["folder"] = _with_lab_home(str(entry.get("folder", "")), scratch)
+    return {"directives": directives, "notes": notes, "launches": launches, "exit": status,
+            "output": _with_lab_home(output, scratch)}
 
 
-def _unscratched(text: str, scratch: Path) -> str:
+def _with_lab_home(text: str, scratch: Path) -> str:
     return text.replace(str(scratch), "$LAB_HOME")
 
 
@@ -100,8 +100,8 @@ def _read(home: Path, path: str) -> str:
 
 
 def _lay_out(home: Path, scratch: Path) -> None:
-    """The folders and the names that scripts look for, all empty, and the small scripts they
-    call."""
+    """Create the folders and (empty) files that scripts look for, and the small scripts they call.
+    """
     for folder in ("code", "data", "megatron/logs", "megatron/tensorboard", "megatron/checkpoints",
                    "megatron/Megatron-LM", "notebooks"):
         (scratch / folder).mkdir(parents=True)
@@ -138,7 +138,7 @@ def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> No
         wrapper.chmod(0o755)
 
 
-def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes: list[str],
+def _run(script: str, folder: Path, scratch: Path, directives: dict[str, str], notes: list[str],
          trial: Trial) -> tuple[list[dict[str, Any]], int | None, str]:
     """Return the launches, the exit status (None: out of time), and the end of the output.
 
@@ -146,21 +146,21 @@ def _run(script: str, folder: Path, scratch: Path, found: dict[str, str], notes:
         script: its text.
         folder: for files of this run.
         scratch: the copy of the workspace's layout.
-        found: the directives.
-        notes: takes what would go wrong.
+        directives: the directives.
+        notes: receives what would go wrong.
         trial: its arguments, and how its programs end.
     """
     programs, written = folder / "programs", folder / "record"
     _stand_ins(programs, written, scratch, trial)
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", _with_dli(script, scratch)))
     submitted_from = scratch / trial.submitted_from
-    begins_in = _begins_in(found, folder, scratch, notes, trial)
-    env = _allocation(found, notes) | {
+    begins_in = _begins_in(directives, folder, scratch, notes, trial)
+    env = _allocation(directives, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
-    env = options.exported(found.get("export"), env)
-    if "ALL" not in found.get("export", "ALL").split(","):
-        env["SLURM_EXPORT_ENV"] = found["export"]
+    env = options.exported(directives.get("export"), env)
+    if "ALL" not in directives.get("export", "ALL").split(","):
+        env["SLURM_EXPORT_ENV"] = directives["export"]
     command = shlex.join(["bash", str(folder / "script"), *trial.arguments])
     limited = f"ulimit -f {FILE_BLOCKS}; exec {command}"
     words = ["bash", "-c", limited]
@@ -192,24 +192,25 @@ def _with_dli(text: str, scratch: Path) -> str:
     return re.sub(r"/dli(?=[/\s'\"]|$)", str(scratch), text, flags=re.M)
 
 
-def _begins_in(found: dict[str, str], folder: Path, scratch: Path, notes: list[str],
+def _begins_in(directives: dict[str, str], folder: Path, scratch: Path, notes: list[str],
                trial: Trial) -> Path:
     """Return the folder in which Slurm starts the script.
 
     Args:
-        found: the directives.
+        directives: the directives.
         folder: for files of this run.
         scratch: the copy of the workspace's layout.
         notes: takes what would go wrong.
         trial: the folder in which sbatch is called.
     """
-    chdir = scratch / trial.submitted_from / _with_dli(found.get("chdir", "."), scratch)
+    chdir = scratch / trial.submitted_from / _with_dli(directives.get("chdir", "."), scratch)
     if options.can_enter(str(chdir)):
         return chdir
     caller = "the workspace" if trial.submitted_from == "." else trial.submitted_from
     wrong = "you may not enter this folder" if os.path.isdir(chdir) else "there is no such folder"
-    notes.append(f"#SBATCH --chdir={found['chdir']}: {wrong} when sbatch is called in {caller}, "
-                 "so Slurm runs the script in /tmp: give an absolute path (/dli is the workspace)")
+    notes.append(f"#SBATCH --chdir={directives['chdir']}: {wrong} when sbatch is called in "
+                 f"{caller}, so Slurm runs the script in /tmp: give an absolute path (/dli is the "
+                 "workspace)")
     instead = folder / "tmp"
     instead.mkdir()
     return instead
@@ -222,39 +223,39 @@ def _still_running(group: int, written: Path) -> bool:
         while time.monotonic() < deadline:
             if any(written.parent.glob(f"{written.name}.running*")):
                 return True
-            os.killpg(group, 0)  # somebody is there, who has perhaps not yet begun
+            os.killpg(group, 0)  # a process exists that may not have started yet
             time.sleep(0.02)
     return False
 
 
-def allocated(found: dict[str, str]) -> tuple[int, int]:
-    """Nodes and tasks of a job with these directives. Raises BadOption."""
-    per_node = found.get("ntasks-per-node")
-    tasks = options.count(found.get("ntasks"), 1)
-    fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in found else 1
-    nodes = options.count(found.get("nodes"), fitting)
-    if per_node and "ntasks" not in found:
+def allocated(directives: dict[str, str]) -> tuple[int, int]:
+    """Return the numbers of nodes and tasks of a job with these directives. Raises BadOption."""
+    per_node = directives.get("ntasks-per-node")
+    tasks = options.count(directives.get("ntasks"), 1)
+    fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in directives else 1
+    nodes = options.count(directives.get("nodes"), fitting)
+    if per_node and "ntasks" not in directives:
         tasks = nodes * options.count(per_node, 1)
     return nodes, max(tasks, nodes)
 
 
-def cpus_of_node(found: dict[str, str]) -> int:
+def cpus_of_node(directives: dict[str, str]) -> int:
     """Return the CPUs per node that these directives request. Raises BadOption."""
-    nodes, tasks = allocated(found)
-    most = -(-tasks // nodes) * options.cpus(found.get("cpus-per-task", "1"))
-    if "cpus-per-gpu" in found:
-        gpus, _ = options.gpus_of_nodes(found, nodes)
-        most = max(most, gpus * options.cpus(found["cpus-per-gpu"], "cpus-per-gpu"))
-    most = max(most, options.cpus(found.get("mincpus", "1"), "mincpus"))
-    return max(most, CPUS) if "exclusive" in found else most
+    nodes, tasks = allocated(directives)
+    most = -(-tasks // nodes) * options.cpus(directives.get("cpus-per-task", "1"))
+    if "cpus-per-gpu" in directives:
+        gpus, _ = options.gpus_of_nodes(directives, nodes)
+        most = max(most, gpus * options.cpus(directives["cpus-per-gpu"], "cpus-per-gpu"))
+    most = max(most, options.cpus(directives.get("mincpus", "1"), "mincpus"))
+    return max(most, CPUS) if "exclusive" in directives else most
 
 
-def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
-    """The variables that Slurm would give the job."""
-    per_node = found.get("ntasks-per-node")
+def _allocation(directives: dict[str, str], notes: list[str]) -> dict[str, str]:
+    """Return the environment variables that Slurm would set for the job."""
+    per_node = directives.get("ntasks-per-node")
     try:
-        nodes, tasks = allocated(found)
-        cpus = cpus_of_node(found)
+        nodes, tasks = allocated(directives)
+        cpus = cpus_of_node(directives)
     except options.BadOption as error:
         notes.append(f"#SBATCH: {error}")
         nodes, tasks, per_node, cpus = 1, 1, None, 1
@@ -262,22 +263,23 @@ def _allocation(found: dict[str, str], notes: list[str]) -> dict[str, str]:
     spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
     hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
     variables = {
-        "SLURM_JOB_ID": JOB, "SLURM_JOBID": JOB, "SLURM_JOB_NAME": found.get("job-name", "job"),
+        "SLURM_JOB_ID": JOB, "SLURM_JOBID": JOB,
+        "SLURM_JOB_NAME": directives.get("job-name", "job"),
         "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODELIST": hosts,
         "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
         "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",
-        "SLURM_JOB_PARTITION": found.get("partition", "slurmpar"), "USER": "student",
+        "SLURM_JOB_PARTITION": directives.get("partition", "slurmpar"), "USER": "student",
         "TERM": "xterm", "SLURM_JOB_USER": "student", "SLURM_CLUSTER_NAME": "lab",
         "SLURM_SUBMIT_HOST": "slurmnode1", "SLURM_JOB_ACCOUNT": "student", "SLURM_GTIDS": "0",
         "SLURM_CPUS_ON_NODE": str(cpus), "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})"}
-    if "ntasks" in found or per_node:
+    if "ntasks" in directives or per_node:
         variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
     for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
                          ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
                          ("gpus-per-node", "SLURM_GPUS_PER_NODE"), ("gpus", "SLURM_GPUS")):
-        if option in found:
-            variables[name] = found[option]
-    gpus, _ = options.gpus_of_nodes(found, nodes)
+        if option in directives:
+            variables[name] = directives[option]
+    gpus, _ = options.gpus_of_nodes(directives, nodes)
     if gpus:
         variables["SLURM_GPUS_ON_NODE"] = str(gpus)
     return variables

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from labkit.check import options
 from labkit.check.launches import Launch
-from labkit.check.runs import Run
+from labkit.check.runs import TrainingRun
 
 ON_GPUS = ("virtual", "cuda")
 CPUS = "cpus-per-task"
 REQUEST = "#SBATCH --gpus-per-node={0} (or --gres=gpu:{0}, --gpus, --gpus-per-task)"
 
 
-def gpu_advice(run: Run, directives: Mapping[str, str], nodes: int
+def gpu_advice(run: TrainingRun, directives: Mapping[str, str], nodes: int
                ) -> tuple[list[str], list[str]]:
     """Return the problems and the notes of a run that has fewer GPUs than ranks on a node.
 
@@ -39,7 +39,7 @@ def gpu_advice(run: Run, directives: Mapping[str, str], nodes: int
     return [], []
 
 
-def _shortage(run: Run, wanted: str, have: int) -> str:
+def _shortage(run: TrainingRun, wanted: str, have: int) -> str:
     """Return a message that names the missing GPUs and the option that requests them.
 
     Args:
@@ -55,7 +55,7 @@ def _shortage(run: Run, wanted: str, have: int) -> str:
             f"{have} per node. Every rank needs its own: {request}")
 
 
-def _device_and_backend(run: Run) -> tuple[str, str]:
+def _device_and_backend(run: TrainingRun) -> tuple[str, str]:
     if run.flags is not None:
         return run.flags.device, run.flags.distributed_backend or ""
     return _value(run.arguments, "--device"), _value(run.arguments, "--distributed-backend")
@@ -63,19 +63,19 @@ def _device_and_backend(run: Run) -> tuple[str, str]:
 
 def _value(words: Sequence[str], flag: str) -> str:
     """Return the last value of a flag on a command line, or "" without it."""
-    found = ""
+    last = ""
     for word, following in itertools.zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == flag:
-            found = value if equals else following
-    return found
+            last = value if equals else following
+    return last
 
 
 def cpus_of_step(srun: Launch) -> str:
     """Return the CPUs per task that srun requests, or "" if it requests none."""
-    found = _value(srun.arguments, f"--{CPUS}") or srun.variables.get("SRUN_CPUS_PER_TASK", "")
+    requested = _value(srun.arguments, f"--{CPUS}") or srun.variables.get("SRUN_CPUS_PER_TASK", "")
     try:
-        return str(options.cpus(found))
+        return str(options.cpus(requested))
     except options.BadOption:  # srun was not told, or refuses it; a forged record may have anything
         return ""
 

@@ -1,4 +1,4 @@
-"""Compare a student's value with the expected one: the same number, of the same kind."""
+"""Compare a student's value with the expected one, including its type."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from typing import Any
 
 import numpy as np
 
-NEAR = 1e-6  # relative; what rounding in another order of float64 operations can never reach
+NEAR = 1e-6  # relative; far above the rounding of float64 operations in another order
 
 
 def difference(got: Any, expected: Any, rel: float = NEAR) -> str | None:
-    """None where they are the same, else what differs, in words that do not tell the answer.
+    """Return None if the values are the same, or a difference that does not reveal the answer.
 
-    Both are plain values (labkit.check.wire). Where `expected` is an int, only an int will
-    do; where it is a float, an int will do, too. Lists, tuples, and arrays are compared item by
-    item, whichever they are.
+    Both are plain values (labkit.check.wire). If `expected` is an int, only an int
+    matches; if it is a float, an int matches, too. Lists, tuples, and arrays are compared item by
+    item, regardless of which of these they are.
     """
     if isinstance(got, np.ndarray) and got.ndim == 0 and not isinstance(expected, np.ndarray):
         got = got.item()
     if isinstance(expected, list | tuple | np.ndarray):
-        return _of_sequences(got, expected, rel)
+        return _sequence_difference(got, expected, rel)
     if isinstance(expected, dict):
-        return _of_dicts(got, expected, rel)
+        return _dict_difference(got, expected, rel)
     if isinstance(expected, bool) or expected is None or isinstance(expected, str):
         if type(got) is not type(expected):
             return f"{_kind(expected)} is asked for, not {_kind(got)}"
         return None if got == expected else "another value"
-    return _of_numbers(got, expected, rel)
+    return _number_difference(got, expected, rel)
 
 
 def _kind(value: Any) -> str:
@@ -36,7 +36,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else kinds.get(type(value), type(value).__name__)
 
 
-def _of_numbers(got: Any, expected: int | float, rel: float) -> str | None:
+def _number_difference(got: Any, expected: int | float, rel: float) -> str | None:
     if isinstance(got, bool) or not isinstance(got, int | float):
         return f"a number is asked for, not {_kind(got)}"
     if isinstance(expected, int):
@@ -48,29 +48,29 @@ def _of_numbers(got: Any, expected: int | float, rel: float) -> str | None:
     try:
         both_nan = math.isnan(expected) and math.isnan(got)
         same = both_nan or math.isclose(got, expected, rel_tol=rel, abs_tol=0.0)
-    except OverflowError:  # an int beyond the floats
+    except OverflowError:  # an int beyond the range of floats
         same = False
     return None if same else "another number"
 
 
-def _of_sequences(got: Any, expected: Any, rel: float) -> str | None:
+def _sequence_difference(got: Any, expected: Any, rel: float) -> str | None:
     if not isinstance(got, list | tuple | np.ndarray):
         return f"{_kind(expected)} is asked for, not {_kind(got)}"
     if isinstance(expected, np.ndarray):
-        return _of_arrays(got, expected, rel)
+        return _array_difference(got, expected, rel)
     if isinstance(got, np.ndarray):
         got = got.tolist()
     if len(got) != len(expected):
         return f"it has {len(got)} items, which is not the right number"
     for position, (one, other) in enumerate(zip(got, expected, strict=True)):
-        found = difference(one, other, rel)
-        if found:
-            return f"at [{position}]: {found}"
+        mismatch = difference(one, other, rel)
+        if mismatch:
+            return f"at [{position}]: {mismatch}"
     return None
 
 
-def _of_arrays(got: Any, expected: np.ndarray, rel: float) -> str | None:
-    if not _of_numbers_only(got):  # of texts NumPy would give each item the room of the longest
+def _array_difference(got: Any, expected: np.ndarray, rel: float) -> str | None:
+    if not _is_numeric(got):  # NumPy would pad every string to the longest one
         return "an array of numbers is asked for"
     try:
         array = np.asarray(got)
@@ -82,7 +82,7 @@ def _of_arrays(got: Any, expected: np.ndarray, rel: float) -> str | None:
         return f"its shape is {tuple(array.shape)}, which is not the right one"
     if (array.dtype.kind == "b") != (expected.dtype.kind == "b"):
         return f"an array of {expected.dtype} is asked for, not of {array.dtype}"
-    # Sums over many items cancel: what counts is the error beside the array's largest entry.
+    # Sums over many items cancel, so the error is relative to the array's largest entry.
     finite = expected[np.isfinite(expected)].astype(float)
     size = float(np.max(np.abs(finite), initial=0.0))
     wrong = ~np.isclose(array, expected, rtol=rel, atol=rel * size, equal_nan=True)
@@ -92,20 +92,20 @@ def _of_arrays(got: Any, expected: np.ndarray, rel: float) -> str | None:
     return f"{int(wrong.sum())} of {wrong.size} entries are other numbers, first at {where}"
 
 
-def _of_numbers_only(got: Any) -> bool:
+def _is_numeric(got: Any) -> bool:
     if isinstance(got, list | tuple):
-        return all(map(_of_numbers_only, got))
+        return all(map(_is_numeric, got))
     return isinstance(got, bool | int | float | np.ndarray)
 
 
-def _of_dicts(got: Any, expected: dict, rel: float) -> str | None:
+def _dict_difference(got: Any, expected: dict, rel: float) -> str | None:
     if not isinstance(got, dict):
         return f"a dict is asked for, not {_kind(got)}"
     for key, value in expected.items():
         if key not in got:
             return f"the key {key!r} is missing"
-        found = difference(got[key], value, rel)
-        if found:
-            return f"at [{key!r}]: {found}"
+        mismatch = difference(got[key], value, rel)
+        if mismatch:
+            return f"at [{key!r}]: {mismatch}"
     extra = [key for key in got if key not in expected]
     return f"the key {extra[0]!r} is not asked for" if extra else None

@@ -1,4 +1,4 @@
-"""Reading a pipeline schedule that untrusted code returned, and deciding whether it can run.
+"""Parse a pipeline schedule that untrusted code returned, and decide whether it can run.
 
 The answer may be any value that crosses from the student's process, so nothing is parsed before its
 size is known to be reasonable.
@@ -41,27 +41,27 @@ def read(got: Any, of: Sizes) -> Schedule:
         of: the sizes that it should have; an answer that is far too large is not parsed.
 
     Raises:
-        ScheduleError: it is no schedule, or it is far too large.
+        ScheduleError: it is not a schedule, or it is far too large.
     """
     _refuse_huge(got, of)
     return parse(got, "the answer")
 
 
-def unsound(made: Schedule, of: Sizes) -> Fault | None:
-    """Return why a schedule cannot run: missing or repeated work, or a deadlock.
+def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
+    """Return why a schedule cannot run: missing or repeated work, or a deadlock; None if it can.
 
     Args:
-        made: the schedule.
+        schedule: the schedule.
         of: the sizes that it should have.
     """
     stages, micro_batches, chunks = of
-    found = problems(made, stages=stages, micro_batches=micro_batches, chunks=chunks)
-    if not found:
+    errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if not errors:
         return None
-    kind = ("wrong stages" if len(made) != stages else
-            "deadlock" if found[0].startswith("deadlock") else "incomplete")
-    more = f" (and {len(found) - 2} more like it)" if len(found) > 2 else ""
-    return Fault(kind, ". ".join(found[:2]) + more)
+    kind = ("wrong stages" if len(schedule) != stages else
+            "deadlock" if errors[0].startswith("deadlock") else "incomplete")
+    more = f" (and {len(errors) - 2} more like it)" if len(errors) > 2 else ""
+    return Fault(kind, ". ".join(errors[:2]) + more)
 
 
 def _refuse_huge(got: Any, of: Sizes) -> None:

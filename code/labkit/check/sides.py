@@ -1,5 +1,5 @@
-"""The side on which a student's code runs, as a check sees it: here in the kernel, or in a sandbox
-while grading.
+"""The interface between a check and the student's code, which runs in the same kernel or, during
+grading, in a sandbox.
 
 A check names what the student defined. In the kernel that name is the function itself; on the
 trusted side it is a stand-in that only the side knows how to use. So everything that touches a
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from labkit.check.on_gpus import Cluster, Modeled
-    from labkit.check.on_ranks import Run
+    from labkit.check.on_gpus import GpusRun, SimulatedCluster
+    from labkit.check.on_ranks import RanksRun
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
@@ -23,7 +23,7 @@ MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a n
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception, as it crosses: names of its class and of that class's bases, and its text."""
+    """An exception as a plain value: the names of its class and its bases, and its message."""
 
     names: tuple[str, ...]
     text: str
@@ -51,12 +51,11 @@ class Trial:
     submitted_from: str = "."
 
 
-USUAL = Trial()  # no arguments, and every program succeeds
+DEFAULT_TRIAL = Trial()  # no arguments, and every program succeeds
 
 
 class Side(Protocol):
-    """Each method returns plain copies, and raises labkit.check.wire.CannotCross where there is
-    none."""
+    """Access to the student's code. Methods return plain copies, or raise wire.CannotCross."""
 
     seed: str
 
@@ -65,22 +64,22 @@ class Side(Protocol):
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
-        """Call a student's function (or a driver) with copies; its result, or what it raised."""
+        """Call a student's function (or a driver). Return its result, or what it raised."""
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
-              keywords: Mapping[str, Any], seconds: float) -> Run:
+              keywords: Mapping[str, Any], seconds: float) -> RanksRun:
         """Call a student's function (or a driver) on ranks, each with copies of the arguments; end
         them after `seconds`."""
 
-    def gpus(self, function: Any, cluster: Cluster, arguments: Sequence[Any],
-             keywords: Mapping[str, Any], seconds: float) -> Modeled:
-        """Call a student's function (or a driver) on virtual GPUs, and price what it did where
-        nothing of the student's is."""
+    def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> GpusRun:
+        """Call a student's function (or a driver) on virtual GPUs, and compute the cost of what it
+        did on the trusted side."""
 
     def title(self, function: Any) -> str:
         """Return the student's name for this function."""
 
-    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any]:
         """Return what a job script would run: the result of labkit.check.record.record, which
         takes the same arguments. Raises LabError when it cannot be read."""
 
@@ -90,7 +89,7 @@ class Side(Protocol):
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         """Return the trainer's estimate, as JSON, for flags from labkit.check.allowed.
 
-        Raises LabError in the trainer's words where it refuses.
+        Raises LabError with the trainer's message if it refuses them.
         """
 
 
@@ -104,7 +103,7 @@ def called(function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any])
     """
     try:
         return function(*arguments, **keywords)
-    except (Exception, SystemExit) as error:  # exit() in an answer ends no check
+    except (Exception, SystemExit) as error:  # exit() in an answer must not end the check
         return raised(error)
 
 
@@ -114,11 +113,11 @@ def title(function: Any) -> str:
 
 
 def raised(error: BaseException) -> Raised:
-    """`error` as it crosses."""
+    """Return an exception as a plain value."""
     names = [kind.__name__ for kind in type(error).__mro__ if kind is not object]
     names = [*names[:MOST_NAMES // 2], *names[MOST_NAMES // 2:][-MOST_NAMES // 2:]]
     names = [name if name.isidentifier() and len(name) <= LONGEST_NAME else "Exception"
-             for name in names]  # of a class that type("a b", ...) made
+             for name in names]  # type("a b", ...) can create such classes
     try:
         text = str(error)[:2000]
     except Exception as another:  # the student's own __str__
@@ -145,7 +144,7 @@ def use_by_default(kernel: Side) -> None:
 
 @contextlib.contextmanager
 def checking_on(other: Side) -> Iterator[None]:
-    """Within it, checks reach the student's names through `other`. For the trusted side."""
+    """Make checks use another side inside a `with` block. For the trusted side."""
     global _current
     before, _current = _current, other
     try:

@@ -1,9 +1,9 @@
-"""In place of srun, torchrun, python, scontrol, ...: write down what should run, and run nothing.
+"""Stand in for srun, torchrun, python, scontrol, ...: record what should run, and run nothing.
 
     python -I -S stand_in.py RECORD HOME WRITES STATUS NAME ARGUMENTS...
 
 labkit.check.record puts these in front of the PATH of a job script. Only srun does something: it
-runs its command once per task, as Slurm would, so that what each task starts is written down.
+runs its command once per task, as Slurm would, so that what each task starts is recorded.
 A program such as torchrun leaves the files WRITES (one a line) in HOME, and ends with STATUS.
 """
 
@@ -13,7 +13,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from noting import current_step, linger, write_down
+from noting import append_launch, current_step, linger
 
 
 def main(record: str, home: str, writes: str, status: str, name: str, *given: str) -> int:
@@ -43,7 +43,7 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
     if step < 0:  # else srun has done so
         linger(record)
     is_python = name.startswith("python")
-    write_down(record, "python" if is_python else name, arguments)
+    append_launch(record, "python" if is_python else name, arguments)
     if not is_python and name != "torchrun":
         return 0
     for path in writes.splitlines():

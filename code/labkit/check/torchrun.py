@@ -17,18 +17,18 @@ ENVIRONMENT = "PET_"  # torchrun reads --nnodes from PET_NNODES, and so on
 
 
 class BadCommand(Exception):
-    """torchrun would refuse it, or it says nothing definite; the text says what and what to do."""
+    """Raised for a command that torchrun would refuse, or that is ambiguous."""
 
 
 @dataclass(frozen=True)
 class Torchrun:
-    """One launcher: what it was told, and the program with its arguments."""
+    """The options of one torchrun command, and the program with its arguments."""
 
     nnodes: int
     nproc_per_node: int
     node_rank: int
-    meets_at: tuple[str, str]  # address and port, with the rendezvous' id where there is one
-    assigns_ranks: bool  # a rendezvous numbers the nodes itself; else --node_rank does
+    rendezvous: tuple[str, str]  # address and port, with the rendezvous ID if it has one
+    assigns_ranks: bool  # the rendezvous assigns node ranks; otherwise --node_rank does
     program: tuple[str, ...]
     backend: str = "static"  # of the rendezvous
     rdzv_id: str = ""  # of the rendezvous; "" with the backend "static"
@@ -54,17 +54,17 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         if not colon:
             address, port = port, "29400"
     address = address[1:-1] if address.startswith("[") else address  # IPv6
-    any_port = backend == "c10d" and nnodes == "1"  # 0: torchrun takes one that is free
-    meets_at = address, str(_number("master_port", port, 0 if any_port else 1, most=65535))
+    any_port = backend == "c10d" and nnodes == "1"  # 0: torchrun picks a free port
+    rendezvous = address, str(_number("master_port", port, 0 if any_port else 1, most=65535))
     rdzv_id = "" if backend == "static" else options.get("rdzv_id", "none")
     if rdzv_id:
-        meets_at = meets_at[0], f"{meets_at[1]}/{rdzv_id}"
+        rendezvous = rendezvous[0], f"{rendezvous[1]}/{rdzv_id}"
     if "standalone" in options:
-        meets_at = "localhost", "0"
+        rendezvous = "localhost", "0"
     count = 1 if "standalone" in options else _number("nnodes", nnodes)
     each = _number("nproc_per_node", options.get("nproc_per_node", "1"))
     if count > 1 and not options.get("rdzv_id", "none"):
-        raise BadCommand("torchrun --rdzv_id '': every node would make up an ID of its own; is a "
+        raise BadCommand("torchrun --rdzv_id '': every node would generate its own ID; is a "
                          "variable empty or misspelled?")
     if count * each > MOST_RANKS:
         raise BadCommand(f"torchrun --nnodes {count} --nproc_per_node {each}: at most "
@@ -72,18 +72,18 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
     return Torchrun(
         nnodes=count, nproc_per_node=each,
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
-        meets_at=meets_at, assigns_ranks=backend != "static", program=tuple(program),
+        rendezvous=rendezvous, assigns_ranks=backend != "static", program=tuple(program),
         backend=backend, rdzv_id=rdzv_id)
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     while words and words[0].startswith("-"):
         word = words.pop(0)
         name, equals, value = word.lstrip("-").partition("=")
         name = name.replace("-", "_")
         if name in FLAGS:
-            found[name] = ""
+            options[name] = ""
             continue
         if name not in VALUED:
             raise BadCommand(f"torchrun has no option {word}")
@@ -91,10 +91,10 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
             if not words:
                 raise BadCommand(f"torchrun {word} needs a value")
             value = words.pop(0)
-        found[name] = value
+        options[name] = value
     if not words:
-        raise BadCommand("torchrun is not told what to run")
-    return found, words
+        raise BadCommand("torchrun is given no program to run")
+    return options, words
 
 
 def _number(name: str, text: str, least: int = 1, most: int = MOST_RANKS) -> int:

@@ -1,8 +1,7 @@
-"""Values that may cross between a student's code and a check: plain values, copied, as bounded
-JSON.
+"""Encode the values that cross between a student's code and a check: plain values as bounded JSON.
 
-In the notebook both are in one kernel, and values still cross, so that a check reports the same
-there as during grading. Nothing here trusts the bytes it reads.
+In the notebook both run in one kernel, but values are still encoded, so that a check behaves the
+same there as during grading. Nothing here trusts the bytes it reads.
 
 JSON has no tuples, NaN, int keys or arrays. They travel as an object with one key, the kind; so
 does every dict:
@@ -19,7 +18,7 @@ import math
 import sys
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # it takes longer to import than all the rest of a sandbox's start
+if TYPE_CHECKING:  # importing it takes longer than the rest of a sandbox's start
     import numpy as np
 
 MOST_BYTES = 1_000_000
@@ -40,11 +39,11 @@ INSTEAD = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(
 
 
 class CannotCross(Exception):
-    """The value is no plain value, or too large; the text says which and what to do."""
+    """Raised for a value that is not plain, or too large; the message says what to do."""
 
 
 def dumps(value: Any) -> bytes:
-    """`value` as JSON. Raises CannotCross."""
+    """Return `value` as JSON. Raises CannotCross."""
     try:
         text = json.dumps(_encode(value, MOST_DEPTH), allow_nan=False)
     except ValueError as error:  # an int with more digits than Python prints
@@ -56,7 +55,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(content: bytes) -> Any:
-    """The value in `content`, which may come from anybody. Raises CannotCross."""
+    """Return the value in `content`, which is untrusted. Raises CannotCross."""
     if len(content) > MOST_BYTES:
         raise CannotCross(f"{len(content):,} bytes are too much: at most {MOST_BYTES:,} may cross")
     try:
@@ -78,14 +77,14 @@ def _refuse_constant(name: str) -> None:
 def _encode(value: Any, depth: int) -> Any:
     if depth == 0:
         raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts: "
-                          "does one hold itself?")
-    np = sys.modules.get("numpy")  # a value of it can only be here if it is
+                          "does one contain itself?")
+    np = sys.modules.get("numpy")  # if it was never imported, no value comes from it
     if np is not None and issubclass(type(value), np.generic):
         value = value.item()
     if value is None or value is True or value is False:
         return value
-    # Subclasses (IntEnum, namedtuple, OrderedDict) cross as what they are underneath, whatever
-    # their own methods say; and what only claims to be one (by __class__) is none.
+    # Subclasses (IntEnum, namedtuple, OrderedDict) are encoded as their base type, ignoring their
+    # own methods. An object that only claims a base type (through __class__) does not count.
     kind = type(value)
     if issubclass(kind, int):
         return int.__int__(value)
@@ -135,7 +134,7 @@ def _encode_array(array: np.ndarray) -> dict[str, Any]:
     import numpy as np
 
     if array.dtype.kind not in ARRAY_KINDS or array.dtype.itemsize > 8:
-        raise CannotCross(f"an array of {array.dtype} cannot be checked: give one of numbers")
+        raise CannotCross(f"an array of {array.dtype} cannot be checked: give an array of numbers")
     plain = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"))
     return {"dtype": plain.dtype.str, "shape": list(array.shape),
             "data": base64.b64encode(plain.tobytes()).decode()}
@@ -183,7 +182,7 @@ def _decode_array(content: dict[str, Any]) -> np.ndarray:
              # An empty array may have a shape whose lists would fill the memory: (10**6, 10**6, 0).
              and math.prod(max(size, 1) for size in shape) <= MOST_BYTES)
     if not sound:
-        raise CannotCross("not a message: an array without a sound dtype, shape and data")
+        raise CannotCross("not a message: an array with an invalid dtype, shape, or data")
     import numpy as np
 
     try:

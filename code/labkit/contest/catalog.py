@@ -20,8 +20,8 @@ def find(name: str) -> Contest:
     """Return a contest by name. Raises LabError, which suggests the nearest name."""
     if name not in names():
         near = difflib.get_close_matches(name, names(), n=1, cutoff=0.3) or names()
-        raise LabError(f"no contest {name}; there is {', '.join(near)}")
-    found = importlib.import_module(f"{contests.__name__}.{name}").CONTEST
-    if found.name != name:
-        raise ValueError(f"contests/{name}.py declares a contest called {found.name}")
-    return found
+        raise LabError(f"no contest {name}; available: {', '.join(near)}")
+    contest = importlib.import_module(f"{contests.__name__}.{name}").CONTEST
+    if contest.name != name:
+        raise ValueError(f"contests/{name}.py declares a contest called {contest.name}")
+    return contest

@@ -45,10 +45,10 @@ def steps(subparsers: argparse._SubParsersAction) -> argparse._SubParsersAction:
 
 def run_list(arguments: argparse.Namespace) -> None:
     for name in catalog.names():
-        found = catalog.find(name)
-        cases = len(found.open_cases())
-        print(f"{name}: {found.title}\n    {found.file}: {found.entry}(case); {cases} open cases; "
-              f"ghosts: {', '.join(ghost.name for ghost in found.ghosts)}")
+        contest = catalog.find(name)
+        cases = len(contest.open_cases())
+        print(f"{name}: {contest.title}\n    {contest.file}: {contest.entry}(case); {cases} open "
+              f"cases; ghosts: {', '.join(ghost.name for ghost in contest.ghosts)}")
 
 
 def run_contest(arguments: argparse.Namespace) -> None:
@@ -67,7 +67,7 @@ def run_contest(arguments: argparse.Namespace) -> None:
             print(f"{group.name}: {group.title}")
         print()
     else:
-        with local.Player(contest, arguments.file) as player:
+        with local.LocalPlayer(contest, arguments.file) as player:
             players[arguments.file.name] = play.play(contest, cases, player.ask)
     mine = next(iter(players), None)
     show(contest, players | play.ghosts(contest, cases), mine)
@@ -80,7 +80,7 @@ def require_readable(path: Path) -> None:
     except OSError as error:
         near = sorted(other.name for other in path.parent.glob("*.py"))[:5]
         raise LabError(f"{path}: {error.strerror}"
-                       + (f"; there is {', '.join(near)}" if near else "")) from error
+                       + (f"; nearby: {', '.join(near)}" if near else "")) from error
     if problem := problem_of(content):
         raise LabError(f"{path}: {problem}")
 
@@ -88,9 +88,9 @@ def require_readable(path: Path) -> None:
 def problem_of(content: bytes) -> str:
     """Return why a file cannot be played, or an empty string."""
     if len(content) > LARGEST:
-        return f"{len(content):,} bytes are too many; at most {LARGEST:,} are read"
+        return f"{len(content):,} bytes are too many; the limit is {LARGEST:,}"
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 (byte {error.start:,}); save it as UTF-8"
-    return "it holds a null byte" if "\0" in text else ""
+    return "it contains a null byte" if "\0" in text else ""

@@ -11,7 +11,7 @@ from typing import Any
 
 Given = Mapping[str, Any]  # the entry function's argument: plain values (labkit.check.wire)
 
-RESERVED = ("grade", "table", "collect")  # steps of `lab contest`
+RESERVED = ("grade", "table", "collect")  # subcommands of `lab contest`
 MOST_DRAWS = 1000  # attempts to draw a secret case that differs from the others
 
 
@@ -118,7 +118,7 @@ class Contest:
             else next((f"group {group.name}: its numbers of cases" for group in self.groups
                        if not group.open or group.secret < 1), ""))
         if wrong:
-            raise ValueError(f"contest {self.name}: {wrong} will not do")
+            raise ValueError(f"contest {self.name}: invalid: {wrong}")
 
     def open_cases(self) -> list[Case]:
         """Return the public practice cases."""

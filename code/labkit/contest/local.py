@@ -24,7 +24,7 @@ SECONDS_TO_START = 20.0  # seconds for starting Python
 SECONDS_TO_END = 1.0  # seconds for a process that has closed its pipe to exit
 
 
-class Player:
+class LocalPlayer:
     """Plays one file. Use it in a `with`; a process that hangs or dies is replaced."""
 
     def __init__(self, contest: Contest, path: Path) -> None:
@@ -38,7 +38,7 @@ class Player:
         self.unusable: Disqualified | None = None  # the file itself
         self.folder = tempfile.TemporaryDirectory(prefix="contest.")
 
-    def __enter__(self) -> Player:
+    def __enter__(self) -> LocalPlayer:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -22,7 +22,7 @@ Ask = Callable[[Given], Any | Raised]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """The outcome of one case for one player. `kind` is empty if the answer counts."""
 
     case: str
@@ -34,7 +34,7 @@ class Outcome:
     hint: str = ""
 
 
-def play(contest: Contest, cases: Iterable[Case], ask: Ask) -> list[Outcome]:
+def play(contest: Contest, cases: Iterable[Case], ask: Ask) -> list[CaseResult]:
     """Score every case; a failure in one of them does not stop the others.
 
     Args:
@@ -45,7 +45,7 @@ def play(contest: Contest, cases: Iterable[Case], ask: Ask) -> list[Outcome]:
     return [play_one(contest, case, ask) for case in cases]
 
 
-def play_one(contest: Contest, case: Case, ask: Ask) -> Outcome:
+def play_one(contest: Contest, case: Case, ask: Ask) -> CaseResult:
     """Score one case.
 
     Args:
@@ -58,18 +58,20 @@ def play_one(contest: Contest, case: Case, ask: Ask) -> Outcome:
     try:
         scored = contest.score(case.given, _answer(contest, case, ask))
     except Disqualified as error:
-        return Outcome(case.name, case.group, FLOOR, kind=error.kind,
-                       reason=error.reason[:MOST_TEXT], hint=error.hint)
+        return CaseResult(case.name, case.group, FLOOR, kind=error.kind,
+                          reason=error.reason[:MOST_TEXT], hint=error.hint)
     if not (isinstance(scored.score, float) and 0 < scored.score <= 1 + NEAR):
-        raise ValueError(f"contest {contest.name}: {scored.score!r} is no score for {case.name}")
-    return Outcome(case.name, case.group, min(1.0, max(FLOOR, scored.score)), scored.note)
+        raise ValueError(f"contest {contest.name}: {scored.score!r} is not a valid score for "
+                         f"{case.name}")
+    return CaseResult(case.name, case.group, min(1.0, max(FLOOR, scored.score)), scored.note)
 
 
 def _answer(contest: Contest, case: Case, ask: Ask) -> Any:
     try:
         got = ask(case.given)
     except wire.CannotCross as error:
-        raise Disqualified("no plain value", f"{contest.entry} returned no plain value: {error}",
+        raise Disqualified("not a plain value", f"{contest.entry} did not return a plain value: "
+                                                f"{error}",
                            "Return numbers, strings, lists, and dictionaries.") from error
     if isinstance(got, Raised):
         raise Disqualified("error", f"{contest.entry} raised {got}",
@@ -89,7 +91,7 @@ def ghost(answer: Callable[[dict[str, Any]], Any]) -> Ask:
     return ask
 
 
-def ghosts(contest: Contest, cases: Sequence[Case]) -> dict[str, list[Outcome]]:
+def ghosts(contest: Contest, cases: Sequence[Case]) -> dict[str, list[CaseResult]]:
     """Return the outcomes of all published algorithms, by name.
 
     Args:
@@ -99,13 +101,13 @@ def ghosts(contest: Contest, cases: Sequence[Case]) -> dict[str, list[Outcome]]:
     return {one.name: play(contest, cases, ghost(one.answer)) for one in contest.ghosts}
 
 
-def points(outcomes: Sequence[Outcome]) -> float:
+def points(outcomes: Sequence[CaseResult]) -> float:
     """Return the total: 100 times the geometric mean of the scores, rounded to two decimals."""
     logarithms = math.fsum(math.log(max(outcome.score, FLOOR)) for outcome in outcomes)
     return round(100 * math.exp(logarithms / len(outcomes)), DIGITS)
 
 
-def points_by_group(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def points_by_group(outcomes: Sequence[CaseResult]) -> dict[str, float]:
     """Return the points of each group of cases."""
     groups = dict.fromkeys(outcome.group for outcome in outcomes)
     return {group: points([outcome for outcome in outcomes if outcome.group == group])

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from labkit.check import wire
-from labkit.check.masking import Masks
+from labkit.check.masking import KernelMasks
 from labkit.check.sides import Raised, called, raised
 from labkit.guest import serving
 
@@ -51,8 +51,8 @@ def load(path: str, entry: str) -> Callable[..., Any]:
 def main() -> None:
     """Serve until the parent closes the pipe. Output of the file goes to standard error."""
     path, entry, *masked = sys.argv[1:]
-    masks = Masks(masked)
-    requests, responses = serving.apart(0), serving.apart(1)
+    masks = KernelMasks(masked)
+    requests, responses = serving.private_copy(0), serving.private_copy(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
@@ -70,10 +70,10 @@ def main() -> None:
             if request["do"] == "ready":
                 return {}
             if request["do"] == "load":
-                found = masks.watched(None, lambda: load(path, entry))
-                if isinstance(found, Raised):
-                    return {"raised": serving.coded(found)}
-                loaded.append(found)
+                function = masks.watched(None, lambda: load(path, entry))
+                if isinstance(function, Raised):
+                    return {"raised": serving.coded(function)}
+                loaded.append(function)
                 return {}
             given = wire.loads(request["arguments"].encode())
             return serving.sent(masks.watched(loaded[0], lambda: called(shown, given, {})))

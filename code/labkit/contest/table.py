@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from labcore.terminal import visible
 from labkit.contest.declaration import Contest
-from labkit.contest.play import FLOOR, Outcome, points, points_by_group
+from labkit.contest.play import FLOOR, CaseResult, points, points_by_group
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
 
 
-def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str | None = None
+def show(contest: Contest, players: Mapping[str, Sequence[CaseResult]], mine: str | None = None
          ) -> None:
     """Print the table, followed by the reasons for disqualified cases of `mine`.
 
@@ -54,7 +54,7 @@ def show(contest: Contest, players: Mapping[str, Sequence[Outcome]], mine: str |
                      + (f"; level with {', '.join(level)}" if level else "")), soft_wrap=True)
 
 
-def explained(outcomes: Iterable[Outcome]) -> list[str]:
+def explained(outcomes: Iterable[CaseResult]) -> list[str]:
     """Return a line or two per case that explain its score or its disqualification.
 
     Cases that are disqualified for the same reason share these lines.
@@ -77,7 +77,7 @@ def explained(outcomes: Iterable[Outcome]) -> list[str]:
     return lines
 
 
-def _table(contest: Contest, players: Mapping[str, Sequence[Outcome]]) -> Table:
+def _table(contest: Contest, players: Mapping[str, Sequence[CaseResult]]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
@@ -96,5 +96,5 @@ def _table(contest: Contest, players: Mapping[str, Sequence[Outcome]]) -> Table:
     return table
 
 
-def _cell(outcome: Outcome) -> str:
+def _cell(outcome: CaseResult) -> str:
     return OUT if outcome.kind else f"{points([outcome]):.2f}"

@@ -1,8 +1,8 @@
-"""All that a cell prints, shows or raises, as nbformat outputs, within a limit.
+"""Capture what a cell prints, displays, or raises, as nbformat outputs, within a limit.
 
-Python's own prints come through Stream. What programs and libraries write to the file descriptors
-1 and 2 comes through pipes, which a thread empties, so that no writer ever waits and no line has to
-fit into memory.
+Python's own prints come through CapturedStream. Output that programs and libraries write to the
+descriptors 1 and 2 comes through pipes. A thread empties them, so that no writer blocks and no line
+has to fit into memory.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from typing import Any
 
 MOST_BYTES = 2_000_000  # of one cell's outputs, as JSON
 MOST_OUTPUTS = 1000
-CUT = "\n[the rest of this cell's output was cut: it is more than 2 MB]\n"
+TRUNCATED = "\n[the rest of this cell's output was cut: it is more than 2 MB]\n"
 NAMES = {1: "stdout", 2: "stderr"}
 CHUNK = 65536
 
 
 def size_of(value: Any) -> int:
-    """Bytes of a value as JSON in UTF-8."""
+    """Return the size of a value as JSON in UTF-8, in bytes."""
     return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
 
 
 def cost_of(text: str) -> int:
-    """`size_of` a text, without its quotes, in less time for what is mostly printed."""
+    """Return `size_of` a string without its quotes, with a fast path for plain ASCII."""
     if text.isascii() and text.replace("\n", " ").isprintable():
         return len(text) + sum(map(text.count, '\n"\\'))
     return size_of(text) - 2
 
 
 class Capture:
-    """The outputs of the cell that runs. Its methods may be called from any thread."""
+    """The outputs of the running cell. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self.process = os.getpid()
@@ -46,8 +46,8 @@ class Capture:
     def _clear(self) -> None:
         self._outputs: list[dict[str, Any]] = []
         self._displayed: list[str | None] = []  # each output's display_id
-        self._left = MOST_BYTES
-        self._cut = self._clear_next = False
+        self._budget = MOST_BYTES
+        self._truncated = self._clear_next = False
 
     # --- adding
 
@@ -59,44 +59,44 @@ class Capture:
             text: any string.
         """
         with self._lock:
-            if not self._cut:
+            if not self._truncated:
                 self._read_pipes()
             self._add_text(name, text)
 
     def _add_text(self, name: str, text: str) -> None:
         with self._lock:
             self._before_next()
-            if self._cut:
+            if self._truncated:
                 return
             last = self._outputs[-1] if self._outputs else None
-            goes_on = last is not None and last.get("name") == name
-            piece = text[:self._left]
-            while piece and (cost := cost_of(piece)) > self._left:
-                piece = piece[:len(piece) * self._left // cost]
-            if piece and not self._has_room(goes_on):
+            continues = last is not None and last.get("name") == name
+            piece = text[:self._budget]
+            while piece and (cost := cost_of(piece)) > self._budget:
+                piece = piece[:len(piece) * self._budget // cost]
+            if piece and not self._has_room(continues):
                 piece = ""
             if piece:
-                self._left -= cost_of(piece)
-                if goes_on:
+                self._budget -= cost_of(piece)
+                if continues:
                     last["text"].append(piece)
                 else:
                     self._append({"output_type": "stream", "name": name, "text": [piece]})
             if len(piece) < len(text):
-                self._say_cut()
+                self._report_truncation()
 
     def add(self, output: dict[str, Any], display_id: str | None = None, update: bool = False
             ) -> None:
-        """A whole output; with `update` in the place of those with its display_id."""
+        """Add a complete output; with `update`, replace those with the same display_id."""
         with self._lock:
             self.drain()
             self._before_next()
-            if self._cut:
+            if self._truncated:
                 return
             cost = size_of(output)
-            if cost > self._left or not self._has_room(False):
-                self._say_cut()
+            if cost > self._budget or not self._has_room(False):
+                self._report_truncation()
                 return
-            self._left -= cost
+            self._budget -= cost
             if update:
                 for place, shown in enumerate(self._displayed):
                     if shown == display_id:
@@ -116,23 +116,23 @@ class Capture:
         if self._clear_next:
             self._clear()
 
-    def _has_room(self, goes_on: bool) -> bool:
-        return goes_on or len(self._outputs) < MOST_OUTPUTS
+    def _has_room(self, continues: bool) -> bool:
+        return continues or len(self._outputs) < MOST_OUTPUTS
 
     def _append(self, output: dict[str, Any], display_id: str | None = None) -> None:
         self._outputs.append(output)
         self._displayed.append(display_id)
 
-    def _say_cut(self) -> None:
-        if not self._cut:
-            self._cut = True
-            self._append({"output_type": "stream", "name": "stderr", "text": [CUT]})
-        self._left = 0
+    def _report_truncation(self) -> None:
+        if not self._truncated:
+            self._truncated = True
+            self._append({"output_type": "stream", "name": "stderr", "text": [TRUNCATED]})
+        self._budget = 0
 
     # --- taking
 
     def take(self) -> list[dict[str, Any]]:
-        """The outputs since the last time."""
+        """Return and clear the outputs since the last call."""
         with self._lock:
             self.drain()
             taken = self._outputs
@@ -145,7 +145,7 @@ class Capture:
     # --- file descriptors
 
     def take_descriptors(self) -> None:
-        """From now on, what is written to the descriptors 1 and 2 is an output."""
+        """Redirect the descriptors 1 and 2, so that what is written to them becomes an output."""
         for number in NAMES:
             reader, writer = os.pipe()
             os.dup2(writer, number)
@@ -155,7 +155,7 @@ class Capture:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def drain(self) -> None:
-        """Take what stands in the pipes."""
+        """Read everything that is waiting in the pipes."""
         if os.getpid() != self.process:
             return
         with self._lock:
@@ -175,7 +175,7 @@ class Capture:
 
     def _read_pipes(self) -> None:
         """Add one chunk from each pipe: a whole pipe, unless its size was raised."""
-        with self._lock:  # held from reading to adding: who drains then finds all of it added
+        with self._lock:  # held from reading to adding, so that a drain never misses a chunk
             for number, reader in self._pipes.items():
                 if content := _read(reader):
                     self._add_text(NAMES[number], content.decode(errors="replace"))
@@ -197,7 +197,7 @@ def _flush_c() -> None:
         return
 
 
-class Stream(io.TextIOBase):
+class CapturedStream(io.TextIOBase):
     """sys.stdout or sys.stderr of the student's code."""
 
     encoding, errors = "utf-8", "strict"
@@ -210,7 +210,7 @@ class Stream(io.TextIOBase):
     def write(self, text: str) -> int:
         if not isinstance(text, str):
             raise TypeError(f"write() argument must be str, not {type(text).__name__}")
-        if os.getpid() != self._capture.process:  # a fork's: its memory is not ours
+        if os.getpid() != self._capture.process:  # in a forked child, whose memory is separate
             content = text.encode(errors="replace")
             while content:
                 content = content[os.write(self._number, content):]

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 
-def settle() -> None:
-    """Lay out $LAB_HOME, go there, and let programs find temporary space."""
+def enter_workspace() -> None:
+    """Lay out $LAB_HOME, change to it, and give programs a folder for temporary files."""
     from labcore import shipping, workspace
 
     home = workspace.home()

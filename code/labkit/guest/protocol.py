@@ -12,7 +12,7 @@ Each request has an "id" and what to "do"; the response has the same id. Standar
     script {path, arguments, finds, writes, ends, submitted_from}  -> {record} | {error}
     ready {}                            -> {}
 
-`arguments`, `keywords` and `value` are texts: what labkit.check.wire writes.
+`arguments`, `keywords`, and `value` are strings that labkit.check.wire encodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BadFrame(ValueError):
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The frame of `message`. Raises BadFrame when it is too large or no JSON."""
+    """Return the frame of `message`. Raises BadFrame if it is too large or not JSON."""
     try:
         text = json.dumps(message, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
@@ -43,7 +43,7 @@ def pack(message: dict[str, Any]) -> bytes:
 
 
 def length(header: bytes) -> int:
-    """The number of bytes that follow a header. Raises BadFrame when they are too many."""
+    """Return the number of bytes that follow a header. Raises BadFrame if there are too many."""
     (size,) = HEADER.unpack(header)
     if size > MOST_BYTES:
         raise BadFrame(f"a frame of {size:,} bytes")
@@ -51,7 +51,7 @@ def length(header: bytes) -> int:
 
 
 def unpack(body: bytes) -> dict[str, Any]:
-    """The object in a frame's body. Raises BadFrame."""
+    """Return the object in a frame's body. Raises BadFrame."""
     try:
         message = json.loads(body.decode("utf-8", "surrogatepass"), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:

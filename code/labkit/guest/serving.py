@@ -1,4 +1,4 @@
-"""The guest's end of the frames: what each request does."""
+"""The guest's side of the protocol: what each request does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RANKS = "ranks"  # an argument
 
 
 class Guest:
-    """Answers requests with what the student's names hold and do."""
+    """Answers requests about the student's names: their values, and calls of their functions."""
 
     def __init__(self, shell: Shell, capture: Capture) -> None:
         self.shell, self.capture = shell, capture
@@ -30,12 +30,12 @@ class Guest:
             "kind": self.kind, "title": self.title, "script": self.script, "ready": dict}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The response to one request."""
+        """Return the response to one request."""
         fields = {name: value for name, value in request.items() if name not in ("id", "do")}
         if request["do"] == "cell":
             return await self.cell(**fields)
         answer = self.does[request["do"]](**fields)
-        self.capture.take()  # what a check's calls print is shown to nobody: it may be their inputs
+        self.capture.take()  # discard what a check's calls print, which may contain hidden inputs
         return answer
 
     async def cell(self, source: str) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Guest:
         try:
             return sent(called(function, wire.loads(arguments.encode()),
                                 wire.loads(keywords.encode())))
-        except BaseException as error:  # KeyboardInterrupt and the like end no check either
+        except BaseException as error:  # KeyboardInterrupt and the like must not end the check
             return {"raised": coded(raised(error))}
 
     def ranks(self, name: str, ranks: int, arguments: str, keywords: str, limit: float
@@ -72,7 +72,8 @@ class Guest:
              arguments: str, keywords: str, limit: float) -> dict[str, Any]:
         from labkit.check import on_gpus
 
-        cluster = on_gpus.Cluster(gpus, nodes, link, None if present is None else tuple(present))
+        cluster = on_gpus.SimulatedCluster(gpus, nodes, link,
+                                           None if present is None else tuple(present))
         return self._driven(name, arguments, keywords, lambda function, given, words: (
             on_gpus.record(function, cluster, given, words, limit)))
 
@@ -139,7 +140,7 @@ def coded(error: Raised) -> dict[str, Any]:
 
 def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict[str, Any]]
           ) -> None:
-    """Answer frames from one descriptor on the other until there are no more."""
+    """Read requests from one descriptor and answer on the other until the input ends."""
     process = os.getpid()
     while True:
         header = _read(requests, protocol.HEADER.size)
@@ -151,13 +152,13 @@ def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict
             os._exit(0)
         try:
             frame = protocol.pack(response)
-        except protocol.BadFrame as error:  # an output that is no JSON, or larger than it seemed
+        except protocol.BadFrame as error:  # an output that is not JSON, or larger than estimated
             frame = protocol.pack({"id": request["id"], "bad": str(error)})
         _write(responses, frame)
 
 
 def _read(descriptor: int, count: int) -> bytes:
-    """Exactly so many bytes; none at the end."""
+    """Return exactly `count` bytes, or none at the end of the input."""
     parts = []
     while count:
         part = os.read(descriptor, count)
@@ -174,8 +175,8 @@ def _write(descriptor: int, content: bytes) -> None:
         view = view[os.write(descriptor, view):]
 
 
-def apart(descriptor: int) -> int:
-    """A copy that programs do not inherit, far from the numbers that they use."""
+def private_copy(descriptor: int) -> int:
+    """Return a copy of a descriptor that child processes do not inherit, with a high number."""
     import fcntl
 
     return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 200)
@@ -195,11 +196,11 @@ def start_ranks() -> None:
 
 
 def main() -> None:
-    """Serve the descriptors 0 and 1, and give the student's code others in their place.
+    """Serve requests on the descriptors 0 and 1, and replace these for the student's code.
 
     With the argument `ranks`, checks will need ranks or virtual GPUs.
     """
-    requests, responses = apart(0), apart(1)
+    requests, responses = private_copy(0), private_copy(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -208,17 +209,17 @@ def main() -> None:
     with quick_imports():
         import asyncio
 
-        from labkit.guest.capture import Capture, Stream
-        from labkit.guest.place import settle
+        from labkit.guest.capture import Capture, CapturedStream
+        from labkit.guest.place import enter_workspace
         from labkit.guest.shell import make
 
     capture = Capture()
-    settle()
+    enter_workspace()
     guest = Guest(make(capture), capture)
     capture.take_descriptors()
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
-    sys.stdout, sys.stderr = Stream(capture, 1), Stream(capture, 2)
+    sys.stdout, sys.stderr = CapturedStream(capture, 1), CapturedStream(capture, 2)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     serve(requests, responses, lambda request: loop.run_until_complete(guest.answer(request)))
-    os._exit(0)  # without waiting for what the student's code registered or left running
+    os._exit(0)  # without running exit handlers or joining threads of the student's code

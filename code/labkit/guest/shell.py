@@ -29,7 +29,7 @@ MOST_LINES = 100  # of a traceback
 
 
 class Results(DisplayHook):
-    """The value of a cell's last line."""
+    """Captures the value of a cell's last line."""
 
     def write_output_prompt(self) -> None:
         pass
@@ -54,7 +54,7 @@ class Displays(DisplayPublisher):
 
 
 class Shell(InteractiveShell):
-    """Set `capture` before the first cell."""
+    """The shell. Set `capture` before the first cell."""
 
     displayhook_class = Type(Results)
     display_pub_class = Type(Displays)
@@ -64,7 +64,7 @@ class Shell(InteractiveShell):
         pass
 
     def ask_exit(self) -> None:
-        pass  # exit() in an answer ends nothing
+        pass  # exit() in an answer must not end the guest
 
     def _showtraceback(self, etype: type, evalue: BaseException, stb: list[str]) -> None:
         lines = "\n".join(stb).split("\n")
@@ -75,13 +75,13 @@ class Shell(InteractiveShell):
                                                                    for line in lines]})
 
     def system(self, cmd: str) -> None:  # type: ignore[override]
-        """`!command`: its output comes through the descriptors."""
+        """Run `!command`, whose output comes through the descriptors."""
         done = subprocess.run(self.var_expand(cmd, depth=1), shell=True, check=False,
                               stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT)
         self.user_ns["_exit_code"] = done.returncode
 
     def getoutput(self, cmd: str, split: bool = True, depth: int = 0) -> Any:
-        """`x = !command`"""
+        """Run `x = !command`, and return its output."""
         done = subprocess.run(self.var_expand(cmd, depth=depth + 1), shell=True, check=False,
                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT)
@@ -89,7 +89,7 @@ class Shell(InteractiveShell):
         return SList(text.splitlines()) if split else text
 
     async def run(self, source: str) -> BaseException | None:
-        """Run one cell as ipykernel does, inside the running loop; what it raised."""
+        """Run one cell as ipykernel does, in the running loop. Return what it raised, or None."""
         work = 0 if source.startswith("%%") else transform_work(source)
         if work > MOST_WORK:
             error = RuntimeError(f"this cell is not run: IPython would tokenize {work:,} "
@@ -113,7 +113,7 @@ class Shell(InteractiveShell):
 
 
 def make(capture: Capture) -> Shell:
-    """The one shell of this process; no history, no files of its own."""
+    """Create the only shell of this process, without a history or files of its own."""
     config = Config({"HistoryManager": {"enabled": False}})
     shell = Shell.instance(config=config)
     shell.capture = capture
@@ -131,7 +131,7 @@ def _refuse(name: str) -> Any:
 
 
 def bundle(data: Any) -> dict[str, Any]:
-    """A MIME bundle as JSON: pictures in base64, what is no JSON as its text."""
+    """Return a MIME bundle as JSON, with images in base64 and other objects as strings."""
     result = {}
     for kind, content in dict(data).items():
         if isinstance(content, bytes):
@@ -141,7 +141,7 @@ def bundle(data: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value`, or its text where it is no JSON."""
+    """Return `value`, or its string if it is not JSON."""
     try:
         return json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError, RecursionError):

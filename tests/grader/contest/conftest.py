@@ -11,7 +11,7 @@ from grader.contest import standings, submissions
 from grader.course import Course
 from labkit.contest import catalog, play
 from labkit.contest.declaration import Case, Contest
-from labkit.contest.play import Outcome
+from labkit.contest.play import CaseResult
 
 
 @pytest.fixture(scope="session")
@@ -32,7 +32,7 @@ def ghosts_once():
     """Play the ghosts once for all tests: it takes half a second."""
     kept: dict[str, dict] = {}
 
-    def once(contest: Contest, cases: Sequence[Case]) -> dict[str, list[Outcome]]:
+    def once(contest: Contest, cases: Sequence[Case]) -> dict[str, list[CaseResult]]:
         key = f"{contest.name} {cases}"
         if key not in kept:
             kept[key] = play.ghosts(contest, cases)

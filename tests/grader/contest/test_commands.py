@@ -66,8 +66,8 @@ def test_a_class_from_files_to_a_table_killed_in_between(course, contest, submit
 
 
 @pytest.mark.parametrize(("words", "reason"), [
-    (["grade", "pipeline"], "no contest pipeline; there is pipelines"),
-    (["table", "pipeline"], "no contest pipeline; there is pipelines"),
+    (["grade", "pipeline"], "no contest pipeline; available: pipelines"),
+    (["table", "pipeline"], "no contest pipeline; available: pipelines"),
     (["collect", "pipelines", "absent.zip"], "absent.zip"),
     (["collect", "pipelines", ".", "--received", "2999-01-01 00:00 UTC"], "is in the future"),
     (["grade", "pipelines"], "nothing to grade: put each student's file at")])

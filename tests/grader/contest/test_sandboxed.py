@@ -19,7 +19,7 @@ from grader.sandbox import choice
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from labcore.workspace import CHECKOUT
 from labkit.contest.declaration import Scored
-from labkit.contest.local import Player
+from labkit.contest.local import LocalPlayer
 from labkit.contest.play import FLOOR, ghost, play
 from tests.labkit.contest.toy import score, toy
 
@@ -139,9 +139,9 @@ def outcomes(backend):
 @pytest.mark.slow
 def test_whatever_a_file_does_the_other_cases_are_scored(outcomes):
     kinds = [one.kind for one in outcomes]
-    assert kinds[:8] == ["out of time", "crash", "no plain value", "no multiple", "no multiple",
+    assert kinds[:8] == ["out of time", "crash", "not a plain value", "no multiple", "no multiple",
                          "error", "", kinds[7]]
-    assert kinds[7] in ("no multiple", "no plain value")
+    assert kinds[7] in ("no multiple", "not a plain value")
     assert [one.score for one in outcomes[9:]] == [1.0, 1.0] and kinds[9:] == ["", ""]
 
 
@@ -152,7 +152,7 @@ def test_no_score_was_forged(outcomes):
     assert outcomes[7].score == FLOOR
     # A forged response is taken for what it is: at most the answer that its author knows to be
     # right. Whether it was in time for this case or ended the sandbox, it scored nobody else.
-    assert outcomes[8].kind in ("no multiple", "crash", "no plain value", "")
+    assert outcomes[8].kind in ("no multiple", "crash", "not a plain value", "")
 
 
 @pytest.mark.slow
@@ -254,7 +254,7 @@ def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(bac
     contest = toy(1, masks=masks)
     found = sandboxed.play(contest, contest.open_cases(), BORROWING.encode(), backend, SETTINGS)
     (tmp_path / "toy.py").write_text(BORROWING)
-    with Player(contest, tmp_path / "toy.py") as player:
+    with LocalPlayer(contest, tmp_path / "toy.py") as player:
         here = play(contest, contest.open_cases(), player.ask)
     for one in (*found, *here):
         assert one.kind == kind and ("not available" in one.reason) == bool(masks)

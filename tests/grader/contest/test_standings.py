@@ -14,7 +14,7 @@ from grader.contest.attempts import ContestAttempt
 from grader.contest.grading import enter, register_submissions, versions_to_play
 from grader.contest.standings import Row, ranked, standings
 from grader.run.settings import settings_of
-from labkit.contest.play import FLOOR, Outcome, points
+from labkit.contest.play import FLOOR, CaseResult, points
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -31,7 +31,7 @@ def played(course, contest, submit, made_with):
         submit(student, text)
         register_submissions(course, contest)
         digest = list(submissions.versions(course, contest, student))[-1]
-        outcomes = [vars(Outcome(case.name, case.group, score, **more))
+        outcomes = [vars(CaseResult(case.name, case.group, score, **more))
                     for case in secret.cases(course, contest)]
         body = {"student": student, "digest": digest}
         return enter(course, contest, made_with, FinishedTask(body, {"outcomes": outcomes})).attempt

@@ -16,7 +16,7 @@ from grader.run.walk import Walk
 from grader.sandbox.bubblewrap import Bubblewrap
 from grader.sandbox.interface import MB
 from labcore.errors import LabError
-from labkit.check.allowed import Cluster, flags_for_estimate
+from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.measure import read
 from tests.grader.small_lab import cell, find, marks
 from tests.labkit.check.test_measure import CARD, in_process, job
@@ -47,14 +47,14 @@ def test_a_graded_job_has_the_figures_that_the_notebook_showed(monkeypatch):
     """Nothing of the environment decides."""
     monkeypatch.setenv("VIRTUAL_GPU", "h200")
     monkeypatch.setenv("VIRTUAL_NETWORK", "ethernet:1gbit")
-    words = flags_for_estimate(job().flags, Cluster(CARD, 1), 500)
+    words = flags_for_estimate(job().flags, EstimateHardware(CARD, 1), 500)
     found = read(measure.figures(words, Bubblewrap()), 128)
     assert found.milliseconds == 1000 * in_process(words).seconds_per_iteration
 
 
 @pytest.mark.slow
 def test_what_the_trainer_refuses_is_said_in_its_words():
-    words = flags_for_estimate(job().flags, Cluster("virtual:v10", 1), 500)
+    words = flags_for_estimate(job().flags, EstimateHardware("virtual:v10", 1), 500)
     with pytest.raises(LabError, match=r"^--device virtual:v10: .*nearest"):
         measure.figures(words, Bubblewrap())
 

@@ -279,12 +279,12 @@ def test_a_value_that_was_said_to_be_plain_and_is_not():
 
 
 @pytest.mark.parametrize(("call", "says"), [
-    ("check.script('code/x.sh')", "it has nothing to compare with"),
-    ("check.script('code/x.sh', only=['--lrr'], given=None)", "--lrr is no flag of the trainer "
+    ("check.script('code/x.sh')", "it has no reference job to compare with"),
+    ("check.script('code/x.sh', only=['--lrr'], given=None)", "--lrr is not a flag of the trainer "
      "(nearest: --lr)"),
     ("check.script('code/x.sh', given={'runs': 3})", "given= is not what `lab build` writes"),
     ("check.script('code/x.sh', given=dict(runs=[]))", "malformed node"),
-    ("check.script('code/x.sh', **{})", "it has nothing to compare with")])
+    ("check.script('code/x.sh', **{})", "it has no reference job to compare with")])
 def test_a_script_check_that_would_fail_everybody_is_refused_before_anybody_is_graded(call, says):
     with pytest.raises(LabError) as caught:
         planned(0, new_code_cell(f"if 1:\n    job = {call}", metadata=marks(

@@ -11,7 +11,7 @@ from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
 from grader.sandbox.podman import Podman
 from labkit.check import wire
-from labkit.check.on_ranks import DEADLOCK, Run, read
+from labkit.check.on_ranks import DEADLOCK, RanksRun, read
 from labkit.guest.serving import RANKS
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
@@ -76,7 +76,7 @@ def test_a_driver_runs_on_warm_ranks_inside_the_sandbox(backend):
     """The guest has the fork server from its start, as a fork of itself."""
     guest = Channel(backend.start((*GUEST, RANKS), Limits()))
 
-    def ranks(x: float) -> Run:
+    def ranks(x: float) -> RanksRun:
         answer = guest.request("ranks", 120, name="exchange", ranks=4, limit=100,
                                arguments=wire.dumps((x,)).decode(),
                                keywords=wire.dumps({}).decode())

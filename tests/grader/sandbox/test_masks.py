@@ -18,7 +18,7 @@ from grader.sandbox.masks import Masks, rewritten
 from grader.sandbox.podman import Podman
 from labcore.workspace import CODE
 from labkit import masks
-from labkit.masks import Place, UnknownName, message, places
+from labkit.masks import MaskTarget, UnknownName, mask_targets, message
 from tests.grader.sandbox.conftest import finish
 from tests.needs import needs
 
@@ -122,7 +122,7 @@ def test_a_whole_class_can_still_be_derived_from(package):
 def test_what_compiled_code_defines_is_bound_anew(package):
     (package / "module.py").write_text(TEXT.replace("import functools", "import functools\n"
                                                     "from math import hypot"))
-    assert places("held.module.hypot")[0].defined is False
+    assert mask_targets("held.module.hypot")[0].defined is False
     said = seen(package, "from held.module import hypot; hypot(3, 4)", "held.module.hypot")
     assert said.strip().endswith(message("held.module.hypot"))
 
@@ -134,9 +134,9 @@ def test_nothing_shows_up_that_is_compiled_later(package):
 
 
 def test_only_what_is_installed_can_be_unknown(package):
-    assert places("not_installed_here.module") == []
+    assert mask_targets("not_installed_here.module") == []
     with pytest.raises(UnknownName, match="it is not defined in a Python file"):
-        places("math.hypot")
+        mask_targets("math.hypot")
 
 
 @pytest.mark.parametrize(("name", "module", "qualname"), [
@@ -146,7 +146,7 @@ def test_only_what_is_installed_can_be_unknown(package):
     ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint", "checkpoint"),
     ("pipeline_schedules.one_f_one_b", "pipeline_schedules.builtin", "one_f_one_b")])
 def test_a_name_is_followed_to_its_definition(name, module, qualname):
-    (place, *_) = places(name)
+    (place, *_) = mask_targets(name)
     assert (place.module, place.qualname, place.defined) == (module, qualname, True)
     text = rewritten(place.path, [place])
     compile(text, str(place.path), "exec")
@@ -219,7 +219,7 @@ def test_torchs_own_are_masked_too(python):
 
 
 def test_covers_what_is_inside():
-    module, name = Place("a.b", Path(), "a.b"), Place("a.C", Path(), "a", "C")
+    module, name = MaskTarget("a.b", Path(), "a.b"), MaskTarget("a.C", Path(), "a", "C")
     assert module.covers("a.b", "f") and module.covers("a.b.c", "")
     assert name.covers("a", "C.forward")
     assert not any((module.covers("a.bc", ""), name.covers("a", "CD"), name.covers("b", "C")))

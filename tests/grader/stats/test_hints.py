@@ -55,7 +55,7 @@ def test_what_a_check_says_is_recognized(answer, hint):
 
 @pytest.mark.parametrize("message, hint", [
     ("The limit is not 10 minutes.", LIMIT), ("TIME is not as asked.", ASKED),
-    ("steps(a=0) returned 3, but this cannot be right input: raise ValueError. It cannot be "
+    ("steps(a=0) returned 3, but this is not valid input: raise ValueError. It cannot be "
      "negative.", NEGATIVE),
     ("steps(a=5) raised ValueError: x returned 9. Round up: the last step is needed.", None),
     ("steps(a=5) returned 'Round up: the last step is needed.': it should be 10.", None),

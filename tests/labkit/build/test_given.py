@@ -73,7 +73,8 @@ def test_given_none_compares_nothing(author):
 
 REFUSED = [
     (SCRIPT, 'job = check.script("code/mine.sh", only=["--micro-batch-sizes"])',
-     "check.script: --micro-batch-sizes is no flag of the trainer (nearest: --micro-batch-size)"),
+     "check.script: --micro-batch-sizes is not a flag of the trainer (nearest: "
+     "--micro-batch-size)"),
     (SCRIPT, 'job = check.script("code/mine.sh", only=["--log-interval"])',
      "--log-interval is never compared"),
     (SCRIPT, 'names = ["--lr"]\njob = check.script("code/mine.sh", only=names)',

@@ -5,7 +5,7 @@ import pytest
 from labcore.colors import result
 from labkit import check
 from labkit.check.checks import Failed
-from labkit.check.kernel import Kernel
+from labkit.check.kernel import KernelSide
 from labkit.check.sides import Raised, checking_on
 
 HINTS = {"That is one rank's share.": lambda micro_batch, ranks: micro_batch,
@@ -137,12 +137,12 @@ def test_draws_are_the_submissions_own_and_repeat(monkeypatch):
     there = drawn()
     assert here != there and there == drawn()
     assert all(1 <= case["ranks"] < 1000 and 0.5 <= case["factor"] <= 2 for case in here)
-    with pytest.raises(ValueError, match="choose from for ranks"):
+    with pytest.raises(ValueError, match="choices for ranks are empty"):
         check.draw(1, ranks=[])
 
 
 def test_another_side_answers_for_the_students_names():
-    class Elsewhere(Kernel):
+    class Elsewhere(KernelSide):
         seed = "7"
 
         def call(self, function, arguments, keywords):

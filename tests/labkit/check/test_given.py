@@ -4,8 +4,8 @@
 import pytest
 
 from labkit.check.checks import Failed
-from labkit.check.compared import NoFlag, freed
-from labkit.check.given import differences, of_reference, report, require_sound
+from labkit.check.compared import InvalidOnly, freed
+from labkit.check.given import differences, from_reference, report, require_sound
 from labkit.check.job import Job, resolve, script
 from labkit.check.sides import checking_on
 
@@ -36,7 +36,7 @@ def job(flags: str = "", **more) -> Job:
 
 
 def found(student: Job, only: tuple[str, ...] = (), reference: Job | None = None) -> str:
-    given = of_reference(reference or job(), only)
+    given = from_reference(reference or job(), only)
     require_sound(given)
     return "\n".join(differences(student, given, only))
 
@@ -171,7 +171,7 @@ def test_what_is_kept_does_not_hold_what_is_free():
             "--recompute-granularity", "--recompute-method", "--recompute-num-layers", "--balance")
     one = job("--recompute-granularity full --recompute-method block --recompute-num-layers 3")
     two = job("--micro-batch-size 4 --global-batch-size 16 --lr 1 --recompute-activations")
-    assert of_reference(one, only) == of_reference(two, only) == {
+    assert from_reference(one, only) == from_reference(two, only) == {
         "gpus_per_node": 2, "runs": [{"trainer": FILE, "flags": (
             "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
             "--max-position-embeddings 64 --train-iters 5 --data-path '$LAB_HOME/data/x' "
@@ -233,7 +233,7 @@ def test_two_trainings_are_compared_one_by_one():
 
 def test_a_check_says_what_differs_and_what_is_free():
     only = ["--micro-batch-size"]
-    given = of_reference(job(), only)
+    given = from_reference(job(), only)
     with checking_on(Recorded(record(launch("--ffn-hidden-size 1")))):
         with pytest.raises(Failed) as caught:
             script("code/mine.sh", only=only, given=given)
@@ -250,7 +250,7 @@ def test_a_notebook_without_what_is_given_says_what_to_do():
 
 
 def test_a_check_refuses_a_job_that_would_go_wrong():
-    given = of_reference(job(), [])
+    given = from_reference(job(), [])
     for flags, says in (("--num-layers 4.0", "argument --num-layers: invalid int value: '4.0'"),
                         ("--micro-batch-size 3", "This would go wrong. global batch size (8)"),
                         ("--hidden-dropout nan", "--hidden-dropout nan"),
@@ -267,12 +267,12 @@ def test_a_message_is_short_whatever_a_script_does():
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("--micro-batch", "--micro-batch is no flag of the trainer (nearest: --micro-batch-size)"),
+    ("--micro-batch", "--micro-batch is not a flag of the trainer (nearest: --micro-batch-size)"),
     ("micro_batch_size", "nearest: --micro-batch-size"), ("--node", "nearest: --nodes"),
-    ("-b", "no flag of the trainer"), ("--data-parallel-size", "no flag"),
-    ("--layers-per-chunk", "no flag"), ("--log-interval", "--log-interval is never compared")])
+    ("-b", "not a flag of the trainer"), ("--data-parallel-size", "not a flag"),
+    ("--layers-per-chunk", "not a flag"), ("--log-interval", "--log-interval is never compared")])
 def test_only_names_flags(name, says):
-    with pytest.raises(NoFlag) as caught:
+    with pytest.raises(InvalidOnly) as caught:
         freed([name])
     assert says in str(caught.value)
 

@@ -7,7 +7,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import check
 from labkit.check import sides
-from labkit.check.kernel import Kernel
+from labkit.check.kernel import KernelSide
 from labkit.masks import UnknownName, message
 
 MASKED = ("minimegatron.formulas", "pipeline_schedules.gpipe")
@@ -18,7 +18,7 @@ HONEST = "def bubble(p, m):\n    return (p - 1) / (m + p - 1)"
 @pytest.fixture
 def kernel(monkeypatch):
     """Runs cells as a notebook does, then a check of `bubble`; returns why it failed."""
-    monkeypatch.setattr(sides, "_current", Kernel())
+    monkeypatch.setattr(sides, "_current", KernelSide())
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     check.mask(*MASKED)

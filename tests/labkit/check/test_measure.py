@@ -14,10 +14,10 @@ from labcore import shipping
 from labcore.errors import LabError
 from labkit import check
 from labkit.check import measure
-from labkit.check.allowed import Cluster, flags_for_estimate, use
+from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from labkit.check.checks import Failed
 from labkit.check.job import Job
-from labkit.check.runs import TRAINER, Run
+from labkit.check.runs import TRAINER, TrainingRun
 from layout_estimator.planner import Plan
 from layout_estimator.requests import estimate
 from minimegatron.arguments import Config, parse_arguments
@@ -36,7 +36,8 @@ def parsed(line: str, world_size: int = 1) -> Config:
 
 def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
     words = f"{MODEL} {flags}"
-    run = Run(nodes, ranks, parsed(words, nodes * ranks), (), TRAINER, tuple(words.split()), {})
+    run = TrainingRun(nodes, ranks, parsed(words, nodes * ranks), (), TRAINER, tuple(words.split()),
+                      {})
     return Job({}, (run,), (), ())
 
 
@@ -62,7 +63,7 @@ OLD_NAMES = ("activations_checkpoint_method", "recompute_activations", "balance"
 @pytest.mark.parametrize("flags", GO_ON)
 def test_what_a_figure_depends_on_arrives_as_the_trainer_read_it(flags):
     given = parsed(f"{MODEL} {TWO_BY_TWO} {flags}", world_size=8)
-    words = flags_for_estimate(given, Cluster(A100, 4, "infiniband:8x200gbit"), 500)
+    words = flags_for_estimate(given, EstimateHardware(A100, 4, "infiniband:8x200gbit"), 500)
     arrived = parse_arguments(words, {})
     passed = [flag.name for flag in table_of(Config).values() if use(flag) == "passed"]
     for name in (*passed, "world_size", "data_parallel_size", "layers_per_chunk"):
@@ -133,7 +134,7 @@ def test_a_check_has_the_figures_of_the_trainers_own_estimate(capsys):
     given = job(f"{TWO_BY_TWO} --global-batch-size 16", nodes=2, ranks=4)
     found = check.figures(given, CARD, vocab_size=500)
     assert "on 8 virtual v100-sxm2-16gb" in capsys.readouterr().out
-    plan = in_process(flags_for_estimate(given.flags, Cluster(CARD, 4), 500))
+    plan = in_process(flags_for_estimate(given.flags, EstimateHardware(CARD, 4), 500))
     assert found.milliseconds == 1000 * plan.seconds_per_iteration
     assert found.tokens_per_second == 16 * 64 / plan.seconds_per_iteration
     assert found.memory == tuple(stage.total / 2**30 for stage in plan.memory)
@@ -157,8 +158,8 @@ def test_what_cannot_be_estimated_is_refused_before_anything_runs(monkeypatch, f
 def test_a_script_that_only_estimates_trains_nothing(monkeypatch):
     monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
     flags = parsed(f"{MODEL} --estimate --device {CARD} --json")
-    with pytest.raises(Failed, match="--estimate: what the script starts trains nothing"):
-        check.figures(Job({}, (Run(1, 1, flags, (), TRAINER, (), {}),), (), ()), CARD)
+    with pytest.raises(Failed, match="--estimate: with this flag the trainer does not train"):
+        check.figures(Job({}, (TrainingRun(1, 1, flags, (), TRAINER, (), {}),), (), ()), CARD)
 
 
 def test_a_job_that_would_hang_has_no_figures(monkeypatch):
@@ -168,7 +169,7 @@ def test_a_job_that_would_hang_has_no_figures(monkeypatch):
 
 
 def test_the_card_is_the_checks_and_must_be_virtual():
-    with pytest.raises(ValueError, match="no virtual card"):
+    with pytest.raises(ValueError, match="not a virtual GPU"):
         check.figures(job(), "v100")
 
 
@@ -183,7 +184,7 @@ def test_no_text_of_a_script_reaches_our_command_line():
              "metrics")
     given = parse_arguments([*MODEL.split(), *(f"--{name}={evil}" for name in named),
                              "--save-interval=1", "--pipeline-model-parallel-layout=E t t,t t L"])
-    words = flags_for_estimate(given, Cluster(CARD, 1), 500)
+    words = flags_for_estimate(given, EstimateHardware(CARD, 1), 500)
     assert not any("$" in word or "t t" in word for word in words)
 
 
@@ -237,5 +238,5 @@ def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
         f"#!/bin/bash\necho 'fits: yes'\ntorchrun x/pretrain_gpt.py {MODEL}\n")
     monkeypatch.chdir(tmp_path)
     found = check.figures(check.script("code/mine.sh", given=None), CARD)
-    honest = in_process(flags_for_estimate(job().flags, Cluster(CARD, 1), 50257))
+    honest = in_process(flags_for_estimate(job().flags, EstimateHardware(CARD, 1), 50257))
     assert found.milliseconds == 1000 * honest.seconds_per_iteration > 1

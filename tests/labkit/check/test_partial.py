@@ -5,7 +5,7 @@ import re
 import pytest
 
 from labkit import check
-from labkit.check.partial import Outcome, report
+from labkit.check.partial import PartResult, report
 
 COLORS = re.compile("\033\\[[0-9;]*m")
 
@@ -41,7 +41,7 @@ def test_an_interrupt_ends_the_check_and_leaves_nothing_behind():
 
 
 def test_a_part_stands_within_parts():
-    with pytest.raises(RuntimeError, match="stands within"), check.part(1, "x"):
+    with pytest.raises(RuntimeError, match="only valid inside"), check.part(1, "x"):
         pass
     with pytest.raises(RuntimeError, match="one list of parts"), check.parts(), check.parts():
         pass
@@ -49,5 +49,5 @@ def test_a_part_stands_within_parts():
 
 @pytest.mark.parametrize("line", ["\n", "\r", "\u2028", "\x0b", "\x85"])
 def test_no_message_looks_like_a_part(line):
-    text = plain(report([Outcome(1, "first", f"you said '{line}✓ 9 points: second'")]))
+    text = plain(report([PartResult(1, "first", f"you said '{line}✓ 9 points: second'")]))
     assert [one for one in text.splitlines() if one.startswith("✓")] == []

@@ -17,7 +17,7 @@ from labkit import check
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.checks import Failed
 from labkit.check.driving import INNER
-from labkit.check.masking import Masks
+from labkit.check.masking import KernelMasks
 from labkit.check.sides import checking_on, side
 from labkit.guest.serving import Guest
 
@@ -151,7 +151,7 @@ def test_a_students_name_is_no_argument_of_a_driver():
     driver, other = Function("driver", side), Function("other", side)
     for ask in (lambda *given: side.call(driver, *given),
                 lambda *given: side.ranks(driver, 2, *given, 10),
-                lambda *given: side.gpus(driver, on_gpus.Cluster("h100:2"), *given, 10)):
+                lambda *given: side.gpus(driver, on_gpus.SimulatedCluster("h100:2"), *given, 10)):
         for given in (((other,), {}), ((), {"x": other})):
             with pytest.raises(wire.CannotCross, match="other is the student's: it cannot be an"):
                 ask(*given)
@@ -172,7 +172,7 @@ def test_a_check_without_a_case_is_an_error_of_its_author(options):
 
 def test_masked_names_are_refused_on_ranks_too(monkeypatch):
     names = student("dist.all_reduce(x)")
-    monkeypatch.setattr(side(), "masks", Masks(["torch.distributed.all_reduce"]))
+    monkeypatch.setattr(side(), "masks", KernelMasks(["torch.distributed.all_reduce"]))
     assert "torch.distributed.all_reduce is not available to your answers" in failure(
         names["driver"], CASES, expected, ranks=2)
 

@@ -104,7 +104,7 @@ WRONG = [
      "the nodes have --node_rank 0, 0"),
     (TWO_NODES + FIRST + "srun " + torchrun(f"--nnodes 2 --node_rank $SLURM_NODEID {MEET}"),
      "--node_rank 0, 0"),
-    (TWO_NODES + "srun " + torchrun(""), "2 separate trainings"),
+    (TWO_NODES + "srun " + torchrun(""), "2 separate training runs"),
     (TWO_NODES.replace("=1", "=2") + FIRST + "srun " + torchrun(f"--nnodes 2 {MEET}"),
      "4 times on 2 node(s)"),
     # The job's own number of tasks wins, as a real srun says in a warning.
@@ -114,7 +114,7 @@ WRONG = [
                                             "localhost:6000"), "address is localhost"),
     (TWO_NODES + "srun bash -c 'torchrun --nnodes 2 --nproc_per_node 2 "
      f"--node_rank $SLURM_NODEID {TRAINER} {MODEL}'\n", "address is 127.0.0.1"),
-    ("# SBATCH --nodes=2\n" + torchrun(""), "takes '# SBATCH --nodes=2' for a comment"),
+    ("# SBATCH --nodes=2\n" + torchrun(""), "treats '# SBATCH --nodes=2' as a comment"),
     ("set -e\n#SBATCH --nodes=2\n" + torchrun(""), "come before the first command"),
     ("#SBATCH --node=2\n" + torchrun(""), "did you mean --nodefile or --nodelist or --nodes?"),
     ("#SBATCH --nodes=two\n" + torchrun(""), "'two' is not a number"),
@@ -132,7 +132,7 @@ def test_what_would_fail_is_said(job, text, says):
 def test_a_script_that_does_not_end_is_stopped(job, monkeypatch):
     monkeypatch.setattr("labkit.check.record.SECONDS", 5)
     text = torchrun("") + "sleep() { command sleep 0; }; while true; do :; done\n"
-    assert "the script still ran after 5 seconds" in " / ".join(job(SHEBANG + text).problems)
+    assert "the script was still running after 5 seconds" in " / ".join(job(SHEBANG + text).problems)
 
 
 def test_a_script_without_shebang_is_a_problem(job):
@@ -145,14 +145,14 @@ NO_RUN = [
     ("torchrun --nproc_per_node=$RANKS x/pretrain_gpt.py\n", "a variable empty or misspelled"),
     ("torchrun --nproc_per_node 0 x/pretrain_gpt.py\n", "number of at least 1"),
     ("torchrun --nproc 2 x/pretrain_gpt.py\n", "no option --nproc"),
-    ("torchrun --nnodes\n", "needs a value"), ("torchrun\n", "not told what to run"),
+    ("torchrun --nnodes\n", "needs a value"), ("torchrun\n", "given no program to run"),
     ("srun -n 999999 torchrun x/pretrain_gpt.py\n", "999999 tasks"),
-    ("srun -N 2 torchrun x/pretrain_gpt.py\n", "only 1 node(s) are allocated"),
-    ("srun -w node9 torchrun x/pretrain_gpt.py\n", "no node of this job; nearest: slurmnode1"),
-    ("env -i PATH=$PATH srun torchrun x/pretrain_gpt.py\n", "does not know its job"),
+    ("srun -N 2 torchrun x/pretrain_gpt.py\n", "only 1 allocated"),
+    ("srun -w node9 torchrun x/pretrain_gpt.py\n", "not a node of this job; nearest: slurmnode1"),
+    ("env -i PATH=$PATH srun torchrun x/pretrain_gpt.py\n", "no job found"),
     ("torchrun --master_port 99999 x/pretrain_gpt.py\n", "at most 65535"),
     ("torchrun --nnodes 2 --rdzv_backend c10d --rdzv_id \"$ID\" x/pretrain_gpt.py\n",
-     "every node would make up an ID of its own; is a variable empty or misspelled?"),
+     "every node would generate its own ID; is a variable empty or misspelled?"),
     ("torchrun --master_port PORT x/pretrain_gpt.py\n", "a number"),
     ("srun torchrun x/pretrain_gpt.py &\n", "put `wait` at its end"),
     ("#SBATCH --export=NONE\ntorchrun $LAB_HOME/x/pretrain_gpt.py ${USER:?is gone}\n", "is gone"),
@@ -181,7 +181,7 @@ def test_a_script_that_trains_nothing_fails_with_the_reason(job, text, says):
 def test_the_flags_of_two_trainings_are_nobodys(job):
     found = job(SHEBANG + torchrun("") * 2)
     assert len(found.runs) == 2
-    with pytest.raises(Failed, match="2 times; once is asked for"):
+    with pytest.raises(Failed, match="2 times; exercise asks for one run"):
         _ = found.flags
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from lab import cli
 from labkit.contest import catalog
-from labkit.contest.local import Player
-from labkit.contest.play import FLOOR, Outcome, play
+from labkit.contest.local import LocalPlayer
+from labkit.contest.play import FLOOR, CaseResult, play
 from labkit.contest.table import explained
 from tests.labkit.contest.toy import toy
 
@@ -49,12 +49,12 @@ def written(folder: Path, text: str, name: str = "toy.py") -> Path:
 @pytest.mark.slow
 def test_whatever_a_file_does_in_one_case_the_others_are_scored(tmp_path, capfd):
     contest = toy(8, seconds=2)
-    with Player(contest, written(tmp_path, HOSTILE)) as player:
+    with LocalPlayer(contest, written(tmp_path, HOSTILE)) as player:
         found = play(contest, contest.open_cases(), player.ask)
         process = player.process
     assert process.poll() is not None
     assert [one.kind for one in found] == [
-        "out of time", "crash", "error", "no plain value", "no plain value", "error",
+        "out of time", "crash", "error", "not a plain value", "not a plain value", "error",
         "no multiple", "", ""]
     assert found[0].reason == "no answer after 2 s" and "exit code 3" in found[1].reason
     assert found[6].reason == "[] is no multiple of 7"  # it sees none of the student's files
@@ -72,7 +72,7 @@ def test_whatever_a_file_does_in_one_case_the_others_are_scored(tmp_path, capfd)
 def test_a_file_that_cannot_be_run_is_disqualified_everywhere(tmp_path, text, reason):
     written(tmp_path, "", "neighbor.py")
     contest = toy()
-    with Player(contest, written(tmp_path, text)) as player:
+    with LocalPlayer(contest, written(tmp_path, text)) as player:
         found = play(contest, contest.open_cases(), player.ask)
     assert len({(one.kind, one.reason) for one in found}) == 1
     assert found[0].kind in ("error", "crash") and reason in found[0].reason
@@ -99,11 +99,12 @@ def schedule(case):
 
 
 def test_cases_that_fail_for_the_same_reason_share_a_line():
-    def out(number: int, reason: str = "boom") -> Outcome:
-        return Outcome(f"even {number}", "even", FLOOR, kind="error", reason=reason, hint="Look.")
+    def out(number: int, reason: str = "boom") -> CaseResult:
+        return CaseResult(f"even {number}", "even", FLOOR, kind="error", reason=reason,
+                          hint="Look.")
 
-    assert explained([out(1), out(2), Outcome("even 3", "even", 0.5, note="5 ms"),
-                      out(4, "bang"), Outcome("even 5", "even", 0.5, note="5 ms")]) == [
+    assert explained([out(1), out(2), CaseResult("even 3", "even", 0.5, note="5 ms"),
+                      out(4, "bang"), CaseResult("even 5", "even", 0.5, note="5 ms")]) == [
         "even 1, even 2: error: boom", "    hint: Look.", "even 3: 5 ms",
         "even 4: error: bang", "    hint: Look.", "even 5: 5 ms"]
     assert explained(out(number) for number in range(1, 13)) == [
@@ -127,7 +128,7 @@ def test_files_that_the_grader_would_refuse_are_refused_here(tmp_path, capsys, c
     assert cli.main(["contest", "pipelines", str(path)]) == 1
     assert reason in capsys.readouterr().err
     assert cli.main(["contest", "pipelines", str(tmp_path / "absent.py")]) == 1
-    assert "absent.py: No such file or directory; there is bad.py" in capsys.readouterr().err
+    assert "absent.py: No such file or directory; nearby: bad.py" in capsys.readouterr().err
 
 
 def test_students_images_have_no_steps_for_instructors(monkeypatch, capsys):

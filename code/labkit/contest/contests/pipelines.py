@@ -51,10 +51,10 @@ NEAR = 1e-9  # relative: chunks take fractions of a MiB
 
 def score(case: Given, answer: Any) -> Scored:
     """Score a schedule by its modeled time. Raises Disqualified."""
-    made = _read(case, answer)
-    _require_room(case, made)
+    schedule = _read(case, answer)
+    _require_memory(case, schedule)
     clock = Durations(case["forward"], case["backward"], case["weight"], case["link"])
-    total, best = float(simulate(made, clock).total), ideal(case)
+    total, best = float(simulate(schedule, clock).total), ideal(case)
     return Scored(best / total, f"{total:,.1f} ms, ideal {best:,.1f} ms")
 
 
@@ -74,21 +74,21 @@ def ideal(case: Given) -> float:
 def _read(case: Given, answer: Any) -> Schedule:
     sizes = case["stages"], case["micro_batches"]
     try:
-        made = schedule_answer.read(answer, (*sizes, max(case["chunks"])))
+        schedule = schedule_answer.read(answer, (*sizes, max(case["chunks"])))
     except ScheduleError as error:
         raise Disqualified("no schedule", str(error), HINTS["no schedule"]) from error
-    chunks = count_chunks(made)
+    chunks = count_chunks(schedule)
     if chunks not in case["chunks"]:
         raise Disqualified("wrong chunks", f"it has {chunks} chunks per stage; allowed: "
                            + ", ".join(map(str, case["chunks"])), HINTS["chunks"])
-    if fault := schedule_answer.unsound(made, (*sizes, chunks)):
+    if fault := schedule_answer.validity_fault(schedule, (*sizes, chunks)):
         raise Disqualified(fault.kind, fault.text, HINTS[fault.kind])
-    return made
+    return schedule
 
 
-def _require_room(case: Given, made: Schedule) -> None:
-    chunks, over = count_chunks(made), []
-    for stage, (live, size, cap) in enumerate(zip(peak_live(made), case["activation"],
+def _require_memory(case: Given, schedule: Schedule) -> None:
+    chunks, over = count_chunks(schedule), []
+    for stage, (live, size, cap) in enumerate(zip(peak_live(schedule), case["activation"],
                                                   case["memory"], strict=True)):
         kept = live * size / chunks
         if kept > cap * (1 + NEAR):

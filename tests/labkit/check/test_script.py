@@ -132,7 +132,8 @@ def test_what_would_fail_is_said(job, text, says):
 def test_a_script_that_does_not_end_is_stopped(job, monkeypatch):
     monkeypatch.setattr("labkit.check.record.SECONDS", 5)
     text = torchrun("") + "sleep() { command sleep 0; }; while true; do :; done\n"
-    assert "the script was still running after 5 seconds" in " / ".join(job(SHEBANG + text).problems)
+    problems = " / ".join(job(SHEBANG + text).problems)
+    assert "the script was still running after 5 seconds" in problems
 
 
 def test_a_script_without_shebang_is_a_problem(job):
@@ -181,7 +182,7 @@ def test_a_script_that_trains_nothing_fails_with_the_reason(job, text, says):
 def test_the_flags_of_two_trainings_are_nobodys(job):
     found = job(SHEBANG + torchrun("") * 2)
     assert len(found.runs) == 2
-    with pytest.raises(Failed, match="2 times; exercise asks for one run"):
+    with pytest.raises(Failed, match="2 times; the exercise asks for one run"):
         _ = found.flags
 
 

@@ -26,7 +26,8 @@ import torch
 
 import safetensors_file
 from minimegatron.arguments import Config
-from minimegatron.arguments.table.flag import STATE, names_affecting
+from minimegatron.arguments.table.effects import names_affecting
+from minimegatron.arguments.table.flag import STATE
 from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.checkpoint.checksums import damage, sha256, write_sums
 from minimegatron.checkpoint.load import read_state, read_tracker

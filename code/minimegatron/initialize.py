@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +25,10 @@ RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 def initialize(config: Config) -> Context:
     """Join the job's process group and build the Context. Raises UserError."""
-    create_folders(config)
+    if any((config.save, config.tensorboard_dir, config.timeline, config.metrics)):
+        from minimegatron.outputs import create_folders
+
+        create_folders(config)
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join(config, timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
@@ -107,24 +109,3 @@ def cap_threads(ctx: Context) -> None:
     if threads > fair:
         ctx.print_rank_0(f"using {fair} thread(s) per rank instead of {threads}: "
                          f"{ranks} rank(s) share this machine's {cores} cores")
-
-
-def create_folders(config: Config) -> None:
-    """Create the folders that the run writes to. Raises UserError if one is not writable."""
-    for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir),
-                         ("--timeline", config.timeline)):
-        if folder is None:
-            continue
-        try:
-            os.makedirs(folder, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise UserError(f"{flag} {folder} is not a folder that can be written to "
-                            f"({error.strerror}); nearest: a folder under $LAB_HOME/megatron"
-                            ) from error
-    if config.metrics is not None:
-        try:
-            open(config.metrics, "ab").close()
-        except OSError as error:
-            raise UserError(f"--metrics {config.metrics} is not a file that can be written to "
-                            f"({error.strerror}); nearest: --metrics metrics.jsonl") from error

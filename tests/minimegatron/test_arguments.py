@@ -5,8 +5,9 @@ import shlex
 import pytest
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.names import ALREADY_SO, NOT_YET
+from minimegatron.arguments.names import ALREADY_SO
 from minimegatron.arguments.parse import notes
+from minimegatron.arguments.unknown import NOT_YET
 from minimegatron.errors import UserError
 
 GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "

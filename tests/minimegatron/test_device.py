@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.device import INSTEAD_OF_CPU
 from minimegatron.device.choose import choose_device
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.errors import UserError
+from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "
          "--max-position-embeddings 8 --micro-batch-size 1 --lr 1e-3 --train-iters 1 "

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.table.flag import STATE, names_affecting
+from minimegatron.arguments.table.effects import names_affecting
+from minimegatron.arguments.table.flag import STATE
 from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.checkpoint.load import check_same_model
 from minimegatron.errors import UserError

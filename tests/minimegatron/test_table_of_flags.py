@@ -13,6 +13,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.parse import build_parser, parse_unchecked
 from minimegatron.arguments.table.bounds import Bound
+from minimegatron.arguments.table.effects import names_affecting
 from minimegatron.arguments.table.flag import (
     COST,
     NOTHING,
@@ -21,7 +22,6 @@ from minimegatron.arguments.table.flag import (
     STATE,
     Others,
     flag,
-    names_affecting,
     table_of,
 )
 from minimegatron.errors import UserError

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from labcore import shipping, workspace
-from minimegatron.arguments.device import INSTEAD_OF_CPU
 from slurmbox import config, control
 from tests.jobs.test_jobs import SHORT
+from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 pytestmark = pytest.mark.cluster
 

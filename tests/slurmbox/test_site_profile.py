@@ -8,9 +8,9 @@ import pytest
 
 from lab.notebook import jobs
 from labcore.errors import LabError
-from minimegatron.arguments import device
 from slurmbox import clients, site, site_clients
 from slurmbox.layout import Layout
+from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 WHOLE = """
 [slurm]
@@ -73,7 +73,7 @@ def test_a_command_brings_along_what_the_profile_says(home, name, prefix):
         assert environment[f"{prefix}_{end}"] == value
     assert environment["NCCL_SOCKET_IFNAME"] == "ib0"
     assert environment["GREETING"] == "two words; $HOME 'n' all"
-    assert environment[device.INSTEAD_OF_CPU] == "cuda"
+    assert environment[INSTEAD_OF_CPU] == "cuda"
     assert environment["VIRTUAL_GPU"] == "v100-sxm2-16gb"
 
 

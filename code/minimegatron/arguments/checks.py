@@ -6,17 +6,16 @@ Messages begin with Megatron-LM's own wording where it has one.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import fields, replace
 
-from minimegatron.arguments.device import check_device
 from minimegatron.arguments.flags import Config
-from minimegatron.arguments.pipeline import derive_pipeline
 from minimegatron.arguments.require import near_divisors, near_multiples, require
+from minimegatron.arguments.table.files import Profiling
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
 from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.errors import UserError
+from pipeline_schedules import BUILT_IN
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
@@ -37,9 +36,16 @@ def check(config: Config, rank: int, world_size: int) -> Config:
 
         config = derive_recompute(config)
     config = derive_precision(derive_learning_rate(config))
-    check_device(config)
-    check_reports(config)
-    return derive_timing(config)
+    if (config.device not in ("auto", "cpu", "cuda")
+            or {config.virtual_network, config.software_stack} != {None}):
+        from minimegatron.arguments.virtual_device import check_device
+
+        check_device(config)
+    if is_given(config, Profiling):
+        from minimegatron.arguments.profiling import derive_profiling
+
+        config = derive_profiling(config)
+    return config
 
 
 def is_given(config: Config, topic: type) -> bool:
@@ -152,6 +158,25 @@ def derive_batch(config: Config) -> Config:
     return config
 
 
+def derive_pipeline(config: Config) -> Config:
+    """Fill in the layers of every chunk and the name of the schedule."""
+    layers, stages = config.num_layers, config.pipeline_model_parallel_size
+    splits = [flag.name for flag in table_of(type(config)).values()
+              if "layers_per_chunk" in flag.sets]
+    if layers % stages or any(getattr(config, name) is not None for name in splits):
+        from minimegatron.arguments.uneven import split_layers
+
+        config = replace(config, layers_per_chunk=split_layers(config))
+    else:
+        config = replace(config, layers_per_chunk=(layers // stages,) * stages)
+    name = config.schedule or ("1f1b" if config.chunks == 1 else "interleaved")
+    if name not in BUILT_IN or name == "interleaved" or config.chunks > 1:
+        from minimegatron.arguments.uneven import check_schedule
+
+        check_schedule(config, name)
+    return replace(config, schedule=name)
+
+
 def derive_learning_rate(config: Config) -> Config:
     """Fill in decay and warm-up, which the learning-rate schedule counts in samples."""
     batch = config.global_batch_size
@@ -190,25 +215,3 @@ def derive_precision(config: Config) -> Config:
         size = max(40_000_000, 1_000_000 * config.data_parallel_size)
     return replace(config, ddp_bucket_size=size, accumulate_allreduce_grads_in_fp32=(
         config.accumulate_allreduce_grads_in_fp32 or config.bf16))
-
-
-def derive_timing(config: Config) -> Config:
-    """Fill in the other timing flag if only one is given."""
-    level, option = config.timing_log_level, config.timing_log_option
-    if level is None and option is None:
-        return config
-    return replace(config, timing_log_level=level or 0, timing_log_option=option or "minmax")
-
-
-def check_reports(config: Config) -> None:
-    """Refuse ranks and steps to report on that the run does not have, and a bad --profile-name."""
-    for rank in config.profile_ranks or ():
-        require(0 <= rank < config.world_size,
-                f"--profile-ranks {rank}: there are ranks 0 to {config.world_size - 1}; nearest: "
-                f"--profile-ranks {min(max(rank, 0), config.world_size - 1)}")
-    require(config.timeline is None or config.timeline_iteration <= config.train_iters,
-            f"--timeline-iteration {config.timeline_iteration}: the run has {config.train_iters} "
-            f"iteration(s); nearest: --timeline-iteration {config.train_iters}")
-    require(bool(re.fullmatch(r"[\w.+-]+", config.profile_name)),
-            f"--profile-name {config.profile_name!r} becomes part of a folder's name: "
-            "letters, digits and . _ + - only")

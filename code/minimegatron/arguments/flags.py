@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minimegatron.arguments.table.files import Checkpointing, Data, Logging
+from minimegatron.arguments.table.files import Checkpointing, Data, Logging, Profiling
 from minimegatron.arguments.table.parallel import Distributed, Recompute
 from minimegatron.arguments.table.planning import Derived, Planning
 from minimegatron.arguments.table.training import Batch, Model, ModernBlock, Optimization
 
 
 @dataclass(frozen=True)
-class Config(Derived, Planning, Logging, Checkpointing, Recompute, Distributed, Data,
+class Config(Derived, Planning, Profiling, Logging, Checkpointing, Recompute, Distributed, Data,
              Optimization, Batch, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 

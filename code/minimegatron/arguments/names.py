@@ -1,4 +1,4 @@
-"""Flags of Megatron-LM that are no field of Config, and what to tell the user about each."""
+"""Flags of Megatron-LM that this trainer accepts without a field of Config."""
 
 from __future__ import annotations
 
@@ -15,22 +15,4 @@ ALREADY_SO = {
     "--no-load-rng": "dropout and data order have no state to load",
     "--no-save-rng": "dropout and data order have no state to save",
     "--mmap-warmup": "the page cache warms up by itself",
-}
-
-# Flags of Megatron-LM that people will try, and that this trainer does not have yet.
-NOT_YET = (
-    "--fp32-residual-connection", "--fp8-format",
-    "--context-parallel-size", "--rampup-batch-size",
-    "--reset-position-ids", "--reset-attention-mask",
-    "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",
-    "--end-weight-decay", "--openai-gelu", "--sgd-momentum",
-)
-
-# Flags of older Megatron-LM releases, with what they are called in this one (upstream's words).
-RENAMED = {
-    "--batch-size": "--micro-batch-size",
-    "--warmup": "--lr-warmup-fraction",
-    "--model-parallel-size": "--tensor-model-parallel-size",
-    "--checkpoint-activations": "--recompute-activations, or for more control "
-                                "--recompute-granularity and --recompute-method,",
 }

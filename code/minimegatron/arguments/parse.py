@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.flags import Config
-from minimegatron.arguments.names import ALREADY_SO, NOT_YET, RENAMED
+from minimegatron.arguments.names import ALREADY_SO
 from minimegatron.arguments.table.flag import Flag, table_of
 from minimegatron.errors import UserError
 
@@ -51,23 +50,6 @@ def add(group: argparse._ArgumentGroup, flag: Flag) -> None:
                        nargs=flag.nargs, required=flag.required)
 
 
-def refuse_unknown(parser: Parser, extras: Sequence[str]) -> None:
-    """Raise UserError for the first argument that no flag took."""
-    if not extras:
-        return
-    name = extras[0].split("=")[0]
-    if name in RENAMED:
-        new = RENAMED[name]
-        raise UserError(f"{name} argument is no longer valid, use {new} instead")
-    if name in NOT_YET:
-        raise UserError(f"{name} is a flag of Megatron-LM that this trainer does not have yet; "
-                        "leave it out")
-    known = [option for action in parser._actions for option in action.option_strings]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; pretrain_gpt.py --help lists the flags"
-    raise UserError(f"unrecognized argument {extras[0]}{hint}")
-
-
 def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
     """Parse and check `argv` for the rank and the world that `env` (RANK, WORLD_SIZE) names.
 
@@ -93,7 +75,10 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
         action.required = False
     # Unknown flags first: with them on the line, "required" errors would mislead.
     _, extras = parser.parse_known_args(argv)
-    refuse_unknown(parser, extras)
+    if extras:
+        from minimegatron.arguments.unknown import refuse_unknown
+
+        refuse_unknown(parser, extras)
     for action in required:
         action.required = require_all and not (
             "--estimate" in argv and table[action.dest].estimate_with is not None)

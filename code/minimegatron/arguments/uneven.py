@@ -1,12 +1,21 @@
-"""Stages with different numbers of layers, and stages with several chunks."""
+"""Stages with different numbers of layers or several chunks, and their schedules.
+
+A schedule's file is only named here: reading it may run it, and the parser runs nothing.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.layout import even_split, parse_layout
 from minimegatron.arguments.require import near_divisors, near_multiples, require
+from minimegatron.arguments.table.effects import alternatives
+from minimegatron.arguments.table.flag import spelled
+from minimegatron.errors import UserError
+from pipeline_schedules import ScheduleError, load
 
 FEW = 1000  # layers that are added or taken one by one
 
@@ -17,6 +26,9 @@ def split_layers(config: Config) -> tuple[int, ...]:
     Raises:
         UserError: the layers do not fit the stages; it names the nearest split that does.
     """
+    given = split_flags(vars(config))
+    require(len(given) < 2, f"{' and '.join(given)}: each assigns the layers to stages; nearest: "
+            f"{given[-1] if given else ''} alone")
     layers, stages = config.num_layers, config.pipeline_model_parallel_size
     if config.pipeline_model_parallel_layout is not None:
         return parse_layout(config.pipeline_model_parallel_layout, layers, stages)
@@ -29,6 +41,35 @@ def split_layers(config: Config) -> tuple[int, ...]:
     size = config.num_layers_per_virtual_pipeline_stage
     check_chunks(config, size, layers // stages)
     return (size,) * (layers // size)
+
+
+def split_flags(flags: Mapping[str, object]) -> list[str]:
+    """Return the flags that assign layers to stages, as written on the command line.
+
+    Args:
+        flags: values by field name; None for a flag that is not given.
+    """
+    return [f"{spelled(name)} {flags[name]}" for name in alternatives(Config)["layers_per_chunk"]
+            if flags.get(name) is not None]
+
+
+def check_schedule(config: Config, name: str) -> None:
+    """Raise UserError if there is no such schedule, or if it does not fit the micro-batches or the
+    chunks."""
+    stages, batches = config.pipeline_model_parallel_size, config.num_micro_batches
+    require(name != "interleaved" or config.chunks > 1,
+            "--schedule interleaved needs --num-layers-per-virtual-pipeline-stage, smaller than a "
+            f"stage's {config.layers_per_chunk[0]} layer(s); nearest: --schedule 1f1b")
+    per_step = stages * config.micro_batch_size * config.data_parallel_size
+    require(name != "interleaved" or batches % stages == 0,
+            f"number of microbatches ({batches}) is not divisible by pipeline-parallel size "
+            f"({stages}) when using interleaved schedule; nearest: --global-batch-size "
+            f"{near_multiples(config.global_batch_size, per_step)}")
+    if Path(name).suffix not in (".py", ".json"):
+        try:
+            load(name, 1, 1, config.chunks)  # what can be wrong with a name depends on no size
+        except ScheduleError as error:
+            raise UserError(str(error)) from error
 
 
 def parse_balance(config: Config) -> tuple[int, ...]:

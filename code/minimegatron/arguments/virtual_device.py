@@ -1,7 +1,8 @@
-"""--device virtual and --virtual-network: which GPU and which network are modeled."""
+"""--device and --virtual-network: which GPU and which network are modeled."""
 
 from __future__ import annotations
 
+import difflib
 import os
 
 from minimegatron.arguments.flags import Config
@@ -11,10 +12,7 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import network
 
-
-def virtual_names() -> set[str]:
-    """Return the names of all GPU models, and their aliases."""
-    return {*cards.CARDS, *cards.ALIASES}
+REAL = ("auto", "cpu", "cuda")
 
 
 def virtual_card(config: Config, name: str, source: str = "") -> Card:
@@ -55,8 +53,19 @@ def virtual_link(config: Config) -> str | None:
     return declared or None
 
 
-def check_flags(config: Config) -> None:
-    """Raise UserError for a --virtual-network or --software-stack that does not exist."""
+def check_device(config: Config) -> None:
+    """Raise UserError for a device, virtual network, or software stack that does not exist."""
+    kind, colon, name = config.device.partition(":")
+    if kind == "virtual" and name:
+        virtual_card(config, name)
+    elif kind not in (*REAL, "virtual") or colon:
+        near = difflib.get_close_matches(kind, [*REAL, "virtual"], n=1) or ["auto"]
+        nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" else near[0]
+        if kind.lower() in {*cards.CARDS, *cards.ALIASES}:
+            nearest = f"virtual:{kind}"
+        raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the "
+                        "GPU that the node declares) or virtual:GPU; nearest: --device "
+                        f"{nearest}")
     if config.virtual_network is not None:
         check_network(config.virtual_network, "--virtual-network")
     if config.software_stack is not None:

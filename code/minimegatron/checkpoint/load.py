@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.pipeline import split_flags
-from minimegatron.arguments.table.flag import STATE, names_affecting
+from minimegatron.arguments.table.effects import names_affecting
+from minimegatron.arguments.table.flag import STATE
+from minimegatron.arguments.uneven import split_flags
 from minimegatron.checkpoint.checksums import SUMS, damage
 from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
 from minimegatron.checkpoint.progress import Progress

@@ -6,6 +6,7 @@ the script checks' comparisons, the estimator's cache and the test for a matchin
 derived from these declarations. To add a flag, add one field here and write the code that uses it.
 
     flag.py       how a flag is declared and read
+    effects.py    what depends on a flag
     bounds.py     intervals of accepted values
     training.py   the model, batches, and optimization
     parallel.py   devices, parallelism, and activation recomputation

@@ -68,12 +68,6 @@ class Logging:
         100, "batches per validation; 0 for no validation", affects=RESULTS, bounds=NOT_NEGATIVE)
     log_throughput: bool = flag(
         False, "log FLOP/s per device, MFU, and theoretical memory", affects=NOTHING)
-    timing_log_level: int | None = flag(
-        None, "timers that run, each of which waits for the device: 0 the iteration's, 1 those "
-        "of a step, 2 all (default: those of 2021)", choices=(0, 1, 2), affects=PASSES)
-    timing_log_option: str | None = flag(
-        None, "how times are printed (default: minmax; without both flags, the line of 2021)",
-        choices=("max", "minmax", "all"), affects=PASSES)
     log_params_norm: bool = flag(False, "log the norm of the parameters", affects=NOTHING)
     log_num_zeros_in_grad: bool = flag(
         False, "log the number of zeros in the gradient", affects=NOTHING)
@@ -99,6 +93,18 @@ class Logging:
     log_loss_scale_to_tensorboard: bool = flag(
         True, "no loss scale in TensorBoard", affects=NOTHING,
         off=("--no-log-loss-scale-to-tensorboard",))
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Timers, timelines, and profiles."""
+
+    timing_log_level: int | None = flag(
+        None, "timers that run, each of which waits for the device: 0 the iteration's, 1 those "
+        "of a step, 2 all (default: those of 2021)", choices=(0, 1, 2), affects=PASSES)
+    timing_log_option: str | None = flag(
+        None, "how times are printed (default: minmax; without both flags, the line of 2021)",
+        choices=("max", "minmax", "all"), affects=PASSES)
     timeline: str | None = flag(
         None, "folder for a timeline of one step on all ranks: a Perfetto trace and a figure",
         affects=NOTHING)

@@ -145,21 +145,3 @@ def table_of(config: type) -> Mapping[str, Flag]:
             raise TypeError(f"{config.__name__}.{each.name}: {each.type} needs type=")
         table[each.name] = Flag(each.name, each.default, **{**about, "type": kind})
     return table
-
-
-@cache
-def names_affecting(effect: Effect, config: type) -> tuple[str, ...]:
-    """Return the names of the fields that affect any part of `effect`.
-
-    Args:
-        effect: one or several effects.
-        config: the dataclass that has the flags.
-    """
-    return tuple(flag.name for flag in table_of(config).values() if flag.affects & effect)
-
-
-def alternatives(config: type) -> dict[str, tuple[str, ...]]:
-    """Return each field that several flags set, with the other flags that set it."""
-    table = table_of(config).values()
-    ends = dict.fromkeys(end for flag in table for end in flag.sets)
-    return {end: tuple(flag.name for flag in table if end in flag.sets) for end in ends}

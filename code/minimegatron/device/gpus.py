@@ -1,0 +1,109 @@
+"""Choose a GPU: a CUDA device or a virtual GPU. Jobs with --device cpu do not import this file."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from minimegatron.arguments import Config
+from minimegatron.errors import UserError
+from virtualgpu.core.slots import INSTEAD_OF_CPU
+
+if TYPE_CHECKING:
+    from minimegatron.device.cuda import CudaDevice
+    from minimegatron.device.device import Device
+    from minimegatron.device.virtual import VirtualDevice
+
+
+def choose_gpu(config: Config, local_rank: int) -> tuple[Device | None, list[str]]:
+    """Return the GPU for --device, or None if that means the CPU, and lines for the log.
+
+    Raises UserError if the machine has no such device for this local rank.
+    """
+    name = config.device
+    if name.startswith("virtual"):
+        return virtual_device(config, name.partition(":")[2], local_rank), []
+    cuda, notes = torch.cuda.is_available(), []
+    if name == "cpu" and instead_of_cpu(cuda):
+        name, notes = "cuda", [f"--device cpu: CUDA is used instead, since {INSTEAD_OF_CPU}=cuda"]
+    if name == "cuda" and not cuda:
+        raise UserError("--device cuda: torch finds no CUDA device here; nearest: --device cpu")
+    if cuda and name in ("auto", "cuda"):
+        return cuda_device(config, local_rank), notes
+    declared = os.environ.get("VIRTUAL_GPU")
+    if name == "auto" and declared and (config.distributed_backend == "nccl" or requested_gpus()):
+        return virtual_device(config, "", local_rank), []
+    return None, []
+
+
+def instead_of_cpu(cuda: bool) -> bool:
+    """Return whether this cluster's jobs use CUDA where their scripts say --device cpu.
+
+    Args:
+        cuda: whether torch finds a CUDA device.
+
+    Raises:
+        UserError: the cluster names another device, or there is no CUDA device.
+    """
+    wanted = os.environ.get(INSTEAD_OF_CPU)
+    if wanted not in (None, "", "cuda"):
+        raise UserError(f"{INSTEAD_OF_CPU}={wanted}: only cuda can stand in for --device cpu; "
+                        f"nearest: {INSTEAD_OF_CPU}=cuda")
+    if wanted and not cuda:
+        raise UserError(f"--device cpu: this cluster's jobs use CUDA instead "
+                        f"({INSTEAD_OF_CPU}=cuda), and torch finds no CUDA device here; nearest: "
+                        f"ask Slurm for GPUs, or unset {INSTEAD_OF_CPU}")
+    return bool(wanted)
+
+
+def requested_gpus() -> int:
+    """Return how many GPUs the Slurm job requested on this node.
+
+    SLURM_GPUS_ON_NODE is set in batch scripts and in srun steps, whichever option requested the
+    GPUs. A step may inherit other variables with wrong values.
+    """
+    return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+
+
+def cuda_device(config: Config, local_rank: int) -> CudaDevice:
+    """Return the CUDA device with a rank's local number.
+
+    Raises UserError if the node has fewer GPUs than ranks, or if gloo cannot connect the stages.
+    """
+    count, stages = torch.cuda.device_count(), config.pipeline_model_parallel_size
+    if local_rank >= count:
+        raise UserError(f"local rank {local_rank} has no GPU: this node shows {count}; "
+                        f"nearest: --nproc_per_node {count}")
+    if config.distributed_backend == "gloo" and stages > 1:
+        raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
+                        "on GPUs: gloo sends and receives only CPU tensors; nearest: "
+                        "--distributed-backend nccl")
+    from minimegatron.device.cuda import CudaDevice
+
+    device = CudaDevice(local_rank)
+    device.backend = config.distributed_backend or device.backend
+    return device
+
+
+def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
+    """Return a virtual GPU.
+
+    Its model is `name`, or the one that the node declares if `name` is empty. Raises UserError if
+    there is no such model, or if the job requested fewer GPUs than it has ranks.
+    """
+    from minimegatron.arguments.virtual_device import virtual_card, virtual_link
+    from minimegatron.device.virtual import VirtualDevice
+    from virtualgpu.core import cards
+
+    count = requested_gpus()
+    if not name and 0 < count <= local_rank:
+        raise UserError(f"local rank {local_rank} has no GPU: this job has {count} on this node; "
+                        f"nearest: --nproc_per_node {count}")
+    source = "" if name else f"VIRTUAL_GPU={os.environ.get('VIRTUAL_GPU')}"
+    name = name or os.environ.get("VIRTUAL_GPU", "")
+    if not name:
+        raise UserError("--device virtual: this node declares no virtual GPU; nearest: --device "
+                        f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
+    return VirtualDevice(virtual_card(config, name, source), virtual_link(config))

@@ -27,7 +27,7 @@ MAKERS = ("torch.", "F.", "ctx.tensor")
 ALLOWED = {("device/device.py", "read"), ("device/virtual.py", "read"),
            ("exits.py", "any_rank")}
 NO_TENSORS = {"torch.utils.data"}  # its data sets hold numpy's arrays here
-CUDA_FILES = ("device/gpus.py", "device/cuda.py")
+CUDA_FILES = ("arguments/virtual_device.py", "device/gpus.py", "device/cuda.py")
 
 
 class Scope:

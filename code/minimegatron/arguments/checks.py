@@ -36,7 +36,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
 
         config = derive_recompute(config)
     config = derive_precision(derive_learning_rate(config))
-    if (config.device not in ("auto", "cpu", "cuda")
+    if (config.device not in ("auto", "cpu")
             or {config.virtual_network, config.software_stack} != {None}):
         from minimegatron.arguments.virtual_device import check_device
 

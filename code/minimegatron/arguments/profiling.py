@@ -1,4 +1,4 @@
-"""--timing-log-*, --timeline, and --profile-*: which steps and ranks are timed."""
+"""Timers, --timeline, and --profile-execution: which steps and ranks are timed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from layout_estimator import measurement
 from layout_estimator.cluster import modeled_cluster
 from layout_estimator.representative import representative_context
 from minimegatron.arguments import parse_arguments
-from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.data.vocabulary import pad_vocab_size
 from pipeline_schedules import Action, Handler, one_f_one_b, replay
 from pipeline_schedules.actions import StageAction
 from virtualgpu.core import matmul

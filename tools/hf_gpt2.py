@@ -40,7 +40,7 @@ from minimegatron.checkpoint.save import (
     write_synced,
 )
 from minimegatron.data.atomic import atomic_file
-from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from safetensors_file import DTYPES, Weights
 

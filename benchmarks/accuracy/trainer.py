@@ -8,7 +8,7 @@ from functools import cache
 from benchmarks.accuracy.rows import Prediction
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import Config, parse_arguments
-from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from virtualgpu.core.card import Card
 

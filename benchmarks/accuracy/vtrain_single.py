@@ -9,7 +9,7 @@ from benchmarks.accuracy.evaluate import errors
 from benchmarks.vtrain import DEEPSPEED_A100, ODD, Row, flags_of, read
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
-from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.data.vocabulary import pad_vocab_size
 
 ABOUT = """The rows with an odd index of VIA-Research/vTrain's ground_truth_single.csv (MICRO 2024):
 Megatron-DeepSpeed on 2 to 8 A100. virtual_calibration.py fits constants to the even rows."""

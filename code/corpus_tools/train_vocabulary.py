@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from minimegatron.data.tokenizer import END_OF_DOCUMENT, byte_alphabet
+from minimegatron.data.vocabulary import END_OF_DOCUMENT, byte_alphabet
 
 HEADER = "#version: 0.2"
 

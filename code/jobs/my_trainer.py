@@ -27,7 +27,7 @@ from lab.mytrainer import flags, pieces
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
+from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
 from minimegatron.initialize import cap_threads, join
@@ -163,7 +163,7 @@ def main() -> None:
     config = flags.parse(sys.argv[1:])
     wrapper = data_parallel(config)
     print_world_size(config, notes=[])
-    tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
+    tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)

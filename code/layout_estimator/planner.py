@@ -14,7 +14,7 @@ from layout_estimator.estimate import Estimate, Estimator
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import Config
 from minimegatron.arguments.virtual_device import virtual_card, virtual_link
-from minimegatron.data.tokenizer import pad_vocab_size
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.logging.throughput import model_flops, shape_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +13,20 @@ from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
 from pipeline_schedules import FORWARD, Message
 from pipeline_schedules.interpreter import Item
+
+if TYPE_CHECKING:
+    from minimegatron.training import Trainer
+
+
+def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int:
+    """Evaluate and report a trainer's model; `Trainer.validate` describes the arguments."""
+    trainer.reports.phase("evaluating")
+    with trainer.timers.paused():
+        mean, consumed = evaluate(trainer.ctx, trainer.pipeline, data, consumed)
+    loss = trainer.ctx.read(mean)
+    if loss is not None:
+        trainer.reports.validation(loss, prefix, data.name, trainer.progress)
+    return consumed
 
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int

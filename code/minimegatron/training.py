@@ -15,7 +15,7 @@ from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import GPTDataset, build_train_valid_test_datasets
-from minimegatron.data.tokenizer import GPT2BPETokenizer, pad_vocab_size
+from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.initialize import initialize
 from minimegatron.logging import megatron
@@ -37,20 +37,23 @@ def pretrain(config: Config, notes: list[str]) -> None:
     started = time.perf_counter()
     megatron.print_world_size(config, notes)
     ctx = initialize(config)
-    tokenizer = GPT2BPETokenizer(config.vocab_file, config.merge_file)
-    vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by,
+    vocabulary = Vocabulary(config.vocab_file, config.merge_file)
+    vocab_size = pad_vocab_size(vocabulary.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
     megatron.print_arguments(ctx, vocab_size)
-    megatron.print_initialization(ctx, tokenizer.vocab_size, vocab_size)
+    megatron.print_initialization(ctx, vocabulary.vocab_size, vocab_size)
     megatron.print_initialization_time(ctx, time.perf_counter() - started)
     megatron.print_datetime(ctx, "after megatron is initialized")
 
     setup_started = time.perf_counter()
     trainer = Trainer(ctx, vocab_size, started)
-    trainer.load()
+    if config.load is not None:
+        from minimegatron.checkpoint.checkpointing import load_checkpoint
+
+        load_checkpoint(trainer)
     megatron.print_datetime(ctx, "after model, optimizer, and learning rate scheduler are built")
     data_started = time.perf_counter()
-    train, valid, test = build_batches(ctx, tokenizer)
+    train, valid, test = build_batches(ctx, vocabulary)
     megatron.print_datetime(ctx, "after dataloaders are built")
     ctx.print_rank_0("done with setup ...")
     megatron.print_times(ctx, {"model-and-optimizer-setup": data_started - setup_started,
@@ -69,7 +72,7 @@ def build_datasets(ctx: Context, vocab_size: int
                    ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
     """Build the training, validation, and test data; every rank must call it.
 
-    Raises UserError if the data are damaged or hold tokens beyond the tokenizer's `vocab_size`, or
+    Raises UserError if the data are damaged or hold tokens beyond `vocab_size`, or
     if --split leaves nothing to train on.
     """
     config, batch = ctx.config, ctx.config.global_batch_size
@@ -86,12 +89,12 @@ def build_datasets(ctx: Context, vocab_size: int
     return train, valid, test
 
 
-def build_batches(ctx: Context, tokenizer: GPT2BPETokenizer
+def build_batches(ctx: Context, vocabulary: Vocabulary
                   ) -> tuple[Batches, Batches | None, Batches | None]:
     """Build this rank's training, validation, and test batches. Raises UserError."""
-    named = zip(("training", "validation", "test"), build_datasets(ctx, tokenizer.vocab_size),
+    named = zip(("training", "validation", "test"), build_datasets(ctx, vocabulary.vocab_size),
                 strict=True)
-    return tuple(data and Batches(ctx, data, tokenizer.eod, name) for name, data in named)
+    return tuple(data and Batches(ctx, data, vocabulary.eod, name) for name, data in named)
 
 
 class Trainer:
@@ -189,47 +192,15 @@ class Trainer:
         """
         if not self.config.eval_iters:
             return consumed
-        from minimegatron.evaluation import evaluate
+        from minimegatron.evaluation import validate
 
-        self.reports.phase("evaluating")
-        with self.timers.paused():
-            mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
-        loss = self.ctx.read(mean)
-        if loss is not None:
-            self.reports.validation(loss, prefix, data.name, self.progress)
-        return consumed
-
-    def load(self) -> None:
-        """Resume from --load, if it is given. Raises UserError for a damaged checkpoint."""
-        config, device = self.config, self.ctx.device
-        if config.load is None:
-            return
-        if not device.has_values:
-            self.ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
-                                  f"{device.label} have no values")
-            return
-        from minimegatron.checkpoint.load import load
-
-        self.progress = load(self.ctx, self.model, self.optimizer, self.learning_rate,
-                             self.vocab_size)
-        if config.load == config.save and self.progress.iteration:
-            self.saved_at = self.progress.iteration
+        return validate(self, data, consumed, prefix)
 
     def save(self) -> None:
         """Write a checkpoint, unless this iteration has one. Raises UserError."""
-        iteration, device = self.progress.iteration, self.ctx.device
-        if self.saved_at == iteration:
-            return
-        if not device.has_values:
-            self.ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
-                                  f"{device.label} have no values")
-            return
-        from minimegatron.checkpoint.save import save
+        from minimegatron.checkpoint.checkpointing import save_checkpoint
 
-        self.saved_at = iteration
-        self.reports.phase("saving")
-        save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
-             self.vocab_size)
+        save_checkpoint(self)
 
     def exit_conditions(self) -> Callable[[int], str | None]:
         """Return a function from the iteration to the reason to stop after it, if there is one."""

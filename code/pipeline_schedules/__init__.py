@@ -1,10 +1,10 @@
 """Pipeline schedules as data: the order in which every stage runs its passes.
 
-actions.py defines a schedule, builtin.py has the published ones, and loading.py and parsing.py read
-yours. validation.py checks a schedule, communication.py adds sends and receives, and interpreter.py
-executes it for whoever handles its actions. simulation.py computes timelines, drawing.py and
-steps.py draw them, and traces.py reads and writes Perfetto traces. A training step with a published
-schedule imports neither parsing.py, validation.py, nor these last four.
+actions.py defines a schedule, builtin.py and low_bubble.py have the published ones, and loading.py
+and parsing.py read yours. validation.py checks a schedule, communication.py adds sends and
+receives, and interpreter.py executes it for whoever handles its actions. simulation.py computes
+timelines, drawing.py and steps.py draw them, and traces.py reads and writes Perfetto traces. A
+training step with 1F1B imports neither low_bubble.py, parsing.py, validation.py, nor the last four.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
@@ -25,7 +25,7 @@ from pipeline_schedules.actions import (
     splits_backward,
     to_text,
 )
-from pipeline_schedules.builtin import BUILT_IN, gpipe, interleaved, one_f_one_b, zb_h1
+from pipeline_schedules.builtin import WHOLE_STAGES, gpipe, one_f_one_b
 from pipeline_schedules.clock import Durations
 from pipeline_schedules.communication import add_communication
 from pipeline_schedules.interpreter import Deadlock, Handler, replay
@@ -34,6 +34,7 @@ from pipeline_schedules.messages import Message, Program
 
 if TYPE_CHECKING:
     from pipeline_schedules.drawing import Drawing, draw, draw_beside
+    from pipeline_schedules.low_bubble import BUILT_IN, interleaved, zb_h1
     from pipeline_schedules.parsing import parse
     from pipeline_schedules.simulation import Span, Timeline, simulate
     from pipeline_schedules.steps import Steps, draw_steps
@@ -41,14 +42,48 @@ if TYPE_CHECKING:
     from pipeline_schedules.validation import check, problems
 
 __all__ = [
-    "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "Action", "Deadlock", "Drawing", "Durations",
-    "Handler", "Message", "Program", "Schedule", "ScheduleError", "Span", "Steps", "Timeline",
-    "add_communication", "check", "draw", "draw_beside", "draw_steps", "export", "gpipe",
-    "interleaved", "load", "measured", "one_f_one_b", "parse", "peak_live", "problems", "replay",
-    "replayed", "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
+    "BACKWARD",
+    "BUILT_IN",
+    "FORWARD",
+    "WEIGHT",
+    "WHOLE_STAGES",
+    "Action",
+    "Deadlock",
+    "Drawing",
+    "Durations",
+    "Handler",
+    "Message",
+    "Program",
+    "Schedule",
+    "ScheduleError",
+    "Span",
+    "Steps",
+    "Timeline",
+    "add_communication",
+    "check",
+    "draw",
+    "draw_beside",
+    "draw_steps",
+    "export",
+    "gpipe",
+    "interleaved",
+    "load",
+    "measured",
+    "one_f_one_b",
+    "parse",
+    "peak_live",
+    "problems",
+    "replay",
+    "replayed",
+    "simulate",
+    "splits_backward",
+    "timeline_of",
+    "to_text",
+    "zb_h1",
 ]
 _ON_FIRST_USE = {
     "drawing": ("Drawing", "draw", "draw_beside"),
+    "low_bubble": ("BUILT_IN", "interleaved", "zb_h1"),
     "parsing": ("parse",),
     "simulation": ("Span", "Timeline", "simulate"),
     "steps": ("Steps", "draw_steps"),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 
-from pipeline_schedules.actions import Schedule, ScheduleError
-from pipeline_schedules.builtin import BUILT_IN
+from pipeline_schedules.actions import Schedule
+from pipeline_schedules.builtin import WHOLE_STAGES
 
 
 def load(source: str | Path, stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -31,15 +30,8 @@ def load(source: str | Path, stages: int, micro_batches: int, chunks: int = 1) -
         if path.suffix == ".json":
             return files.from_json(path)
         return files.from_python(path, stages, micro_batches, chunks)
-    name = str(source)
-    if name not in BUILT_IN:
-        near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ScheduleError(f"schedule {name!r}: neither one of {', '.join(BUILT_IN)} nor a .py or "
-                            f".json file{hint}")
-    if name == "interleaved":
-        return BUILT_IN[name](stages, micro_batches, chunks)
-    if chunks != 1:
-        raise ScheduleError(f"{name} has one chunk per stage, not {chunks}; for several take "
-                            "interleaved")
-    return BUILT_IN[name](stages, micro_batches)
+    if source in WHOLE_STAGES and chunks == 1:
+        return WHOLE_STAGES[source](stages, micro_batches)
+    from pipeline_schedules.low_bubble import by_name
+
+    return by_name(str(source), stages, micro_batches, chunks)

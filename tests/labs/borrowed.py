@@ -4,7 +4,7 @@ from __future__ import annotations
 
 GPT = "from minimegatron import formulas\n"
 SCHEDULES = "import pipeline_schedules as schedules\n"
-PADDED = """from minimegatron.data.tokenizer import pad_vocab_size
+PADDED = """from minimegatron.data.vocabulary import pad_vocab_size
 def padded(vocabulary, divisible_by=128, tensor_parallel=1):
     return pad_vocab_size(vocabulary, divisible_by, tensor_parallel)"""
 

@@ -17,6 +17,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.evaluation import evaluate
+from minimegatron.logging.zeros import num_zeros
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
@@ -139,7 +140,7 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
         loss, norm = trainer.step(source.step(progress.consumed_train_samples, progress.iteration))
         loss = loss / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
-        values = {"loss": loss, "norm": norm, "zeros": optimizer.num_zeros(),
+        values = {"loss": loss, "norm": norm, "zeros": num_zeros(optimizer),
                   "params": optimizer.model_norm(optimizer.param_buffer),
                   "advanced": torch.as_tensor(optimizer.advanced)}
         if optimizer.scaler is not None:

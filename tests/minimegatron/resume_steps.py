@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from minimegatron.arguments import parse_arguments
+from minimegatron.checkpoint.checkpointing import load_checkpoint
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.cpu import CpuDevice
@@ -39,7 +40,7 @@ def take_steps(trainer: Trainer) -> dict:
 def resume(flags: str) -> dict:
     trainer = make_trainer(flags)
     try:
-        trainer.load()
+        load_checkpoint(trainer)
     except UserError as error:
         return {"error": str(error)}
     return take_steps(trainer)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
+from minimegatron.checkpoint.checkpointing import load_checkpoint
 from minimegatron.context import Context
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.model.gpt import MicroBatch
@@ -56,7 +57,7 @@ def trainer_with(flags):
     padded = -(-CONFIG["vocab_size"] // config.make_vocab_size_divisible_by
                ) * config.make_vocab_size_divisible_by
     trainer = Trainer(Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice()), padded, started=0.0)
-    trainer.load()
+    load_checkpoint(trainer)
     return trainer
 
 

@@ -15,7 +15,7 @@ from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
 from minimegatron.arguments.table.training import ModernBlock
 from minimegatron.errors import UserError
-from pipeline_schedules import BUILT_IN
+from pipeline_schedules import WHOLE_STAGES
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
@@ -170,7 +170,7 @@ def derive_pipeline(config: Config) -> Config:
     else:
         config = replace(config, layers_per_chunk=(layers // stages,) * stages)
     name = config.schedule or ("1f1b" if config.chunks == 1 else "interleaved")
-    if name not in BUILT_IN or name == "interleaved" or config.chunks > 1:
+    if name not in WHOLE_STAGES or config.chunks > 1:
         from minimegatron.arguments.uneven import check_schedule
 
         check_schedule(config, name)

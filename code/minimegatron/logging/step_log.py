@@ -155,7 +155,9 @@ class StepLog:
         """Return the number of zero gradients, with --log-num-zeros-in-grad."""
         if not self.ctx.config.log_num_zeros_in_grad:
             return None
-        return self.ctx.read(self.optimizer.num_zeros())
+        from minimegatron.logging.zeros import num_zeros
+
+        return self.ctx.read(num_zeros(self.optimizer))
 
     def params_norm(self) -> float | None:
         """Return the norm of the parameters, with --log-params-norm."""

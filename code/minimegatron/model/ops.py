@@ -85,21 +85,6 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
     return out.transpose(0, 1)
 
 
-@operation()
-def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
-                    ) -> torch.Tensor:
-    """Compute causal attention without materializing the scores and without dropout.
-
-    Query and result are [s, b*heads, d]; key and value have as many heads, or fewer of them.
-    """
-    s, rows, d = query.shape
-    q, k, v = (widen(x.view(s, rows // heads, -1, d).permute(1, 2, 0, 3))
-               for x in (query, key, value))
-    out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=True, enable_gqa=key.shape != query.shape).to(value.dtype)
-    return out.permute(2, 0, 1, 3).reshape(s, rows, d)
-
-
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the loss of every token [..] from logits [.., V] in fp32 and labels int64 [..]."""
     flat = F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.view(-1), reduction="none")

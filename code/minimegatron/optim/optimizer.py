@@ -142,15 +142,6 @@ class Optimizer:
         """
         return self._norm(buffer[part.buffer] for part in self.ranges if part.counted)
 
-    def num_zeros(self) -> torch.Tensor:
-        """Count the zeros in the whole model's gradient, int64, one element; collective."""
-        grads = self.ddp.grad_buffer
-        zeros = sum(((grads[part.buffer] == 0).sum() for part in self.ranges if part.counted),
-                    start=grads.new_zeros((), dtype=torch.int64))
-        for group in self.norm_groups:
-            group.all_reduce(zeros)
-        return zeros
-
     def _overflow(self) -> torch.Tensor:
         """Return whether any gradient of the model is inf or NaN, bool, one element."""
         grads = self.ddp.grad_buffer

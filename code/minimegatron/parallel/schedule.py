@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.errors import SharedError
-from pipeline_schedules import BUILT_IN, Schedule, ScheduleError, load, to_text
+from pipeline_schedules import WHOLE_STAGES, Schedule, ScheduleError, load, to_text
 
 
 def load_schedule(ctx: Context) -> Schedule:
@@ -19,7 +19,7 @@ def load_schedule(ctx: Context) -> Schedule:
     schedule, problem = [], None
     try:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
-        if config.schedule not in BUILT_IN:
+        if config.schedule not in WHOLE_STAGES:
             from pipeline_schedules.validation import check
 
             check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,

@@ -1,0 +1,107 @@
+"""Published schedules with a smaller bubble than 1F1B: interleaved chunks, or a split backward."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+
+from pipeline_schedules.actions import (
+    BACKWARD,
+    FORWARD,
+    WEIGHT,
+    Action,
+    Schedule,
+    ScheduleError,
+)
+from pipeline_schedules.builtin import WHOLE_STAGES, alternate, at_least_one, one_f_one_b
+
+
+def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
+    """Return interleaved 1F1B (Narayanan et al. 2021, section 2.2.2): several chunks per stage.
+
+    Groups of `stages` micro-batches go through chunk 0, then the same group through chunk 1, and
+    so on; backwards mirror that. A stage warms up with 2 (stages - stage - 1) + (chunks - 1) stages
+    forwards, or with all of them if micro_batches == stages, as Megatron-LM of 2021 does. The
+    bubble is 1/chunks of 1F1B's. With one chunk this is 1F1B.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step, divisible by `stages`.
+        chunks: model chunks per stage.
+
+    Raises:
+        ScheduleError: a number is below 1, or micro_batches is not divisible by stages.
+    """
+    at_least_one(stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if chunks == 1:
+        return one_f_one_b(stages, micro_batches)
+    if micro_batches % stages:
+        lower = micro_batches // stages * stages
+        near = f"{lower} or {lower + stages}" if lower else f"{stages}"
+        raise ScheduleError(f"interleaved: {micro_batches} micro-batches are not divisible by "
+                            f"{stages} stages; take {near}")
+    pairs = [(group + k, chunk) for group in range(0, micro_batches, stages)
+             for chunk in range(chunks) for k in range(stages)]
+    forwards = [Action(FORWARD, k, chunk) for k, chunk in pairs]
+    backwards = [Action(BACKWARD, k, chunks - 1 - chunk) for k, chunk in pairs]
+    schedule = []
+    for stage in range(stages):
+        warm_up = 2 * (stages - stage - 1) + (chunks - 1) * stages
+        if micro_batches == stages:
+            warm_up = len(forwards)
+        schedule.append(alternate(forwards, backwards, min(warm_up, len(forwards))))
+    return schedule
+
+
+def zb_h1(stages: int, micro_batches: int) -> Schedule:
+    """Return ZB-H1 (Qi et al. 2023, "Zero Bubble Pipeline Parallelism", section 2.1, figure 3).
+
+    This is 1F1B with the backward split: B computes the gradient of the inputs, which the previous
+    stage waits for, and stage s computes the weight gradient W of a micro-batch s backwards later.
+    So min(stages, micro_batches) micro-batches are in flight on every stage, which is 1F1B's peak.
+    The remaining W fill the bubble at the end.
+
+    Args:
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+
+    Raises:
+        ScheduleError: a number is below 1.
+    """
+    at_least_one(stages=stages, micro_batches=micro_batches)
+    schedule = []
+    for stage in range(stages):
+        warm_up = min(stages - stage - 1, micro_batches)
+        actions = [Action(FORWARD, k) for k in range(warm_up)]
+        for k in range(micro_batches):
+            if warm_up + k < micro_batches:
+                actions.append(Action(FORWARD, warm_up + k))
+            actions.append(Action(BACKWARD, k))
+            if k >= stage:
+                actions.append(Action(WEIGHT, k - stage))
+        actions += [Action(WEIGHT, k) for k in range(max(0, micro_batches - stage), micro_batches)]
+        schedule.append(actions)
+    return schedule
+
+
+BUILT_IN: dict[str, Callable[..., Schedule]] = {
+    **WHOLE_STAGES, "interleaved": interleaved, "zb-h1": zb_h1}
+
+
+def by_name(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
+    """Return a published schedule; `load` describes the arguments.
+
+    Raises:
+        ScheduleError: there is no such schedule, or it does not fit the sizes.
+    """
+    if name not in BUILT_IN:
+        near = difflib.get_close_matches(name.lower().replace("_", "-"), BUILT_IN, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ScheduleError(f"schedule {name!r}: neither one of {', '.join(BUILT_IN)} nor a .py or "
+                            f".json file{hint}")
+    if name == "interleaved":
+        return BUILT_IN[name](stages, micro_batches, chunks)
+    if chunks != 1:
+        raise ScheduleError(f"{name} has one chunk per stage, not {chunks}; for several take "
+                            "interleaved")
+    return BUILT_IN[name](stages, micro_batches)

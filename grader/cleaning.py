@@ -58,17 +58,17 @@ def terminal(text: str) -> str:
 def outputs(sent: Any) -> list[NotebookNode]:
     """Return nbformat outputs, rebuilt from what a guest sent; anything that is not an output is
     dropped."""
-    made, left = [], MOST_BYTES
+    cleaned, budget = [], MOST_BYTES
     for one in sent[:MOST_OUTPUTS] if isinstance(sent, list) else ():
         output = _output(one) if isinstance(one, dict) else None
         if output is None:
             continue
-        left -= len(json.dumps(output))
-        if left < 0:
-            made.append(stream("[the rest of this cell's output was too much]\n"))
+        budget -= len(json.dumps(output))
+        if budget < 0:
+            cleaned.append(stream("[the rest of this cell's output was too long]\n"))
             break
-        made.append(output)
-    return made
+        cleaned.append(output)
+    return cleaned
 
 
 def stream(text: str) -> NotebookNode:

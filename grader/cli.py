@@ -86,11 +86,11 @@ def _add_release_and_feedback(subparsers: argparse._SubParsersAction) -> None:
                          help="due date with its time zone; run `lab grade` again afterwards")
     own_labs.add_option(release)
     release.set_defaults(run=run_release)
-    back = add_command(subparsers, "feedback", "make the feedback pages for students",
-                       FEEDBACK + WHERE)
-    back.add_argument("lab", nargs="?", metavar="LAB", help="(default: all labs)")
-    back.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
-    back.set_defaults(run=run_feedback)
+    feedback = add_command(subparsers, "feedback", "make the feedback pages for students",
+                           FEEDBACK + WHERE)
+    feedback.add_argument("lab", nargs="?", metavar="LAB", help="(default: all labs)")
+    feedback.add_argument("--to", type=Path, metavar="FOLDER", help="also copy them there")
+    feedback.set_defaults(run=run_feedback)
 
 
 def _add_formgrader(subparsers: argparse._SubParsersAction) -> None:
@@ -172,8 +172,8 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
     known = course.labs()
     if arguments.all == bool(arguments.lab):
-        raise LabError("name a LAB, or --all for all of them; there are: "
-                       + (", ".join(known) or "none yet (lab build makes them)"))
+        raise LabError("name a LAB, or --all for all of them; the labs are: "
+                       + (", ".join(known) or "none yet (lab build creates them)"))
     if arguments.lab:
         require_lab(course, arguments.lab)
     for student in arguments.students:
@@ -208,11 +208,11 @@ def run_release(arguments: argparse.Namespace) -> int:
     require_lab(course, arguments.lab)
     with course.locked(), logging_to(course), protected(gradebook_file(course)):
         assign.require_built(course, arguments.lab)
-        made = assign.release(course, arguments.lab)
+        changed = assign.release(course, arguments.lab)
         if due:
             set_due(course, arguments.lab, due)
     folder = course.notebook("release", arguments.lab).parent
-    print(f"{folder}: {'made' if made else 'is up to date'}; hand it out as it is"
+    print(f"{folder}: {'changed' if changed else 'is up to date'}; hand it out as it is"
           + (f". It is due {due:%Y-%m-%d %H:%M} UTC" if due else ""))
     for warning in forgeable.warnings(course, arguments.lab):
         print(f"note: {warning}")
@@ -237,19 +237,19 @@ def run_feedback(arguments: argparse.Namespace) -> int:
             for student in course.students(lab)
             if course.notebook("autograded", lab, student).exists()]
     if not work:
-        raise LabError(f"nothing to give back: `lab grade {arguments.lab or '--all'}` comes first")
+        raise LabError(f"no feedback yet: run `lab grade {arguments.lab or '--all'}` first")
     with progress(len(work)) as step:
-        made = remake_pages(course, work, step)
-    for path, student in made:
+        pages = remake_pages(course, work, step)
+    for path, student in pages:
         if arguments.to:
-            place = arguments.to / student / path.name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            put_whole(place, path.read_bytes())
+            copy = arguments.to / student / path.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            put_whole(copy, path.read_bytes())
     for lab, student in work:
         submission = Submission(course, lab, student)
         if not submission.page.exists():
             reason = state(submission)[1] or f"see {log_file(course)}, or grade it again"
             print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     save(course)
-    print(f"{len(made)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
-    return 0 if len(made) == len(work) else 1
+    print(f"{len(pages)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
+    return 0 if len(pages) == len(work) else 1

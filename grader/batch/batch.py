@@ -18,10 +18,10 @@ from traitlets.log import get_logger
 
 from grader.batch.interrupts import deferred_interrupts
 from grader.batch.merge import feedback_values, merge
-from grader.batch.pool import FinishedTask, Pool
+from grader.batch.pool import FinishedTask, WorkerPool
 from grader.course import Course, Submission, reasons
 from grader.course.log import log_file
-from grader.course.record import Record
+from grader.course.record import GradingRecord
 from grader.gradebook import notices, records
 from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import StorageFault, fault_of
@@ -36,8 +36,8 @@ SECONDS_OF_GRACE = 60.0  # beyond a notebook's budget, before a worker counts as
 SECONDS_PER_PAGE = 120.0
 NO_PAGE = "no feedback"
 NO_BACKEND = "-"  # for workers that make pages only
-OURS = "the grader itself failed: "
-THEIRS = "grading it failed: "  # with this submission, while others are graded
+GRADER_FAILED = "the grader itself failed: "
+GRADING_FAILED = "grading it failed: "  # with this submission, while others are graded
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class GradingOutcome:
 
     student: str
     lab: str
-    record: Record
+    record: GradingRecord
     seconds: float
     again: bool  # whether it was graded or entered this time, or was current already
 
@@ -59,22 +59,22 @@ class Stopped(KeyboardInterrupt):
         self.outcomes = outcomes
 
 
-Work = list[tuple[str, str]]  # (lab, student)
-Elsewhere = Callable[["Batch", Work], Work]
+WorkList = list[tuple[str, str]]  # (lab, student)
+ClusterGrader = Callable[["Batch", WorkList], WorkList]
 
 
 class Batch:
     """One run. `done` is called with each outcome once its feedback page exists."""
 
     def __init__(self, course: Course, settings: Grading, config: Config, book: Gradebook,
-                 pool: Pool, done: Callable[[GradingOutcome], None],
+                 pool: WorkerPool, done: Callable[[GradingOutcome], None],
                  backend: str = NO_BACKEND) -> None:
         self.course, self.settings, self.config, self.book = course, settings, config, book
         self.pool, self.done, self.backend = pool, done, backend
         self.outcomes: list[GradingOutcome] = []
         self.awaiting_page: dict[tuple[str, str], GradingOutcome] = {}
 
-    def triage(self, work: Work, anew: bool) -> Work:
+    def triage(self, work: WorkList, anew: bool) -> WorkList:
         """Enter pending results, leave current ones alone, and return the submissions that need
         grading.
 
@@ -85,9 +85,9 @@ class Batch:
         rest = []
         for lab, student in work:
             submission = Submission(self.course, lab, student)
-            if why := set_aside(submission):
-                self.end(GradingOutcome(student, lab, Record(
-                    "ungraded", submission.digest, why), 0.0, False))
+            if reason := set_aside(submission):
+                self.end(GradingOutcome(student, lab, GradingRecord(
+                    "ungraded", submission.digest, reason), 0.0, False))
                 continue
             result = None if anew else pending_result(submission, self.settings)
             is_current = not anew and current(submission, self.book)
@@ -134,7 +134,7 @@ class Batch:
         else:
             self.make_page(outcome)
 
-    def grade(self, work: Work) -> None:
+    def grade(self, work: WorkList) -> None:
         """Grade submissions in the pool, and wait until all of them and their pages are done."""
         for lab, student in work:
             self.pool.add({"do": "grade", "lab": lab, "student": student},
@@ -166,11 +166,12 @@ class Batch:
         """
         what = (f"a worker process {finished.fault}" if finished.answer is None
                 else finished.answer.get("failed", "its result is damaged"))
-        ours = finished.answer is not None and finished.answer.get("ours", True)
+        grader_fault = finished.answer is not None and finished.answer.get("ours", True)
         return results.write(self.course, self.settings.digest(), Attempt(
             submission.student, submission.lab, submission.digest,
             self.course.digest_of_lab(submission.lab), "ungraded",
-            (OURS if ours else THEIRS) + self.with_log_name(what), own_doing=not ours))
+            (GRADER_FAILED if grader_fault else GRADING_FAILED) + self.with_log_name(what),
+            own_doing=not grader_fault))
 
     def with_log_name(self, what: str) -> str:
         return f"{what}; see {log_file(self.course).name}"
@@ -188,7 +189,7 @@ class Batch:
                                exc_info=True)
             reason = reasons.explain(error)
             if not isinstance(error, reasons.Unusable):
-                blame = OURS if records.is_grader_fault(error) else THEIRS
+                blame = GRADER_FAILED if records.is_grader_fault(error) else GRADING_FAILED
                 reason = blame + self.with_log_name(reason)
             attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
                               reason=reason)

@@ -41,8 +41,8 @@ class Fork:
                 code.
             log: takes the child's standard error.
         """
-        questions, self._ours = os.pipe()
-        self._theirs, answers = os.pipe()
+        questions, self._input = os.pipe()
+        self._output, answers = os.pipe()
         self.returncode: int | None = None
         # Ctrl-C reaches a new child, too: there it must not unwind what the parent is doing.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -55,8 +55,8 @@ class Fork:
         self._pidfd = os.pidfd_open(self.pid)
         os.close(questions)
         os.close(answers)
-        self.stdin = os.fdopen(self._ours, "wb")
-        self.stdout = os.fdopen(self._theirs, "rb")
+        self.stdin = os.fdopen(self._input, "wb")
+        self.stdout = os.fdopen(self._output, "rb")
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while it runs."""

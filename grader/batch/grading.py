@@ -12,8 +12,8 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 
 from grader.batch import worker
-from grader.batch.batch import NO_BACKEND, Batch, Elsewhere, GradingOutcome, Stopped, Work
-from grader.batch.pool import Pool
+from grader.batch.batch import NO_BACKEND, Batch, ClusterGrader, GradingOutcome, Stopped, WorkList
+from grader.batch.pool import WorkerPool
 from grader.course import Course, Submission
 from grader.course.log import log_file, logging_to
 from grader.gradebook import records
@@ -31,7 +31,7 @@ def worker_command(course: Course, backend: str) -> list[str]:
             str(course.sources), backend]
 
 
-def start_workers(course: Course, count: int, backend: Backend | None) -> Pool:
+def start_workers(course: Course, count: int, backend: Backend | None) -> WorkerPool:
     """Start a batch's workers. Call it before the gradebook is opened.
 
     Args:
@@ -44,8 +44,8 @@ def start_workers(course: Course, count: int, backend: Backend | None) -> Pool:
         import grader.run.attempt  # noqa: F401
     command = worker_command(course, backend.name if backend else NO_BACKEND)
     handler = partial(worker.TaskHandler, course, backend)
-    return Pool(count, command, log_file(course),
-                partial(worker.serve, handler, [*command, worker.AGAIN]))
+    return WorkerPool(count, command, log_file(course),
+                      partial(worker.serve, handler, [*command, worker.AGAIN]))
 
 
 @contextlib.contextmanager
@@ -70,9 +70,9 @@ def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Co
             yield settings, config, book
 
 
-def grade_all(course: Course, work: Work, done: Callable[[GradingOutcome], None], *,
+def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], None], *,
               anew: bool = False, workers: int | None = None,
-              elsewhere: Elsewhere | None = None) -> list[GradingOutcome]:
+              elsewhere: ClusterGrader | None = None) -> list[GradingOutcome]:
     """Grade submissions that are not current.
 
     Args:
@@ -109,7 +109,7 @@ def grade_all(course: Course, work: Work, done: Callable[[GradingOutcome], None]
     return batch.outcomes
 
 
-def remake_pages(course: Course, work: Work, done: Callable[[GradingOutcome], None]
+def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome], None]
                  ) -> list[tuple[Path, str]]:
     """Make feedback pages again, for example after grading by hand; return (page, student) pairs.
 
@@ -118,12 +118,12 @@ def remake_pages(course: Course, work: Work, done: Callable[[GradingOutcome], No
         work: (lab, student) pairs.
         done: called with each outcome.
     """
-    made: list[tuple[Path, str]] = []
+    pages: list[tuple[Path, str]] = []
 
     def ended(outcome: GradingOutcome) -> None:
-        place = Submission(course, outcome.lab, outcome.student).page
-        if place.exists():
-            made.append((place, outcome.student))
+        path = Submission(course, outcome.lab, outcome.student).page
+        if path.exists():
+            pages.append((path, outcome.student))
         done(outcome)
 
     count = min(settings_of(course.settings()).worker_count(), len(work))
@@ -136,4 +136,4 @@ def remake_pages(course: Course, work: Work, done: Callable[[GradingOutcome], No
             if submission.record and records.is_entered(submission, book):
                 batch.keep(submission, page_again=True)
         batch.grade([])
-    return made
+    return pages

@@ -18,7 +18,7 @@ from traitlets.config import Config
 
 from grader.course import Course, Submission
 from grader.course.received import receipt_time, received
-from grader.course.record import Record, now, updated_history
+from grader.course.record import GradingRecord, now, updated_history
 from grader.gradebook import byhand, entered
 from grader.gradebook.late import penalize
 from grader.gradebook.pending import pending
@@ -55,7 +55,7 @@ class _SubmissionGradebook:
         return entries[cell]
 
 
-def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> Record:
+def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> GradingRecord:
     """Enter one result and return its record.
 
     Args:
@@ -85,8 +85,9 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     history = updated_history(submission.record, submission.digest, at=now(), state=attempt.state,
                               received=received(submission),
                               score=net_score(entry) if attempt.state == "graded" else None)
-    record = Record(attempt.state, submission.digest, attempt.reason, notes, now(), aside, of,
-                    attempt.lab_digest, result.id, list(attempt.unscored), history)
+    record = GradingRecord(attempt.state, submission.digest, attempt.reason, notes, now(), aside,
+                           of,
+                           attempt.lab_digest, result.id, list(attempt.unscored), history)
     submission.save(record)
     return record
 
@@ -134,10 +135,10 @@ def _write_notebook(submission: Submission, attempt: Attempt) -> None:
     """Write the notebook that formgrader shows, and delete everything else there and the old page.
     """
     shutil.rmtree(submission.page.parent, ignore_errors=True)
-    place = submission.notebook("autograded")
-    shutil.rmtree(place.parent, ignore_errors=True)
-    place.parent.mkdir(parents=True)
-    put_whole(place, json.dumps(attempt.notebook, indent=1).encode(), MODE)
+    path = submission.notebook("autograded")
+    shutil.rmtree(path.parent, ignore_errors=True)
+    path.parent.mkdir(parents=True)
+    put_whole(path, json.dumps(attempt.notebook, indent=1).encode(), MODE)
 
 
 def feedback_values(submission: Submission, book: Gradebook) -> dict[str, Any]:

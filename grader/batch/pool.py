@@ -30,7 +30,7 @@ LARGEST_IDLE_MEMORY = 350_000_000  # after a task: what is left over from earlie
 LARGEST_ANSWER = 1_000_000  # bytes of a line
 SECONDS_TO_START = 120.0
 SECONDS_TO_STOP = 2.0
-TICK = 0.2  # seconds between two looks at clocks and memory
+TICK = 0.2  # seconds between checks of deadlines and memory
 MOST_TRIES = 2
 TOO_LATE = "did not answer in time"
 
@@ -74,7 +74,7 @@ class Worker:
     def give(self, task: Task) -> None:
         self.task, task.tries = task, task.tries + 1
         self.deadline = time.monotonic() + task.seconds
-        with contextlib.suppress(BrokenPipeError):  # it died; the next look tells
+        with contextlib.suppress(BrokenPipeError):  # it died, which the next check notices
             question = {**task.body, "task": task.number}
             self.process.stdin.write(json.dumps(question).encode() + b"\n")
             self.process.stdin.flush()
@@ -108,7 +108,7 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = self.process.wait(1)
             if code is None:
-                return "closed its end of the line"
+                return "closed its pipe"
         if code is not None:
             return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         if (self.task or not self.ready) and time.monotonic() > self.deadline:
@@ -131,7 +131,7 @@ class Worker:
         self.process.wait()
 
 
-class Pool:
+class WorkerPool:
     """A pool of `count` workers. Use it in a `with` statement, which stops them at its end."""
 
     def __init__(self, count: int, command: Sequence[str], log: Path,
@@ -160,7 +160,7 @@ class Pool:
             self.stop()
             raise
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -237,7 +237,7 @@ class Pool:
             self._take(key.data)
         for worker in list(self.workers):
             if fault := worker.fault():
-                self._take(worker)  # an answer may have been its last act
+                self._take(worker)  # it may have answered before it ended
                 self._replace(worker, fault)
             elif worker.ready and not worker.task and worker.memory() > LARGEST_IDLE_MEMORY:
                 self._replace(worker, "")
@@ -251,7 +251,7 @@ class Pool:
                 if not worker.ready:
                     worker.ready, self.failed_starts = True, 0
                 elif worker.task is None or answer.get("task") != worker.task.number:
-                    raise ValueError("it answered without a question")
+                    raise ValueError("it answered without a task")
                 else:
                     self.done.append(FinishedTask(worker.task.body, answer))
                     worker.task = None

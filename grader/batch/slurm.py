@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import slurmbox as cluster
-from grader.batch.batch import Batch, Work, pending_result
+from grader.batch.batch import Batch, WorkList, pending_result
 from grader.batch.grading import worker_command
 from grader.course import Submission
 from grader.run import results
@@ -37,7 +37,7 @@ exec {worker} < {folder}/slice-$SLURM_ARRAY_TASK_ID.jsonl > {folder}/answers-$SL
 """
 
 
-class Slurm:
+class SlurmClient:
     """The Slurm cluster of $LAB_HOME's workspace."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Slurm:
         self.run("scancel", job)
 
 
-def grade_on_cluster(batch: Batch, work: Work) -> Work:
+def grade_on_cluster(batch: Batch, work: WorkList) -> WorkList:
     """Grade submissions on the cluster, enter the results, and return what is left after two jobs.
 
     Args:
@@ -106,7 +106,7 @@ def grade_on_cluster(batch: Batch, work: Work) -> Work:
 
     Raises LabError without a cluster.
     """
-    slurm, left = Slurm(), set(work)
+    slurm, left = SlurmClient(), set(work)
     folder = batch.course.root / FOLDER
     for _ in range(SUBMISSIONS):
         if left:
@@ -116,7 +116,8 @@ def grade_on_cluster(batch: Batch, work: Work) -> Work:
     return [one for one in work if one in left]
 
 
-def run_array_job(batch: Batch, slurm: Slurm, folder: Path, work: Work) -> set[tuple[str, str]]:
+def run_array_job(batch: Batch, slurm: SlurmClient, folder: Path,
+                  work: WorkList) -> set[tuple[str, str]]:
     """Submit an array job and enter its results; return what it left. No task runs on afterwards.
 
     Args:
@@ -136,7 +137,7 @@ def run_array_job(batch: Batch, slurm: Slurm, folder: Path, work: Work) -> set[t
         slurm.cancel(job)
 
 
-def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
+def write_slices(batch: Batch, folder: Path, slices: list[WorkList]) -> Path:
     """Write a list of tasks for every worker, and the script that starts them.
 
     Args:
@@ -145,9 +146,9 @@ def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
         slices: one list of (lab, student) pairs per array task.
     """
     folder.mkdir(mode=0o700)
-    for index, mine in enumerate(slices):
+    for index, tasks in enumerate(slices):
         lines = [json.dumps({"do": "grade", "lab": lab, "student": student}) + "\n"
-                 for lab, student in mine]
+                 for lab, student in tasks]
         (folder / f"slice-{index}.jsonl").write_text("".join(lines))
     script = folder / "grade.sh"
     worker = shlex.join(worker_command(batch.course, batch.backend))
@@ -155,7 +156,7 @@ def write_slices(batch: Batch, folder: Path, slices: list[Work]) -> Path:
     return script
 
 
-def enter_results(batch: Batch, slurm: Slurm, job: str, before: dict[tuple[str, str], object]
+def enter_results(batch: Batch, slurm: SlurmClient, job: str, before: dict[tuple[str, str], object]
                   ) -> set[tuple[str, str]]:
     """Enter results as they appear until the job ends; return the submissions without one.
 

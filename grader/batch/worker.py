@@ -3,7 +3,7 @@ pages, one JSON line in and one out for each. No pickle, no shared memory. `serv
 fork.
 
 Its standard output is the channel, so nothing else may write there; what anything prints goes to
-the log, through standard error. Answers hold no text of a student's.
+the log, through standard error. Answers contain no student's text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
-AGAIN = "again"  # an argument: it has reported that it is ready
+AGAIN = "again"  # an argument: the worker has already reported that it is ready
 TERMINATED = 143  # exit code, as shells have it for SIGTERM
 _ending: list[bool] = []
 
@@ -53,11 +53,11 @@ class TaskHandler:
         lab = task["lab"]
         if lab not in self.plans:
             self.plans[lab] = lab_plan.read(self.course, lab)
-        made = attempt.grade(Submission(self.course, lab, task["student"]), self.plans[lab],
-                             self.backend, self.settings)
-        if _ending:  # a check may have caught what should have ended it
+        graded = attempt.grade(Submission(self.course, lab, task["student"]), self.plans[lab],
+                               self.backend, self.settings)
+        if _ending:  # a check may have caught the SystemExit
             sys.exit(TERMINATED)
-        return {"id": results.write(self.course, self.settings.digest(), made).id}
+        return {"id": results.write(self.course, self.settings.digest(), graded).id}
 
     def feedback(self, task: dict[str, Any]) -> dict[str, Any]:
         from grader.course import Submission
@@ -92,8 +92,8 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
     """Answer questions from standard input until its end.
 
     Args:
-        make: makes the desk.
-        command: the program to go on as, once an alarm rang in a check.
+        make: creates the handler.
+        command: the program that replaces this process after an alarm in a check.
         ready: whether it has already reported that it is ready.
     """
     guard()
@@ -106,7 +106,7 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
         task = json.loads(line)
         try:
             answer = {"grade": handler.grade, "feedback": handler.feedback}[task["do"]](task)
-        except Exception as error:  # the parent says whose it was; the next task has a chance
+        except Exception as error:  # the parent reports it; the next task may succeed
             from grader.gradebook.records import is_grader_fault
 
             log_error(task, error)
@@ -142,7 +142,7 @@ def guard() -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit("its parent is gone")
+        sys.exit("its parent process has exited")
     signal.signal(signal.SIGTERM, terminate)
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     limit = MEMORY if most == resource.RLIM_INFINITY else min(MEMORY, most)

@@ -24,7 +24,7 @@ from labcore.errors import LabError
 
 MOST_FILES = 500  # of one student
 MOST_BYTES = 100_000_000  # of one student's notebooks
-BEFORE = "it came in before the one to grade; if it came again since, pass --received TIME"
+BEFORE = "received before the version to grade; if it was submitted again, pass --received TIME"
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -126,7 +126,8 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
     for file in files:
         kind = "." + file.path.lower().rpartition(".")[2]
         if kind in PACKED and not file.problem:
-            file = dataclasses.replace(file, problem="an archive inside: only notebooks are taken")
+            file = dataclasses.replace(file, problem="an archive inside: only notebooks are "
+                                                     "accepted")
         if file.problem:
             lines.append(CollectedFile(file.path, why=file.problem))
         elif kind == ".ipynb":

@@ -162,7 +162,7 @@ class Inbound(Folder):
         try:
             seconds = max(os.stat(place, follow_symlinks=False).st_ctime for place in places)
         except OSError as error:
-            raise FileRefused(f"it went away while it was read: {error.strerror}") from error
+            raise FileRefused(f"it disappeared while it was read: {error.strerror}") from error
         seen = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
         note = ""
         if stamp and abs(seen - stamp) > SLACK:

@@ -76,7 +76,7 @@ class Homes(Folder):
         try:
             seconds = self._status(file.path).st_ctime
         except OSError as error:
-            raise FileRefused(f"it went away while it was read: {error.strerror}") from error
+            raise FileRefused(f"it disappeared while it was read: {error.strerror}") from error
         return datetime.datetime.fromtimestamp(seconds, datetime.UTC), SAID_BY, ""
 
 
@@ -105,7 +105,7 @@ def require_changed(lab: str, content: bytes) -> None:
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         here = shipping.digest(path.name, shipping.without_way_out(content))
         if here == _released_digest(path):
-            raise FileRefused("as it was given out: nothing was done in it")
+            raise FileRefused("unchanged from the release")
 
 
 @functools.cache

@@ -92,7 +92,7 @@ def _canvas(name: str, roster: Roster) -> Claim:
     claims = [_canvas_reading(name[:match.start()], match, roster)
               for match in CANVAS_READING.finditer(name)]
     if not claims:
-        return Claim(problem="its name is not one that Canvas gives", name=name)
+        return Claim(problem="its name does not follow Canvas's pattern", name=name)
     possible = [claim for claim in claims if claim.student]
     students = list(dict.fromkeys(claim.student for claim in possible))
     if len(students) > 1:
@@ -191,7 +191,7 @@ def _pattern(pattern: str, roster: Roster, as_is: bool) -> Callable[[str], Claim
         match = re.fullmatch(rf"(?:.*/)?{text}", path)
         name = path.rpartition("/")[2]
         if match is None:
-            return Claim(problem=f"it does not fit --pattern {pattern}", name=name)
+            return Claim(problem=f"it does not match --pattern {pattern}", name=name)
         lab = match.groupdict().get("lab")
         return claim(match["student"], f"{lab}.ipynb" if lab else name, roster, as_is)
 

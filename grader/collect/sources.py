@@ -103,7 +103,7 @@ def checked_files(files: list[File], where: Path, skip: int = 0) -> list[File]:
     for file in files:
         problem = problem_of(file.path.split("/", skip)[-1]) or file.problem
         if not problem and times[_key(file.path, skip)] > 1:
-            problem = "its name occurs more than once (capitals do not count)"
+            problem = "its name occurs more than once (case is ignored)"
         result.append(replace(file, problem=problem))
     return result
 
@@ -267,12 +267,12 @@ class _Bounded:
 
     def read(self, size: int) -> bytes:
         if size > LARGEST + 1 or self.file.tell() > TAR_TOTAL:
-            raise tarfile.ReadError("more in it than a class hands in")
+            raise tarfile.ReadError("it is larger than a class's submissions can be")
         return self.file.read(size)
 
     def seek(self, position: int) -> int:
         if position > TAR_TOTAL:
-            raise tarfile.ReadError("more in it than a class hands in")
+            raise tarfile.ReadError("it is larger than a class's submissions can be")
         return self.file.seek(position)
 
     def tell(self) -> int:

@@ -47,8 +47,8 @@ class Labs:
         if len(candidates) == 1 and only is None:
             return candidates[0]
         if not candidates:
-            raise LookupError("its cells are of no lab, nor is it called as one")
-        raise LookupError(f"it is of {' or '.join(candidates)}"
+            raise LookupError("neither its cells nor its name belong to a lab")
+        raise LookupError(f"it belongs to {' or '.join(candidates)}"
                           + (f", not {only}" if only else ": name one with --lab"))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from grader.batch.pool import FinishedTask, Pool
+from grader.batch.pool import FinishedTask, WorkerPool
 from grader.contest import attempts as store
 from grader.contest import sandboxed, secret, submissions, worker
 from grader.contest.attempts import ContestAttempt
@@ -61,9 +61,9 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
             count = min(workers or settings.worker_count(), len(tasks))
             command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
                        backend.name]
-            handler = partial(worker.TaskHandler, course, backend)
+            handler = partial(worker.ContestTaskHandler, course, backend)
             main = partial(worker.serve, handler, [*command, worker.AGAIN])
-            with Pool(count, command, log_file(course), main) as pool:
+            with WorkerPool(count, command, log_file(course), main) as pool:
                 for student, digest in tasks:
                     pool.add({"do": "play", "lab": contest.name, "student": student,
                               "digest": digest}, _most_seconds(contest, len(drawn)))

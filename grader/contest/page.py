@@ -8,7 +8,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 
-from grader.contest.standings import Row
+from grader.contest.standings import StandingsRow
 from grader.course.spreadsheet import harmless
 from labcore.html import render
 from labcore.terminal import visible
@@ -16,7 +16,7 @@ from labkit.contest.declaration import Contest
 from labkit.contest.play import FLOOR
 
 
-def page(contest: Contest, rows: Sequence[Row]) -> str:
+def page(contest: Contest, rows: Sequence[StandingsRow]) -> str:
     """Return the HTML of a table, without scripts and with every name escaped.
 
     Args:
@@ -27,11 +27,11 @@ def page(contest: Contest, rows: Sequence[Row]) -> str:
                   floor=f"{100 * FLOOR:g}")
 
 
-def _out(row: Row) -> str:
+def _out(row: StandingsRow) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(row.out.items()))
 
 
-def table(contest: Contest, rows: Sequence[Row]) -> str:
+def table(contest: Contest, rows: Sequence[StandingsRow]) -> str:
     """Return the same as CSV, in which no cell is a formula.
 
     Args:

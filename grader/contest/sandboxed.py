@@ -21,7 +21,7 @@ from grader.run.session import BudgetExhausted, SandboxFailed, Session
 from grader.run.settings import Grading
 from grader.run.timing import Budget, TimeLimitReached, limited
 from grader.sandbox.interface import Backend
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.mounts import HOME
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from labkit.build.lab import Role
@@ -96,10 +96,10 @@ class _Player:
                  settings: Grading) -> None:
         self.contest, self.seconds = contest, PATIENCE * contest.seconds
         path = f"contest/{contest.file}"
-        mine = Grading(seconds_per_cell=self.seconds, memory_mb=settings.memory_mb,
-                       disk_mb=settings.disk_mb, processes=settings.processes,
-                       seconds_per_notebook=2 * self.seconds * (cases + 1) + 60)
-        self.session = Session(backend, mine, {path: content}, _masks(tuple(contest.masks)))
+        limits = Grading(seconds_per_cell=self.seconds, memory_mb=settings.memory_mb,
+                         disk_mb=settings.disk_mb, processes=settings.processes,
+                         seconds_per_notebook=2 * self.seconds * (cases + 1) + 60)
+        self.session = Session(backend, limits, {path: content}, _masks(tuple(contest.masks)))
         self.remote = Remote(self._not_ready, "", self._no_figures)
         self.cell = PlannedCell(0, Role.ANSWER, contest.file)
         self.source = (f"from labkit.contest.player import load as {NAME}\n"
@@ -171,8 +171,8 @@ class _Player:
 
 
 @functools.cache
-def _masks(names: tuple[str, ...]) -> Masks:
-    return Masks(names)  # once per process: it makes files
+def _masks(names: tuple[str, ...]) -> SandboxMasks:
+    return SandboxMasks(names)  # once per process: it makes files
 
 
 def as_json(outcomes: Sequence[CaseResult]) -> list[dict[str, Any]]:

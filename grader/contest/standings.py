@@ -20,7 +20,7 @@ HIDDEN = "the newest file was not played"  # where students are not named
 
 
 @dataclass(frozen=True)
-class Row:
+class StandingsRow:
     """A student or a ghost. A row without a rank has no points.
 
     Attributes:
@@ -47,7 +47,7 @@ class Row:
 
 
 def standings(course: Course, contest: Contest, named: Mapping[str, str] | None = None,
-              *, hide: bool = False) -> list[Row]:
+              *, hide: bool = False) -> list[StandingsRow]:
     """Return all rows, the best first; those without a score come last.
 
     Args:
@@ -64,15 +64,15 @@ def standings(course: Course, contest: Contest, named: Mapping[str, str] | None 
         note = HIDDEN if hide and row.note not in ("", NOT_PLAYED) else row.note
         rows.append(replace(row, name=named.get(student, student), note=note))
     sources = {ghost.name: ghost.source for ghost in contest.ghosts}
-    rows += [_scored(Row(name, received=sources[name], ghost=True), outcomes)
+    rows += [_scored(StandingsRow(name, received=sources[name], ghost=True), outcomes)
              for name, outcomes in ghosts(contest, drawn).items()]
     return ranked(rows)
 
 
-def ranked(rows: Sequence[Row]) -> list[Row]:
+def ranked(rows: Sequence[StandingsRow]) -> list[StandingsRow]:
     """Return rows in order, with ranks. Equal points share a rank; among these, ghosts come first,
     then earlier attempts, then names decide."""
-    def order(row: Row) -> tuple:
+    def order(row: StandingsRow) -> tuple:
         when = 0.0 if row.ghost else datetime.fromisoformat(row.received).timestamp()
         return -row.points, not row.ghost, when, row.name
 
@@ -91,7 +91,7 @@ def roster_of(course: Course) -> list[Person]:
         return people(book)
 
 
-def _student(course: Course, contest: Contest, student: str, made_with: str) -> Row:
+def _student(course: Course, contest: Contest, student: str, made_with: str) -> StandingsRow:
     played, refused = attempts.read(course, contest, student)
     versions = list(submissions.versions(course, contest, student))
     note = f"the newest file is not played: {refused}" if refused else ""
@@ -102,12 +102,13 @@ def _student(course: Course, contest: Contest, student: str, made_with: str) -> 
         note = f"not played: {reason}" if reason else NOT_PLAYED
     counts = attempts.best([played[digest] for digest in versions if digest in played], made_with)
     if counts is None:
-        return Row(student, note=note)
+        return StandingsRow(student, note=note)
     number = versions.index(counts.digest) + 1
-    return _scored(Row(student, attempt=f"{number} of {len(versions)}", received=counts.received,
-                       note=note), counts.outcomes)
+    return _scored(StandingsRow(student, attempt=f"{number} of {len(versions)}",
+                                received=counts.received,
+                                note=note), counts.outcomes)
 
 
-def _scored(row: Row, outcomes: Sequence[CaseResult]) -> Row:
+def _scored(row: StandingsRow, outcomes: Sequence[CaseResult]) -> StandingsRow:
     return replace(row, points=points(outcomes), by_group=points_by_group(outcomes),
                    out=Counter(one.kind for one in outcomes if one.kind))

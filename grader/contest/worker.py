@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from grader.course import Course
 
 
-class TaskHandler:
+class ContestTaskHandler:
     """Runs a worker's tasks, and caches the secret cases between them."""
 
     def __init__(self, course: Course, backend: Any) -> None:
@@ -52,17 +52,18 @@ class TaskHandler:
 
 
 def main() -> None:
-    def handler() -> TaskHandler:
+    def handler() -> ContestTaskHandler:
         from grader.course import Course
         from grader.sandbox import choice
 
-        return TaskHandler(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
+        return ContestTaskHandler(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
 
     again = [] if AGAIN in sys.argv else [AGAIN]
     serve(handler, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
 
 
-def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: bool = False) -> None:
+def serve(make: Callable[[], ContestTaskHandler], command: Sequence[str], *,
+          ready: bool = False) -> None:
     """Answer tasks from standard input until it ends, like `grader.batch.worker.serve`.
 
     Args:

@@ -189,8 +189,8 @@ class Course:
         if not ours.is_dir() or new == have:
             return False
         if have and have != copied.get(lab):
-            raise LabError(f"{copy} was edited, and {ours} is another: remove the first to grade "
-                           "with the second, or rename it to keep a lab of your own")
+            raise LabError(f"{copy} was edited, and {ours} differs from it: remove the first to "
+                           "grade with the second, or rename it to keep a lab of your own")
         unfinished = copy.with_name(f".{lab}.{os.getpid()}")
         try:
             shutil.copytree(ours, unfinished)
@@ -257,5 +257,5 @@ def require_known(kind: str, name: str, known: Iterable[str], where: str) -> Non
     if name in known:
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-    hint = f"; nearest: {near[0]}" if near else f"; there: {', '.join(known) or 'nothing yet'}"
+    hint = f"; nearest: {near[0]}" if near else f"; known: {', '.join(known) or 'nothing yet'}"
     raise LabError(f"no {kind} {name} in {where}{hint}")

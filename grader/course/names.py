@@ -36,9 +36,9 @@ def problem_of_part(name: str) -> str:
     if set(name) & set('\\:*?"<>|'):
         return "one of \\ : * ? \" < > | in its name"
     if name[-1] in ". " or name[0] == " ":
-        return "a blank or a full stop at the end of its name"
+        return "a space or a period at the end of its name"
     if _DEVICES.fullmatch(name):
-        return "a name that Windows keeps for a device"
+        return "a name that Windows reserves for a device"
     if len(name.encode()) > LONGEST:
         return f"a name of more than {LONGEST} bytes"
     return ""
@@ -49,7 +49,7 @@ def problem_of_id(student: str) -> str:
     if len(student) > LONGEST_ID:
         return f"more than {LONGEST_ID} characters"
     if "/" in student or student.startswith("."):
-        return "a slash in it, or a full stop before it"
+        return "a slash in it, or a period before it"
     if key_of(student) == RECEIPTS:
         return "the name of the file that holds the class's receipts"
     return problem_of_part(student)

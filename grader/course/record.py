@@ -15,7 +15,7 @@ from labcore.atomic import put_whole
 
 
 @dataclass(frozen=True)
-class Record:
+class GradingRecord:
     """The last attempt at one submission."""
 
     state: str  # graded | ungraded
@@ -36,7 +36,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def save_record(path: Path, record: Record) -> None:
+def save_record(path: Path, record: GradingRecord) -> None:
     """Write a record atomically; a damaged one is kept beside it, because it may have manual
     scores.
 
@@ -52,20 +52,22 @@ def save_record(path: Path, record: Record) -> None:
     put_whole(path, json.dumps(asdict(record), indent=1).encode())
 
 
-def read_record(path: Path) -> Record | None:
+def read_record(path: Path) -> GradingRecord | None:
     """Return the record in a file; None when the file is missing or damaged."""
     try:
-        record = Record(**json.loads(path.read_text()))
+        record = GradingRecord(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     kinds = {"str": str, "list[str]": list, "list[dict[str, Any]]": list, "dict[str, Any]": dict}
-    sound = all(isinstance(getattr(record, one.name), kinds[one.type]) for one in fields(Record)
+    sound = all(isinstance(getattr(record, one.name),
+                           kinds[one.type]) for one in fields(GradingRecord)
                 ) and all(isinstance(word, str) for word in (*record.notes, *record.unscored)
                           ) and all(isinstance(one, dict) for one in record.history)
     return record if sound else None
 
 
-def updated_history(before: Record | None, digest: str, **entry: Any) -> list[dict[str, Any]]:
+def updated_history(before: GradingRecord | None, digest: str,
+                    **entry: Any) -> list[dict[str, Any]]:
     """Return the history with this attempt: one entry per submitted notebook, in the order of
     grading.
 
@@ -84,7 +86,7 @@ def updated_history(before: Record | None, digest: str, **entry: Any) -> list[di
     return [*history, new]
 
 
-def attempt_number(record: Record | None) -> int:
+def attempt_number(record: GradingRecord | None) -> int:
     """Return the number of the attempt that the record is about, from 1; 0 before the first."""
     digests = [one.get("digest") for one in record.history] if record else []
     return digests.index(record.digest) + 1 if record and record.digest in digests else 0

@@ -147,7 +147,7 @@ def _duplicates(numbered: list[tuple[int, Person]]) -> list[str]:
             value = getattr(person, column)
             if value and key_of(value) in lines:
                 problems.append(f"line {line}: {column} {value!r} occurs already in line "
-                                f"{lines[key_of(value)]} (capitals do not count)")
+                                f"{lines[key_of(value)]} (case is ignored)")
             lines.setdefault(key_of(value), line)
     return problems
 
@@ -213,7 +213,7 @@ class Roster:
         reason."""
         for column in KEYS:
             if matches := self._by_key.get((column, key_of(text))):
-                return self._one(matches, text)
+                return self._only_match(matches, text)
         return self.by_name(text)
 
     def by_lms(self, number: str, name: str) -> str:
@@ -227,7 +227,7 @@ class Roster:
         """
         matches = [person for person in self.people if person.lms_user_id == number]
         if matches:
-            return self._one(matches, number)
+            return self._only_match(matches, number)
         student = self.by_name(name)
         if self.ids[student].lms_user_id:
             raise LookupError(f"its name is {student}'s, whose lms_user_id is "
@@ -253,9 +253,9 @@ class Roster:
         matches = [person for person in self.people if letters and letters in (
             _letters(person.first_name + person.last_name),
             _letters(person.last_name + person.first_name))]
-        return self._one(matches, name)
+        return self._only_match(matches, name)
 
-    def _one(self, matches: list[Person], text: str) -> str:
+    def _only_match(self, matches: list[Person], text: str) -> str:
         shown = visible(text)
         if not matches:
             raise LookupError(f"{shown!r} is not on the roster")

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from grader.course.folder import Course
-from grader.course.record import Record, read_record, save_record
+from grader.course.record import GradingRecord, read_record, save_record
 
 
 @dataclass(frozen=True)
@@ -59,16 +59,16 @@ class Submission:
         return self.course.root / "attempts" / self.student / f"{self.lab}.json"
 
     @cached_property
-    def record(self) -> Record | None:
+    def record(self) -> GradingRecord | None:
         """Return its record; None before the first attempt, and an ungraded one if its file is
         damaged."""
         if not self.record_file.exists():
             return None
-        return read_record(self.record_file) or Record(
+        return read_record(self.record_file) or GradingRecord(
             "ungraded", self.course.digest(self.lab, self.student),
             f"{self.record_file} is damaged: grade it again")
 
-    def save(self, record: Record) -> None:
+    def save(self, record: GradingRecord) -> None:
         """Write its record; `record` is then read again."""
         save_record(self.record_file, record)
         vars(self).pop("record", None)

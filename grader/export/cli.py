@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         require_known("lab", lab, course.labs(), str(course.sources))
     lms = canvas if arguments.lms == "canvas" else moodle
     layout = lms.layout(sheet.read(arguments.roster, lms.REQUIRED))
-    people, rows = _ours(course)
+    people, rows = _students_and_rows(course)
     labs = {lab: columns.names_of(course, lab) for lab in sorted({row.lab for row in rows})}
     if unknown := [lab for lab in arguments.lab if lab not in labs]:
         raise LabError(f"--lab {unknown[0]}: nothing of it was graded yet: `lab grade "
@@ -104,7 +104,7 @@ def _require_places(arguments: argparse.Namespace) -> None:
         raise LabError(f"--feedback {arguments.feedback}: --to is the same file")
 
 
-def _ours(course: Course) -> tuple[list, list]:
+def _students_and_rows(course: Course) -> tuple[list, list]:
     """Return everybody on the roster or in submitted/, and the rows of grades.csv."""
     from grader.course.roster import Person, people
     from grader.gradebook.records import gradebook

@@ -28,7 +28,7 @@ def chosen(layout: LmsFile, labs: Mapping[str, Sequence[str]], requested: Sequen
     Raises:
         LabError: a named lab has no column, a column could be of two labs, or none is found.
     """
-    named = dict(_said(layout, labs, text) for text in assignments)
+    named = dict(_column_option(layout, labs, text) for text in assignments)
     if layout.one_assignment:
         return _only(layout, list(requested) or list(named), named)
     columns = {}
@@ -80,7 +80,8 @@ def _only(layout: LmsFile, labs: list[str], named: Mapping[str, Column]) -> dict
     return {labs[0]: named.get(labs[0], layout.columns[0])}
 
 
-def _said(layout: LmsFile, labs: Mapping[str, Sequence[str]], text: str) -> tuple[str, Column]:
+def _column_option(layout: LmsFile, labs: Mapping[str, Sequence[str]], text: str) -> tuple[str,
+                                                                                           Column]:
     lab, equals, title = text.partition("=")
     if not equals or lab not in labs:
         raise LabError(f"--column {text!r}: give LAB=TITLE, where LAB is one of "

@@ -15,7 +15,7 @@ from grader.export.layout import Column, Entry, LmsFile, number_in, written
 from grader.export.matching import Matches
 from grader.gradebook.decisions import EXCUSED
 from grader.gradebook.records import NOTHING_SUBMITTED
-from grader.report.grades import WANTS_A_LOOK
+from grader.report.grades import NEEDS_REVIEW
 from labcore.errors import LabError
 from labcore.terminal import visible
 
@@ -56,7 +56,7 @@ def fill(layout: LmsFile, matches: Matches, lab: str, column: Column, rows: Sequ
         matches: the rows of our students in it.
         lab: the lab.
         column: where its scores go.
-        rows: the lab's rows of grades.csv (grader.report.grades.Row).
+        rows: the lab's rows of grades.csv (grader.report.grades.GradeRow).
         scale: multiply scores so that the lab's maximum becomes the column's.
 
     Raises:
@@ -76,10 +76,10 @@ def fill(layout: LmsFile, matches: Matches, lab: str, column: Column, rows: Sequ
 
 
 def _keep(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry) -> None:
-    there = layout.sheet.cell(entry.row, filled.column.index).strip("- ")
-    if there and there != layout.not_assigned:
+    current = layout.sheet.cell(entry.row, filled.column.index).strip("- ")
+    if current and current != layout.not_assigned:
         filled.kept.append(f"{visible(row.student)}: {visible(row.reason)}; {layout.lms} has "
-                           f"{visible(there)}")
+                           f"{visible(current)}")
     elif row.reason == NOTHING_SUBMITTED:
         filled.absent += 1
     else:
@@ -113,15 +113,15 @@ def _score(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry | None,
     if problem:
         filled.lost.append(f"{who} ({written(score)}): {problem}")
         return
-    if WANTS_A_LOOK in row.reason:
+    if NEEDS_REVIEW in row.reason:
         filled.provisional.append(who)
-    there = layout.sheet.cell(entry.row, filled.column.index).strip()
-    before = number_in(there)
+    current = layout.sheet.cell(entry.row, filled.column.index).strip()
+    before = number_in(current)
     if before is None or abs(before - score) >= NEAR:
         filled.cells[entry.row, filled.column.index] = written(score)
     if before is not None and abs(before - score) <= SHOWN:
         filled.same += 1
-    elif there.strip("- "):
+    elif current.strip("- "):
         filled.changed += 1
     else:
         filled.new += 1
@@ -133,9 +133,9 @@ def _problem(layout: LmsFile, column: Column, entry: Entry | None, score: float 
         return f"not in {layout.sheet.path.name}"
     if column.index >= len(layout.sheet.rows[entry.row]):
         return f"line {layout.sheet.lines[entry.row]} of {layout.sheet.path.name} is too short"
-    there = layout.sheet.cell(entry.row, column.index).strip()
-    if layout.not_assigned and there == layout.not_assigned:
-        return f"{layout.lms} has {there}: not assigned to this student"
+    current = layout.sheet.cell(entry.row, column.index).strip()
+    if layout.not_assigned and current == layout.not_assigned:
+        return f"{layout.lms} has {current}: not assigned to this student"
     if entry.locked:
         return entry.locked
     if layout.one_assignment and column.most is not None and score > column.most + NEAR:

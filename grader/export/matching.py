@@ -46,7 +46,7 @@ def match(entries: Sequence[Entry], people: Sequence[Person]) -> Matches:
     roster, matched, refused = Roster(list(people)), {}, {}
     for entry in entries:
         try:
-            matched[entry.row] = _one(entry, index, roster)
+            matched[entry.row] = _matched_student(entry, index, roster)
         except LookupError as error:
             refused[entry.row] = str(error)
     rows: dict[str, list[Entry]] = defaultdict(list)
@@ -62,7 +62,8 @@ def match(entries: Sequence[Entry], people: Sequence[Person]) -> Matches:
                                           if person.id not in rows))
 
 
-def _one(entry: Entry, index: Mapping[tuple[str, str], set[str]], roster: Roster) -> str:
+def _matched_student(entry: Entry, index: Mapping[tuple[str, str], set[str]],
+                     roster: Roster) -> str:
     """Return the student of one row.
 
     Args:

@@ -34,14 +34,14 @@ POLICY = (f"default-src 'none'; img-src data:; style-src 'unsafe-inline' {mathja
           f"font-src data: {mathjax.FOLDER}; script-src {mathjax.HASH} {mathjax.FOLDER}; "
           "base-uri 'none'; form-action 'none'")
 # What the grader and labkit.check write themselves.
-OUR_WORDS = ("Failed", "NotScored", "Skipped")
+OWN_ERRORS = ("Failed", "NotScored", "Skipped")
 FRAME = re.compile(r'(?:File "<cell [^"\n]*>"|Cell In\[(\d+)\]), line (\d+)')
 ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 FIRST_IN_HEAD = "<head>"
 LARGEST_CELL = 200_000  # characters of text outputs that a page shows of one cell
 LARGEST_PICTURE = 3_000_000  # characters of one output that is no plain text, as HTML or an image
 LARGEST_PAGE = 10_000_000  # characters of all of a notebook's outputs
-CUT = "\n... the rest is not shown ...\n"
+TRUNCATED = "\n... the rest is not shown ...\n"
 
 
 class FeedbackPage(Sanitized):
@@ -87,17 +87,17 @@ def shortened(output: NotebookNode, left: int) -> tuple[NotebookNode, int]:
     """
     if output.output_type == "stream":
         if len(output.text) > left:
-            output.text = output.text[:max(0, left)] + CUT
+            output.text = output.text[:max(0, left)] + TRUNCATED
         return output, len(output.text)
     if output.output_type == "error":
         if sum(map(len, output.traceback)) > max(left, 20_000):
-            output.traceback = [f"{output.ename}: {output.evalue}"[:2000] + CUT]
+            output.traceback = [f"{output.ename}: {output.evalue}"[:2000] + TRUNCATED]
         return output, sum(map(len, output.traceback))
     data = output.get("data", {})
     for kind, content in list(data.items()):
         if len(str(content)) > (LARGEST_PICTURE if kind != "text/plain" else max(0, left)):
             del data[kind]
-            data.setdefault("text/plain", CUT)
+            data.setdefault("text/plain", TRUNCATED)
     return output, sum(len(str(content)) for content in data.values())
 
 
@@ -114,8 +114,8 @@ class MarkUnscored(NbGraderPreprocessor):
                 f"{submission.lab}: not graded: {reason}")
         for cell in nb.cells if record else []:
             if cell.metadata.get("nbgrader", {}).get("grade_id") in record.unscored:
-                text = (f"This check could not be scored: {record.reason}. A score of 0 here is "
-                        "none: only what your instructor enters counts.\n")
+                text = (f"This check could not be scored: {record.reason}. The 0 shown here is "
+                        "not a score: only a score that your instructor enters counts.\n")
                 text += "".join(f"{line}\n" for output in cell.outputs
                                 if output.output_type == "error" and output.ename == "NotScored"
                                 for line in output.evalue.splitlines()[1:])
@@ -137,7 +137,7 @@ class HideTests(ClearHiddenTests):
             for output in cell.outputs:
                 seen = failing_lines(output, cell.execution_count)
                 in_view = seen and lines and seen.isdisjoint(lines)
-                if output.ename not in OUR_WORDS and not in_view:
+                if output.ename not in OWN_ERRORS and not in_view:
                     output.ename, output.evalue = "Failed", HIDDEN_FAILED
                 output.traceback = [f"{output.ename}: {output.evalue}"]
         return cell, resources

@@ -30,7 +30,7 @@ COUNTS = ("SELECT (SELECT count(*) FROM student), (SELECT count(*) FROM submitte
 
 
 @dataclass(frozen=True)
-class Counts:
+class EntryCounts:
     """The numbers of entries in a gradebook."""
 
     students: int
@@ -49,11 +49,11 @@ class Backup:
     path: Path
     time: datetime.datetime  # UTC
     mark: mark.Mark
-    counts: Counts
+    counts: EntryCounts
 
 
-def counts(connection: sqlite3.Connection) -> Counts:
-    return Counts(*connection.execute(COUNTS).fetchone())
+def counts(connection: sqlite3.Connection) -> EntryCounts:
+    return EntryCounts(*connection.execute(COUNTS).fetchone())
 
 
 def backups_of(path: Path) -> list[Backup]:
@@ -73,19 +73,19 @@ def damaged_backups(path: Path) -> list[Path]:
             if copy not in sound]
 
 
-def read(copy: Path, time: datetime.datetime, whole: bool = False) -> Backup:
+def read(copy: Path, time: datetime.datetime, thorough: bool = False) -> Backup:
     """Read a copy of a gradebook.
 
     Args:
         copy: the file.
         time: when it was made, UTC.
-        whole: also check every page and index, which takes longer.
+        thorough: also check every page and index, which takes longer.
 
     Raises sqlite3.Error, or LabError when it is not a gradebook.
     """
     with contextlib.closing(mark.connect(copy)) as connection:
-        if whole and (problems := connection.execute("PRAGMA integrity_check(3)").fetchall()
-                      ) != [("ok",)]:
+        if thorough and (problems := connection.execute("PRAGMA integrity_check(3)").fetchall()
+                         ) != [("ok",)]:
             raise LabError(f"{copy} is damaged ({problems[0][0][:200]})")
         tables = {name for name, in connection.execute("SELECT name FROM sqlite_master")}
         if not tables.issuperset(TABLES):
@@ -110,9 +110,9 @@ def back_up(path: Path) -> Path | None:
         folder = path.parent / FOLDER
         folder.mkdir(mode=0o770, exist_ok=True)
         time = datetime.datetime.now(datetime.UTC)
-        made = copy_database(connection, folder / f"gradebook-{time:{TIME}}Z.db")
+        copy = copy_database(connection, folder / f"gradebook-{time:{TIME}}Z.db")
     rotate(folder)
-    return made
+    return copy
 
 
 def _last(path: Path) -> mark.Mark | None:
@@ -142,7 +142,7 @@ def copy_database(connection: sqlite3.Connection, target: Path,
                 if stamp:
                     mark.write_header_mark(copy, stamp)
                 if copy.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-                    raise LabError(f"the copy {target} came out damaged: look after the disk")
+                    raise LabError(f"the copy {target} is damaged: check the disk")
             with open(unfinished, "rb") as file:
                 os.fsync(file.fileno())
             unfinished.replace(target)

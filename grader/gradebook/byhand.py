@@ -14,7 +14,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course, Submission
-from grader.course.record import Record, updated_history
+from grader.course.record import GradingRecord, updated_history
 from grader.gradebook.records import enroll, entry_of, gradebook, net_score
 
 SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
@@ -40,7 +40,7 @@ def entered_by_hand(entry: Any) -> dict[str, Any]:
     return values
 
 
-def merged(before: Record | None, entered: dict[str, Any]) -> tuple[dict[str, Any], str]:
+def merged(before: GradingRecord | None, entered: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """Return what was set aside, together with `entered`, and the digest of its notebook.
 
     Args:
@@ -92,13 +92,13 @@ def set_aside_all(course: Course, lab: str, book: Gradebook) -> None:
     """
     for entry in list(book.find_assignment(lab).submissions):
         submission = Submission(course, lab, entry.student.id)
-        before = submission.record or Record("ungraded", "", "not graded yet")
+        before = submission.record or GradingRecord("ungraded", "", "not graded yet")
         aside, of = merged(before, entered_by_hand(entry))
         submission.save(replace(with_final_score(before, entry), set_aside=aside, set_aside_of=of))
         book.remove_submission(*submission.key)
 
 
-def with_final_score(before: Record, entry: Any) -> Record:
+def with_final_score(before: GradingRecord, entry: Any) -> GradingRecord:
     """Return the record with the notebook's current score, manual scores included, in its history.
 
     The gradebook is about to lose this score, and a policy may count it. The score is recorded only

@@ -21,7 +21,7 @@ ENTERED = Table("lab_entered", TABLES, Column("lab", String(128), primary_key=Tr
                 Column("student", String(128), primary_key=True),
                 Column("digest", String(64), nullable=False),
                 Column("attempt", String(64), nullable=False))
-HELD = """SELECT assignment.name, submitted_assignment.student_id FROM submitted_assignment
+ENTRIES_QUERY = """SELECT assignment.name, submitted_assignment.student_id FROM submitted_assignment
     JOIN assignment ON assignment.id = submitted_assignment.assignment_id"""
 Key = tuple[str, str]  # (lab, student)
 
@@ -50,7 +50,7 @@ def entered_versions(connection: sqlite3.Connection) -> dict[Key, tuple[str, str
              connection.execute("SELECT lab, student, digest, attempt FROM lab_entered")
              } if has_table else {}
     return {(lab, student): known.get((lab, student))
-            for lab, student in connection.execute(HELD)}
+            for lab, student in connection.execute(ENTRIES_QUERY)}
 
 
 def graded_records(course: Path) -> Iterator[tuple[Key, str, str]]:

@@ -95,7 +95,7 @@ def extend(course: Course, book: Gradebook, students: Sequence[str], lab: str,
     """
     usual = next((due_of(one) for one in book.assignments if one.name == lab), None)
     if due is not None and usual is None:
-        raise LabError(f"{lab} has no due date yet, so nobody needs more time: set it first with "
+        raise LabError(f"{lab} has no due date yet, so no extension is needed: set it first with "
                        f"`lab release {lab} --due \"2026-01-31 23:59 UTC\"`")
     if due is not None and due <= usual:
         raise LabError(f"{due:%Y-%m-%d %H:%M} UTC is not an extension: {lab} is due "

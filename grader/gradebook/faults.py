@@ -11,7 +11,7 @@ from pathlib import Path
 from labcore.errors import NO_ROOM, LabError, said_of
 
 SECONDS_TO_WAIT = 10.0  # for another process to release the gradebook
-DAMAGED = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+CORRUPTION_ERRORS = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 RESTORE = "`lab gradebook restore` brings back the last backup (`lab gradebook backups` lists them)"
 
 
@@ -61,10 +61,10 @@ def description(error: sqlite3.Error, path: Path) -> str:
         who = "; ".join(holders(path)) or "a process that cannot be seen from here"
         return (f"{path} is locked, and still was after {SECONDS_TO_WAIT:.0f} s. It is held by "
                 f"{who}. Close it, then run the command again")
-    if name.startswith(DAMAGED) or "malformed" in text or "not a database" in text:
+    if name.startswith(CORRUPTION_ERRORS) or "malformed" in text or "not a database" in text:
         return f"{path} is damaged ({text}): {RESTORE}"
     if name == "SQLITE_FULL" or name.startswith("SQLITE_IOERR") or "is full" in text:
-        return (f"{path} cannot be written ({text}): look for a full disk, a quota or a failing "
+        return (f"{path} cannot be written ({text}): check for a full disk, a quota, or a failing "
                 "disk, make room, then run the command again; the last change was rolled back")
     if name.startswith("SQLITE_READONLY") or "readonly" in text:
         return (f"{path} cannot be written: make the file and its folder {path.parent} writable "

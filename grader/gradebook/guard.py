@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grader.gradebook import backups, entered, mark
-from grader.gradebook.faults import DAMAGED, RESTORE, StorageFault, explained
+from grader.gradebook.faults import CORRUPTION_ERRORS, RESTORE, StorageFault, explained
 from labcore.errors import LabError
 
 ACCEPT = "if it is meant to be as it is, `lab gradebook accept` keeps it"
@@ -103,7 +103,7 @@ def _require_intact(path: Path, connection: sqlite3.Connection) -> None:
     try:
         problems = [line for line, in connection.execute("PRAGMA quick_check(3)")]
     except sqlite3.DatabaseError as error:
-        if not (error.sqlite_errorname or "").startswith(DAMAGED):
+        if not (error.sqlite_errorname or "").startswith(CORRUPTION_ERRORS):
             raise
         problems = [str(error)]
     if problems != ["ok"]:

@@ -120,4 +120,4 @@ def insert_notices(text: str, resources: dict[str, Any]) -> str:
     if notices["lines"] and BELOW not in text:
         raise LabError(f"nbgrader's template for feedback has no {BELOW}")
     block = render("grader/gradebook/notices.html.j2", lines=notices["lines"])
-    return text.replace(BELOW, block, 1)  # which ends with the same tag
+    return text.replace(BELOW, block, 1)  # the block ends with the same tag

@@ -20,7 +20,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course, Submission
-from grader.course.record import Record
+from grader.course.record import GradingRecord
 from grader.gradebook import backups, byhand, entered, extensions, guard, mark, records
 from grader.gradebook.backups import Backup
 from grader.gradebook.faults import StorageFault, explained, holders
@@ -131,7 +131,7 @@ def _read_source(source: Path) -> Backup:
                        "backups")
     time = datetime.datetime.fromtimestamp(source.stat().st_mtime, datetime.UTC)
     try:
-        return backups.read(source, time, whole=True)
+        return backups.read(source, time, thorough=True)
     except sqlite3.Error as error:
         raise LabError(f"--from {source} is damaged or not a gradebook ({error}); "
                        "`lab gradebook backups` lists the backups") from error
@@ -140,7 +140,7 @@ def _read_source(source: Path) -> Backup:
 def _newest_backup(path: Path) -> Backup:
     for backup in backups.backups_of(path):
         with contextlib.suppress(sqlite3.Error, LabError):
-            return backups.read(backup.path, backup.time, whole=True)
+            return backups.read(backup.path, backup.time, thorough=True)
     raise LabError(f"{path.parent / backups.FOLDER} has no backup that is sound: give a copy of "
                    "your own with --from FILE; without any, `lab gradebook accept` starts a new "
                    "gradebook, and `lab grade --all` enters the grades again from results/, but "
@@ -174,7 +174,7 @@ def _link_or_rename(path: Path, kept: Path) -> None:
         path.rename(kept)
 
 
-def accept(course: Course) -> tuple[backups.Counts | None, list[entered.Key]]:
+def accept(course: Course) -> tuple[backups.EntryCounts | None, list[entered.Key]]:
     """Accept the current gradebook as the course's own.
 
     Returns (its counts, grades to enter again); the counts are None if there is no gradebook, and
@@ -206,7 +206,7 @@ def _read_current(path: Path) -> Backup:
         raise LabError(f"{path} is not a file: move it away, or `lab gradebook restore`")
     time = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
     with explained(path):
-        return backups.read(path, time, whole=True)
+        return backups.read(path, time, thorough=True)
 
 
 def _make_empty(path: Path, stamp: mark.Mark) -> None:
@@ -251,14 +251,14 @@ def _entered_versions(connection: sqlite3.Connection) -> dict[entered.Key, tuple
     return entered.entered_versions(connection) if has_tables else {}
 
 
-def _records(course: Course) -> Iterator[tuple[Submission, Record]]:
+def _records(course: Course) -> Iterator[tuple[Submission, GradingRecord]]:
     for place in sorted((course.root / "attempts").glob("*/*.json")):
         submission = Submission(course, place.stem, place.parent.name)
         if submission.record and not place.name.startswith("."):
             yield submission, submission.record
 
 
-def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
+def _same(record: GradingRecord, held: tuple[str, str] | None, time: datetime.datetime) -> bool:
     """Return whether the gradebook's scores belong to the record.
 
     Args:
@@ -273,7 +273,8 @@ def _same(record: Record, held: tuple[str, str] | None, time: datetime.datetime)
     return False
 
 
-def _detached(submission: Submission, book: Gradebook, held: tuple[str, str] | None) -> Record:
+def _detached(submission: Submission, book: Gradebook,
+              held: tuple[str, str] | None) -> GradingRecord:
     """Remove an earlier version's scores from the gradebook; return the record with the manual
     ones.
     """

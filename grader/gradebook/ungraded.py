@@ -11,13 +11,13 @@ from nbgrader.api import Gradebook, MissingEntry
 from grader.course import Submission
 from grader.course.reasons import explain
 from grader.course.received import received
-from grader.course.record import Record, now, updated_history
+from grader.course.record import GradingRecord, now, updated_history
 from grader.gradebook import byhand
 from grader.gradebook.records import enroll, gradebook
 
 
 def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None = None, *,
-                   attempt: str = "", notes: Sequence[str] = ()) -> Record:
+                   attempt: str = "", notes: Sequence[str] = ()) -> GradingRecord:
     """Remove the scores, notebook, and feedback of a submission, and return its new record.
 
     Manual scores wait in the record, which is written first, so that a crash loses nothing.
@@ -43,8 +43,8 @@ def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None =
     history = updated_history(before, submission.digest, at=now(), received=received(submission),
                               state="ungraded", score=None)
     notes = [*notes, *byhand.set_aside_notes(aside)]
-    record = Record("ungraded", submission.digest, reason, notes, now(), aside, of,
-                    attempt=attempt, history=history)
+    record = GradingRecord("ungraded", submission.digest, reason, notes, now(), aside, of,
+                           attempt=attempt, history=history)
     submission.save(record)
     with gradebook(submission.course, book) as book, contextlib.suppress(MissingEntry):
         book.remove_submission(*submission.key)

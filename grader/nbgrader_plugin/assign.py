@@ -59,10 +59,10 @@ def release(course: Course, lab: str) -> bool:
     """
     require_finished(course, lab)
     changed = course.copy_source(lab)
-    made, source = course.notebook("release", lab), course.notebook("source", lab)
+    released, source = course.notebook("release", lab), course.notebook("source", lab)
     stamps = course.root / "release" / ".made.json"
     digest, before = course.digest_of_lab(lab), read_stamps(stamps)
-    fresh = made.exists() and before.get(lab) == digest
+    fresh = released.exists() and before.get(lab) == digest
     if fresh and not changed and _in_gradebook(course, lab):
         return False
     try:
@@ -77,8 +77,8 @@ def release(course: Course, lab: str) -> bool:
     except LabError:
         raise
     except Exception as error:
-        raise LabError(f"{source}: nbgrader makes no assignment of it: {explain(error)} (the rest "
-                       f"is in {log_file(course)})") from error
+        raise LabError(f"{source}: nbgrader cannot generate the assignment: {explain(error)} (the "
+                       f"rest is in {log_file(course)})") from error
     put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
     return True
 
@@ -99,7 +99,7 @@ def require_built(course: Course, lab: str) -> None:
              if not path.startswith("notebooks/worked/")]  # which one may leave out
     if stale:
         where = f" --labs {own}" if own else ""
-        raise LabError(f"{stale[0]} is not what solutions/{lab}.py makes: "
+        raise LabError(f"{stale[0]} does not match solutions/{lab}.py: run "
                        f"`lab build {lab}{where}`, then release it")
 
 
@@ -110,8 +110,8 @@ def require_finished(course: Course, lab: str) -> None:
         course: the course.
         lab: the lab's name.
     """
-    made = course.source_of(lab) / f"{lab}.ipynb"
-    source = made if made.is_file() else course.notebook("source", lab)
+    built = course.source_of(lab) / f"{lab}.ipynb"
+    source = built if built.is_file() else course.notebook("source", lab)
     with contextlib.suppress(OSError, ValueError):
         if is_draft(nbformat.read(source, as_version=4)):
             raise LabError(f"{lab} is a draft: `lab build {lab}` without --draft says what it "

@@ -16,7 +16,7 @@ from grader.nbgrader_plugin.clean import PICTURE
 from labcore.html import render
 
 MOST_MARKUP = 40_000  # characters `<` and `&` of a page's HTML outputs
-MOST_DEPTH = 500  # tags in tags: the time for 20,000 of them is a second, and grows as the square
+MOST_DEPTH = 500  # nested tags: 20,000 of them take a second, and the time grows quadratically
 MOST_HTML = 1_000_000  # characters of a page's HTML outputs, pictures aside
 MOST_MARKDOWN = 40_000  # characters of a page's written answers, about 6,000 words
 MOST_CODE = 200_000  # characters of a page's code that is highlighted
@@ -37,9 +37,9 @@ class PageBudget:
     @classmethod
     def spent(cls) -> PageBudget:
         """Return a budget with which nothing is rendered."""
-        made = cls()
-        vars(made).update(dict.fromkeys(vars(made), 0))
-        return made
+        budget = cls()
+        vars(budget).update(dict.fromkeys(vars(budget), 0))
+        return budget
 
     def takes_html(self, text: str) -> bool:
         """Return whether HTML may be sanitized and shown."""

@@ -61,7 +61,7 @@ class RunSubmission(Execute):
                                ) from error
             finally:
                 output = noise.read_text(errors="replace")[-2000:]
-                self.log.info("the kernel said: %s", visible(output, keep="\n"))
+                self.log.info("standard error of the kernel: %s", visible(output, keep="\n"))
         require_course_cells(nb)
         return nb, resources
 

@@ -113,10 +113,10 @@ class FormgraderPages:
         """Return the exporter for a submission; it is created again when the configuration
         changes."""
         settings, config = handler.settings, handler.settings["nbgrader_formgrader"].config
-        made = settings.get("lab_exporter")
-        if made is None or made[0] is not config:
-            made = settings["lab_exporter"] = (config, self._exporter(config))
-        return WithNonce(made[1], _nonce(handler))
+        cached = settings.get("lab_exporter")
+        if cached is None or cached[0] is not config:
+            cached = settings["lab_exporter"] = (config, self._exporter(config))
+        return WithNonce(cached[1], _nonce(handler))
 
     def _exporter(self, config: Any) -> Sanitized:
         text = (self.folder / "formgrade" / MACROS).read_text()

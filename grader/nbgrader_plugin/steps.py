@@ -19,7 +19,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from grader.course import Course, Submission
 from grader.course.reasons import Unusable
 from grader.course.received import receipt_time, received
-from grader.course.record import Record, now, updated_history
+from grader.course.record import GradingRecord, now, updated_history
 from grader.gradebook import byhand, entered
 from grader.gradebook.records import (
     NOT_ISOLATED,
@@ -71,9 +71,9 @@ class SaveRecord(NbGraderPreprocessor):
                 submission.record, submission.digest, at=now(), state="graded",
                 received=received(submission), score=net_score(entry))
         notes += byhand.set_aside_notes(aside)
-        submission.save(Record("graded", submission.digest, "", notes, now(), aside, of,
-                               submission.course.digest_of_lab(submission.lab),
-                               history=history))
+        submission.save(GradingRecord("graded", submission.digest, "", notes, now(), aside, of,
+                                      submission.course.digest_of_lab(submission.lab),
+                                      history=history))
         return nb, resources
 
 
@@ -90,12 +90,12 @@ class GradeIsolated(NbGraderPreprocessor):
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         submission = submission_of(self, resources)
         regrade(submission)  # before anything of it is read here
-        made = submission.notebook("autograded")
-        if not made.exists():
+        graded = submission.notebook("autograded")
+        if not graded.exists():
             raise LabError(f"{submission.lab} of {submission.student} is ungraded: "
                            f"{state(submission)[1]}")
-        notebook = nbformat.read(made, as_version=4)
-        made.unlink()  # read-only; nbgrader writes it again at once
+        notebook = nbformat.read(graded, as_version=4)
+        graded.unlink()  # read-only; nbgrader writes it again at once
         return notebook, resources
 
 

@@ -26,11 +26,11 @@ from grader.gradebook.records import gradebook, net_score, state
 from grader.report.policy import counted
 from labcore.atomic import put_whole
 
-WANTS_A_LOOK = "wants a look in formgrader"
+NEEDS_REVIEW = "needs review in formgrader"
 
 
 @dataclass(frozen=True)
-class Row:
+class GradeRow:
     """One student and one lab.
 
     Attributes:
@@ -62,7 +62,7 @@ class Row:
     decision: str = ""
 
 
-def rows(course: Course, book: Gradebook) -> Iterator[Row]:
+def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
     """Yield a row for every student of the gradebook or submitted/, and every lab of the gradebook.
 
     Args:
@@ -84,16 +84,17 @@ def rows(course: Course, book: Gradebook) -> Iterator[Row]:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
                     reason = _to_look_at(entry)
-            row = Row(student, lab, None, most, verdict, attempt_number(record), reason,
-                      received(submission), record.at if record else "",
-                      "; ".join(record.notes) if record else "")
+            row = GradeRow(student, lab, None, most, verdict, attempt_number(record), reason,
+                           received(submission), record.at if record else "",
+                           "; ".join(record.notes) if record else "")
             row = _with_times(row, due, more_time.get((lab, student)))
             decision = decided.get((lab, student))
             row = _with_score(row, entry, decision) if entry else row
             yield _decided(row, decision)
 
 
-def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | None) -> Row:
+def _with_times(row: GradeRow, due: datetime.datetime | None,
+                extension: Extension | None) -> GradeRow:
     due = extension.due if extension else due
     text = ""
     if extension:
@@ -101,13 +102,13 @@ def _with_times(row: Row, due: datetime.datetime | None, extension: Extension | 
     return replace(row, due=due.isoformat(timespec="seconds") if due else "", extension=text)
 
 
-def _with_score(row: Row, submission: Any, decision: Decision | None) -> Row:
+def _with_score(row: GradeRow, submission: Any, decision: Decision | None) -> GradeRow:
     return replace(row, score=net_score(submission), raw_score=submission.score,
                    late_penalty=round(submission.late_submission_penalty or 0.0, 9),
                    late=lateness(submission, decided=decision is not None))
 
 
-def _decided(row: Row, decision: Decision | None) -> Row:
+def _decided(row: GradeRow, decision: Decision | None) -> GradeRow:
     """Return the row with a person's decision about the whole lab in place of its score.
 
     Args:
@@ -127,11 +128,11 @@ def _to_look_at(submission: Any) -> str:
     if not submission.needs_manual_grade:
         return ""
     missing = incomplete(pending(submission))
-    return f"{WANTS_A_LOOK}: {missing}" if missing else WANTS_A_LOOK
+    return f"{NEEDS_REVIEW}: {missing}" if missing else NEEDS_REVIEW
 
 
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,
-              labs: list[str] | None = None) -> list[Row]:
+              labs: list[str] | None = None) -> list[GradeRow]:
     """Write the grades atomically, and return the rows that were written.
 
     Args:
@@ -145,13 +146,13 @@ def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] |
               if (not students or row.student in students) and (not labs or row.lab in labs)]
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([field.name for field in fields(Row)])
+    table.writerow([field.name for field in fields(GradeRow)])
     table.writerows([harmless(value) for value in astuple(row)] for row in chosen)
     put_whole(path, text.getvalue().encode(errors="backslashreplace"))
     return chosen
 
 
-def save(course: Course) -> list[Row]:
+def save(course: Course) -> list[GradeRow]:
     with gradebook(course) as book:
         return write_csv(course, book, course.root / "grades.csv")
 

@@ -56,17 +56,17 @@ def distinct_attempts(submitted_versions: Sequence[tuple[str, str]]) -> list[str
         submitted_versions, key=lambda one: one[0]))]
 
 
-def submitted_versions(came: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
+def submitted_versions(received: Sequence[Receipt], history: Sequence[Mapping[str, Any]]
                        ) -> list[tuple[str, str]]:
     """Return (time, digest) of all known versions: those with receipts, and those graded without
     one.
 
     Args:
-        came: the receipts.
+        received: the receipts.
         history: the history in the submission's record.
     """
-    known = {receipt.digest for receipt in came}
-    return [(receipt.time.isoformat(), receipt.digest) for receipt in came] + [
+    known = {receipt.digest for receipt in received}
+    return [(receipt.time.isoformat(), receipt.digest) for receipt in received] + [
         (str(one.get("received") or one.get("at") or ""), str(one.get("digest")))
         for one in history if one.get("digest") not in known]
 
@@ -88,9 +88,9 @@ def count(policy: Attempts, digests: Sequence[str],
     worth = {number: score * policy.factor(number) for number in numbers
              if (score := scores.get(within[number - 1])) is not None}
     if not worth:
-        which = f"attempt {numbers[0]}" if len(numbers) == 1 else "no attempt"
+        subject = f"attempt {numbers[0]}" if len(numbers) == 1 else "no attempt"
         no = "no " * (len(numbers) == 1)
-        return CountedScore(None, f"{which} of {len(digests)} has {no}score "
+        return CountedScore(None, f"{subject} of {len(digests)} has {no}score "
                                   f"({policy.counts} counts)")
     best = max(worth, key=lambda number: (worth[number], -number))
     times = f", times {policy.factor(best):g}" if policy.factor(best) != 1 else ""
@@ -127,13 +127,13 @@ def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
     if policy.is_default:
         yield from rows
         return
-    came = receipts.read(course)
+    all_receipts = receipts.read(course)
     for row in rows:
-        received = came.get((row.student, row.lab), [])
+        received = all_receipts.get((row.student, row.lab), [])
         yield row if row.decision else _counted(course, policy, row, received)
 
 
-def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]) -> Any:
+def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Receipt]) -> Any:
     submission = Submission(course, row.lab, row.student)
     record, digest = submission.record, submission.digest
     if record is None or record.digest != digest or (
@@ -144,7 +144,7 @@ def _counted(course: Course, policy: Attempts, row: Any, came: Sequence[Receipt]
     scores[digest] = row.score  # a person may have changed it since
     if digest not in {one.get("digest") for one in history}:
         history = [*history, {"digest": digest, "received": row.received}]
-    result = count(policy, distinct_attempts(submitted_versions(came, history)), scores)
+    result = count(policy, distinct_attempts(submitted_versions(received, history)), scores)
     if result.score is None:
         why = row.reason if row.state == "ungraded" else result.note
         return replace(row, score=None, state="ungraded", reason=why)

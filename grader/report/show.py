@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 
 from grader.gradebook.decisions import EXCUSED
-from grader.report.grades import WANTS_A_LOOK
+from grader.report.grades import NEEDS_REVIEW
 from labcore.terminal import visible
 
 
@@ -54,9 +54,10 @@ def show(console, outcomes, rows, seconds: float) -> None:
         for line in lines:
             console.print(escape(visible(line)), soft_wrap=True, highlight=False)
     tried = {(one.lab, one.student) for one in outcomes}
-    if waiting := sum((row.lab, row.student) in tried and WANTS_A_LOOK in row.reason
+    if waiting := sum((row.lab, row.student) in tried and NEEDS_REVIEW in row.reason
                       for row in rows):
-        console.print(f"to grade by hand: {waiting} of the graded, whose scores are those so far")
+        console.print(f"to grade by hand: {waiting} graded submissions, whose scores are still "
+                      "incomplete")
     kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
     final = [one for one in outcomes if not one.again and one.record.attempt
              and one.record.state == "ungraded"]
@@ -81,11 +82,12 @@ def table(outcomes, rows):
         result.add_column(name, justify="right")
     by_name = {(row.lab, row.student): row for row in rows}
     for lab in dict.fromkeys(outcome.lab for outcome in outcomes):
-        mine = [outcome for outcome in outcomes if outcome.lab == lab]
-        lab_rows = [by_name[lab, one.student] for one in mine]
+        lab_outcomes = [outcome for outcome in outcomes if outcome.lab == lab]
+        lab_rows = [by_name[lab, one.student] for one in lab_outcomes]
         scores = [row.score for row in lab_rows if row.score is not None]
         waiting = sum(row.state == "ungraded" for row in lab_rows)
         result.add_row(lab, str(len(scores)), str(waiting),
                        f"{statistics.fmean(scores):.1f}" if scores else "-",
-                       f"{lab_rows[0].max_score:g}", f"{sum(one.seconds for one in mine):.1f}")
+                       f"{lab_rows[0].max_score:g}",
+                       f"{sum(one.seconds for one in lab_outcomes):.1f}")
     return result

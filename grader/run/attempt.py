@@ -15,7 +15,7 @@ from typing import Any
 from grader.course import Submission
 from grader.course.reasons import Unusable, explain
 from grader.course.submitted import parse, read
-from grader.run.lab_plan import Plan
+from grader.run.lab_plan import GradingPlan
 from grader.run.rebuild import rebuild
 from grader.run.settings import Grading
 from grader.run.timing import TimeLimitReached, limited
@@ -28,7 +28,7 @@ LARGEST = 64_000_000  # bytes of an attempt as JSON
 SECONDS_TO_READ = 10.0  # everything is bounded, so an honest notebook takes well under one
 
 
-class Damaged(ValueError):
+class DamagedAttempt(ValueError):
     """Raised for bytes that are not a valid Attempt."""
 
 
@@ -65,14 +65,14 @@ class Attempt:
         """Return the attempt in `content`. Raises Damaged."""
         try:
             if len(content) > LARGEST:
-                raise Damaged(f"{len(content):,} bytes are too much")
+                raise DamagedAttempt(f"{len(content):,} bytes are too many")
             data = json.loads(content)
             names = {field.name for field in fields(cls)}
             if not isinstance(data, dict) or not names - {"own_doing"} <= set(data) <= names:
-                raise Damaged("not the fields of an attempt")
+                raise DamagedAttempt("not the fields of an attempt")
             attempt = cls(**data | {name: tuple(data[name]) for name in ("notes", "unscored")})
         except (ValueError, TypeError, RecursionError) as error:
-            raise Damaged(str(error)) from error
+            raise DamagedAttempt(str(error)) from error
         attempt._require_sound()
         return attempt
 
@@ -87,10 +87,11 @@ class Attempt:
                 and isinstance(self.isolated, bool) and isinstance(self.own_doing, bool)
                 and (self.notebook is None or isinstance(self.notebook, dict))
                 and (self.state == "graded") == (not self.reason)):
-            raise Damaged("a field of the wrong kind")
+            raise DamagedAttempt("a field has the wrong type")
 
 
-def grade(submission: Submission, plan: Plan, backend: Backend, settings: Grading) -> Attempt:
+def grade(submission: Submission, plan: GradingPlan, backend: Backend,
+          settings: Grading) -> Attempt:
     """Grade one submission; nothing that it does prevents an Attempt.
 
     Call it in the main thread, which receives the alarm signal. Raises LabError when the course or
@@ -118,7 +119,7 @@ def grade(submission: Submission, plan: Plan, backend: Backend, settings: Gradin
     except Unusable as error:
         return attempt(state="ungraded", reason=explain(error))
     except (TimeLimitReached, MemoryError):
-        return attempt(state="ungraded", reason="it takes too much time or memory to read",
+        return attempt(state="ungraded", reason="reading it takes too much time or memory",
                        own_doing=True)
     walk = Walk(plan, notebook, backend, settings, course.seed(lab, student, digest))
     reason = walk.run()

@@ -74,7 +74,7 @@ class Channel:
         except protocol.BadFrame as error:
             self.close()
             raise BrokenChannel(f"its response cannot be read: {error}") from error
-        except BaseException:  # after Ctrl-C, too, nobody knows what is still on its way
+        except BaseException:  # even after Ctrl-C, since a response may still be on its way
             self.close()
             raise
 
@@ -122,7 +122,8 @@ class Channel:
                 return
             if ended:
                 raise self._died()
-            ended = self.running.poll() is not None  # one look more: its last words may be there
+            # check once more: its last output may have arrived
+            ended = self.running.poll() is not None
 
     def _died(self) -> SandboxDied:
         end = time.monotonic() + EXIT_SECONDS
@@ -130,6 +131,6 @@ class Channel:
             time.sleep(0.01)
         if self.running.poll() is None:
             return SandboxDied("it closed the grader's channel")
-        return SandboxDied(self.running.why())
+        return SandboxDied(self.running.end_reason())
 
 

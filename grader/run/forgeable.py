@@ -10,7 +10,7 @@ import ast
 import re
 
 from grader.course import Course
-from grader.run.lab_plan import Plan, PlannedCell, read
+from grader.run.lab_plan import GradingPlan, PlannedCell, read
 from labkit.build.lab import Role
 from labkit.build.names import analyse
 from labkit.build.reading import python_of
@@ -30,7 +30,7 @@ def warnings(course: Course, lab: str) -> list[str]:
     return warnings_of(read(course, lab))
 
 
-def warnings_of(plan: Plan) -> list[str]:
+def warnings_of(plan: GradingPlan) -> list[str]:
     """Return the warnings for a plan.
 
     Only untagged cells can bind values that students may change: `data = load()` does not run on
@@ -50,15 +50,15 @@ def warnings_of(plan: Plan) -> list[str]:
             made |= set(cell.names.binds)
         elif cell.role is Role.CHECK and cell.names:
             uses = {use.name for use in cell.names.uses} | needed
-            result += [f"{plan.lab}: the test {cell.name} uses {name}: a text of a student's that "
-                       "gets there runs outside of the sandbox, with your rights; let the test "
+            result += [f"{plan.lab}: the test {cell.name} uses {name}: a student's string that "
+                       "reaches it runs outside the sandbox with your permissions; let the test "
                        "call a function of the assignment instead"
                        for name in sorted(uses & RUNS_TEXT)]
             result += _without_words(plan.lab, cell)
             for name in sorted(uses & given - made - plan.answers):
-                result.append(f"{plan.lab}: the test {cell.name} uses {name}, which a cell without "
-                              "a tag calculates beside the students' code, and that could change "
-                              "it: calculate it in the test, or in a cell with the tag check-setup")
+                result.append(f"{plan.lab}: the test {cell.name} uses {name}, which an untagged "
+                              "cell computes in the sandbox, where students' code could change "
+                              "it: compute it in the test, or in a cell with the tag check-setup")
     return result
 
 

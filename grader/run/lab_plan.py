@@ -23,7 +23,7 @@ from nbformat import NotebookNode
 from nbgrader import utils
 
 from grader.course import Course
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from labcore.errors import LabError
 from labkit.build import parts
 from labkit.build.given import error_in
@@ -80,7 +80,7 @@ class PlannedPart:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GradingPlan:
     """A lab that is ready for grading. The skeleton is never changed: `rebuild` copies it."""
 
     lab: str
@@ -89,7 +89,7 @@ class Plan:
     cells: tuple[PlannedCell, ...]
     answers: frozenset[str]  # global names that answers and drivers of the source bind or change
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # that lie beside it
-    masks: Masks = field(default=Masks(()), compare=False)  # what answers may not use
+    masks: SandboxMasks = field(default=SandboxMasks(()), compare=False)  # what answers may not use
 
     def of(self, *roles: Role) -> list[PlannedCell]:
         """Return the cells with one of these roles."""
@@ -101,7 +101,7 @@ class Plan:
         return {cell.grade_id: cell.points for cell in self.of(Role.CHECK)}
 
 
-def read(course: Course, lab: str) -> Plan:
+def read(course: Course, lab: str) -> GradingPlan:
     """Return the plan of a lab whose release/ is up to date (assign.release makes it). Raises
     LabError.
 
@@ -115,10 +115,10 @@ def read(course: Course, lab: str) -> Plan:
                   if cell.cell_type == "code")
     names = [name for cell in cells if cell.role is Role.CHECK_SETUP and cell.trusted
              for name in masked(cell.trusted)]
-    masks = Masks(names)
+    masks = SandboxMasks(names)
     masks.shown  # noqa: B018  a name that is nowhere stops the lab here, not its first submission
-    return Plan(lab, course.digest_of_lab(lab), skeleton, cells, bound_by_answers(source),
-                beside(course.notebook("release", lab).parent), masks)
+    return GradingPlan(lab, course.digest_of_lab(lab), skeleton, cells, bound_by_answers(source),
+                       beside(course.notebook("release", lab).parent), masks)
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
@@ -195,9 +195,9 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
     elif role is Role.SETUP and not tagged:
         tree = definitions(cell.source)
     required = role is Role.CHECK_SETUP or (role is Role.SETUP and tagged)
-    made = PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
+    plan = PlannedCell(index, role, name, grade_id, points, cell.source, required, tree,
                        analyse(tree) if tree else None)
-    return replace(made, parts=_parts(made)) if role is Role.CHECK else made
+    return replace(plan, parts=_parts(plan)) if role is Role.CHECK else plan
 
 
 def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:

@@ -66,10 +66,10 @@ def _estimate(words: Sequence[str], backend: Backend, seconds: float) -> dict[st
             time.sleep(0.005)
         code = running.poll()
         if code not in ENDS:
-            raise EstimateFailed(f"the estimate of its job ended early: {running.why()}"
+            raise EstimateFailed(f"the estimate of its job ended early: {running.end_reason()}"
                                  if code is not None else "the estimate of its job does not end")
     try:
-        return printed(code, out, running.noise())
+        return printed(code, out, running.error_output())
     except Crashed as error:  # a library that had no memory for a thread, say
         raise EstimateFailed(f"the estimate of its job failed: {line(str(error), 200)}") from error
 
@@ -87,7 +87,7 @@ def _output(running: Running, deadline: float) -> bytes:
     while len(out) <= MOST_PRINTED:
         left = deadline - time.monotonic()
         if left <= 0 or not select.select([running.stdout], [], [], left)[0]:
-            raise EstimateFailed("out of time at the estimate of its job")
+            raise EstimateFailed("out of time while estimating its job")
         chunk = os.read(running.stdout, 65536)
         if not chunk:
             break

@@ -124,7 +124,7 @@ class TrustedNamespace:
         if kind == "plain":
             try:
                 value = self.remote.value(Proxy(name, self.remote))
-            except wire.CannotCross:  # the guest says one thing and sends another
+            except wire.CannotCross:  # the guest contradicts itself
                 value = Proxy(name, self.remote)
             self.names[name] = Proxy(name, self.remote) if isinstance(value, Raised) else value
         elif kind != "missing":
@@ -148,7 +148,7 @@ class TrustedNamespace:
                     self._bind(name)
                 exec(_compiled(cell.trusted, cell), names)
         except (TimeLimitReached, SandboxLost):
-            pass  # said below, also where the check swallowed it
+            pass  # reported below, even if the check caught it
         except MemoryError:
             verdict.lost = "the check itself ran out of memory"
         except (Exception, GeneratorExit) as error:  # SystemExit and Ctrl-C end the grader, not it

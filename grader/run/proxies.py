@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from labkit.check.sides import Raised
 
-# A check's `for`, `map` or `hasattr` would take these for its own business and pass over them, and
-# the grader the last one.
+# A check's `for`, `map` or `hasattr` would swallow these, and the grader itself the last one.
 STEERING = (StopIteration, StopAsyncIteration, GeneratorExit, MemoryError)
 
 

@@ -50,8 +50,8 @@ def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
         if isinstance(source, list) and all(isinstance(line, str) for line in source):
             source = "".join(source)
         if isinstance(name, str) and isinstance(source, str):
-            whole = source.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
-            yield name, str(cell.get("cell_type")), whole
+            text = source.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+            yield name, str(cell.get("cell_type")), text
 
 
 def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:

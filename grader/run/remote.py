@@ -52,13 +52,13 @@ class Remote:
         try:
             return self.ask(do, **fields)
         except protocol.BadFrame as error:
-            raise wire.CannotCross(f"what the check gives is too much: {error}") from error
+            raise wire.CannotCross(f"the check's arguments are too large: {error}") from error
         except ChannelError as error:
             self.lost = error
             raise SandboxLost from error
 
     def _broken(self, why: str = "") -> SandboxLost:
-        words = "its response is not of the kind that was asked for"
+        words = "its response does not have the expected form"
         self.lost = BrokenChannel(cleaning.line(f"{words}: {why}", MOST_REASON) if why else words)
         return SandboxLost()
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from grader.course import Course, Submission
-from grader.run.attempt import LARGEST, Attempt, Damaged
+from grader.run.attempt import LARGEST, Attempt, DamagedAttempt
 from labcore.atomic import put_whole
 
 FOLDER = "results"
@@ -41,7 +41,7 @@ def path(submission: Submission) -> Path:
 
 
 def write(course: Course, settings: str, attempt: Attempt) -> Result:
-    """Write the result for the parent: one line of ours, then the attempt.
+    """Write the result for the parent: a header line, then the attempt.
 
     Only the owner may read the file, because it has hidden tests in it.
 
@@ -83,12 +83,12 @@ def read(submission: Submission) -> Result | None:
             return None
         first, _, rest = target.read_bytes().partition(b"\n")
         result = Result(**json.loads(first), attempt=Attempt.loads(rest))
-    except (OSError, ValueError, TypeError, RecursionError, Damaged):
+    except (OSError, ValueError, TypeError, RecursionError, DamagedAttempt):
         return None
     named = (isinstance(result.id, str) and isinstance(result.settings, str)
              and type(result.tries) is int)
-    whose = (result.attempt.lab, result.attempt.student)
-    return result if named and whose == submission.key else None
+    owner = (result.attempt.lab, result.attempt.student)
+    return result if named and owner == submission.key else None
 
 
 def tidy(course: Course) -> None:

@@ -16,7 +16,7 @@ from grader.run.remote import MOST_TITLE, as_raised
 from grader.run.settings import Grading
 from grader.run.timing import Budget
 from grader.sandbox.interface import Backend
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from labkit.check.sides import Raised
 from labkit.guest import protocol
 from labkit.guest.serving import RANKS
@@ -51,7 +51,7 @@ class Session:
     """
 
     def __init__(self, backend: Backend, settings: Grading, files: Mapping[str, bytes],
-                 masks: Masks | None = None, uses_ranks: bool = False) -> None:
+                 masks: SandboxMasks | None = None, uses_ranks: bool = False) -> None:
         """Args:
             backend: starts the sandbox.
             settings: the limits for one submission.
@@ -61,14 +61,14 @@ class Session:
         """
         self.uses_ranks = uses_ranks
         self.backend, self.settings, self.files, self.masks = backend, settings, files, masks
-        self.whole = Budget(settings.seconds_per_notebook)
+        self.notebook_budget = Budget(settings.seconds_per_notebook)
         self.channel: Channel | None = None
         self.done: list[tuple[PlannedCell, str]] = []
         self.incidents: dict[str, str] = {}  # by the name of a cell that was left out: why
 
     def budget(self) -> Budget:
         """Return the time budget of the next cell or check."""
-        return Budget(min(self.settings.seconds_per_cell, self.whole.left()))
+        return Budget(min(self.settings.seconds_per_cell, self.notebook_budget.left()))
 
     def run(self, cell: PlannedCell, source: str) -> CellResult | None:
         """Run a cell; return None when it ended the sandbox, and record the incident.
@@ -100,7 +100,7 @@ class Session:
     def ready(self) -> None:
         """Start a sandbox and rerun all cells so far. Raises SandboxFailed and BudgetExhausted."""
         while self.channel is None:
-            if self.whole.left() <= 0:
+            if self.notebook_budget.left() <= 0:
                 raise BudgetExhausted
             self._start()
             for cell, source in list(self.done):
@@ -122,8 +122,8 @@ class Session:
             name: the cell's name.
             seconds: the limit that applied.
         """
-        if self.whole.left() <= 0:
-            return (f"out of time at cell {name} (all cells together have had their "
+        if self.notebook_budget.left() <= 0:
+            return (f"out of time at cell {name} (all cells together have used up their "
                     f"{self.settings.seconds_per_notebook:g} s)")
         if error is None or isinstance(error, OutOfTime):
             return f"out of time at cell {name} ({seconds:g} s)"
@@ -137,13 +137,13 @@ class Session:
         try:
             self.channel.request("ready", RANKS_SECONDS if self.uses_ranks else START_SECONDS)
         except ChannelError as error:
-            noise = cleaning.line(running.noise()[-200:], 200)
+            noise = cleaning.line(running.error_output()[-200:], 200)
             self.discard()
             raise SandboxFailed(f"the sandbox did not start: {error}" + f" ({noise})" * bool(noise)
                                 ) from error
 
     def _run(self, cell: PlannedCell, source: str) -> CellResult | None:
-        if self.whole.left() <= 0:
+        if self.notebook_budget.left() <= 0:
             raise BudgetExhausted
         if self.channel is None:
             self.ready()
@@ -156,7 +156,7 @@ class Session:
                 error = BrokenChannel("its source is too long")
             self.discard()
             self.incidents.setdefault(cell.name, self.explain(error, cell.name, budget.seconds))
-            if self.whole.left() <= 0:
+            if self.notebook_budget.left() <= 0:
                 raise BudgetExhausted from error
             return None
 

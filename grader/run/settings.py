@@ -66,8 +66,8 @@ def settings_of(config: Config) -> Grading:
     known = Grading.class_traits(config=True)
     for name in config.get("Grading", {}):
         if name not in known:
-            raise LabError(f"nbgrader_config.py: c.Grading.{name}: there is no such setting; "
-                           f"there are {', '.join(sorted(known))}")
+            raise LabError(f"nbgrader_config.py: c.Grading.{name}: no such setting; "
+                           f"the settings are {', '.join(sorted(known))}")
     try:
         return Grading(config=Config({"Grading": config.get("Grading", {})}))
     except TraitError as error:

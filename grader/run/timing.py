@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-AGAIN = 0.5  # seconds until somebody who swallowed the first TimeLimitReached gets another
+AGAIN = 0.5  # seconds until code that caught the first TimeLimitReached gets another
 
 
 class TimeLimitReached(BaseException):

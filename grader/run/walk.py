@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from nbformat import NotebookNode
 
 from grader import cleaning
-from grader.run.lab_plan import Plan, PlannedCell
+from grader.run.lab_plan import GradingPlan, PlannedCell
 from grader.run.measure import figures
 from grader.run.probe import TrustedNamespace, Verdict, text_for_students, text_of
 from grader.run.remote import Remote
@@ -36,7 +36,8 @@ class CourseFailed(Exception):
 class Walk:
     """Runs a rebuilt notebook and stores the outputs in it."""
 
-    def __init__(self, plan: Plan, notebook: NotebookNode, backend: Backend, settings: Grading,
+    def __init__(self, plan: GradingPlan, notebook: NotebookNode, backend: Backend,
+                 settings: Grading,
                  seed: str) -> None:
         self.plan, self.notebook = plan, notebook
         self.session = Session(backend, settings, plan.files, plan.masks, uses_ranks(plan))
@@ -45,7 +46,7 @@ class Walk:
         self.scores: dict[str, float] = {}
         self.unscored: dict[str, str] = {}  # by grade_id: why
         self.part_reports: dict[str, str] = {}  # by check with partial credit
-        self.count, self.room = 0, MOST_OUTPUT
+        self.count, self.output_budget = 0, MOST_OUTPUT
         self.own_doing = True  # whether the student's code is why something is unscored
 
     def run(self) -> str:
@@ -181,9 +182,9 @@ class Walk:
 
     def _put(self, cell: PlannedCell, outputs: list[NotebookNode]) -> None:
         self.count += 1
-        self.room -= len(json.dumps(outputs))
-        if self.room < 0:
-            outputs = [cleaning.stream("[the outputs of this notebook were too much]\n")]
+        self.output_budget -= len(json.dumps(outputs))
+        if self.output_budget < 0:
+            outputs = [cleaning.stream("[the outputs of this notebook were too long]\n")]
         self.notebook.cells[cell.index].outputs = outputs
         self.notebook.cells[cell.index].execution_count = self.count
 
@@ -197,7 +198,7 @@ class Walk:
                           cleaning.error("NotScored", text, [text])]
 
 
-def uses_ranks(plan: Plan) -> bool:
+def uses_ranks(plan: GradingPlan) -> bool:
     """Return whether a check runs a driver on ranks or virtual GPUs."""
     return any(call in cell.source for cell in plan.of(Role.CHECK) for call in ON_RANKS)
 

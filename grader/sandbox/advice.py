@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PROFILE = "docker/seccomp-sandbox.json"
-# What bwrap says where a system call is refused to it.
+# What bwrap prints when the kernel refuses a system call.
 CLOSED = ("namespace", "Operation not permitted", "uid map", "Failed to make / slave")
 
 
@@ -31,17 +31,17 @@ def for_start(name: str, noise: str) -> str:
     if name == "bubblewrap":
         if _setting("kernel.apparmor_restrict_unprivileged_userns") == "1":
             lines.append(
-                "Ubuntu closes user namespaces with AppArmor. Either grade as root, or allow them "
-                "for bwrap (docs/grading-safely.md has the profile), or for all: "
+                "Ubuntu restricts user namespaces with AppArmor. Either grade as root, or allow "
+                "them for bwrap (docs/grading-safely.md has the profile), or for all: "
                 "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0")
         if _setting("kernel.unprivileged_userns_clone") == "0":
-            lines.append("Debian's kernel is told to close user namespaces: sudo sysctl "
+            lines.append("Debian's kernel is configured to forbid user namespaces: sudo sysctl "
                          "kernel.unprivileged_userns_clone=1")
         if _setting("user.max_user_namespaces") == "0":
             lines.append("This machine allows no user namespaces: sudo sysctl "
                          "user.max_user_namespaces=10000")
         if in_container() and any(words in noise for words in CLOSED):
-            lines.append("Docker closes namespaces to what runs in it. Start the container with "
+            lines.append("Docker blocks namespaces inside containers. Start the container with "
                          "the profile that comes with the course: docker run --security-opt "
                          f"seccomp={PROFILE} ... (and, where the host has AppArmor, "
                          "--security-opt apparmor=unconfined)")

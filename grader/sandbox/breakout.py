@@ -1,4 +1,4 @@
-"""Runs INSIDE a sandbox and tries to get out; prints what it managed, as JSON.
+"""Runs INSIDE a sandbox and tries to break out; prints what it reached, as JSON.
 
 `grader.sandbox.selftest` sends it in as text: it uses the standard library only, and needs none of
 the grader's files. Each attempt returns what it reached, in words, or None.
@@ -91,13 +91,13 @@ def seeing_processes():
             if name.isdigit() and name != str(os.getpid()):
                 with open(f"/proc/{name}/cmdline", "rb") as file:
                     if "".join(TASK["marker"]).encode() in file.read():
-                        return "the sight of the host's processes"
+                        return "the list of the host's processes"
 
 
 def signalling_processes():
     if TASK["victim"] != os.getpid():
         with contextlib.suppress(OSError):
-            os.kill(TASK["victim"], signal.SIGTERM)  # the other side looks whether it arrived
+            os.kill(TASK["victim"], signal.SIGTERM)  # the other side checks whether it arrived
 
 
 def another_user():
@@ -137,12 +137,12 @@ def tracing():
     with contextlib.suppress(OSError), open("/proc/1/mem", "r+b"), open("/proc/1/status") as file:
         lines = dict(line.split(":", 1) for line in file)
         if (lines["Seccomp"].strip(), lines["NoNewPrivs"].strip()) != ("2", "1"):
-            return "a first process that is held less than the others"
+            return "an init process with fewer restrictions than the others"
 
 
 def keyring():
     if LIBC.syscall(KEYCTL, GET_KEYRING, USER_KEYRING, 1) >= 0:
-        return "a keyring that the next submission sees, too"
+        return "a keyring that the next submission can read"
 
 
 def locking():
@@ -178,7 +178,7 @@ def counting():
     for descriptor in (number for pair in kept for number in pair):
         os.close(descriptor)
     if changed:
-        return f"counters of the whole machine ({changed[0]}), which other sandboxes move"
+        return f"counters of the whole machine ({changed[0]}), which other sandboxes change"
 
 
 def counters():
@@ -251,12 +251,12 @@ def memory():
             os._exit(0)
     for _ in range(4):
         if os.wait()[1]:
-            time.sleep(3)  # one was ended: and so will this one be
+            time.sleep(3)  # one was killed, so this one will be, too
     return "more memory than the limit"
 
 
 def survival():
-    """Leave a process behind that ignores every polite signal."""
+    """Leave a process behind that ignores SIGTERM, SIGINT, and SIGHUP."""
     if os.fork() == 0:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from grader.sandbox import cgroups, devices, inside, mounts, proc, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.running import Running
 from grader.sandbox.watchdog import Watchdog
 
 OLDEST = (0, 6)  # the first with --size and --perms
 CAP_SYS_ADMIN = 21
-# Not needed to be apart: a name, and a /proc of its own instead of a few fixed files.
+# Not needed for isolation: a host name, and a separate /proc instead of a few fixed files.
 OPTIONAL = {"hostname": ("--hostname", mounts.HOSTNAME), "proc": ("--proc", "/proc")}
 # What inside.stage needs to become an ordinary user, and gives up with it.
 CAPABILITIES = ("CAP_SETUID", "CAP_SETGID", "CAP_SETPCAP")
@@ -69,7 +69,7 @@ class Bubblewrap:
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
               environment: Mapping[str, str] | None = None,
-              masks: Masks | None = None) -> Running:
+              masks: SandboxMasks | None = None) -> Running:
         packed = mounts.archive(dict(files or {}))
         with contextlib.ExitStack() as undo:
             uid = slots.FIRST
@@ -87,14 +87,14 @@ class Bubblewrap:
                 running, pid = launched(["/bin/sh", "-c", _ENTER, "sh", *enter_files, "--", *words],
                                         inherited)
             if pid:
-                running.watch(Watchdog(pid, limits, group, running.strike,
+                running.watch(Watchdog(pid, limits, group, running.send_kill,
                                        uid if outside(uid) else None))
             running.at_end(undo.pop_all().close)
         return running
 
     def words(self, command: Sequence[str], limits: Limits, uid: int, packed: bytes | None,
               environment: Mapping[str, str], data: Callable[[bytes], str],
-              masks: Masks | None = None) -> list[str]:
+              masks: SandboxMasks | None = None) -> list[str]:
         """Return the whole command line.
 
         Args:
@@ -262,7 +262,8 @@ def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
     words = [*words[:at], "--info-fd", str(inherited.asked), *words[at:]]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
                                stderr=subprocess.PIPE, pass_fds=tuple(inherited.for_child()),
-                               env={}, cwd="/", start_new_session=True)  # ^C is the grader's
+                               # Ctrl-C is for the grader alone
+                               env={}, cwd="/", start_new_session=True)
     inherited.given()
     first, pid = _first_process(inherited.answer)
     return Running(process, first), pid
@@ -271,7 +272,7 @@ def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
 def _first_process(answer: int) -> tuple[int | None, int]:
     """Return (pidfd, pid) of the sandbox's PID 1 from bwrap's answer; (None, 0) if it failed."""
     with open(answer, "rb", closefd=False) as file:
-        answer_text = file.read()  # to its end: bwrap closes its side, or has ended
+        answer_text = file.read()  # until bwrap closes its side or ends
     try:
         pid = int(json.loads(answer_text)["child-pid"])
         return os.pidfd_open(pid), pid

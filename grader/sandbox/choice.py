@@ -34,7 +34,7 @@ def choose(name: str | None = None) -> Backend:
             return backend
         except Unavailable as error:
             reasons.append(f"{one}: {error}")
-    raise Unavailable("no sandbox holds on this machine, and without one nothing is graded.\n"
+    raise Unavailable("no sandbox is safe on this machine, and nothing is graded without one.\n"
                       + "\n".join(reasons))
 
 
@@ -46,6 +46,7 @@ def try_out(backend: Backend) -> None:
         if output != b"ready\n":
             with contextlib.suppress(subprocess.TimeoutExpired):
                 running.process.wait(5)
-            why, noise = running.why(), running.noise().strip()  # in this order: why waits for all
+            # in this order: why waits for all
+            why, noise = running.end_reason(), running.error_output().strip()
             raise Unavailable(f"does not start ({why}): {noise}\n"
                               + advice.for_start(backend.name, noise))

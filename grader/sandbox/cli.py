@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         begun, root = time.monotonic(), default_root()
         backend = choose()
         self_test(backend, root if root.is_dir() else None)
-        print(f"{backend.name} holds: every attempt to break out failed "
+        print(f"{backend.name} is safe: every attempt to break out failed "
               f"({time.monotonic() - begun:.1f} s)")
     return 0
 
@@ -49,11 +49,11 @@ def ensure(say) -> None:
     from grader.sandbox.interface import Unavailable
     from slurmbox.install import install_command, install_packages
 
-    if _there("bwrap") or install_packages(PACKAGES, say) or _there("podman"):
+    if _is_installed("bwrap") or install_packages(PACKAGES, say) or _is_installed("podman"):
         return
     raise Unavailable("grading needs bubblewrap, to run students' code apart: "
                       f"{install_command(PACKAGES)} (or dnf, zypper, pacman)")
 
 
-def _there(program: str) -> bool:
+def _is_installed(program: str) -> bool:
     return bool(shutil.which(program)) or Path("/usr/bin", program).exists()

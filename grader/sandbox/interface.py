@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.running import Running
 from labcore.errors import LabError
 
@@ -48,7 +48,7 @@ class Backend(Protocol):
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
               environment: Mapping[str, str] | None = None,
-              masks: Masks | None = None) -> Running:
+              masks: SandboxMasks | None = None) -> Running:
         """Start a program in a new sandbox, which ends with the *thread* that started it.
 
         Args:

@@ -53,7 +53,7 @@ del _masked
 """
 
 
-class Masks:
+class SandboxMasks:
     """The files and folders to show in place of others, by the original's path."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -62,17 +62,17 @@ class Masks:
     @cached_property
     def shown(self) -> dict[str, str]:
         """The replacement of each path. Raises labkit.masks.UnknownName."""
-        masked = [place for name in self.names for place in mask_targets(name)]
-        packages = {place.path for place in masked if place.path.is_dir()}
+        masked = [target for name in self.names for target in mask_targets(name)]
+        packages = {target.path for target in masked if target.path.is_dir()}
         files: dict[Path, list[MaskTarget]] = {}
-        for place in masked:
-            if not any(folder in (place.path, *place.path.parents) for folder in packages):
-                files.setdefault(place.path, []).append(place)
+        for target in masked:
+            if not any(folder in (target.path, *target.path.parents) for folder in packages):
+                files.setdefault(target.path, []).append(target)
         result = {}
         for path in packages:
             own = self._new_folder()
             _write(own / "__init__.py", MODULE.format(message=message(
-                next(place.name for place in masked if place.path == path))))
+                next(target.name for target in masked if target.path == path))))
             result[str(path)] = str(own)
         for folder in {path.parent for path in files}:
             result |= self._beside(folder, {path: masked for path, masked in files.items()
@@ -82,15 +82,15 @@ class Masks:
     @cached_property
     def _folder(self) -> tempfile.TemporaryDirectory:
         sweep()
-        made = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
-        os.chmod(made.name, FOR_ALL)
-        return made
+        folder = tempfile.TemporaryDirectory(prefix=f"{PREFIX}{os.getpid()}-")
+        os.chmod(folder.name, FOR_ALL)
+        return folder
 
     def _new_folder(self) -> Path:
         """Create a folder that bwrap can enter even if it starts as another user."""
-        made = Path(tempfile.mkdtemp(dir=self._folder.name))
-        made.chmod(FOR_ALL)
-        return made
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        folder.chmod(FOR_ALL)
+        return folder
 
     def _beside(self, folder: Path, files: dict[Path, list[MaskTarget]]) -> dict[str, str]:
         """Replace files of one folder, and its `__pycache__`; return the replacements by path."""
@@ -126,27 +126,28 @@ def rewritten(path: Path, masked: Sequence[MaskTarget]) -> str:
         path: the file.
         masked: the masked names in it.
     """
-    for place in masked:
-        if not place.qualname:
-            return MODULE.format(message=message(place.name))
+    for target in masked:
+        if not target.qualname:
+            return MODULE.format(message=message(target.name))
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for first, last, stub in sorted(_stubs(path, masked), reverse=True):
         lines[first - 1:last] = [stub]
-    late = [LATE.format(name=place.qualname, message=message(place.name))
-            for place in masked if not place.defined]
+    late = [LATE.format(name=target.qualname, message=message(target.name))
+            for target in masked if not target.defined]
     return "".join([*lines, "\n" * bool(late), *late])
 
 
 def _stubs(path: Path, masked: Sequence[MaskTarget]) -> Iterator[tuple[int, int, str]]:
     """Yield the first and the last line of each masked definition, and its stub."""
     spans = {}
-    for place in masked:
-        for node in (place.defined and definition(parsed(path), place.qualname)) or ():
+    for target in masked:
+        for node in (target.defined and definition(parsed(path), target.qualname)) or ():
             decorators = getattr(node, "decorator_list", [])
             first = min([node.lineno, *(decorator.lineno for decorator in decorators)])
             kind = CLASS if isinstance(node, ast.ClassDef) else \
                 VALUE if isinstance(node, ast.Assign | ast.AnnAssign) else FUNCTION
-            stub = kind.format(name=place.qualname.rpartition(".")[2], message=message(place.name))
+            stub = kind.format(name=target.qualname.rpartition(".")[2],
+                               message=message(target.name))
             indent = " " * node.col_offset
             spans[first, node.end_lineno] = re.sub("^(?=.)", indent, stub, flags=re.MULTILINE)
     for (first, last), stub in spans.items():

@@ -28,7 +28,7 @@ WRITABLE = (HOME, "/tmp", "/dev/shm")
 class Visible:
     """Everything is read-only. Apply in order: links, binds from the outermost in, with masks."""
 
-    links: tuple[tuple[str, str], ...]  # (where, what it says)
+    links: tuple[tuple[str, str], ...]  # (path, target)
     binds: tuple[tuple[str, str], ...]  # (where, the folder or file shown there)
     masks: tuple[str, ...]  # folders inside a bind that are shown empty
     texts: tuple[tuple[str, bytes], ...]  # made-up files

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from grader.sandbox import cgroups, inside, mounts, proc, seccomp, slots
 from grader.sandbox.interface import Limits, Unavailable
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.running import Running
 from grader.sandbox.watchdog import Watchdog
 
@@ -27,7 +27,7 @@ START = 30.0  # seconds that a container may take to start; it takes less than o
 LONGEST = 4 * 3600  # seconds; if all else fails, podman itself ends the container then
 # The command must not be PID 1, which the kernel spares most signals.
 _FIRST = '"$@"; exit $?'
-# Ends the container when the grader is gone, however it went: its end of the pipe closes.
+# Ends the container when the grader exits for any reason, which closes its end of the pipe.
 _LIFELINE = 'read nothing; exec "$@"'
 
 
@@ -44,7 +44,7 @@ class Podman:
             raise Unavailable("podman is not installed: apt install podman")
         sweep()
         words = [path]
-        if not Path("/run/systemd/system").is_dir():  # nobody to make groups and to keep a journal
+        if not Path("/run/systemd/system").is_dir():  # nothing creates cgroups or keeps a journal
             words += ["--cgroup-manager=cgroupfs", "--events-backend=file"]
         if not Path("/sys/fs/cgroup/cgroup.controllers").exists() and shutil.which("runc"):
             words += ["--runtime=runc"]  # crun wants cgroups of version 2
@@ -72,7 +72,7 @@ class Podman:
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
               environment: Mapping[str, str] | None = None,
-              masks: Masks | None = None) -> Running:
+              masks: SandboxMasks | None = None) -> Running:
         packed = mounts.archive(dict(files or {}))
         name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
         with contextlib.ExitStack() as undo:
@@ -95,16 +95,16 @@ class Podman:
                 ["/bin/sh", "-c", _LIFELINE, "sh", *self.podman, "kill", "--signal=KILL", name],
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 start_new_session=True)
-            undo.callback(_cut, lifeline)
+            undo.callback(_stop_lifeline, lifeline)
             if first is not None:
                 group = cgroups.of_process(pid) if "memory" in self.controllers else None
-                running.watch(Watchdog(pid, limits, group, running.strike))
+                running.watch(Watchdog(pid, limits, group, running.send_kill))
             running.at_end(undo.pop_all().close)
         return running
 
     def words(self, command: Sequence[str], limits: Limits, uid: int, scratch: Path,
               packed: bytes | None, environment: Mapping[str, str], name: str,
-              masks: Masks | None = None) -> list[str]:
+              masks: SandboxMasks | None = None) -> list[str]:
         """Return the whole command line.
 
         Args:
@@ -235,7 +235,7 @@ def _first_process(pidfile: Path, process: subprocess.Popen) -> tuple[int | None
     return None, 0
 
 
-def _cut(lifeline: subprocess.Popen) -> None:
+def _stop_lifeline(lifeline: subprocess.Popen) -> None:
     """Stop the lifeline of a container that has ended."""
     lifeline.kill()
     lifeline.stdin.close()

@@ -16,7 +16,7 @@ from grader.sandbox.interface import Limits
 
 ROOT = Path("/proc")
 # About the reader's own process and namespaces, or the same for as long as the machine runs.
-KEPT = frozenset({
+UNCHANGED = frozenset({
     "acpi", "asound", "bus", "bootconfig", "cmdline", "config.gz", "consoles", "crypto", "devices",
     "device-tree", "dma", "driver", "execdomains", "fb", "filesystems", "iomem", "ioports",
     "kallsyms", "misc", "modules", "mounts", "mtrr", "net", "partitions", "scsi", "self", "sys",
@@ -47,7 +47,7 @@ def hidden() -> tuple[tuple[str, ...], tuple[str, ...]]:
     What only root may read is not among them: nobody in a sandbox is root.
     """
     names = [path.name for path in ROOT.iterdir()
-             if not path.name.isdigit() and path.name not in KEPT]
+             if not path.name.isdigit() and path.name not in UNCHANGED]
     paths = [ROOT / name for name in (*sorted(names), *COUNTERS)]
     readable = [path for path in paths if path.exists() and path.stat().st_mode & 0o4]
     return (tuple(str(path) for path in readable if not path.is_dir()),

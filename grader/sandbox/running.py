@@ -10,7 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-NOISE = 64 * 1024  # bytes of stderr that are kept
+MOST_ERROR_OUTPUT = 64 * 1024  # bytes of stderr that are kept
 PATIENCE = 5.0  # seconds for a killed sandbox to be gone; it takes milliseconds
 
 
@@ -31,8 +31,8 @@ class Running:
         self._first = first
         self._at_end: list[Callable[[], None]] = []
         self._lock = threading.RLock()
-        self._killed = self._gone = False
-        self._noise = bytearray()
+        self._killed = self._ended = False
+        self._error_output = bytearray()
         self._reader = threading.Thread(target=self._listen, name="sandbox stderr", daemon=True)
         self._reader.start()
 
@@ -58,9 +58,9 @@ class Running:
     def kill(self) -> None:
         """End the sandbox and close its pipes; return when every process is gone."""
         with self._lock:
-            if not self._gone:
+            if not self._ended:
                 self._killed = self._killed or self.process.poll() is None
-                self.strike()
+                self.send_kill()
                 self._finish()
             streams = [self.process.stdin, self.process.stdout]
             if not self._reader.is_alive():
@@ -75,7 +75,7 @@ class Running:
     def __exit__(self, *error: object) -> None:
         self.kill()
 
-    def strike(self) -> None:
+    def send_kill(self) -> None:
         """Send the signal only. The kernel ends a PID namespace with its first process."""
         with contextlib.suppress(ProcessLookupError):
             if self._first is not None:
@@ -83,7 +83,7 @@ class Running:
             else:
                 self.process.kill()
 
-    def why(self) -> str:
+    def end_reason(self) -> str:
         """Return why it ended, for people; empty while it runs."""
         code = self.poll()
         if code is None:
@@ -96,20 +96,20 @@ class Running:
             return "its processor time was used up"
         return f"ended by signal {-code}" if code < 0 else f"exit code {code}"
 
-    def noise(self) -> str:
+    def error_output(self) -> str:
         """Return the beginning of its error output."""
-        return bytes(self._noise).decode(errors="replace")
+        return bytes(self._error_output).decode(errors="replace")
 
     def _listen(self) -> None:
         descriptor = self.process.stderr.fileno()
         with contextlib.suppress(OSError, ValueError):
             while chunk := os.read(descriptor, 65536):  # on and on: nobody blocks on a full pipe
-                self._noise += chunk[:NOISE - len(self._noise)]
+                self._error_output += chunk[:MOST_ERROR_OUTPUT - len(self._error_output)]
 
     def _finish(self) -> None:
         """Wait for the last process, then release what the sandbox held."""
         with self._lock:
-            if self._gone:
+            if self._ended:
                 return
             if self.watchdog:
                 self.watchdog.stop()
@@ -120,7 +120,7 @@ class Running:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-            self._gone = True
+            self._ended = True
             if self.watchdog:
                 self.watchdog.close()
             for work in self._at_end:

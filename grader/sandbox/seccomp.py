@@ -1,4 +1,4 @@
-"""The system calls that students' code has no use for, as a filter program for the kernel.
+"""A filter program for the kernel that blocks system calls students' code does not need.
 
 Namespaces leave some of the kernel shared: keyrings, AF_VSOCK, memory that no folder shows. They
 also leave files shared. Two sandboxes that see the same read-only file see the same inode, and what
@@ -25,7 +25,7 @@ DENIED = {
     "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442), "open_by_handle_at": (304, 265), "name_to_handle_at": (303, 264),
-    # large doors into the kernel
+    # large attack surfaces of the kernel
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     # memory that counts neither for a process nor for a folder
@@ -97,7 +97,7 @@ def program(machine: str | None = None) -> bytes:
     """Return the filter as struct sock_filter[]. Raises LabError where numbers are not known."""
     machine = platform.machine() if machine is None else machine
     if machine not in MACHINES:
-        raise LabError(f"the bubblewrap sandbox knows no system call numbers of {machine}: "
+        raise LabError(f"the bubblewrap sandbox has no system call numbers for {machine}: "
                        f"{', '.join(MACHINES)}; podman is the other back-end")
     audit, column = MACHINES[machine]
     lines = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), _refuse(EPERM),

@@ -30,7 +30,7 @@ ATTEMPTS = ("network", "abstract_socket", "machine_socket", "reading", "writing"
             "stamping", "counting", "processes", "disk", "file_size", "survival")
 VICTIM = "victim:"
 SECONDS = 20  # for one answer; on an idle machine it takes a fraction of one
-SOME = 40  # files of a folder that are tried
+SOME = 40  # files to try in a folder
 
 
 def self_test(backend: Backend, course_root: Path | None) -> None:
@@ -51,7 +51,7 @@ def self_test(backend: Backend, course_root: Path | None) -> None:
             got["signalling_processes"] = "signals to the host's processes"
     if got:
         raise Unavailable(
-            f"the {backend.name} sandbox does not hold, so nothing is graded. Code in it reached "
+            f"the {backend.name} sandbox is not safe, so nothing is graded. Code in it reached "
             + "; ".join(got.values()) + ".\n" + advice.for_leaks(backend.name))
 
 
@@ -179,15 +179,15 @@ def attempt(backend: Backend, task: Bait, names: tuple[str, ...]) -> dict[str, s
             _wait(running, 1)
             running.kill()
             raise Unavailable(
-                f"the {backend.name} sandbox gives no answer ({running.why()}): "
-                f"{running.noise().strip()[-2000:] or 'it printed nothing'}\n"
-                + advice.for_start(backend.name, running.noise())) from None
+                f"the {backend.name} sandbox gives no answer ({running.end_reason()}): "
+                f"{running.error_output().strip()[-2000:] or 'it printed nothing'}\n"
+                + advice.for_start(backend.name, running.error_output())) from None
         if result["done"] != list(names):
             raise Unavailable(f"the {backend.name} sandbox did not try everything: {result}")
         begun = time.monotonic()
         running.kill()
         if time.monotonic() - begun > 2 or _alive(task.task["abstract"]):
-            result["got"]["survival"] = "a life after its end"
+            result["got"]["survival"] = "a process that outlives the sandbox"
         return result["got"]
 
 
@@ -195,8 +195,8 @@ def _ended_for_memory(running: Running, answer: bytes) -> dict[str, str]:
     if answer:
         return json.loads(answer)["got"]
     _wait(running, 2)
-    if "memory" not in running.why():
-        return {"memory": f"no limit on memory that says so ({running.why() or 'it runs on'})"}
+    if "memory" not in running.end_reason():
+        return {"memory": f"no effective memory limit ({running.end_reason() or 'it runs on'})"}
     return {}
 
 

@@ -41,7 +41,7 @@ def take(folder: Path = FOLDER) -> Slot:
             os.close(descriptor)
             continue
         return Slot(number, descriptor)
-    raise Unavailable(f"{COUNT} sandboxes run already, which is as many as there are user numbers "
+    raise Unavailable(f"{COUNT} sandboxes are already running, as many as there are user IDs "
                       f"for them ({folder}): start fewer workers")
 
 

@@ -21,7 +21,7 @@ PERIOD = 0.05  # seconds
 SHORT_OF_MEMORY = "the whole machine ran short of memory"
 SCARCE = 0.03  # of the machine's memory: below this much free, the sandbox is ended
 INODE = 1024  # bytes of kernel memory for a file, even an empty one
-SETRESUID = {"x86_64": 117}  # elsewhere 147
+SETRESUID = {"x86_64": 117}  # 147 on other machines
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None, use_errno=True)
 

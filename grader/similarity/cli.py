@@ -54,19 +54,19 @@ def run(arguments: argparse.Namespace) -> int:
         left_out |= {f"{folder}: {who}": why for who, why in submissions.left_out.items()}
     ours = reader.of_class()
     left_out = ours.left_out | left_out
-    made = report(arguments.lab, ours.students, arguments.over / 100, worked=reader.worked(),
-                  earlier=earlier, left_out=left_out)
+    findings = report(arguments.lab, ours.students, arguments.over / 100, worked=reader.worked(),
+                      earlier=earlier, left_out=left_out)
     path = arguments.to or course.root / "similar" / f"{arguments.lab}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    put_whole(path, page(made).encode(errors="replace"))
+    put_whole(path, page(findings).encode(errors="replace"))
     _left_out(left_out)
-    in_groups = sum(len(group.students) for group in made.groups)
-    print(f"{some(made.count, 'submission')}: {some(len(made.groups), 'group')} with {in_groups} "
-          f"students over {arguments.over:g}% alike, {some(made.across_count, 'pair')} across "
-          f"groups, {len(made.worked)} like the worked solution (median similarity of all pairs: "
-          f"{made.median:.0%})")
+    in_groups = sum(len(group.students) for group in findings.groups)
+    print(f"{some(findings.count, 'submission')}: {some(len(findings.groups), 'group')} with "
+          f"{in_groups} students over {arguments.over:g}% alike, "
+          f"{some(findings.across_count, 'pair')} across groups, {len(findings.worked)} like the "
+          f"worked solution (median similarity of all pairs: {findings.median:.0%})")
     if earlier:
-        students = {pair.one for pair in made.earlier}
+        students = {pair.one for pair in findings.earlier}
         print(f"{some(len(earlier), 'earlier submission')}: {some(len(students), 'student')} over "
               f"{arguments.over:g}% like one of them")
     print(path)

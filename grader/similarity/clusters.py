@@ -56,7 +56,7 @@ def across(scores: np.ndarray, clusters: list[list[int]], least: float, most: in
     for number, cluster in enumerate(clusters):
         of[cluster] = number
     one, other = np.nonzero(np.triu(scores >= least, 1))
-    apart = of[one] != of[other]
-    one, other = one[apart], other[apart]
+    separate = of[one] != of[other]
+    one, other = one[separate], other[separate]
     order = np.argsort(-scores[one, other], kind="stable")[:most]
     return [(int(a), int(b)) for a, b in zip(one[order], other[order], strict=True)], len(one)

@@ -45,7 +45,7 @@ class SubmissionReader:
         self.course, self.lab = course, lab
         path = course.notebook("release", lab)
         if not path.is_file():
-            raise LabError(f"{path} is not there yet: `lab grade {lab}` makes it")
+            raise LabError(f"{path} does not exist yet: `lab grade {lab}` creates it")
         self.release = nbformat.read(path, as_version=4)
         self.given = sources(self.release)
 

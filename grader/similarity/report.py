@@ -96,8 +96,8 @@ def report(lab: str, students: Mapping[str, Answers], least: float, *,
     answers, holders = distinct(students)
     scores = matrix(answers)
     clusters = complete_linkage(scores, least)
-    alone = set(range(len(answers))) - {at for cluster in clusters for at in cluster}
-    clusters += [[at] for at in sorted(alone) if len(holders[at]) > 1 and answers[at].tokens]
+    unclustered = set(range(len(answers))) - {at for cluster in clusters for at in cluster}
+    clusters += [[at] for at in sorted(unclustered) if len(holders[at]) > 1 and answers[at].tokens]
     groups = [_group(cluster, scores, students, holders) for cluster in clusters]
     pairs, count = across(scores, clusters, least, MOST_ACROSS)
     like_worked, worked_median = _like_worked(worked, students, answers, holders, least)

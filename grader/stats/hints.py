@@ -24,7 +24,7 @@ HOLE = "\0"  # stands for it in a text
 
 
 @dataclass(frozen=True)
-class Hint:
+class AuthoredHint:
     """One hint.
 
     Attributes:
@@ -71,20 +71,20 @@ class Hint:
         return message.endswith(self.words[-1]) and len(message) - len(self.words[-1]) >= at
 
 
-def hints_in(source: str) -> list[Hint]:
+def hints_in(source: str) -> list[AuthoredHint]:
     """Return the hints in the source of a check, in order; none if the source is not Python."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return []
-    hints: dict[str, Hint] = {}
+    hints: dict[str, AuthoredHint] = {}
     for parts, is_whole in _written(tree):
         if (hint := _hint(parts, is_whole)) is not None:
             hints.setdefault(hint.text, hint)
     return list(hints.values())
 
 
-def first_fired(hints: Sequence[Hint], message: str) -> Hint | None:
+def first_fired(hints: Sequence[AuthoredHint], message: str) -> AuthoredHint | None:
     """Return the hint in a message; if several match, the one with most of the author's words.
 
     Args:
@@ -132,8 +132,8 @@ def _parts(node: ast.expr) -> list[str | None]:
     return [ANYTHING]
 
 
-def _hint(parts: Sequence[str | None], is_whole: bool) -> Hint | None:
+def _hint(parts: Sequence[str | None], is_whole: bool) -> AuthoredHint | None:
     if sum(sum(map(str.isalnum, part)) for part in parts if part) < LEAST:
         return None
     text = " ".join("".join(HOLE if part is ANYTHING else part for part in parts).split())
-    return Hint(text.replace(HOLE, "..."), text.split(HOLE), is_whole)
+    return AuthoredHint(text.replace(HOLE, "..."), text.split(HOLE), is_whole)

@@ -19,7 +19,7 @@ from nbgrader.api import SubmittedNotebook as Submitted
 from grader.course import Course, Submission
 from grader.gradebook.decisions import EXCUSED, SCORE, current
 from grader.gradebook.records import gradebook, state
-from grader.stats.hints import Hint, first_fired, hints_in
+from grader.stats.hints import AuthoredHint, first_fired, hints_in
 from labcore.errors import LabError
 
 LARGEST = 64_000_000  # bytes of a graded notebook
@@ -32,7 +32,7 @@ class Check:
     name: str  # its grade_id
     points: float
     answers: Sequence[str]  # the grade_ids of the answers before it
-    hints: Sequence[Hint]
+    hints: Sequence[AuthoredHint]
 
 
 @dataclass
@@ -110,7 +110,7 @@ def checks_of(source: NotebookNode) -> list[Check]:
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
     path = course.notebook(step, lab)
     if not path.is_file():
-        raise LabError(f"{path} is not there yet: `lab grade {lab}` makes it")
+        raise LabError(f"{path} does not exist yet: `lab grade {lab}` creates it")
     return nbformat.read(path, as_version=4)
 
 

@@ -49,22 +49,22 @@ def run(arguments: argparse.Namespace) -> int:
         if not answers:
             raise LabError(f"{lab} has no written answer that was graded by hand: "
                            "`lab formgrader`, then Manual Grading")
-        place = second.folder(course, lab)
+        folder = second.folder(course, lab)
         if arguments.share is not None:
             lines, new = second.add(course, lab, answers, arguments.share)
             print(f"{new} answers drawn of {len(answers)} that were graded by hand; "
-                  f"{len(lines)} in all\nRead {place / 'answers.html'}, "
-                  f"and fill in `score` in {place / 'scores.csv'}")
+                  f"{len(lines)} in all\nRead {folder / 'answers.html'}, "
+                  f"and fill in `score` in {folder / 'scores.csv'}")
             return 0
         if not second.read(course, lab):
             raise LabError(f"no answers of {lab} were drawn: lab second {lab} --share 0.2")
-        pairs, waiting, gone = second.pairs(course, lab, answers)
-    _show(pairs, waiting, gone)
-    print(f"Both scores: {place / 'agreement.csv'}")
+        pairs, waiting, dropped = second.pairs(course, lab, answers)
+    _show(pairs, waiting, dropped)
+    print(f"Both scores: {folder / 'agreement.csv'}")
     return 0
 
 
-def _show(pairs: Sequence[Any], waiting: int, gone: int) -> None:
+def _show(pairs: Sequence[Any], waiting: int, dropped: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -73,22 +73,22 @@ def _show(pairs: Sequence[Any], waiting: int, gone: int) -> None:
 
     table = Table("answer", "points", "both scored", "mean difference", "second - first", "kappa")
     for cell in sorted({pair.cell for pair in pairs}):
-        mine = [pair for pair in pairs if pair.cell == cell]
-        one = agreement(mine)
+        cell_pairs = [pair for pair in pairs if pair.cell == cell]
+        one = agreement(cell_pairs)
         kappa = "-" if one.kappa is None else f"{one.kappa:.2f}" + " (few)" * (one.count < FEW)
-        table.add_row(visible(cell), f"{mine[0].points:g}", str(one.count),
+        table.add_row(visible(cell), f"{cell_pairs[0].points:g}", str(one.count),
                       f"{one.mean_difference:.2f}", f"{one.bias:+.2f}", kappa)
     console = Console()
     if pairs:
         console.print(table)
-    apart = sorted((pair for pair in pairs if pair.difference), key=lambda pair: (
+    differing = sorted((pair for pair in pairs if pair.difference), key=lambda pair: (
         -abs(pair.difference) / pair.points, pair.answer))
-    for pair in apart[:MOST_LISTED]:
+    for pair in differing[:MOST_LISTED]:
         print(visible(f"apart: {pair.student}, {pair.cell}: {pair.first:g} and {pair.second:g} "
                         f"of {pair.points:g}" + f" ({pair.comment})" * bool(pair.comment)))
-    if len(apart) > MOST_LISTED:
-        print(f"and {len(apart) - MOST_LISTED} more, in agreement.csv")
+    if len(differing) > MOST_LISTED:
+        print(f"and {len(differing) - MOST_LISTED} more, in agreement.csv")
     if waiting:
         print(f"{waiting} without a score in scores.csv")
-    if gone:
-        print(f"{gone} left out: submitted again, or no longer graded by hand")
+    if dropped:
+        print(f"{dropped} left out: submitted again, or no longer graded by hand")

@@ -37,7 +37,7 @@ LONGEST_KEY = 12  # hex digits of an answer's id
 
 
 @dataclass(frozen=True)
-class Answer:
+class GradedAnswer:
     """A written answer that a person has scored. `key` determines the order of the draw, and its
     beginning is the answer's id; it does not identify the student."""
 
@@ -68,7 +68,7 @@ def folder(course: Course, lab: str) -> Path:
     return course.root / "second" / lab
 
 
-def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
+def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[GradedAnswer]:
     """Return the written answers of graded submissions that have a manual score, sorted by key.
 
     Args:
@@ -94,12 +94,13 @@ def graded_by_hand(course: Course, book: Gradebook, lab: str) -> list[Answer]:
                 continue
             text = "\0".join(["second", lab, student, submission.digest, grade.name])
             key = hmac.new(secret, text.encode(errors="surrogateescape"), hashlib.sha256)
-            answers.append(Answer(key.hexdigest(), student, grade.name, float(grade.max_score),
-                                  float(grade.manual_score), cells[grade.name]))
+            answers.append(GradedAnswer(key.hexdigest(), student, grade.name,
+                                        float(grade.max_score),
+                                        float(grade.manual_score), cells[grade.name]))
     return sorted(answers, key=lambda answer: answer.key)
 
 
-def draw(answers: Iterable[Answer], share: float) -> list[Answer]:
+def draw(answers: Iterable[GradedAnswer], share: float) -> list[GradedAnswer]:
     """Return the sample: the first answers by key of each written question, rounded up.
 
     The same answers give the same sample.
@@ -108,7 +109,7 @@ def draw(answers: Iterable[Answer], share: float) -> list[Answer]:
         answers: the answers.
         share: the share to draw, from 0 to 1.
     """
-    by_cell: dict[str, list[Answer]] = defaultdict(list)
+    by_cell: dict[str, list[GradedAnswer]] = defaultdict(list)
     for answer in answers:
         by_cell[answer.cell].append(answer)
     return [answer for _, group in sorted(by_cell.items())
@@ -165,7 +166,7 @@ def _line(row: dict[str, Any], where: str) -> SampledAnswer:
     return SampledAnswer(values["answer"], values["cell"], points, score, values["comment"])
 
 
-def add(course: Course, lab: str, answers: list[Answer],
+def add(course: Course, lab: str, answers: list[GradedAnswer],
         share: float) -> tuple[list[SampledAnswer], int]:
     """Draw and write a sample; return all lines, and the number of new ones. Existing lines stay.
 
@@ -179,16 +180,17 @@ def add(course: Course, lab: str, answers: list[Answer],
     known = {line.answer for line in before}
     drawn = [one for one in draw(answers, share) if one.id not in known]
     lines = [*before, *(SampledAnswer(one.id, one.cell, one.points) for one in drawn)]
-    place = folder(course, lab)
-    place.mkdir(parents=True, exist_ok=True)
+    target = folder(course, lab)
+    target.mkdir(parents=True, exist_ok=True)
     listed = {line.answer for line in lines}
-    put_whole(place / "answers.html",
+    put_whole(target / "answers.html",
               _page(course, lab, [one for one in answers if one.id in listed]), 0o600)
-    put_whole(place / "scores.csv", _csv(SampledAnswer, lines), 0o600)
+    put_whole(target / "scores.csv", _csv(SampledAnswer, lines), 0o600)
     return lines, len(drawn)
 
 
-def pairs(course: Course, lab: str, answers: list[Answer]) -> tuple[list[ScorePair], int, int]:
+def pairs(course: Course, lab: str, answers: list[GradedAnswer]) -> tuple[list[ScorePair], int,
+                                                                          int]:
     """Write agreement.csv. Return the answers with two scores, the number of lines without a score,
     and the number of lines whose answers no longer exist or are no longer graded by hand.
 
@@ -216,7 +218,7 @@ def _csv(kind: type, rows: Iterable[Any]) -> bytes:
     return text.getvalue().encode(errors="backslashreplace")
 
 
-def _page(course: Course, lab: str, answers: list[Answer]) -> bytes:
+def _page(course: Course, lab: str, answers: list[GradedAnswer]) -> bytes:
     """Return the page with the answers, sanitized like a student's page."""
     from grader.feedback.page import FeedbackPage
 

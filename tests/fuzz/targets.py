@@ -13,7 +13,7 @@ from typing import Any
 
 from grader.collect.homes import require_changed
 from grader.contest import attempts
-from grader.run.attempt import Attempt, Damaged
+from grader.run.attempt import Attempt, DamagedAttempt
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
@@ -199,7 +199,7 @@ TARGETS = {
     "directives": Target(
         lambda random: spoilt(random, SBATCH, (b"#SBATCH -N", b"'", b'"', b"\\", b"\r\n")),
         lambda text: options.directives(text.decode(errors="replace")), ()),
-    "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (Damaged,)),
+    "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (DamagedAttempt,)),
     "value": Target(hostile_json([CODED, ARRAY], ("dict", "tuple", "float", "array", "<f8", "|b1"),
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),
     "schedule": Target(schedule, _schedule, (Disqualified,)),

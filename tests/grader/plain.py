@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from grader.sandbox.interface import Limits
-from grader.sandbox.masks import Masks
+from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.mounts import HOME
 from grader.sandbox.mounts import environment as variables
 from grader.sandbox.running import Running
@@ -27,7 +27,7 @@ class Plain:
     def start(self, command: Sequence[str], limits: Limits, *,
               files: Mapping[str, bytes] | None = None,
               environment: Mapping[str, str] | None = None,
-              masks: Masks | None = None) -> Running:
+              masks: SandboxMasks | None = None) -> Running:
         home = Path(tempfile.mkdtemp(dir=self.folder))
         for name, content in (files or {}).items():
             path = home / os.path.relpath(os.path.join(HOME, name), HOME)

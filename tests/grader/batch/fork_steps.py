@@ -12,7 +12,7 @@ from typing import Any
 
 from grader.batch import worker
 from grader.batch.forks import Fork
-from grader.batch.pool import Pool
+from grader.batch.pool import WorkerPool
 from grader.run import timing
 
 PROGRAM = """
@@ -115,7 +115,7 @@ def pool(log: str, acts: list[str], with_thread: bool) -> list[str]:
     if with_thread:
         threading.Thread(target=over.wait).start()
     done = []
-    with Pool(1, [sys.executable, "-c", PROGRAM], Path(log), works) as workers:
+    with WorkerPool(1, [sys.executable, "-c", PROGRAM], Path(log), works) as workers:
         for act in acts:
             workers.add({"do": "grade", "act": act}, 60)
             done.append(workers.next().answer["by"])

@@ -106,7 +106,7 @@ def test_a_broken_source_is_refused_by_name(course, released):
     submit(course, "ada", released)
     done = run(course, "grade", NAME)
     assert done.returncode == 1
-    assert f"{NAME}.ipynb: nbgrader makes no assignment of it" in done.stderr
+    assert f"{NAME}.ipynb: nbgrader cannot generate the assignment" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -17,7 +17,7 @@ from nbgrader.preprocessors import SaveAutoGrades
 
 from grader.batch import batch, merge
 from grader.course import Course, Submission
-from grader.course.record import Record
+from grader.course.record import GradingRecord
 from grader.gradebook import byhand, records
 from grader.report import grades as report
 from grader.run import lab_plan, results
@@ -35,7 +35,7 @@ class Desk:
     """A course, its gradebook, and results made by hand."""
 
     def __init__(self, course: Course, released: nbformat.NotebookNode,
-                 plan: lab_plan.Plan | None = None) -> None:
+                 plan: lab_plan.GradingPlan | None = None) -> None:
         self.course, self.released = course, released
         self.plan, self.config = plan or lab_plan.read(course, NAME), course.settings()
 
@@ -46,7 +46,7 @@ class Desk:
         return results.write(self.course, "limits", Attempt(
             student, NAME, self.course.digest(NAME, student), self.plan.digest, **fields | more))
 
-    def merge(self, result: results.Result) -> Record:
+    def merge(self, result: results.Result) -> GradingRecord:
         with records.gradebook(self.course) as book:
             return merge.merge(self.course, self.config, book, result)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grader.batch import pool as pool_module
-from grader.batch.pool import FinishedTask, Pool
+from grader.batch.pool import FinishedTask, WorkerPool
 from labcore.errors import LabError
 
 pytestmark = pytest.mark.slow
@@ -53,13 +53,13 @@ def make(tmp_path, monkeypatch):
     monkeypatch.setattr(pool_module, "LARGEST_MEMORY", 100_000_000)
     monkeypatch.setattr(pool_module, "TICK", 0.02)
 
-    def make(count: int = 2, program: str = WORKER) -> Pool:
-        return Pool(count, [sys.executable, "-c", program], tmp_path / "log")
+    def make(count: int = 2, program: str = WORKER) -> WorkerPool:
+        return WorkerPool(count, [sys.executable, "-c", program], tmp_path / "log")
 
     return make
 
 
-def all_of(pool: Pool) -> list[FinishedTask]:
+def all_of(pool: WorkerPool) -> list[FinishedTask]:
     found = []
     while ended := pool.next():
         found.append(ended)
@@ -79,7 +79,7 @@ def test_every_task_is_answered_once_and_all_workers_work(make, tmp_path):
 
 @pytest.mark.parametrize("act, fault", [
     ("die", "ended by signal 9"), ("hang", "did not answer in time"),
-    ("grow", "took more than 100 MB of memory"), ("close", "closed its end of the line"),
+    ("grow", "took more than 100 MB of memory"), ("close", "closed its pipe"),
     ("babble", "gave an invalid answer"), ("flood", "its answer is too long"),
 ])
 def test_a_worker_that_fails_is_replaced_and_its_task_tried_twice(make, act, fault):

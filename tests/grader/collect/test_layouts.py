@@ -132,7 +132,7 @@ def test_the_labs_own_name_goes_before_copies_and_others_are_a_tie(take, submitt
 
 
 @pytest.mark.parametrize("content, name, problem", [
-    (b'{"cells": []}', "ada/essay.ipynb", "of no lab"),
+    (b'{"cells": []}', "ada/essay.ipynb", "neither its cells nor its name"),
     (b"", f"ada/{NAME}.ipynb", "empty"),
 ])
 def test_what_is_of_no_lab_is_listed(take, submitted, tmp_path, content, name, problem):
@@ -150,7 +150,7 @@ def test_another_labs_notebook_is_not_taken_for_the_one_asked_for(take, course, 
     other = course.root / "source" / "91_other" / "91_other.ipynb"
     put(other.parent, {other.name: answer().replace(b'"batch', b'"other')})
     folder = put(tmp_path / "in", {"ada/x.ipynb": answer()})
-    assert "it is of 90_small, not 91_other" in take(folder, lab="91_other")["ada/x.ipynb"].why
+    assert "it belongs to 90_small, not 91_other" in take(folder, lab="91_other")["ada/x.ipynb"].why
     assert take(folder)["ada/x.ipynb"].lab == NAME
 
 
@@ -158,7 +158,7 @@ def test_a_pattern_names_flat_files(take, submitted, tmp_path, answer):
     folder = put(tmp_path / "in", {"ws25_ada_x.ipynb": answer(), "grace.ipynb": answer()})
     lines = take(folder, pattern="ws25_{student}_{any}.ipynb")
     assert lines["ws25_ada_x.ipynb"].verdict == "new"
-    assert "does not fit" in lines["grace.ipynb"].why
+    assert "does not match --pattern" in lines["grace.ipynb"].why
     assert "--pattern" in take(folder)["grace.ipynb"].why
 
 

@@ -46,7 +46,7 @@ def test_columns_that_are_not_used_are_named_and_order_does_not_matter(read):
     ("", "is empty"), ("name\nx\n", "line 1: no column id"), (HEADER, "no student below"),
     ("id,id\na,b\n", "occurs twice"), (HEADER + "eve,a,b,c\n", "line 2: 4 cells, but 5 columns"),
     ("id\neve\nbob\neve\n", r"line 4: id 'eve' occurs already in line 2"),
-    ("id\neve\nEve\n", "capitals do not count"), ("id,email\n,x@y\n", "line 2: no id"),
+    ("id\neve\nEve\n", "case is ignored"), ("id,email\n,x@y\n", "line 2: no id"),
     ("id,lms_user_id\na,7\nb,7\n", "line 3: lms_user_id '7'"),
     ("id\n../x\n", "slash"), ("id\na\u202eb\n", "invisible"), ("id\nCON\n", "Windows"),
     ("id,email\na,x\n", "no @"), ('id\n"a\n', "unexpected end of data"),

@@ -215,7 +215,7 @@ class Short:
         if self.left:
             self.left -= 1
             running.watchdog.verdict = SHORT_OF_MEMORY
-            running.strike()
+            running.send_kill()
         return running
 
 

@@ -12,7 +12,7 @@ from grader.batch.pool import FinishedTask
 from grader.contest import attempts, page, secret, submissions
 from grader.contest.attempts import ContestAttempt
 from grader.contest.grading import enter, register_submissions, versions_to_play
-from grader.contest.standings import Row, ranked, standings
+from grader.contest.standings import StandingsRow, ranked, standings
 from grader.run.settings import settings_of
 from labkit.contest.play import FLOOR, CaseResult, points
 
@@ -57,10 +57,11 @@ def test_a_worse_resubmission_costs_nothing_and_stays_in_the_history(course, con
 
 def test_equal_points_share_a_rank_in_the_order_of_their_receipts(course):
     def one(name, points, when="2026-01-01T00:00:00+00:00", ghost=False):
-        return Row(name, points=points, by_group={"a": points}, received=when, ghost=ghost)
+        return StandingsRow(name, points=points, by_group={"a": points}, received=when, ghost=ghost)
 
     late, early = "2026-01-02T00:00:00+00:00", "2026-01-01T12:00:00+02:00"
-    rows = [one("zoe", 50.0, late), one("bob", 50.0, late), one("eve", 70.0), Row("absent"),
+    rows = [one("zoe", 50.0, late), one("bob", 50.0, late), one("eve", 70.0),
+            StandingsRow("absent"),
             one("ada", 50.0, early), one("1F1B", 50.0, "2021", True), one("last", 1.0)]
     for order in (rows, rows[::-1]):
         assert [(found.rank, found.name) for found in ranked(order)] == [

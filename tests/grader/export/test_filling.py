@@ -12,7 +12,7 @@ from grader.export.columns import chosen
 from grader.export.filling import fill
 from grader.export.matching import match
 from grader.gradebook.records import NOTHING_SUBMITTED
-from grader.report.grades import WANTS_A_LOOK
+from grader.report.grades import NEEDS_REVIEW
 from labcore.errors import LabError
 from tests.grader.export.conftest import NAME, PEOPLE, row
 from tests.grader.export.files import CANVAS, DIALECTS, GRADES, WORKSHEET, csv_bytes
@@ -87,7 +87,7 @@ def test_a_score_as_it_was_is_not_touched(opened):
 
 
 def test_a_score_that_somebody_still_has_to_look_at_is_named(opened):
-    one = filled(opened("canvas", CANVAS), [row("ada", 2.0, reason=WANTS_A_LOOK)])
+    one = filled(opened("canvas", CANVAS), [row("ada", 2.0, reason=NEEDS_REVIEW)])
     assert one.provisional == ["ada"] and len(one.cells) == 1
 
 

@@ -191,7 +191,7 @@ def test_what_a_person_entered_comes_back_with_the_same_notebook_only(desk):
     leave_ungraded(Submission(course, NAME, "ada"), "stopped twice")
     desk.merge(desk.result())
     row = desk.row()
-    assert (row["score"], row["reason"]) == ("3.5", "wants a look in formgrader")
+    assert (row["score"], row["reason"]) == ("3.5", "needs review in formgrader")
     assert entered() == (1.5, "Nearly.") and not Submission(course, NAME, "ada").record.set_aside
     leave_ungraded(Submission(course, NAME, "ada"), "stopped")
     desk.merge(desk.result("ada", RIGHT + "  # again"))

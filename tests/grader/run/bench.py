@@ -33,7 +33,7 @@ class Bench:
         self.backend = choice.choose()
 
     @property
-    def plan(self) -> lab_plan.Plan:
+    def plan(self) -> lab_plan.GradingPlan:
         return lab_plan.read(self.course, NAME)
 
     def grade(self, notebook: nbformat.NotebookNode | bytes, student: str = "ada",

@@ -124,7 +124,7 @@ def test_when_the_whole_notebooks_time_is_spent_the_rest_is_unscored(bench):
     made = bench.grade(answered(bench.released, "while True: pass"),
                        settings=Grading(seconds_per_cell=20, seconds_per_notebook=1.5))
     assert (made.state, made.scores) == ("ungraded", {})
-    assert set(made.unscored) == set(BOTH) and "all cells together have had" in made.reason
+    assert set(made.unscored) == set(BOTH) and "all cells together have used up" in made.reason
     assert made.seconds < 10
 
 

@@ -43,7 +43,7 @@ class Pipes:
     def poll(self) -> int | None:
         return self.code
 
-    def why(self) -> str:
+    def end_reason(self) -> str:
         return "exit code 1"
 
     def kill(self) -> None:

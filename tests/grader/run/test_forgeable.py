@@ -6,7 +6,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
 from grader.run import forgeable
-from grader.run.lab_plan import Plan, bound_by_answers, planned
+from grader.run.lab_plan import GradingPlan, bound_by_answers, planned
 from tests.grader.small_lab import marks
 
 
@@ -15,7 +15,7 @@ def told(setup: str, test: str, answer: str = "f = 1", tags: tuple[str, ...] = (
         new_code_cell(setup, metadata={"tags": list(tags)}),
         new_code_cell(answer, metadata=marks("a", solution=True)),
         new_code_cell(test, metadata=marks("a-test", grade=True, points=1))])
-    return forgeable.warnings_of(Plan("mine", "", notebook, tuple(
+    return forgeable.warnings_of(GradingPlan("mine", "", notebook, tuple(
         planned(*one) for one in enumerate(notebook.cells)), bound_by_answers(notebook)))
 
 
@@ -48,7 +48,7 @@ def test_a_tagged_lab_has_none():
 
 def test_a_test_that_runs_a_text_is_named():
     (line,) = told("", "assert eval(f) == 4", "f = '2 + 2'")
-    assert line.startswith("mine: the test a-test uses eval: ") and "outside of the sandbox" in line
+    assert line.startswith("mine: the test a-test uses eval: ") and "outside the sandbox" in line
 
 
 HIDDEN = "### BEGIN HIDDEN TESTS\n{}\n### END HIDDEN TESTS"

@@ -10,7 +10,7 @@ import pytest
 from nbformat import v4
 
 from grader.run import measure
-from grader.run.lab_plan import Plan, bound_by_answers, planned
+from grader.run.lab_plan import GradingPlan, bound_by_answers, planned
 from grader.run.settings import Grading
 from grader.run.walk import Walk
 from grader.sandbox.bubblewrap import Bubblewrap
@@ -78,7 +78,7 @@ def test_only_so_many_are_kept(monkeypatch):
 
 
 @pytest.mark.parametrize(("source", "seconds", "says"), [
-    ("import time; time.sleep(60)", 0.5, "out of time at the estimate"),
+    ("import time; time.sleep(60)", 0.5, "out of time while estimating"),
     ("import os, time; os.close(1); time.sleep(60)", 0.5, "out of time|does not end"),
     ("import os; os.kill(os.getpid(), 9)", 10, "ended early: "),
     ("x = b'x' * (1 << 28)", 10, "ended early: its memory"),
@@ -130,7 +130,7 @@ def answered(script: str) -> v4.new_notebook:
 def graded(script: str, backend=None) -> tuple[dict, str, str]:
     """(scores, why ungraded, what the check said)."""
     notebook = answered(script)
-    plan = Plan("exercise", "", answered(SCRIPT), tuple(
+    plan = GradingPlan("exercise", "", answered(SCRIPT), tuple(
         planned(index, one) for index, one in enumerate(notebook.cells)),
         bound_by_answers(answered(SCRIPT)))
     walk = Walk(plan, notebook, backend or Bubblewrap(), Grading(), "seed")

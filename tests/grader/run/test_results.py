@@ -9,7 +9,7 @@ import pytest
 
 from grader.course import Course, Submission
 from grader.run import results
-from grader.run.attempt import Attempt, Damaged
+from grader.run.attempt import Attempt, DamagedAttempt
 from tests.grader.small_lab import NAME
 
 
@@ -21,10 +21,10 @@ from tests.grader.small_lab import NAME
 def test_a_damaged_attempt_is_seen(change):
     whole = json.loads(Attempt("ada", NAME, "d", "l", "graded").dumps())
     assert Attempt.loads(json.dumps(whole).encode()).student == "ada"
-    with pytest.raises(Damaged):
+    with pytest.raises(DamagedAttempt):
         Attempt.loads(json.dumps(whole | change).encode())
     for content in (b"", b"[]", b"null", b"{", b"[" * 100_000):
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedAttempt):
             Attempt.loads(content)
 
 

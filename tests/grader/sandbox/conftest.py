@@ -46,7 +46,8 @@ def finish(backend, command: list[str], limits: Limits = LIMITS, **more) -> Ende
     with backend.start(command, limits, **more) as running:
         out = received(running)
         code = wait(running)
-        return Ended(out, running.noise(), code, running.why(), time.monotonic() - begun)
+        return Ended(out, running.error_output(), code, running.end_reason(),
+                     time.monotonic() - begun)
 
 
 def received(running) -> str:

@@ -37,7 +37,7 @@ def test_talks_over_its_pipes(backend):
         for word in (b"one\n", b"two\n"):
             os.write(running.stdin, word)
             assert os.read(running.stdout, 100) == word
-        assert running.poll() is None and running.why() == ""
+        assert running.poll() is None and running.end_reason() == ""
 
 
 def test_is_an_ordinary_user_without_privileges(python):
@@ -199,7 +199,7 @@ def test_kill_takes_everybody_at_once(backend):
     running.kill()
     assert time.monotonic() - begun < 1
     assert gone(marker, 0)
-    assert running.why() == "it was stopped"
+    assert running.end_reason() == "it was stopped"
     running.kill()
 
 

@@ -33,7 +33,7 @@ def test_one_that_is_asked_for_is_not_replaced(monkeypatch):
     monkeypatch.setattr(choice, "BACKENDS", {"podman": Broken, "bubblewrap": Bubblewrap})
     monkeypatch.setenv("LAB_SANDBOX", "podman")
     for name in (None, "podman"):
-        with pytest.raises(Unavailable, match=r"graded\.\npodman: podman is not installed"):
+        with pytest.raises(Unavailable, match=r"without one\.\npodman: podman is not installed"):
             choose(name)
     assert choose("bubblewrap").name == "bubblewrap"
 

@@ -32,7 +32,7 @@ with backend.start(hog, Limits(memory=100 * 2**20)) as running:
     os.read(running.stdout, 1)
     while running.poll() is None:
         pass
-    why = running.why()
+    why = running.end_reason()
 print(json.dumps({"outside": os.getuid(), "inside": inside, "why": why,
                   "optional": backend.optional}))
 """

@@ -14,7 +14,7 @@ import pytest
 
 from grader.sandbox import mounts
 from grader.sandbox.interface import Limits
-from grader.sandbox.masks import Masks, rewritten
+from grader.sandbox.masks import SandboxMasks, rewritten
 from grader.sandbox.podman import Podman
 from labcore.workspace import CODE
 from labkit import masks
@@ -66,7 +66,7 @@ def package(tmp_path, monkeypatch) -> Path:
 
 def seen(package: Path, program: str, *names: str) -> str:
     """What a program prints that runs where `names` are masked, without a sandbox."""
-    masks, copy = Masks(names), package.parents[1] / "view"
+    masks, copy = SandboxMasks(names), package.parents[1] / "view"
     shutil.copytree(package.parent, copy)
     for original, replacement in masks.shown.items():
         place = copy / Path(original).relative_to(package.parent)
@@ -129,7 +129,7 @@ def test_what_compiled_code_defines_is_bound_anew(package):
 
 def test_nothing_shows_up_that_is_compiled_later(package):
     shutil.rmtree(package / "__pycache__")
-    masks = Masks(["held.module"])
+    masks = SandboxMasks(["held.module"])
     assert str(package / "__pycache__") in masks.shown and (package / "__pycache__").is_dir()
 
 
@@ -185,14 +185,14 @@ SEEN = [*map(message, MASKED), "['F0 B0']", "False False", "False True"]
 
 
 def test_the_sandbox_has_it_so(python):
-    done = python(PROGRAM, masks=Masks(MASKED))
+    done = python(PROGRAM, masks=SandboxMasks(MASKED))
     assert done.out.split("\n")[:-1] == SEEN, done.noise
 
 
 @pytest.mark.slow
 @needs("podman")
 def test_podman_has_it_so():
-    done = finish(Podman(), [sys.executable, "-I", "-c", PROGRAM], masks=Masks(MASKED))
+    done = finish(Podman(), [sys.executable, "-I", "-c", PROGRAM], masks=SandboxMasks(MASKED))
     assert done.out.split("\n")[:-1] == SEEN, done.noise
 
 
@@ -214,7 +214,7 @@ print(torch.nn.functional.mse_loss(torch.ones(2), torch.zeros(2)).item())
 def test_torchs_own_are_masked_too(python):
     names = ("torch.distributed.all_reduce", "torch.nn.parallel.DistributedDataParallel",
              "torch.utils.checkpoint.checkpoint")
-    done = python(TORCH, Limits(), masks=Masks(names))
+    done = python(TORCH, Limits(), masks=SandboxMasks(names))
     assert done.out.splitlines() == [*(message(names[n]) for n in (0, 0, 1, 2)), "1.0"], done.noise
 
 
@@ -227,7 +227,7 @@ def test_covers_what_is_inside():
 
 def test_another_user_can_read_what_is_shown_in_place_of_a_masked_file(package):
     """Where root has no rights over the machine, bwrap starts as an ordinary user."""
-    masks = Masks(["held.module.answer", "held.other"])
+    masks = SandboxMasks(["held.module.answer", "held.other"])
     for shown in map(Path, masks.shown.values()):
         assert shown.stat().st_mode & 0o004
         for above in shown.parents[:len(shown.parts) - len(Path(tempfile.gettempdir()).parts) - 1]:

@@ -115,14 +115,14 @@ def two(backend):
             line = b""
             while not line.endswith(b"\n"):
                 chunk = os.read(looker.stdout, 65536)
-                assert chunk, looker.noise()
+                assert chunk, looker.error_output()
                 line += chunk
             return ast.literal_eval(line.decode())
 
         def seen(channel: str) -> tuple[str, str]:
             before = looked(channel)
             os.write(holder.stdin, f"{channel}\n".encode())
-            assert os.read(holder.stdout, 1) == b"+", holder.noise()
+            assert os.read(holder.stdout, 1) == b"+", holder.error_output()
             return before, looked(channel)
 
         yield seen
@@ -155,4 +155,4 @@ def test_the_attacks_win_where_nothing_keeps_them_apart(channel):
             heard = received(listener)
         if heard == "42 15\n":
             return
-    pytest.fail(f"the listener heard nothing: {heard!r} {listener.noise()}")
+    pytest.fail(f"the listener heard nothing: {heard!r} {listener.error_output()}")

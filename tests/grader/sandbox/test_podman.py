@@ -59,7 +59,7 @@ def test_files_frames_and_noise_go_through(podman):
         while len(received) < 3000:
             received += os.read(running.stdout, 5000)
         assert received == b"\0\n\xff" * 1000
-    assert running.why() == "it was stopped"
+    assert running.end_reason() == "it was stopped"
 
 
 @pytest.mark.parametrize(("source", "why"), [
@@ -73,7 +73,7 @@ def test_kill_takes_everybody_at_once(podman):
     running = podman.start([sys.executable, "-I", "-c", STUBBORN + marker], Limits())
     assert os.read(running.stdout, 1) == b"+"
     begun = time.monotonic()
-    running.strike()
+    running.send_kill()
     assert gone(marker, 1)
     running.kill()
     assert time.monotonic() - begun < 5  # podman itself takes a while to put its things away

@@ -84,7 +84,7 @@ def test_another_machines_calls_are_refused():
 
 
 def test_a_machine_without_numbers():
-    with pytest.raises(LabError, match=r"no system call numbers of s390x.*podman"):
+    with pytest.raises(LabError, match=r"no system call numbers for s390x.*podman"):
         seccomp.program("s390x")
 
 

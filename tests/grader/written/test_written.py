@@ -100,7 +100,7 @@ def test_an_answer_waits_for_a_person_and_an_untouched_one_is_0(written):
     page, untouched = enter(course, "ada", ANSWER), enter(course, "grace", STUB)
     ada, grace = row(course, "ada"), row(course, "grace")
     assert (ada.state, ada.score, ada.max_score) == ("graded", 5.0, 7.0)
-    assert ada.reason == ("wants a look in formgrader: incomplete: why (2 points) to grade by "
+    assert ada.reason == ("needs review in formgrader: incomplete: why (2 points) to grade by "
                           "hand")
     assert (grace.state, grace.score, grace.reason) == ("graded", 5.0, "")
     assert "Not graded yet." in page and "incomplete: why (2 points)" in page

@@ -200,7 +200,7 @@ def test_a_refused_record_says_why():
     side = remote(lambda do, **fields: {"value": wire.dumps(sent).decode()})
     with pytest.raises(SandboxLost):
         side.gpus(Function("driver", side), on_gpus.SimulatedCluster("h100:2"), (), {}, 10)
-    assert str(side.lost).startswith("its response is not of the kind that was asked for: "
+    assert str(side.lost).startswith("its response does not have the expected form: "
                                      "a record is not packed text: ")
 
 

@@ -67,7 +67,6 @@ from labcore.colors import bad, good, mark, result
 from layout_estimator import costs
 
 jobs.connect()
-!scancel --user=$USER
 
 # %% [markdown]
 # ## Mixed precision
@@ -1599,11 +1598,11 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel jobs that still run. Checkpoints and profiles are large (in fp16 a checkpoint also holds the master weights
+# Cancel this lab's jobs in case they still run. Checkpoints and profiles are large (in fp16 a checkpoint also holds the master weights
 # and the moments), so delete the profiles when you have looked at them.
 
 # %% tags=["explore"]
-!scancel --user=$USER
+!scancel --quiet {fitted.job} {full.job} {accumulating.job}
 !du -sh megatron/checkpoints megatron/tensorboard
 !rm -rf megatron/checkpoints/fp16 megatron/checkpoints/accumulation megatron/checkpoints/dp_single_node
 !rm -rf megatron/tensorboard/precision

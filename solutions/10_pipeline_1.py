@@ -59,7 +59,6 @@ from lab.notebook import curves, jobs, plots
 from layout_estimator import costs
 
 jobs.connect()
-!scancel --user=$USER
 
 # %% [markdown]
 # ## One device at a time
@@ -1077,10 +1076,10 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=r
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel jobs that still run, and delete checkpoints, because they are large.
+# Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.
 
 # %% tags=["explore"]
-!scancel --user=$USER
+!scancel --quiet {two_stages.job} {eight_parts.job} {fitting.job}
 !rm -rf megatron/checkpoints/pp_two_nodes
 !squeue
 

@@ -61,7 +61,6 @@ from layout_estimator import costs, layers
 from pipeline_schedules import load, parse, peak_live, simulate, timeline_of, to_text
 
 jobs.connect()
-!scancel --user=$USER
 
 # %% [markdown]
 # ## What a stage saves for backward
@@ -1585,10 +1584,10 @@ for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel jobs that still run, and delete checkpoints, because they are large.
+# Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.
 
 # %% tags=["explore"]
-!scancel --user=$USER
+!scancel --quiet {mine.job} {profile.job} {four.job} {two.job}
 !rm -rf megatron/timeline megatron/checkpoints/pp_two_nodes megatron/checkpoints/uneven_pipeline
 !squeue
 

@@ -4,7 +4,8 @@
 show it in notebooks. One rank represents all ranks of its stage (representative.py) in a modeled
 cluster (cluster.py). The trainer runs every distinct stage once on a virtual GPU (measurement.py),
 the interpreter of schedules combines them into the time and memory of a step (step_time.py,
-memory.py), and planner.py turns that into days and dollars (prices.py).
+memory.py), and planner.py turns that into days and dollars (prices.py). In a cluster of several
+kinds of nodes, each replica is simulated with the stages on its own GPUs (mixed.py, replicas.py).
 
 It may import the trainer, pipeline_schedules, virtualgpu, and labcore; the trainer never imports
 it. Begin with planner.py, then estimate.py. Importing planner.py imports torch, so programs that

@@ -19,11 +19,12 @@ from labcore.errors import LabError
 
 if TYPE_CHECKING:
     from layout_estimator.planner import Plan
+    from minimegatron.arguments import Config
 
 HELP = """\
 The flags are those of pretrain_gpt.py --estimate. These are varied unless you give them:
 --tensor-model-parallel-size, --pipeline-model-parallel-size, --micro-batch-size,
---recompute-granularity.
+--recompute-granularity. --cluster a100:4x2,a10:4x4 describes nodes of several kinds.
 
   lab estimate --device virtual:a100-80gb --world-size 64 --num-layers 48 --hidden-size 6144 \\
       --num-attention-heads 48 --seq-length 2048 --max-position-embeddings 2048 \\
@@ -124,10 +125,7 @@ def sweep(flags: Sequence[str]) -> Iterator[Choice]:
     for words, micro_batch, recompute in layouts(flags):
         try:
             config = read_flags([*flags, *words])
-            if config.tensor_model_parallel_size > config.gpus_per_node:
-                raise EstimateError(
-                    f"--tensor-model-parallel-size {config.tensor_model_parallel_size}: these "
-                    f"ranks stay on a node, of --gpus-per-node {config.gpus_per_node}")
+            keep_on_nodes(config)
             plan = estimate(config, measured).plan
         except EstimateError as error:
             refused = refused or error
@@ -138,9 +136,30 @@ def sweep(flags: Sequence[str]) -> Iterator[Choice]:
         raise LabError(f"estimate: {refused or 'no layout is left to try'}")
 
 
+def keep_on_nodes(config: Config) -> None:
+    """Raise EstimateError if a node's GPUs are not enough for whole tensor-parallel groups."""
+    from layout_estimator.requests import EstimateError
+    from virtualgpu.net.cluster_spec import parse_cluster
+
+    size, name = config.tensor_model_parallel_size, "--tensor-model-parallel-size"
+    if config.cluster is None and size > config.gpus_per_node:
+        raise EstimateError(f"{name} {size}: these ranks stay on a node, of --gpus-per-node "
+                            f"{config.gpus_per_node}")
+    for group in parse_cluster(config.cluster) if config.cluster else ():
+        if group.per_node % size:
+            raise EstimateError(f"{name} {size}: these ranks stay on a node, and {group} in "
+                                f"--cluster has nodes of {group.per_node}")
+
+
 def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
-    """Yield (flags, micro-batch size, recomputation) of each combination of the varied flags."""
-    given = dict(pairwise(flags)).get("--world-size", "1")
+    """Yield (flags, micro-batch size, recomputation) of each combination of the varied flags.
+
+    Raises:
+        EstimateError: --cluster describes no cluster.
+    """
+    from layout_estimator.requests import with_cluster
+
+    given = dict(pairwise(with_cluster(flags))).get("--world-size", "1")
     # The trainer's parser says what is wrong with any other.
     world = int(given) if given.isdecimal() and int(given) else 1
     divisors = [size for size in range(1, world + 1) if world % size == 0]
@@ -177,9 +196,10 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
     """Return a table of the fastest layouts that fit, and of the Pareto front, marked by stars."""
     first = choices[0].plan
     fitting = [choice for choice in choices if choice.plan.fits]
-    lines = [f"{first.card} x {first.world_size}, {first.network}: "
-             f"{len(choices)} layouts, {len(fitting)} fit into {first.capacity / 2**30:.2f} GiB; "
-             "modeled, nothing was run",
+    gpus = " + ".join(f"virtual {name} x {count}" for name, count in first.gpus.items())
+    sizes = dict.fromkeys(f"{size / 2**30:.2f}" for size in first.capacities.values())
+    lines = [f"{gpus}, {first.network}: {len(choices)} layouts, {len(fitting)} fit into "
+             f"{' and '.join(sizes)} GiB; modeled, nothing was run",
              "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
              "collectives    GiB"]
     shown = fitting[:SHOWN] + [choice for choice in best if choice not in fitting[:SHOWN]]
@@ -223,11 +243,12 @@ def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
               for number, choice in enumerate(best, 1)]
     names.text(0, 1, "\n".join(lines), va="top", fontsize=7, family="monospace",
                in_layout=False)
-    card = choices[0].plan
-    axes.axvline(card.capacity / 2**30, color="black", linestyle="--", linewidth=1)
+    plan = choices[0].plan
+    for capacity in plan.capacities.values():
+        axes.axvline(capacity / 2**30, color="black", linestyle="--", linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="GiB of the fullest rank at its peak",
              ylabel="seconds per iteration",
-             title=f"{card.world_size} {card.card}, {card.network}")
+             title=f"{plan.world_size} {plan.card}, {plan.network}")
     plain = FuncFormatter(lambda value, _: f"{value:g}")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(plain)

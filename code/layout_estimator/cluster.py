@@ -9,24 +9,23 @@ from minimegatron.device.virtual import VirtualDevice
 from virtualgpu.core.card import Card
 from virtualgpu.core.workspaces import sizes
 from virtualgpu.net import collectives, nccl, network
+from virtualgpu.net.collectives import Path
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology
 
 
 class ModeledCluster:
-    """Equal GPUs on equal nodes, and the time and memory that communication between them takes."""
+    """The GPUs of a cluster, and the time and memory that communication between them takes.
 
-    def __init__(self, device: VirtualDevice, world_size: int, per_node: int) -> None:
-        """Place ranks on nodes in order.
+    Attributes:
+        device: the virtual GPU that the modeled ranks use in turn; all of its GPU model.
+        topology: of all ranks.
+        replicas_differ: whether data-parallel ranks may differ in their GPUs or links, so that
+            their collectives end when the slowest of them is ready.
+    """
 
-        Args:
-            device: the virtual GPU that the modeled ranks use in turn.
-            world_size: the number of ranks.
-            per_node: GPUs per node.
-        """
-        nodes = tuple(str(rank // per_node) for rank in range(world_size))
-        self.device, card = device, device.gpu.card
-        self.topology = Topology(nodes, (card,) * world_size, network.parse(device.link))
+    def __init__(self, device: VirtualDevice, topology: Topology, replicas_differ: bool) -> None:
+        self.device, self.topology, self.replicas_differ = device, topology, replicas_differ
 
     def communicator(self, ranks: Sequence[int], index: int) -> VirtualGroup:
         """Return a communicator whose other ranks reach each collective when this one does.
@@ -36,6 +35,10 @@ class ModeledCluster:
             index: this rank's place among them.
         """
         return VirtualGroup(self.device.gpu, self.topology, list(ranks), index)
+
+    def path_between(self, one: int, other: int) -> Path | None:
+        """Return the path of collectives between two ranks; None from a rank to itself."""
+        return None if one == other else self.topology.path((one, other))
 
     def buffer_bytes(self, ranks: Sequence[int]) -> int:
         """Return the GPU memory that a communicator of `ranks` takes once it is used, in bytes."""
@@ -58,7 +61,7 @@ class ModeledCluster:
 @contextmanager
 def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
                     ) -> Iterator[ModeledCluster]:
-    """Create a cluster whose virtual GPU is active inside the block.
+    """Create a cluster of equal nodes whose virtual GPU is active inside the block.
 
     Args:
         card: the GPU model.
@@ -66,10 +69,26 @@ def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
         world_size: the number of ranks.
         per_node: GPUs per node.
     """
+    nodes = tuple(str(rank // per_node) for rank in range(world_size))
+    topology = Topology(nodes, (card,) * world_size, network.parse(link or card.network))
+    with modeled_gpu(card, topology) as cluster:
+        yield cluster
+
+
+@contextmanager
+def modeled_gpu(card: Card, topology: Topology, replicas_differ: bool = False
+                ) -> Iterator[ModeledCluster]:
+    """Create the part of a cluster that has one GPU model; its virtual GPU is active inside.
+
+    Args:
+        card: the GPU model.
+        topology: of the whole cluster.
+        replicas_differ: see ModeledCluster.
+    """
     with ExitStack() as stack:
-        device = VirtualDevice(card, link)
+        device = VirtualDevice(card, None)
         stack.push(device.gpu)  # the device's constructor activated it
         # So a pass needs the same memory whatever ran before it, and layers add up.
         device.gpu.memory.split_always()
         device.gpu.workspaces = None  # not of a pass: workspace_bytes has them
-        yield ModeledCluster(device, world_size, per_node)
+        yield ModeledCluster(device, topology, replicas_differ)

@@ -70,7 +70,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
             config, _, plan = estimate([*flags.split(), *own.split()], measured)
         except EstimateError as error:
             raise LabError(f"{name}: {error}") from None
-        full = max(plan.memory, key=lambda stage: stage.total)
+        full = plan.fullest
         found.append(Cost(
             name, plan.card, 1000 * plan.seconds_per_iteration,
             config.global_batch_size * config.seq_length / plan.seconds_per_iteration,

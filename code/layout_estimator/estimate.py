@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
 from layout_estimator.measurement import chunk_cost, runs_timers, step_cost
 from layout_estimator.memory import PeakMemory, communicator_bytes, message_bytes
-from layout_estimator.representative import representative_context
+from layout_estimator.representative import RepresentativeContext, representative_context
 from layout_estimator.stage_cost import StageCost
 from layout_estimator.step_time import StepClock
 from minimegatron.arguments import Config
@@ -37,13 +38,24 @@ from pipeline_schedules import (
     splits_backward,
 )
 from virtualgpu.core.card import Card
+from virtualgpu.net import network
+from virtualgpu.net.network import Link
 
 UNLIMITED_MEMORY = 1 << 60  # bytes of the GPU on which stages are measured
+
+
+class StageRanks(NamedTuple):
+    """The ranks of one stage that have one GPU model."""
+
+    stage: int
+    card: Card
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Estimated time and memory of one iteration.
+
+    Per stage means: for each item of `ranks`, where a stage with several GPU models has several.
 
     Attributes:
         seconds: of the iteration.
@@ -54,7 +66,9 @@ class Estimate:
         taken: bytes of the CUDA context and of NCCL on a rank of each stage.
         fits: whether both fit the GPU's memory.
         communication: the share of time in which a GPU waits for collectives, over all stages.
-        bubble: the share of time in which a GPU waits for other stages, over all stages.
+        bubble: the share of time in which a GPU waits for other stages, or for slower replicas of
+            its own stage, over all stages.
+        ranks: the stages, with their GPU models.
     """
 
     seconds: float
@@ -66,6 +80,7 @@ class Estimate:
     fits: bool
     communication: float
     bubble: float
+    ranks: tuple[StageRanks, ...]
 
     @property
     def peak(self) -> tuple[int, ...]:
@@ -100,22 +115,19 @@ class Estimator:
             UserError: the schedule does not fit the layout.
             VirtualGpuError: too much of the time would be a guess.
         """
-        stages = config.pipeline_model_parallel_size
-        schedule = _load_schedule(config)
+        schedule = load_schedule(config)
         with self._cluster(config) as cluster:
             split = splits_backward(schedule)
-            costs = [self._measure(config, vocab_size, cluster, stage, split)
-                     for stage in range(stages)]
-            taken = tuple(self.card.context + communicator_bytes(config, cluster, stage)
-                          for stage in range(stages))
+            stages = [representative_context(config, cluster, stage)
+                      for stage in range(config.pipeline_model_parallel_size)]
+            costs = [self.measure(ctx, vocab_size, split) for ctx in stages]
+            taken = tuple(self.card.context + communicator_bytes(ctx) for ctx in stages)
             workspaces = cluster.workspace_bytes
             cluster.device.closing()
             send_seconds = send_times(config, cluster)
         program = add_communication(schedule)
-        clock = StepClock(costs, config.num_micro_batches, send_seconds,
-                          self.card.efficiency.dispatch, runs_timers(config),
-                          self.card.efficiency.step)
-        memory = PeakMemory(costs, config, workspaces)
+        clock = StepClock(costs, config.num_micro_batches, send_seconds, runs_timers(config))
+        memory = PeakMemory(costs, config, [workspaces] * len(costs))
         replay(program, clock)
         replay(program, memory)
         return self._summary(config, costs, clock, memory, taken)
@@ -135,16 +147,34 @@ class Estimator:
         card = replace(self.card, memory=UNLIMITED_MEMORY)
         return modeled_cluster(card, self.link, config.world_size, self.per_node)
 
-    def _measure(self, config: Config, vocab_size: int, cluster: ModeledCluster, stage: int,
-                 split: bool) -> StageCost:
-        """Return a stage's cost; equal chunks and stages are measured only once."""
-        ctx = representative_context(config, cluster, stage)
-        stages = config.pipeline_model_parallel_size
+    def gpus(self, world_size: int) -> dict[Card, int]:
+        """Return the number of GPUs of each model among `world_size`."""
+        return {self.card: world_size}
+
+    def nodes(self, world_size: int) -> int:
+        """Return the number of nodes of `world_size` GPUs."""
+        return -(-world_size // self.per_node)
+
+    @property
+    def network(self) -> Link:
+        """The link between nodes."""
+        return network.parse(self.link or self.card.network)
+
+    def measure(self, ctx: RepresentativeContext, vocab_size: int, split: bool) -> StageCost:
+        """Return the cost of the context's stage; equal chunks and stages are measured only once.
+
+        Args:
+            ctx: of a rank with this estimator's GPU model.
+            vocab_size: padded.
+            split: whether weight gradients are a pass of their own.
+        """
+        config, grid = ctx.config, ctx.grid
+        stages, stage = grid.pp.size, grid.pp.index
         last = len(config.layers_per_chunk) - 1
         chunks_here = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last)
                             for virtual in range(stage, last + 1, stages))
         key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
-               vocab_size, split, _path(ctx.grid.tp))
+               vocab_size, split, _path(grid.tp))
         chunks = []
         for number, chunk in enumerate(chunks_here):
             # A pass receives messages only where there are several stages.
@@ -152,28 +182,28 @@ class Estimator:
             if chunk_key not in self._chunks:
                 self._chunks[chunk_key] = chunk_cost(ctx, vocab_size, number, split)
             chunks.append(self._chunks[chunk_key])
-        step_key = (*key, chunks_here, _path(ctx.grid.dp), _path(ctx.grid.model))
+        step_key = (*key, chunks_here, _path(grid.dp), _path(grid.model),
+                    ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]))
         if step_key not in self._steps:
             self._steps[step_key] = step_cost(ctx, vocab_size)
-        return StageCost(tuple(chunks), self._steps[step_key])
+        return StageCost(tuple(chunks), self._steps[step_key], self.card.efficiency)
 
     def _summary(self, config: Config, costs: Sequence[StageCost], clock: StepClock,
                  memory: PeakMemory, taken: tuple[int, ...]) -> Estimate:
         passes_peak, end_peak = memory.peaks()
         needed = map(sum, zip(map(max, passes_peak, end_peak), taken, strict=True))
         seconds, stages = clock.finish(), len(costs)
-        communication = sum(
-            cost.step.communication + config.num_micro_batches * sum(
-                one.communication for chunk in cost.chunks for one in chunk.passes.values())
-            for cost in costs)
+        communication = sum(cost.communication(config.num_micro_batches) for cost in costs)
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
             tuple(cost.seconds(BACKWARD, WEIGHT) for cost in costs), passes_peak, end_peak,
             taken, max(needed) <= self.card.memory,
-            communication / stages / seconds, sum(clock.waited) / stages / seconds)
+            communication / stages / seconds, sum(clock.waited) / stages / seconds,
+            tuple(StageRanks(stage, self.card) for stage in range(stages)))
 
 
-def _load_schedule(config: Config) -> Schedule:
+def load_schedule(config: Config) -> Schedule:
+    """Return the schedule of the flags. Raises UserError if it does not fit the layout."""
     stages, micro_batches = config.pipeline_model_parallel_size, config.num_micro_batches
     try:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
@@ -189,11 +219,12 @@ def _path(group: Group) -> object:
     return None if group.process_group is None else group.process_group.path
 
 
-def send_times(config: Config, cluster: ModeledCluster) -> list[dict[int, float]]:
-    """Return, per stage, {receiving stage: seconds of a message}, for a run on the cluster."""
-    stages = config.pipeline_model_parallel_size
-    ranks_per_stage = config.data_parallel_size * config.tensor_model_parallel_size
+def send_times(config: Config, cluster: ModeledCluster, replica: int = 0
+               ) -> list[dict[int, float]]:
+    """Return, per stage, {receiving stage: seconds of a message}, for a replica of the model."""
+    stages, tensor = config.pipeline_model_parallel_size, config.tensor_model_parallel_size
+    ranks = [(stage * config.data_parallel_size + replica) * tensor for stage in range(stages)]
     size = message_bytes(config)
-    return [{other: cluster.send_seconds(stage * ranks_per_stage, other * ranks_per_stage, size)
+    return [{other: cluster.send_seconds(ranks[stage], ranks[other], size)
              for other in {(stage + 1) % stages, (stage - 1) % stages} - {stage}}
             for stage in range(stages)]

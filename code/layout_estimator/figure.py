@@ -32,12 +32,16 @@ def save(plan: Plan, path: str) -> None:
         left.bar(stages, sizes, bottom=bottom, color=color, width=0.8,
                  label="CUDA's, NCCL's" if name == "outside" else name)
         bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
-    left.axhline(plan.capacity / 2**30, color="black", linestyle="--", linewidth=1)
-    left.annotate(f"{plan.card}", (0, plan.capacity / 2**30), xytext=(2, 3),
-                  textcoords="offset points", fontsize=8)
+    for name, capacity in plan.capacities.items():
+        left.axhline(capacity / 2**30, color="black", linestyle="--", linewidth=1)
+        left.annotate(f"virtual {name}", (0, capacity / 2**30), xytext=(2, 3),
+                      textcoords="offset points", fontsize=8)
     left.set(xlabel="stage", ylabel="GiB of a rank at its peak")
-    left.xaxis.get_major_locator().set_params(integer=True)
-    left.set_ylim(0, 1.3 * max(plan.capacity / 2**30, *bottom))
+    if len(plan.gpus) > 1:
+        left.set_xticks(stages, [f"{one.stage}\n{one.card}" for one in plan.memory], fontsize=7)
+    else:
+        left.xaxis.get_major_locator().set_params(integer=True)
+    left.set_ylim(0, 1.3 * max(*(size / 2**30 for size in plan.capacities.values()), *bottom))
     left.legend(fontsize=8, loc="upper right", ncols=6, columnspacing=1.0, handlelength=1.2)
     shares = {"bubble": plan.bubble, "collectives": plan.communication}
     shares["computing"] = max(0.0, 1 - sum(shares.values()))

@@ -218,8 +218,11 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     cost = meter.run(end_of_step)
     now, collectives = start, []
     for record in ctx.records:
-        collectives.append(StepCollective(record.ready - now, record.seconds, record.group))
-        now = record.ready + record.seconds
+        in_passes = record.ready < start
+        collectives.append(StepCollective(
+            record.waited - now, record.seconds, record.group,
+            (start if in_passes else record.waited) - record.ready, in_passes))
+        now = record.ended
     return StepCost(draw, tuple(collectives), start + cost.latency - now, cost.communication,
                     state_bytes, draw.retained, cost.peak)
 

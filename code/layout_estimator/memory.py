@@ -6,9 +6,8 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from layout_estimator.cluster import ModeledCluster
 from layout_estimator.pass_handler import CostHandler
-from layout_estimator.representative import representative_context
+from layout_estimator.representative import RepresentativeContext
 from layout_estimator.stage_cost import StageCost
 from minimegatron.arguments import Config
 from pipeline_schedules import BACKWARD, FORWARD, Action, Message
@@ -28,15 +27,9 @@ def message_bytes(config: Config) -> int:
     return activation_bytes(config) // (config.tensor_model_parallel_size if scatters else 1)
 
 
-def communicator_bytes(config: Config, cluster: ModeledCluster, stage: int) -> int:
-    """Return the memory, in bytes, of the communicators on one rank.
-
-    Args:
-        config: the run's flags.
-        cluster: the cluster that it would run on.
-        stage: the rank's pipeline stage.
-    """
-    grid = representative_context(config, cluster, stage).grid
+def communicator_bytes(ctx: RepresentativeContext) -> int:
+    """Return the memory, in bytes, of the communicators on the context's rank."""
+    config, cluster, grid = ctx.config, ctx.cluster, ctx.grid
     groups = {group.ranks for group in (grid.dp, grid.tp, grid.model)}
     size = sum(map(cluster.buffer_bytes, groups))
     if grid.pp.size > 1:  # one for each direction and chunk, and one for the tied embedding
@@ -74,20 +67,21 @@ class StageMemory:
 class PeakMemory(CostHandler):
     """Adds up the memory of every stage, and remembers the peak."""
 
-    def __init__(self, costs: Sequence[StageCost], config: Config, workspaces: int) -> None:
+    def __init__(self, costs: Sequence[StageCost], config: Config, workspaces: Sequence[int]
+                 ) -> None:
         """Start with what a rank holds before its first pass.
 
         Args:
             costs: of every stage.
             config: the run's flags.
-            workspaces: bytes of cuBLAS's workspaces on a rank.
+            workspaces: bytes of cuBLAS's workspaces on a rank of every stage.
         """
         super().__init__(costs)
         # A part that is sent keeps the tensor that it is a part of.
         self.sent_bytes, self.posted_bytes = activation_bytes(config), message_bytes(config)
         self.stages = []
-        for cost in costs:
-            allocated = (cost.step.state_bytes + workspaces
+        for cost, reserved in zip(costs, workspaces, strict=True):
+            allocated = (cost.step.state_bytes + reserved
                          + config.num_micro_batches * cost.step.batch_bytes)
             # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
             held: dict = defaultdict(lambda: deque(maxlen=len(costs)))

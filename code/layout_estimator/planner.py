@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from layout_estimator.estimate import Estimate, Estimator
+from layout_estimator.mixed import MixedEstimator
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from minimegatron.arguments import Config
 from minimegatron.arguments.virtual_device import virtual_card, virtual_link
@@ -19,10 +21,13 @@ from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
 from minimegatron.logging.throughput import model_flops, shape_of
 from virtualgpu.core import stacks
-from virtualgpu.net import network
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net.cluster_spec import parse_cluster
 from virtualgpu.net.nodes import most_gpus
 
 GIB = 2**30
+PARTS = ("weights", "gradients", "optimizer", "activations", "update", "outside")  # of Memory
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,9 @@ class Memory:
         update: what PyTorch allocates at the peak of the step's end, such as the fp32 main
             gradients of fp16.
         outside: the CUDA context, and NCCL's buffers.
+        stage: the pipeline stage.
+        card: the GPU model; a stage may have several.
+        capacity: bytes of the GPU.
     """
 
     weights: float
@@ -48,6 +56,9 @@ class Memory:
     activations: float
     update: float
     outside: float
+    stage: int
+    card: str
+    capacity: int
 
     @property
     def total(self) -> float:
@@ -55,22 +66,32 @@ class Memory:
         return (self.weights + self.gradients + self.optimizer + self.outside
                 + max(self.activations, self.update))
 
+    def place(self, mixed: bool) -> str:
+        """Return the stage, with its GPU model if the cluster has several."""
+        return f"stage {self.stage}" + (f" ({self.card})" if mixed else "")
+
     @property
     def parts(self) -> dict[str, float]:
         """The bytes that add up to the peak, by name."""
         freed = "update" if self.activations >= self.update else "activations"
-        return {name: size for name, size in dataclasses.asdict(self).items() if name != freed}
+        return {name: getattr(self, name) for name in PARTS if name != freed}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The fields of `--json`; `format_plan` formats them for people."""
+    """The fields of `--json`; `format_plan` formats them for people.
+
+    `share_of_peak` is of the sum of all GPUs' peaks. Of clusters with several kinds of nodes,
+    `gpus_per_node` is None, and `capacity` is that of the GPU with the least room left.
+    """
 
     card: str
+    gpus: dict[str, int]
+    nodes: int
     software: str
     network: str
     world_size: int
-    gpus_per_node: int
+    gpus_per_node: int | None
     tensor: int
     pipeline: int
     data: int
@@ -91,6 +112,16 @@ class Plan:
     gpu_hours: float
     dollars: float | None
 
+    @property
+    def capacities(self) -> dict[str, int]:
+        """Bytes of the GPUs of each model that a stage has."""
+        return {one.card: one.capacity for one in self.memory}
+
+    @property
+    def fullest(self) -> Memory:
+        """The memory of the rank with the least room left."""
+        return min(self.memory, key=lambda one: one.capacity - one.total)
+
 
 def report(config: Config, made: Plan) -> str:
     """Return the plan as text, or as JSON with --json; write the figure of --plot."""
@@ -101,7 +132,7 @@ def report(config: Config, made: Plan) -> str:
     return json.dumps(as_json(made), indent=2) if config.json else format_plan(made)
 
 
-def estimator_of(config: Config) -> Estimator:
+def estimator_of(config: Config) -> Estimator | MixedEstimator:
     """Return the estimator of the cluster that the flags describe or, where they leave it open, the
     variables VIRTUAL_GPU and VIRTUAL_NETWORK.
 
@@ -109,6 +140,8 @@ def estimator_of(config: Config) -> Estimator:
         UserError: no GPU is named, a variable names something that does not exist, or the nodes
             of this GPU model have fewer GPUs than --gpus-per-node.
     """
+    if config.cluster is not None:
+        return cluster_estimator(config)
     name, source = config.device.partition(":")[2], ""
     if not name:
         name = os.environ.get("VIRTUAL_GPU", "")
@@ -124,6 +157,25 @@ def estimator_of(config: Config) -> Estimator:
     return Estimator(card, virtual_link(config), config.gpus_per_node)
 
 
+def cluster_estimator(config: Config) -> Estimator | MixedEstimator:
+    """Return the estimator of --cluster.
+
+    Raises:
+        UserError: --cluster describes no cluster, or one of its GPUs lacks the precision.
+    """
+    source = f"--cluster {config.cluster}"
+    try:
+        groups = parse_cluster(config.cluster)
+    except VirtualGpuError as error:
+        raise UserError(f"--cluster: {error}") from error
+    groups = tuple(dataclasses.replace(group, card=virtual_card(config, group.card.name, source))
+                   for group in groups)
+    link = virtual_link(config)
+    if len(groups) == 1:
+        return Estimator(groups[0].card, link, groups[0].per_node)
+    return MixedEstimator(groups, link)
+
+
 def as_json(made: Plan) -> dict:
     """Return the plan as a dictionary, with the total of each stage's memory."""
     return {**dataclasses.asdict(made), "memory": [
@@ -136,7 +188,7 @@ def padded_vocabulary(config: Config) -> int:
                           config.tensor_model_parallel_size)
 
 
-def make_plan(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
+def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: Estimate) -> Plan:
     """Return the plan of a run.
 
     Args:
@@ -144,10 +196,11 @@ def make_plan(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
         estimator: the cluster it runs on.
         estimate: what the estimator found for these flags.
     """
-    vocabulary = padded_vocabulary(config)
-    gpt, card = shape_of(config, vocabulary), estimator.card
-    world, seconds = config.world_size, estimate.seconds
+    vocabulary, world = padded_vocabulary(config), config.world_size
+    gpt, gpus = shape_of(config, vocabulary), estimator.gpus(world)
+    seconds = estimate.seconds
     rate = teraflops(model_flops(config, vocabulary), seconds, world)
+    peak = sum(count / world * card.tflops[config.precision] for card, count in gpus.items())
     stages = [stage_parameters(
         gpt, sum(config.layers_per_chunk[stage::config.pipeline_model_parallel_size]),
         config.tensor_model_parallel_size, stage == 0,
@@ -157,17 +210,26 @@ def make_plan(config: Config, estimator: Estimator, estimate: Estimate) -> Plan:
     tokens = config.tokens or batch_tokens * (
         config.train_iters or config.train_samples // config.global_batch_size)
     hours = tokens / batch_tokens * seconds / 3600
-    price = config.price_per_gpu_hour
-    if price is None:
-        price = DOLLARS_PER_HOUR.get(card.name)
+    held = memory(config, estimate, stages)
     return Plan(
-        f"virtual {card.name}", stacks.describe(card),
-        network.parse(estimator.link or card.network).name, world,
+        f"virtual {' and '.join(card.name for card in gpus)}",
+        {card.name: count for card, count in gpus.items()}, estimator.nodes(world),
+        "; ".join(dict.fromkeys(map(stacks.describe, gpus))), estimator.network.name, world,
         estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
-        max(stages), seconds, rate, rate / card.tflops[config.precision], estimate.communication,
-        estimate.bubble, memory(config, estimate, stages), card.memory, estimate.fits, tokens,
-        hours / 24, hours * world, None if price is None else hours * world * price)
+        max(stages), seconds, rate, rate / peak, estimate.communication, estimate.bubble, held,
+        min(held, key=lambda one: one.capacity - one.total).capacity, estimate.fits, tokens,
+        hours / 24, hours * world, dollars(config, gpus, hours))
+
+
+def dollars(config: Config, gpus: Mapping[Card, int], hours: float) -> float | None:
+    """Return the price of all GPUs for some hours; None if one of them has no known price."""
+    prices = {card: config.price_per_gpu_hour for card in gpus}
+    if config.price_per_gpu_hour is None:
+        prices = {card: DOLLARS_PER_HOUR.get(card.name) for card in gpus}
+    if None in prices.values():
+        return None
+    return sum(hours * count * prices[card] for card, count in gpus.items())
 
 
 def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memory, ...]:
@@ -180,21 +242,23 @@ def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memor
     """
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
                        config.data_parallel_size, config.use_distributed_optimizer)
-    return tuple(Memory(each.weights * count, each.gradients * count, each.optimizer * count,
-                        *(max(0.0, peak - each.resident * count) for peak in peaks), taken)
-                 for count, *peaks, taken in zip(stages, estimate.passes_peak, estimate.end_peak,
-                                                 estimate.taken, strict=True))
+    return tuple(Memory(each.weights * stages[stage], each.gradients * stages[stage],
+                        each.optimizer * stages[stage],
+                        *(max(0.0, peak - each.resident * stages[stage]) for peak in peaks), taken,
+                        stage, card.name, card.memory)
+                 for (stage, card), *peaks, taken in zip(
+                     estimate.ranks, estimate.passes_peak, estimate.end_peak, estimate.taken,
+                     strict=True))
 
 
 def format_plan(made: Plan) -> str:
     """Return the plan as text, one quantity per line."""
-    fullest = max(range(len(made.memory)), key=lambda stage: made.memory[stage].total)
-    held = made.memory[fullest]
+    held, mixed = made.fullest, len(made.gpus) > 1
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.parts.items()
                       if name != "outside")
-    nodes = -(-made.world_size // made.gpus_per_node)
+    gpus = " + ".join(f"{count} virtual {name}" for name, count in made.gpus.items())
     rows = {
-        "cluster": f"{made.world_size} {made.card} on {nodes} node(s), {made.network}",
+        "cluster": f"{gpus} on {made.nodes} node(s), {made.network}",
         "software stack": made.software,
         "layout": f"tensor {made.tensor} x pipeline {made.pipeline} x data {made.data}, schedule "
                   f"{made.schedule}, {made.micro_batches} micro-batch(es) per step",
@@ -205,12 +269,17 @@ def format_plan(made: Plan) -> str:
                       "the data-sheet peak, counting the model's FLOPs",
         "communication": f"{made.communication:.1%} of the time, waiting for collectives",
         "bubble": f"{made.bubble:.1%} of the time, waiting for other stages",
-        "memory": f"{held.total / GIB:.2f} of {made.capacity / GIB:.2f} GiB at the peak on stage "
-                  f"{fullest} ({parts}, CUDA's and NCCL's own {held.outside / GIB:.2f})",
-        "fits": "yes" if made.fits else "NO: CUDA out of memory",
+        "memory": f"{held.total / GIB:.2f} of {held.capacity / GIB:.2f} GiB at the peak on "
+                  f"{held.place(mixed)} ({parts}, CUDA's and NCCL's own {held.outside / GIB:.2f})",
+        "fits": "yes" if made.fits else "NO: CUDA out of memory"
+                + (f" on {held.place(mixed)}" if mixed else ""),
         "training": f"{made.tokens:.4g} tokens: {made.days:,.2f} days, "
                     f"{made.gpu_hours:,.0f} GPU-hours"
                     + ("" if made.dollars is None else f", {made.dollars:,.0f} dollars"),
     }
-    lines = [f"estimate on {made.card}: modeled, nothing was run"]
-    return "\n".join([*lines, *(f"  {name:<20}{value}" for name, value in rows.items())])
+    lines = [f"estimate on {made.card}: modeled, nothing was run",
+             *(f"  {name:<20}{value}" for name, value in rows.items())]
+    if mixed:
+        lines += [f"  {one.place(mixed):<24}{one.total / GIB:8.2f} of {one.capacity / GIB:6.2f} GiB"
+                  + ("" if one.total <= one.capacity else "  does not fit") for one in made.memory]
+    return "\n".join(lines)

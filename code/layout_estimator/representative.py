@@ -11,21 +11,42 @@ from layout_estimator.cluster import ModeledCluster
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.parallel.grid import GROUPS, Grid, Group, groups_along
+from virtualgpu.net.work import Work
 
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """A collective in which other pipeline stages take part.
+    """A collective in which ranks take part that may be ready at another time. Times in seconds.
 
     Attributes:
         group: the name of its group.
-        ready: when this rank reached it, in seconds.
+        ready: when this rank reached it.
         seconds: its duration.
+        waited: when this rank began to wait for it.
+        ended: when this rank stopped waiting.
     """
 
     group: str
     ready: float
     seconds: float
+    waited: float
+    ended: float
+
+
+class RecordedWork:
+    """A collective that this rank started and will wait for later."""
+
+    def __init__(self, group: RepresentativeGroup, work: Work) -> None:
+        self.group, self.work, self.clock = group, work, work.group.gpu.clock
+        self.ready = self.clock.ready()
+
+    def wait(self) -> None:
+        """Wait for it, and record it; a group's collectives run one after another."""
+        waited, free = self.clock.ready(), self.work.group.last_end
+        self.work.wait()
+        self.group.records.append(CollectiveRecord(
+            self.group.name, self.ready, self.work.end - max(free, self.ready), waited,
+            self.clock.ready()))
 
 
 @dataclass(frozen=True)
@@ -34,7 +55,7 @@ class RepresentativeGroup(Group):
 
     Attributes:
         name: of the group.
-        records: its blocking collectives, for groups with ranks of other stages; else None.
+        records: its collectives, for groups whose ranks are not alike; else None.
     """
 
     name: str = ""
@@ -45,13 +66,13 @@ class RepresentativeGroup(Group):
             self._wait(self.process_group.allreduce([tensor]))
 
     def start_all_reduce(self, tensor: torch.Tensor) -> dist.Work:
-        return self.process_group.allreduce([tensor])
+        return self._started(self.process_group.allreduce([tensor]))
 
     def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
-        return self.process_group.reduce_scatter_single(part, whole)
+        return self._started(self.process_group.reduce_scatter_single(part, whole))
 
     def start_all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> dist.Work:
-        return self.process_group.all_gather_single(whole, part)
+        return self._started(self.process_group.all_gather_single(whole, part))
 
     def start_exchange(self, sent: torch.Tensor, received: torch.Tensor) -> list[dist.Work]:
         group, last = self.process_group, self.size - 1
@@ -72,21 +93,20 @@ class RepresentativeGroup(Group):
         self._wait(self.process_group.reduce_scatter_single(part, whole.contiguous()))
         return part
 
-    def _wait(self, work: dist.Work) -> None:
-        clock = self.process_group.gpu.clock
-        ready = clock.ready()
-        work.wait()
-        if self.records is not None:
-            self.records.append(CollectiveRecord(self.name, ready, clock.ready() - ready))
+    def _started(self, work: Work) -> Work | RecordedWork:
+        return work if self.records is None else RecordedWork(self, work)
+
+    def _wait(self, work: Work) -> None:
+        self._started(work).wait()
 
 
 @dataclass(frozen=True)
 class RepresentativeContext(Context):
-    """The context of a stage's first rank.
+    """The context of the first rank of a stage, or of one of its replicas.
 
     Attributes:
         cluster: the cluster of the rank's device.
-        records: the collectives in which other stages took part, in order.
+        records: the collectives of ranks that are not alike, in order.
     """
 
     cluster: ModeledCluster
@@ -99,24 +119,27 @@ class RepresentativeContext(Context):
         return _group(self.cluster, "ends", ranks, self.grid.rank, self.records)
 
 
-def representative_context(config: Config, cluster: ModeledCluster, stage: int
+def representative_context(config: Config, cluster: ModeledCluster, stage: int, replica: int = 0
                            ) -> RepresentativeContext:
-    """Return the context of the first rank of a stage.
+    """Return the context of the first tensor-parallel rank of a stage.
 
     Args:
         config: the run's flags.
         cluster: the cluster that it would run on.
         stage: the pipeline stage.
+        replica: the data-parallel replica.
     """
     sizes = (config.pipeline_model_parallel_size, config.data_parallel_size,
              config.tensor_model_parallel_size)
-    rank = stage * sizes[1] * sizes[2]
+    rank = (stage * sizes[1] + replica) * sizes[2]
     records: list[CollectiveRecord] = []
+    unlike = {name for name in ("pp", "model") if sizes[0] > 1}
+    if cluster.replicas_differ:
+        unlike.add("dp")
     groups = {}
     for name in GROUPS:
         ranks = next(ranks for ranks in groups_along(name, *sizes) if rank in ranks)
-        crosses_stages = name in ("pp", "model") and sizes[0] > 1
-        groups[name] = _group(cluster, name, ranks, rank, records if crosses_stages else None)
+        groups[name] = _group(cluster, name, ranks, rank, records if name in unlike else None)
     grid = Grid(rank, config.world_size, **groups)
     return RepresentativeContext(config, grid, cluster.device, cluster, records)
 

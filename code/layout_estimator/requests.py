@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
     from layout_estimator.estimate import Estimate, Estimator
+    from layout_estimator.mixed import MixedEstimator
     from layout_estimator.planner import Plan
     from minimegatron.arguments import Config
+
+
+CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
 
 
 class EstimateError(LabError):
@@ -35,13 +40,40 @@ def read_flags(flags: Sequence[str]) -> Config:
     from minimegatron.errors import UserError
 
     try:
-        return parse_arguments(["--estimate", *flags])
+        return parse_arguments(["--estimate", *with_cluster(flags)])
     except UserError as error:
         raise EstimateError(str(error)) from None
 
 
-def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | None = None
-             ) -> Estimated:
+def with_cluster(flags: Sequence[str]) -> list[str]:
+    """Return the flags with the number of ranks and the first kind of GPU of their --cluster.
+
+    Raises:
+        EstimateError: --cluster describes no cluster, or another flag contradicts it.
+    """
+    from virtualgpu.core.errors import VirtualGpuError
+    from virtualgpu.net.cluster_spec import parse_cluster
+
+    given = dict(flag.split("=", 1) for flag in flags if flag.startswith("--") and "=" in flag)
+    given |= {name: value for name, value in pairwise(flags) if name.startswith("--")
+              and name in CLUSTER_FLAGS}
+    text = given.get("--cluster")
+    if text is None:
+        return [*flags]
+    try:
+        groups = parse_cluster(text)
+    except VirtualGpuError as error:
+        raise EstimateError(f"--cluster: {error}") from None
+    world = sum(group.gpus for group in groups)
+    for name in CLUSTER_FLAGS[1:]:
+        if name in given and (name, given[name]) != ("--world-size", str(world)):
+            raise EstimateError(f"{name} {given[name]}: --cluster {text} describes the GPUs, "
+                                f"{world} in all; nearest: leave out {name}")
+    return [*flags, "--device", f"virtual:{groups[0].card.name}", "--world-size", str(world)]
+
+
+def estimate(flags: Sequence[str] | Config,
+             measured: dict[tuple, Estimator | MixedEstimator] | None = None) -> Estimated:
     """Estimate what a run with these flags would cost, on the virtual cluster that they describe.
 
     Args:
@@ -61,7 +93,8 @@ def estimate(flags: Sequence[str] | Config, measured: dict[tuple, Estimator] | N
 
     measured = {} if measured is None else measured
     try:
-        cluster = config.device, config.precision, virtual_link(config), config.gpus_per_node
+        cluster = (config.cluster, config.device, config.precision, config.software_stack,
+                   virtual_link(config), config.gpus_per_node)
         if cluster not in measured:
             measured[cluster] = estimator_of(config)
         found = measured[cluster].estimate(config, padded_vocabulary(config))

@@ -6,6 +6,7 @@ from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 from pipeline_schedules import Action
+from virtualgpu.core.card import Efficiency
 
 
 @dataclass(frozen=True)
@@ -49,17 +50,21 @@ class ChunkCost:
 
 
 class StepCollective(NamedTuple):
-    """A collective at the end of a step in which other stages take part.
+    """A collective at the end of a step in which ranks take part that are not alike.
 
     Attributes:
-        before: seconds from the previous collective to this one.
+        before: seconds from the previous collective's end until the rank waits for this one.
         seconds: its duration.
         group: the name of its group.
+        ahead: seconds between reaching it and waiting for it; 0 if it blocks.
+        in_passes: whether it starts during the passes, `ahead` seconds before their end.
     """
 
     before: float
     seconds: float
     group: str
+    ahead: float = 0.0
+    in_passes: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class StepCost:
 
     Attributes:
         draw: cost of drawing one micro-batch.
-        collectives: those at the step's end in which other stages take part.
+        collectives: those at the step's end in which ranks take part that are not alike.
         after: seconds after the last of them.
         communication: seconds of collectives in the step's end.
         state_bytes: bytes of parameters, gradients, and optimizer state during the passes.
@@ -92,10 +97,12 @@ class StageCost:
     Attributes:
         chunks: of its model chunks' passes.
         step: of its step besides the passes.
+        efficiency: of its GPU model, for the host's times.
     """
 
     chunks: tuple[ChunkCost, ...]
     step: StepCost
+    efficiency: Efficiency
 
     def pass_cost(self, action: Action, is_first: bool) -> PassCost:
         """Return the cost of an action.
@@ -111,3 +118,8 @@ class StageCost:
         """Return the time of the passes of these kinds for one micro-batch on all chunks."""
         return sum(chunk.passes[kind].latency for chunk in self.chunks for kind in kinds
                    if kind in chunk.passes)
+
+    def communication(self, micro_batches: int) -> float:
+        """Return the seconds of a step in which its GPU waits for collectives."""
+        return self.step.communication + micro_batches * sum(
+            one.communication for chunk in self.chunks for one in chunk.passes.values())

@@ -19,27 +19,27 @@ class StepClock(CostHandler):
     """
 
     def __init__(self, costs: Sequence[StageCost], micro_batches: int,
-                 send_seconds: Sequence[dict[int, float]], dispatch: float, synchronous: bool,
-                 begin: float = 0.0) -> None:
+                 send_seconds: Sequence[dict[int, float]], synchronous: bool,
+                 starts: Sequence[float] | None = None) -> None:
         """Start the clocks.
 
         Args:
             costs: of the stages.
             micro_batches: of a step.
             send_seconds: per stage, {receiving stage: seconds of a message}.
-            dispatch: host seconds that launching a send or a receive takes.
             synchronous: whether the host waits for the GPU around every pass.
-            begin: seconds of the host before the first pass of a step.
+            starts: when the last collective of the step before ended on each stage; None for 0.
         """
         super().__init__(costs)
-        self.send_seconds, self.dispatch, self.synchronous = send_seconds, dispatch, synchronous
+        self.send_seconds, self.synchronous = send_seconds, synchronous
         self.waited = [0.0] * len(costs)
         self.host, self.gpu = [], []
-        for cost in costs:
-            after, draw = cost.step.after, cost.step.draw
-            gpu = after + begin + (micro_batches - 1) * draw.host + draw.latency
+        for start, cost in zip(starts or [0.0] * len(costs), costs, strict=True):
+            draw = cost.step.draw
+            begun = start + cost.step.after + cost.efficiency.step
+            gpu = begun + (micro_batches - 1) * draw.host + draw.latency
             self.gpu.append(gpu)
-            self.host.append(max(after + begin + micro_batches * draw.host, gpu))
+            self.host.append(max(begun + micro_batches * draw.host, gpu))
         self.arrivals: dict[StageAction, float] = {}
         self.channel_free: dict[Channel, float] = {}
         self.last_sent = [0.0] * len(costs)
@@ -47,7 +47,8 @@ class StepClock(CostHandler):
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
         host, gpu = self.host[stage], self.gpu[stage]
         if source is not None:
-            arrival, host = self.arrivals[source], host + self.dispatch
+            arrival = self.arrivals[source]
+            host += self.costs[stage].efficiency.dispatch
             if self.synchronous:
                 host = max(host, gpu, self.last_sent[stage])
             self.waited[stage] += max(0.0, arrival - max(host, gpu))
@@ -63,16 +64,20 @@ class StepClock(CostHandler):
         self.host[stage], self.gpu[stage] = host, gpu
 
     def send(self, stage: int, message: Message) -> None:
-        self.host[stage] += self.dispatch
+        self.host[stage] += self.costs[stage].efficiency.dispatch
         free = self.channel_free.get(message.channel, 0.0)
         arrival = (max(self.host[stage], self.gpu[stage], free)
                    + self.send_seconds[stage][message.target])
         self.arrivals[stage, message.action] = self.channel_free[message.channel] = arrival
         self.last_sent[stage] = max(self.last_sent[stage], arrival)
 
+    def ends(self) -> list[float]:
+        """Return when each stage ends its passes."""
+        return [max(*times) for times in zip(self.host, self.gpu, self.last_sent, strict=True)]
+
     def finish(self) -> float:
         """Return when the last collective of all stages ends, or the step of a single stage."""
-        ends = [max(*times) for times in zip(self.host, self.gpu, self.last_sent, strict=True)]
+        ends = self.ends()
         if len(ends) == 1:
             return ends[0] + sum(one.before + one.seconds
                                  for one in self.costs[0].step.collectives)

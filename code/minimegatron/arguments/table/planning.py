@@ -32,9 +32,11 @@ class Planning:
         affects=HARDWARE, bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
     gpus_per_node: int = flag(
         8, "with --estimate: GPUs per node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
-    vocab_size: int = flag(
-        50257, "with --estimate: vocabulary size", affects=PASSES, bounds=AT_LEAST_1,
-        needs=ESTIMATE)
+    cluster: str | None = flag(
+        None, "with --estimate: nodes in rank order instead of --device, --world-size, and "
+        "--gpus-per-node, such as a100:4x2,a10:4x4", affects=HARDWARE, needs=ESTIMATE)
+    vocab_size: int = flag(50257, "with --estimate: vocabulary size", affects=PASSES,
+                           bounds=AT_LEAST_1, needs=ESTIMATE)
     tokens: float | None = flag(
         None, "with --estimate: tokens to train on (default: those of the iterations)",
         affects=NOTHING, bounds=AT_LEAST_1, needs=ESTIMATE)
@@ -42,9 +44,8 @@ class Planning:
         None, "with --estimate: dollars (default: a list price, if there is one)", affects=NOTHING,
         bounds=NOT_NEGATIVE, needs=ESTIMATE)
     json: bool = flag(False, "with --estimate: print JSON", affects=NOTHING, needs=ESTIMATE)
-    plot: str | None = flag(
-        None, "with --estimate: draw a figure to this .svg or .png file", affects=NOTHING,
-        needs=ESTIMATE)
+    plot: str | None = flag(None, "with --estimate: draw a figure to this .svg or .png file",
+                            affects=NOTHING, needs=ESTIMATE)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,135 @@
+"""Time of one training step of data-parallel replicas that differ in their GPUs or links."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from layout_estimator.stage_cost import StageCost, StepCollective
+from layout_estimator.step_time import StepClock
+from pipeline_schedules import replay
+from pipeline_schedules.interpreter import Item
+
+STEPS = 4  # until each step takes as long as the one before; they all wait for one another
+
+
+class Cell(NamedTuple):
+    """One stage of one replica."""
+
+    replica: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Costs of one replica of the model.
+
+    Attributes:
+        costs: of its stages.
+        send_seconds: per stage, {receiving stage: seconds of a message}.
+        count: number of replicas with these costs.
+    """
+
+    costs: tuple[StageCost, ...]
+    send_seconds: Sequence[dict[int, float]]
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class ReplicasTime:
+    """Time of one step, in seconds.
+
+    Attributes:
+        seconds: of the step.
+        waited: per replica and stage, how long a GPU waits for other stages or replicas.
+    """
+
+    seconds: float
+    waited: list[list[float]]
+
+
+def time_step(replicas: Sequence[Replica], program: Sequence[Sequence[Item]], micro_batches: int,
+              synchronous: bool) -> ReplicasTime:
+    """Return the time of a step that follows enough others.
+
+    A replica begins its next step when its own last collective has ended, so a fast one begins
+    before a slow one. The step's time is that between the ends of two steps.
+
+    Args:
+        replicas: all that differ.
+        program: of the stages, with communication.
+        micro_batches: of a step.
+        synchronous: whether the host waits for the GPU around every pass.
+    """
+    ends = [[0.0] * len(program) for _ in replicas]
+    seconds, waited = 0.0, []
+    for _ in range(STEPS):
+        clocks = [StepClock(replica.costs, micro_batches, replica.send_seconds, synchronous, starts)
+                  for replica, starts in zip(replicas, ends, strict=True)]
+        for clock in clocks:
+            replay(program, clock)
+        before, tail = max(map(max, ends)), StepEnd(clocks)
+        ends = tail.run()
+        seconds, waited = max(map(max, ends)) - before, [clock.waited for clock in clocks]
+    return ReplicasTime(seconds, waited)
+
+
+class StepEnd:
+    """The collectives at the end of a step, between the stages of a replica and between replicas.
+
+    Attributes:
+        now: per cell, when its last collective ended.
+    """
+
+    def __init__(self, clocks: Sequence[StepClock]) -> None:
+        """Begin when each stage has ended its passes.
+
+        Args:
+            clocks: of every replica. Time spent waiting is added to theirs.
+        """
+        self.clocks, self.stages = clocks, len(clocks[0].costs)
+        self.passes = {Cell(replica, stage): end for replica, clock in enumerate(clocks)
+                       for stage, end in enumerate(clock.ends())}
+        self.now = dict(self.passes)
+        self.queues = {cell: deque(clocks[cell.replica].costs[cell.stage].step.collectives)
+                       for cell in self.now}
+        self.free: defaultdict[tuple[Cell, ...], float] = defaultdict(float)  # by group
+
+    def run(self) -> list[list[float]]:
+        """Run all collectives, and return when the last one ends, per replica and stage."""
+        while any(self.queues.values()):
+            groups = {self._members(cell, queue[0].group): queue[0].group
+                      for cell, queue in self.queues.items() if queue}
+            ready = [(members, name) for members, name in groups.items()
+                     if all(self.queues[cell] and self.queues[cell][0].group == name
+                            for cell in members)]
+            if not ready:
+                raise RuntimeError(f"no collective has all of its ranks: {groups}")
+            for members, _ in ready:
+                self._collective(members)
+        return [[self.now[Cell(replica, stage)] for stage in range(self.stages)]
+                for replica in range(len(self.clocks))]
+
+    def _members(self, cell: Cell, group: str) -> tuple[Cell, ...]:
+        """Return the cells whose ranks a cell's group has."""
+        if group == "dp":
+            return tuple(Cell(replica, cell.stage) for replica in range(len(self.clocks)))
+        # The all-reduce of the tied embedding has only the first and the last stage.
+        stages = (0, self.stages - 1) if group == "ends" else range(self.stages)
+        return tuple(Cell(cell.replica, stage) for stage in stages)
+
+    def _collective(self, members: tuple[Cell, ...]) -> None:
+        """Run the next collective of these cells; it starts when the slowest of them is ready."""
+        heads: dict[Cell, StepCollective] = {cell: self.queues[cell].popleft() for cell in members}
+        waits = {cell: self.now[cell] + one.before for cell, one in heads.items()}
+        ready = {cell: (self.passes if one.in_passes else waits)[cell] - one.ahead
+                 for cell, one in heads.items()}
+        start = max(self.free[members], *ready.values())
+        end = start + max(one.seconds for one in heads.values())
+        self.free[members] = end
+        for cell in members:
+            idle = min(start - ready[cell], end - waits[cell])
+            self.clocks[cell.replica].waited[cell.stage] += max(0.0, idle)
+            self.now[cell] = max(waits[cell], end)

@@ -85,7 +85,7 @@ def test_another_contest_is_one_more_file(tmp_path, monkeypatch):
             "from tests.labkit.contest.toy import toy\nCONTEST = toy()\n")
     monkeypatch.setattr(contests, "__path__", [*contests.__path__, str(tmp_path)])
     importlib.invalidate_caches()
-    assert catalog.names() == ["other", "pipelines", "toy"]
+    assert catalog.names() == ["other", "pipelines", "plans", "toy"]
     assert catalog.find("toy").title == "A toy"
     with pytest.raises(ValueError, match="a contest called toy"):
         catalog.find("other")

@@ -1,0 +1,133 @@
+"""The modeled step of plans on mixed clusters, its bounds, and the planners that compete."""
+
+from itertools import permutations, product
+from random import Random
+
+import pytest
+
+from labkit.contest import catalog
+from labkit.contest.mixed_clusters import (
+    InvalidPlan,
+    balanced,
+    bound,
+    durations,
+    lower_bound,
+    placements,
+    search,
+    step,
+)
+from labkit.contest.play import ghosts, play, points
+
+CONTEST = catalog.find("plans")
+CASE = {"layers": 8, "global_batch": 8, "replicas": [1, 2], "link": 0.5, "state": 0.5,
+        "activation": 0.1, "gradients": 0.1, "kinds": {
+            "fast": {"gpus": 2, "per_node": 2, "embedding": [0, 0], "layer": [1, 2],
+                     "head": [1, 1], "memory": 8, "inside": 100, "network": 10},
+            "slow": {"gpus": 2, "per_node": 1, "embedding": [0, 0], "layer": [2, 4],
+                     "head": [2, 2], "memory": 4, "inside": 100, "network": 10}}}
+
+
+def test_a_step_by_hand():
+    alone = {**CASE, "global_batch": 1, "replicas": [1]}
+    made = step(alone, {"replicas": 1, "stages": [["slow", 2], ["fast", 6]]})
+    # Forward 4, link, 6 + 1; backward 12 + 1, link, 8.
+    assert made.milliseconds == pytest.approx(4 + 0.5 + 7 + 13 + 0.5 + 8)
+    assert made.busy == pytest.approx([12 / 33, 20 / 33])
+    assert made.memory == pytest.approx([2 * 0.6, 6 * 0.6]) and made.all_reduce == [0, 0]
+
+
+def test_replicas_share_a_node_or_pay_for_the_network():
+    made = step(CASE, {"replicas": 2, "stages": [["slow", 3], ["fast", 5]]})
+    assert made.all_reduce == pytest.approx([1000 * 3 * 0.1 / 10, 1000 * 5 * 0.1 / 100])
+
+
+@pytest.mark.parametrize(("plan", "kind", "text"), [
+    ([1], "no plan", "a plan is"),
+    ({"replicas": 1}, "no plan", "a plan is"),
+    ({"replicas": 3, "stages": [["fast", 8]]}, "replicas", "allowed: 1, 2"),
+    ({"replicas": True, "stages": [["fast", 8]]}, "replicas", "True replicas"),
+    ({"replicas": 1, "stages": []}, "no plan", "stages is a list"),
+    ({"replicas": 1, "stages": [["fst", 8]]}, "no plan", "stage 0"),
+    ({"replicas": 1, "stages": [["fast", 8.0]]}, "no plan", "stage 0"),
+    ({"replicas": 1, "stages": [["fast", -1], ["fast", 9]]}, "no plan", "stage 0"),
+    ({"replicas": 1, "stages": [[["fast"], 8]]}, "no plan", "stage 0"),
+    ({"replicas": 1, "stages": [["fast", 7]]}, "layers", "7 layers in total; the model has 8"),
+    ({"replicas": 2, "stages": [["fast", 4], ["fast", 4]]}, "GPUs", "4 GPUs of kind fast"),
+    ({"replicas": 1, "stages": [["slow", 8]]}, "memory", "stage 0 needs 4.8 GiB"),
+])
+def test_a_plan_that_cannot_run_is_disqualified_by_name(plan, kind, text):
+    with pytest.raises(InvalidPlan, match=text) as error:
+        step(CASE, plan)
+    assert error.value.kind == kind
+    (played,) = play(CONTEST, [type(CONTEST.open_cases()[0])("one", "two", CASE)],
+                     lambda given: plan)
+    assert played.kind == kind and played.hint
+
+
+def test_placements_are_distinct_and_complete():
+    counts = {"a": 3, "b": 2, "c": 1}
+    made = list(placements(counts))
+    assert len(made) == len(set(made)) == 60 and set(made) == set(permutations("aaabbc"))
+
+
+@pytest.mark.parametrize("kinds", [("fast", "slow", "fast"), ("slow", "slow", "fast")])
+@pytest.mark.parametrize("memory", [8, 2.1])
+def test_the_balanced_split_has_the_fastest_slowest_stage(kinds, memory):
+    case = {**CASE, "kinds": {kind: {**its, "memory": memory}
+                              for kind, its in CASE["kinds"].items()}}
+
+    def slowest(plan):
+        return max(map(sum, zip(*durations(case, plan), strict=True)))
+
+    plans = [{"replicas": 1, "stages": [list(one) for one in zip(kinds, layers, strict=True)]}
+             for layers in product(range(9), repeat=3) if sum(layers) == 8]
+    fitting = []
+    for plan in plans:
+        try:
+            step(case, plan)
+        except InvalidPlan:
+            continue
+        fitting.append(slowest(plan))
+    made = balanced(case, 1, kinds)
+    assert step(case, made) and slowest(made) == min(fitting)
+
+
+def test_no_plan_beats_the_bounds():
+    random = Random(1)
+    for group in CONTEST.groups[:3]:
+        case = {**group.draw(random), "global_batch": 8}
+        for replicas in case["replicas"]:
+            kinds = [kind for kind, its in case["kinds"].items()
+                     for _ in range(its["gpus"] // replicas)]
+            for _ in range(3):
+                random.shuffle(kinds)
+                plan = balanced(case, replicas, kinds)
+                if plan is not None:
+                    assert bound(case) <= lower_bound(case, plan) * (1 + 1e-9)
+                    assert lower_bound(case, plan) <= step(case, plan).milliseconds * (1 + 1e-9)
+
+
+def test_the_search_finds_the_optimum_of_small_clusters():
+    fastest = min(
+        step(CASE, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
+             ).milliseconds
+        for replicas in CASE["replicas"]
+        for kinds in {order[:size] for size in (1, 2, 3, 4) for order in placements(
+            {kind: its["gpus"] // replicas for kind, its in CASE["kinds"].items()})}
+        for layers in product(range(9), repeat=len(kinds)) if sum(layers) == 8
+        and _runs({"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}))
+    assert step(CASE, search(CASE)).milliseconds <= 1.05 * fastest
+
+
+def _runs(plan):
+    try:
+        step(CASE, plan)
+    except InvalidPlan:
+        return False
+    return True
+
+
+def test_ghosts_rank_as_their_ideas_do():
+    cases = CONTEST.open_cases()[:2]
+    found = {name: points(played) for name, played in ghosts(CONTEST, cases).items()}
+    assert found["even"] < found["proportional"] < found["balanced"] < 100

@@ -12,6 +12,7 @@ import time
 import numpy as np
 
 from minimegatron.data import index_maps
+from minimegatron.data.build_index_maps import build_doc_idx, build_shuffle_idx
 
 SEQ_LENGTH = 1024
 LOOP_SHARE = 100  # the loop gets one document in so many, and is counted so many times
@@ -32,9 +33,9 @@ def plain_loop(sizes: np.ndarray, samples: int) -> list[tuple[int, int]]:
 
 def vectorised(sizes: np.ndarray, plan: index_maps.Plan) -> None:
     random = np.random.RandomState(0)
-    doc_idx = index_maps.build_doc_idx(np.arange(len(sizes), dtype=np.int32), plan, random)
+    doc_idx = build_doc_idx(np.arange(len(sizes), dtype=np.int32), plan, random)
     index_maps.build_sample_idx(sizes, doc_idx, plan)
-    index_maps.build_shuffle_idx(plan, random)
+    build_shuffle_idx(plan, random)
 
 
 def main() -> None:

@@ -61,21 +61,9 @@ def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
     try:
         dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
+        from minimegatron.failures import rendezvous_error
+
         raise UserError(rendezvous_error(config, str(error))) from error
-
-
-def rendezvous_error(config: Config, error: str) -> str:
-    """Return why the rendezvous failed, in the user's terms, from torch's message."""
-    address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if "EADDRINUSE" in error:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            free = probe.getsockname()[1]
-        return (f"MASTER_PORT {port} on {socket.gethostname()} is taken by another program; "
-                f"a free one: MASTER_PORT={free}")
-    return (f"rank {config.rank} of {config.world_size} on {socket.gethostname()} cannot "
-            f"rendezvous with the others at MASTER_ADDR:MASTER_PORT {address}:{port}: "
-            f"{error.splitlines()[0]}")
 
 
 def require_one_kind(device: Device) -> None:

@@ -6,12 +6,11 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
-from minimegatron.errors import SharedError, UserError, lost_peer
+from minimegatron.errors import SharedError, UserError
 
 GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
@@ -48,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as stop:  # an exit condition, such as --exit-interval
         leave(stop.code)
     except Exception as error:
+        from minimegatron.failures import print_unexpected_error
+
         print_unexpected_error(error, config.rank)
         leave(1)
     leave(0)
@@ -62,22 +63,6 @@ def print_shared_error(text: str, is_rank_0: bool) -> None:
         emit(text, sys.stderr)
     else:
         time.sleep(GRACE)
-
-
-def print_unexpected_error(error: Exception, rank: int) -> None:
-    """Print an error that is not a UserError; call it inside the `except` block.
-
-    A lost peer becomes one line; anything else keeps its traceback.
-    """
-    lost = lost_peer(error)
-    if lost is not None:
-        emit(f"[rank {rank}] error: lost contact with another rank ({lost}); "
-             "its own message says why", sys.stderr)
-        return
-    traceback.print_exc()
-    # People search logs for these words, whatever torch calls the exception today.
-    name = "RuntimeError" if "out of memory" in str(error) else type(error).__name__
-    emit(f"[rank {rank}] {name}: {error}", sys.stderr)
 
 
 def leave(code: int) -> NoReturn:

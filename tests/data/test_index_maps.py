@@ -7,6 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minimegatron.data import index_maps
+from minimegatron.data.build_index_maps import build_doc_idx, build_shuffle_idx
 from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
 
@@ -40,7 +41,7 @@ def test_least_number_of_epochs(tokens, seq_length, samples):
 def test_sample_idx_is_the_reference(sizes, seq_length, samples, seed):
     sizes = np.array(sizes, dtype=np.int32)
     plan = index_maps.plan_epochs(int(sizes.sum()), seq_length, samples)
-    doc_idx = index_maps.build_doc_idx(
+    doc_idx = build_doc_idx(
         np.arange(len(sizes), dtype=np.int32), plan, np.random.RandomState(seed))
     sample_idx = index_maps.build_sample_idx(sizes, doc_idx, plan)
     assert sample_idx.dtype == np.int32
@@ -52,7 +53,7 @@ def test_sample_idx_is_the_reference(sizes, seq_length, samples, seed):
 def test_every_epoch_reads_every_document_once(sizes, seq_length, samples):
     documents = np.arange(5, 5 + len(sizes), dtype=np.int32)
     plan = index_maps.plan_epochs(sum(sizes), seq_length, samples)
-    doc_idx = index_maps.build_doc_idx(documents, plan, np.random.RandomState(1))
+    doc_idx = build_doc_idx(documents, plan, np.random.RandomState(1))
     assert doc_idx.dtype == np.int32
     assert sorted(doc_idx) == sorted(list(documents) * plan.epochs)
     if plan.separate_last_epoch:
@@ -62,7 +63,7 @@ def test_every_epoch_reads_every_document_once(sizes, seq_length, samples):
 @given(st.integers(2, 200), st.integers(1, 9), st.integers(1, 200))
 def test_every_sample_is_served_once_and_the_separate_epoch_last(tokens, seq_length, samples):
     plan = index_maps.plan_epochs(tokens, seq_length, samples)
-    shuffle_idx = index_maps.build_shuffle_idx(plan, np.random.RandomState(1))
+    shuffle_idx = build_shuffle_idx(plan, np.random.RandomState(1))
     assert shuffle_idx.dtype == np.uint32
     assert sorted(shuffle_idx) == list(range(plan.samples))
     if plan.separate_last_epoch:
@@ -84,9 +85,9 @@ def test_values_are_megatrons():
     random.shuffle(served)
     random.shuffle(behind)
     ours = np.random.RandomState(1234)
-    doc_idx = index_maps.build_doc_idx(np.arange(4, dtype=np.int32), plan, ours)
+    doc_idx = build_doc_idx(np.arange(4, dtype=np.int32), plan, ours)
     assert doc_idx.tolist() == first + last
-    assert index_maps.build_shuffle_idx(plan, ours).tolist() == served + behind
+    assert build_shuffle_idx(plan, ours).tolist() == served + behind
     assert index_maps.build_sample_idx(sizes, doc_idx, plan).shape == (11, 2)
 
 
@@ -105,9 +106,9 @@ def test_mismatch_tells_maps_of_other_data():
     documents = np.arange(4, dtype=np.int32)
     plan = index_maps.plan_epochs(14, 4, 3)
     random = np.random.RandomState(1)
-    doc_idx = index_maps.build_doc_idx(documents, plan, random)
+    doc_idx = build_doc_idx(documents, plan, random)
     maps = (doc_idx, index_maps.build_sample_idx(sizes, doc_idx, plan),
-            index_maps.build_shuffle_idx(plan, random))
+            build_shuffle_idx(plan, random))
     assert index_maps.mismatch(sizes, documents, plan, *maps) is None
     assert "lengths" in index_maps.mismatch(sizes[::-1], documents, plan, *maps)
     assert "other documents" in index_maps.mismatch(sizes, documents + 1, plan, *maps)

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from minimegatron.device.cpu import CpuDevice
+from minimegatron.failures import print_unexpected_error
 from minimegatron.logging import status
 from minimegatron.logging.status import Status
-from minimegatron.main import print_unexpected_error
 
 
 @pytest.fixture

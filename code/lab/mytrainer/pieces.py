@@ -116,8 +116,9 @@ def run(main: Callable[[], None]) -> None:
 
     Errors in a piece are printed with their traceback.
     """
-    from minimegatron.errors import UserError, lost_peer
-    from minimegatron.main import leave, print_unexpected_error
+    from minimegatron.errors import UserError
+    from minimegatron.failures import lost_peer, print_unexpected_error
+    from minimegatron.main import leave
 
     rank = int(os.environ.get("RANK", 0))
     try:

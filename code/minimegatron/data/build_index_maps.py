@@ -36,7 +36,7 @@ def build_index_maps(split: Split, log: Log) -> None:
             f"of number of samples per epoch ({plan.samples_per_epoch}), setting "
             f"separate_last_epoch to {plan.separate_last_epoch}")
     started = time.perf_counter()
-    doc_idx = index_maps.build_doc_idx(split.documents, plan, random)
+    doc_idx = build_doc_idx(split.documents, plan, random)
     _save(split, "doc", doc_idx, started, log)
     started = time.perf_counter()
     _save(split, "sample", index_maps.build_sample_idx(split.data.sizes, doc_idx, plan),
@@ -44,7 +44,7 @@ def build_index_maps(split: Split, log: Log) -> None:
     started = time.perf_counter()
     first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
     log(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
-    _save(split, "shuffle", index_maps.build_shuffle_idx(plan, random), started, log)
+    _save(split, "shuffle", build_shuffle_idx(plan, random), started, log)
 
 
 def _save(split: Split, kind: str, values: np.ndarray, started: float, log: Log) -> None:
@@ -60,3 +60,37 @@ def _save(split: Split, kind: str, values: np.ndarray, started: float, log: Log)
             "this job can write and every node can read with --data-cache-path FOLDER") from error
     log(f" > elasped time to build and save {kind}-idx mapping (seconds): "
         f"{time.perf_counter() - started:4f}")
+
+
+def build_doc_idx(documents: np.ndarray, plan: index_maps.Plan, random: np.random.RandomState
+                  ) -> np.ndarray:
+    """Return the shuffled order of documents, int32 [epochs * documents].
+
+    Args:
+        documents: numbers of the split's documents.
+        plan: has the number of epochs.
+        random: the generator, which `build_shuffle_idx` uses next.
+    """
+    if plan.separate_last_epoch:
+        parts = [np.tile(documents, plan.epochs - 1), np.array(documents)]
+    else:
+        parts = [np.tile(documents, plan.epochs)]
+    parts = [part.astype(np.int32) for part in parts]
+    for part in parts:
+        random.shuffle(part)
+    return np.concatenate(parts)
+
+
+def build_shuffle_idx(plan: index_maps.Plan, random: np.random.RandomState) -> np.ndarray:
+    """Return the shuffled order of samples, uint32 [samples].
+
+    Args:
+        plan: has the number of samples; a separate last epoch stays behind the others.
+        random: the generator, after `build_doc_idx`.
+    """
+    dtype = np.uint32 if plan.samples < np.iinfo(np.uint32).max - 1 else np.int64
+    first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
+    parts = [np.arange(first, dtype=dtype), np.arange(first, plan.samples, dtype=dtype)]
+    for part in parts:
+        random.shuffle(part)
+    return np.concatenate(parts)

@@ -69,24 +69,6 @@ def plan_epochs(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
     return Plan(tokens_per_epoch, seq_length, epochs, samples)
 
 
-def build_doc_idx(documents: np.ndarray, plan: Plan, random: np.random.RandomState) -> np.ndarray:
-    """Return the shuffled order of documents, int32 [epochs * documents].
-
-    Args:
-        documents: numbers of the split's documents.
-        plan: has the number of epochs.
-        random: the generator, which `build_shuffle_idx` uses next.
-    """
-    if plan.separate_last_epoch:
-        parts = [np.tile(documents, plan.epochs - 1), np.array(documents)]
-    else:
-        parts = [np.tile(documents, plan.epochs)]
-    parts = [part.astype(np.int32) for part in parts]
-    for part in parts:
-        random.shuffle(part)
-    return np.concatenate(parts)
-
-
 def build_sample_idx(sizes: np.ndarray, doc_idx: np.ndarray, plan: Plan) -> np.ndarray:
     """Return the start of every sample, [samples + 1, 2]: index into doc_idx, and offset.
 
@@ -107,21 +89,6 @@ def build_sample_idx(sizes: np.ndarray, doc_idx: np.ndarray, plan: Plan) -> np.n
     index[0] = offset[0] = 0
     dtype = np.int32 if len(doc_idx) <= np.iinfo(np.int32).max else np.int64
     return np.stack([index, offset], axis=1).astype(dtype)
-
-
-def build_shuffle_idx(plan: Plan, random: np.random.RandomState) -> np.ndarray:
-    """Return the shuffled order of samples, uint32 [samples].
-
-    Args:
-        plan: has the number of samples; a separate last epoch stays behind the others.
-        random: the generator, after `build_doc_idx`.
-    """
-    dtype = np.uint32 if plan.samples < np.iinfo(np.uint32).max - 1 else np.int64
-    first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
-    parts = [np.arange(first, dtype=dtype), np.arange(first, plan.samples, dtype=dtype)]
-    for part in parts:
-        random.shuffle(part)
-    return np.concatenate(parts)
 
 
 def shape_mismatch(documents: np.ndarray, plan: Plan, doc_idx: np.ndarray,

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
-from minimegatron.errors import UserError, lost_peer
+from minimegatron.errors import UserError
 from pipeline_schedules import BACKWARD, FORWARD, Message
 from pipeline_schedules.messages import SEND
 
@@ -83,6 +83,8 @@ class Peers:
             raise self._lost(message, error) from error
 
     def _lost(self, message: Message, error: RuntimeError) -> UserError:
+        from minimegatron.failures import lost_peer
+
         sends = message.end == SEND
         stage = message.target if sends else message.source
         doing = f"while {'sending' if sends else 'waiting for'} {message.action}"

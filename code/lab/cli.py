@@ -14,8 +14,9 @@ from labcore.terminal import visible
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
 # that returns the exit code (None is 0).
 PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "labkit.build.new",
-         "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli", "job_monitor.cli",
-         "labkit.contest.cli", "lab.mytrainer.cli")
+         "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli",
+         "layout_estimator.cluster_planner.cli", "job_monitor.cli", "labkit.contest.cli",
+         "lab.mytrainer.cli")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,7 +1,8 @@
-"""The figure of --plot: the parts of a plan's memory and time."""
+"""The figures of --plot: the parts of a plan's memory and time, and the plans of a cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib
@@ -58,5 +59,27 @@ def save(plan: Plan, path: str) -> None:
     figure.suptitle(f"{plan.parameters / 1e9:,.1f} billion parameters on {plan.world_size} "
                     f"{plan.card}: tensor {plan.tensor} x pipeline {plan.pipeline} x data "
                     f"{plan.data}", fontsize=10)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def save_front(points: Sequence[tuple[float, float, str]], title: str, path: str) -> None:
+    """Write the figure of plans that no other beats in both time and dollars.
+
+    Args:
+        points: (seconds, dollars, name) of each plan's step, the fastest first.
+        title: of the figure.
+        path: the file; its suffix decides the format.
+    """
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot([seconds for seconds, _, _ in points], [dollars for _, dollars, _ in points],
+              color="#e39c37", marker="o", drawstyle="steps-post")
+    for seconds, dollars, name in points:
+        axes.annotate(name, (seconds, dollars), xytext=(4, 4), textcoords="offset points",
+                      fontsize=8)
+    axes.set(xlabel="seconds per iteration", ylabel="dollars per iteration", title=title)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)

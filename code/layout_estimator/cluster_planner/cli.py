@@ -1,0 +1,188 @@
+"""`lab plan`: the fastest and the cheapest ways to train a model on a cluster of unlike GPUs.
+
+It searches layouts, placements of GPU models on pipeline stages, partitions of the layers,
+micro-batch sizes, recomputation, schedules, and the distributed optimizer, and prints the plans
+that no other beats in both time and dollars. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from labcore.errors import LabError
+from layout_estimator.cli import take
+
+if TYPE_CHECKING:
+    from layout_estimator.cluster_planner.search import Found, Search
+    from layout_estimator.cluster_planner.stages import Model
+
+EXAMPLE = """\
+  lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64
+"""
+PLANNERS = ("exact", "even")
+QUIET = ["--timing-log-level", "0"]  # timers of every pass would keep sends from overlapping
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser("plan", help="the best plan for a cluster of unlike GPUs",
+                                   description=__doc__, epilog=EXAMPLE,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cluster", required=True, metavar="KIND:GPUSxNODES,...",
+                        help="its nodes: a100:4x2,a10:4x4 has two of four A100, four of four A10")
+    parser.add_argument("--model", metavar="NAME", help="such as gpt2-xl; it trains in fp16")
+    parser.add_argument("--flags", metavar="FLAGS",
+                        help="the trainer's flags of any other model and precision, in quotes")
+    parser.add_argument("--global-batch", type=int, required=True, metavar="N",
+                        help="samples per step")
+    parser.add_argument("--network", metavar="NETWORK", help="between nodes, such as "
+                        "ethernet:25gbit; default: the slowest that one of them comes with")
+    parser.add_argument("--profiles", metavar="FILE", help="read a table of layer times")
+    parser.add_argument("--write-profiles", metavar="FILE", help="write the table that was used")
+    parser.add_argument("--price", action="append", default=[], metavar="KIND=DOLLARS",
+                        help="dollars per GPU-hour of a GPU model")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS",
+                        help="of a step: marks the cheapest plan that is this fast")
+    parser.add_argument("--planner", choices=PLANNERS, default="exact",
+                        help="how layers are split over stages (default: exact)")
+    parser.add_argument("--json", action="store_true", help="print all plans as JSON")
+    parser.add_argument("--plot", metavar="FILE.svg", help="draw time and dollars")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the plans; LabError if the input is wrong or no plan fits."""
+    from layout_estimator.cluster_planner import partition, tables
+    from layout_estimator.cluster_planner.search import Search
+    from layout_estimator.cluster_planner.virtual import VirtualProfiles
+
+    if arguments.plot is not None:
+        take(["--plot", arguments.plot], "--plot")  # checks it
+    groups, flags = _groups(arguments), _flags(arguments)
+    model = _model(flags, arguments.global_batch)
+    profiles = (tables.read(arguments.profiles, model) if arguments.profiles else
+                VirtualProfiles(flags, {group.card.name: group.per_node for group in groups}))
+    search = Search(model, groups, profiles, _prices(arguments), _network(arguments),
+                    partitioner={"exact": partition.best, "even": partition.even}[
+                        arguments.planner])
+    front = search.front()
+    if arguments.write_profiles:
+        tables.write(arguments.write_profiles, model, profiles.found)
+    if not front:
+        raise LabError(f"--cluster {arguments.cluster}: no plan of this model fits these GPUs with "
+                       f"--global-batch {arguments.global_batch}"
+                       + (f" and the rows of {arguments.profiles}" if arguments.profiles else ""))
+    _print(arguments, search, front, flags)
+
+
+def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found],
+           flags: Sequence[str]) -> None:
+    from layout_estimator.cluster_planner.report import nodes, record, table, trainer_flags
+
+    chosen = _within(arguments, search, front)
+    best, batch = chosen or front[0], arguments.global_batch
+    if arguments.json:
+        print(json.dumps([{**record(found, flags, batch), "chosen": found is best}
+                          for found in front], indent=2))
+    else:
+        print(table(search, front, chosen))
+        print(f"run on {nodes(best)}, in this order:\n  pretrain_gpt.py "
+              + shlex.join(trainer_flags(best, flags, batch)))
+    if arguments.plot is not None:
+        from layout_estimator.figure import save_front
+
+        save_front([(found.seconds, found.dollars or 0.0, f"{found.gpus} GPUs") for found in front],
+                   arguments.cluster, arguments.plot)
+
+
+def _within(arguments: argparse.Namespace, search: Search, front: Sequence[Found]) -> Found | None:
+    """Return the cheapest plan within the deadline, if there is one. Raises LabError."""
+    if arguments.deadline is None:
+        return None
+    if not search.has_prices:
+        missing = next(group.card.name for group in search.groups
+                       if group.card.name not in search.prices)
+        raise LabError(f"--deadline {arguments.deadline:g}: {missing} has no price; add --price "
+                       f"{missing}=DOLLARS")
+    fast = [found for found in front if found.seconds <= arguments.deadline]
+    if not fast:
+        raise LabError(f"--deadline {arguments.deadline:g}: the fastest plan takes "
+                       f"{front[0].seconds:.4g} s; nearest: --deadline {front[0].seconds:.4g}")
+    return min(fast, key=lambda found: found.dollars)
+
+
+def _groups(arguments: argparse.Namespace) -> tuple:
+    from virtualgpu.core.errors import VirtualGpuError
+    from virtualgpu.net.cluster_spec import parse_cluster
+
+    try:
+        return parse_cluster(arguments.cluster)
+    except VirtualGpuError as error:
+        raise LabError(f"--cluster: {error}") from error
+
+
+def _network(arguments: argparse.Namespace) -> str | None:
+    from virtualgpu.core.errors import VirtualGpuError
+    from virtualgpu.net import network
+
+    if arguments.network is not None:
+        try:
+            network.parse(arguments.network)
+        except VirtualGpuError as error:
+            raise LabError(f"--network: {error}") from error
+    return arguments.network
+
+
+def _flags(arguments: argparse.Namespace) -> list[str]:
+    """Return the trainer's flags of the model. Raises LabError."""
+    from layout_estimator.cluster_planner.models import model_flags
+
+    if (arguments.model is None) == (arguments.flags is None):
+        raise LabError("plan: give either --model NAME or --flags FLAGS; nearest: --model gpt2-xl")
+    if arguments.global_batch < 1:
+        raise LabError(f"--global-batch {arguments.global_batch}: nearest: --global-batch 1")
+    try:
+        words = ([*model_flags(arguments.model), "--fp16"] if arguments.flags is None
+                 else shlex.split(arguments.flags))
+    except ValueError as error:
+        raise LabError(f"--flags {arguments.flags}: {error}") from error
+    varied = [word for word in words if word.startswith(
+        ("--tensor-model", "--pipeline-model", "--micro-batch", "--global-batch", "--balance",
+         "--recompute", "--schedule", "--use-distributed", "--world-size", "--device"))]
+    if varied:
+        raise LabError(f"--flags: the planner chooses {varied[0]}; leave it out")
+    return words if "--timing-log-level" in words else [*words, *QUIET]
+
+
+def _model(flags: Sequence[str], batch: int) -> Model:
+    from layout_estimator.cluster_planner.stages import Model
+    from layout_estimator.planner import padded_vocabulary
+    from layout_estimator.requests import read_flags
+
+    config = read_flags([*flags, "--device", "virtual:a100", "--micro-batch-size", "1",
+                         "--global-batch-size", str(batch)])
+    return Model(config.num_layers, config.hidden_size, config.seq_length,
+                 padded_vocabulary(config), config.precision, batch,
+                 not config.untie_embeddings_and_output_weights)
+
+
+def _prices(arguments: argparse.Namespace) -> dict[str, float]:
+    """Return dollars per GPU-hour by GPU model. Raises LabError."""
+    from layout_estimator.prices import DOLLARS_PER_HOUR
+    from virtualgpu.core import cards
+    from virtualgpu.core.errors import VirtualGpuError
+
+    prices = dict(DOLLARS_PER_HOUR)
+    for text in arguments.price:
+        kind, _, value = text.partition("=")
+        try:
+            dollars = float(value)
+            if not 0 < dollars < float("inf"):
+                raise ValueError(f"{value} is not a price above 0")
+            prices[cards.find(kind).name] = dollars
+        except (VirtualGpuError, ValueError) as error:
+            raise LabError(f"--price {text}: {error}; nearest: --price a10=2.036") from error
+    return prices

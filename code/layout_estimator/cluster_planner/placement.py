@@ -1,0 +1,193 @@
+"""Placements: an order of the nodes, which the ranks fill one node after the other.
+
+Ranks are numbered as Megatron-LM does: tensor-parallel ranks are next to each other, then the
+replicas of a stage, then the stages. So a stage has consecutive GPUs, and the order of the nodes
+decides which GPU models it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import permutations
+from math import factorial, prod
+
+from virtualgpu.core.card import Card
+from virtualgpu.net import nccl, network
+from virtualgpu.net.cluster_spec import NodeGroup
+from virtualgpu.net.collectives import Path, message
+from virtualgpu.net.topology import Topology
+
+MOST_ORDERS = 256
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Sizes of the groups of ranks."""
+
+    tensor: int
+    pipeline: int
+    data: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A layout's ranks on nodes.
+
+    Attributes:
+        grid: the layout.
+        order: the node group of every node, in the order of the ranks.
+        link: the network between nodes, in the form that network.parse reads.
+    """
+
+    grid: Grid
+    order: tuple[NodeGroup, ...]
+    link: str
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The ranks on their nodes."""
+        return _topology(self.order, self.link)
+
+    def cards(self, stage: int) -> tuple[Card, ...]:
+        """Return the GPU models of a stage."""
+        size = self.grid.tensor * self.grid.data
+        return tuple(dict.fromkeys(self.topology.cards[stage * size:(stage + 1) * size]))
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[Card, ...], ...]:
+        """The GPU models of all stages."""
+        return tuple(self.cards(stage) for stage in range(self.grid.pipeline))
+
+    def data_path(self, stage: int) -> Path | None:
+        """Return the slowest path of a stage's data-parallel groups, or None with one replica."""
+        tensor, data = self.grid.tensor, self.grid.data
+        if data == 1:
+            return None
+        base = stage * tensor * data
+        return _path(self.topology, tuple(base + tensor * replica for replica in range(data)))
+
+    def ends_path(self) -> Path:
+        """Return the path between the first and the last stage's copies of the embedding."""
+        return _path(self.topology,
+                     (0, (self.grid.pipeline - 1) * self.grid.tensor * self.grid.data))
+
+    def send_seconds(self, size: int) -> list[float]:
+        """Return the time of a message across each stage boundary, by its slowest replica.
+
+        Args:
+            size: of the message, in bytes.
+        """
+        tensor, data = self.grid.tensor, self.grid.data
+        width = tensor * data
+        return [max(message(_wire(self.topology, at, at + width), size)
+                    for at in range(stage * width, (stage + 1) * width, tensor))
+                for stage in range(self.grid.pipeline - 1)]
+
+    def buffer_bytes(self, stage: int) -> int:
+        """Return NCCL's buffers on a rank of a stage, in bytes, as layout_estimator.memory does."""
+        grid, world = self.grid, len(self.topology.nodes)
+        width = grid.tensor * grid.data
+        rank, card = stage * width, self.topology.cards[stage * width]
+
+        def size(ranks: range) -> int:
+            many = len(ranks) > 1
+            return nccl.buffer_bytes(card, _path(self.topology, tuple(ranks))) if many else 0
+
+        pipeline = range(0, world, width)
+        groups = {range(rank, rank + width, grid.tensor), range(rank, rank + grid.tensor)}
+        total = sum(map(size, groups))
+        if grid.pipeline > 1:
+            model = tuple(at + one for at in pipeline for one in range(grid.tensor))
+            total += nccl.buffer_bytes(card, _path(self.topology, model)) + 2 * size(pipeline)
+            if stage in (0, grid.pipeline - 1):
+                total += size(range(0, world, (grid.pipeline - 1) * width)[:2])
+        return total
+
+
+@lru_cache(maxsize=4096)
+def _topology(order: tuple[NodeGroup, ...], link: str) -> Topology:
+    nodes = tuple(str(number) for number, group in enumerate(order) for _ in range(group.per_node))
+    cards = tuple(group.card for group in order for _ in range(group.per_node))
+    return Topology(nodes, cards, network.parse(link))
+
+
+@lru_cache(maxsize=65536)
+def _path(topology: Topology, ranks: tuple[int, ...]) -> Path:
+    return topology.path(ranks)
+
+
+@lru_cache(maxsize=65536)
+def _wire(topology: Topology, source: int, target: int) -> Path:
+    return topology.wire(source, target)
+
+
+def slowest_network(groups: Sequence[NodeGroup]) -> str:
+    """Return the network that all nodes can use: the slowest that one of them comes with."""
+    return min((group.card.network for group in groups),
+               key=lambda text: network.parse(text).effective)
+
+
+def placements(used: Sequence[tuple[NodeGroup, int]], grid: Grid, link: str
+               ) -> Iterator[Placement]:
+    """Yield placements of which no two give every stage the same GPUs.
+
+    All of them, if there are at most MOST_ORDERS orders of the nodes; otherwise those that keep the
+    nodes of a kind together.
+
+    Args:
+        used: each group with the number of its nodes that the run uses.
+        grid: the layout; its ranks are as many as the GPUs.
+        link: the network between nodes.
+    """
+    seen = set()
+    for order in _orders(used):
+        made = Placement(grid, order, link)
+        key = _signature(made)
+        if key not in seen:
+            seen.add(key)
+            yield made
+
+
+def count_orders(used: Sequence[tuple[NodeGroup, int]]) -> int:
+    """Return the number of distinct orders of the nodes."""
+    counts = [count for _, count in used]
+    return factorial(sum(counts)) // prod(map(factorial, counts))
+
+
+def _orders(used: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[NodeGroup, ...]]:
+    if count_orders(used) > MOST_ORDERS:
+        for blocks in permutations(used):
+            yield tuple(group for group, count in blocks for _ in range(count))
+        return
+    left = {group: count for group, count in used if count}
+
+    def extend(order: tuple[NodeGroup, ...]) -> Iterator[tuple[NodeGroup, ...]]:
+        if not any(left.values()):
+            yield order
+        for group in left:
+            if left[group]:
+                left[group] -= 1
+                yield from extend((*order, group))
+                left[group] += 1
+
+    yield from extend(())
+
+
+def _signature(made: Placement) -> tuple:
+    """Return what decides a placement's cost: each stage's GPUs, by the node that they share."""
+    width, nodes = made.grid.tensor * made.grid.data, made.topology.nodes
+    per_stage = []
+    for start in range(0, len(nodes), width):
+        here = nodes[start:start + width]
+        pieces = [(made.order[int(node)], here.count(node)) for node in dict.fromkeys(here)]
+        inner = sorted(pieces[1:-1], key=str)
+        # A node that two stages share matters to both.
+        joins = start > 0 and nodes[start] == nodes[start - 1]
+        if not joins and (start + width >= len(nodes) or nodes[start + width] != here[-1]):
+            pieces = sorted(pieces, key=str)
+        else:
+            pieces = [pieces[0], *inner, *pieces[1:][-1:]]
+        per_stage.append((joins, tuple(pieces)))
+    return tuple(per_stage)

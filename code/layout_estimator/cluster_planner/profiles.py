@@ -1,0 +1,66 @@
+"""Profiles: what each part of a model costs on a GPU model, for one micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+RECOMPUTE = ("none", "selective", "full")  # as in layout_estimator.cli.RECOMPUTE
+
+
+class Key(NamedTuple):
+    """What a profile depends on.
+
+    Attributes:
+        gpu: name of the GPU model.
+        tensor: tensor-parallel size.
+        micro_batch: samples per micro-batch.
+        recompute: one of RECOMPUTE.
+    """
+
+    gpu: str
+    tensor: int
+    micro_batch: int
+    recompute: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the model on one tensor-parallel rank.
+
+    Attributes:
+        forward: seconds of its forward pass.
+        backward: seconds of its backward pass, with recomputation.
+        parameters: number of its parameters on the rank.
+        activation_bytes: bytes that its forward pass saves for the backward pass.
+        transient_bytes: bytes that a pass needs besides, at its peak.
+        step_seconds: seconds of the optimizer step, without data-parallel communication.
+    """
+
+    forward: float
+    backward: float
+    parameters: int
+    activation_bytes: float
+    transient_bytes: float
+    step_seconds: float
+
+    @property
+    def both(self) -> float:
+        """Seconds of the forward and the backward pass."""
+        return self.forward + self.backward
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The parts of a model; all its transformer layers cost the same."""
+
+    embedding: Part
+    layer: Part
+    head: Part
+
+
+class Profiles(Protocol):
+    """A source of profiles."""
+
+    def get(self, key: Key) -> Profile | None:
+        """Return a profile, or None if the model cannot be divided this way, or is not known."""

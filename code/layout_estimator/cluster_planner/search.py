@@ -1,0 +1,244 @@
+"""The search over layouts, placements, and settings: branch and bound for time and dollars.
+
+A branch is a choice of nodes, layout, and setting; below it are its placements, and below these
+their partitions. A branch is cut if its lower bounds of time and dollars show that some plan found
+already is no slower and no more expensive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import gcd
+from typing import NamedTuple
+
+from layout_estimator.cli import MICRO_BATCHES
+from layout_estimator.cluster_planner import partition
+from layout_estimator.cluster_planner.partition import Partition
+from layout_estimator.cluster_planner.placement import (
+    MOST_ORDERS,
+    Grid,
+    Placement,
+    count_orders,
+    placements,
+    slowest_network,
+)
+from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Profiles
+from layout_estimator.cluster_planner.stages import Model, Setting, Stages, stages_of
+from virtualgpu.net.cluster_spec import NodeGroup
+
+SCHEDULES = ("1f1b", "gpipe")
+Used = tuple[tuple[NodeGroup, int], ...]  # groups, and how many of their nodes a plan uses
+Partitioner = Callable[[Stages], Partition | None]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan.
+
+    Attributes:
+        placement: its layout, on its nodes.
+        setting: its other choices.
+        partition: its layers per stage.
+        stages: what its stages cost.
+        dollars_per_hour: of the GPUs that it uses; None if one has no price.
+    """
+
+    placement: Placement
+    setting: Setting
+    partition: Partition
+    stages: Stages = field(repr=False)
+    dollars_per_hour: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Simulated seconds of a step."""
+        return self.partition.seconds
+
+    @property
+    def dollars(self) -> float | None:
+        """Dollars of a step."""
+        if self.dollars_per_hour is None:
+            return None
+        return self.seconds * self.dollars_per_hour / 3600
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs that it uses."""
+        return len(self.placement.topology.nodes)
+
+
+class Branch(NamedTuple):
+    """A branch of the search.
+
+    Attributes:
+        bound: lower bound of the seconds of a step.
+        rate: dollars per hour; 0 without prices.
+        used: the nodes.
+        grid: the layout.
+        setting: the other choices.
+    """
+
+    bound: float
+    rate: float
+    used: Used
+    grid: Grid
+    setting: Setting
+
+
+@dataclass
+class Search:
+    """A search, and what it did.
+
+    Attributes:
+        model: the model and the batch.
+        groups: the cluster's nodes.
+        profiles: costs of the model's parts.
+        prices: {GPU model's name: dollars per GPU-hour}; dollars count if all GPUs have one.
+        link: the network between nodes; None: the slowest that one of the used nodes comes with.
+        prune: whether to cut branches; without, the search is exhaustive.
+        partitioner: splits the layers over the stages of a placement.
+        branches: how many there are.
+        solved: for how many placements layers were split.
+        every_order: whether every distinct placement was considered.
+    """
+
+    model: Model
+    groups: Sequence[NodeGroup]
+    profiles: Profiles
+    prices: dict[str, float]
+    link: str | None = None
+    prune: bool = True
+    partitioner: Partitioner = partition.best
+    branches: int = 0
+    solved: int = 0
+    every_order: bool = True
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether all GPUs of the cluster have a price."""
+        return all(group.card.name in self.prices for group in self.groups)
+
+    def front(self) -> list[Found]:
+        """Return the plans that no other beats in both time and dollars, the fastest first.
+
+        Without prices, that is the fastest plan only. The list is empty if no plan fits.
+        """
+        best: list[Found] = []
+        branches = sorted(self._branches(), key=lambda branch: branch.bound)
+        self.branches = len(branches)
+        for branch, placement in self._seeds(branches):
+            found = self._solve(branch, placement, best)
+            if found is not None:
+                best = [one for one in best if not _beats(found, one)] + [found]
+        for branch in branches:
+            if self._beaten(best, branch.bound, branch.rate):
+                continue
+            self.every_order &= count_orders(branch.used) <= MOST_ORDERS
+            for placement in placements(branch.used, branch.grid, self._link(branch.used)):
+                found = self._solve(branch, placement, best)
+                if found is not None:
+                    best = [one for one in best if not _beats(found, one)] + [found]
+        return sorted(best, key=lambda one: one.seconds)
+
+    def _seeds(self, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Placement]]:
+        """Yield one placement for each choice of nodes and micro-batch, so that cuts begin early.
+
+        The bound of a branch with few micro-batches is loose, so by bounds alone its turn comes
+        before that of better plans.
+        """
+        seen = set()
+        for branch in branches if self.prune else ():
+            key = branch.used, branch.setting.micro_batch
+            if key not in seen:
+                seen.add(key)
+                yield branch, next(placements(branch.used, branch.grid, self._link(branch.used)))
+
+    def _solve(self, branch: Branch, placement: Placement, best: list[Found]) -> Found | None:
+        """Return the best plan of a placement, or None if there is none or others beat it."""
+        stages = stages_of(self.model, placement, branch.setting, self.profiles)
+        if stages is None:
+            return None
+        if self._beaten(best, partition.lower_bound(stages), branch.rate):
+            return None
+        self.solved += 1
+        made = self.partitioner(stages)
+        if made is None:
+            return None
+        found = Found(placement, branch.setting, made, stages,
+                      branch.rate if self.has_prices else None)
+        return None if any(_beats(one, found) for one in best) else found
+
+    def _beaten(self, best: list[Found], seconds: float, rate: float) -> bool:
+        """Return whether a plan is at least as fast and cheap as these bounds."""
+        if seconds == float("inf"):
+            return True
+        cost = seconds * rate
+        return self.prune and any(
+            one.seconds <= seconds and one.seconds * (one.dollars_per_hour or 0) <= cost
+            for one in best)
+
+    def _link(self, used: Used) -> str:
+        return self.link or slowest_network([group for group, count in used if count])
+
+    def _branches(self) -> Iterator[Branch]:
+        for counts in product(*(range(group.nodes + 1) for group in self.groups)):
+            used = tuple((group, count) for group, count in zip(self.groups, counts, strict=True)
+                         if count)
+            rate = sum(group.per_node * count * self.prices.get(group.card.name, 0)
+                       for group, count in used) if self.has_prices else 0.0
+            for grid in self._grids(used):
+                for setting in self._settings(grid):
+                    bound = self._bound(used, grid, setting)
+                    if bound is not None:
+                        yield Branch(bound, rate, used, grid, setting)
+
+    def _grids(self, used: Used) -> Iterator[Grid]:
+        """Yield layouts whose tensor-parallel ranks stay on a node."""
+        world = sum(group.per_node * count for group, count in used)
+        together = gcd(*(group.per_node for group, _ in used)) if used else 0
+        for tensor in _divisors(together):
+            for pipeline in _divisors(world // tensor):
+                if pipeline <= self.model.layers + 2:
+                    yield Grid(tensor, pipeline, world // tensor // pipeline)
+
+    def _settings(self, grid: Grid) -> Iterator[Setting]:
+        for micro_batch in MICRO_BATCHES:
+            if self.model.global_batch % (micro_batch * grid.data):
+                continue
+            for recompute, sharded, schedule in product(RECOMPUTE, (False, True), SCHEDULES):
+                # One replica has nothing to share, and one stage has nothing to order.
+                if (grid.data > 1 or not sharded) and (grid.pipeline > 1 or schedule == "1f1b"):
+                    yield Setting(micro_batch, recompute, sharded, schedule)
+
+    def _bound(self, used: Used, grid: Grid, setting: Setting) -> float | None:
+        """Return a lower bound of the seconds of a step, or None if a GPU has no profile.
+
+        A stage is as slow as its slowest GPU, so the layers per second of all stages together are
+        at most those of all GPUs, each counted as 1 / (t d) of a stage. partition.lower_bound adds
+        that a micro-batch passes all layers, at best on the fastest GPUs.
+        """
+        rate, fastest = 0.0, float("inf")
+        for group, count in used:
+            profile = self.profiles.get(Key(group.card.name, grid.tensor, setting.micro_batch,
+                                            setting.recompute))
+            if profile is None:
+                return None
+            rate += group.per_node * count / (grid.tensor * grid.data) / profile.layer.both
+            fastest = min(fastest, profile.layer.both)
+        micro_batches = self.model.global_batch // (setting.micro_batch * grid.data)
+        slowest, trip = self.model.layers / rate, self.model.layers * fastest
+        if micro_batches <= grid.pipeline:
+            return max(micro_batches * slowest, trip)
+        waiting = 0 if setting.schedule == "gpipe" else (grid.pipeline - 1) / 2
+        return max(micro_batches * slowest, trip + (micro_batches - 1 - waiting) * slowest)
+
+
+def _beats(one: Found, other: Found) -> bool:
+    """Return whether a plan is at least as fast and cheap as another."""
+    return one.seconds <= other.seconds and (one.dollars or 0) <= (other.dollars or 0)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]

@@ -1,0 +1,178 @@
+"""Time and memory of every stage, for every number of layers that it might have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from layout_estimator.cluster_planner.placement import Placement
+from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
+from minimegatron.formulas import in_flight, state_bytes
+from virtualgpu.core.card import Card
+from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
+
+ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
+
+
+@dataclass(frozen=True)
+class Model:
+    """What the planner has to know about the model and the batch.
+
+    Attributes:
+        layers: number of transformer layers.
+        hidden: hidden size.
+        sequence: tokens of a sample.
+        vocabulary: its size, in tokens.
+        precision: "fp32", "fp16", or "bf16".
+        global_batch: samples per step.
+        tied: whether the output layer is the word embedding.
+    """
+
+    layers: int
+    hidden: int
+    sequence: int
+    vocabulary: int
+    precision: str
+    global_batch: int
+    tied: bool = True
+
+
+class Setting(NamedTuple):
+    """The choices besides placement and partition.
+
+    Attributes:
+        micro_batch: samples per micro-batch.
+        recompute: one of profiles.RECOMPUTE.
+        sharded: whether the replicas share the optimizer state (the distributed optimizer).
+        schedule: "1f1b" or "gpipe".
+    """
+
+    micro_batch: int
+    recompute: str
+    sharded: bool
+    schedule: str
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Costs of the stages of a placement; row s, column n: stage s with n layers.
+
+    Attributes:
+        micro_batches: of a step.
+        schedule: the pipeline schedule.
+        forward: seconds of the forward pass of one micro-batch, [p, l + 1].
+        backward: seconds of its backward pass, [p, l + 1].
+        fits: whether the layers fit the GPUs of the stage and the stage may have them, [p, l + 1].
+        memory: bytes at the peak of its fullest GPU, less the memory that this GPU has, [p, l + 1].
+        send: seconds of a message across each boundary, [p - 1].
+        sync: seconds of the data-parallel communication, [p, l + 1].
+        update: seconds of the optimizer step, [p, l + 1].
+        ends: seconds of the all-reduce of the tied embedding.
+    """
+
+    micro_batches: int
+    schedule: str
+    forward: np.ndarray
+    backward: np.ndarray
+    fits: np.ndarray
+    memory: np.ndarray
+    send: np.ndarray
+    sync: np.ndarray
+    update: np.ndarray
+    ends: float = 0.0
+    kinds: tuple[tuple[Card, ...], ...] = field(default=(), repr=False)
+
+
+def stages_of(model: Model, placement: Placement, setting: Setting, profiles: Profiles
+              ) -> Stages | None:
+    """Return the costs of the stages, or None if there is no profile or the batch does not divide.
+
+    A stage whose replicas have unlike GPUs is as slow as the slowest, and each has to fit.
+    """
+    grid, p = placement.grid, placement.grid.pipeline
+    micro_batches, rest = divmod(model.global_batch, setting.micro_batch * grid.data)
+    cards = {card for kinds in placement.kinds for card in kinds}
+    found = {card: profiles.get(Key(card.name, grid.tensor, setting.micro_batch, setting.recompute))
+             for card in cards}
+    if rest or None in found.values():
+        return None
+    rows: dict[str, list] = {name: [] for name in (
+        "forward", "backward", "fits", "memory", "sync", "update")}
+    sent = model.sequence * setting.micro_batch * model.hidden * ELEMENT[model.precision]
+    for stage in range(p):
+        counts = np.arange(model.layers + 1)
+        worst = _Stage(model, placement, setting, stage, micro_batches, sent)
+        kinds = [worst.costs(found[card], card, counts) for card in placement.kinds[stage]]
+        for name, row in rows.items():
+            pick = np.minimum if name == "fits" else np.maximum
+            row.append(pick.reduce([kind[name] for kind in kinds]))
+    ends = 0.0
+    if p > 1 and model.tied:
+        size = model.vocabulary * model.hidden // grid.tensor * _gradient_bytes(model)
+        ends = all_reduce(placement.ends_path(), int(size))
+    arrays = {name: np.array(row) for name, row in rows.items()}
+    return Stages(micro_batches, setting.schedule, send=np.array(placement.send_seconds(sent)),
+                  ends=ends, kinds=placement.kinds, **arrays)
+
+
+def _gradient_bytes(model: Model) -> float:
+    return state_bytes(model.precision).gradients
+
+
+class _Stage(NamedTuple):
+    """One stage of a placement."""
+
+    model: Model
+    placement: Placement
+    setting: Setting
+    stage: int
+    micro_batches: int
+    sent: int
+
+    def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> dict[str, np.ndarray]:
+        """Return the rows of this stage on one GPU model, for these numbers of layers."""
+        grid = self.placement.grid
+        first, last = self.stage == 0, self.stage == grid.pipeline - 1
+
+        def total(name: str) -> np.ndarray:
+            edges = first * getattr(profile.embedding, name) + last * getattr(profile.head, name)
+            return edges + counts * getattr(profile.layer, name)
+
+        weights = total("parameters")
+        if first and last and self.model.tied:  # one copy of the word embedding
+            weights = weights - self.model.vocabulary * self.model.hidden // grid.tensor
+        memory = self._memory(profile, card, weights, total("activation_bytes"))
+        shards = grid.data if self.setting.sharded else 1
+        return {"forward": total("forward"), "backward": total("backward"),
+                "fits": (memory <= 0) & ((counts > 0) | ((first or last) and not (first and last))),
+                "memory": memory, "sync": self._sync(weights),
+                "update": total("step_seconds") / shards}
+
+    def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray
+                ) -> np.ndarray:
+        grid = self.placement.grid
+        states = state_bytes(self.model.precision, grid.data, self.setting.sharded)
+        live = (self.micro_batches if self.setting.schedule == "gpipe"
+                else in_flight(grid.pipeline, self.stage, self.micro_batches))
+        first, last = self.stage == 0, self.stage == grid.pipeline - 1
+        transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
+                        last * profile.head.transient_bytes)
+        # A sender holds the tensors of its last messages, and a receive is posted early.
+        messages = (grid.pipeline > 1) * (min(grid.pipeline, self.micro_batches) + 1) * self.sent
+        passes = live * saved + transient + messages
+        return (card.context + self.placement.buffer_bytes(self.stage) + states.resident * weights
+                + np.maximum(passes, states.main_gradients * weights) - card.memory)
+
+    def _sync(self, weights: np.ndarray) -> np.ndarray:
+        path = self.placement.data_path(self.stage)
+        if path is None:
+            return np.zeros(len(weights))
+        each = state_bytes(self.model.precision)
+        if self.setting.sharded:  # a reduce-scatter of the gradients, an all-gather of the weights
+            return all_gather(path, weights * each.gradients) + all_gather(
+                path, weights * each.weights)
+        by_ring = ring(path, weights * each.gradients, 2)
+        by_tree = tree(path, weights * each.gradients)
+        return np.minimum(by_ring, by_tree) if path.nodes > 1 else by_ring  # as all_reduce does

@@ -1,0 +1,121 @@
+"""Profiles of virtual GPUs: the trainer's own code runs the parts of a model once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from layout_estimator.cli import RECOMPUTE
+from layout_estimator.cluster import ModeledCluster, modeled_cluster
+from layout_estimator.cluster_planner.profiles import Key, Part, Profile
+from layout_estimator.estimate import UNLIMITED_MEMORY
+from layout_estimator.measurement import chunk_cost, step_cost
+from layout_estimator.planner import estimator_of, padded_vocabulary
+from layout_estimator.representative import representative_context
+from layout_estimator.requests import EstimateError, read_flags
+from layout_estimator.stage_cost import ChunkCost, StepCost
+from minimegatron.arguments import Config
+from minimegatron.formulas import Gpt, layer_parameters, stage_parameters
+from minimegatron.logging.throughput import shape_of
+from pipeline_schedules import BACKWARD, FORWARD
+from virtualgpu.core.card import Card
+
+
+class VirtualProfiles:
+    """Measures each profile when it is first asked for, and keeps it.
+
+    Attributes:
+        flags: the trainer's flags of the model and its precision, without a layout.
+        per_node: {GPU model's name: GPUs of a node}.
+        found: every profile so far.
+    """
+
+    def __init__(self, flags: Sequence[str], per_node: Mapping[str, int]) -> None:
+        self.flags, self.per_node = list(flags), per_node
+        self.found: dict[Key, Profile | None] = {}
+        self._ends: dict[tuple, tuple[ChunkCost, ChunkCost]] = {}
+        self._steps: dict[tuple, list[StepCost]] = {}
+
+    def get(self, key: Key) -> Profile | None:
+        if key not in self.found:
+            try:
+                self.found[key] = self._measure(key)
+            except EstimateError:  # such as heads that this many ranks cannot share
+                self.found[key] = None
+        return self.found[key]
+
+    def _config(self, key: Key, layers: int) -> Config:
+        """Return a pipeline of three stages, of which only the middle one has layers."""
+        return read_flags([
+            *self.flags, "--num-layers", str(layers), "--balance", f"0-{layers}-0",
+            "--pipeline-model-parallel-size", "3", "--world-size", str(3 * key.tensor),
+            "--tensor-model-parallel-size", str(key.tensor), "--micro-batch-size",
+            str(key.micro_batch), "--global-batch-size", str(key.micro_batch),
+            "--device", f"virtual:{key.gpu}", "--gpus-per-node", str(self.per_node[key.gpu]),
+            *RECOMPUTE[key.recompute]])
+
+    def _measure(self, key: Key) -> Profile:
+        one, two = self._config(key, 1), self._config(key, 2)
+        vocabulary = padded_vocabulary(one)
+        card, link = estimator_of(one).card, estimator_of(one).link
+        with modeled_cluster(_unlimited(card), link, one.world_size, one.gpus_per_node) as cluster:
+
+            def passes(config: Config, stage: int) -> ChunkCost:
+                ctx = representative_context(config, cluster, stage)
+                return chunk_cost(ctx, vocabulary, 0, split=False)
+
+            near = key.gpu, key.tensor, key.micro_batch
+            if near not in self._ends:  # recomputation does not change them
+                self._ends[near] = passes(one, 0), passes(one, 2)
+            if near[:2] not in self._steps:
+                self._steps[near[:2]] = _steps(one, two, cluster, vocabulary)
+            small, large = passes(one, 1), passes(two, 1)
+            cluster.device.closing()
+        layer = ChunkCost({kind: large.passes[kind].plus(small.passes[kind], -1)
+                           for kind in large.passes}, {})
+        gpt, steps = shape_of(one, vocabulary), self._steps[near[:2]]
+        first, last = self._ends[near]
+        return Profile(
+            _part(first, first, _edge(gpt, key.tensor, first=True), _seconds(steps[0])),
+            _part(layer, small, layer_parameters(gpt, key.tensor),
+                  _seconds(steps[2]) - _seconds(steps[1])),
+            _part(last, last, _edge(gpt, key.tensor, first=False), _seconds(steps[3])))
+
+
+def _unlimited(card: Card) -> Card:
+    from dataclasses import replace
+
+    return replace(card, memory=UNLIMITED_MEMORY)
+
+
+def _steps(one: Config, two: Config, cluster: ModeledCluster, vocabulary: int) -> list[StepCost]:
+    """Return the step costs of the embedding, of one layer, of two layers, and of the head."""
+    places = ((one, 0), (one, 1), (two, 1), (one, 2))
+    return [step_cost(representative_context(config, cluster, stage), vocabulary)
+            for config, stage in places]
+
+
+def _seconds(step: StepCost) -> float:
+    """Return the time of a step's end without the all-reduce of the tied embedding."""
+    return step.after + sum(one.before + (0.0 if one.group == "ends" else one.seconds)
+                            for one in step.collectives)
+
+
+def _edge(gpt: Gpt, tensor: int, first: bool) -> int:
+    """Return the parameters of a stage that has only the embedding, or only the head."""
+    return stage_parameters(gpt, 0, tensor, first, not first)
+
+
+def _part(cost: ChunkCost, whole: ChunkCost, parameters: int, step: float) -> Part:
+    """Return the profile of a part.
+
+    Args:
+        cost: of the part; a GPU that launches slower than it computes waits for its host.
+        whole: of a stage with the part.
+        parameters: of the part on a rank.
+        step: seconds of its optimizer step.
+    """
+    seconds = {kind: max(one.busy, one.host) for kind, one in cost.passes.items()}
+    forward, backward = whole.passes[FORWARD], whole.passes[BACKWARD]
+    transient = max(forward.peak - forward.retained, backward.peak, 0.0)
+    return Part(seconds[FORWARD], seconds[BACKWARD], parameters, cost.passes[FORWARD].retained,
+                transient, step)

@@ -1,0 +1,51 @@
+"""Small models, clusters, and profiles for the planner's tests; no virtual GPU runs."""
+
+from itertools import product
+
+import numpy as np
+
+from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Part, Profile
+from layout_estimator.cluster_planner.stages import Model, Stages
+from layout_estimator.cluster_planner.tables import TableProfiles
+
+MODEL = Model(6, 256, 512, 1024, "fp16", 16)
+SPEED = {"a100-80gb": 1.0, "a10": 3.0, "t4": 6.5}
+
+
+def profiles():
+    """Return made-up profiles whose parameters are those of MODEL."""
+    found = {}
+    for (gpu, slow), tensor, size, again in product(SPEED.items(), (1, 2), (1, 2, 4, 8), RECOMPUTE):
+        time = slow * (size + 0.3) / tensor**0.8 * 1e-3
+        back = 2 + 0.9 * (again == "full") + 0.1 * (again == "selective")
+        saved = size * 1e8 / {"none": 1, "selective": 2, "full": 10}[again] / tensor
+
+        def part(share, parameters, time=time, back=back, saved=saved, tensor=tensor, slow=slow):
+            return Part(share * time, back * share * time, parameters // tensor, share * saved, 1e7,
+                        slow * parameters * 1e-12)
+
+        found[Key(gpu, tensor, size, again)] = Profile(
+            part(0.05, 400_000), part(1.0, 800_000), part(0.6, 300_000))
+    return TableProfiles(found)
+
+
+def random_stages(random, stages, layers, micro_batches, schedule):
+    """Return stages with random speeds, memory, and links."""
+    counts, speeds = np.arange(layers + 1), random.uniform(1, 4, size=(stages, 1))
+    edges = np.zeros((stages, 1))
+    edges[0], edges[-1] = random.uniform(0, 1, 2)
+    least = np.ones((stages, 1), dtype=int)
+    least[0] = least[-1] = 0
+    most = random.integers(max(1, layers // stages), layers + 1, size=(stages, 1))
+    forward = speeds * (counts + edges)
+    ratios = random.uniform(1.5, 3, size=(stages, 1))
+    return Stages(micro_batches, schedule, forward, ratios * forward,
+                  (counts >= least) & (counts <= most), np.zeros_like(forward),
+                  random.uniform(0, 2, stages - 1), 0.1 * forward, 0.05 * forward, 0.5)
+
+
+def every_split(stages):
+    """Return all partitions that fit."""
+    count, width = stages.fits.shape
+    return [split for split in product(range(width), repeat=count)
+            if sum(split) == width - 1 and stages.fits[range(count), split].all()]

@@ -1,0 +1,62 @@
+"""Layers are split exactly, and bounds are bounds."""
+
+import numpy as np
+import pytest
+
+from layout_estimator.cluster_planner import partition
+from layout_estimator.cluster_planner.timing import step_seconds
+from pipeline_schedules import BUILT_IN, Durations, simulate
+from tests.layout_estimator.cluster_planner.cases import every_split, random_stages
+
+CASES = [(schedule, seed) for schedule in ("1f1b", "gpipe") for seed in range(12)]
+
+
+def case(schedule, seed):
+    random = np.random.default_rng(seed)
+    count = int(random.integers(2, 5))
+    return random_stages(random, count, int(random.integers(count, 10)),
+                         int(random.integers(1, 13)), schedule)
+
+
+@pytest.mark.parametrize("schedule, seed", CASES)
+def test_the_program_finds_the_optimum_of_its_cost_model(schedule, seed):
+    stages = case(schedule, seed)
+    splits = every_split(stages)
+    found = partition.exact(stages)
+    if not splits:
+        assert found == [] and partition.best(stages) is None
+        assert partition.lower_bound(stages) == float("inf")
+        return
+    optimum = min(partition.modeled_seconds(stages, split) for split in splits)
+    assert found[0][0] == pytest.approx(optimum, rel=1e-12)
+    times = step_seconds(stages, splits)
+    made = partition.best(stages)
+    assert made.layers in splits
+    assert partition.lower_bound(stages) <= times.min() * (1 + 1e-12)
+    assert times.min() * (1 - 1e-12) <= made.seconds
+    assert made.seconds <= float(step_seconds(stages, [found[0][1]])[0]) * (1 + 1e-12)
+    even = partition.even(stages)
+    assert even is None or even.layers in splits
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_a_step_takes_what_the_schedules_simulation_says(schedule):
+    stages = random_stages(np.random.default_rng(3), 4, 8, 7, schedule)
+    stages.send[:] = 0.25
+    splits, rows = [(2, 2, 2, 2), (0, 3, 4, 1)], range(4)
+    for split, seconds in zip(splits, step_seconds(stages, splits), strict=True):
+        timeline = simulate(BUILT_IN[schedule](4, 7), Durations(
+            stages.forward[rows, split].tolist(), stages.backward[rows, split].tolist(), 0, 0.25))
+        ends = np.array([max(span.end for span in timeline.spans[stage]) for stage in rows])
+        ends[[0, 3]] = max(ends[0], ends[3]) + stages.ends
+        step = (ends + stages.sync[rows, split]).max() + stages.update[rows, split].max()
+        assert seconds == pytest.approx(step)
+        assert seconds == pytest.approx(step_seconds(stages, [split])[0])
+
+
+def test_gpipe_without_a_step_s_end_takes_what_the_cost_model_says():
+    stages = random_stages(np.random.default_rng(5), 3, 8, 9, "gpipe")
+    stages.sync[:] = stages.update[:] = 0
+    splits = every_split(stages)
+    modeled = [partition.modeled_seconds(stages, split) + stages.ends for split in splits]
+    assert step_seconds(stages, splits) == pytest.approx(modeled)

@@ -1,0 +1,106 @@
+"""`lab plan`: its tables, its flags, and what it refuses."""
+
+import json
+
+import pytest
+
+from lab.cli import main
+from layout_estimator.cluster_planner import tables
+from layout_estimator.requests import estimate, read_flags
+from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
+
+FLAGS = ("--num-layers 6 --hidden-size 256 --num-attention-heads 4 --seq-length 512 "
+         "--max-position-embeddings 512 --vocab-size 1024 --fp16")
+PLAN = ["plan", "--flags", FLAGS, "--global-batch", "16"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "table.json"
+    tables.write(str(path), MODEL, profiles().found)
+    return path
+
+
+def test_the_trainer_accepts_the_flags_of_every_plan(table, capsys, tmp_path):
+    figure = tmp_path / "front.svg"
+    words = [*PLAN, "--cluster", "a100:2x1,a10:2x1", "--profiles", str(table), "--json",
+             "--plot", str(figure)]
+    assert main(words) == 0
+    plans = json.loads(capsys.readouterr().out)
+    assert [plan["chosen"] for plan in plans] == [True, *[False] * (len(plans) - 1)]
+    for plan in plans:
+        config = read_flags([*plan["flags"], "--world-size", str(plan["gpus"]),
+                             "--device", "virtual:a10", "--gpus-per-node", "2"])
+        assert config.num_micro_batches == plan["micro_batches"]
+        assert sum(map(int, plan["balance"].split("-"))) == MODEL.layers
+    assert figure.read_text().startswith("<?xml")
+    assert tables.read(str(table), MODEL).found == profiles().found
+
+
+def test_people_read_the_cheapest_within_the_deadline_and_its_command(table, capsys):
+    words = [*PLAN, "--cluster", "a100:2x1,a10:2x1", "--profiles", str(table)]
+    assert main([*words, "--deadline", "100", "--planner", "even"]) == 0
+    *rows, note, ranks, command = capsys.readouterr().out.splitlines()
+    assert "modeled, nothing was run" in rows[0] and rows[-1].startswith(" *")
+    assert "deadline" in note and ranks.startswith("run on 1 x ") and "--global-batch" in command
+    assert main([*words, "--deadline", "1e-9"]) == 1
+    assert "the fastest plan takes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_plan_for_equal_gpus_agrees_with_estimate(capsys):
+    assert main([*PLAN, "--cluster", "a10:2x2", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)[0]
+    plan_flags = [*plan["flags"], "--device", "virtual:a10", "--gpus-per-node", "2",
+                  "--world-size", str(plan["gpus"])]
+    assert plan["seconds_per_iteration"] == pytest.approx(estimate(plan_flags).estimate.seconds,
+                                                          rel=0.1)
+
+
+@pytest.mark.parametrize("words, why", [
+    (["--cluster", "a1000:4"], "--cluster: cluster 'a1000:4': .*nearest: a100"),
+    (["--cluster", "a10:2", "--network", "fast"], "--network: network 'fast': a kind"),
+    (["--cluster", "a10:2", "--price", "a10=free"], "--price a10=free: .*nearest: --price a10="),
+    (["--cluster", "a10:2", "--price", "a10=-1"], "not a price above 0"),
+    (["--cluster", "a10:2", "--model", "gpt2-xl"], "either --model NAME or --flags"),
+    (["--cluster", "a10:2", "--global-batch", "0"], "nearest: --global-batch 1"),
+    (["--cluster", "a10:2", "--flags", FLAGS + " --micro-batch-size 2"], "planner chooses --micro"),
+    (["--cluster", "a10:2", "--flags", FLAGS + " --hiden-size 2"], "did you mean --hidden-size"),
+    (["--cluster", "a10:2", "--profiles", "none.json"], "--profiles none.json: .*No such file"),
+    (["--cluster", "a10:2", "--plot", "x.pdf"], "--plot x.pdf: a file that ends in"),
+])
+def test_wrong_input_is_named(words, why, capsys):
+    import re
+
+    assert main([*PLAN, *words]) == 1
+    assert re.search(why, capsys.readouterr().err)
+
+
+def test_an_unknown_model_names_the_nearest(capsys):
+    assert main(["plan", "--cluster", "a10:2", "--global-batch", "8", "--model", "gpt2-xxl"]) == 1
+    assert "--model gpt2-xxl: no such model; nearest: gpt2-xl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change, why", [
+    ({"format": "2"}, "not a table of profiles"),
+    ({"model": {}}, "measured for {}, but the model to plan is"),
+    ({"profiles": []}, '"profiles" has no rows'),
+    ({"gpu": "a1000"}, 'row 0: "gpu": no virtual GPU model'),
+    ({"gpu": 3}, 'row 0: "gpu"'),
+    ({"tensor": 0}, '"tensor": 0 is not an integer of at least 1'),
+    ({"recompute": "some"}, "is not one of none, selective, full"),
+    ({"layer": 3}, '"layer": 3 is not an object'),
+    ({"layer": {"forwards": 1}}, 'has no "forwards"; it has forward, backward'),
+    ({"layer": {"forward": 1}}, "'backward' is missing"),
+    ({"micro_batch": 2}, "a second row of"),
+])
+def test_a_wrong_table_is_named(table, change, why):
+    from labcore.errors import LabError
+
+    record = json.loads(table.read_text())
+    (name, _), = change.items()
+    (record if name in record else record["profiles"][0]).update(change)
+    table.write_text(json.dumps(record))
+    with pytest.raises(LabError) as caught:
+        tables.read(str(table), MODEL)
+    assert why in str(caught.value) and str(table) in str(caught.value)

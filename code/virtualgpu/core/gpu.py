@@ -117,7 +117,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if plan is HOST:
             return func(*args, **kwargs), plan
         if self.ledger is not None:
-            self.ledger.operation(plan)
+            self.ledger.operation(plan, args)
         out = func(*args, **kwargs) if self.watched != "meta" else plan.make(args, kwargs)
         if plan.results is not None:
             for result in (out,) if isinstance(out, torch.Tensor) else nested(out):

@@ -19,6 +19,7 @@ from virtualgpu.export.blocks import (
     BACKWARD,
     FORWARD,
     GRADIENTS,
+    OPTIMIZER,
     PARAMETERS,
     RECOMPUTE,
     UPDATE,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 in_backward = torch._C._current_graph_task_id
 current_node = torch._C._current_autograd_node
 keeps_forward_gradients = torch._C._is_fwd_grad_enabled  # off inside a Function's forward
+# Kernels that name their operands: parameters, gradients, and three lists of optimizer state.
+FUSED_UPDATES = {"aten._fused_adam_", "aten._fused_adamw_"}
 REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
 FIRST_LOOK = 16  # allocations until modules are looked through; then twice as many, and so on
 MOST_OPERATIONS = 400_000  # that are remembered while no step ends
@@ -90,8 +93,10 @@ class Ledger:
 
     # Called by the GPU.
 
-    def operation(self, plan: Plan) -> None:
-        """It is about to run."""
+    def operation(self, plan: Plan, args: Sequence) -> None:
+        """It is about to run on these positional arguments."""
+        if plan.name in FUSED_UPDATES:
+            self._fused_update(*args[:5])
         if in_backward() == -1:
             phase = self.outside
         elif torch.is_grad_enabled() or not keeps_forward_gradients():
@@ -157,6 +162,20 @@ class Ledger:
                     block = self.blocks.live.get(key)
                     if block is not None and block.phase == FORWARD:
                         self.label(key, GRADIENTS)
+
+    def _fused_update(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor],
+                      *states: Sequence[torch.Tensor]) -> None:
+        """Label what an update reads. An optimizer that is not one of torch's has no hooks; weights
+        that no module owns and that need no gradient are its master weights."""
+        if self.outside != UPDATE:
+            self.owners.look()
+        for weight in weights:
+            for key in storages(weight):
+                self.label(key, PARAMETERS if weight.requires_grad else OPTIMIZER)
+        for category, group in ((GRADIENTS, gradients), *((OPTIMIZER, state) for state in states)):
+            for tensor in group:
+                for key in storages(tensor):
+                    self.label(key, category)
 
     # What the hooks find.
 

@@ -263,3 +263,26 @@ def test_storages_that_are_resized_stay_what_they_are():
         assert ledger.blocks.live[key].size == 0
         gpu.resize(key, W)
     assert at_peak(ledger) == {"parameters": W}
+
+
+def test_an_optimizer_of_ones_own_has_master_weights_moments_and_gradients():
+    """Megatron-style: flat buffers, and torch's fused kernel instead of an optimizer class."""
+    with accounted() as ledger:
+        layer = nn.Linear(H, H, bias=False, device="meta", dtype=torch.bfloat16)
+        gradients, *states = (torch.zeros(H * H, device="meta") for _ in range(4))
+        count = torch.zeros((), device="meta")
+        layer(torch.empty(B, H, device="meta", dtype=torch.bfloat16))
+        torch._fused_adamw_([states[0]], [gradients], [states[1]], [states[2]], [], [count],
+                            lr=0.1, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
+                            amsgrad=False, maximize=False)
+    found = at_peak(ledger)
+    assert (found["gradients"], found["optimizer_state"]) == (W, 3 * W)
+    assert found["parameters"] == W // 2
+
+
+def test_numbers_that_change_from_step_to_step_do_not_hide_the_repetition():
+    with accounted() as ledger:
+        x, w = data(), torch.empty(H, H, device="meta")
+        for step in range(6):
+            (x @ w).add(0.5 + step).exp()
+        assert measure(ledger)["step"]["count"] >= 3

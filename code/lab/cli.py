@@ -15,8 +15,8 @@ from labcore.terminal import visible
 # that returns the exit code (None is 0).
 PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "labkit.build.new",
          "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli",
-         "layout_estimator.cluster_planner.cli", "job_monitor.cli", "labkit.contest.cli",
-         "lab.mytrainer.cli")
+         "layout_estimator.cluster_planner.cli", "lab.submit.cli",
+         "job_monitor.cli", "labkit.contest.cli", "lab.mytrainer.cli")
 
 
 def parser() -> argparse.ArgumentParser:

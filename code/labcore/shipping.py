@@ -33,7 +33,7 @@ def make_workspace(home: Path, say: Say = print) -> None:
 def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
     """Yield every file that students get: its source, its path in the workspace, and its mode."""
     scripts = checkout / "code" / "jobs"
-    for script in sorted([*scripts.glob("*.sh"), *scripts.glob("*.py")]):
+    for script in sorted(one for kind in ("*.sh", "*.py", "*.toml") for one in scripts.glob(kind)):
         yield script, f"code/{script.name}", mode_of(script)
     for program in sorted((checkout / "code" / "examples").glob("*.*")):
         yield program, f"code/examples/{program.name}", mode_of(program)

@@ -1,0 +1,114 @@
+"""Check with the estimator that every stage fits the memory of its own GPU model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from lab.submit import trainer_flags
+from lab.submit.layout import Layout
+from labcore.errors import LabError
+from layout_estimator.requests import EstimateError, estimate, read_flags
+
+GIB = 2**30
+MOVES = 24  # layers that are moved between stages in search of a partition that fits
+REMEDY = 'flags = ["--recompute-granularity", "full", "--recompute-method", "uniform"]'
+
+
+class StageMemory(NamedTuple):
+    """Memory of one rank of a stage, in bytes.
+
+    Attributes:
+        stage: its number.
+        kind: what the file calls its GPU model.
+        needed: at the peak, with the CUDA context and NCCL's buffers.
+        capacity: of the GPU.
+    """
+
+    stage: int
+    kind: str
+    needed: float
+    capacity: int
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the rank fits."""
+        return self.needed <= self.capacity
+
+
+def check_flags(layout: Layout) -> None:
+    """Raise LabError if the trainer would refuse the run's flags."""
+    trainer_flags.check_own(layout.conf)
+    for component in layout.components:
+        try:
+            read_flags(_flags(layout, component.card.name, component.per_node))
+        except EstimateError as error:
+            raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}") from None
+
+
+def of_stages(layout: Layout, measured: dict | None = None) -> list[StageMemory]:
+    """Return the estimated memory of every stage.
+
+    Each GPU model is estimated as if the whole run used it, because the memory of a stage does not
+    depend on the GPUs of the others.
+
+    Args:
+        layout: the run.
+        measured: filled with what several estimates have in common.
+
+    Raises:
+        LabError: the trainer refuses the flags, or cannot estimate them.
+    """
+    plans, found = {}, []
+    measured = {} if measured is None else measured
+    for component in layout.components:
+        key = component.card.name, component.per_node
+        if key not in plans:
+            try:
+                plans[key] = estimate(_flags(layout, *key), measured).plan
+            except EstimateError as error:
+                raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}"
+                               ) from None
+        found += [StageMemory(stage, component.kind, plans[key].memory[stage].total,
+                              plans[key].capacity) for stage in component.stages]
+    return found
+
+
+def check(layout: Layout) -> list[StageMemory]:
+    """Return the memory of every stage. Raises LabError where one does not fit its GPU."""
+    measured: dict = {}
+    stages = of_stages(layout, measured)
+    full = [one for one in stages if not one.fits]
+    if full:
+        worst = max(full, key=lambda one: one.needed / one.capacity)
+        raise layout.conf.error(
+            "partition", f"stage {worst.stage} ({layout.split[worst.stage]} layers) needs "
+            f"{worst.needed / GIB:.2f} GiB at its peak, and the {worst.kind} has "
+            f"{worst.capacity / GIB:.2f} GiB", _nearest(layout, stages, measured))
+    return stages
+
+
+def _nearest(layout: Layout, stages: Sequence[StageMemory], measured: dict) -> str:
+    """Return the nearest partition that fits, found by moving layers off the fullest stage."""
+    split = list(layout.split)
+    for _ in range(MOVES):
+        fullest = max(stages, key=lambda one: one.needed - one.capacity).stage
+        emptiest = min(stages, key=lambda one: one.needed - one.capacity).stage
+        if fullest == emptiest or split[fullest] <= 1:
+            break
+        split[fullest] -= 1
+        split[emptiest] += 1
+        text = "-".join(map(str, split))
+        moved = replace(layout, conf=replace(layout.conf, partition=text), split=tuple(split))
+        stages = of_stages(moved, measured)
+        if all(one.fits for one in stages):
+            return f'partition = "{text}"'
+    return f"{REMEDY}, or more stages, as no partition near this one fits"
+
+
+def _flags(layout: Layout, card: str, per_node: int) -> list[str]:
+    """Return the flags of an estimate of the run on one GPU model."""
+    return ["--device", f"virtual:{card}", "--world-size", str(layout.world_size),
+            "--gpus-per-node", str(per_node),
+            *(word for group in trainer_flags.groups(layout).values() for word in group)]

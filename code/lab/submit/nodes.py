@@ -1,0 +1,106 @@
+"""Check that the running cluster has the nodes that a run needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from typing import NamedTuple
+
+import slurmbox as cluster
+from lab.submit.layout import Layout
+from labcore import workspace
+from labcore.errors import LabError
+from slurmbox.clients import NOT_RUNNING
+from virtualgpu.core import cards
+from virtualgpu.core.errors import VirtualGpuError
+
+SECONDS = 30  # that Slurm has to answer
+UNUSABLE = re.compile(r"down|drain|fail|maint|unk|inval|not_resp", re.I)
+GRES = re.compile(r"gpu:([A-Za-z][\w.-]*):(\d+)")
+
+
+class SlurmNode(NamedTuple):
+    """A node of the running cluster: its GPUs' type in Slurm's GRES, and their number."""
+
+    name: str
+    kind: str
+    gpus: int
+
+
+def slurm(*words: str) -> str:
+    """Return the output of one of Slurm's commands. Raises LabError with its message."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS,
+                              cwd=workspace.home(), stdin=subprocess.DEVNULL, errors="replace",
+                              env=cluster.environment(workspace.home()))
+    except (FileNotFoundError, NotADirectoryError):
+        raise LabError(NOT_RUNNING) from None
+    except subprocess.TimeoutExpired:
+        raise LabError("Slurm does not answer: see `lab cluster status`") from None
+    if done.returncode:
+        raise LabError(done.stderr.strip() or f"{words[0]}: exit code {done.returncode}")
+    return done.stdout
+
+
+def usable() -> list[SlurmNode]:
+    """Return the cluster's nodes with GPUs that jobs can use. Raises LabError without a cluster."""
+    return parse(slurm("sinfo", "--noheader", "--Node", "--format=%N|%G|%T"))
+
+
+def parse(text: str) -> list[SlurmNode]:
+    """Return the nodes in `sinfo --Node --format=%N|%G|%T`, each once."""
+    found = {}
+    for line in text.splitlines():
+        name, gres, state = [*line.strip().split("|"), "", ""][:3]
+        match = GRES.search(gres)
+        if match and not UNUSABLE.search(state):
+            found[name] = SlurmNode(name, match[1], int(match[2]))
+    return list(found.values())
+
+
+def matched(layout: Layout, there: list[SlurmNode]) -> Layout:
+    """Return the layout with Slurm's own names of the GPU types.
+
+    Raises:
+        LabError: the cluster has too few nodes of a kind.
+    """
+    needed: Counter[tuple[str, int]] = Counter()
+    components = []
+    for component in layout.components:
+        card, per_node = component.card.name, component.per_node
+        kinds = [node.kind for node in there
+                 if node.gpus >= per_node and _card(node.kind) == card]
+        needed[card, per_node] += component.nodes
+        if needed[card, per_node] > len(kinds):
+            has = ", ".join(f"{count} of {gpus} x {kind}" for (kind, gpus), count in
+                            Counter((node.kind, node.gpus) for node in there).items())
+            raise layout.conf.error(
+                "cluster", f"{_total(layout, card, per_node)} node(s) of {per_node} x "
+                f"{component.kind} are needed, and the running cluster has nodes {has or 'none'}"
+                " with GPUs", f"lab cluster down; {up(layout)}")
+        components.append(replace(component, kind=kinds[0]))
+    return replace(layout, components=tuple(components))
+
+
+def up(layout: Layout) -> str:
+    """Return the command that starts a cluster with the layout's nodes."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for one in layout.components:
+        counts[one.kind, one.per_node] += one.nodes
+    return "lab cluster up --gpus " + ",".join(
+        f"{count}x{kind}:{gpus}" for (kind, gpus), count in counts.items())
+
+
+def _total(layout: Layout, card: str, per_node: int) -> int:
+    return sum(one.nodes for one in layout.components
+               if (one.card.name, one.per_node) == (card, per_node))
+
+
+def _card(kind: str) -> str | None:
+    """Return the GPU model that a GRES type is, or None where no model has this name."""
+    try:
+        return cards.find(kind).name
+    except VirtualGpuError:
+        return None

@@ -1,0 +1,84 @@
+"""The batch scripts that `lab submit` writes."""
+
+import subprocess
+
+import pytest
+
+from lab.submit import scripts
+from labcore.errors import LabError
+
+from .test_conf import MIXED, XL
+
+
+def test_a_homogeneous_job(place):
+    (script,) = scripts.of(place(XL))
+    assert str(script.path) == "code/run.sh"
+    assert "#SBATCH hetjob" not in script.text and "--het-group" not in script.text
+    assert "#SBATCH --nodes=8\n" in script.text
+    assert "--pipeline-model-parallel-size 8 --balance 0-11-8-8-8-8-5-0)" in flat(script)
+    check_syntax(script)
+
+
+def test_a_heterogeneous_job_is_one_step_over_all_components(place):
+    (script,) = scripts.of(place(MIXED))
+    header = [line for line in script.text.splitlines() if line.startswith("#SBATCH")]
+    at = header.index("#SBATCH hetjob")
+    assert "#SBATCH --gpus-per-node=a100:2" in header[:at]
+    assert "#SBATCH --gpus-per-node=a10:2" in header[at:]
+    assert "srun --het-group=0,1 " in script.text
+    check_syntax(script)
+
+
+def test_joined_jobs_share_an_address_and_count_their_nodes_on(place):
+    values = MIXED | {"cluster": '"a100:2x2,a10:2x1"', "pipeline-parallel": "3", "job": '"joined"',
+                      "partition": '"5-5-2"'}
+    master, join = scripts.of(place(values))
+    assert (str(master.path), str(join.path)) == ("code/run.master.sh", "code/run.join1.sh")
+    assert "--node_rank $((0 + SLURM_PROCID))" in master.text
+    assert "--node_rank $((2 + SLURM_PROCID))" in join.text
+    for script in (master, join):
+        assert "--nnodes 3 " in script.text and "hetjob" not in script.text
+        check_syntax(script)
+
+
+def test_options_of_the_file_reach_the_script(place):
+    (script,) = scripts.of(place(MIXED | {
+        "profile": "true", "network": '"ethernet:25gbit"', "schedule": '"gpipe"',
+        "precision": '"bf16"', "iterations": "2", "reload-container": "true",
+        "flags": '["--recompute-granularity", "selective"]'}))
+    for words in ('--timeline "$FOLDER/timeline" --timeline-iteration 2', "--schedule gpipe",
+                  "--virtual-network ethernet:25gbit", "--bf16", "--log-interval 2",
+                  "MORE=(--recompute-granularity selective)", "APPTAINER_DISABLE_CACHE=true"):
+        assert words in flat(script)
+    check_syntax(script)
+
+
+def flat(script):
+    return " ".join(script.text.split())
+
+
+def check_syntax(script):
+    done = subprocess.run(["bash", "-n"], input=script.text, text=True, capture_output=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert max(map(len, script.text.splitlines())) <= 100
+
+
+def test_what_a_student_changed_is_never_overwritten(place, tmp_path):
+    first, second = scripts.of(place(MIXED)), scripts.of(place(MIXED, iterations="7"))
+    (tmp_path / "code").mkdir()
+    scripts.write(tmp_path, first)
+    scripts.write(tmp_path, second)  # unchanged, so it is replaced
+    path = tmp_path / "code" / "run.sh"
+    assert path.read_text() == second[0].text and path.stat().st_mode & 0o100
+    path.write_text(path.read_text().replace("--train-iters 7", "--train-iters 8"))
+    with pytest.raises(LabError, match=r'code/run\.sh is not as lab submit .* name = "run_2"'):
+        scripts.write(tmp_path, first)
+    assert "--train-iters 8" in path.read_text()
+
+
+def test_all_scripts_are_written_or_none(place, tmp_path):
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "run.join1.sh").write_text("echo mine\n")
+    with pytest.raises(LabError):
+        scripts.write(tmp_path, scripts.of(place(MIXED, job='"joined"')))
+    assert [one.name for one in (tmp_path / "code").iterdir()] == ["run.join1.sh"]

@@ -1,0 +1,110 @@
+"""`lab submit` on a real cluster with two kinds of GPUs: one job, and jobs that join each other."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from lab import cli
+from labcore import shipping
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+TINY = """layers = 3
+hidden-size = 32
+attention-heads = 4
+sequence-length = 32
+partition = "2-1"
+model = "small"
+cluster = "a100:1x1,a10:1x1"
+pipeline-parallel = 2
+global-batch-size = 2
+micro-batch-size = 1
+iterations = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(make_cluster, course_data):
+    made = make_cluster(gpus="a100:1,a10:1")
+    shipping.make_workspace(made.home, lambda line: None)
+    shutil.copytree(course_data / "data", made.home / "data", dirs_exist_ok=True)
+    return made
+
+
+@pytest.fixture
+def lab(mixed, monkeypatch, capsys):
+    monkeypatch.setenv("LAB_HOME", str(mixed.home))
+
+    def run(*words, code=0):
+        capsys.readouterr()
+        assert cli.main([*words]) == code
+        said = capsys.readouterr()
+        return said.err if code else said.out
+
+    return run
+
+
+def ended(mixed, number):
+    done = []
+
+    def over():
+        done[:] = mixed.run(f"squeue -h -t all -j {number} -o %T").stdout.split()
+        return not set(done) & {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"}
+
+    assert mixed.until(over, 200)
+    return set(done)
+
+
+def check(mixed, lab, number):
+    """The job trained, stage 0 on the A100 node and stage 1 on the A10 node."""
+    log = next((mixed.home / "megatron" / "logs").glob(f"*_{number}.txt")).read_text()
+    assert ended(mixed, number) == {"COMPLETED"}, log
+    (job,) = json.loads(lab("top", number, "--json"))["jobs"]
+    assert [(rank["word"], rank["node"], rank["device"]) for rank in job["ranks"]] == [
+        ("done", "slurmnode1", "virtual a100-80gb"), ("done", "slurmnode2", "virtual a10")]
+    folder = mixed.home / "megatron" / "logs" / number
+    assert {one.name for one in folder.iterdir()} >= {
+        f"slurmnode{node}.{kind}" for node in (1, 2) for kind in ("out", "err", "gpu")}
+    assert "iteration        2/       2" in (folder / "slurmnode2.out").read_text()
+    return re.search(r"per iteration \(ms\): ([\d.]+)", (folder / "slurmnode2.out").read_text())[1]
+
+
+def test_a_heterogeneous_job_and_joined_ones_that_start_in_either_order(mixed, lab):
+    path = mixed.home / "run.toml"
+    path.write_text(TINY)
+    number = re.search(r"^job (\d+): ", lab("submit", str(path)), re.MULTILINE)[1]
+    ended(mixed, number)
+    times = {check(mixed, lab, number)}
+
+    path.write_text(TINY + 'job = "joined"\n')
+    mixed.run("rm code/run.sh")
+    lab("submit", str(path), "--dry-run")
+    assert not (mixed.home / "code" / "run.master.sh").exists()
+    said = lab("submit", str(path))
+    master, joining = re.findall(r"^job (\d+): ", said, re.MULTILINE)
+    assert f"sbatch code/run.join1.sh {master}, joins job {master}" in said
+    assert ended(mixed, joining) == ended(mixed, master) == {"COMPLETED"}
+    times.add(check(mixed, lab, master))
+
+    master = mixed.run("sbatch --parsable --hold code/run.master.sh").stdout.strip()
+    joining = mixed.run(f"sbatch --parsable code/run.join1.sh {master}").stdout.strip()
+    assert mixed.until(lambda: (mixed.home / f"megatron/logs/{master}/joined.1").exists(), 30)
+    mixed.run(f"scontrol release {master}")
+    assert ended(mixed, joining) == ended(mixed, master) == {"COMPLETED"}
+    times.add(check(mixed, lab, master))
+    assert len(times) == 1
+
+    assert mixed.batch(f"-o late.txt code/run.join1.sh {master}") == "FAILED"
+    assert f"job {master}, which this job joins, is over" in (mixed.home / "late.txt").read_text()
+
+
+def test_nothing_is_queued_or_written_on_an_error(mixed, lab):
+    path = mixed.home / "wrong.toml"
+    path.write_text(TINY.replace("a10:1x1", "a10:1x2").replace("pipeline-parallel = 2",
+                    "pipeline-parallel = 3").replace('"2-1"', '"1-1-1"'))
+    before = mixed.run("squeue -h -t all | wc -l").stdout
+    assert "2 node(s) of 1 x a10 are needed" in lab("submit", str(path), code=1)
+    assert mixed.run("squeue -h -t all | wc -l").stdout == before
+    assert not (mixed.home / "code" / "wrong.sh").exists()

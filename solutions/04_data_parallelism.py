@@ -1330,15 +1330,6 @@ check.that(sent < 2 * 1.5 * gradients, f"The gradients have {gradients} bytes, a
 check.ranks(partly_used, cases=[{"bucket_mb": 25}], ranks=4, expected=[[[16.0, 4.0]] * 4],
             hints={"Only rank 0 used the second parameter, but every rank needs its averaged "
                    "gradient.": [[[16.0, 4.0], [16.0, 0.0], [16.0, 0.0], [16.0, 0.0]]]})
-### BEGIN HIDDEN TESTS
-from lab.notebook import replicas as small
-
-check.ranks(ddp_losses, ranks=[1, 3], rel=1e-4,
-            cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
-                             samples=[12, 24], steps=[2, 3], micro_batches=[1, 2]),
-            expected=lambda ranks, micro_batches, **case: [
-                small.losses_of_one_process(**case)] * ranks)
-### END HIDDEN TESTS
 # It starts each bucket when its last gradient is ready.
 (run,) = check.ranks(one_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=4,
                      expected=[[[2560.0] * 8] * 4])
@@ -1367,6 +1358,15 @@ step = two.milliseconds - one.milliseconds
 waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
 check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
            "exposed communication. Start each all-reduce early, and wait in finish().")
+### BEGIN HIDDEN TESTS
+from lab.notebook import replicas as small
+
+check.ranks(ddp_losses, ranks=[1, 3], rel=1e-4,
+            cases=check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90),
+                             samples=[12, 24], steps=[2, 3], micro_batches=[1, 2]),
+            expected=lambda ranks, micro_batches, **case: [
+                small.losses_of_one_process(**case)] * ranks)
+### END HIDDEN TESTS
 
 # %% [raw] mutant="ddp" hint="sum of the gradients"
 # -            flat /= dist.get_world_size()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labcore.errors import LabError
+from layout_estimator.cluster_planner.models import SHAPES
 
 
 class Model(NamedTuple):
@@ -20,12 +21,10 @@ class Model(NamedTuple):
     layers: int
     hidden_size: int
     attention_heads: int
-    sequence_length: int = 1024
+    sequence_length: int
 
 
-# Table 2 of Radford et al., 2019, with the head counts of the released weights.
-MODELS = {"small": Model(12, 768, 12), "medium": Model(24, 1024, 16), "large": Model(36, 1280, 20),
-          "xl": Model(48, 1600, 25)}
+MODELS = {name: Model(*SHAPES[f"gpt2-{name}"][:4]) for name in ("small", "medium", "large", "xl")}
 HOMOGENEOUS, HETEROGENEOUS, JOINED = "homogeneous", "heterogeneous", "joined"
 CHOICES = {"model": tuple(MODELS), "job": (HOMOGENEOUS, HETEROGENEOUS, JOINED),
            "precision": ("fp32", "fp16", "bf16"), "device": ("virtual", "cuda")}

@@ -8,7 +8,7 @@ from layout_estimator.pass_handler import CostHandler
 from layout_estimator.stage_cost import StageCost, StepCollective
 from pipeline_schedules import Action, Message
 from pipeline_schedules.actions import StageAction
-from pipeline_schedules.messages import Channel
+from pipeline_schedules.messages import MessageQueue
 
 
 class StepClock(CostHandler):
@@ -41,7 +41,7 @@ class StepClock(CostHandler):
             self.gpu.append(gpu)
             self.host.append(max(begun + micro_batches * draw.host, gpu))
         self.arrivals: dict[StageAction, float] = {}
-        self.channel_free: dict[Channel, float] = {}
+        self.channel_free: dict[MessageQueue, float] = {}
         self.last_sent = [0.0] * len(costs)
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:

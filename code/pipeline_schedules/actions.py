@@ -15,7 +15,8 @@ NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 
 
 class ScheduleError(Exception):
-    """A schedule or its file cannot be used; the message names the place and the reason."""
+    """Raised for an invalid schedule or schedule file; the message names the place and the reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,11 @@ def dependencies(stage: int, action: Action, stages: int, chunks: int) -> list[S
     if action.kind == WEIGHT:
         return [(stage, Action(BACKWARD, k, action.chunk))]
     step = -1 if action.kind == FORWARD else 1
-    found = [] if action.kind == FORWARD else [(stage, Action(FORWARD, k, action.chunk))]
+    needed = [] if action.kind == FORWARD else [(stage, Action(FORWARD, k, action.chunk))]
     if 0 <= virtual + step < stages * chunks:
         chunk, neighbor = divmod(virtual + step, stages)
-        found.append((neighbor, Action(action.kind, k, chunk)))
-    return found
+        needed.append((neighbor, Action(action.kind, k, chunk)))
+    return needed
 
 
 def sender(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:

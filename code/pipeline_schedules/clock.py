@@ -51,7 +51,7 @@ class Durations:
         Raises:
             ScheduleError: an attribute has another number of stages, or is not a length of time.
         """
-        found = {}
+        numbers = {}
         for field in fields(self):
             value = getattr(self, field.name)
             values = [value] * stages if isinstance(value, Real) else value
@@ -61,10 +61,10 @@ class Durations:
             for number in values:
                 if isinstance(number, bool) or not isinstance(number, Real) or not (
                         math.isfinite(number) and number >= 0):
-                    raise ScheduleError(f"durations: {field.name} has {number!r}, which is no "
+                    raise ScheduleError(f"durations: {field.name} has {number!r}, which is not a "
                                         "length of time; give numbers of at least 0")
-            found[field.name] = list(values)
-        return found
+            numbers[field.name] = list(values)
+        return numbers
 
 
 class Clock(Handler):

@@ -60,9 +60,9 @@ class _Events(Clock):
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
         super().compute(stage, action, source)
-        one = stage, action
-        number = self.numbers[one] = len(self.numbers)
-        self.events.append(((self.starts[one], number, 0), one, None))
+        key = stage, action
+        number = self.numbers[key] = len(self.numbers)
+        self.events.append(((self.starts[key], number, 0), key, None))
         if source is not None:
             # Also after a producer that takes no time, and before everything that consumes it.
             self.events.append(((self.ends[source], self.numbers[source], 1), source, stage))

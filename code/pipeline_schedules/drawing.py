@@ -45,7 +45,7 @@ class Drawing:
 
     Args:
         figure: the figure.
-        alt: what the figure shows, in words, for people who cannot see it.
+        alt: the alternative text, which describes the figure for screen readers.
         crop: fit the picture to the figure's content, for figures with default margins.
     """
 
@@ -62,10 +62,10 @@ class Drawing:
         return self._bytes("png", {"Software": None, "Description": self.alt})
 
     def save(self, path: str | Path) -> None:
-        """Write an .svg or .png file; ScheduleError for any other suffix."""
+        """Write an .svg or .png file. Raises ScheduleError for any other suffix."""
         path = Path(path)
         if path.suffix not in (".svg", ".png"):
-            raise ScheduleError(f"{path}: a figure's file ends in .svg or .png")
+            raise ScheduleError(f"{path}: a figure is saved as .svg or .png")
         path.write_bytes(self.svg() if path.suffix == ".svg" else self.png())
 
     def _bytes(self, form: str, metadata: dict[str, str | None]) -> bytes:
@@ -89,8 +89,8 @@ def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live
 
     Args:
         thing: anything that timeline_of accepts.
-        title: of the figure.
-        unit: of time, for the axis; by default "ms" for a run's file, else none.
+        title: the figure's title.
+        unit: the unit of time on the axis; by default "ms" for a recorded run, else none.
         live: whether to draw the activations in flight below every stage.
 
     Raises:
@@ -144,10 +144,10 @@ def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str
         unit: of time.
     """
     chunks = chunks_of(timeline)
-    said = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
+    sentences = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
     for stage, spans in timeline.spans.items():
-        said.append(f"Stage {stage}: {' '.join(label_of(span, chunks) for span in spans)}.")
-    return " ".join(said)
+        sentences.append(f"Stage {stage}: {' '.join(label_of(span, chunks) for span in spans)}.")
+    return " ".join(sentences)
 
 
 def summary(timeline: Timeline, unit: str = "") -> str:

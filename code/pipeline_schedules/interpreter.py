@@ -25,7 +25,7 @@ StageItems = Sequence[Sequence[Item]]
 
 
 class Deadlock(ScheduleError):
-    """Stages wait for each other; the message names each one and the item it waits for."""
+    """Raised if stages wait for each other; the message names each and the item it waits for."""
 
 
 class Handler:
@@ -120,17 +120,17 @@ class _Visit:
     def _needed(self, stage: int, item: Item) -> list[tuple[int, Item]]:
         if isinstance(item, Message):
             return [(stage, item.action)] if item.end == SEND else []
-        found: list[tuple[int, Item]] = []
+        needed: list[tuple[int, Item]] = []
         for other, action in dependencies(stage, item, len(self.program), self.chunks):
             if other == stage or not self.has_messages:
-                found.append((other, action))
+                needed.append((other, action))
             else:
-                found += [(stage, Message(RECEIVE, action, other, stage)),
-                          (other, Message(SEND, action, other, stage))]
-        return found
+                needed += [(stage, Message(RECEIVE, action, other, stage)),
+                           (other, Message(SEND, action, other, stage))]
+        return needed
 
     def explain(self) -> str:
-        """Return who waits for whom: a cycle of stages, or one that waits for a missing item."""
+        """Return the stages that wait: a cycle, or a stage that waits for a missing item."""
         path, stage = [], min(self.blocked)
         while stage not in path:
             path.append(stage)
@@ -138,7 +138,7 @@ class _Visit:
             if needed not in self.program[other][self.positions[other]:]:
                 return f"deadlock: {self._waits(stage)}, which never runs it"
             if other == stage:
-                return f"deadlock: {self._waits(stage)}, which comes later in its list"
+                return f"deadlock: {self._waits(stage)}, which comes later in its own list"
             stage = other
         ring = path[path.index(stage):]
         first = ring.index(min(ring))

@@ -39,7 +39,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int) -> Schedule:
         lower = micro_batches // stages * stages
         near = f"{lower} or {lower + stages}" if lower else f"{stages}"
         raise ScheduleError(f"interleaved: {micro_batches} micro-batches are not divisible by "
-                            f"{stages} stages; take {near}")
+                            f"{stages} stages; use {near}")
     pairs = [(group + k, chunk) for group in range(0, micro_batches, stages)
              for chunk in range(chunks) for k in range(stages)]
     forwards = [Action(FORWARD, k, chunk) for k, chunk in pairs]
@@ -102,6 +102,6 @@ def by_name(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule
     if name == "interleaved":
         return BUILT_IN[name](stages, micro_batches, chunks)
     if chunks != 1:
-        raise ScheduleError(f"{name} has one chunk per stage, not {chunks}; for several take "
+        raise ScheduleError(f"{name} has one chunk per stage, not {chunks}; for several use "
                             "interleaved")
     return BUILT_IN[name](stages, micro_batches)

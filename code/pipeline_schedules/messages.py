@@ -10,8 +10,8 @@ from pipeline_schedules.actions import Action
 SEND, RECEIVE = "send", "receive"
 
 
-class Channel(NamedTuple):
-    """A first-in, first-out queue between two stages.
+class MessageQueue(NamedTuple):
+    """A first-in, first-out queue of messages between two stages.
 
     Attributes:
         kind: F (activations) or B (gradients).
@@ -43,8 +43,8 @@ class Message:
     target: int
 
     @property
-    def channel(self) -> Channel:
-        return Channel(self.action.kind, self.source, self.target, self.action.chunk)
+    def channel(self) -> MessageQueue:
+        return MessageQueue(self.action.kind, self.source, self.target, self.action.chunk)
 
     def __str__(self) -> str:
         other = f"to {self.target}" if self.end == SEND else f"from {self.source}"

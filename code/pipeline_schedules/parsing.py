@@ -21,7 +21,7 @@ def parse(stages: object, source: str = "schedule") -> Schedule:
     """
     if not isinstance(stages, list | tuple):
         raise ScheduleError(f"{source}: a schedule is a list with one entry per stage, "
-                            f"this is a {type(stages).__name__}")
+                            f"not a {type(stages).__name__}")
     return [_parse_stage(entry, f"{source}: stage {stage}") for stage, entry in enumerate(stages)]
 
 
@@ -39,9 +39,9 @@ def _parse_action(item: object, where: str) -> Action:
         return well_formed(item, where)
     match = TOKEN.fullmatch(item) if isinstance(item, str) else None
     if match is None:
-        raise ScheduleError(f"{where}: {item!r} is no action; write F, B or W, then the number of "
-                            'the micro-batch, and the chunk if there are several: "F0", "B3", '
-                            '"F0.1"')
+        raise ScheduleError(f"{where}: {item!r} is not an action; write F, B, or W, then the "
+                            "number of the micro-batch, and the chunk if there are several: "
+                            '"F0", "B3", "F0.1"')
     return Action(match[1], int(match[2]), int(match[3] or 0))
 
 
@@ -51,9 +51,9 @@ def well_formed(action: Action, where: str) -> Action:
     Raises ScheduleError, which names its place (`where`), if it is malformed.
     """
     if not isinstance(action.kind, str) or action.kind not in NAMES:
-        raise ScheduleError(f"{where}: an action's kind is F, B or W, not {action.kind!r}")
+        raise ScheduleError(f"{where}: an action's kind is F, B, or W, not {action.kind!r}")
     for name in ("micro_batch", "chunk"):
         value = getattr(action, name)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ScheduleError(f"{where}: {name} is a whole number, not {value!r}")
+            raise ScheduleError(f"{where}: {name} is an integer, not {value!r}")
     return action

@@ -117,7 +117,7 @@ def _span(item: Sequence, where: str) -> Span:
     well_formed(Action(*span[:3]), where)
     for time in (span.start, span.end):
         if not isinstance(time, Real) or not math.isfinite(time):
-            raise ScheduleError(f"{where}: {time!r} is no time")
+            raise ScheduleError(f"{where}: {time!r} is not a time")
     if span.end < span.start:
         raise ScheduleError(f"{where}: {_name(span)} ends at {span.end}, before its start at "
                             f"{span.start}")
@@ -127,10 +127,10 @@ def _span(item: Sequence, where: str) -> Span:
 def _refuse_overlap(stage: int, spans: list[Span]) -> None:
     # A start plus a length, as traces have it, may round to just above the next start.
     slack = 1e-6 * (spans[-1].end - spans[0].start) if spans else 0
-    for one, two in pairwise(spans):
-        if two.start < one.end - slack:
-            raise ScheduleError(f"recorded: stage {stage} starts {_name(two)} at {two.start}, "
-                                f"before {_name(one)} ends at {one.end}")
+    for before, after in pairwise(spans):
+        if after.start < before.end - slack:
+            raise ScheduleError(f"recorded: stage {stage} starts {_name(after)} at {after.start}, "
+                                f"before {_name(before)} ends at {before.end}")
 
 
 def _name(span: Span) -> str:

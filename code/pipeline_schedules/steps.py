@@ -18,7 +18,7 @@ from pipeline_schedules.simulation import Timeline
 from pipeline_schedules.traces import Drawable, timeline_of
 
 SCRIPT = Path(__file__).with_name("steps.js")
-MOST = 5_000  # steps; more would be megabytes in a notebook
+MOST_STEPS = 5_000  # steps; more would be megabytes in a notebook
 # Scripts of the buttons: one moves the slider by some steps, the other plays it to its end.
 MOVE = ("const s=this.closest('figure').querySelector('input');s.value=Number(s.value)+({by});"
         "s.oninput()")
@@ -41,7 +41,7 @@ class Steps:
     def html(self) -> str:
         data = self._data()
         last = len(data["times"]) - 1
-        place = self.drawing.figure.axes[0].get_position()
+        position = self.drawing.figure.axes[0].get_position()
         picture = base64.b64encode(self.drawing.png()).decode()
         show = html.escape("".join(line.strip() + "\n" for line in SCRIPT.read_text().splitlines()
                                    if not line.startswith("//")))
@@ -51,8 +51,8 @@ class Steps:
             '<div style="position:relative;background:white">'
             f'<img style="display:block;max-width:100%" alt="{html.escape(self.drawing.alt)}" '
             f'src="data:image/png;base64,{picture}">'
-            f'<div data-curtain style="display:none;position:absolute;top:{1 - place.y1:.2%};'
-            f'bottom:{place.y0:.2%};right:0;background:rgba(255,255,255,0.88);'
+            f'<div data-curtain style="display:none;position:absolute;top:{1 - position.y1:.2%};'
+            f'bottom:{position.y0:.2%};right:0;background:rgba(255,255,255,0.88);'
             f'border-left:2px solid {INK}"></div></div>'
             '<div style="display:flex;gap:0.5em;align-items:center;margin:0.3em 0">'
             f'<button type="button" onclick="{MOVE.format(by=-1)}" aria-label="one step back">'
@@ -67,10 +67,10 @@ class Steps:
             f'<th>idle so far</th></tr></thead><tbody>{self._rows()}</tbody></table></figure>')
 
     def save(self, path: str | Path) -> None:
-        """Write an .html file; ScheduleError for any other suffix."""
+        """Write an .html file. Raises ScheduleError for any other suffix."""
         path = Path(path)
         if path.suffix != ".html":
-            raise ScheduleError(f"{path}: the file of steps ends in .html")
+            raise ScheduleError(f"{path}: steps are saved as .html")
         title = html.escape(self.drawing.alt.partition(":")[0])
         path.write_text('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
                         f"<title>{title}</title></head><body>{self.html()}</body></html>",
@@ -84,10 +84,11 @@ class Steps:
         total, unit = float(self.timeline.total), self.unit and f" {self.unit}"
         rows = []
         for row, (stage, spans) in enumerate(self.timeline.spans.items()):
-            kept = live_steps(spans, self.split)[-1:]
+            in_flight = live_steps(spans, self.split)[-1:]
             idle = total - float(self.timeline.busy[row])
             rows.append(f'<tr data-stage="{row}"><th>{stage}</th><td>done</td>'
-                        f"<td>{kept[0][1] if kept else 0}</td><td>{idle:.4g}{unit}</td></tr>")
+                        f"<td>{in_flight[0][1] if in_flight else 0}</td>"
+                        f"<td>{idle:.4g}{unit}</td></tr>")
         return "".join(rows)
 
     @property
@@ -96,14 +97,14 @@ class Steps:
 
     def _data(self) -> dict:
         timeline, chunks = self.timeline, chunks_of(self.timeline)
-        place = self.drawing.figure.axes[0].get_position()
+        position = self.drawing.figure.axes[0].get_position()
         stages = [
             {"spans": [[label_of(span, chunks), float(span.start), float(span.end),
                         self._needed(stage, Action(*span[:3]), chunks)] for span in row],
              "live": [[float(time), count] for time, count in live_steps(row, self.split)]}
             for stage, row in timeline.spans.items()]
         return {"times": moments(timeline), "begin": float(timeline.begin), "stages": stages,
-                "left": round(place.x0, 5), "right": round(place.x1, 5),
+                "left": round(position.x0, 5), "right": round(position.x1, 5),
                 "unit": self.unit and f" {self.unit}"}
 
     def _needed(self, stage: int, action: Action, chunks: int) -> str:
@@ -132,7 +133,7 @@ def draw_steps(thing: Drawable, title: str = "Pipeline", unit: str | None = None
         ScheduleError: timeline_of rejects it, or there are too many moments.
     """
     timeline, unit = timeline_of(thing), unit_of(thing, unit)
-    if len(moments(timeline)) > MOST:
+    if len(moments(timeline)) > MOST_STEPS:
         raise ScheduleError(f"{len(moments(timeline)):,} steps are too many for a slider, which "
-                            f"has {MOST:,} at most; draw() draws them all at once")
+                            f"has {MOST_STEPS:,} at most; draw() draws them all at once")
     return Steps(draw(timeline, title, unit, live), timeline, unit)

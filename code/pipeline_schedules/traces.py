@@ -49,15 +49,15 @@ def measured(timeline: Timeline) -> Durations:
     """
     chunks = 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
     split = any(span.kind == WEIGHT for spans in timeline.spans.values() for span in spans)
-    found: dict[str, list[float]] = {FORWARD: [], BACKWARD: [], WEIGHT: []}
+    mean_times: dict[str, list[float]] = {FORWARD: [], BACKWARD: [], WEIGHT: []}
     for stage, spans in timeline.spans.items():
-        for kind, means in found.items():
+        for kind, means in mean_times.items():
             lengths = [span.end - span.start for span in spans if span.kind == kind]
             if not lengths and (kind != WEIGHT or split):
                 raise ScheduleError(f"recorded: stage {stage} has no {kind}, so its time is not "
                                     "known")
             means.append(chunks * sum(lengths) / len(lengths) if lengths else 0)
-    return Durations(found[FORWARD], found[BACKWARD], found[WEIGHT])
+    return Durations(mean_times[FORWARD], mean_times[BACKWARD], mean_times[WEIGHT])
 
 
 def replayed(timeline: Timeline) -> Timeline:
@@ -155,5 +155,5 @@ def read(path: str | Path, dp: int = 0, tp: int = 0) -> Timeline:
         raise ScheduleError(f"{path}: {error.strerror}; --timeline FOLDER writes FOLDER/{FILE}"
                         ) from error
     except (ValueError, KeyError, TypeError, AttributeError, ScheduleError) as error:
-        raise ScheduleError(f"{path} holds no timeline of dp {dp}, tp {tp} that --timeline wrote "
-                        f"({error})") from error
+        raise ScheduleError(f"{path} contains no timeline of dp {dp}, tp {tp} that --timeline "
+                            f"wrote ({error})") from error

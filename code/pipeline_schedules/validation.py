@@ -42,12 +42,12 @@ def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | No
     Raises:
         ScheduleError: there is a problem.
     """
-    found = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
-                     max_live=max_live)
-    if found:
-        text = "\n  ".join(found[:SHOWN])
-        if len(found) > SHOWN:
-            text += f"\n  and {len(found) - SHOWN} more"
+    errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+                      max_live=max_live)
+    if errors:
+        text = "\n  ".join(errors[:SHOWN])
+        if len(errors) > SHOWN:
+            text += f"\n  and {len(errors) - SHOWN} more"
         raise ScheduleError(f"{source}: {text}")
 
 
@@ -67,22 +67,22 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
         max_live: the most (micro-batch, chunk) pairs that may be in flight on a stage, one number
             or one per stage.
     """
-    found = _shape(schedule, stages)
-    if found:
-        return found
+    errors = _shape(schedule, stages)
+    if errors:
+        return errors
     every = [action for actions in schedule for action in actions]
     if micro_batches is None:
         micro_batches = 1 + max(action.micro_batch for action in every)
     if chunks is None:
         chunks = 1 + max(action.chunk for action in every)
-    found = _numbers(schedule, micro_batches, chunks)
-    if not found:
-        found = _completeness(schedule, micro_batches, chunks)
-    if not found:
-        found = _order_on_a_stage(schedule, chunks) or _deadlock(schedule)
+    errors = _numbers(schedule, micro_batches, chunks)
+    if not errors:
+        errors = _completeness(schedule, micro_batches, chunks)
+    if not errors:
+        errors = _order_on_a_stage(schedule, chunks) or _deadlock(schedule)
         if max_live is not None:
-            found = found + _memory(schedule, max_live)
-    return found
+            errors = errors + _memory(schedule, max_live)
+    return errors
 
 
 def _shape(schedule: Lists, stages: int | None) -> list[str]:
@@ -96,26 +96,26 @@ def _shape(schedule: Lists, stages: int | None) -> list[str]:
 
 
 def _numbers(schedule: Lists, micro_batches: int, chunks: int) -> list[str]:
-    found = []
+    errors = []
     for stage, actions in enumerate(schedule):
         for position, action in enumerate(actions):
             where = f"stage {stage}, position {position}: {action}"
             if action.kind not in NAMES:
-                found.append(f"{where} is of kind {action.kind!r}; there are F, B and W")
+                errors.append(f"{where} is of kind {action.kind!r}; the kinds are F, B, and W")
             for number, limit, noun in ((action.micro_batch, micro_batches, "micro-batch"),
                                         (action.chunk, chunks, "chunk")):
                 if not 0 <= number < limit:
-                    found.append(f"{where} asks for {noun} {number}, but this is a schedule of "
-                                 f"{_count(limit, noun)}, counted from 0")
-    return found
+                    errors.append(f"{where} asks for {noun} {number}, but this is a schedule of "
+                                  f"{_count(limit, noun)}, counted from 0")
+    return errors
 
 
 MISSING = {
-    FORWARD: "stage {stage} never runs {action}: micro-batch {k} does not get past it",
+    FORWARD: "stage {stage} never runs {action}: micro-batch {k} stops there",
     BACKWARD: "stage {stage} never runs {action}: every forward needs its backward, or the gradient"
               " of micro-batch {k} is lost",
     WEIGHT: "stage {stage} never runs {action}: where a schedule has W, every B needs one, or these"
-            " weights learn nothing from micro-batch {k}",
+            " weights get no gradient from micro-batch {k}",
 }
 
 
@@ -128,20 +128,20 @@ def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]
     kinds = [FORWARD, BACKWARD] + [WEIGHT] * splits_backward(schedule)
     every = [action for actions in schedule for action in actions]
     used = sorted({action.micro_batch for action in every})
-    found = (_unused(set(used), micro_batches, "micro-batch")
-             or _unused({action.chunk for action in every}, chunks, "chunk"))
-    if found:  # most likely one wrong number, which a list for every stage would bury
-        return found
+    errors = (_unused(set(used), micro_batches, "micro-batch")
+              or _unused({action.chunk for action in every}, chunks, "chunk"))
+    if errors:  # most likely one wrong number, which a list for every stage would bury
+        return errors
     for stage, actions in enumerate(schedule):
         times = Counter(actions)
-        found += [f"stage {stage} runs {action} {number} times; once is enough"
-                  for action, number in times.items() if number > 1]
+        errors += [f"stage {stage} runs {action} {number} times instead of once"
+                   for action, number in times.items() if number > 1]
         for kind in kinds:
             wanted = [Action(kind, k, chunk) for k in used
                       for chunk in range(chunks)]
-            found += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
-                      for action in wanted if action not in times]
-    return found
+            errors += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
+                       for action in wanted if action not in times]
+    return errors
 
 
 def _unused(used: set[int], limit: int, noun: str) -> list[str]:
@@ -154,26 +154,26 @@ def _unused(used: set[int], limit: int, noun: str) -> list[str]:
 
 def _order_on_a_stage(schedule: Lists, chunks: int) -> list[str]:
     """Return the actions that come before a dependency on the same stage."""
-    found = []
+    errors = []
     for stage, actions in enumerate(schedule):
         positions = {action: position for position, action in enumerate(actions)}
         for position, action in enumerate(actions):
             for other, needed in dependencies(stage, action, len(schedule), chunks):
                 if other == stage and positions[needed] > position:
-                    found.append(f"stage {stage} runs {action} (position {position}) before "
-                                 f"{needed} (position {positions[needed]}), which it needs: "
-                                 f"{_why(action, needed)}")
-    return found
+                    errors.append(f"stage {stage} runs {action} (position {position}) before "
+                                  f"{needed} (position {positions[needed]}), which it needs: "
+                                  f"{_dependency_reason(action, needed)}")
+    return errors
 
 
-def _why(action: Action, needed: Action) -> str:
+def _dependency_reason(action: Action, needed: Action) -> str:
     if action.kind == WEIGHT:
         return "a weight gradient uses the gradient that the backward computes"
     if action.kind == BACKWARD and needed.kind == FORWARD:
-        return "a backward starts from what its forward kept"
+        return "a backward pass reads the activations that its forward pass saved"
     if action.kind == FORWARD:
         return "a chunk's input is the output of the chunk before it"
-    return "a chunk's gradient comes from the chunk behind it"
+    return "a chunk's gradient comes from the chunk after it"
 
 
 def _deadlock(schedule: Lists) -> list[str]:
@@ -187,13 +187,13 @@ def _deadlock(schedule: Lists) -> list[str]:
 def _memory(schedule: Lists, max_live: int | Sequence[int]) -> list[str]:
     split = splits_backward(schedule)
     limits = [max_live] * len(schedule) if isinstance(max_live, int) else max_live
-    found = []
+    errors = []
     for stage, (actions, limit) in enumerate(zip(schedule, limits, strict=True)):
         in_flight = live_activations(actions, split)
         peak = max(in_flight)
         if peak > limit:
-            over = next(i for i, number in enumerate(in_flight) if number > limit)
-            found.append(f"stage {stage} keeps up to {peak} activations at once, and has room for "
-                         f"{limit}: {actions[over]} (position {over}) is the first too many. "
-                         f"Run {'a W' if split else 'a backward'} before it")
-    return found
+            first_over = next(i for i, number in enumerate(in_flight) if number > limit)
+            errors.append(f"stage {stage} keeps up to {peak} activations at once, but has room for "
+                          f"{limit}: {actions[first_over]} (position {first_over}) is the first "
+                          f"beyond the limit. Run {'a W' if split else 'a backward'} before it")
+    return errors

@@ -93,7 +93,7 @@ def test_svg_and_png_are_files_that_open(tmp_path):
     root = ElementTree.fromstring((tmp_path / "one.svg").read_bytes())
     assert root.tag.endswith("svg")
     assert imread(tmp_path / "one.png").shape[2] == 4
-    with pytest.raises(ScheduleError, match=r"one\.pdf: a figure's file ends in \.svg or \.png"):
+    with pytest.raises(ScheduleError, match=r"one\.pdf: a figure is saved as \.svg or \.png"):
         drawing.save(tmp_path / "one.pdf")
 
 

@@ -103,7 +103,7 @@ F0 = Action("F", 0)
      "(position 0) and waits for F1 of stage 0. Each waits for the next, the last for the first"),
     (parse(["F0 B0", "B0 F0"]),
      "deadlock: stage 1 is at B0 (position 0) and waits for F0 of stage 1, which comes later in "
-     "its list"),
+     "its own list"),
     (parse(["B0", "F0 B0"]),
      "deadlock: stage 0 is at B0 (position 0) and waits for F0 of stage 0, which never runs it"),
     (without(add_communication(gpipe(2, 1)), 0, "send F0 to 1"),

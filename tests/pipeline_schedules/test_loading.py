@@ -109,19 +109,19 @@ def test_a_folder_and_bytes_are_no_schedule(tmp_path):
     ('["F0 B0",\n "F0 B0"', r"line 2, column 9: "),
     ("[" * 100_000, "not a list of stages"),
     ("[" + "1" * 5000 + "]", "not a list of stages"),
-    ('{"stages": []}', "a list with one entry per stage, this is a dict"),
-    ('"F0 B0"', "a list with one entry per stage, this is a str"),
+    ('{"stages": []}', "a list with one entry per stage, not a dict"),
+    ('"F0 B0"', "a list with one entry per stage, not a str"),
     ("[3]", r'stage 0: write its actions as a string, "F0 B0", or as a list, not as a int'),
-    ('["F0 B0", "F0 X0"]', "stage 1, position 1: 'X0' is no action; write F, B or W"),
-    ('["F0 B"]', "stage 0, position 1: 'B' is no action"),
-    ('["F0,B0"]', "stage 0, position 0: 'F0,B0' is no action"),
-    ('["f0 b0"]', "stage 0, position 0: 'f0' is no action"),
-    ('["F-1"]', "'F-1' is no action"),
-    ('["F0."]', "'F0.' is no action"),
-    ('["F٣"]', "is no action"),
-    ('["F12345678"]', "is no action"),
-    ('[["F0", 3]]', "stage 0, position 1: 3 is no action"),
-    ('[["F0", null]]', "stage 0, position 1: None is no action"),
+    ('["F0 B0", "F0 X0"]', "stage 1, position 1: 'X0' is not an action; write F, B, or W"),
+    ('["F0 B"]', "stage 0, position 1: 'B' is not an action"),
+    ('["F0,B0"]', "stage 0, position 0: 'F0,B0' is not an action"),
+    ('["f0 b0"]', "stage 0, position 0: 'f0' is not an action"),
+    ('["F-1"]', "'F-1' is not an action"),
+    ('["F0."]', "'F0.' is not an action"),
+    ('["F٣"]', "is not an action"),
+    ('["F12345678"]', "is not an action"),
+    ('[["F0", 3]]', "stage 0, position 1: 3 is not an action"),
+    ('[["F0", null]]', "stage 0, position 1: None is not an action"),
 ])
 def test_bad_json_is_refused_by_file_stage_and_position(tmp_path, text, message):
     path = write(tmp_path, "bad.json", text)
@@ -142,18 +142,18 @@ def test_bad_json_is_refused_by_file_stage_and_position(tmp_path, text, message)
     ("def schedule(p, m):\n    return 1 / 0", "bad.py, line 2: ZeroDivisionError: division"),
     ("from pipeline_schedules import gpipe\ndef schedule(p, m):\n    return gpipe(0, m)",
      "bad.py, line 3: ScheduleError: stages: 0 should be"),
-    ("def schedule(p, m): pass", r"schedule\(2, 3\): a schedule is a list .* this is a NoneType"),
+    ("def schedule(p, m): pass", r"schedule\(2, 3\): a schedule is a list .* not a NoneType"),
     ("def schedule(p, m): return ['F0 B0', None]", r"schedule\(2, 3\): stage 1: write its actions"),
-    ("def schedule(p, m): return ['F0 B0', 'F0 0B']", "stage 1, position 1: '0B' is no action"),
+    ("def schedule(p, m): return ['F0 B0', 'F0 0B']", "stage 1, position 1: '0B' is not an action"),
     ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('F', '0')]]",
-     "stage 0, position 0: micro_batch is a whole number, not '0'"),
+     "stage 0, position 0: micro_batch is an integer, not '0'"),
     ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('F', 0, True)]]",
-     "stage 0, position 0: chunk is a whole number, not True"),
+     "stage 0, position 0: chunk is an integer, not True"),
     ("from pipeline_schedules import Action\n"
      "def schedule(p, m): return [[Action('G', 0)]]",
-     "stage 0, position 0: an action's kind is F, B or W, not 'G'"),
+     "stage 0, position 0: an action's kind is F, B, or W, not 'G'"),
 ])
 def test_a_bad_python_file_is_refused_by_file_and_line_or_stage(tmp_path, text, message):
     path = write(tmp_path, "bad.py", text)

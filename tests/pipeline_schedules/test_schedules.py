@@ -88,7 +88,7 @@ def test_interleaved_with_one_chunk_is_1f1b():
     assert interleaved(3, 4, 1) == one_f_one_b(3, 4)
 
 
-@pytest.mark.parametrize("micro_batches, near", [(10, "take 8 or 12"), (3, "take 4")])
+@pytest.mark.parametrize("micro_batches, near", [(10, "use 8 or 12"), (3, "use 4")])
 def test_interleaved_refuses_groups_that_are_not_whole(micro_batches, near):
     with pytest.raises(ScheduleError, match=f"{micro_batches} micro-batches .* 4 stages; {near}"):
         interleaved(4, micro_batches, 2)

@@ -84,7 +84,7 @@ def test_nothing_starts_before_what_it_needs_and_no_stage_does_two_things(p, m, 
 
 
 @pytest.mark.parametrize("durations, message", [
-    ({"forward": -1}, "forward has -1, which is no length of time"),
+    ({"forward": -1}, "forward has -1, which is not a length of time"),
     ({"backward": float("nan")}, "backward has nan"),
     ({"weight": float("inf")}, "weight has inf"),
     ({"forward": [1, 2]}, r"forward is one number or a list of 3, one per stage, not \[1, 2\]"),
@@ -126,10 +126,10 @@ def test_rounding_of_a_clock_is_no_overlap():
     ({0: []}, "no stage did anything"),
     ({0: [("F", 0, 0, 1.0)]}, r"stage 0, position 0: .* is not \(kind, micro_batch, chunk, start"),
     ({0: [3]}, "stage 0, position 0: 3 is not"),
-    ({2: [("X", 0, 0, 0, 1)]}, "stage 2, position 0: an action's kind is F, B or W, not 'X'"),
-    ({0: [("F", "0", 0, 0, 1)]}, "stage 0, position 0: micro_batch is a whole number, not '0'"),
-    ({0: [("F", 0, 0, 0, "1")]}, "stage 0, position 0: '1' is no time"),
-    ({0: [("F", 0, 0, 0, float("nan"))]}, "stage 0, position 0: nan is no time"),
+    ({2: [("X", 0, 0, 0, 1)]}, "stage 2, position 0: an action's kind is F, B, or W, not 'X'"),
+    ({0: [("F", "0", 0, 0, 1)]}, "stage 0, position 0: micro_batch is an integer, not '0'"),
+    ({0: [("F", 0, 0, 0, "1")]}, "stage 0, position 0: '1' is not a time"),
+    ({0: [("F", 0, 0, 0, float("nan"))]}, "stage 0, position 0: nan is not a time"),
     ({0: [("F", 3, 0, 2, 1)]}, "stage 0, position 0: F3 ends at 1, before its start at 2"),
     ({0: [("F", 0, 0, 0, 2), ("F", 1, 0, 1, 3)]},
      "stage 0 starts F1 at 1, before F0 ends at 2"),

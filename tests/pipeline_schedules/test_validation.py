@@ -28,15 +28,15 @@ BROKEN = {
                           "it has lists for 1 stage, but the pipeline has 2"),
     "a forward is missing": (
         ["F0 F1 B0 B1", "F0 B0 B1"], {},
-        "stage 1 never runs F1: micro-batch 1 does not get past it"),
+        "stage 1 never runs F1: micro-batch 1 stops there"),
     "a backward is missing": (
         ["F0 F1 B0", "F0 B0 F1 B1"], {},
         "stage 0 never runs B1: every forward needs its backward, or the gradient of micro-batch 1 "
         "is lost"),
     "a weight gradient is missing": (
         ["F0 B0 W0", "F0 B0"], {},
-        "stage 1 never runs W0: where a schedule has W, every B needs one, or these weights learn "
-        "nothing from micro-batch 0"),
+        "stage 1 never runs W0: where a schedule has W, every B needs one, or these weights get no "
+        "gradient from micro-batch 0"),
     "a micro-batch is missing everywhere": (
         SOUND, {"micro_batches": 3},
         "no stage runs micro-batch 2 of 3 micro-batches, counted from 0"),
@@ -50,7 +50,7 @@ BROKEN = {
         "stage 1 never runs B0: every forward needs its backward, or the gradient of micro-batch 0 "
         "is lost"),
     "an action twice": (["F0 F1 F1 B0 B1", "F0 B0 F1 B1"], {},
-                        "stage 0 runs F1 2 times; once is enough"),
+                        "stage 0 runs F1 2 times instead of once"),
     "a micro-batch too many": (
         SOUND, {"micro_batches": 1},
         "stage 0, position 1: F1 asks for micro-batch 1, but this is a schedule of 1 micro-batch, "
@@ -69,11 +69,11 @@ BROKEN = {
         "from 0"),
     "an unknown kind": (
         [[Action("F", 0), Action("Q", 0), Action("B", 0)]], {},
-        "stage 0, position 1: Q0 is of kind 'Q'; there are F, B and W"),
+        "stage 0, position 1: Q0 is of kind 'Q'; the kinds are F, B, and W"),
     "a backward before its forward": (
         ["F0 B1 F1 B0", "F0 B0 F1 B1"], {},
-        "stage 0 runs B1 (position 1) before F1 (position 2), which it needs: a backward starts "
-        "from what its forward kept"),
+        "stage 0 runs B1 (position 1) before F1 (position 2), which it needs: a backward pass "
+        "reads the activations that its forward pass saved"),
     "a weight gradient before its backward": (
         ["F0 W0 B0"], {},
         "stage 0 runs W0 (position 1) before B0 (position 2), which it needs: a weight gradient "
@@ -85,7 +85,7 @@ BROKEN = {
     "backwards of chunks in the wrong order": (
         ["F0 F0.1 B0 B0.1"], {},
         "stage 0 runs B0 (position 2) before B0.1 (position 3), which it needs: a chunk's gradient "
-        "comes from the chunk behind it"),
+        "comes from the chunk after it"),
     "a deadlock of two": (
         ["F0 B0 F1 B1", "F1 F0 B0 B1"], {},
         "deadlock: stage 0 is at B0 (position 1) and waits for B0 of stage 1; stage 1 is at F1 "
@@ -103,16 +103,16 @@ BROKEN = {
         "first"),
     "more memory than there is": (
         gpipe(2, 3), {"max_live": 2},
-        "stage 0 keeps up to 3 activations at once, and has room for 2: F2 (position 2) is the "
-        "first too many. Run a backward before it"),
+        "stage 0 keeps up to 3 activations at once, but has room for 2: F2 (position 2) is the "
+        "first beyond the limit. Run a backward before it"),
     "more memory than this stage has": (
         gpipe(2, 3), {"max_live": [3, 1]},
-        "stage 1 keeps up to 3 activations at once, and has room for 1: F1 (position 1) is the "
-        "first too many. Run a backward before it"),
+        "stage 1 keeps up to 3 activations at once, but has room for 1: F1 (position 1) is the "
+        "first beyond the limit. Run a backward before it"),
     "weight gradients put off too long": (
         ["F0 B0 F1 B1 W0 W1"], {"max_live": 1},
-        "stage 0 keeps up to 2 activations at once, and has room for 1: F1 (position 2) is the "
-        "first too many. Run a W before it"),
+        "stage 0 keeps up to 2 activations at once, but has room for 1: F1 (position 2) is the "
+        "first beyond the limit. Run a W before it"),
 }
 
 

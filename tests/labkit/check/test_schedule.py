@@ -105,8 +105,8 @@ def test_wrong_gpipes_are_rejected_with_their_hints(answer, said, hint):
 
 
 @pytest.mark.parametrize(("answer", "said", "hint"), [
-    (gpipe, "gpipe(p=4, m=8): stage 0 keeps up to 8 activations at once, and has room for 4: F4 "
-     "(position 4) is the first too many", "GPipe's memory."),
+    (gpipe, "gpipe(p=4, m=8): stage 0 keeps up to 8 activations at once, but has room for 4: F4 "
+     "(position 4) is the first beyond the limit", "GPipe's memory."),
     (warmed_up_like_four, "warmed_up_like_four(p=2, m=3): stage 0 keeps up to 3 activations at "
      "once", "Right for some sizes only."),
     (lambda p, m: to_text(schedules.one_f_one_b(p + 1, m)[:p]), "has room for 4", "Too much is k"),

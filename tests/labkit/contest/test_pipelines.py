@@ -73,8 +73,8 @@ def test_the_ideal_can_be_reached():
     (["F0 B0 F1 B1 F2 B2 F3 B3"], "wrong stages", "for 1 stage"),
     (["F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"] * 2, "incomplete", "micro-batch 4"),
     (["F0.2 B0.2"] * 2, "wrong chunks", "3 chunks per stage; allowed: 1, 2"),
-    (3, "no schedule", "this is a int"), (None, "no schedule", ""), ({"a": 1}, "no schedule", ""),
-    (["F0 F" + "0" * 50] * 2, "no schedule", "is no action"),
+    (3, "no schedule", "not a int"), (None, "no schedule", ""), ({"a": 1}, "no schedule", ""),
+    (["F0 F" + "0" * 50] * 2, "no schedule", "is not an action"),
     (["F0 " * 10**5] * 2, "no schedule", "far too"), ([["F0"]] * 10**4, "no schedule", "stages"),
     ([["F0"] * 10**4] * 2, "no schedule", "far too many"), ([[0.5]], "no schedule", "0.5"),
     (float("nan"), "no schedule", ""), ([[[["F0"]]]], "no schedule", "")])

@@ -93,7 +93,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.stream = stream_name(ranks)
         self.pending: deque[Collective] = deque()  # oldest first
         self.started, self.has_buffers = 0, False
-        self.serves_cpu = True  # NCCL alone would not
+        self.serves_cpu = self.serves_gpu = True  # NCCL alone and Gloo serve only one of them
         self.last_end = 0.0  # when the last settled collective ended
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
@@ -139,7 +139,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
         Raises:
             Mismatch: only some of them are.
-            RuntimeError: torch's error, if the group has no backend for the CPU.
+            RuntimeError: the group has no backend for tensors there.
         """
         here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in self.gpu.on_host
                 for tensor in tensors]
@@ -148,6 +148,8 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         control = bool(here) and not here[0]
         if control and not self.serves_cpu and not in_object_collective():
             raise RuntimeError("No backend type associated with device type cpu")
+        if here and not control and not self.serves_gpu:
+            raise RuntimeError("Gloo is not modeled on GPU tensors; use cpu:gloo,cuda:nccl")
         return control
 
     def begin(self, name: str, given: Sequence[torch.Tensor], taken: list[torch.Tensor],
@@ -186,7 +188,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
         def finish(messages: list[Message]) -> None:
             if self.wire.symmetric and mine.values and not control:
-                self._assume(name)
+                self.assume(name)
             values.store(self.known, taken, values.combined(messages, everyone, combine))
 
         if self.gpu.journal is not None and not control:
@@ -203,10 +205,10 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             self.batch.append(work)
         return work
 
-    def _assume(self, name: str) -> None:
-        file, line, _ = caller()
+    def assume(self, name: str) -> None:
+        """Note that absent ranks have the values of those that stand for them."""
         self.gpu.assumptions.note(f"in {name}, ranks that are not present have the values of the "
-                                  "rank that stands for them", file, line)
+                                  "rank that stands for them", *caller()[:2])
 
     def note(self, work: Work, name: str, stream: str, given: Sequence[torch.Tensor], ready: float,
              taken: list[torch.Tensor] | None = None) -> None:

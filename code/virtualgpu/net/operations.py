@@ -68,9 +68,10 @@ class Collectives:
 
     def broadcast(self, tensors: Tensors, opts=None) -> Work:
         root = 0 if opts is None else opts.rootRank
+        source = self.wire.stands_for[root]
         return self.begin(
             "broadcast", tensors, tensors,
-            lambda said, _: said[root], contributors=[root], detail=f"from {self.ranks[root]}")
+            lambda said, _: said[source], contributors=[source], detail=f"from {self.ranks[root]}")
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
         return self.all_gather_single_coalesced([output], [input], opts)

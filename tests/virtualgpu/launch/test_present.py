@@ -95,3 +95,26 @@ def test_stages_that_cannot_be_known_must_be_named():
     (rank,) = stages.run(parse("h100:4"), Settings(), among_all)
     assert re.search(r"test_present.py, line \d+ .* sends among all 4 ranks", rank.error)
     assert "list one rank of each, such as --present 0,1" in rank.error
+
+
+@pytest.mark.parametrize("present", [[0], [0, 2]])
+def test_gloo_does_not_wait_for_ranks_that_are_not_present(present):
+    """The present ranks tell each other what they know; ranks 1 and 3 are represented by them."""
+    def control():
+        dist.init_process_group("gloo")
+        group, rank = dist.new_group(backend="nccl"), dist.get_rank()
+        total, ranks, last = torch.tensor([rank]), [None] * 4, [rank]
+        dist.all_reduce(total)
+        dist.all_gather_object(ranks, rank)
+        dist.broadcast_object_list(last, src=3)
+        on_gpu = torch.ones(2, device="cuda")
+        dist.all_reduce(on_gpu, group=group)
+        with pytest.raises(RuntimeError, match="Gloo is not modeled on GPU tensors"):
+            dist.all_reduce(on_gpu)
+        return dist.get_backend(), total.item(), ranks, last, on_gpu.tolist()
+
+    found = run_ranks(parse("h100:4"), Settings(), control, present)
+    ranks = [0] * 4 if present == [0] else [0, 0, 2, 2]
+    assert [(rank.error, rank.value) for rank in found] == [
+        (None, ("gloo", sum(ranks), ranks, [ranks[3]], [4.0, 4.0]))] * len(present)
+    assert all("broadcast_object_list" in str(rank.assumptions) for rank in found)

@@ -27,6 +27,7 @@ from lab.mytrainer import flags, pieces
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
+from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
@@ -37,7 +38,6 @@ from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import Grid, Group
-from minimegatron.training import build_datasets
 
 
 class GPT(nn.Module):

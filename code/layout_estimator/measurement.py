@@ -24,7 +24,7 @@ from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.scatter_gather import ScatterGatherPeers
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message
-from pipeline_schedules.actions import receiver, sender
+from pipeline_schedules.actions import StageAction, sender
 from pipeline_schedules.interpreter import Item
 from pipeline_schedules.messages import RECEIVE, SEND
 
@@ -181,6 +181,19 @@ def _run(pipeline: Pipeline, action: Action, batch: MicroBatch) -> None:
     if target is not None:
         items = [*items, Message(SEND, action, pipeline.stage, target[0])]
     pipeline.run(items, [batch])
+
+
+def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
+    """Return the action on another stage that consumes this one's result, or None.
+
+    The arguments are those of `pipeline_schedules.actions.dependencies`.
+    """
+    step = {FORWARD: 1, BACKWARD: -1}.get(action.kind)
+    virtual = action.chunk * stages + stage + (step or 0)
+    if step is None or not 0 <= virtual < stages * chunks or virtual % stages == stage:
+        return None
+    chunk, other = divmod(virtual, stages)
+    return other, Action(action.kind, action.micro_batch, chunk)
 
 
 def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:

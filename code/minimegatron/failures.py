@@ -9,20 +9,52 @@ import os
 import re
 import socket
 import sys
+import time
 import traceback
+from collections.abc import Sequence
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
+from pipeline_schedules import Message
+from pipeline_schedules.messages import SEND
+
+GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
 # Messages of gloo and NCCL when a peer has disconnected or does not respond.
 LOST_PEER = re.compile(r"Connection (closed|reset|refused)[^.\n]*|Broken pipe|[Tt]imed out[^.\n]*|"
                        r"Watchdog[^.\n]*timeout|remote process has? exited[^.\n]*")
 
 
+def print_shared_error(text: str, is_rank_0: bool) -> None:
+    """Print an error that every rank raised, from rank 0 only.
+
+    The other ranks wait before they exit, because a launcher ends all ranks when the first exits.
+    """
+    if is_rank_0:
+        emit(text, sys.stderr)
+    else:
+        time.sleep(GRACE)
+
+
 def lost_peer(error: Exception) -> str | None:
     """Return the library's message if the error means that another rank failed, else None."""
     found = LOST_PEER.search(str(error))
     return found and found.group()
+
+
+def lost_stage(message: Message, ranks: Sequence[int], error: Exception) -> str:
+    """Return the error of a rank that cannot reach another stage of its pipeline.
+
+    Args:
+        message: the one that this rank was sending or waiting for.
+        ranks: the global ranks of the pipeline's stages.
+        error: the library's.
+    """
+    sends = message.end == SEND
+    stage = message.target if sends else message.source
+    doing = f"while {'sending' if sends else 'waiting for'} {message.action}"
+    return (f"lost contact with rank {ranks[stage]} (stage {stage}) {doing} "
+            f"({lost_peer(error) or error}); its own message says why")
 
 
 def print_unexpected_error(error: Exception, rank: int) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
 from minimegatron.errors import SharedError, UserError
-
-GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -24,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         config = parse_arguments(argv)
     except UserError as error:
+        from minimegatron.failures import print_shared_error
+
         # Every rank reads the same command line, so one message is enough.
         print_shared_error(f"error: {error}", os.environ.get("RANK", "0") == "0")
         leave(1)
@@ -39,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         pretrain(config, notes(argv, config))
     except SharedError as error:
+        from minimegatron.failures import print_shared_error
+
         print_shared_error(f"[rank {config.rank}] error: {error}", config.rank == 0)
         leave(1)
     except (UserError, VirtualGpuError) as error:
@@ -52,17 +53,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         print_unexpected_error(error, config.rank)
         leave(1)
     leave(0)
-
-
-def print_shared_error(text: str, is_rank_0: bool) -> None:
-    """Print an error that every rank raised, from rank 0 only.
-
-    The other ranks wait before they exit, because a launcher ends all ranks when the first exits.
-    """
-    if is_rank_0:
-        emit(text, sys.stderr)
-    else:
-        time.sleep(GRACE)
 
 
 def leave(code: int) -> NoReturn:

@@ -7,16 +7,14 @@ from collections.abc import Callable
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.console import emit
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.data.gpt_dataset import GPTDataset, build_train_valid_test_datasets
+from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
-from minimegatron.errors import UserError
 from minimegatron.initialize import initialize
 from minimegatron.logging import megatron
 from minimegatron.logging.reports import Reports
@@ -66,27 +64,6 @@ def pretrain(config: Config, notes: list[str]) -> None:
     except Exception:
         trainer.reports.phase("failed")
         raise
-
-
-def build_datasets(ctx: Context, vocab_size: int
-                   ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
-    """Build the training, validation, and test data; every rank must call it.
-
-    Raises UserError if the data are damaged or hold tokens beyond `vocab_size`, or
-    if --split leaves nothing to train on.
-    """
-    config, batch = ctx.config, ctx.config.global_batch_size
-    validations = config.train_iters // config.eval_interval + 1
-    samples = (config.train_iters * batch, validations * config.eval_iters * batch,
-               config.eval_iters * batch)
-    train, valid, test = build_train_valid_test_datasets(
-        config.data_path, config.split, config.seq_length, config.seed, samples,
-        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, log=ctx.print_rank_0,
-        cache_path=config.data_cache_path, vocab_size=vocab_size)
-    if train is None:
-        raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
-                        "on; nearest: --split 100,0,0")
-    return train, valid, test
 
 
 def build_batches(ctx: Context, vocabulary: Vocabulary

@@ -85,19 +85,6 @@ def sender(stage: int, action: Action, stages: int, chunks: int) -> StageAction 
                  if needed[0] != stage), None)
 
 
-def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
-    """Return the action on another stage that consumes this one's result, or None.
-
-    The arguments are those of `dependencies`.
-    """
-    step = {FORWARD: 1, BACKWARD: -1}.get(action.kind)
-    virtual = action.chunk * stages + stage + (step or 0)
-    if step is None or not 0 <= virtual < stages * chunks or virtual % stages == stage:
-        return None
-    chunk, other = divmod(virtual, stages)
-    return other, Action(action.kind, action.micro_batch, chunk)
-
-
 def live_activations(actions: Sequence[Action], split: bool) -> list[int]:
     """Return, after each action, the number of (micro-batch, chunk) pairs in flight on a stage.
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minimegatron import main
+from minimegatron import failures, main
 from warmranks import run_ranks
 
 from . import failing_rank
@@ -56,11 +56,11 @@ def test_rank_0_gets_to_say_what_is_wrong_with_the_command_line(monkeypatch, cap
     def leave(code):
         raise Left(code)
 
-    monkeypatch.setattr(main.time, "sleep", waited.append)
+    monkeypatch.setattr(failures.time, "sleep", waited.append)
     monkeypatch.setattr(main, "leave", leave)
     for rank in "01":
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(Left):
             main.main(["--bogus"])
-    assert waited == [main.GRACE] and waited[0] > 2
+    assert waited == [failures.GRACE] and waited[0] > 2
     assert capsys.readouterr().err.count("error: unrecognized argument --bogus") == 1

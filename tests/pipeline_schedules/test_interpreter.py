@@ -4,6 +4,7 @@ deadlock."""
 import pytest
 from hypothesis import given
 
+from layout_estimator.measurement import receiver
 from pipeline_schedules import (
     Action,
     Deadlock,
@@ -15,7 +16,7 @@ from pipeline_schedules import (
     parse,
     replay,
 )
-from pipeline_schedules.actions import dependencies, receiver, sender
+from pipeline_schedules.actions import dependencies, sender
 from pipeline_schedules.interpreter import replay_stage
 from tests.pipeline_schedules.test_schedules import built_in
 

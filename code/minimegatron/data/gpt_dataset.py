@@ -13,14 +13,19 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from minimegatron.data import index_maps
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
+
+if TYPE_CHECKING:
+    from minimegatron.context import Context
 
 Log = Callable[[str], object]
 
@@ -113,6 +118,27 @@ class GPTDataset(Dataset):
     def __reduce__(self) -> tuple:
         # A worker process maps the files again, as in IndexedDataset.
         return GPTDataset, (self.split, self.vocab_size)
+
+
+def build_datasets(ctx: Context, vocab_size: int
+                   ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
+    """Build the training, validation, and test data; every rank must call it.
+
+    Raises UserError if the data are damaged or hold tokens beyond `vocab_size`, or
+    if --split leaves nothing to train on.
+    """
+    config, batch = ctx.config, ctx.config.global_batch_size
+    validations = config.train_iters // config.eval_interval + 1
+    samples = (config.train_iters * batch, validations * config.eval_iters * batch,
+               config.eval_iters * batch)
+    train, valid, test = build_train_valid_test_datasets(
+        config.data_path, config.split, config.seq_length, config.seed, samples,
+        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, log=ctx.print_rank_0,
+        cache_path=config.data_cache_path, vocab_size=vocab_size)
+    if train is None:
+        raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
+                        "on; nearest: --split 100,0,0")
+    return train, valid, test
 
 
 def build_train_valid_test_datasets(

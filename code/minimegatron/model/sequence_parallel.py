@@ -11,9 +11,48 @@ Only --sequence-parallel imports this file.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from minimegatron.model import matmul
+from minimegatron.model.linear import linear
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.ddp import GradAccumulator
+    from minimegatron.parallel.grid import Group
+
+
+class SequenceParallel:
+    """How a layer enters and leaves its tensor-parallel region under sequence parallelism."""
+
+    def __init__(self, group: Group, overlaps: bool) -> None:
+        """Prepare for the tensor-parallel ranks of `group`, with --tp-comm-overlap or without."""
+        self.group, self.overlaps = group, overlaps
+
+    def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
+                               bias: torch.Tensor | None, accumulator: GradAccumulator | None
+                               ) -> torch.Tensor:
+        """Map x [s/t, b, in] to [s, b, out/t] with this rank's weight [out/t, in]."""
+        function = GatherFromSequenceParallelRegionLinear
+        if self.overlaps:
+            from minimegatron.model.tp_overlap import GatherLinearWithOverlap
+
+            function = GatherLinearWithOverlap
+        return function.apply(x, weight, bias, accumulator, self.group)
+
+    def row_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
+                            accumulator: GradAccumulator | None) -> torch.Tensor:
+        """Map x [s, b, in/t] to [s/t, b, out] with this rank's weight [out, in/t]."""
+        if not self.overlaps:
+            return self.reduce(linear(x, weight, None, accumulator))
+        from minimegatron.model.tp_overlap import LinearReduceScatterWithOverlap
+
+        return LinearReduceScatterWithOverlap.apply(x, weight, accumulator, self.group)
+
+    def reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum the ranks' partial results x [s, b, h]; return this rank's [s/t, b, h]."""
+        return ReduceScatterToSequenceParallelRegion.apply(x, self.group)
 
 
 class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):

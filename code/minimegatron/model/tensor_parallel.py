@@ -67,9 +67,11 @@ class TensorParallel:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self.group = ctx.grid.tp
-        self.sequence_parallel = ctx.config.sequence_parallel and self.group.size > 1
-        self.overlap = ctx.config.tp_comm_overlap and self.sequence_parallel
+        self.group, self.sequence = ctx.grid.tp, None
+        if ctx.config.sequence_parallel and self.group.size > 1:
+            from minimegatron.model.sequence_parallel import SequenceParallel
+
+            self.sequence = SequenceParallel(self.group, ctx.config.tp_comm_overlap)
 
     def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
                                bias: torch.Tensor | None = None,
@@ -78,15 +80,8 @@ class TensorParallel:
 
         Maps x [s, b, in], or [s/t, b, in] with sequence parallelism, to [s, b, out/t].
         """
-        if self.overlap:
-            from minimegatron.model.tp_overlap import GatherLinearWithOverlap
-
-            return GatherLinearWithOverlap.apply(x, weight, bias, accumulator, self.group)
-        if self.sequence_parallel:
-            from minimegatron.model.sequence_parallel import GatherFromSequenceParallelRegionLinear
-
-            return GatherFromSequenceParallelRegionLinear.apply(x, weight, bias, accumulator,
-                                                                self.group)
+        if self.sequence is not None:
+            return self.sequence.column_parallel_linear(x, weight, bias, accumulator)
         if self.group.size > 1:
             x = CopyToTensorParallelRegion.apply(x, self.group)
         return linear(x, weight, bias, accumulator)
@@ -96,15 +91,13 @@ class TensorParallel:
 
         Returns [s, b, h], or [s/t, b, h] with sequence parallelism.
         """
-        if self.sequence_parallel:
-            from minimegatron.model.sequence_parallel import ReduceScatterToSequenceParallelRegion
-
-            return ReduceScatterToSequenceParallelRegion.apply(x, self.group)
+        if self.sequence is not None:
+            return self.sequence.reduce(x)
         return x if self.group.size == 1 else ReduceFromTensorParallelRegion.apply(x, self.group)
 
     def sequence_offset(self, length: int) -> int:
         """Return the position in the sequence at which this rank's `length` positions begin."""
-        return self.group.index * length if self.sequence_parallel else 0
+        return 0 if self.sequence is None else self.group.index * length
 
     def hidden_mask(self, dropout: Dropout | None, p: float, layer: int, site: int,
                     like: torch.Tensor) -> torch.Tensor | None:
@@ -152,10 +145,8 @@ class RowParallelLinear(nn.Module):
         if self.tp.group.size == 1:
             return linear(x, self.weight, self.bias, accumulator)
         # The bias is added after the all-reduce, which would sum it t times.
-        if self.tp.overlap:
-            from minimegatron.model.tp_overlap import LinearReduceScatterWithOverlap
-
-            y = LinearReduceScatterWithOverlap.apply(x, self.weight, accumulator, self.tp.group)
+        if self.tp.sequence is not None:
+            y = self.tp.sequence.row_parallel_linear(x, self.weight, accumulator)
         else:
             y = self.tp.reduce(linear(x, self.weight, None, accumulator))
         return y if self.bias is None else ops.add_bias(y, self.bias)

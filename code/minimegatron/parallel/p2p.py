@@ -18,7 +18,6 @@ from minimegatron.context import Context
 from minimegatron.dtypes import params_dtype
 from minimegatron.errors import UserError
 from pipeline_schedules import BACKWARD, FORWARD, Message
-from pipeline_schedules.messages import SEND
 
 
 class Transfer(NamedTuple):
@@ -83,13 +82,9 @@ class Peers:
             raise self._lost(message, error) from error
 
     def _lost(self, message: Message, error: RuntimeError) -> UserError:
-        from minimegatron.failures import lost_peer
+        from minimegatron.failures import lost_stage
 
-        sends = message.end == SEND
-        stage = message.target if sends else message.source
-        doing = f"while {'sending' if sends else 'waiting for'} {message.action}"
-        return UserError(f"lost contact with rank {self.ranks[stage]} (stage {stage}) {doing} "
-                         f"({lost_peer(error) or error}); its own message says why")
+        return UserError(lost_stage(message, self.ranks, error))
 
 
 def _channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:

@@ -1,4 +1,4 @@
-"""Messages of failures: a lost rank, a failed rendezvous, and errors that nobody foresaw.
+"""Messages of failures: errors of all ranks, a lost rank, a failed rendezvous, and the unforeseen.
 
 A run that does not fail does not import this file.
 """
@@ -15,14 +15,26 @@ from collections.abc import Sequence
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
+from minimegatron.errors import SharedError, UserError
 from pipeline_schedules import Message
 from pipeline_schedules.messages import SEND
+from virtualgpu.core.errors import VirtualGpuError
 
 GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
 # Messages of gloo and NCCL when a peer has disconnected or does not respond.
 LOST_PEER = re.compile(r"Connection (closed|reset|refused)[^.\n]*|Broken pipe|[Tt]imed out[^.\n]*|"
                        r"Watchdog[^.\n]*timeout|remote process has? exited[^.\n]*")
+
+
+def print_error(error: Exception, rank: int) -> None:
+    """Print an error that ended training; call it inside the `except` block."""
+    if isinstance(error, SharedError):
+        print_shared_error(f"[rank {rank}] error: {error}", rank == 0)
+    elif isinstance(error, (UserError, VirtualGpuError)):
+        emit(f"[rank {rank}] error: {error}", sys.stderr)
+    else:
+        print_unexpected_error(error, rank)
 
 
 def print_shared_error(text: str, is_rank_0: bool) -> None:

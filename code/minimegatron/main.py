@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from minimegatron.console import emit
-from minimegatron.errors import SharedError, UserError
+from minimegatron.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -33,24 +33,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     # Slow to import, so only after the command line has been checked.
     from minimegatron.training import pretrain
-    from virtualgpu.core.errors import VirtualGpuError
 
     try:
         pretrain(config, notes(argv, config))
-    except SharedError as error:
-        from minimegatron.failures import print_shared_error
-
-        print_shared_error(f"[rank {config.rank}] error: {error}", config.rank == 0)
-        leave(1)
-    except (UserError, VirtualGpuError) as error:
-        emit(f"[rank {config.rank}] error: {error}", sys.stderr)
-        leave(1)
     except SystemExit as stop:  # an exit condition, such as --exit-interval
         leave(stop.code)
     except Exception as error:
-        from minimegatron.failures import print_unexpected_error
+        from minimegatron.failures import print_error
 
-        print_unexpected_error(error, config.rank)
+        print_error(error, config.rank)
         leave(1)
     leave(0)
 

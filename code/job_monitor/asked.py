@@ -112,7 +112,10 @@ def ranks_asked(job: Job, script: str) -> int | None:
     if not re.search(r"torchrun|torch\.distributed", text):
         return None
     known = _variables(text)
-    if job.node_count:
+    if job.gpus_per_node:  # SLURM_NNODES is one component's, so it cannot be followed
+        if len(set(job.gpus_per_node)) == 1 and job.gpus_per_node[0]:
+            known[GPUS] = str(job.gpus_per_node[0])
+    elif job.node_count:
         known |= dict.fromkeys(NODES, str(job.node_count))
         if job.gpus:
             known[GPUS] = str(job.gpus // job.node_count)

@@ -164,7 +164,8 @@ def log_memory(lines: list[str]) -> dict[int, tuple[float, float]]:
 def record(picture: Picture) -> dict:
     """For programs. Numbers that JSON does not have are texts: "nan", "inf"."""
     job, latest = picture.job, picture.latest
-    shown = {**{name: value for name, value in asdict(job).items() if name not in ("out", "err")},
+    shown = {**{name: value for name, value in asdict(job).items()
+                if name not in ("out", "err", "joined_logs")},
              "job": job.number, "logs": [str(path) for path in job.logs],
              "source": picture.source, "virtual": picture.device or None,
              "iteration": latest.iteration, "train_iters": latest.train_iters,

@@ -11,11 +11,13 @@ from pathlib import Path
 
 from labcore import rankfiles
 from slurmbox import health
+from slurmbox.config import STATUS_VARIABLE
 from slurmbox.layout import Layout
 from slurmbox.namespaces import MARKER
 
 ALIVE, STOPPED, GONE = "alive", "stopped", "gone"
 LONGEST = 200  # characters of a text
+STATUS = f"{STATUS_VARIABLE}=".encode()
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def processes(layout: Layout) -> Path | None:
 
 def process(proc: Path | None, job: int, rank: Rank) -> str | None:
     """ALIVE, STOPPED or GONE; None where that cannot be known. A PID that another process has by
-    now is GONE: the process says in its environment whose it is."""
+    now is GONE: the process says in its environment whose it is. In a job that joined another, the
+    folder for the status files names the job, and SLURM_JOB_ID does not."""
     if proc is None or rank.pid is None or not proc.is_dir():
         return None
     try:
@@ -134,7 +137,9 @@ def process(proc: Path | None, job: int, rank: Rank) -> str | None:
         return None
     except (OSError, IndexError):
         return GONE
-    if state in "ZX" or f"SLURM_JOB_ID={job}".encode() not in words:
+    own = any(word == f"SLURM_JOB_ID={job}".encode() or (
+        word.startswith(STATUS) and word.endswith(f"/{job}".encode())) for word in words)
+    if state in "ZX" or not own:
         return GONE
     named = [word for word in words if word.startswith(b"RANK=")]
     if named and named[0] != f"RANK={rank.number}".encode():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import slurmbox as cluster
+from job_monitor import components
 from labcore import workspace
 from labcore.errors import LabError
 from slurmbox import clients, health, jobrecords, keeping
@@ -23,7 +25,9 @@ WITH_MEMORY = (*FIELDS, "MaxRSS")  # only a database knows it
 @dataclass(frozen=True)
 class Job:
     """command: the script and its arguments. out, err: the log's files. gpus, tasks: in all, as
-    asked; None where not said."""
+    asked; None where not said. leader: the ID of the heterogeneous job that it is a component of,
+    which is its first component's. joined: the IDs of the jobs that joined it. gpus_per_node: of
+    each component, where there are several. joined_logs: the joined jobs' files."""
 
     number: int
     name: str
@@ -42,6 +46,10 @@ class Job:
     folder: str = ""
     out: Path | None = None
     err: Path | None = None
+    leader: int | None = None
+    joined: tuple[int, ...] = ()
+    gpus_per_node: tuple[int | None, ...] = ()
+    joined_logs: tuple[Path, ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -50,7 +58,7 @@ class Job:
     @property
     def logs(self) -> list[Path]:
         """Its files, the errors first; one where both are the same."""
-        return list(dict.fromkeys(path for path in (self.err, self.out) if path))
+        return list(dict.fromkeys(path for path in (self.err, self.out, *self.joined_logs) if path))
 
 
 def client(*words: str) -> subprocess.CompletedProcess:
@@ -71,18 +79,32 @@ def _show(*words: str) -> list[Job]:
     if done.returncode and "Invalid job id" not in done.stderr:
         text = done.stderr.strip() or "no answer"
         raise LabError(clients.NOT_RUNNING if clients.NOT_RUNNING in text else f"scontrol: {text}")
-    return [parse(line) for line in done.stdout.splitlines() if line.startswith("JobId=") and (
-        words or jobrecords.is_owner(jobrecords.parse_line(line), os.getuid()))]
+    return _jobs(line for line in done.stdout.splitlines() if words or jobrecords.is_owner(
+        jobrecords.parse_line(line), os.getuid()))
 
 
 def known() -> list[Job]:
-    """This user's jobs that the controller still has: live ones, and those of the last minutes."""
-    return sorted(_show(), key=lambda job: job.number)
+    """This user's jobs that the controller still has: live ones, and those of the last minutes. The
+    components of a heterogeneous job are one job, and so are a master job and those that joined."""
+    jobs = {job.number: job for job in sorted(_show(), key=lambda job: job.number)}
+    joining = {job.number: components.joining(job, jobs.get) for job in jobs.values()}
+    inside = {part.number for parts in joining.values() for part in parts}
+    return [components.span([job, *joining[number]]) for number, job in jobs.items()
+            if number not in inside]
 
 
 def find(number: int) -> Job:
-    """A job, also one that Slurm has forgotten. Raises LabError for one that never was, and where a
-    cluster that is up does not answer."""
+    """A job with all of its components and the jobs that joined it, also one that Slurm has
+    forgotten. Raises LabError for one that never was, and where a cluster that is up does not
+    answer."""
+    job = _find(number)
+    if job.leader not in (None, number):
+        job = _find(job.leader)
+    return components.span([job, *components.joining(job, _find)])
+
+
+def _find(number: int) -> Job:
+    """Return a job with its components. Raises LabError like `find`."""
     layout = Layout(workspace.home())
     stopped = None
     try:
@@ -107,8 +129,9 @@ def _is_up(layout: Layout) -> bool:
 
 def _kept(layout: Layout, number: int) -> Job | None:
     try:
-        return parse((layout.ranks / str(number) / keeping.JOB).read_text(errors="replace"))
-    except (OSError, ValueError, KeyError):  # KeyError: Slurm wrote nothing
+        text = (layout.ranks / str(number) / keeping.JOB).read_text(errors="replace")
+        return next((job for job in _jobs(text.splitlines()) if job.number == number), None)
+    except (OSError, ValueError):
         return None
 
 
@@ -117,11 +140,14 @@ def merge(kept: Job, row: dict[str, str]) -> Job:
     if not row:  # it was alive when the cluster went down in a way that left no record
         return replace(kept, state="UNKNOWN", reason="", elapsed="")
     count = row.get("NNodes", "")
-    return replace(
+    ended = replace(
         kept, name=row["JobName"], state=row["State"].split()[0], reason="", end=row["End"],
         start=row["Start"], elapsed=row["Elapsed"], exit_code=row["ExitCode"],
-        limit=row["Timelimit"], nodes=row["NodeList"],
-        node_count=int(count) if count.isdigit() else kept.node_count)
+        limit=row["Timelimit"])
+    if kept.gpus_per_node:  # the row is of the first component only
+        return ended
+    return replace(ended, nodes=row["NodeList"],
+                   node_count=int(count) if count.isdigit() else kept.node_count)
 
 
 def accounting(number: int) -> list[dict[str, str]]:
@@ -165,6 +191,17 @@ def _unknown(layout: Layout, number: int) -> str:
     return f"job {number}: Slurm knows no such job{last}"
 
 
+def _jobs(lines: Iterable[str]) -> list[Job]:
+    """Return the jobs of `scontrol show job -o`, which has a line for each component of a
+    heterogeneous job."""
+    found: dict[int, list[Job]] = {}
+    for line in lines:
+        if line.startswith("JobId="):
+            job = parse(line)
+            found.setdefault(job.leader or job.number, []).append(job)
+    return [components.span(sorted(parts, key=lambda job: job.number)) for parts in found.values()]
+
+
 def parse(line: str) -> Job:
     """A line of `scontrol show job -o`."""
     pairs = jobrecords.parse_line(line)
@@ -186,7 +223,7 @@ def parse(line: str) -> Job:
                plain("Reason"), plain("RunTime"), plain("TimeLimit"), plain("StartTime"),
                plain("EndTime"), plain("NodeList"), number("NumNodes"), _gpus(pairs),
                number("NumTasks"), plain("ExitCode"), plain("Command"), plain("WorkDir"),
-               out, path("StdErr") or out)
+               out, path("StdErr") or out, number("HetJobId"))
 
 
 def _gpus(pairs: dict[str, str]) -> int | None:

@@ -38,6 +38,8 @@ def title(picture: Picture) -> str:
     words = [f"job {job.number} {clean(job.name)}: {job.state}"]
     if job.state == "PENDING" and job.reason:
         words[0] += f" ({clean(job.reason)})"
+    if job.joined:
+        words.append(f"joined by {', '.join(map(str, job.joined))}")
     if job.nodes:
         words.append(f"on {clean(job.nodes)}")
     if job.elapsed and job.state != "PENDING":

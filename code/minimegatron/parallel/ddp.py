@@ -148,9 +148,8 @@ class DistributedDataParallel:
         self.specs = {name: specs[name] for name in self.params}
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
         self.owned, self.shard_groups = self._owned_ranges(), self._shard_groups()
-        device = next(iter(self.params.values())).device
-        self.grad_buffer = torch.zeros(self.buckets[-1].range.stop, device=device,
-                                       dtype=grads_dtype(ctx.config))
+        self.grad_buffer = torch.zeros(self.buckets[-1].range.stop, dtype=grads_dtype(ctx.config),
+                                       device=ctx.device.torch_device)
         self.overlap = ctx.config.overlap_grad_reduce
         self.delayed: list[Callable[[], None]] | None = None
         self._delayed_by_key: dict[Hashable, list[Callable[[], None]]] = {}
@@ -177,6 +176,7 @@ class DistributedDataParallel:
                        if bucket.range.start < end and start < bucket.range.stop]
             spec, start = self.specs[name], end
             made[name] = spec.accumulator = GradAccumulator(self, main_grad, buckets, spec.tied)
+            self.params[name].main_grad = main_grad  # as in Megatron-LM, for tools that look there
             self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
         return made
 

@@ -42,8 +42,6 @@ def run(flags: str) -> dict:
             device.begin_step()
             trainer.step(source.step(4 * step, step))
         optimizer = trainer.optimizer
-        for key in storages(trainer.ddp.grad_buffer):
-            ledger.label(key, "gradients")
         for tensor in (*optimizer.moments.values(), optimizer.main_params, optimizer.main_grads):
             for key in storages(tensor):
                 ledger.label(key, "optimizer state")

@@ -212,7 +212,7 @@ def run_release(arguments: argparse.Namespace) -> int:
         if due:
             set_due(course, arguments.lab, due)
     folder = course.notebook("release", arguments.lab).parent
-    print(f"{folder}: {'changed' if changed else 'is up to date'}; hand it out as it is"
+    print(f"{folder}: {'made' if changed else 'is up to date'}; hand it out as it is"
           + (f". It is due {due:%Y-%m-%d %H:%M} UTC" if due else ""))
     for warning in forgeable.warnings(course, arguments.lab):
         print(f"note: {warning}")

@@ -395,15 +395,15 @@ check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on 
 # -    $PROGRAM "$@"
 # +    $PROGRAM
 
-# %% [raw] mutant="my-two-nodes" hint="srun starts it on every node"
+# %% [raw] mutant="my-two-nodes" hint="use srun to start it on every node"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 # +torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 
-# %% [raw] mutant="my-two-nodes" hint="2 separate trainings"
+# %% [raw] mutant="my-two-nodes" hint="2 separate training runs"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes 1 --nproc_per_node 2 \
 
-# %% [raw] mutant="my-two-nodes" hint="on every node that is the node itself"
+# %% [raw] mutant="my-two-nodes" hint="every node resolves it to itself"
 # -FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 # +FIRST_NODE=localhost
 

@@ -1829,7 +1829,7 @@ check.that(not stale.requeues, "The program failed before it removed the stopped
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 1 \
 
-# %% [raw] mutant="script" hint="name the first node of the job"
+# %% [raw] mutant="script" hint="use the first node of the job"
 # -    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
 # +    --rdzv_backend c10d --rdzv_endpoint "localhost:$PORT" --rdzv_id "$SLURM_JOB_ID" \
 

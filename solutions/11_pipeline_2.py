@@ -1177,9 +1177,9 @@ check.function(from_deepspeed, cases=[[commands] for commands, _ in drawn],
 # +            command.partition("(")[0])
 
 # %% tags=["explore"]
-for stage, mine in enumerate(to_text(parse(one_f_one_b(4, 8)))):
+for stage, my_actions in enumerate(to_text(parse(one_f_one_b(4, 8)))):
     theirs = " ".join(from_deepspeed(commands_of(4, stage, 8)))
-    print(f"stage {stage}: {theirs}  {good('as mine') if theirs == mine else bad('not as mine')}")
+    print(f"stage {stage}: {theirs}  {good('as mine') if theirs == my_actions else bad('not as mine')}")
 
 # %% [markdown]
 # ### Exercise 10: three numbers that must agree

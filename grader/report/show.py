@@ -56,8 +56,8 @@ def show(console, outcomes, rows, seconds: float) -> None:
     tried = {(one.lab, one.student) for one in outcomes}
     if waiting := sum((row.lab, row.student) in tried and NEEDS_REVIEW in row.reason
                       for row in rows):
-        console.print(f"to grade by hand: {waiting} graded submissions, whose scores are still "
-                      "incomplete")
+        console.print(f"to grade by hand: {waiting} graded submission{'s' * (waiting != 1)} with "
+                      "an incomplete score")
     kept = sum(not one.again and one.record.state == "graded" for one in outcomes)
     final = [one for one in outcomes if not one.again and one.record.attempt
              and one.record.state == "ungraded"]

@@ -22,7 +22,7 @@ from labkit.build.lab import Lab, Role
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import KernelSide
 from labkit.check.measure import run_here
-from labkit.check.record import USUAL, Trial, record
+from labkit.check.record import DEFAULT_TRIAL, Trial, record
 from labkit.check.sides import Raised, checking_on, raised
 from tests.labs.graded import Outcome, inside
 from warmranks import run_ranks
@@ -77,7 +77,7 @@ class Elsewhere:
     def mask(self, names: Sequence[str]) -> None:
         """Do nothing, as in grading: there the sandbox is started without what a lab masks."""
 
-    def script(self, path: str, trial: Trial = USUAL) -> dict[str, Any]:
+    def script(self, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any]:
         return wire.copy(record(self.home, path, trial))
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from minimegatron.device import virtual_kernels
-from minimegatron.model import dropout, modern_ops, ops
+from minimegatron.model import dropout, flash_attention, modern_ops, ops
 
 NAMES = sorted(name.removeprefix("minimegatron::") for name in torch._C._dispatch_get_all_op_names()
                if name.startswith("minimegatron::"))
 
 
 def defined(name):
-    return next(vars(module)[name] for module in (ops, dropout, modern_ops)
+    return next(vars(module)[name] for module in (ops, dropout, flash_attention, modern_ops)
                 if name in vars(module))
 
 

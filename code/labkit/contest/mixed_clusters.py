@@ -67,7 +67,7 @@ class Step:
     all_reduce: list[float]
 
 
-def check_plan(case: Case, plan: Any) -> None:
+def refuse_invalid(case: Case, plan: Any) -> None:
     """Raise InvalidPlan if the value is no plan, or uses what the cluster lacks; ignore memory."""
     if not (isinstance(plan, Mapping) and set(plan) == {"replicas", "stages"}):
         raise InvalidPlan("no plan", 'a plan is {"replicas": number, "stages": [[kind, layers], '
@@ -132,7 +132,7 @@ def in_flight(case: Case, plan: Plan) -> list[int]:
 
 def step(case: Case, plan: Any) -> Step:
     """Return the modeled step of a plan. Raises InvalidPlan, also if a stage runs out of memory."""
-    check_plan(case, plan)
+    refuse_invalid(case, plan)
     needed = memory(case, plan)
     for stage, ((kind, _), gigabytes) in enumerate(zip(plan["stages"], needed, strict=True)):
         if gigabytes > case["kinds"][kind]["memory"]:

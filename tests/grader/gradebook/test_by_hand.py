@@ -207,7 +207,7 @@ def test_the_table_says_how_many_scores_a_person_has_yet_to_complete(desk):
     console = Console(record=True, width=120, file=io.StringIO())
     show(console, [batch.GradingOutcome("ada", NAME, record, 0.0, True)],
          report.save(desk.course), 1.0)
-    assert "to grade by hand: 1 of the graded" in console.export_text()
+    assert "to grade by hand: 1 graded submission with" in console.export_text()
 
 
 def test_the_table_does_not_call_an_excused_student_ungraded(desk):

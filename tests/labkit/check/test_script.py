@@ -150,7 +150,7 @@ NO_RUN = [
     ("srun -n 999999 torchrun x/pretrain_gpt.py\n", "999999 tasks"),
     ("srun -N 2 torchrun x/pretrain_gpt.py\n", "only 1 allocated"),
     ("srun -w node9 torchrun x/pretrain_gpt.py\n", "not a node of this job; nearest: slurmnode1"),
-    ("env -i PATH=$PATH srun torchrun x/pretrain_gpt.py\n", "no job found"),
+    ("env -i PATH=$PATH srun torchrun x/pretrain_gpt.py\n", "cannot find its job"),
     ("torchrun --master_port 99999 x/pretrain_gpt.py\n", "at most 65535"),
     ("torchrun --nnodes 2 --rdzv_backend c10d --rdzv_id \"$ID\" x/pretrain_gpt.py\n",
      "every node would generate its own ID; is a variable empty or misspelled?"),

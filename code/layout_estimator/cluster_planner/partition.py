@@ -1,4 +1,4 @@
-"""The exact partition of the layers over given stages, by dynamic programming.
+"""The exact partition of the layers over given stages, in closed form for each limit.
 
 Its cost model is that of most planners (such as Alpa, Zheng et al. 2022, eq. 2, and AMP, Li et al.
 2022): a step takes the sum of all stages' passes and messages, and for each further micro-batch the
@@ -13,7 +13,7 @@ simulates the partitions that the program finds, and those around the best of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from layout_estimator.cluster_planner.stages import Stages
 from layout_estimator.cluster_planner.timing import step_seconds
 
 Split = tuple[int, ...]
+BATCH = 32  # partitions that are simulated at once
 
 
 @dataclass(frozen=True)
@@ -56,38 +57,44 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
     fits the memory.
     """
     found: dict[Split, float] = {}
-    best = [np.inf]  # shared with the limits, which end where none can be better
-    for allowed in _limits(stages, best):
-        split = _shortest(stages, allowed)
-        if split not in found:
-            found[split] = modeled_seconds(stages, split)
-            best[0] = min(best[0], found[split])
+    if not _feasible(stages.fits):
+        return []
+    further, sends = stages.micro_batches - 1, 2 * stages.send.sum()
+    least = np.inf  # modeled seconds so far; limits that cannot improve on them are left out
+    for base, allowed, cost in _slowest(stages):
+        limits, splits = _optima(stages, allowed, cost)
+        bounds = sends + _sums(stages, splits) + further * (base + limits)
+        for split in np.unique(splits[bounds <= least], axis=0).tolist():
+            seconds = modeled_seconds(stages, tuple(split))
+            found[tuple(split)] = seconds
+            least = min(least, seconds)
     return sorted((seconds, split) for split, seconds in found.items())
 
 
 def lower_bound(stages: Stages) -> float:
     """Return a lower bound of the simulated time of a step, or infinity if no partition fits.
 
-    Let t_s = f_s + b_s, and w the warm-up passes of stage s in 1F1B. Before its first forward and
-    after its last backward pass, a micro-batch passes all stages before s. In between, stage s
-    computes m t_s; and it computes at least (m - w) t_s beside two round trips to the last stage,
-    of the first micro-batch and of the last. The mean of both is
-    sum_j t_j + 2 sum_j c_j + (m - 1 - w/2) t_s. In GPipe, w is 0. The end of the step on stage 0
-    follows the last pass.
+    Let t_s = f_s + b_s, and w = p - 1 - s the warm-up passes of stage s in 1F1B. Before its first
+    forward and after its last backward pass, a micro-batch passes all stages before s. In between,
+    stage s computes m t_s; and with m > w + 1, it computes at least (m - w) t_s beside two round
+    trips to the last stage, of the first micro-batch and of the last. The mean of both is
+    sum_j t_j + 2 sum_j c_j + (m - 1 - w/2) t_s. For GPipe, the cost model is a bound. Each limit on
+    the last term has a least sum of the others. The end of the step on stage 0 follows the last
+    pass.
     """
     if not _feasible(stages.fits):
         return np.inf
-    both, count = stages.forward + stages.backward, len(stages.forward)
-    values = np.unique(both[stages.fits])
-    at = _least(values, lambda limit: stages.fits & (both <= limit))
-    slowest, trip = float(values[at]), _least_sum(stages)
-    waiting = 0 if stages.schedule == "gpipe" else (count - 1) / 2
-    through = trip + 2 * float(stages.send.sum())
-    passes = max(stages.micro_batches * slowest, through)
-    if stages.micro_batches > count:
-        passes = max(passes, through + (stages.micro_batches - 1 - waiting) * slowest)
-    first = int(stages.fits[0].argmax())
-    return passes + stages.ends + float(stages.sync[0, first])
+    count, m = len(stages.forward), stages.micro_batches
+    both = stages.forward + stages.backward
+    waiting = np.arange(count - 1, -1, -1)[:, None]
+    waiting = waiting if stages.schedule == "1f1b" else np.zeros_like(waiting)
+    weight = np.where(m > waiting + 1, m - 1 - waiting / 2, 0)
+    limits, splits = _optima(stages, stages.fits, weight * both)
+    through = 2 * float(stages.send.sum()) + float((limits + _sums(stages, splits)).min())
+    slowest, _ = _optima(stages, stages.fits, both)
+    first = stages.fits.argmax(axis=1)
+    return (max(m * float(slowest[0]), through) + stages.ends + float(stages.sync[0, first[0]])
+            + float(stages.update[range(count), first].max()))
 
 
 def best(stages: Stages) -> Partition | None:
@@ -95,20 +102,50 @@ def best(stages: Stages) -> Partition | None:
     candidates = exact(stages)
     if not candidates:
         return None
-    splits = [split for _, split in candidates]
-    times = step_seconds(stages, splits)
-    at = int(times.argmin())
-    split, seconds = splits[at], float(times[at])
+    split, seconds = _fastest(stages, [split for _, split in candidates], np.inf)
     while True:  # move one layer from one stage to another
-        near = list(_neighbors(stages, split))
-        if not near:
+        near, time = _fastest(stages, list(_neighbors(stages, split)), seconds)
+        if time >= seconds * (1 - 1e-12):
             break
-        times = step_seconds(stages, near)
-        at = int(times.argmin())
-        if times[at] >= seconds * (1 - 1e-12):
-            break
-        split, seconds = near[at], float(times[at])
+        split, seconds = near, time
     return Partition(split, modeled_seconds(stages, split), seconds)
+
+
+def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, float]:
+    """Return the partition with the least simulated time, and that time.
+
+    Args:
+        stages: costs of the stages.
+        splits: the partitions.
+        below: seconds; partitions that a lower bound shows to take longer are not simulated. If
+            all take longer, the time is infinite.
+    """
+    bounds = _bounds(stages, np.array(splits, dtype=int).reshape(-1, len(stages.forward)))
+    order = np.argsort(bounds, kind="stable")
+    found: Split = ()
+    seconds = np.inf
+    for start in range(0, len(order), BATCH):
+        chosen = [at for at in order[start:start + BATCH] if bounds[at] < min(below, seconds)]
+        if not chosen:
+            break
+        times = step_seconds(stages, [splits[at] for at in chosen])
+        if times.min() < seconds:
+            found, seconds = splits[chosen[int(times.argmin())]], float(times.min())
+    return found, seconds
+
+
+def _bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
+    """Return a lower bound of the simulated seconds of each partition, as lower_bound does."""
+    rows, m = np.arange(splits.shape[1]), stages.micro_batches
+    both = (stages.forward + stages.backward)[rows, splits]
+    before = np.cumsum(both, axis=1) - both
+    before[:, 1:] += 2 * np.cumsum(stages.send)
+    waiting = rows[::-1] if stages.schedule == "1f1b" else 0 * rows
+    through = both.sum(axis=1, keepdims=True) + 2 * stages.send.sum()
+    passes = np.maximum(before + m * both,
+                        through + np.where(m > waiting + 1, m - 1 - waiting / 2, 0) * both)
+    return (passes.max(axis=1, initial=0) + stages.ends + stages.sync[0, splits[:, 0]]
+            + stages.update[rows, splits].max(axis=1, initial=0)) * (1 - 1e-12)
 
 
 def even(stages: Stages) -> Partition | None:
@@ -123,46 +160,57 @@ def even(stages: Stages) -> Partition | None:
     return Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
 
 
-def _limits(stages: Stages, best: list[float]) -> Iterator[np.ndarray]:
-    """Yield which numbers of layers stay within each feasible limit on the slowest stage.
+def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
+    """Yield what bounds the slowest stage: seconds, the numbers of layers, and further seconds."""
+    if stages.schedule != "gpipe":
+        yield 0.0, stages.fits, stages.forward + stages.backward
+        return
+    for limit in np.unique(stages.forward[stages.fits]):
+        allowed = stages.fits & (stages.forward <= limit)
+        if _feasible(allowed):
+            yield float(limit), allowed, stages.backward
+
+
+def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray
+            ) -> tuple[np.ndarray, np.ndarray]:
+    """Return each feasible limit on a stage's cost, and the best partition within it.
+
+    All layers are alike, so a further layer of a stage never takes less time than the one before
+    it (a stage as slow as its slowest GPU is convex in its layers). The least sum of all passes
+    then has the layers that add the least time, each where the limit allows it.
 
     Args:
         stages: costs of the stages.
-        best: the least modeled seconds so far; limits that cannot improve on them are left out.
+        allowed: the numbers of layers to choose from, [p, l + 1]; some partition has them.
+        cost: what is limited; it grows with the layers, [p, l + 1].
+
+    Returns:
+        The limits [v], in ascending order, and for each the partition with the least sum of all
+        passes of a micro-batch, [v, p] layers.
     """
-    both, further = stages.forward + stages.backward, stages.micro_batches - 1
-    if not _feasible(stages.fits):
-        return
-    base = 2 * stages.send.sum() + _least_sum(stages)
-    if stages.schedule != "gpipe":
-        values = np.unique(both[stages.fits])
-        for limit in values[_least(values, lambda limit: stages.fits & (both <= limit)):]:
-            if base + further * limit >= best[0]:
-                return
-            yield stages.fits & (both <= limit)
-        return
-    forwards = np.unique(stages.forward[stages.fits])
-    backwards = np.unique(stages.backward[stages.fits])
-    for one in forwards[_least(forwards, lambda limit: stages.fits & (stages.forward <= limit)):]:
-        within = stages.fits & (stages.forward <= one)
-        for other in backwards[_least(backwards,
-                                      lambda limit, rows=within: rows & (stages.backward <= limit)
-                                      ):]:
-            if base + further * (one + other) >= best[0]:
-                break
-            yield within & (stages.backward <= other)
+    count, width = cost.shape
+    least = allowed.argmax(axis=1)
+    adds = np.maximum.accumulate(np.diff(stages.forward + stages.backward, axis=1), axis=1)
+    stage, layer = np.nonzero(allowed[:, 1:] & (np.arange(width - 1) >= least[:, None]))
+    scale = adds.max(initial=0) * 1e-9 or 1.0  # equal GPUs differ by rounding alone
+    order = np.lexsort((layer, stage, np.round(adds[stage, layer] / scale)))
+    stage, layer = stage[order], layer[order]
+    needs = width - 1 - int(least.sum())
+    lowest = float(cost[range(count), least].max())
+    reached = np.sort(np.maximum(cost[stage, layer + 1], lowest))
+    # At least as many layers as are needed have to be within the limit.
+    limits = np.unique(reached[needs - 1:]) if needs else np.array([lowest])
+    within = cost[stage, layer + 1] <= limits[:, None]
+    taken = within & (np.cumsum(within, axis=1) <= needs)
+    which, item = np.nonzero(taken)
+    more = np.bincount(which * count + stage[item], minlength=len(limits) * count)
+    return limits, least + more.reshape(len(limits), count)
 
 
-def _least(values: np.ndarray, allowed: Callable[[float], np.ndarray]) -> int:
-    """Return the index of the least limit under which a partition is possible, or their number."""
-    low, high = 0, len(values)
-    while low < high:
-        middle = (low + high) // 2
-        if _feasible(allowed(values[middle])):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+def _sums(stages: Stages, splits: np.ndarray) -> np.ndarray:
+    """Return the sum of all passes of a micro-batch for each partition, in seconds."""
+    both = stages.forward + stages.backward
+    return both[np.arange(len(both)), splits].sum(axis=1)
 
 
 def _feasible(allowed: np.ndarray) -> bool:
@@ -174,32 +222,6 @@ def _feasible(allowed: np.ndarray) -> bool:
     least = allowed.argmax(axis=1)
     return bool(counts.all()
                 and least.sum() < allowed.shape[1] <= (least + counts).sum() - len(allowed) + 1)
-
-
-def _least_sum(stages: Stages) -> float:
-    """Return the least sum of all passes of a micro-batch, in seconds; some partition fits."""
-    split = _shortest(stages, stages.fits)
-    rows = np.arange(len(split))
-    return float((stages.forward + stages.backward)[rows, split].sum())
-
-
-def _shortest(stages: Stages, allowed: np.ndarray) -> Split:
-    """Return the allowed partition with the least sum of all passes; there is one."""
-    cost = np.where(allowed, stages.forward + stages.backward, np.inf)
-    width = cost.shape[1]
-    ways = np.subtract.outer(np.arange(width), np.arange(width))  # layers before, by [so far, here]
-    sums = np.full(width, np.inf)
-    sums[0], taken = 0.0, []
-    for row in cost:
-        totals = np.where(ways >= 0, sums[np.maximum(ways, 0)], np.inf) + row
-        here = totals.argmin(axis=1)
-        taken.append(here)
-        sums = totals[np.arange(width), here]
-    left, split = width - 1, []
-    for here in reversed(taken):
-        split.append(int(here[left]))
-        left -= split[-1]
-    return tuple(reversed(split))
 
 
 def _neighbors(stages: Stages, split: Split) -> Iterator[Split]:

@@ -62,7 +62,7 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
     further, sends = stages.micro_batches - 1, 2 * stages.send.sum()
     least = np.inf  # modeled seconds so far; limits that cannot improve on them are left out
     for base, allowed, cost in _slowest(stages):
-        limits, splits = _optima(stages, allowed, cost)
+        limits, splits = _optima(stages, allowed, cost, further)
         bounds = sends + _sums(stages, splits) + further * (base + limits)
         for split in np.unique(splits[bounds <= least], axis=0).tolist():
             seconds = modeled_seconds(stages, tuple(split))
@@ -89,9 +89,9 @@ def lower_bound(stages: Stages) -> float:
     waiting = np.arange(count - 1, -1, -1)[:, None]
     waiting = waiting if stages.schedule == "1f1b" else np.zeros_like(waiting)
     weight = np.where(m > waiting + 1, m - 1 - waiting / 2, 0)
-    limits, splits = _optima(stages, stages.fits, weight * both)
+    limits, splits = _optima(stages, stages.fits, weight * both, 1)
     through = 2 * float(stages.send.sum()) + float((limits + _sums(stages, splits)).min())
-    slowest, _ = _optima(stages, stages.fits, both)
+    slowest, _ = _optima(stages, stages.fits, both, np.inf)
     first = stages.fits.argmax(axis=1)
     return (max(m * float(slowest[0]), through) + stages.ends + float(stages.sync[0, first[0]])
             + float(stages.update[range(count), first].max()))
@@ -171,7 +171,7 @@ def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
             yield float(limit), allowed, stages.backward
 
 
-def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray
+def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray, weight: float
             ) -> tuple[np.ndarray, np.ndarray]:
     """Return each feasible limit on a stage's cost, and the best partition within it.
 
@@ -183,6 +183,8 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray
         stages: costs of the stages.
         allowed: the numbers of layers to choose from, [p, l + 1]; some partition has them.
         cost: what is limited; it grows with the layers, [p, l + 1].
+        weight: seconds of the step per unit of the limit; a limit is left out if it costs more than
+            the least one even with the least sum of passes.
 
     Returns:
         The limits [v], in ascending order, and for each the partition with the least sum of all
@@ -200,7 +202,10 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray
     reached = np.sort(np.maximum(cost[stage, layer + 1], lowest))
     # At least as many layers as are needed have to be within the limit.
     limits = np.unique(reached[needs - 1:]) if needs else np.array([lowest])
-    within = cost[stage, layer + 1] <= limits[:, None]
+    times, reach = adds[stage, layer], cost[stage, layer + 1]
+    gain = max(times[reach <= limits[0]][:needs].sum() - times[:needs].sum(), 0.0)
+    limits = limits[weight * (limits - limits[0]) <= gain] if weight < np.inf else limits[:1]
+    within = reach <= limits[:, None]
     taken = within & (np.cumsum(within, axis=1) <= needs)
     which, item = np.nonzero(taken)
     more = np.bincount(which * count + stage[item], minlength=len(limits) * count)

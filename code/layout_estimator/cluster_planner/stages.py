@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cluster_planner.placement import Placement
+from layout_estimator.cluster_planner.placement import Grid, Placement
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
 from minimegatron.formulas import in_flight, state_bytes
 from virtualgpu.core.card import Card
-from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
+from virtualgpu.net.collectives import Path, all_gather, all_reduce, ring, tree
 
 ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
 
@@ -98,43 +99,70 @@ def stages_of(model: Model, placement: Placement, setting: Setting, profiles: Pr
              for card in cards}
     if rest or None in found.values():
         return None
-    rows: dict[str, list] = {name: [] for name in (
-        "forward", "backward", "fits", "memory", "sync", "update")}
-    sent = model.sequence * setting.micro_batch * model.hidden * ELEMENT[model.precision]
-    for stage in range(p):
-        counts = np.arange(model.layers + 1)
-        worst = _Stage(model, placement, setting, stage, micro_batches, sent)
-        kinds = [worst.costs(found[card], card, counts) for card in placement.kinds[stage]]
-        for name, row in rows.items():
-            pick = np.minimum if name == "fits" else np.maximum
-            row.append(pick.reduce([kind[name] for kind in kinds]))
+    rows = [_row(model, grid, setting, micro_batches, _Place(
+        stage == 0, stage == p - 1, in_flight(p, stage, micro_batches),
+        placement.buffer_bytes(stage), placement.data_path(stage)),
+        tuple((found[card], card) for card in placement.kinds[stage])) for stage in range(p)]
     ends = 0.0
     if p > 1 and model.tied:
         size = model.vocabulary * model.hidden // grid.tensor * _gradient_bytes(model)
         ends = all_reduce(placement.ends_path(), int(size))
-    arrays = {name: np.array(row) for name, row in rows.items()}
-    return Stages(micro_batches, setting.schedule, send=np.array(placement.send_seconds(sent)),
+    arrays = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    send = np.array(placement.send_seconds(_sent_bytes(model, setting)))
+    return Stages(micro_batches, setting.schedule, send=send,
                   ends=ends, kinds=placement.kinds, **arrays)
+
+
+def _sent_bytes(model: Model, setting: Setting) -> int:
+    return model.sequence * setting.micro_batch * model.hidden * ELEMENT[model.precision]
 
 
 def _gradient_bytes(model: Model) -> float:
     return state_bytes(model.precision).gradients
 
 
+class _Place(NamedTuple):
+    """What the costs of a stage depend on besides the layout, the setting, and its GPU models.
+
+    Attributes:
+        first: whether it has the embedding.
+        last: whether it has the head.
+        in_flight: micro-batches whose activations it keeps in 1F1B.
+        buffers: bytes of NCCL's buffers.
+        path: of its data-parallel groups, or None with one replica.
+    """
+
+    first: bool
+    last: bool
+    in_flight: int
+    buffers: int
+    path: Path | None
+
+
+@lru_cache(maxsize=16384)
+def _row(model: Model, grid: Grid, setting: Setting, micro_batches: int, place: _Place,
+         kinds: tuple[tuple[Profile, Card], ...]) -> dict[str, np.ndarray]:
+    """Return the rows of a stage; equal stages of all placements share them."""
+    stage = _Stage(model, grid, setting, micro_batches, place)
+    counts = np.arange(model.layers + 1)
+    costs = [stage.costs(profile, card, counts) for profile, card in kinds]
+    pick = {"fits": np.minimum}
+    return {name: pick.get(name, np.maximum).reduce([kind[name] for kind in costs])
+            for name in costs[0]}
+
+
 class _Stage(NamedTuple):
     """One stage of a placement."""
 
     model: Model
-    placement: Placement
+    grid: Grid
     setting: Setting
-    stage: int
     micro_batches: int
-    sent: int
+    place: _Place
 
     def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows of this stage on one GPU model, for these numbers of layers."""
-        grid = self.placement.grid
-        first, last = self.stage == 0, self.stage == grid.pipeline - 1
+        grid, first, last = self.grid, self.place.first, self.place.last
 
         def total(name: str) -> np.ndarray:
             edges = first * getattr(profile.embedding, name) + last * getattr(profile.head, name)
@@ -152,21 +180,21 @@ class _Stage(NamedTuple):
 
     def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray
                 ) -> np.ndarray:
-        grid = self.placement.grid
+        grid, first, last = self.grid, self.place.first, self.place.last
         states = state_bytes(self.model.precision, grid.data, self.setting.sharded)
         live = (self.micro_batches if self.setting.schedule == "gpipe"
-                else in_flight(grid.pipeline, self.stage, self.micro_batches))
-        first, last = self.stage == 0, self.stage == grid.pipeline - 1
+                else self.place.in_flight)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
         # A sender holds the tensors of its last messages, and a receive is posted early.
-        messages = (grid.pipeline > 1) * (min(grid.pipeline, self.micro_batches) + 1) * self.sent
+        sent = _sent_bytes(self.model, self.setting)
+        messages = (grid.pipeline > 1) * (min(grid.pipeline, self.micro_batches) + 1) * sent
         passes = live * saved + transient + messages
-        return (card.context + self.placement.buffer_bytes(self.stage) + states.resident * weights
+        return (card.context + self.place.buffers + states.resident * weights
                 + np.maximum(passes, states.main_gradients * weights) - card.memory)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:
-        path = self.placement.data_path(self.stage)
+        path = self.place.path
         if path is None:
             return np.zeros(len(weights))
         each = state_bytes(self.model.precision)

@@ -56,6 +56,7 @@ NAMES = (
     "torch.distributed.Backend._plugins",
     "torch.distributed._functional_collectives.AsyncCollectiveTensor",
     "torch.distributed.checkpoint.state_dict_saver._stateful_to_state_dict",
+    "torch.distributed.distributed_c10d._canonicalize_group_rank",
     "torch.distributed.distributed_c10d._get_default_group",
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._resolve_process_group",

@@ -86,12 +86,12 @@ def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("batches", "'batches' is not a lab's name: two digits, _, then small letters, digits or _; "
+    ("batches", "'batches' is not a lab name: two digits, _, then lowercase letters, digits, or _; "
      "nearest: 21_batches"),
     ("7_B atch", "nearest: 07_b_atch"),
     ("../30_x", "nearest: 30_x"),
-    (NAME, "has the number 20 already; free: 21_batches"),
-    ("03_mine", "03_multi_node.py has the number 03 already; free: 21_mine"),
+    (NAME, "already has the number 20; free: 21_batches"),
+    ("03_mine", "03_multi_node.py already has the number 03; free: 21_mine"),
 ])
 def test_names_that_are_refused(folder, name, said, capsys, monkeypatch):
     monkeypatch.setenv(own_labs.VARIABLE, "")

@@ -155,7 +155,7 @@ def test_a_lab_has_several_names(author, root, name):
 
 def test_a_notebook_beside_the_sources_is_refused(built):
     (built / "solutions" / "90_sample.ipynb").write_text("{}")
-    with pytest.raises(LabError, match="outputs live in it"):
+    with pytest.raises(LabError, match="notebooks store outputs"):
         build(built)
 
 

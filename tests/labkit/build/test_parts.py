@@ -37,18 +37,18 @@ def test_parts_are_found_with_what_comes_before_them(author):
 @pytest.mark.parametrize(("old", "new", "said", "piece"), [
     ("check.part(1,", "check.part(2,", "its parts sum to 2.5 points, but the check is worth 1.5",
      None),
-    ("check.part(1,", "check.part(one,", "a part's points are a number above 0", "part(one"),
-    ("check.part(1,", "check.part(-1,", "a part's points are a number above 0", "part(-1"),
-    ("check.part(1,", "check.part(True,", "a part's points are a number above 0", "part(True"),
-    ('"remembers")', '"")', "a part's title is one line of text", 'part(1, "")'),
+    ("check.part(1,", "check.part(one,", "must be a literal number above 0", "part(one"),
+    ("check.part(1,", "check.part(-1,", "must be a literal number above 0", "part(-1"),
+    ("check.part(1,", "check.part(True,", "must be a literal number above 0", "part(True"),
+    ('"remembers")', '"")', "must be a literal string of one line", 'part(1, "")'),
     ('"remembers")', '"adds")', "two parts are called 'adds'", ADDS),
     ('(1, "remembers")', '(1, title="remembers")', "write both arguments out", "title="),
-    (ADDS, "    if found:", "there is nothing but parts", "    if found"),
-    (ADDS, '    with check.part(0.5, "adds") as adds:', "there is nothing but parts", " as adds"),
-    ("with check.parts():", "if True:", "`with check.parts():` is the last statement", "remembers"),
-    ("with check.parts():", "with check.parts(2):", "`with check.parts():` is the last",
+    (ADDS, "    if found:", "check.parts() may contain only parts", "    if found"),
+    (ADDS, '    with check.part(0.5, "adds") as adds:', "may contain only parts", " as adds"),
+    ("with check.parts():", "if True:", "must be the last statement", "remembers"),
+    ("with check.parts():", "with check.parts(2):", "`with check.parts():` must be the last",
      "with check.parts(2)"),
-    ("        right = ", "        check.part\n        right = ", "stand in no other place",
+    ("        right = ", "        check.part\n        right = ", "may only be used as",
      "        check.part\n"),
     ("        check.that(found == right, \"It counts calls, not numbers.\")\n", "        right\n",
      "part 'adds' checks nothing", "right = "),
@@ -58,7 +58,7 @@ def test_parts_are_found_with_what_comes_before_them(author):
      None),
     ("        check.that(found != [2", "        check.that(right != [2", "uses right of another "
      "part", "check.that(right"),
-    (ADDS, f"    ### BEGIN HIDDEN TESTS\n{ADDS}", "hidden tests may not hold a whole part", None),
+    (ADDS, f"    ### BEGIN HIDDEN TESTS\n{ADDS}", "hidden tests may not hide a whole part", None),
 ])
 def test_parts_that_are_refused(author, old, new, said, piece):
     assert old in PARTS

@@ -57,7 +57,7 @@ def test_a_driver_tests_the_answer_whose_file_it_imports(author):
     assert lab.answers["piece"].module == "mytrainer.piece"
     assert [check.grade_id for check in lab.tested_by["piece"]] == ["piece-check"]
     assert lab.answers["script"].module is None
-    with pytest.raises(LabError, match="it uses no student's name"):
+    with pytest.raises(LabError, match="it uses none of the student's names"):
         read(author((PREDICT, PIECE.replace("from mytrainer.piece", "from mytrainer.other")
                      + PREDICT)))
 

@@ -32,13 +32,13 @@ REFUSED = [
     ('[raw] tags=["mutant"]', "[raw]", "this raw cell's roles: none; give it exactly one of: "
      "mutant", None),
     ("# %% [markdown]\n# ## Exercise 2", '# %% [markdown] tags=["setup"]\n# ## Exercise 2',
-     "a text cell is either", HEADING),
+     "a Markdown cell is either", HEADING),
     # the short setting
     (f"{EXPLORED}\n{EXPLORE}", f'{EXPLORED} short={{"empty": "short"}}\n{EXPLORE}', None, None),
-    (EXPLORED, f'{EXPLORED} short={{"full": "x"}}', "'full', which stands 0 times", None),
-    (EXPLORED, f'{EXPLORED} short={{"e": "E"}}', "changes 'e', which stands 5 times", None),
-    (EXPLORED, f'{EXPLORED} short={{"empty": 1}}', 'no {"what is there": "what runs"}', None),
-    (EXPLORED, f'{EXPLORED} short="empty"', 'no {"what is there": "what runs"}', None),
+    (EXPLORED, f'{EXPLORED} short={{"full": "x"}}', "'full', which occurs 0 times", None),
+    (EXPLORED, f'{EXPLORED} short={{"e": "E"}}', "changes 'e', which occurs 5 times", None),
+    (EXPLORED, f'{EXPLORED} short={{"empty": 1}}', '{"text in the cell": "replacement"}', None),
+    (EXPLORED, f'{EXPLORED} short="empty"', '{"text in the cell": "replacement"}', None),
     ('tags=["driver"]', 'tags=["driver"] short={"Counter": "C"}',
      "only explore and setup cells have a short setting", None),
     # names: setup and answers
@@ -78,8 +78,8 @@ REFUSED = [
     ("# %%writefile code/mine.sh", "# %%writefile $X/mine.sh", "give one path", "# %%writefile $X"),
     ("# %%writefile code/mine.sh", "# %%writefile -a code/mine.sh", "give one path",
      "# %%writefile -a"),
-    ("# %%writefile code/mine.sh", "# %%writefile code/mine.c", "there is a stub for files that "
-     "end with .sh and .py only", "# %%writefile code/mine.c"),
+    ("# %%writefile code/mine.sh", "# %%writefile code/mine.c", "only files that end with .sh "
+     "and .py can be answers", "# %%writefile code/mine.c"),
     # checks
     (SCRIPT, "job = check.script('code/my.sh')",
      "no answer above writes code/my.sh (nearest: code/mine.sh)", "code/my.sh"),
@@ -89,7 +89,7 @@ REFUSED = [
     (SUMS, f"{SUMS}\ncheck.figures(sums, 'virtual:v100')", "sums is the student's", "figures(sums"),
     (SCRIPT, f"{SCRIPT}\ncheck.figures(job)", "check.figures: missing a required argument",
      "figures(job"),
-    (SUMS, "found = sums([1])", "sums is the student's: it may only be what",
+    (SUMS, "found = sums([1])", "sums is the student's: it may only be the",
      "found = sums"),
     (SUMS, "found = check.call(lambda: sums([1]))", "sums is the student's", "lambda: sums"),
     (SUMS, "found = check.call([sums][0], [1])", "sums is the student's", "[sums]"),
@@ -104,7 +104,7 @@ REFUSED = [
     (SUMS, f"{SUMS}\nmatch sums:\n    case _: pass", "sums is the student's", "match sums"),
     (SUMS, f"{SUMS}\nif (other := sums): pass", "sums is the student's", "other := sums"),
     (SUMS, "other = sums\nfound = check.call(other)", "sums is the student's", "other = sums"),
-    (SUMS, "found = [1]", "it tests nothing of the student's", "\nfound = [1]"),
+    (SUMS, "found = [1]", "it does not test the student's code", "\nfound = [1]"),
     (SUMS, "found = check.calls(sums)", "labkit.check has no calls (nearest: call)", "calls(sums)"),
     (SUMS, "found = check.value(sums)", "check.value: missing a required argument: 'expected'",
      "value(sums)"),
@@ -116,7 +116,7 @@ REFUSED = [
     (SUMS, f"{SUMS}\nimport time", "time: no clock", "import time"),
     (SUMS, f"{SUMS}\nmath.pi", "it uses math, which the setup cell in line", "math.pi"),
     (SUMS, f"{SUMS}\njob", "it uses job, which the check cell in line", "\njob\n"),
-    (SUMS, f"{SUMS}\n!ls", "magics and ! commands belong into explore cells", "\n!ls"),
+    (SUMS, f"{SUMS}\n!ls", "magics and ! commands belong in explore cells", "\n!ls"),
     (SUMS, f"check = 3\n{SUMS}", "it binds check, which the check-setup cell", "check = 3"),
     ("from labkit import check", "check = 3",
      "check is nothing here: write `from labkit import check`", "check.function("),
@@ -127,7 +127,7 @@ REFUSED = [
     # masks
     (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron", "layout_estimator", "statistics.sqrt")',
      None, None),
-    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron.formula")', "there is no such module or "
+    (IMPORTED, f'{IMPORTED}\ncheck.mask("minimegatron.formula")', "no such module or "
      "name (nearest: minimegatron.formulas)", "check.mask("),
     (IMPORTED, f'{IMPORTED}\ncheck.mask("labkit.check.wire")',
      "every sandbox needs labkit.check.wire", "check.mask("),
@@ -144,32 +144,32 @@ REFUSED = [
      "time.perf_counter: no clock", "from time"),
     ("def sums(numbers)", "import torch\ndef sums(numbers, x=torch.cuda.max_memory_allocated)",
      "torch.cuda.max_memory_allocated: no clock", "def sums"),
-    (COUNTER, "    counter = math", "it uses no student's name", "def sums"),
-    ("def sums(numbers)", "made = 1\ndef sums(numbers)", "a driver cell holds functions (def) and "
-     "imports only", "made = 1"),
+    (COUNTER, "    counter = math", "it uses none of the student's names", "def sums"),
+    ("def sums(numbers)", "made = 1\ndef sums(numbers)", "a driver cell may contain only functions "
+     "(def) and imports", "made = 1"),
     (COUNTER, "    counter = Counter(check)", "it uses check, which the check-setup cell",
      "Counter(check)"),
     # nbgrader's metadata
-    (CHECKED, CHECKED.replace('"points": 2', '"points": 0'), "points 0: a check gives more than 0",
+    (CHECKED, CHECKED.replace('"points": 2', '"points": 0'), "points 0: a check needs more than 0",
      "check.function("),
-    (CHECKED, CHECKED.replace(', "points": 2', ""), "nbgrader says: nbgrader cell "
+    (CHECKED, CHECKED.replace(', "points": 2', ""), "nbgrader reports: nbgrader cell "
      "'global-batch-check' does not have points", "check.function("),
-    (CHECKED, CHECKED.replace("true, ", "false, "), '"locked": false: an answer is false, a check '
-     "is true", "check.function("),
+    (CHECKED, CHECKED.replace("true, ", "false, "), '"locked": false: it must be false for '
+     "an answer and true for a check", "check.function("),
     (CHECKED, CHECKED.replace("global-batch-check", "script"), "grade_id script is taken",
      None),
-    (BATCH, BATCH.replace("global-batch", "Global_Batch"), "grade_id 'Global_Batch': small "
-     "letters, digits and single -, for example global-batch", "def global_batch"),
-    ('"schema_version": 3, ', "", "nbgrader says", "def global_batch"),
+    (BATCH, BATCH.replace("global-batch", "Global_Batch"), "grade_id 'Global_Batch': "
+     "lowercase letters, digits, and single -, for example global-batch", "def global_batch"),
+    ('"schema_version": 3, ', "", "nbgrader reports", "def global_batch"),
     # markers
     ("    ### END SOLUTION", "", "### BEGIN SOLUTION has no ### END SOLUTION", "def global_batch"),
-    ("    ### BEGIN SOLUTION", "", "### END SOLUTION without its counterpart",
+    ("    ### BEGIN SOLUTION", "", "### END SOLUTION has no matching marker",
      "    ### END SOLUTION"),
     ("    ### BEGIN SOLUTION", "    # BEGIN SOLUTION", "write ### BEGIN SOLUTION or ### END "
      "SOLUTION alone", "    # BEGIN"),
-    (SCRIPT, f"{SCRIPT}\n### BEGIN SOLUTION\n### END SOLUTION", "SOLUTION markers belong into "
+    (SCRIPT, f"{SCRIPT}\n### BEGIN SOLUTION\n### END SOLUTION", "SOLUTION markers belong in "
      "answer cells", None),
-    ("### BEGIN HIDDEN TESTS", "", "### END HIDDEN TESTS without its counterpart",
+    ("### BEGIN HIDDEN TESTS", "", "### END HIDDEN TESTS has no matching marker",
      "### END HIDDEN"),
     ("### BEGIN SOLUTION\nmilliseconds = 40\n### END SOLUTION", "milliseconds = 40",
      "put what the student writes between", "milliseconds = 40"),
@@ -177,10 +177,10 @@ REFUSED = [
     (f"{MUTANTS}\n# def global_batch(micro_batch, ranks):\n#     return micro_batch + ranks\n", "",
      "1 mutants; give it at least 2", "def global_batch"),
     (MUTANTS, MUTANTS.replace("global-batch", "globl-batch"),
-     "answer='globl-batch' is no answer of this lab (nearest: global-batch)", None),
+     "answer='globl-batch' is not an answer in this lab (nearest: global-batch)", None),
     (MUTANTS, MUTANTS.replace("global-batch", "guess"), "no check tests this answer", None),
     (MUTANTS, MUTANTS.replace("nobody adds", "nobody add "), "no hint in check global-batch-check "
-     "holds 'nobody add '", None),
+     "contains 'nobody add '", None),
     (MUTANTS, MUTANTS.replace(' hint="nobody adds"', ""), "it has no hint", None),
     (MUTANTS, MUTANTS.replace("nobody adds", "one rank's share"), "no mutant triggers the hint "
      "'The ranks work side by side: nobody adds them to a batch.'", "The ranks work side"),
@@ -191,28 +191,28 @@ REFUSED = [
     ("#     return micro_batch + ranks", "#     return sums", "it uses sums", "return sums"),
     ("#     return micro_batch + ranks", "#     return +", "not Python", "return +"),
     (SCRIPT_MUTANT, "# %%writefile code/x.sh\n# srun",
-     "it writes code/x.sh, the answer code/mine.sh", "# %%writefile code/x.sh"),
-    (SCRIPT_MUTANT, "# -srun echo\n# +srun", "'srun echo' stands 0 times in the answer, "
+     "it writes code/x.sh, but the answer writes code/mine.sh", "# %%writefile code/x.sh"),
+    (SCRIPT_MUTANT, "# -srun echo\n# +srun", "'srun echo' occurs 0 times in the answer, "
      "not once", "# -srun echo"),
     # prose
     ("# # A sample lab", "# A sample lab", "begins with its title", "A sample lab"),
     (HEADING, "# # Exercise 2", "a second title, 'Exercise 2'", "# # Exercise 2"),
     (HEADING, "# #### Exercise 2", "#### Exercise 2 follows ##: use ###", "# #### Ex"),
-    (HEADING, "# ## Predict", "heading 'Predict' stands in line", None),
+    (HEADING, "# ## Predict", "heading 'Predict' is also in line", None),
     (HEADING, f"{HEADING}\n#\n# ![](../images/sample.svg)", "has no alternative text", "# ![]"),
     (HEADING, f"{HEADING}\n#\n# <img src='../images/sample.svg'>", "has no alternative", "# <img"),
     (HEADING, f"{HEADING}\n#\n# ![x](../images/simple.svg)",
-     "there is no simple.svg (nearest: sample.svg)", "# ![x]"),
+     "no such file: simple.svg (nearest: sample.svg)", "# ![x]"),
     (HEADING, f"{HEADING}\n#\n# ![x](https://a.org/x.svg)", "images come from images/", "# ![x]"),
     (HEADING, f"{HEADING}\n#\n# [x](91_sample.ipynb)",
-     "there is no 91_sample.py (nearest: 90_sample.py)", "# [x]"),
-    (HEADING, f"{HEADING}\n#\n# [x](../docs/cluster.md)", "students have notebooks/, ../images/",
+     "no such file: 91_sample.py (nearest: 90_sample.py)", "# [x]"),
+    (HEADING, f"{HEADING}\n#\n# [x](../docs/cluster.md)", "students only have notebooks/",
      "# [x]"),
-    (HEADING, f"{HEADING}\n#\n# [x](/proxy/6006)", "nowhere behind a base path", "# [x]"),
+    (HEADING, f"{HEADING}\n#\n# [x](/proxy/6006)", "breaks on a server with a base path", "# [x]"),
     (HEADING, f"{HEADING}\n#\n# [x](#Predcit)", "no such heading (nearest: Predict)", "# [x]"),
     (HEADING, f"{HEADING}\n#\n# [x](#Predict) [y](https://a.org)", None, None),
     ("# %% [markdown]\n# # A sample lab", "x = 1\n\n# %% [markdown]\n# # A sample lab",
-     "let every cell begin with such a line", None),
+     "every cell, including the first, must begin with such a line", None),
 ]
 
 
@@ -237,7 +237,7 @@ def test_all_errors_are_listed_at_once_and_nothing_is_written(author, root):
     with pytest.raises(LabError) as error:
         build(root)
     first, *lines = str(error.value).split("\n")
-    assert "nothing is written" in first
+    assert "nothing was written" in first
     for said in ("it uses mat", "sums is the student's", "a second title"):
         assert sum(said in line for line in lines) == 1
     assert sorted(path.name for path in root.iterdir()) == ["images", "solutions"]

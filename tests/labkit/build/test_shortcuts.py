@@ -51,4 +51,4 @@ def test_a_build_warns_and_names_the_mask(unmasked):
 def test_a_lab_that_does_not_run_is_said(unmasked):
     unmasked.path.write_text(unmasked.path.read_text().replace("import math\n", "import nosuch\n"))
     (line,) = warnings(unmasked)
-    assert "is unknown, because the lab with its own answers does not run: ModuleNotFound" in line
+    assert "because the lab fails with its own answers: ModuleNotFound" in line

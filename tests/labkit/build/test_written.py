@@ -98,17 +98,17 @@ def test_text_around_the_model_answer_stays_in_the_students_cell(written, root):
      "why is worth 3", None),
     ("- 1 point: names", "- 1 pt: names", "'- 1 pt: names the all-reduce' is not a criterion",
      "- 1 pt"),
-    ('rubric="why"', 'rubric="wy"', "no written answer of that name (nearest: why)", None),
+    ('rubric="why"', 'rubric="wy"', "no written answer with that name (nearest: why)", None),
     ('rubric="why"', 'rubrik="why"', "it has no rubric, and a person grades it", None),
     ("visible=true", 'visible="yes"', "visible is true or false", None),
     ("# Every rank waits for the slowest link.\n", "#\n", "it is empty: write the model answer",
      None),
-    (" points=3", "", "it has no points: # %% [markdown] written=", None),
-    (" points=3", " points=0", "points 0: a written answer gives more than 0", None),
+    (" points=3", "", "give it points: # %% [markdown] written=", None),
+    (" points=3", " points=0", "points 0: a written answer needs more than 0", None),
     ("# - 1 point: names the all-reduce\n# - 2 points: says that its time is that of the slowest "
      "link,\n#   not of the fastest\n", "", "it has no criteria", None),
     ("# %% [markdown]\n# ## Exercise 4", '# %% [markdown] tags=["setup"]\n# ## Exercise 4',
-     "a text cell is either plain text", None),
+     "a Markdown cell is either plain text", None),
 ])
 def test_rubrics_that_are_refused(written, old, new, said, piece):
     path = written((old, new))

@@ -42,7 +42,7 @@ def test_a_replica_s_pipeline_is_read_back_in_milliseconds(recorded, replica, st
 
 
 @pytest.mark.parametrize("text, said", [
-    ("{", "holds no timeline"), ("[]", "holds no timeline"),
+    ("{", "contains no timeline"), ("[]", "contains no timeline"),
     ('{"traceEvents": []}', "no stage did anything"),
     ('{"traceEvents": [{"args": {"action": ["F", 0, 0], "dp": 0, "tp": 0, "pp": 0}}]}', "'ts'"),
 ])

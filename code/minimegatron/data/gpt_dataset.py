@@ -31,8 +31,7 @@ Log = Callable[[str], object]
 
 KINDS = ("doc", "sample", "shuffle")
 
-# Seconds that a rank waits, after the barrier, for a file of rank 0: on network file systems, other
-# nodes see a new file only some seconds later.
+# Seconds to wait for a file of rank 0 after the barrier: network file systems show it later.
 VISIBILITY_TIMEOUT = 15.0
 
 

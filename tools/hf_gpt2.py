@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-import safetensors_file
+import safetensors_file as safetensors
 from minimegatron.arguments import Config
 from minimegatron.arguments.table.effects import names_affecting
 from minimegatron.arguments.table.flag import STATE
@@ -42,7 +42,6 @@ from minimegatron.checkpoint.save import (
 from minimegatron.data.atomic import atomic_file
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
-from safetensors_file import DTYPES, Weights
 
 SHARD = Path("mp_rank_00") / "model_optim_rng.pt"
 ENDS = {"embedding.word_embeddings.weight": "transformer.wte.weight",
@@ -121,7 +120,7 @@ def to_hf(checkpoint: Path, out: Path, vocab_size: int | None) -> None:
     weights[ENDS[WORDS]] = weights[ENDS[WORDS]][:config["vocab_size"]]
     try:
         out.mkdir(parents=True, exist_ok=True)
-        safetensors_file.write(out / "model.safetensors", weights)
+        safetensors.write(out / "model.safetensors", weights)
         with atomic_file(out / "config.json") as file:
             file.write(json.dumps(config, indent=1).encode())
     except OSError as error:
@@ -209,11 +208,11 @@ def read_config(path: Path) -> dict:
     return config
 
 
-def read_weights(folder: Path) -> tuple[Weights, Path]:
+def read_weights(folder: Path) -> tuple[safetensors.Weights, Path]:
     """(weights named as GPT2LMHeadModel does, file). Raises UserError."""
     path = folder / "model.safetensors"
     if path.exists():
-        weights = safetensors_file.read(path)
+        weights = safetensors.read(path)
     else:
         path = folder / "pytorch_model.bin"
         if not path.exists():
@@ -253,13 +252,13 @@ def shapes(config: dict) -> dict[str, tuple[int, ...]]:
     return out
 
 
-def check(found: Weights, expected: dict[str, tuple[int, ...]], source: Path) -> None:
+def check(found: safetensors.Weights, expected: dict[str, tuple[int, ...]], source: Path) -> None:
     """Raises UserError unless `found` has these names and shapes, and one dtype."""
     for name in expected.keys() ^ found.keys():
         word = "lacks" if name in expected else "has an unknown"
         raise UserError(f"{source} {word} {name}")
     dtypes = {weight.dtype for weight in found.values()}
-    if len(dtypes) > 1 or not dtypes <= set(DTYPES.values()):
+    if len(dtypes) > 1 or not dtypes <= set(safetensors.DTYPES.values()):
         raise UserError(f"{source} should have weights of one dtype of fp32, fp16, bf16, but has "
                         f"{', '.join(sorted(map(str, dtypes)))}")
     for name, shape in expected.items():

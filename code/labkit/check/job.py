@@ -10,7 +10,7 @@ from typing import Any
 
 from labcore.colors import strong
 from labcore.errors import LabError
-from labkit.check import options, record, resources
+from labkit.check import allocation, options, record, resources
 from labkit.check.checks import Failed, passed
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
@@ -55,7 +55,7 @@ class Job:
     def cpus_per_node(self) -> int:
         """Return the number of CPUs per node that its #SBATCH lines request."""
         try:
-            return record.cpus_of_node(self.directives)
+            return allocation.cpus_of_node(self.directives)
         except BadOption:  # reported separately
             return 1
 
@@ -135,7 +135,7 @@ def print_notes(job: Job) -> None:
 def allocated_nodes(directives: dict[str, str]) -> int:
     """Return the number of nodes that #SBATCH lines request."""
     try:
-        return record.allocated(directives)[0]
+        return allocation.allocated(directives)[0]
     except BadOption:  # resolved as one node, with a note
         return 1
 
@@ -177,7 +177,7 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
     return Job(directives, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
-               any(launch.program == "scontrol" and launch.arguments == ("requeue", record.JOB)
+               any(launch.program == "scontrol" and launch.arguments == ("requeue", allocation.JOB)
                    for launch in launches), status,
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any
 
 from labcore.errors import LabError
+from labkit.check.allocation import NODE, allocated
 from labkit.check.options import BadOption
-from labkit.check.record import NODE, allocated
 from labkit.check.torchrun import BadCommand, Torchrun, parse
 
 MOST_LAUNCHES = 1024

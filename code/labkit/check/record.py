@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labcore.errors import LabError
-from labkit.check import options
+from labkit.check import allocation, options
 from labkit.check.sides import DEFAULT_TRIAL, Trial
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -26,9 +26,6 @@ PYTHONS = ("python", "python3", *(f"python3.{minor}" for minor in range(8, 16)))
 NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpirun",
          "sbatch", "salloc", "scancel", "squeue", "sinfo", "sacct", "nvidia-smi", "sleep",
          "taskset", "numactl")
-NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
-JOB = "1"  # its ID
-CPUS = 32  # of a node, as in slurmbox.profile, which may be masked here
 SECONDS = 20
 SECONDS_TO_BEGIN = 3.0  # for a background stand-in to start on a busy machine
 MOST_SCRIPT = 64 * 1024
@@ -155,7 +152,7 @@ def _run(script: str, folder: Path, scratch: Path, directives: dict[str, str], n
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", _with_dli(script, scratch)))
     submitted_from = scratch / trial.submitted_from
     begins_in = _begins_in(directives, folder, scratch, notes, trial)
-    env = _allocation(directives, notes) | {
+    env = allocation.environment(directives, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
     env = options.exported(directives.get("export"), env)
@@ -226,63 +223,6 @@ def _still_running(group: int, written: Path) -> bool:
             os.killpg(group, 0)  # a process exists that may not have started yet
             time.sleep(0.02)
     return False
-
-
-def allocated(directives: dict[str, str]) -> tuple[int, int]:
-    """Return the numbers of nodes and tasks of a job with these directives. Raises BadOption."""
-    per_node = directives.get("ntasks-per-node")
-    tasks = options.count(directives.get("ntasks"), 1)
-    fitting = -(-tasks // options.count(per_node, tasks)) if "ntasks" in directives else 1
-    nodes = options.count(directives.get("nodes"), fitting)
-    if per_node and "ntasks" not in directives:
-        tasks = nodes * options.count(per_node, 1)
-    return nodes, max(tasks, nodes)
-
-
-def cpus_of_node(directives: dict[str, str]) -> int:
-    """Return the CPUs per node that these directives request. Raises BadOption."""
-    nodes, tasks = allocated(directives)
-    most = -(-tasks // nodes) * options.cpus(directives.get("cpus-per-task", "1"))
-    if "cpus-per-gpu" in directives:
-        gpus, _ = options.gpus_of_nodes(directives, nodes)
-        most = max(most, gpus * options.cpus(directives["cpus-per-gpu"], "cpus-per-gpu"))
-    most = max(most, options.cpus(directives.get("mincpus", "1"), "mincpus"))
-    return max(most, CPUS) if "exclusive" in directives else most
-
-
-def _allocation(directives: dict[str, str], notes: list[str]) -> dict[str, str]:
-    """Return the environment variables that Slurm would set for the job."""
-    per_node = directives.get("ntasks-per-node")
-    try:
-        nodes, tasks = allocated(directives)
-        cpus = cpus_of_node(directives)
-    except options.BadOption as error:
-        notes.append(f"#SBATCH: {error}")
-        nodes, tasks, per_node, cpus = 1, 1, None, 1
-    share, rest = divmod(tasks, nodes)
-    spread = f"{share + 1}(x{rest}),{share}(x{nodes - rest})" if rest else f"{share}(x{nodes})"
-    hosts = f"{NODE}1" if nodes == 1 else f"{NODE}[1-{nodes}]"
-    variables = {
-        "SLURM_JOB_ID": JOB, "SLURM_JOBID": JOB,
-        "SLURM_JOB_NAME": directives.get("job-name", "job"),
-        "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes), "SLURM_NODELIST": hosts,
-        "SLURM_JOB_NODELIST": hosts, "SLURM_TASKS_PER_NODE": spread, "SLURM_NODEID": "0",
-        "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "slurmnode1",
-        "SLURM_JOB_PARTITION": directives.get("partition", "slurmpar"), "USER": "student",
-        "TERM": "xterm", "SLURM_JOB_USER": "student", "SLURM_CLUSTER_NAME": "lab",
-        "SLURM_SUBMIT_HOST": "slurmnode1", "SLURM_JOB_ACCOUNT": "student", "SLURM_GTIDS": "0",
-        "SLURM_CPUS_ON_NODE": str(cpus), "SLURM_JOB_CPUS_PER_NODE": f"{cpus}(x{nodes})"}
-    if "ntasks" in directives or per_node:
-        variables |= {"SLURM_NTASKS": str(tasks), "SLURM_NPROCS": str(tasks)}
-    for option, name in (("ntasks-per-node", "SLURM_NTASKS_PER_NODE"),
-                         ("cpus-per-task", "SLURM_CPUS_PER_TASK"),
-                         ("gpus-per-node", "SLURM_GPUS_PER_NODE"), ("gpus", "SLURM_GPUS")):
-        if option in directives:
-            variables[name] = directives[option]
-    gpus, _ = options.gpus_of_nodes(directives, nodes)
-    if gpus:
-        variables["SLURM_GPUS_ON_NODE"] = str(gpus)
-    return variables
 
 
 def _launches(written: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 import pytest
 
 from labkit import check
-from labkit.check import options, record
+from labkit.check import allocation, options
 from labkit.check.checks import Failed
 from slurmbox import profile
 
@@ -120,7 +120,7 @@ def test_a_header_with_a_wrong_number_of_cpus_is_a_problem(job):  # noqa: F811
     ("#SBATCH --mincpus=4\n", "srun -c 4"),
     ("#SBATCH --ntasks-per-node=2 -c2\n", "srun -n1 -c4")])
 def test_srun_accepts_cpus_that_the_job_has(job, header, srun):  # noqa: F811
-    assert record.CPUS == profile.CPUS
+    assert allocation.CPUS == profile.CPUS
     assert job(SHEBANG + header + ONE.replace("srun", srun) + "\n").problems == ()
 
 
@@ -139,7 +139,7 @@ def test_the_step_with_the_fewest_cpus_counts(job):  # noqa: F811
     ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"),
     ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None), ({}, None)])
 def test_a_script_is_told_the_gpus_that_it_requested(directives, gpus):
-    assert record._allocation(directives, []).get("SLURM_GPUS_ON_NODE") == gpus
+    assert allocation.environment(directives, []).get("SLURM_GPUS_ON_NODE") == gpus
 
 
 @pytest.mark.parametrize("value", ["", "x", "9" * 5000, ",", "v100:", "-1", "\u00b2", "1k"])

@@ -94,7 +94,7 @@ class GPTDataset(Dataset):
         if not -len(self) <= index < len(self):
             raise IndexError(f"sample {index} of {len(self)}")
         sample = int(self.shuffle_idx[index])
-        (first, offset), (last, end) = self.sample_idx[sample : sample + 2].tolist()
+        first, offset, last, end = map(int, self.sample_idx[sample : sample + 2].flat)
         get = self.split.data.get
         if first == last:
             parts = [get(self.doc_idx[first], offset, end - offset + 1)]

@@ -139,13 +139,13 @@ def sweep(flags: Sequence[str]) -> Iterator[Choice]:
 def keep_on_nodes(config: Config) -> None:
     """Raise EstimateError if a node's GPUs are not enough for whole tensor-parallel groups."""
     from layout_estimator.requests import EstimateError
-    from virtualgpu.net.cluster_spec import parse_cluster
+    from virtualgpu.net.cluster_spec import parse_nodes
 
     size, name = config.tensor_model_parallel_size, "--tensor-model-parallel-size"
     if config.cluster is None and size > config.gpus_per_node:
         raise EstimateError(f"{name} {size}: these ranks stay on a node, of --gpus-per-node "
                             f"{config.gpus_per_node}")
-    for group in parse_cluster(config.cluster) if config.cluster else ():
+    for group in parse_nodes(config.cluster) if config.cluster else ():
         if group.per_node % size:
             raise EstimateError(f"{name} {size}: these ranks stay on a node, and {group} in "
                                 f"--cluster has nodes of {group.per_node}")

@@ -23,7 +23,7 @@ from minimegatron.logging.throughput import model_flops, shape_of
 from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net.cluster_spec import parse_cluster
+from virtualgpu.net.cluster_spec import parse_nodes
 from virtualgpu.net.nodes import most_gpus
 
 GIB = 2**30
@@ -165,7 +165,7 @@ def cluster_estimator(config: Config) -> Estimator | MixedEstimator:
     """
     source = f"--cluster {config.cluster}"
     try:
-        groups = parse_cluster(config.cluster)
+        groups = parse_nodes(config.cluster)
     except VirtualGpuError as error:
         raise UserError(f"--cluster: {error}") from error
     groups = tuple(dataclasses.replace(group, card=virtual_card(config, group.card.name, source))

@@ -52,7 +52,7 @@ def with_cluster(flags: Sequence[str]) -> list[str]:
         EstimateError: --cluster describes no cluster, or another flag contradicts it.
     """
     from virtualgpu.core.errors import VirtualGpuError
-    from virtualgpu.net.cluster_spec import parse_cluster
+    from virtualgpu.net.cluster_spec import parse_nodes
 
     given = dict(flag.split("=", 1) for flag in flags if flag.startswith("--") and "=" in flag)
     given |= {name: value for name, value in pairwise(flags) if name.startswith("--")
@@ -61,7 +61,7 @@ def with_cluster(flags: Sequence[str]) -> list[str]:
     if text is None:
         return [*flags]
     try:
-        groups = parse_cluster(text)
+        groups = parse_nodes(text)
     except VirtualGpuError as error:
         raise EstimateError(f"--cluster: {error}") from None
     world = sum(group.gpus for group in groups)

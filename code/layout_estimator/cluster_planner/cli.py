@@ -119,9 +119,17 @@ def _groups(arguments: argparse.Namespace) -> tuple:
     from virtualgpu.net.cluster_spec import parse_cluster
 
     try:
-        return parse_cluster(arguments.cluster)
+        groups = parse_cluster(arguments.cluster)
     except VirtualGpuError as error:
         raise LabError(f"--cluster: {error}") from error
+    sizes: dict[str, int] = {}  # a profile belongs to a GPU model on one kind of node
+    for group in groups:
+        if sizes.setdefault(group.card.name, group.per_node) != group.per_node:
+            raise LabError(f"--cluster {arguments.cluster}: nodes of {sizes[group.card.name]} and "
+                           f"of {group.per_node} {group.card.name}; a plan takes one number of "
+                           f"GPUs per node for each kind; nearest: {group.card.name}:"
+                           f"{sizes[group.card.name]}x{group.nodes}")
+    return groups
 
 
 def _network(arguments: argparse.Namespace) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from layout_estimator.cli import RECOMPUTE
@@ -33,9 +34,9 @@ def balance(found: Found) -> str:
 
 
 def nodes(found: Found) -> str:
-    """Return the nodes in the order of the ranks, as in 2 x a100-80gb:4, 1 x a10:4."""
-    runs = [(group, len(list(run))) for group, run in groupby(found.placement.order)]
-    return ", ".join(f"{count} x {group.card.name}:{group.per_node}" for group, count in runs)
+    """Return the nodes in the order of the ranks, as --estimate --cluster takes them."""
+    return ",".join(str(replace(group, nodes=len(list(run))))
+                    for group, run in groupby(found.placement.order))
 
 
 def record(found: Found, flags: Sequence[str], global_batch: int) -> dict:
@@ -46,7 +47,7 @@ def record(found: Found, flags: Sequence[str], global_batch: int) -> dict:
                   zip(found.partition.layers, stages.kinds, strict=True))]
     return {
         "seconds_per_iteration": found.seconds, "dollars_per_iteration": found.dollars,
-        "gpus": found.gpus, "nodes": [str(group.card.name) for group in found.placement.order],
+        "gpus": found.gpus, "cluster": nodes(found),
         "network": found.placement.link, "tensor": grid.tensor, "pipeline": grid.pipeline,
         "data": grid.data, **setting._asdict(), "micro_batches": stages.micro_batches,
         "balance": balance(found), "memory": memory,
@@ -65,7 +66,7 @@ def table(search: Search, front: Sequence[Found], chosen: Found | None) -> str:
     lines = [f"{', '.join(map(str, search.groups))}: {search.branches} layouts, "
              f"{search.solved} partitioned; modeled, nothing was run",
              "   s/iteration  $/iteration GPUs tensor pipeline data micro recompute sharded "
-             "schedule balance, nodes"]
+             "schedule balance, --cluster"]
     for found in front:
         grid, setting = found.placement.grid, found.setting
         dollars = "-" if found.dollars is None else f"{found.dollars:.5f}"
@@ -73,7 +74,7 @@ def table(search: Search, front: Sequence[Found], chosen: Found | None) -> str:
             f" {'*' if found is chosen else ' '} {found.seconds:11.4g} {dollars:>12} "
             f"{found.gpus:4d} {grid.tensor:6d} {grid.pipeline:8d} {grid.data:4d} "
             f"{setting.micro_batch:5d} {setting.recompute:<9} "
-            f"{'yes' if setting.sharded else 'no':<7} {setting.schedule:<8} {balance(found)}, "
+            f"{'yes' if setting.sharded else 'no':<7} {setting.schedule:<8} {balance(found)} "
             f"{nodes(found)}")
     if chosen is not None:
         lines.append(" * the cheapest within the deadline")

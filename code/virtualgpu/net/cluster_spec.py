@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import groupby
 
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
@@ -37,25 +38,36 @@ class NodeGroup:
         return f"{self.card.name}:{self.per_node}x{self.nodes}"
 
 
-def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
-    """Return the groups of nodes that a text describes, in its order.
+def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
+    """Return the nodes that a text describes, in its order; equal neighbors form one group.
 
     Each group is KIND:GPUSxNODES. So a100:4x2,a10:4x4 has two nodes of four A100 GPUs each and four
-    nodes of four A10 GPUs each; a100:4 is a single node.
+    nodes of four A10 GPUs each; a100:4 is a single node. A kind may occur again, as in
+    a100:4x1,a10:4x4,a100:4x1.
 
     Raises:
         VirtualGpuError: the text describes no cluster; the message names the nearest one.
     """
-    groups = [_group(part) for part in text.split(",")]
+    runs = groupby(map(_group, text.split(",")), key=lambda group: (group.card, group.per_node))
+    return tuple(NodeGroup(*key, sum(group.nodes for group in run)) for key, run in runs)
+
+
+def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
+    """Return the kinds of nodes that a text describes, in whichever order a run then uses them.
+
+    Raises:
+        VirtualGpuError: the text describes no cluster, or names a kind of node twice; the message
+            names the nearest one.
+    """
     seen: dict[tuple[Card, int], NodeGroup] = {}
-    for group in groups:
+    for group in map(_group, text.split(",")):
         key = group.card, group.per_node
         if key in seen:
             total = NodeGroup(*key, seen[key].nodes + group.nodes)
             raise VirtualGpuError(f"cluster {text!r} names nodes of {group.per_node} "
                                   f"{group.card.name} twice; nearest: {total}")
         seen[key] = group
-    return tuple(groups)
+    return tuple(seen.values())
 
 
 def _group(part: str) -> NodeGroup:

@@ -42,23 +42,25 @@ def test_people_read_the_cheapest_within_the_deadline_and_its_command(table, cap
     assert main([*words, "--deadline", "100", "--planner", "even"]) == 0
     *rows, note, ranks, command = capsys.readouterr().out.splitlines()
     assert "modeled, nothing was run" in rows[0] and rows[-1].startswith(" *")
-    assert "deadline" in note and ranks.startswith("run on 1 x ") and "--global-batch" in command
+    assert "deadline" in note and ranks.startswith("run on a100-80gb:2x1") and "--global-batch" in command
     assert main([*words, "--deadline", "1e-9"]) == 1
     assert "the fastest plan takes" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_plan_for_equal_gpus_agrees_with_estimate(capsys):
-    assert main([*PLAN, "--cluster", "a10:2x2", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)[0]
-    plan_flags = [*plan["flags"], "--device", "virtual:a10", "--gpus-per-node", "2",
-                  "--world-size", str(plan["gpus"])]
-    assert plan["seconds_per_iteration"] == pytest.approx(estimate(plan_flags).estimate.seconds,
-                                                          rel=0.1)
+@pytest.mark.parametrize("cluster", ["a10:2x2", "a100:2x1,a10:2x2"])
+def test_a_plan_agrees_with_the_estimate_of_its_own_flags(cluster, capsys):
+    assert main([*PLAN, "--cluster", cluster, "--json"]) == 0
+    for plan in json.loads(capsys.readouterr().out):
+        estimated = estimate(["--cluster", plan["cluster"], *plan["flags"]])
+        assert plan["seconds_per_iteration"] == pytest.approx(estimated.estimate.seconds, rel=0.1)
+        assert max(plan["memory"]) == pytest.approx(
+            max(stage.total for stage in estimated.plan.memory), rel=0.1)
 
 
 @pytest.mark.parametrize("words, why", [
     (["--cluster", "a1000:4"], "--cluster: cluster 'a1000:4': .*nearest: a100"),
+    (["--cluster", "a10:2x2,a10:4"], "of 4 a10; a plan takes .*nearest: a10:2x1"),
     (["--cluster", "a10:2", "--network", "fast"], "--network: network 'fast': a kind"),
     (["--cluster", "a10:2", "--price", "a10=free"], "--price a10=free: .*nearest: --price a10="),
     (["--cluster", "a10:2", "--price", "a10=-1"], "not a price above 0"),

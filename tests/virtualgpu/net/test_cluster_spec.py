@@ -3,7 +3,7 @@
 import pytest
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net.cluster_spec import parse_cluster
+from virtualgpu.net.cluster_spec import parse_cluster, parse_nodes
 
 
 def test_every_group_has_its_gpu_model_gpus_per_node_and_nodes():
@@ -12,6 +12,12 @@ def test_every_group_has_its_gpu_model_gpus_per_node_and_nodes():
         ("a100-80gb", 4, 2, 8), ("a10", 4, 4, 16), ("v100-sxm2-16gb", 8, 1, 8)]
     assert parse_cluster(",".join(map(str, groups))) == groups
     assert len(parse_cluster("a100:4x2,a100:8x1")) == 2  # other nodes of the same GPUs
+
+
+def test_nodes_keep_their_order_and_equal_neighbors_form_one_group():
+    nodes = parse_nodes("a100:4x1,a10:4x3,a10:4,a100:4x1")
+    assert ",".join(map(str, nodes)) == "a100-80gb:4x1,a10:4x4,a100-80gb:4x1"
+    assert parse_nodes("a100:4,a100:8") == parse_cluster("a100:4,a100:8")
 
 
 @pytest.mark.parametrize("text, why", [

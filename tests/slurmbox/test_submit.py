@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from lab import cli
 from labcore import shipping
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -34,16 +33,9 @@ def mixed(make_cluster, course_data):
 
 
 @pytest.fixture
-def lab(mixed, monkeypatch, capsys):
+def lab(mixed, monkeypatch, call):
     monkeypatch.setenv("LAB_HOME", str(mixed.home))
-
-    def run(*words, code=0):
-        capsys.readouterr()
-        assert cli.main([*words]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
+    return call
 
 
 def ended(mixed, number):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from lab import cli
 from slurmbox import keeping, processes
 
 pytestmark = pytest.mark.cluster
@@ -17,18 +16,11 @@ ENDLESS = ("--hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-posit
 
 
 @pytest.fixture
-def lab(course, monkeypatch, capsys):
+def lab(course, monkeypatch, call):
     """A call of the command in the workspace; its output."""
     monkeypatch.setenv("LAB_HOME", str(course.home))
     monkeypatch.chdir(course.home)
-
-    def run(*words, code=0):
-        capsys.readouterr()
-        assert cli.main([*words]) == code
-        said = capsys.readouterr()
-        return said.err if code else said.out
-
-    return run
+    return call
 
 
 @pytest.fixture

@@ -40,18 +40,14 @@ class StageMemory(NamedTuple):
 def check_flags(layout: Layout) -> None:
     """Raise LabError if the trainer would refuse the run's flags."""
     trainer_flags.check_own(layout.conf)
-    for component in layout.components:
-        try:
-            read_flags(_flags(layout, component.card.name, component.per_node))
-        except EstimateError as error:
-            raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}") from None
+    try:
+        read_flags(_flags(layout))
+    except EstimateError as error:
+        raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}") from None
 
 
 def of_stages(layout: Layout, measured: dict | None = None) -> list[StageMemory]:
     """Return the estimated memory of every stage.
-
-    Each GPU model is estimated as if the whole run used it, because the memory of a stage does not
-    depend on the GPUs of the others.
 
     Args:
         layout: the run.
@@ -60,19 +56,14 @@ def of_stages(layout: Layout, measured: dict | None = None) -> list[StageMemory]
     Raises:
         LabError: the trainer refuses the flags, or cannot estimate them.
     """
-    plans, found = {}, []
-    measured = {} if measured is None else measured
-    for component in layout.components:
-        key = component.card.name, component.per_node
-        if key not in plans:
-            try:
-                plans[key] = estimate(_flags(layout, *key), measured).plan
-            except EstimateError as error:
-                raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}"
-                               ) from None
-        found += [StageMemory(stage, component.kind, plans[key].memory[stage].total,
-                              plans[key].capacity) for stage in component.stages]
-    return found
+    try:
+        plan = estimate(_flags(layout), measured).plan
+    except EstimateError as error:
+        raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}") from None
+    kinds = {stage: component.kind for component in layout.components
+             for stage in component.stages}
+    return [StageMemory(memory.stage, kinds[memory.stage], memory.total, memory.capacity)
+            for memory in plan.memory]
 
 
 def check(layout: Layout) -> list[StageMemory]:
@@ -107,8 +98,9 @@ def _nearest(layout: Layout, stages: Sequence[StageMemory], measured: dict) -> s
     return f"{REMEDY}, or more stages, as no partition near this one fits"
 
 
-def _flags(layout: Layout, card: str, per_node: int) -> list[str]:
-    """Return the flags of an estimate of the run on one GPU model."""
-    return ["--device", f"virtual:{card}", "--world-size", str(layout.world_size),
-            "--gpus-per-node", str(per_node),
+def _flags(layout: Layout) -> list[str]:
+    """Return the flags of the run's estimate."""
+    nodes = ",".join(f"{component.card.name}:{component.per_node}x{component.nodes}"
+                     for component in layout.components)
+    return ["--cluster", nodes,
             *(word for group in trainer_flags.groups(layout).values() for word in group)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-import textwrap
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +14,7 @@ from lab.submit.conf import HETEROGENEOUS, JOINED
 from lab.submit.layout import Layout
 from labcore.atomic import put_whole
 from labcore.errors import LabError
+from labcore.terminal import visible
 
 FOLDER = Path("code")  # of the workspace, where the course's own scripts are
 MARK = "# lab submit replaces this file unless you change it: "
@@ -61,7 +61,8 @@ def _script(layout: Layout, path: Path, **values: object) -> Script:
               for name, flags in trainer_flags.groups(layout).items() if flags}
     text = environment.get_template("script.sh.j2").render(
         {"join": 0, "master": False, "conf": conf, "components": layout.components,
-         "groups": groups, "nodes": layout.nodes, "title": title(layout),
+         "file": visible(conf.file.name), "groups": groups, "nodes": layout.nodes,
+         "title": title(layout),
          "arrays": " ".join(f'"${{{name}[@]}}"' for name in groups),
          "log_interval": min(LOG_INTERVAL, conf.iterations),
          "timeline_iteration": min(TIMELINE_ITERATION, conf.iterations), **values})
@@ -79,9 +80,13 @@ def title(layout: Layout) -> str:
 def _wrapped(name: str, flags: Sequence[str]) -> str:
     """Return the words of a bash array, on lines that are aligned below its first word."""
     indent = " " * (len(name) + 2)
-    words = textwrap.wrap(shlex.join(flags), WIDTH - len(indent), break_long_words=False,
-                          break_on_hyphens=False)
-    return f"\n{indent}".join(words)
+    lines: list[str] = []
+    for word in map(shlex.quote, flags):  # whole words: a quoted one may contain white space
+        if lines and len(indent) + len(lines[-1]) + 1 + len(word) <= WIDTH:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return f"\n{indent}".join(lines)
 
 
 def write(home: Path, scripts: Sequence[Script]) -> None:

@@ -1,6 +1,9 @@
 """The batch scripts that `lab submit` writes."""
 
+import json
 import subprocess
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,48 @@ def test_options_of_the_file_reach_the_script(place):
                   "MORE=(--recompute-granularity selective)", "APPTAINER_DISABLE_CACHE=true"):
         assert words in flat(script)
     check_syntax(script)
+
+
+HOSTILE = ["--save", "my  folder", "--load", "$(touch run); 'a' \"b\" `c` \\d", "--seed",
+           "line\nbreak"]
+
+
+def test_flags_reach_the_trainer_as_they_are_in_the_file(place, tmp_path):
+    made = place(MIXED | {"flags": json.dumps(HOSTILE)})
+    (script,) = scripts.of(made)
+    at = script.text.index("MORE=(")
+    array = script.text[at:script.text.index("\nOPTIMIZER=", at)]
+    done = subprocess.run(["bash", "-c", array + '\nprintf "%s\\0" "${MORE[@]}"'], cwd=tmp_path,
+                          capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == HOSTILE and not (tmp_path / "run").exists()
+
+
+def test_a_file_name_stays_in_its_comment(place):
+    made = place(MIXED | {"name": '"run"'})
+    named = replace(made, conf=replace(made.conf, file=Path("a.toml\ntouch run\n#")))
+    (script,) = scripts.of(named)
+    assert "\ntouch" not in script.text
+
+
+@pytest.mark.parametrize(("record", "has_joined"), [
+    ("JobId=7 JobState=RUNNING Reason=None Command=/w/code/run.join1.sh 5 WorkDir=/w", True),
+    ("JobId=7 JobState=RUNNING Reason=None Command=/w/run.join1.sh 5 --seed 1 WorkDir=/w", True),
+    ("JobId=7 JobState=RUNNING Reason=None Command=/w/code/run.join1.sh 4 WorkDir=/w", False),
+    ("JobId=7 JobState=COMPLETED Reason=None Command=/w/code/run.join1.sh 5 WorkDir=/w", False),
+    ("", False),
+])
+def test_a_master_believes_only_a_running_job_that_joins_it(place, tmp_path, record, has_joined):
+    values = MIXED | {"job": '"joined"'}
+    master, _ = scripts.of(place(values))
+    at = master.text.index("joined() {")
+    function = master.text[at:master.text.index("\n}\n", at) + 3]
+    (tmp_path / "joined.1").write_text("7\n")
+    slurm = tmp_path / "scontrol"
+    slurm.write_text(f"#!/bin/sh\n[ \"$4\" = 7 ] && echo '{record}'\n")
+    slurm.chmod(0o755)
+    done = subprocess.run(["bash", "-euc", f"{function}\njoined 1"], env={
+        "PATH": f"{tmp_path}:/usr/bin:/bin", "FOLDER": str(tmp_path), "SLURM_JOB_ID": "5"})
+    assert (done.returncode == 0) == has_joined
 
 
 def flat(script):

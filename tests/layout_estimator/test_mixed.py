@@ -17,7 +17,7 @@ from minimegatron.logging.throughput import shape_of
 from virtualgpu.core.cards import find
 
 from ..minimegatron.conftest import dataset  # noqa: F401  fixture
-from .mixed_runs import MODEL, compare, draw
+from .mixed_runs import MODEL, Case, compare, draw
 
 CLUSTER = "--cluster a100:2x1,a10:2x2"
 RUN = f"{MODEL} --micro-batch-size 2 --global-batch-size 24 --fp16 "
@@ -25,6 +25,13 @@ RUN = f"{MODEL} --micro-batch-size 2 --global-batch-size 24 --fp16 "
 
 def plan(flags):
     return estimate(shlex.split(RUN + flags)).plan
+
+
+@pytest.mark.slow
+def test_delayed_weight_gradients_keep_no_message_in_memory(dataset, tmp_path):  # noqa: F811
+    zb_h1 = Case("v100:3x1", "--pipeline-model-parallel-size 3 --balance 1-1-6 --schedule zb-h1 "
+                             "--micro-batch-size 2 --global-batch-size 12")
+    assert abs(compare(zb_h1, dataset, tmp_path).memory) < 1e-3
 
 
 @pytest.mark.slow

@@ -123,5 +123,5 @@ class Pipeline(Handler):
                      if self.splits_backward else nullcontext())
             with delay:
                 torch.autograd.backward(out, gradient)
-        if x is not None:
-            self.outbox[action] = x.grad
+        if x is not None:  # which a delayed weight gradient may keep alive, and its gradient with it
+            self.outbox[action], x.grad = x.grad, None

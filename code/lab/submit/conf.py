@@ -29,7 +29,7 @@ HOMOGENEOUS, HETEROGENEOUS, JOINED = "homogeneous", "heterogeneous", "joined"
 CHOICES = {"model": tuple(MODELS), "job": (HOMOGENEOUS, HETEROGENEOUS, JOINED),
            "precision": ("fp32", "fp16", "bf16"), "device": ("virtual", "cuda")}
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,79}")
-TIME = re.compile(r"\d+|(\d+-)?\d+(:\d{2}){1,2}")  # Slurm's minutes, hours, and days
+TIME = re.compile(r"[0-9]+|([0-9]+-)?[0-9]+(:[0-9]{2}){1,2}")  # Slurm's minutes, hours, and days
 ARRAYS = {"stages", "flags"}
 
 

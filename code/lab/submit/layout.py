@@ -131,7 +131,7 @@ def _split(conf: Conf) -> tuple[int, ...]:
             raise conf.error("pipeline-parallel", f"the {layers} layers do not divide into that "
                              "many equal stages", f'partition = "{even}"')
         return (layers // stages,) * stages
-    if not re.fullmatch(r"\d{1,6}(-\d{1,6})*", conf.partition):
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})*", conf.partition):
         raise conf.error("partition", "the layers of each stage, joined by hyphens", f'"{even}"')
     split = tuple(map(int, conf.partition.split("-")))
     if len(split) != stages:

@@ -123,5 +123,5 @@ class Pipeline(Handler):
                      if self.splits_backward else nullcontext())
             with delay:
                 torch.autograd.backward(out, gradient)
-        if x is not None:  # which a delayed weight gradient may keep alive, and its gradient with it
+        if x is not None:  # a delayed weight gradient may keep it alive, with its gradient
             self.outbox[action], x.grad = x.grad, None

@@ -61,11 +61,21 @@ class Job:
         return list(dict.fromkeys(path for path in (self.err, self.out, *self.joined_logs) if path))
 
 
-def client(*words: str) -> subprocess.CompletedProcess:
-    """One of Slurm's commands on the cluster of this workspace. Raises LabError without an
-    answer."""
+def client(*words: str, folder: Path = Path("/")) -> subprocess.CompletedProcess:
+    """Run one of Slurm's commands on the cluster of this workspace.
+
+    Args:
+        words: the command.
+        folder: in which it runs.
+
+    Raises:
+        LabError: there is no cluster, or it does not answer.
+    """
+    layout = Layout(workspace.home())
+    if not (layout.site.exists() or layout.slurm_conf.exists()):  # Slurm would look for another
+        raise LabError(clients.NOT_RUNNING)
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=30, cwd="/",
+        return subprocess.run(words, capture_output=True, text=True, timeout=30, cwd=folder,
                               stdin=subprocess.DEVNULL, errors="replace",
                               env=cluster.environment(workspace.home()))
     except FileNotFoundError:

@@ -132,3 +132,15 @@ def test_a_rank_of_a_job_that_joined_is_the_master_s(tmp_path, status, found):
 
 def test_one_component_stays_as_it_is():
     assert components.span([job()]) == job()
+
+
+def test_without_a_cluster_slurm_is_not_asked_to_look_for_another(tmp_path, monkeypatch):
+    asked = tmp_path / "asked"
+    for name in ("sinfo", "scontrol"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {asked}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("LAB_HOME", str(tmp_path / "workspace"))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(LabError, match="the cluster is not running"):
+        slurm.client("sinfo")
+    assert not asked.exists()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-import slurmbox as cluster
+from job_monitor.slurm import client
 from lab.submit.layout import Layout
 from labcore import workspace
 from labcore.errors import LabError
-from slurmbox.clients import NOT_RUNNING
 from virtualgpu.core import cards
 from virtualgpu.core.errors import VirtualGpuError
 
-SECONDS = 30  # that Slurm has to answer
 UNUSABLE = re.compile(r"down|drain|fail|maint|unk|inval|not_resp", re.I)
 GRES = re.compile(r"gpu:([A-Za-z][\w.-]*):(\d+)")
 
@@ -31,14 +28,7 @@ class SlurmNode(NamedTuple):
 
 def slurm(*words: str) -> str:
     """Return the output of one of Slurm's commands. Raises LabError with its message."""
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS,
-                              cwd=workspace.home(), stdin=subprocess.DEVNULL, errors="replace",
-                              env=cluster.environment(workspace.home()))
-    except (FileNotFoundError, NotADirectoryError):
-        raise LabError(NOT_RUNNING) from None
-    except subprocess.TimeoutExpired:
-        raise LabError("Slurm does not answer: see `lab cluster status`") from None
+    done = client(*words, folder=workspace.home())
     if done.returncode:
         raise LabError(done.stderr.strip() or f"{words[0]}: exit code {done.returncode}")
     return done.stdout

@@ -87,11 +87,11 @@ def refuse_invalid(case: Case, plan: Any) -> None:
     if layers != case["layers"]:
         raise InvalidPlan("layers", f"the stages have {layers} layers in total; the model has "
                                     f"{case['layers']}")
-    for kind, its in case["kinds"].items():
+    for kind, spec in case["kinds"].items():
         needed = replicas * sum(stage[0] == kind for stage in stages)
-        if needed > its["gpus"]:
+        if needed > spec["gpus"]:
             raise InvalidPlan("GPUs", f"the plan needs {needed} GPUs of kind {kind}; there are "
-                                      f"{its['gpus']}")
+                                      f"{spec['gpus']}")
 
 
 def durations(case: Case, plan: Plan) -> tuple[list[float], list[float]]:
@@ -100,9 +100,9 @@ def durations(case: Case, plan: Plan) -> tuple[list[float], list[float]]:
         [count * case["kinds"][kind]["layer"][way] for kind, count in plan["stages"]]
         for way in (0, 1))
     for part, stage in (("embedding", 0), ("head", -1)):
-        its = case["kinds"][plan["stages"][stage][0]]
-        forward[stage] += its[part][0]
-        backward[stage] += its[part][1]
+        spec = case["kinds"][plan["stages"][stage][0]]
+        forward[stage] += spec[part][0]
+        backward[stage] += spec[part][1]
     return forward, backward
 
 
@@ -111,8 +111,8 @@ def all_reduce(case: Case, plan: Plan) -> list[float]:
     replicas = plan["replicas"]
     rings = []
     for kind, count in plan["stages"]:
-        its = case["kinds"][kind]
-        speed = its["inside"] if replicas <= its["per_node"] else its["network"]
+        spec = case["kinds"][kind]
+        speed = spec["inside"] if replicas <= spec["per_node"] else spec["network"]
         rings.append(2000 * (replicas - 1) / replicas * count * case["gradients"] / speed)
     return rings
 
@@ -149,8 +149,8 @@ def step(case: Case, plan: Any) -> Step:
 
 def bound(case: Case) -> float:
     """Return a time, in ms, that no plan beats: all GPUs compute all the time, at their speed."""
-    speed = sum(its["gpus"] / sum(its["layer"]) for its in case["kinds"].values())
-    head = min(sum(its["head"]) / sum(its["layer"]) for its in case["kinds"].values())
+    speed = sum(spec["gpus"] / sum(spec["layer"]) for spec in case["kinds"].values())
+    head = min(sum(spec["head"]) / sum(spec["layer"]) for spec in case["kinds"].values())
     return case["global_batch"] * (case["layers"] + head) / speed
 
 
@@ -167,7 +167,7 @@ def placements(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
 def even(case: Case) -> dict[str, Any]:
     """Return the plan that ignores kinds: all GPUs, and the same number of layers everywhere."""
     replicas = max(case["replicas"])
-    kinds = [kind for kind, its in case["kinds"].items() for _ in range(its["gpus"] // replicas)]
+    kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"] // replicas)]
     return _plan(replicas, kinds, [
         case["layers"] * (stage + 1) // len(kinds) - case["layers"] * stage // len(kinds)
         for stage in range(len(kinds))])
@@ -176,7 +176,7 @@ def even(case: Case) -> dict[str, Any]:
 def proportional(case: Case) -> dict[str, Any]:
     """Return the plan that gives every stage layers in proportion to its GPU's speed."""
     replicas = max(case["replicas"])
-    kinds = [kind for kind, its in case["kinds"].items() for _ in range(its["gpus"] // replicas)]
+    kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"] // replicas)]
     speeds = [1 / sum(case["kinds"][kind]["layer"]) for kind in kinds]
     edges = [round(case["layers"] * sum(speeds[:stage]) / sum(speeds))
              for stage in range(len(kinds) + 1)]
@@ -222,7 +222,7 @@ def search(case: Case, simulated: int = 20) -> dict[str, Any]:
     """
     candidates = []
     for replicas in case["replicas"]:
-        counts = {kind: its["gpus"] // replicas for kind, its in case["kinds"].items()}
+        counts = {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()}
         plans = (balanced(case, replicas, kinds) for kinds in _tried(counts))
         candidates += [(lower_bound(case, plan), plan) for plan in plans if plan is not None]
     if not candidates:

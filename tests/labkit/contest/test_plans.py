@@ -77,8 +77,8 @@ def test_placements_are_distinct_and_complete():
 @pytest.mark.parametrize("kinds", [("fast", "slow", "fast"), ("slow", "slow", "fast")])
 @pytest.mark.parametrize("memory", [8, 2.1])
 def test_the_balanced_split_has_the_fastest_slowest_stage(kinds, memory):
-    case = {**CASE, "kinds": {kind: {**its, "memory": memory}
-                              for kind, its in CASE["kinds"].items()}}
+    case = {**CASE, "kinds": {kind: {**spec, "memory": memory}
+                              for kind, spec in CASE["kinds"].items()}}
 
     def slowest(plan):
         return max(map(sum, zip(*durations(case, plan), strict=True)))
@@ -101,8 +101,8 @@ def test_no_plan_beats_the_bounds():
     for group in CONTEST.groups[:3]:
         case = {**group.draw(random), "global_batch": 8}
         for replicas in case["replicas"]:
-            kinds = [kind for kind, its in case["kinds"].items()
-                     for _ in range(its["gpus"] // replicas)]
+            kinds = [kind for kind, spec in case["kinds"].items()
+                     for _ in range(spec["gpus"] // replicas)]
             for _ in range(3):
                 random.shuffle(kinds)
                 plan = balanced(case, replicas, kinds)
@@ -117,7 +117,7 @@ def test_the_search_comes_within_1_percent_of_the_optimum_of_a_small_cluster():
              ).milliseconds
         for replicas in CASE["replicas"]
         for kinds in {order[:size] for size in (1, 2, 3, 4) for order in placements(
-            {kind: its["gpus"] // replicas for kind, its in CASE["kinds"].items()})}
+            {kind: spec["gpus"] // replicas for kind, spec in CASE["kinds"].items()})}
         for layers in product(range(9), repeat=len(kinds)) if sum(layers) == 8
         and _runs({"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}))
     assert step(CASE, search(CASE)).milliseconds <= 1.01 * fastest

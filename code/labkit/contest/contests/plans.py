@@ -96,8 +96,8 @@ def _drawn(**options: Any) -> Any:
         while True:
             case = _case(random, **options)
             replicas = case["replicas"][0]
-            stages = [name for name, its in case["kinds"].items()
-                      for _ in range(its["gpus"] // replicas)]
+            stages = [name for name, spec in case["kinds"].items()
+                      for _ in range(spec["gpus"] // replicas)]
             if balanced(case, replicas, stages):
                 return case
     return draw

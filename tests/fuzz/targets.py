@@ -17,7 +17,7 @@ from grader.run.attempt import Attempt, DamagedAttempt
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
-from labkit.check import on_ranks, options, torchrun, wire
+from labkit.check import header, on_ranks, options, torchrun, wire
 from labkit.check.job import resolve
 from labkit.check.measure import printed, read
 from labkit.contest.contests import pipelines
@@ -44,11 +44,12 @@ LAUNCH = {"program": "torchrun",
           "arguments": ["--nnodes", "2", "x/pretrain_gpt.py", *FLAGS.split()],
           "step": 0, "task": 0, "host": "slurmnode1", "background": False,
           "variables": {"RANK": "0", "WORLD_SIZE": "2", "PET_NNODES": "2"}}
-RECORD = {"directives": {"nodes": "2"}, "notes": ["a note"], "exit": 0, "output": "x\n",
+RECORD = {"components": [{"nodes": "2"}], "notes": ["a note"], "exit": 0, "output": "x\n",
           "launches": [LAUNCH, {**LAUNCH, "task": 1, "host": "slurmnode2"},
                        {**LAUNCH, "program": "python", "step": -1,
                         "arguments": ["-u", "pretrain_gpt.py", *FLAGS.split()]}]}
-SBATCH = b"#!/bin/bash\n#SBATCH --nodes=2 -n4 # x\n#SBATCH --gres=gpu:v100:2 --time '1'\nsrun x\n"
+SBATCH = (b"#!/bin/bash\n#SBATCH --nodes=2 -n4 # x\n#SBATCH --gres=gpu:v100:2 --time '1'\n"
+          b"#SBATCH hetjob\n#SBATCH -N1\nsrun x\n")
 ESTIMATE = {"card": "c", "seconds_per_iteration": 1.0, "teraflops_per_gpu": 1.0, "fits": True,
             "share_of_peak": 0.1, "communication": 0, "bubble": 0.0, "parameters": 1,
             "capacity": 1, "memory": [{"total": 1.0}]}
@@ -198,7 +199,7 @@ TARGETS = {
     "slurm": Target(lambda random: words(random, SLURM), _slurm, (options.BadOption,)),
     "directives": Target(
         lambda random: spoilt(random, SBATCH, (b"#SBATCH -N", b"'", b'"', b"\\", b"\r\n")),
-        lambda text: options.directives(text.decode(errors="replace")), ()),
+        lambda text: header.directives(text.decode(errors="replace")), ()),
     "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (DamagedAttempt,)),
     "value": Target(hostile_json([CODED, ARRAY], ("dict", "tuple", "float", "array", "<f8", "|b1"),
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from labcore import shipping
+from labkit.check.record import record
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -100,3 +101,41 @@ def test_nothing_is_queued_or_written_on_an_error(mixed, lab):
     assert "2 node(s) of 1 x a10 are needed" in lab("submit", str(path), code=1)
     assert mixed.run("squeue -h -t all | wc -l").stdout == before
     assert not (mixed.home / "code" / "wrong.sh").exists()
+
+
+STEP = ("echo STEP $SLURM_PROCID $SLURM_NODEID $SLURM_LOCALID $SLURM_NTASKS $SLURM_NNODES "
+        "$SLURM_JOB_NUM_NODES $SLURM_STEP_NUM_NODES $SLURMD_NODENAME $SLURM_GPUS_ON_NODE "
+        "$SLURM_CPUS_ON_NODE $(scontrol show hostnames | paste -sd,)")
+COMPONENTS = f"""#!/bin/bash
+#SBATCH --job-name=components
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=a100:1
+#SBATCH --output=components.txt
+#SBATCH hetjob
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=2
+#SBATCH --gpus-per-node=a10:1
+env | grep -E "^SLURM_(HET_SIZE|N|TASKS_PER_NODE|(CPUS|GPUS)_(ON|PER)|JOB_N|[A-Z_]*_HET_GROUP_)" |
+    grep -v -e PACK -e MEM_PER -e JOB_ID -e NODE_ALIASES -e NODEID | sort
+for options in "" --het-group=0,1 --het-group=1,0 --het-group=1 "--het-group=1 -n1"; do
+    echo "$options"
+    srun $options bash -c '{STEP}' | sort
+done
+echo :
+srun bash -c '{STEP}' : -n1 bash -c '{STEP}' | sort
+for options in --het-group=2 --het-group=0-2 --het-group=x "--het-group=0,1 -N2 -n2" \\
+    "--het-group=0,1 --cpus-per-task=2" "--het-group=0,1 -w slurmnode2"; do
+    srun $options true 2>/dev/null || echo "refused: $options"
+done
+"""
+
+
+def test_script_checks_see_components_as_slurm_does(mixed):
+    """labkit.check records scripts with stand-ins of srun, in an environment like sbatch's."""
+    path = mixed.home / "components.sh"
+    path.write_text(COMPONENTS)
+    assert mixed.batch(path.name) == "COMPLETED"
+    real = (mixed.home / "components.txt").read_text()
+    assert record(mixed.home, path.name)["output"].splitlines() == real.splitlines()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from lab.submit import trainer_flags
 from lab.submit.conf import HETEROGENEOUS, JOINED
-from lab.submit.layout import Layout
+from lab.submit.layout import Component, Layout
 from labcore.atomic import put_whole
 from labcore.errors import LabError
 from labcore.terminal import visible
@@ -50,7 +50,7 @@ def of(layout: Layout) -> list[Script]:
     return found
 
 
-def _script(layout: Layout, path: Path, **values: object) -> Script:
+def _script(layout: Layout, path: Path, own: Sequence[Component], **values: object) -> Script:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("lab.submit", "."), trim_blocks=True,
@@ -63,6 +63,9 @@ def _script(layout: Layout, path: Path, **values: object) -> Script:
         {"join": 0, "master": False, "conf": conf, "components": layout.components,
          "file": visible(conf.file.name), "groups": groups, "nodes": layout.nodes,
          "title": title(layout),
+         "own": own,
+         # The same on all nodes, since a step's option holds for each of its components.
+         "cpus": max(component.per_node for component in own),
          "arrays": " ".join(f'"${{{name}[@]}}"' for name in groups),
          "log_interval": min(LOG_INTERVAL, conf.iterations),
          "timeline_iteration": min(TIMELINE_ITERATION, conf.iterations), **values})

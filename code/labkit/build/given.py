@@ -194,8 +194,9 @@ def _pairs(kept: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from labkit.check.compared import GPUS, NODES, RANKS
 
     runs = kept["runs"]
-    for flag, name, places in ((NODES, "nodes", [kept]), (GPUS, "gpus_per_node", [kept]),
-                               (RANKS, "ranks_per_node", runs)):
+    requested = kept.get("components", [kept])
+    for flag, name, places in ((NODES, "nodes", requested), (GPUS, "gpus_per_node", requested),
+                               (GPUS, "gpu", requested), (RANKS, "ranks_per_node", runs)):
         yield from ((flag, str(one[name])) for one in places if name in one)
     for run in runs:
         words = shlex.split(run["flags"])

@@ -11,6 +11,7 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from labkit.check.compared import (
@@ -33,13 +34,15 @@ from minimegatron.arguments.table.flag import spelled
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
+    from labkit.check.allocation import Component
     from labkit.check.job import Job
     from labkit.check.runs import TrainingRun
 
 MOST_DIFFERENCES = 6  # differences
 MOST_TEXT = 120  # characters of a student's value
-IN_ALL = ("nodes", "gpus_per_node", "programs", "runs")
-IN_RUN = ("nodes", "ranks_per_node", "trainer", "settings", "flags")
+IN_ALL = ("nodes", "gpus_per_node", "components", "programs", "runs")
+IN_RUN = ("nodes", "ranks_per_node", "components", "trainer", "settings", "flags")
+IN_COMPONENT = {"nodes": int, "gpus_per_node": int, "gpu": str}
 
 
 def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
@@ -55,16 +58,19 @@ def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
     names = [name for name in (*COMPARED, *sorted(OTHER_SPELLINGS))
              if name not in free and name != "layers_per_chunk"]
     kept: dict[str, Any] = {}
-    if NODES not in only:
-        kept["nodes"] = job.allocated_nodes
-    if GPUS not in only and job.gpus_per_node:
-        kept["gpus_per_node"] = job.gpus_per_node
+    if len(job.components) > 1:
+        kept["components"] = [_described(one, only) for one in job.components]
+    else:
+        kept |= {name: value for name, value in _described(job.components[0], only).items()
+                 if name != "gpu"}
     if job.programs:
         kept["programs"] = list(job.programs)
     kept["runs"] = []
     for run in job.runs:
         one: dict[str, Any] = {"nodes": run.nodes} if NODES not in only else {}
-        if RANKS not in only:
+        if len(job.components) > 1:
+            one["components"] = _order(run, RANKS not in only)
+        elif RANKS not in only:
             one["ranks_per_node"] = run.ranks_per_node
         one["trainer"] = run.trainer
         if run.settings:
@@ -74,11 +80,34 @@ def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
     return kept
 
 
+def _described(component: Component, only: Sequence[str]) -> dict[str, Any]:
+    """Return what is compared of a component: its nodes, and their GPUs if it requests any."""
+    described: dict[str, Any] = {} if NODES in only else {"nodes": component.nodes}
+    if GPUS not in only and component.gpus_per_node:
+        described["gpus_per_node"] = component.gpus_per_node
+        if component.gpu:
+            described["gpu"] = component.gpu
+    return described
+
+
+def _order(run: TrainingRun, with_ranks: bool) -> list[list[int]]:
+    """Return the components that a run's nodes belong to, in the order of their node ranks.
+
+    Each is [its number], or [its number, ranks per node]; equal neighbors count once.
+    """
+    found = [[node.component, node.ranks] if with_ranks else [node.component]
+             for node in run.on_nodes]
+    return [one for one, _ in groupby(found)]
+
+
 def require_sound(given: Any) -> None:
     """Raise ValueError unless `given` has the structure that `from_reference` returns."""
     try:
         if not given["runs"] or set(given) - set(IN_ALL):
             raise ValueError(f"it has {', '.join(given)}")
+        for one in given.get("components", ()):
+            if any(type(value) is not IN_COMPONENT[name] for name, value in dict(one).items()):
+                raise ValueError(f"a component has {one}")
         for run in given["runs"]:
             if set(run) - set(IN_RUN) or not isinstance(run["flags"], str):
                 raise ValueError(f"a run has {', '.join(run)}")
@@ -129,10 +158,20 @@ def report(changes: Sequence[str], path: str, only: Sequence[str]) -> str:
 
 
 def _job_differences(job: Job, given: Mapping[str, Any]) -> Iterator[str]:
-    for wanted, has, flag in ((given.get("nodes"), job.allocated_nodes, NODES),
-                              (given.get("gpus_per_node"), job.gpus_per_node, GPUS)):
-        if wanted is not None and has != wanted:
-            yield f"#SBATCH asks for {flag} {has}; the exercise uses {wanted}"
+    components = given.get("components", [given])
+    if len(job.components) != len(components):
+        yield (f"the job has {len(job.components)} component(s); the exercise's has "
+               f"{len(components)}, which `#SBATCH hetjob` separates" if len(components) > 1 else
+               f"the job has {len(job.components)} components; the exercise's does not have "
+               "`#SBATCH hetjob`")
+        return
+    for number, (component, prescribed) in enumerate(zip(job.components, components, strict=True)):
+        where = f"component {number}: " if len(components) > 1 else ""
+        for name, flag in (("nodes", NODES), ("gpus_per_node", GPUS), ("gpu", GPUS)):
+            wanted, has = prescribed.get(name), getattr(component, name)
+            if wanted is not None and has != wanted:
+                yield (f"{where}#SBATCH asks for {flag} {_shortened(str(has or 'of no kind'))}; "
+                       f"the exercise uses {wanted}")
     for program in job.programs:
         if program not in given.get("programs", ()):
             yield f"it also starts {_shortened(program)}; the exercise's script does not"
@@ -144,6 +183,11 @@ def _run_differences(run: TrainingRun, prescribed: Mapping[str, Any]) -> Iterato
     if (run.nodes, run.ranks_per_node) != (nodes, ranks):
         yield (f"nodes x ranks per node: {run.nodes} x {run.ranks_per_node}; the exercise uses "
                f"{nodes} x {ranks}")
+    if order := prescribed.get("components"):
+        mine = _order(run, len(order[0]) > 1)
+        if mine != order:
+            yield (f"in the order of the node ranks, the nodes are of {_in_words(mine)}; the "
+                   f"exercise's are of {_in_words(order)}")
     if not _same_file(run.trainer, prescribed["trainer"]):
         yield (f"it starts {_shortened(run.trainer)}; the exercise's trainer is "
                f"{prescribed['trainer']}")
@@ -152,6 +196,12 @@ def _run_differences(run: TrainingRun, prescribed: Mapping[str, Any]) -> Iterato
         if run.settings.get(name) != settings.get(name):
             yield (f"{name} is {_shortened(run.settings.get(name, 'not set'))}; in the exercise it "
                    f"is {settings.get(name, 'not set')}")
+
+
+def _in_words(order: Sequence[Sequence[int]]) -> str:
+    return _shortened(", then ".join(
+        f"component {one[0]}" + "".join(f" ({ranks} ranks per node)" for ranks in one[1:])
+        for one in order))
 
 
 def _same_file(path: str, trainer: str) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 
 from labcore.colors import strong
 from labcore.errors import LabError
-from labkit.check import allocation, options, record, resources
+from labkit.check import record, resources
+from labkit.check.allocation import JOB, Component
 from labkit.check.checks import Failed, passed
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
-from labkit.check.options import BadOption
 from labkit.check.runs import TRAINER, TrainingRun, is_trainer, runs_of, together
 from labkit.check.sides import side
 from labkit.check.torchrun import Torchrun
@@ -31,9 +31,10 @@ class Job:
     """The job that a script would run.
 
     `nodes`, `ranks_per_node`, `world_size`, and `flags` are those of its only training run.
+    `directives`, `gpus_per_node`, and `cpus_per_node` are those of its first component.
     """
 
-    directives: dict[str, str]
+    components: tuple[Component, ...]  # several in a heterogeneous job
     runs: tuple[TrainingRun, ...]
     problems: tuple[str, ...]
     programs: tuple[str, ...]  # other programs it starts that could train a model
@@ -42,22 +43,24 @@ class Job:
     notes: tuple[str, ...] = ()  # advice that fails no check
 
     @property
+    def directives(self) -> dict[str, str]:
+        """Return its #SBATCH options, by their long names."""
+        return self.components[0].directives
+
+    @property
     def allocated_nodes(self) -> int:
-        """Return the number of nodes that its #SBATCH lines request."""
-        return allocated_nodes(self.directives)
+        """Return the number of nodes that its #SBATCH lines request, of all components."""
+        return sum(component.nodes for component in self.components)
 
     @property
     def gpus_per_node(self) -> int:
         """Return the number of GPUs per node that its #SBATCH lines request."""
-        return options.gpus_of_nodes(self.directives, self.allocated_nodes)[0]
+        return self.components[0].gpus_per_node
 
     @property
     def cpus_per_node(self) -> int:
         """Return the number of CPUs per node that its #SBATCH lines request."""
-        try:
-            return allocation.cpus_of_node(self.directives)
-        except BadOption:  # reported separately
-            return 1
+        return self.components[0].cpus_per_node
 
     @property
     def run(self) -> TrainingRun:
@@ -120,8 +123,7 @@ def script(path: str, *, only: Sequence[str] = (),
             raise Failed("This would go wrong. " + " ".join(job.problems))
         if changes := differences(job, given, only):
             raise Failed(report(changes, path, only))
-    size = f"{job.runs[0].nodes} x {job.runs[0].ranks_per_node}"
-    passed(f"{path} starts {TRAINER} on {size} ranks")
+    passed(f"{path} starts {TRAINER} on {job.runs[0].size} ranks")
     print_notes(job)
     return job
 
@@ -130,14 +132,6 @@ def print_notes(job: Job) -> None:
     """Print the advice for a job."""
     for note in job.notes:
         print(f"{strong('Note')}: {note}.")
-
-
-def allocated_nodes(directives: dict[str, str]) -> int:
-    """Return the number of nodes that #SBATCH lines request."""
-    try:
-        return allocation.allocated(directives)[0]
-    except BadOption:  # resolved as one node, with a note
-        return 1
 
 
 def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> Job:
@@ -150,17 +144,19 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
 
     Raises LabError where the record is not one.
     """
-    launches = launches_of(recorded)
-    directives, nodes = dict(recorded["directives"]), allocated_nodes(recorded["directives"])
-    steps = {launch.step: launch for launch in launches if launch.program == "srun"}
-    launches = [launch for launch in launches if launch.program != "srun"]
+    components, recorded_launches = launches_of(recorded)
+    launches = [launch for launch in recorded_launches if launch.program != "srun"]
     problems, notes, runs = list(recorded["notes"]), [], []
+    steps: dict[int, list[Launch]] = {}
+    for launch in recorded_launches:
+        if launch.program == "srun":
+            steps.setdefault(launch.step, []).append(launch)
     for group in together(launches):
-        sruns = [steps[step] for step in dict.fromkeys(launch.step for launch in group)
-                 if step in steps]
+        sruns = [srun for step in dict.fromkeys(launch.step for launch in group)
+                 for srun in steps.get(step, ())]
         for run in runs_of(group, problems, trainer):
-            wrong, noted = resources.gpu_advice(run, directives, nodes)
-            notes += [*noted, *resources.cpu_notes(directives, sruns)]
+            wrong, noted = resources.gpu_advice(run, components)
+            notes += [*noted, *resources.cpu_notes(components, sruns)]
             runs.append(replace(run, problems=(*run.problems, *wrong),
                                 cpus_per_task=resources.fewest_cpus(sruns)))
         if len(runs) > MOST_RUNS:
@@ -173,11 +169,13 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
         lines = [line[:200] for line in recorded["output"].splitlines()
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
+    if runs:
+        problems += resources.idle_nodes(components, launches)
     problems += [problem for run in runs for problem in run.problems]
-    return Job(directives, tuple(runs),
+    return Job(components, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
-               any(launch.program == "scontrol" and launch.arguments == ("requeue", allocation.JOB)
+               any(launch.program == "scontrol" and launch.arguments == ("requeue", str(JOB))
                    for launch in launches), status,
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 

@@ -7,13 +7,19 @@ show that the job would run that way.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from labcore.errors import LabError
-from labkit.check.allocation import NODE, allocated
-from labkit.check.options import BadOption
+from labkit.check.allocation import (
+    MOST_COMPONENTS,
+    NODE,
+    Component,
+    component_at,
+    components_of,
+)
 from labkit.check.torchrun import BadCommand, Torchrun, parse
 
 MOST_LAUNCHES = 1024
@@ -34,6 +40,7 @@ class Launch:
     background: bool  # started with &
     variables: dict[str, str]
     folder: str = ""  # in which it starts; "" if unknown
+    component: int = 0  # of the job: the node's, or the first one if that is unknown
 
     @cached_property
     def torchrun(self) -> Torchrun | BadCommand:
@@ -44,21 +51,27 @@ class Launch:
             return error
 
 
-def launches_of(record: dict[str, Any]) -> list[Launch]:
-    """Return the launches after validating the whole record. Raises LabError."""
+def launches_of(record: dict[str, Any]) -> tuple[tuple[Component, ...], list[Launch]]:
+    """Return the job's components and launches after validating the whole record.
+
+    Raises LabError.
+    """
     try:
-        entries = record["launches"]
-        texts = [*record["directives"].items(), record["notes"], [record["output"]]]
-        if not (isinstance(record["directives"], dict) and isinstance(record["notes"], list)
+        entries, requested = record["launches"], record["components"]
+        if not (isinstance(requested, list) and 1 <= len(requested) <= MOST_COMPONENTS
+                and all(isinstance(one, dict) for one in requested)):
+            raise TypeError(f"a job without a list of 1 to {MOST_COMPONENTS} components")
+        texts = [*(pair for one in requested for pair in one.items()), record["notes"],
+                 [record["output"]]]
+        if not (isinstance(record["notes"], list)
                 and isinstance(entries, list) and all(type(text) is str for some in texts
                                                       for text in some)
                 and (record["exit"] is None or type(record["exit"]) is int)):
             raise TypeError("a field has the wrong type")
         if len(entries) > MOST_LAUNCHES:
             raise LabError(f"the script starts more than {MOST_LAUNCHES} programs")
-        launches = [_launch(entry) for entry in entries]
-        _require_a_job(launches, record["directives"])
-        return launches
+        components = components_of([dict(one) for one in requested])
+        return components, _placed([_launch(entry) for entry in entries], components)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise LabError("what the script starts was not recorded properly: "
                        f"{str(error)[:MOST_TEXT]}") from error
@@ -80,24 +93,25 @@ def _launch(entry: Any) -> Launch:
     return launch
 
 
-def _require_a_job(launches: list[Launch], directives: dict[str, str]) -> None:
-    """Raise ValueError unless Slurm could have started these launches.
+def _placed(launches: list[Launch], components: Sequence[Component]) -> list[Launch]:
+    """Return the launches with the components that they run on.
 
-    Each task runs on one of the job's nodes, and the script itself runs on the first one.
+    Each task runs on one of the job's nodes, and the script itself runs on the first one. Raises
+    ValueError unless Slurm could have started these launches.
     """
-    try:
-        nodes, _ = allocated(directives)
-    except BadOption:  # resolved as one node, with a note
-        nodes = 1
-    hosts = {f"{NODE}{number}" for number in range(1, min(nodes, MOST_LAUNCHES) + 1)} | {UNKNOWN}
+    hosts = {host: component_at(host, components) for host in {launch.host for launch in launches}}
+    hosts[UNKNOWN] = 0
     places: dict[tuple[int, int], str] = {}
     for launch in launches:
-        if launch.program == "srun" and launch.host in hosts:  # it starts the step, from outside
+        inside = hosts[launch.host] is not None
+        if launch.program == "srun" and inside:  # it starts the step, from outside
             continue
         place = launch.step, launch.task
         if launch.step < -1 or not 0 <= launch.task < MOST_LAUNCHES:
             raise ValueError(f"step {launch.step}, task {launch.task}")
         home = f"{NODE}1" if launch.step < 0 else places.setdefault(place, launch.host)
-        if launch.host not in hosts or launch.host not in (home, UNKNOWN):
+        if not inside or launch.host not in (home, UNKNOWN):
             raise ValueError(f"step {launch.step}, task {launch.task} on node "
                              f"{launch.host[:50]!r}")
+    return [replace(launch, component=hosts[launch.host] or 0)
+            for launch in launches]

@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 
+# Set by the recorder for each component of a heterogeneous job: Slurm has no variable for this.
+GPUS_ON_NODE = "LAB_GPUS_ON_NODE"
 # Options whose value, if any, must be attached with "=".
 FLAGS = {
     "contiguous", "exact", "exclusive", "hold", "ignore-pbs", "kill-on-bad-exit", "label",
@@ -39,6 +40,17 @@ VALUED = {
     "threads-per-core", "time", "time-min", "tmp", "tres-per-task", "uid", "wait-all-nodes",
     "wckey", "wrap", "x11",
 }
+# Options of a heterogeneous job's component that hold for the next ones, too, unless these set them
+# (https://slurm.schedmd.com/heterogeneous_jobs.html).
+INHERITED = {
+    "account", "acctg-freq", "begin", "cluster-constraint", "clusters", "comment", "deadline",
+    "delay-boot", "dependency", "distribution", "error", "exclude", "export", "export-file",
+    "get-user-env", "gid", "hold", "ignore-pbs", "immediate", "input", "job-name", "mail-type",
+    "mail-user", "mcs-label", "mem", "nice", "no-kill", "no-requeue", "open-mode", "output",
+    "parsable", "priority", "profile", "qos", "quiet", "reboot", "requeue", "reservation",
+    "signal", "test-only", "time", "time-min", "verbose", "wait-all-nodes", "wckey",
+}
+GPU_OPTIONS = ("gpus-per-node", "gres", "gpus-per-task", "gpus")
 ALIASES = {"tasks-per-node": "ntasks-per-node"}
 SHORT = {
     "A": "account", "B": "extra-node-info", "C": "constraint", "D": "chdir", "F": "nodefile",
@@ -99,40 +111,6 @@ def _long_name(name: str, known: set[str], command: str) -> str:
     raise BadOption(f"{command} has no option --{name}{hint}")
 
 
-def directives(script: str) -> tuple[dict[str, str], list[str]]:
-    """Return the options that sbatch reads from a script, and notes on lines that it ignores."""
-    requested: dict[str, str] = {}
-    notes: list[str] = []
-    lines = script.splitlines()
-    if not lines or not lines[0].startswith("#!"):
-        notes.append("sbatch refuses a script whose first line does not begin with #! : "
-                     "begin with #!/bin/bash")
-    reading = True
-    for number, line in enumerate(lines, 1):
-        if re.match(r"#\s+SBATCH\s|\s+#\s*SBATCH\s|#sbatch\s", line):
-            notes.append(f"line {number}: Slurm treats {line.strip()!r} as a comment: "
-                         "it must begin with #SBATCH, without spaces before or in it")
-        elif re.match(r"#SBATCH\b", line):
-            if not reading:
-                notes.append(f"line {number}: Slurm does not read {line!r}: "
-                             "#SBATCH lines come before the first command")
-                continue
-            _read_directive(line, number, requested, notes)
-        elif line.strip() and not line.startswith("#"):
-            reading = False
-    return requested, notes
-
-
-def _read_directive(line: str, number: int, requested: dict[str, str], notes: list[str]) -> None:
-    try:
-        options, rest = parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
-        requested.update(options)
-        if rest:
-            notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
-    except (BadOption, ValueError) as error:
-        notes.append(f"line {number}: {error}")
-
-
 def exported(setting: str | None, environment: dict[str, str]) -> dict[str, str]:
     """Return the environment that --export leaves. Slurm's own variables and the workspace's
     remain.
@@ -188,7 +166,7 @@ def gpus_of_nodes(directives: dict[str, str], nodes: int) -> tuple[int, int]:
         directives: the script's #SBATCH options.
         nodes: the number of nodes that they request.
     """
-    for option in ("gpus-per-node", "gres", "gpus-per-task", "gpus"):
+    for option in GPU_OPTIONS:
         parts = [part for part in directives.get(option, "").split(",")
                  if part and (option != "gres" or part.startswith("gpu"))]
         if not parts:
@@ -200,6 +178,22 @@ def gpus_of_nodes(directives: dict[str, str], nodes: int) -> tuple[int, int]:
             gpus *= _tasks_per_node(directives, nodes)
         return gpus, gpus
     return 0, 0
+
+
+def gpu_kind(directives: dict[str, str]) -> str:
+    """Return the GPU kind that the options name, in lowercase: "a100" of --gpus-per-node=a100:2.
+
+    Several kinds are separated by commas; it is "" if the options name none.
+    """
+    kinds = []
+    for option in GPU_OPTIONS:
+        for part in directives.get(option, "").lower().split(","):
+            words = part.split(":")
+            words = words[1:] if option == "gres" and words[0] == "gpu" else words
+            if words and words[0] and not words[0].isdecimal() and (
+                    option != "gres" or part.startswith("gpu:")):
+                kinds.append(words[0])
+    return ",".join(dict.fromkeys(kinds))
 
 
 def _gpus(part: str) -> int:
@@ -215,6 +209,36 @@ def _tasks_per_node(directives: dict[str, str], nodes: int) -> int:
         return count(directives.get("ntasks-per-node"), 1)
     except BadOption:  # reported separately
         return 1
+
+
+def of_component(variable: str, component: int) -> str:
+    """Return the name of a heterogeneous job's variable for one of its components."""
+    return f"{variable}_HET_GROUP_{component}"
+
+
+def het_group(text: str, size: int) -> list[int]:
+    """Return the components that srun's --het-group names, in order: "0,1" and "0-1" are 0 and 1.
+
+    Args:
+        text: the option's value.
+        size: the number of the job's components.
+
+    Raises BadOption.
+    """
+    every = "0" if size == 1 else f"0-{size - 1}"
+    ranges = re.fullmatch(r"(\[?)([0-9]{1,4}(?:-[0-9]{1,4})?(?:,[0-9]{1,4}(?:-[0-9]{1,4})?)*)(\]?)",
+                          text)
+    if not ranges or bool(ranges[1]) != bool(ranges[3]):
+        raise BadOption(f"--het-group={text[:50]}: it must be numbers of components, such as 0,1; "
+                        f"nearest: {every}")
+    found = {number for first, _, last in (part.partition("-") for part in ranges[2].split(","))
+             for number in range(int(first), int(last or first) + 1)}
+    if unknown := sorted(found - set(range(size))):
+        has = "1 component" if size == 1 else f"{size} components"
+        raise BadOption(f"--het-group={text[:50]}: this job has {has} ({every}), and {unknown[0]} "
+                        f"is none of them; nearest: {every} (each `#SBATCH hetjob` line begins "
+                        "another component)")
+    return sorted(found)
 
 
 def expand(hosts: str) -> list[str]:

@@ -40,6 +40,6 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         raise Failed("\n".join((f"{path} {does}.", *job.problems)))
     if job.problems:
         raise Failed("This would go wrong. " + " ".join(job.problems))
-    passed(f"{path} starts {trainer} on {job.nodes} x {job.ranks_per_node} ranks")
+    passed(f"{path} starts {trainer} on {job.run.size} ranks")
     print_notes(job)
     return job

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labcore.errors import LabError
-from labkit.check import allocation, options
+from labkit.check import allocation, header, options
 from labkit.check.sides import DEFAULT_TRIAL, Trial
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -49,12 +49,13 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
         trial: its arguments, what it finds, how its programs end, and the folder in which sbatch
             is called.
 
-    {"directives": {...}, "notes": [...], "launches": [...], "exit": int | None, "output": str},
-    where `exit` is None when it was still running after SECONDS, and paths in the workspace
+    {"components": [{...}], "notes": [...], "launches": [...], "exit": int | None, "output": str},
+    where `components` are the #SBATCH options of each component of the job (of a heterogeneous one,
+    several), `exit` is None when it was still running after SECONDS, and paths in the workspace
     begin with $LAB_HOME. Raises LabError when there is no such script.
     """
     script = _read(home, path)
-    directives, notes = options.directives(script)
+    components, notes = header.directives(script)
     if "\r\n" in script:
         notes.insert(0, "its lines end as on Windows (\\r\\n, DOS line breaks), and sbatch refuses "
                      f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
@@ -66,13 +67,13 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).touch()
         (scratch / trial.submitted_from).mkdir(parents=True, exist_ok=True)
-        launches, status, output = _run(script, Path(folder), scratch, directives, notes, trial)
+        launches, status, output = _run(script, Path(folder), scratch, components, notes, trial)
     for entry in launches:
         entry["arguments"] = [_with_lab_home(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
                               # a literal that the shell did not expand
                               for word in entry["arguments"]]
         entry["folder"] = _with_lab_home(str(entry.get("folder", "")), scratch)
-    return {"directives": directives, "notes": notes, "launches": launches, "exit": status,
+    return {"components": components, "notes": notes, "launches": launches, "exit": status,
             "output": _with_lab_home(output, scratch)}
 
 
@@ -135,15 +136,15 @@ def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> No
         wrapper.chmod(0o755)
 
 
-def _run(script: str, folder: Path, scratch: Path, directives: dict[str, str], notes: list[str],
-         trial: Trial) -> tuple[list[dict[str, Any]], int | None, str]:
+def _run(script: str, folder: Path, scratch: Path, components: list[dict[str, str]],
+         notes: list[str], trial: Trial) -> tuple[list[dict[str, Any]], int | None, str]:
     """Return the launches, the exit status (None: out of time), and the end of the output.
 
     Args:
         script: its text.
         folder: for files of this run.
         scratch: the copy of the workspace's layout.
-        directives: the directives.
+        components: the directives of each component; the script runs on the first.
         notes: receives what would go wrong.
         trial: its arguments, and how its programs end.
     """
@@ -151,8 +152,9 @@ def _run(script: str, folder: Path, scratch: Path, directives: dict[str, str], n
     _stand_ins(programs, written, scratch, trial)
     (folder / "script").write_text(BY_PATH.sub(rf"{programs}/\1", _with_dli(script, scratch)))
     submitted_from = scratch / trial.submitted_from
+    directives = components[0]
     begins_in = _begins_in(directives, folder, scratch, notes, trial)
-    env = allocation.environment(directives, notes) | {
+    env = allocation.environment(components, notes) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
     env = options.exported(directives.get("export"), env)

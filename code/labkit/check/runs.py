@@ -9,6 +9,8 @@ import posixpath
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 from labkit.check import binding
 from labkit.check.launches import MOST_TEXT, Launch
@@ -22,12 +24,19 @@ HARMLESS = re.compile("-[bBdEIOPqRsSuv]+|-[XW].+")  # flags of python
 LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 
+class RanksOnNode(NamedTuple):
+    """The ranks that a training run has on one node: its component of the job, and how many."""
+
+    component: int
+    ranks: int
+
+
 @dataclass(frozen=True)
 class TrainingRun:
     """One training run: the ranks of one rendezvous."""
 
     nodes: int
-    ranks_per_node: int
+    ranks_per_node: int  # of the first node; those of a heterogeneous job may differ
     flags: Config | None  # None where it is refused, or not pretrain_gpt.py's
     problems: tuple[str, ...]
     trainer: str  # its file, as the script names it
@@ -39,10 +48,22 @@ class TrainingRun:
     cpus_per_task: str = ""  # that srun requests: by --cpus-per-task or SRUN_CPUS_PER_TASK
     bound: int | None = None  # CPUs that taskset, numactl, or --cpu-bind leaves to a task, if any
     folder: str = ""  # in which it starts
+    placement: tuple[RanksOnNode, ...] = ()  # in the order of node ranks; () if all nodes are alike
 
     @property
     def world_size(self) -> int:
-        return self.nodes * self.ranks_per_node
+        return sum(node.ranks for node in self.on_nodes)
+
+    @property
+    def size(self) -> str:
+        """Return the nodes and the ranks on each, such as "2 x 4", or "1 x 4 + 2 x 2"."""
+        alike = groupby(node.ranks for node in self.on_nodes)
+        return " + ".join(f"{len(list(nodes))} x {ranks}" for ranks, nodes in alike)
+
+    @property
+    def on_nodes(self) -> tuple[RanksOnNode, ...]:
+        """Return the nodes in the order of their node ranks, with the ranks on each."""
+        return self.placement or (RanksOnNode(0, self.ranks_per_node),) * self.nodes
 
     def absolute(self, path: str) -> str:
         """Return a path that the program is given as an absolute one.
@@ -143,7 +164,8 @@ def _flags(words: Sequence[str], world_size: int, trainer: str) -> tuple[Config 
 
 def _torchrun_run(launches: list[Launch], torchruns: list[Torchrun], trainer: str) -> TrainingRun:
     first = torchruns[0]
-    flags, problems = _flags(first.program, first.nnodes * first.nproc_per_node, trainer)
+    placement = _torchrun_placement(launches, torchruns)
+    flags, problems = _flags(first.program, sum(node.ranks for node in placement), trainer)
     nodes = {launch.host for launch in launches}
     if len(launches) > len(nodes):
         problems.append(f"srun starts torchrun {len(launches)} times on {len(nodes)} node(s): "
@@ -156,19 +178,31 @@ def _torchrun_run(launches: list[Launch], torchruns: list[Torchrun], trainer: st
     elif first.nnodes < len(launches):
         problems.append(f"torchrun starts on {len(launches)} nodes, each with --nnodes "
                         f"{first.nnodes}: these are {len(launches)} separate training runs")
-    problems += _rendezvous_problems(torchruns, [launch.host for launch in launches])
+    problems += _rendezvous_problems(torchruns, launches)
     if any(one.program != first.program for one in torchruns):
         problems.append("the nodes start the trainer with different flags")
-    return _run(first.nnodes, first.nproc_per_node, flags, problems, first.program, launches,
-                trainer)
+    return _run(placement, flags, problems, first.program, launches, trainer)
 
 
-def _rendezvous_problems(torchruns: list[Torchrun], hosts: list[str]) -> list[str]:
-    problems = []
+def _torchrun_placement(launches: list[Launch], torchruns: list[Torchrun]) -> list[RanksOnNode]:
+    """Return the ranks of each node, in the order of the node ranks that torchrun uses."""
     first = torchruns[0]
+    if first.nnodes != len(launches):  # a problem, so only the size counts
+        return [RanksOnNode(launches[0].component, first.nproc_per_node)] * first.nnodes
+    # A rendezvous that assigns the node ranks sorts the nodes by their names.
+    order = sorted(zip(launches, torchruns, strict=True), key=lambda pair: (
+        pair[0].host if first.assigns_ranks else "", pair[1].node_rank))
+    return [RanksOnNode(launch.component, one.nproc_per_node) for launch, one in order]
+
+
+def _rendezvous_problems(torchruns: list[Torchrun], launches: list[Launch]) -> list[str]:
+    problems = []
+    first, hosts = torchruns[0], [launch.host for launch in launches]
+    sizes = {(launch.component, one.nproc_per_node)
+             for launch, one in zip(launches, torchruns, strict=True)}
     if any(len(values) > 1 for values in ({one.rendezvous for one in torchruns},
-                                          {one.nnodes for one in torchruns},
-                                          {one.nproc_per_node for one in torchruns})):
+                                          {one.nnodes for one in torchruns})) \
+            or len(sizes) > len({component for component, _ in sizes}):
         problems.append("the nodes differ: --nnodes, --nproc_per_node, and the rendezvous address "
                         "must be the same on all of them")
     if not first.assigns_ranks and first.nnodes > 1 and \
@@ -201,26 +235,33 @@ def _direct_run(launches: list[Launch], trainer: str) -> TrainingRun:
     """Return the run of ranks that srun starts without torchrun, through RANK and WORLD_SIZE."""
     worlds = {launch.variables.get("WORLD_SIZE", "1") for launch in launches}
     ranks = sorted(launch.variables.get("RANK", "0") for launch in launches)
-    hosts = [launch.host for launch in launches]
-    nodes = len(set(hosts))
-    per_node = -(-len(launches) // nodes)
     problems = []
+    placement = [RanksOnNode(launches[0].component, 1)]
     if worlds != {str(len(launches))} or \
             ranks != sorted(str(rank) for rank in range(len(launches))):
         problems.append(f"{len(launches)} ranks start with WORLD_SIZE {', '.join(sorted(worlds))} "
                         f"and RANK {', '.join(ranks)}: these do not form a world; torchrun sets "
                         "both")
-        nodes = per_node = 1
-    elif len(launches) > 1:
-        problems += _direct_rendezvous_problems(launches, hosts)
+    else:
+        placement = _direct_placement(launches)
+        if len(launches) > 1:
+            problems += _direct_rendezvous_problems(launches)
     if any(launch.arguments != launches[0].arguments for launch in launches):
         problems.append("the ranks start the trainer with different flags")
-    flags, refused = _flags(launches[0].arguments, nodes * per_node, trainer)
-    return _run(nodes, per_node, flags, refused + problems, launches[0].arguments, launches,
-                trainer)
+    flags, refused = _flags(launches[0].arguments, sum(node.ranks for node in placement), trainer)
+    return _run(placement, flags, refused + problems, launches[0].arguments, launches, trainer)
 
 
-def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
+def _direct_placement(launches: list[Launch]) -> list[RanksOnNode]:
+    """Return the ranks of each node; RANK numbers them, and nodes follow their first ranks."""
+    order = sorted(launches, key=lambda launch: int(launch.variables.get("RANK", "0")))
+    ranks: dict[str, list[Launch]] = {}
+    for launch in order:
+        ranks.setdefault(launch.host, []).append(launch)
+    return [RanksOnNode(here[0].component, len(here)) for here in ranks.values()]
+
+
+def _run(placement: list[RanksOnNode], flags: Config | None, problems: list[str],
          words: Sequence[str], launches: list[Launch], trainer: str) -> TrainingRun:
     """Return the Run that `words` start; `launches` are its programs on all nodes."""
     at = _trainer_at(words, trainer)
@@ -230,10 +271,11 @@ def _run(nodes: int, per_node: int, flags: Config | None, problems: list[str],
     torchrun = launches[0].torchrun if launches[0].program == "torchrun" else None
     backend, rdzv_id = (torchrun.backend, torchrun.rdzv_id) if isinstance(torchrun,
                                                                           Torchrun) else ("", "")
-    return TrainingRun(nodes, per_node, flags, tuple(problems), words[at], tuple(words[at + 1:]),
-                       settings,
+    return TrainingRun(len(placement), placement[0].ranks, flags, tuple(problems), words[at],
+                       tuple(words[at + 1:]), settings,
                        backend, rdzv_id, by_srun=launches[0].step >= 0,
-                       bound=min(_bound(launches), default=None), folder=launches[0].folder)
+                       bound=min(_bound(launches), default=None), folder=launches[0].folder,
+                       placement=tuple(placement))
 
 
 def _bound(launches: list[Launch]) -> list[int]:
@@ -245,7 +287,7 @@ def _bound(launches: list[Launch]) -> list[int]:
     return counts
 
 
-def _direct_rendezvous_problems(launches: list[Launch], hosts: list[str]) -> list[str]:
+def _direct_rendezvous_problems(launches: list[Launch]) -> list[str]:
     """Return the error in MASTER_ADDR and MASTER_PORT, which only the script sets."""
     addresses = {(launch.variables.get("MASTER_ADDR", ""), launch.variables.get("MASTER_PORT", ""))
                  for launch in launches}
@@ -254,4 +296,4 @@ def _direct_rendezvous_problems(launches: list[Launch], hosts: list[str]) -> lis
         return [f"MASTER_ADDR is {address or 'not set'} and MASTER_PORT {port or 'not set'}: "
                 "without torchrun, every rank needs the same values of both; export them"]
     firsts = [launch.host for launch in launches if launch.variables.get("RANK", "0") == "0"]
-    return _address_problems(address, firsts, hosts)
+    return _address_problems(address, firsts, [launch.host for launch in launches])

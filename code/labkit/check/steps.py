@@ -15,31 +15,102 @@ from noting import STEP, append_launch, linger
 import options
 
 MOST_TASKS = 256
+NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
 
 
-def hosts_of(requested: dict[str, str]) -> list[str]:
-    """Return the nodes of the job that a step may use, in order. Raises BadOption."""
-    nodes = options.expand(os.environ["SLURM_JOB_NODELIST"])
+class Part:
+    """The tasks of a step on one component of its job.
+
+    Attributes:
+        requested: srun's options.
+        command: what each task runs.
+        component: its number in a heterogeneous job; None in any other.
+        tasks: the number of tasks on each of its nodes.
+        names: its nodes.
+    """
+
+    def __init__(self, requested: dict[str, str], command: list[str], component: int | None
+                 ) -> None:
+        self.requested, self.command, self.component = requested, command, component
+        self.tasks, nodes = layout(requested, component), hosts_of(requested, component)
+        if len(nodes) < len(self.tasks):
+            raise options.BadOption(f"{len(self.tasks)} node(s) requested, but only {len(nodes)} "
+                                    "remain")
+        self.names = nodes[:len(self.tasks)]
+
+
+def variable(name: str, component: int | None) -> str:
+    """Return the value of a Slurm variable, or "" if it is not set.
+
+    Args:
+        name: of the variable.
+        component: of a heterogeneous job, whose variable for this component it is; or None.
+    """
+    return os.environ.get(name if component is None else options.of_component(name, component), "")
+
+
+def parts_of(arguments: list[str]) -> list[Part]:
+    """Return the parts of a step, in the order of their components. Raises BadOption.
+
+    In a heterogeneous job, a step without --het-group runs on the first component, and `:`
+    separates the options and commands of several (srun -N1 ONE : -N2 OTHER).
+    """
+    size = os.environ.get("SLURM_HET_SIZE")
+    if size is None:
+        requested, command = options.parse(arguments, "srun")
+        options.het_group(requested.get("het-group", "0"), 1)
+        return [Part(requested, command, None)]
+    parts: dict[int, Part] = {}
+    requested: dict[str, str] = {}
+    for words in _split(arguments):
+        own, command = options.parse(words, "srun")
+        requested = {name: value for name, value in requested.items()
+                     if name in options.INHERITED} | own
+        following = str(max(parts, default=-1) + 1)
+        for component in options.het_group(own.get("het-group", following),
+                                           options.count(size, 1)):
+            parts[component] = Part(requested, command, component)
+    return [part for _, part in sorted(parts.items())]
+
+
+def _split(arguments: list[str]) -> list[list[str]]:
+    pieces: list[list[str]] = [[]]
+    for word in arguments:
+        if word == ":":
+            pieces.append([])
+        else:
+            pieces[-1].append(word)
+    return pieces
+
+
+def hosts_of(requested: dict[str, str], component: int | None = None) -> list[str]:
+    """Return the nodes of the job, or of its component, that a step may use, in order.
+
+    Raises BadOption.
+    """
+    nodes = options.expand(variable("SLURM_JOB_NODELIST", component))
     named = options.expand(requested.get("nodelist", ""))
     if unknown := [name for name in named if name not in nodes]:
-        raise options.BadOption(f"--nodelist {unknown[0]} is not a node of this job; "
+        where = "this job" if component is None else f"component {component} of this job"
+        raise options.BadOption(f"--nodelist {unknown[0]} is not a node of {where}; "
                                 f"nearest: {nodes[0]}")
     first = options.count(requested["relative"], 1) if requested.get("relative", "0") != "0" else 0
     return sorted(nodes[first:], key=lambda name: name not in named)
 
 
-def layout(requested: dict[str, str]) -> list[int]:
+def layout(requested: dict[str, str], component: int | None = None) -> list[int]:
     """Return the number of tasks on each node of a step, with srun's defaults.
 
     If the job has a number of tasks (SLURM_NTASKS), srun ignores an --ntasks-per-node that
     contradicts it.
     """
-    env = os.environ
-    allocated = options.count(env.get("SLURM_NNODES"), 1)
+    name = "SLURM_NNODES" if component is None else "SLURM_JOB_NUM_NODES"
+    allocated = options.count(variable(name, component) or None, 1)
     nodes = options.count(requested.get("nodes"), allocated)
     if nodes > allocated:
-        raise options.BadOption(f"{nodes} nodes requested, but only {allocated} allocated")
-    given = requested.get("ntasks") or env.get("SLURM_NTASKS")
+        where = "" if component is None else f" to component {component}"
+        raise options.BadOption(f"{nodes} nodes requested, but only {allocated} allocated{where}")
+    given = requested.get("ntasks") or variable("SLURM_NTASKS", component) or None
     if given is None:
         return [options.count(requested.get("ntasks-per-node"), 1)] * nodes
     tasks = options.count(given, nodes)
@@ -67,54 +138,92 @@ def _srun(record: str, arguments: list[str]) -> int:
     if "SLURM_JOB_NODELIST" not in os.environ:
         raise options.BadOption("it cannot find its job: the SLURM_ variables are missing (env "
                                 "-i?)")
-    requested, command = options.parse(arguments, "srun")
-    tasks, names = layout(requested), hosts_of(requested)
-    if not command or sum(tasks) > MOST_TASKS:
-        append_launch(record, "srun-refused", [f"{sum(tasks)} tasks of {command[:1]}"])
+    parts = parts_of(arguments)
+    tasks = sum(sum(part.tasks) for part in parts)
+    if not all(part.command for part in parts) or tasks > MOST_TASKS:
+        append_launch(record, "srun-refused", [f"{tasks} tasks of {parts[0].command[:1]}"])
         return 1
-    if len(names) < len(tasks):
-        raise options.BadOption(f"{len(tasks)} node(s) requested, but only {len(names)} remain")
-    _require_cpus(requested, max(tasks))
-    folder = requested.get("chdir")
-    if folder is not None and not options.can_enter(folder):
-        raise options.BadOption(f"--chdir={folder}: there is no such folder that the tasks can "
-                                "enter, so Slurm runs them in /tmp: give an absolute path")
+    for part in parts:
+        _require(part)
     linger(record)
     step = next_step(record)
-    append_launch(record, "srun", [f"--{name}={value}" for name, value in requested.items()], step)
-    task = status = 0
-    base_env = options.exported(requested.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
-                                dict(os.environ))
-    base_env.pop(binding.MASK, None)  # slurmd starts the tasks, so they do not inherit srun's CPUs
-    for node, here in enumerate(tasks):
-        for local in range(here):
-            env = {**base_env, "SLURM_STEP_ID": str(step), STEP: f"{step}/{os.getpid()}",
-                   "SLURM_NNODES": str(len(tasks)), "SLURM_STEP_NUM_NODES": str(len(tasks)),
-                   "SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
-                   "SLURM_LOCALID": str(local), "SLURM_NTASKS": str(sum(tasks)),
-                   "SLURMD_NODENAME": names[node], **_bound(requested, local)}
-            status = subprocess.run(command, env=env, cwd=folder,
-                                    stdin=subprocess.DEVNULL).returncode or status
-            task += 1
+    for part in parts:
+        append_launch(record, "srun",
+                      [f"--{name}={value}" for name, value in part.requested.items()], step)
+    return _run_tasks(parts, step, tasks)
+
+
+def _run_tasks(parts: list[Part], step: int, tasks: int) -> int:
+    """Run the tasks of a step, which are numbered over all its components. Return the exit code.
+
+    Args:
+        parts: of the step.
+        step: its number.
+        tasks: the number of all its tasks.
+    """
+    names = [name for part in parts for name in part.names]
+    task = node = status = 0
+    for part in parts:
+        env = options.exported(part.requested.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
+                               dict(os.environ))
+        env.pop(binding.MASK, None)  # slurmd starts the tasks, so they do not inherit srun's CPUs
+        env |= {"SLURM_STEP_ID": str(step), STEP: f"{step}/{os.getpid()}",
+                "SLURM_NNODES": str(len(names)), "SLURM_STEP_NUM_NODES": str(len(names)),
+                "SLURM_NTASKS": str(tasks)}
+        if part.component is not None:
+            _describe_component(env, part.component, names)
+        for name, here in zip(part.names, part.tasks, strict=True):
+            for local in range(here):
+                own = {"SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
+                       "SLURM_LOCALID": str(local), "SLURMD_NODENAME": name,
+                       **_bound(part.requested, local)}
+                status = subprocess.run(part.command, env=env | own,
+                                        cwd=part.requested.get("chdir"),
+                                        stdin=subprocess.DEVNULL).returncode or status
+                task += 1
+            node += 1
     return status
 
 
-def _require_cpus(requested: dict[str, str], tasks: int) -> None:
-    """Raise BadOption if a step requests more CPUs than the job has.
+def _describe_component(env: dict[str, str], component: int, names: list[str]) -> None:
+    """Replace the variables of the job's first component, which the batch script has, by a step's.
 
     Args:
-        requested: srun's options.
-        tasks: the number of tasks on the step's fullest node.
+        env: of the tasks.
+        component: on which they run.
+        names: the nodes of the step, on all components.
     """
-    given = requested.get("cpus-per-task", os.environ.get("SRUN_CPUS_PER_TASK"))
+    env |= dict.fromkeys(NODE_LISTS, ",".join(names)) | {
+        "SLURM_JOB_NUM_NODES": str(len(names)), "SLURM_NPROCS": env["SLURM_NTASKS"],
+        "SLURM_CPUS_ON_NODE": str(cpus_on_node(component)),
+        "SLURM_GPUS_ON_NODE": variable(options.GPUS_ON_NODE, component)}
+    if not env["SLURM_GPUS_ON_NODE"]:
+        del env["SLURM_GPUS_ON_NODE"]
+
+
+def _require(part: Part) -> None:
+    """Raise BadOption if a part of a step requests more CPUs than its nodes have, or begins in no
+    folder."""
+    folder = part.requested.get("chdir")
+    if folder is not None and not options.can_enter(folder):
+        raise options.BadOption(f"--chdir={folder}: there is no such folder that the tasks can "
+                                "enter, so Slurm runs them in /tmp: give an absolute path")
+    given = part.requested.get("cpus-per-task", os.environ.get("SRUN_CPUS_PER_TASK"))
     if given is None:
         return
-    each = options.cpus(given)
-    have = options.count(os.environ.get("SLURM_CPUS_ON_NODE"), 1)
-    if tasks * each > have and "overcommit" not in requested:
-        raise options.BadOption(f"--cpus-per-task={each}: {tasks} task(s) on a node need "
-                                f"{tasks * each} CPUs, and the job has {have} there; "
+    each, most, have = options.cpus(given), max(part.tasks), cpus_on_node(part.component)
+    if most * each > have and "overcommit" not in part.requested:
+        owner = "the job" if part.component is None else f"component {part.component} of the job"
+        raise options.BadOption(f"--cpus-per-task={each}: {most} task(s) on a node need "
+                                f"{most * each} CPUs, and {owner} has {have} there; "
                                 "#SBATCH --cpus-per-task requests them")
+
+
+def cpus_on_node(component: int | None) -> int:
+    """Return the number of CPUs that the job, or its component, has on a node. Raises BadOption."""
+    if component is None:
+        return options.count(os.environ.get("SLURM_CPUS_ON_NODE"), 1)
+    return options.count(variable("SLURM_JOB_CPUS_PER_NODE", component).partition("(")[0], 1)
 
 
 def _bound(requested: dict[str, str], task: int) -> dict[str, str]:

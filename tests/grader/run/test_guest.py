@@ -186,7 +186,7 @@ def test_a_script_is_recorded_as_in_the_notebook(guest):
     guest.cell("%%writefile code/try.sh\n#!/bin/bash\n#SBATCH --nodes=2\n"
                "srun torchrun --nnodes 2 x.py")
     record = guest.request("script", SECONDS, path="code/try.sh")["record"]
-    assert record["directives"] == {"nodes": "2"}
+    assert record["components"] == [{"nodes": "2"}]
     assert [one["program"] for one in record["launches"]] == ["srun", "torchrun", "torchrun"]
     assert "is not a file" in guest.request("script", SECONDS, path="code/no.sh")["error"]
 

@@ -250,7 +250,7 @@ JSON = st.recursive(
     | st.sampled_from(["plain", "callable", "[1]", '{"dict": []}', '"\\ud800"', "ValueError"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
         st.sampled_from(["value", "raised", "cannot", "kind", "title", "record", "error", "names",
-                         "text", "launches", "directives", "notes", "exit", "output"]), inner,
+                         "text", "launches", "components", "notes", "exit", "output"]), inner,
         max_size=6), max_leaves=12)
 
 

@@ -25,7 +25,7 @@ def launch(flags: str = "", torchrun: str = "--nproc_per_node 2", file: str = FI
 
 
 def record(*launches: dict, directives: dict | None = None) -> dict:
-    return {"directives": directives or {"gpus-per-node": "2"}, "notes": [],
+    return {"components": [directives or {"gpus-per-node": "2"}], "notes": [],
             "launches": list(launches), "exit": 0, "output": ""}
 
 

@@ -14,6 +14,7 @@ from labcore import shipping
 from labcore.errors import LabError
 from labkit import check
 from labkit.check import measure
+from labkit.check.allocation import Component
 from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from labkit.check.checks import Failed
 from labkit.check.job import Job
@@ -38,7 +39,7 @@ def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
     words = f"{MODEL} {flags}"
     run = TrainingRun(nodes, ranks, parsed(words, nodes * ranks), (), TRAINER, tuple(words.split()),
                       {})
-    return Job({}, (run,), (), ())
+    return Job((Component({}),), (run,), (), ())
 
 
 # Every flag that is passed or replaced, and what its value becomes.
@@ -159,7 +160,8 @@ def test_a_script_that_only_estimates_trains_nothing(monkeypatch):
     monkeypatch.setattr(measure, "run_here", lambda words: pytest.fail("it ran"))
     flags = parsed(f"{MODEL} --estimate --device {CARD} --json")
     with pytest.raises(Failed, match="--estimate: with this flag the trainer does not train"):
-        check.figures(Job({}, (TrainingRun(1, 1, flags, (), TRAINER, (), {}),), (), ()), CARD)
+        run = TrainingRun(1, 1, flags, (), TRAINER, (), {})
+        check.figures(Job((Component({}),), (run,), (), ()), CARD)
 
 
 def test_a_job_that_would_hang_has_no_figures(monkeypatch):

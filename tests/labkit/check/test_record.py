@@ -8,21 +8,21 @@ from labcore.errors import LabError
 from labkit.check.job import resolve
 from tests.labkit.check.test_script import MODEL
 
-SOUND = {"directives": {}, "notes": [], "launches": [], "exit": 0, "output": ""}
-TWO = {**SOUND, "directives": {"nodes": "2"}}
+SOUND = {"components": [{}], "notes": [], "launches": [], "exit": 0, "output": ""}
+TWO = {**SOUND, "components": [{"nodes": "2"}]}
 LAUNCH = {"program": "torchrun", "arguments": [], "step": 0, "task": 0, "host": "slurmnode1",
           "background": False, "variables": {}}
 
 
 @pytest.mark.parametrize("forged", [
     {}, {**SOUND, "exit": "0"}, {**SOUND, "launches": 3}, {**SOUND, "output": None},
-    {**SOUND, "directives": []}, {**SOUND, "launches": [LAUNCH] * 1025},
+    {**SOUND, "components": []}, {**SOUND, "launches": [LAUNCH] * 1025},
     {**SOUND, "launches": [{**LAUNCH, "arguments": [1]}]},
     {**SOUND, "launches": [{**LAUNCH, "host": 0}]},
     {**SOUND, "launches": [{**LAUNCH, "folder": 0}]},
     {**SOUND, "launches": [{**LAUNCH, "background": 1}]}, {**SOUND, "launches": [{"program": "x"}]},
     {**SOUND, "launches": [{**LAUNCH, "variables": {"RANK": 0}}]}, {**SOUND, "launches": [None]},
-    {**SOUND, "notes": [1]}, {**SOUND, "directives": {"nodes": 2}},
+    {**SOUND, "notes": [1]}, {**SOUND, "components": [{"nodes": 2}]},
     {**SOUND, "launches": [{**LAUNCH, "arguments": ["-m"] * 1001}]},
     {**SOUND, "launches": [{**LAUNCH, "arguments": "-m"}]},
     {**SOUND, "launches": [{**LAUNCH, "step": -2}]},

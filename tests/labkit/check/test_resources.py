@@ -139,7 +139,7 @@ def test_the_step_with_the_fewest_cpus_counts(job):  # noqa: F811
     ({"gres": "gpu:v100:3"}, "3"), ({"gres": "gpu"}, "1"),
     ({"gpus": "3", "nodes": "2"}, "2"), ({"gres": "license:7"}, None), ({}, None)])
 def test_a_script_is_told_the_gpus_that_it_requested(directives, gpus):
-    assert allocation.environment(directives, []).get("SLURM_GPUS_ON_NODE") == gpus
+    assert allocation.environment([directives], []).get("SLURM_GPUS_ON_NODE") == gpus
 
 
 @pytest.mark.parametrize("value", ["", "x", "9" * 5000, ",", "v100:", "-1", "\u00b2", "1k"])

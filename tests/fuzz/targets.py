@@ -52,7 +52,7 @@ SBATCH = (b"#!/bin/bash\n#SBATCH --nodes=2 -n4 # x\n#SBATCH --gres=gpu:v100:2 --
           b"#SBATCH hetjob\n#SBATCH -N1\nsrun x\n")
 ESTIMATE = {"card": "c", "seconds_per_iteration": 1.0, "teraflops_per_gpu": 1.0, "fits": True,
             "share_of_peak": 0.1, "communication": 0, "bubble": 0.0, "parameters": 1,
-            "capacity": 1, "memory": [{"total": 1.0}]}
+            "memory": [{"total": 1.0, "stage": 0, "card": "c", "capacity": 1}]}
 SLURM = ("--nodes", "-N", "-n4", "--nodelist", "a[1-9,3]b,c", "--ntask", "-lu", "--export", "x[1-")
 CODE = ("def f(a):", "    return a", "%%writefile x\na", "!ls", "await x", "import *", "a = (",
         "'''", "if 1:\n\tx\n        y", "%%bash", "f'{", "lambda: (yield)", "# \\N{BULLET}",

@@ -247,7 +247,12 @@ def _literal(kept: dict[str, Any]) -> str:
         ends = [*(f"{line} " for line in lines[:-1]), *lines[-1:]] or [""]
         flags = "\n".join(f"            {_string(line)}" for line in ends)
         runs.append(f"        {{{pairs(run, 'flags')[:-1]}\n         \"flags\":\n{flags}}}")
-    return f"    given={{{pairs(kept, 'runs')}\"runs\": [\n" + ",\n".join(runs) + "]}"
+    requested = {name: value for name, value in kept.items() if name != "components"}
+    start = f"    given={{{pairs(requested, 'runs')}"
+    if "components" in kept:
+        lines = ",\n        ".join(map(_string, kept["components"]))
+        start += f'"components": [\n        {lines}],\n        '
+    return f'{start}"runs": [\n' + ",\n".join(runs) + "]}"
 
 
 def _string(value: Any) -> str:

@@ -20,8 +20,9 @@ from pipeline_schedules import BUILT_IN
 
 # Larger runs take minutes to estimate: no exercise needs them.
 MOST_RANKS = 4096
+MOST_CLUSTER_RANKS = 512  # of a cluster, whose data-parallel replicas may differ
 MOST_LAYERS = 1000
-MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches
+MOST_PASSES = 40_000  # of one iteration: stages x chunks x micro-batches (x a cluster's replicas)
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,14 @@ class EstimateHardware:
     Attributes:
         device: virtual:GPU.
         network: between nodes, a value of --virtual-network; None for the GPU's usual one.
+        cluster: nodes in the order of the ranks, a value of --cluster, instead of the device and
+            its number per node.
     """
 
     device: str
     gpus_per_node: int
     network: str | None = None
+    cluster: str | None = None
 
 
 def use(flag: Flag) -> Literal["passed", "replaced", "left out", "refused"]:
@@ -61,10 +65,13 @@ def flags_for_estimate(config: Config, hardware: EstimateHardware, vocab_size: i
         if use(flag) == "refused" and getattr(config, flag.name) != flag.default:
             raise LabError(f"{flag.spelling}: with this flag the trainer does not train; leave it "
                            "out")
-    _require_size(config)
-    words = ["--estimate", "--json", "--device", hardware.device,
-             "--world-size", str(config.world_size),
-             "--gpus-per-node", str(hardware.gpus_per_node), "--vocab-size", str(vocab_size)]
+    _require_size(config, hardware.cluster is not None)
+    words = ["--estimate", "--json", "--vocab-size", str(vocab_size)]
+    if hardware.cluster is not None:
+        words += ["--cluster", hardware.cluster]
+    else:
+        words += ["--device", hardware.device, "--world-size", str(config.world_size),
+                  "--gpus-per-node", str(hardware.gpus_per_node)]
     if hardware.network is not None:
         words += ["--virtual-network", hardware.network]
     for flag in table.values():
@@ -90,11 +97,21 @@ def _words(flag: Flag, value: object) -> list[str]:
     return [flag.spelling, repr(value) if type(value) is float else str(value)]
 
 
-def _require_size(config: Config) -> None:
-    passes = (config.pipeline_model_parallel_size * config.chunks * config.num_micro_batches)
-    for what, number, most in (("ranks", config.world_size, MOST_RANKS),
-                               ("layers", config.num_layers, MOST_LAYERS),
-                               ("passes in each step (stages x micro-batches)", passes,
-                                MOST_PASSES)):
+def _require_size(config: Config, cluster: bool) -> None:
+    """Raise LabError if an estimate would take long.
+
+    Args:
+        config: the run's flags.
+        cluster: whether each replica is simulated on GPUs of its own.
+    """
+    passes = config.pipeline_model_parallel_size * config.chunks * config.num_micro_batches
+    counted = "stages x micro-batches"
+    if cluster:
+        passes *= config.data_parallel_size
+        counted += " x data-parallel replicas"
+    for what, number, most in (
+            ("ranks", config.world_size, MOST_CLUSTER_RANKS if cluster else MOST_RANKS),
+            ("layers", config.num_layers, MOST_LAYERS),
+            (f"passes in each step ({counted})", passes, MOST_PASSES)):
         if number > most:
             raise LabError(f"{number:,} {what}: too large to estimate here; at most {most:,}")

@@ -161,14 +161,7 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
                                 cpus_per_task=resources.fewest_cpus(sruns)))
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
-    status = recorded["exit"]
-    if status is None:
-        problems.append(f"the script was still running after {record.SECONDS} seconds, although no "
-                        "training takes place here")
-    elif status not in (0, ends):
-        lines = [line[:200] for line in recorded["output"].splitlines()
-                 if line.strip() and not line.startswith("+")]  # those with + come from set -x
-        problems.append(f"the script ends with exit code {status}: " + " / ".join(lines[-3:]))
+    problems += _end_problems(recorded, ends)
     if runs:
         problems += resources.idle_nodes(components, launches)
     problems += [problem for run in runs for problem in run.problems]
@@ -176,8 +169,20 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
                any(launch.program == "scontrol" and launch.arguments == ("requeue", str(JOB))
-                   for launch in launches), status,
+                   for launch in launches), recorded["exit"],
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
+
+
+def _end_problems(recorded: Mapping[str, Any], ends: int) -> Iterator[str]:
+    """Yield what is wrong with the script's end; an exit code of `ends` is not."""
+    status = recorded["exit"]
+    if status is None:
+        yield (f"the script was still running after {record.SECONDS} seconds, although no training "
+               "takes place here")
+    elif status not in (0, ends):
+        lines = [line[:200] for line in recorded["output"].splitlines()
+                 if line.strip() and not line.startswith("+")]  # those with + come from set -x
+        yield f"the script ends with exit code {status}: " + " / ".join(lines[-3:])
 
 
 def _other_programs(launches: list[Launch], trainer: str) -> Iterator[str]:

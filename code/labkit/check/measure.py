@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from labcore.errors import LabError
 from labcore.workspace import CODE
@@ -23,6 +23,10 @@ from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.checks import Failed, passed
 from labkit.check.job import TRAINER, Job
 from labkit.check.sides import side
+from virtualgpu.core import cards
+from virtualgpu.core.card import Card
+from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.net.cluster_spec import NodeGroup, parse_nodes
 
 GIB = 2**30
 SECONDS = 120  # for one estimate; the largest that allowed.py lets through takes a sixth of it
@@ -31,7 +35,28 @@ LARGEST = 1e30  # figures above this are invalid
 REFUSED, REFUSAL = 1, "error: "  # the trainer's exit code, and the prefix of its error message
 GPT2_VOCABULARY = 50257
 NUMBERS = ("seconds_per_iteration", "teraflops_per_gpu", "share_of_peak", "communication", "bubble",
-           "parameters", "capacity")
+           "parameters")
+
+
+class StageMemory(NamedTuple):
+    """Memory of the fullest rank that a pipeline stage has on one GPU model, in GiB.
+
+    Attributes:
+        stage: its number.
+        gpu: the GPU model, such as "a10".
+        memory: at the peak, with CUDA's and NCCL's own.
+        capacity: of the GPU.
+    """
+
+    stage: int
+    gpu: str
+    memory: float
+    capacity: float
+
+    @property
+    def fits(self) -> bool:
+        """Return whether the stage fits this GPU."""
+        return self.memory <= self.capacity
 
 
 @dataclass(frozen=True)
@@ -39,8 +64,7 @@ class Figures:
     """Figures for one iteration on virtual GPUs.
 
     Attributes:
-        memory: peak memory of a rank of each stage in GiB, with CUDA's and NCCL's own.
-        capacity: memory of the GPU in GiB.
+        stages: the memory of each stage; a stage that has several GPU models is there for each.
         share_of_peak: share of the data sheet's FLOP/s.
         communication, bubble: shares of the time in which a GPU waits for collectives, and for
             other stages.
@@ -53,37 +77,60 @@ class Figures:
     share_of_peak: float
     communication: float
     bubble: float
-    memory: tuple[float, ...]
-    capacity: float
+    stages: tuple[StageMemory, ...]
     fits: bool
     parameters: int
 
     @property
+    def memory(self) -> tuple[float, ...]:
+        """Return the peak memory of a rank of each stage, in GiB."""
+        return tuple(stage.memory for stage in self.stages)
+
+    @property
+    def fullest(self) -> StageMemory:
+        """Return the stage with the least room left on its GPU."""
+        return min(self.stages, key=lambda stage: stage.capacity - stage.memory)
+
+    @property
     def peak_memory(self) -> float:
         """Return the peak memory of the fullest rank, in GiB."""
-        return max(self.memory)
+        return self.fullest.memory
+
+    @property
+    def capacity(self) -> float:
+        """Return the memory of the fullest rank's GPU, in GiB."""
+        return self.fullest.capacity
 
 
-def figures(job: Job, device: str, *, network: str | None = None,
-            vocab_size: int = GPT2_VOCABULARY) -> Figures:
+def figures(job: Job, device: str | None = None, *, cluster: str | None = None,
+            network: str | None = None, vocab_size: int = GPT2_VOCABULARY) -> Figures:
     """Return the modeled figures of a job, no matter what device its script names.
 
     Args:
         job: from check.script.
         device: "virtual:GPU"; a node has as many GPUs as the job starts ranks there.
-        network: between nodes, such as "ethernet:25gbit"; None for the GPU's usual one.
+        cluster: instead of `device`, the job's nodes in the order of their node ranks, as
+            KIND:GPUSxNODES for each kind: "a100:2x1,a10:2x1".
+        network: between nodes, such as "ethernet:25gbit"; None for the GPUs' usual one.
         vocab_size: of the model.
 
-    Raises Failed when the job has problems, or cannot be estimated.
+    Raises Failed when the job has problems, does not run on these nodes, or cannot be estimated.
     """
-    if not device.startswith("virtual:"):
+    if (device is None) == (cluster is None):
+        raise ValueError("check.figures: give either a device, such as 'virtual:v100', or "
+                         "cluster='a100:2x1,a10:2x1'")
+    if device is not None and not device.startswith("virtual:"):
         raise ValueError(f"check.figures: {device!r} is not a virtual GPU, such as 'virtual:v100'")
+    groups = _groups(cluster) if cluster is not None else ()
     flags = job.flags
     if job.problems:
         raise Failed("This job would fail, so it has no estimate. " + " ".join(job.problems))
+    if groups:
+        _require_nodes(job, groups)
     try:
-        words = flags_for_estimate(flags, EstimateHardware(device, job.ranks_per_node, network),
-                                   vocab_size)
+        hardware = EstimateHardware(device or "", job.ranks_per_node, network,
+                                    ",".join(map(str, groups)) or None)
+        words = flags_for_estimate(flags, hardware, vocab_size)
         estimate = read(side().figures(words), flags.global_batch_size * flags.seq_length)
     except LabError as error:
         raise Failed(f"The cost of this job cannot be estimated: {error}") from None
@@ -91,6 +138,40 @@ def figures(job: Job, device: str, *, network: str | None = None,
            f"{estimate.capacity:.2f} GiB on {job.world_size} {estimate.card}"
            + ("" if estimate.fits else ": CUDA out of memory"))
     return estimate
+
+
+def _groups(cluster: str) -> tuple[NodeGroup, ...]:
+    try:
+        return parse_nodes(cluster)
+    except VirtualGpuError as error:
+        raise ValueError(f"check.figures: {error}") from None
+
+
+def _require_nodes(job: Job, groups: Sequence[NodeGroup]) -> None:
+    """Raise Failed unless the job's nodes are those of a cluster, in the order of the node ranks.
+
+    A node that the script requests without a GPU kind may have any.
+    """
+    cluster = ",".join(map(str, groups))
+    size = " + ".join(f"{group.nodes} x {group.per_node}" for group in groups)
+    per_node = [group.per_node for group in groups for _ in range(group.nodes)]
+    if [node.ranks for node in job.run.on_nodes] != per_node:
+        raise Failed(f"The script starts ranks on {job.run.size} (nodes x ranks per node, in the "
+                     f"order of the node ranks); the cluster {cluster} has {size} GPUs.")
+    models = (group.card for group in groups for _ in range(group.nodes))
+    for rank, (node, card) in enumerate(zip(job.run.on_nodes, models, strict=True)):
+        kind = job.components[node.component].gpu
+        if kind and not _is_kind(kind, card):
+            raise Failed(f"Node rank {rank} is on a node with {kind[:50]} GPUs, which component "
+                         f"{node.component} of the job requests; in the cluster {cluster}, it has "
+                         f"{card.name} GPUs.")
+
+
+def _is_kind(kind: str, card: Card) -> bool:
+    try:
+        return cards.find(kind) == card
+    except VirtualGpuError:
+        return False
 
 
 def program(words: Sequence[str]) -> list[str]:
@@ -160,12 +241,13 @@ def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
 def read(estimate: dict[str, Any], tokens: int) -> Figures:
     """Return the figures in the trainer's JSON, for `tokens` per iteration. Raises LabError."""
     memory = estimate.get("memory")
-    totals = [stage.get("total") if isinstance(stage, dict) else None
-              for stage in memory] if isinstance(memory, list) else []
-    numbers = [estimate.get(name) for name in NUMBERS]
-    sound = (totals and isinstance(estimate.get("card"), str) and type(estimate.get("fits")) is bool
-             and all(type(number) in (int, float) and 0 <= number < LARGEST
-                     for number in (*totals, *numbers))
+    stages = memory if isinstance(memory, list) and all(
+        isinstance(stage, dict) and type(stage.get("stage")) is int
+        and isinstance(stage.get("card"), str) for stage in memory) else []
+    numbers = [*(estimate.get(name) for name in NUMBERS),
+               *(stage.get(name) for stage in stages for name in ("total", "capacity"))]
+    sound = (stages and isinstance(estimate.get("card"), str) and type(estimate.get("fits")) is bool
+             and all(type(number) in (int, float) and 0 <= number < LARGEST for number in numbers)
              and estimate["seconds_per_iteration"] > 1 / LARGEST)
     if not sound:
         raise LabError("the trainer printed no estimate: a field is missing or has the wrong type")
@@ -173,6 +255,6 @@ def read(estimate: dict[str, Any], tokens: int) -> Figures:
     return Figures(estimate["card"], 1000 * seconds, tokens / seconds,
                    estimate["teraflops_per_gpu"],
                    estimate["share_of_peak"], estimate["communication"], estimate["bubble"],
-                   tuple(total / GIB for total in totals), estimate["capacity"] / GIB,
-                   estimate["fits"],
-                   estimate["parameters"])
+                   tuple(StageMemory(stage["stage"], stage["card"], stage["total"] / GIB,
+                                     stage["capacity"] / GIB) for stage in stages),
+                   estimate["fits"], estimate["parameters"])

@@ -86,6 +86,8 @@ def _call(node: ast.Call) -> CheckCall:
         bound = inspect.signature(getattr(check, name)).bind(*node.args, **keywords)
     except TypeError as error:
         return CheckCall(name, node, {}, str(error))
+    if name == "figures" and len({"device", "cluster"} & set(bound.arguments)) != 1:
+        return CheckCall(name, node, {}, "give either a device or cluster=")
     return CheckCall(name, node,
                      {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
 

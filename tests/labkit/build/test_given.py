@@ -123,4 +123,21 @@ def test_several_trainings_are_kept_one_by_one():
     two = {"nodes": 1, "programs": ["a.py"], "runs": [
         {"trainer": "t", "flags": "--lr 1"},
         {"trainer": "t", "settings": {"A": "ü"}, "flags": ""}]}
-    assert ast.literal_eval(textwrap.dedent(given._literal(two)).removeprefix("given=")) == two
+    assert literal(two) == two
+
+
+def test_components_are_kept_on_lines_of_their_own():
+    node = {"nodes": 1, "gpus_per_node": 2, "gpu": "a100"}
+    mixed = {"components": [node, {**node, "gpu": "a10"}, {}], "programs": ["a.py"], "runs": [
+        {"nodes": 2, "components": [[0, 2], [1, 2]], "trainer": "t", "flags": "--lr 1"}]}
+    assert literal(mixed) == mixed
+    assert set(given._pairs(mixed)) == {
+        ("--nodes", "1"), ("--gpus-per-node", "2"), ("--gpus-per-node", "a100"),
+        ("--gpus-per-node", "a10"), ("--lr", "1")}
+
+
+def literal(kept):
+    """What a notebook's text of given= means."""
+    text = given._literal(kept)
+    assert max(map(len, text.splitlines())) <= 100
+    return ast.literal_eval(textwrap.dedent(text).removeprefix("given="))

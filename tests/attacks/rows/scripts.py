@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.attacks.attack import attack
 from tests.attacks.rows.stages import PORT
 
@@ -46,6 +48,14 @@ done >> "$LAB_HOME/../record"
 yes '{"program": "torchrun", "arguments": []}' | head -c 20000000 >> "$LAB_HOME/../record"
 '''
 
+# The right job, on nodes that the components of this one do not have.
+MIXED = START.replace("--nodes=2", "--nodes=1") + "#SBATCH hetjob\n#SBATCH --nodes=1\n"
+COMPONENTS = "".join("echo '{}' >> \"$LAB_HOME/../record\"\n".format(json.dumps({
+    "program": "torchrun", "step": 0, "task": task, "host": host, "background": False,
+    "variables": {}, "arguments": TRAIN.format(micro=4, batch=16, data="data/x", more="").replace(
+        "$(scontrol show hostnames | head -1)", "slurmnode1").split()[2:]}))
+    for task, host in enumerate(("slurmnode1", "slurmnode3")))
+
 HUNG = "while :; do :; done\n"
 FORKS = ":() { : | : & }; :\n"
 NOISE = "yes pwned | head -c 300000000\necho -e '\\e]0;pwned\\a' >&2\n"
@@ -86,4 +96,6 @@ ATTACKS = [
     attack("k13", "job-paths-in", "Paths and files of arguments",
            job=with_flags("--tensorboard-dir @ROOT@/pwned-by-events @/etc/passwd",
                           data="@ROOT@/secret"), most=2.0, may_end=True),
+    attack("k14", "job-components", "A heterogeneous job that records ranks on nodes of no "
+           "component", job=MIXED + COMPONENTS),
 ]

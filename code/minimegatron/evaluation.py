@@ -9,6 +9,7 @@ import torch
 
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
+from minimegatron.logging.optional_lines import validation_lines
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
 from pipeline_schedules import FORWARD, Message
@@ -25,7 +26,10 @@ def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int
         mean, consumed = evaluate(trainer.ctx, trainer.pipeline, data, consumed)
     loss = trainer.ctx.read(mean)
     if loss is not None:
-        trainer.reports.validation(loss, prefix, data.name, trainer.progress)
+        for line in validation_lines(prefix, loss):
+            trainer.ctx.print_rank_last(line)
+        for report in trainer.reports.optional:
+            report.validation(loss, data.name, trainer.progress)
     return consumed
 
 

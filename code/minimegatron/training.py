@@ -24,7 +24,7 @@ from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.schedule import load_schedule
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
-from pipeline_schedules import add_communication, peak_live
+from pipeline_schedules import add_communication
 
 
 def pretrain(config: Config, notes: list[str]) -> None:
@@ -88,15 +88,14 @@ class Trainer:
         self.progress = Progress()
         self.reports = Reports(ctx)
         self.timers = self.reports.timers
-        schedule = load_schedule(ctx)
-        self.in_flight = peak_live(schedule)
+        self.schedule = load_schedule(ctx)
         chunks = build_chunks(ctx, vocab_size)
         self.tied_embedding = TiedEmbedding(ctx, chunks)
         self.model = as_module(chunks)
         self.ddp = data_parallel(ctx, self.model)
         self.optimizer = Optimizer(ctx, self.ddp)
         self.learning_rate = LearningRate(ctx.config)
-        program = add_communication(schedule, is_checked=True)
+        program = add_communication(self.schedule, is_checked=True)
         self.pipeline = Pipeline(ctx, chunks, program, self.ddp, self.timers)
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
@@ -129,7 +128,7 @@ class Trainer:
         config, progress, reports = self.config, self.progress, self.reports
         megatron.print_datetime(self.ctx, "before the start of training step")
         exit_reason = self.exit_conditions()
-        reports.start(progress, self.optimizer, self.vocab_size, self.in_flight)
+        reports.start(self)
         while progress.iteration < config.train_iters:
             reports.begin_step(progress.iteration + 1)
             with self.timers("batch-generator"):
@@ -146,7 +145,7 @@ class Trainer:
                 self.save()
             if reason:
                 self.exit(reason)
-        reports.stop_profiling()
+        reports.end_training()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
         """Save the last checkpoint, and evaluate on validation and test data, if there is any."""
@@ -190,7 +189,7 @@ class Trainer:
 
     def exit(self, reason: str) -> NoReturn:
         """End the program early, with exit code 0."""
-        self.reports.stop_profiling()
+        self.reports.end_training()
         self.reports.close(f"stopped {reason}")
         self.print_device_summary()
         megatron.print_datetime(self.ctx, f"exiting program {reason}")

@@ -2,9 +2,10 @@
 
 actions.py defines a schedule, builtin.py and low_bubble.py have the published ones, and loading.py
 and parsing.py read yours. validation.py checks a schedule, communication.py adds sends and
-receives, and interpreter.py executes it for whoever handles its actions. simulation.py computes
-timelines, drawing.py and steps.py draw them, and traces.py reads and writes Perfetto traces. A
-training step with 1F1B imports neither low_bubble.py, parsing.py, validation.py, nor the last four.
+receives, and interpreter.py executes it for whoever handles its actions; deadlock.py explains why
+it cannot. activations.py counts micro-batches in flight, simulation.py computes timelines,
+drawing.py and steps.py draw them, and traces.py reads and writes Perfetto traces. A training step
+with 1F1B imports only what it runs; the other modules are imported when a name of theirs is used.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
@@ -21,7 +22,6 @@ from pipeline_schedules.actions import (
     Action,
     Schedule,
     ScheduleError,
-    peak_live,
     splits_backward,
     to_text,
 )
@@ -33,6 +33,7 @@ from pipeline_schedules.loading import load
 from pipeline_schedules.messages import Message, Program
 
 if TYPE_CHECKING:
+    from pipeline_schedules.activations import peak_live
     from pipeline_schedules.drawing import Drawing, draw, draw_beside
     from pipeline_schedules.low_bubble import BUILT_IN, interleaved, zb_h1
     from pipeline_schedules.parsing import parse
@@ -42,46 +43,14 @@ if TYPE_CHECKING:
     from pipeline_schedules.validation import check, problems
 
 __all__ = [
-    "BACKWARD",
-    "BUILT_IN",
-    "FORWARD",
-    "WEIGHT",
-    "WHOLE_STAGES",
-    "Action",
-    "Deadlock",
-    "Drawing",
-    "Durations",
-    "Handler",
-    "Message",
-    "Program",
-    "Schedule",
-    "ScheduleError",
-    "Span",
-    "Steps",
-    "Timeline",
-    "add_communication",
-    "check",
-    "draw",
-    "draw_beside",
-    "draw_steps",
-    "export",
-    "gpipe",
-    "interleaved",
-    "load",
-    "measured",
-    "one_f_one_b",
-    "parse",
-    "peak_live",
-    "problems",
-    "replay",
-    "replayed",
-    "simulate",
-    "splits_backward",
-    "timeline_of",
-    "to_text",
-    "zb_h1",
+    "BACKWARD", "BUILT_IN", "FORWARD", "WEIGHT", "WHOLE_STAGES", "Action", "Deadlock", "Drawing",
+    "Durations", "Handler", "Message", "Program", "Schedule", "ScheduleError", "Span", "Steps",
+    "Timeline", "add_communication", "check", "draw", "draw_beside", "draw_steps", "export",
+    "gpipe", "interleaved", "load", "measured", "one_f_one_b", "parse", "peak_live", "problems",
+    "replay", "replayed", "simulate", "splits_backward", "timeline_of", "to_text", "zb_h1",
 ]
 _ON_FIRST_USE = {
+    "activations": ("peak_live",),
     "drawing": ("Drawing", "draw", "draw_beside"),
     "low_bubble": ("BUILT_IN", "interleaved", "zb_h1"),
     "parsing": ("parse",),

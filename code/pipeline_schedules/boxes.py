@@ -33,7 +33,7 @@ def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
     """Return [(time, activations in flight from then on)] of one stage.
 
     An activation is in flight from the start of its forward to the end of the last action that
-    reads it, as in actions.live_activations.
+    reads it, as in activations.live_activations.
 
     Args:
         spans: of the stage.

@@ -57,7 +57,9 @@ def replay(program: StageItems, handler: Handler) -> None:
         _call(handler, stage, item, visited.chunks, len(program))
         visited.finish(stage, item)
     if visited.blocked:
-        raise Deadlock(visited.explain())
+        from pipeline_schedules.deadlock import explain
+
+        raise Deadlock(explain(program, visited.positions, visited.blocked))
 
 
 def replay_stage(items: Sequence[Item], handler: Handler, stage: int, stages: int, chunks: int
@@ -128,25 +130,3 @@ class _Visit:
                 needed += [(stage, Message(RECEIVE, action, other, stage)),
                            (other, Message(SEND, action, other, stage))]
         return needed
-
-    def explain(self) -> str:
-        """Return the stages that wait: a cycle, or a stage that waits for a missing item."""
-        path, stage = [], min(self.blocked)
-        while stage not in path:
-            path.append(stage)
-            other, needed = self.blocked[stage]
-            if needed not in self.program[other][self.positions[other]:]:
-                return f"deadlock: {self._waits(stage)}, which never runs it"
-            if other == stage:
-                return f"deadlock: {self._waits(stage)}, which comes later in its own list"
-            stage = other
-        ring = path[path.index(stage):]
-        first = ring.index(min(ring))
-        cycle = ring[first:] + ring[:first]
-        return ("deadlock: " + "; ".join(map(self._waits, cycle))
-                + ". Each waits for the next, the last for the first")
-
-    def _waits(self, stage: int) -> str:
-        position, (other, needed) = self.positions[stage], self.blocked[stage]
-        return (f"stage {stage} is at {self.program[stage][position]} (position {position}) and "
-                f"waits for {needed} of stage {other}")

@@ -9,7 +9,8 @@ from itertools import pairwise
 from numbers import Real
 from typing import NamedTuple
 
-from pipeline_schedules.actions import Action, ScheduleError, peak_live
+from pipeline_schedules.actions import Action, ScheduleError
+from pipeline_schedules.activations import peak_live
 from pipeline_schedules.clock import Clock, Durations
 from pipeline_schedules.interpreter import replay
 from pipeline_schedules.parsing import well_formed

@@ -17,9 +17,9 @@ from pipeline_schedules.actions import (
     Action,
     ScheduleError,
     dependencies,
-    live_activations,
     splits_backward,
 )
+from pipeline_schedules.activations import live_activations
 from pipeline_schedules.interpreter import Deadlock, Handler, replay
 
 Lists = Sequence[Sequence[Action]]

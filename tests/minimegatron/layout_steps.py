@@ -17,7 +17,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.evaluation import evaluate
-from minimegatron.logging.zeros import num_zeros
+from minimegatron.logging.quantities import num_zeros
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer

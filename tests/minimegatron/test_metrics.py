@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval
 
 
 VALUES = dict.fromkeys(NAMES.values())
+START = SimpleNamespace(progress=Progress())  # all that metrics need of a trainer
 
 
 def read(path):
@@ -72,7 +74,7 @@ def test_a_virtual_gpu_has_no_loss_and_says_that_times_are_modeled(train, tmp_pa
 
 def test_values_that_json_does_not_have_are_named(make_context, tmp_path):
     metrics = Metrics(make_context(f"--metrics {tmp_path}/m.jsonl"))
-    metrics.iteration(Progress(), {**VALUES, "loss": float("nan"), "norm": float("inf")})
+    metrics.line(Progress(), {**VALUES, "loss": float("nan"), "norm": float("inf")}, {})
     (found,) = read(tmp_path / "m.jsonl")
     assert (found["lm_loss"], found["grad_norm"], found["num_zeros"]) == (None, None, None)
     assert found["non_finite"] == {"lm_loss": "nan", "grad_norm": "inf"}
@@ -80,7 +82,7 @@ def test_values_that_json_does_not_have_are_named(make_context, tmp_path):
 
 def test_a_full_disk_costs_a_warning_and_no_half_line(make_context, tmp_path, capsys):
     metrics = Metrics(make_context(f"--metrics {tmp_path}/m.jsonl"))
-    metrics.start(Progress())
+    metrics.start(START)
     room, file = 20, metrics.file
 
     class Full:
@@ -96,14 +98,14 @@ def test_a_full_disk_costs_a_warning_and_no_half_line(make_context, tmp_path, ca
 
     metrics.file = Full()
     for _ in range(3):
-        metrics.iteration(Progress(), VALUES)
+        metrics.line(Progress(), VALUES, {})
     assert capsys.readouterr().out.count("WARNING: metrics of run") == 1
     assert [one["kind"] for one in read(tmp_path / "m.jsonl")] == ["start"]
 
 
 def test_a_device_that_is_always_full_costs_one_warning(make_context, capsys):
     metrics = Metrics(make_context("--metrics /dev/full"))
-    metrics.start(Progress())
+    metrics.start(START)
     metrics.validation(1.0, "test", Progress())
     said = capsys.readouterr().out
     assert said.count("WARNING") == 1 and "(No space left on device)" in said
@@ -112,7 +114,7 @@ def test_a_device_that_is_always_full_costs_one_warning(make_context, capsys):
 def test_what_a_killed_run_left_half_written_spoils_no_line(make_context, tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"kind": "iter')
-    Metrics(make_context(f"--metrics {path}")).start(Progress())
+    Metrics(make_context(f"--metrics {path}")).start(START)
     first, second = path.read_text().splitlines()
     assert first == '{"kind": "iter' and json.loads(second)["kind"] == "start"
 

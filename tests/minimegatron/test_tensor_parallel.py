@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.logging.zeros import num_zeros
+from minimegatron.logging.quantities import num_zeros
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.model.parameters import named_param_specs, partition_of

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from minimegatron.logging.step_log import StepLog
 from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.throughput import (
     Throughput,
+    ThroughputReport,
     shape_of,
     theoretical_memory,
 )
@@ -25,6 +27,7 @@ from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from pipeline_schedules import one_f_one_b
 
 VOCABULARY = 2048
 FLAGS = "--log-throughput --log-interval 2 --train-iters 4 --global-batch-size 4 --eval-iters 0 "
@@ -87,11 +90,13 @@ def test_throughput_is_plotted(make_context, monkeypatch):
     monkeypatch.setattr(throughput, "SIZE", 64)
     ctx = make_context(FLAGS)
     optimizer = Optimizer(ctx, DistributedDataParallel(ctx, Stage(ctx, 128, range(2))))
-    log = StepLog(ctx, Timers(ctx.device.now), optimizer, 128, [1], Board(ctx))
+    report = ThroughputReport(ctx)
+    report.start(SimpleNamespace(vocab_size=128, schedule=one_f_one_b(1, 2)))
+    log = StepLog(ctx, Timers(ctx.device.now), optimizer, [report, Board(ctx)])
     for _ in range(2):
         log.add(torch.tensor(1.0), torch.tensor(1.0), seconds=0.25)
     log.report(Progress(2, 8), torch.tensor(1e-3))
-    assert points == [("throughput", log.throughput.flops / 0.25 / 1e12, 2)]
+    assert points == [("throughput", report.throughput.flops / 0.25 / 1e12, 2)]
 
 
 def kept_bytes(stage, x, batch):

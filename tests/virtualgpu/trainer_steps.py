@@ -84,14 +84,14 @@ def steps(ctx: Context, even: bool) -> dict:
     clock = [device.now()]
     for step in range(STEPS):
         start = device.now()
-        if trainer.reports.recorder:
-            trainer.reports.recorder.begin(step + 1)
+        if trainer.timers.recorder:
+            trainer.timers.recorder.begin_step(step + 1)
         loss, norm = trainer.step(source.step(trainer.progress.consumed_train_samples, step))
         out["values"] += [ctx.read(loss), ctx.read(norm)]
         clock.append(device.now())
         out["seconds"].append(clock[-1] - start)
-        if trainer.reports.recorder:
-            trainer.reports.recorder.finish()
+        if trainer.timers.recorder:
+            trainer.timers.recorder.finish()
         out["live"].append(device.gpu.memory.requested)
         out["peak"].append(device.gpu.memory.peak_requested)
         del loss, norm

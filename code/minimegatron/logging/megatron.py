@@ -80,9 +80,10 @@ def print_model(ctx: Context, parameters: int) -> None:
 
 
 def iteration_line(config: Config, *, iteration: int, consumed: int, milliseconds: float,
-                   lr: float, loss: float | None, norm: float | None, zeros: float | None,
-                   params_norm: float | None, nans: int, throughput: float | None = None,
-                   loss_scale: float = 1.0, skipped: int = 0, label: str = "") -> str:
+                   lr: float, loss: float | None, norm: float | None, nans: int,
+                   loss_scale: float = 1.0, skipped: int = 0, zeros: float | None = None,
+                   params_norm: float | None = None, throughput: float | None = None,
+                   label: str = "") -> str:
     """Return one iteration line; quantities that are None are left out.
 
     Args:
@@ -93,12 +94,12 @@ def iteration_line(config: Config, *, iteration: int, consumed: int, millisecond
         lr: learning rate of the next step.
         loss: mean loss since the last line, over the steps that were not skipped.
         norm: gradient norm of the last step, None if it was skipped.
-        zeros: number of zero gradients, with --log-num-zeros-in-grad.
-        params_norm: norm of the parameters, with --log-params-norm.
         nans: steps since the last line whose loss is not finite.
-        throughput: model TFLOP/s per GPU, with --log-throughput.
         loss_scale: after the last step.
         skipped: steps since the last line that were skipped because of an overflow.
+        zeros: number of zero gradients, with --log-num-zeros-in-grad.
+        params_norm: norm of the parameters, with --log-params-norm.
+        throughput: model TFLOP/s per GPU, with --log-throughput.
         label: name of the virtual GPU, if the figures are modeled.
     """
     core = config.log_format == "core"
@@ -130,26 +131,20 @@ def memory_line(ctx: Context, iteration: int) -> str:
     return f"[Rank {ctx.grid.rank}] (after {iteration} iterations) memory (MB) | {values}{label}"
 
 
-def print_times(ctx: Context, seconds: Mapping[str, float], steps: int = 1, label: str = ""
-                ) -> None:
-    """Print the mean times of a step; every rank must call it.
+def print_times(ctx: Context, seconds: Mapping[str, float], label: str = "") -> None:
+    """Print times by timer, and the name of the virtual GPU that models them; collective.
 
     Without --timing-log-level these are the last rank's, otherwise those of all ranks.
-
-    Args:
-        seconds: by timer, in total.
-        steps: number of steps in `seconds`.
-        label: name of the virtual GPU, if the times are modeled.
     """
     if ctx.config.timing_log_level is None:
-        ctx.print_rank_last(time_line(seconds, steps) + (f" | {label}" if label else ""))
+        ctx.print_rank_last(time_line(seconds) + (f" | {label}" if label else ""))
         return
     from minimegatron.logging.optional_lines import print_times_of_ranks
 
-    print_times_of_ranks(ctx, {name: value / steps for name, value in seconds.items()}, label)
+    print_times_of_ranks(ctx, seconds, label)
 
 
-def time_line(seconds: Mapping[str, float], steps: int = 1) -> str:
-    """Return Megatron-LM's line of 2021: milliseconds per step of every timer."""
+def time_line(seconds: Mapping[str, float]) -> str:
+    """Return Megatron-LM's line of 2021: the milliseconds of every timer."""
     return "time (ms)" + "".join(
-        f" | {name}: {1000 * value / steps:.2f}" for name, value in seconds.items())
+        f" | {name}: {1000 * value:.2f}" for name, value in seconds.items())

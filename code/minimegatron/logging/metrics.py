@@ -26,9 +26,11 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.logging.optional_lines import perplexity
+from minimegatron.logging.report import Report
 
 if TYPE_CHECKING:
     from minimegatron.checkpoint.progress import Progress
+    from minimegatron.training import Trainer
 
 FILE = "metrics.jsonl"
 # Fields of an iteration, and what `iteration_line` calls them.
@@ -55,7 +57,7 @@ def metrics_path(config: Config) -> Path | None:
     return None
 
 
-class Metrics:
+class Metrics(Report):
     """Appends objects from the last rank; on every other rank, only takes part in collectives."""
 
     def __init__(self, ctx: Context) -> None:
@@ -72,13 +74,9 @@ class Metrics:
             # Programs that read a log find the run's metrics by this line.
             ctx.print_rank_last(f"> writing metrics of run {self.run} to {self.path}")
 
-    def start(self, progress: Progress) -> None:
-        """Write the object that describes the run.
-
-        Args:
-            progress: where a resumed run continues.
-        """
-        ctx, config = self.ctx, self.ctx.config
+    def start(self, trainer: Trainer) -> None:
+        """Write the object that describes the run."""
+        ctx, config, progress = self.ctx, self.ctx.config, trainer.progress
         self._write({
             "kind": "start", "iteration": progress.iteration,
             "consumed_samples": progress.consumed_train_samples,
@@ -89,13 +87,9 @@ class Metrics:
             "arguments": {name: plain(value)
                           for name, value in dataclasses.asdict(config).items()}})
 
-    def iteration(self, progress: Progress, values: Mapping[str, float | None]) -> None:
-        """Write the object of one iteration line; every rank must call it.
-
-        Args:
-            progress: after the last step of the line.
-            values: the quantities of the line, by their names in `iteration_line`.
-        """
+    def line(self, progress: Progress, values: Mapping[str, float | None],
+             times: Mapping[str, float]) -> None:
+        """Write the object of one iteration line."""
         memory = self.ctx.device.memory()
         peaks = torch.tensor([memory.max_allocated, memory.max_reserved])  # [2], int64 on the host
         dist.all_reduce(peaks, op=dist.ReduceOp.MAX)  # in the control group, which is never modeled
@@ -107,18 +101,12 @@ class Metrics:
                      "train_iters": config.train_iters,
                      "consumed_samples": progress.consumed_train_samples,
                      "global_batch_size": config.global_batch_size,
-                     **{name: values[own] for name, own in NAMES.items()},
+                     **{name: values.get(own) for name, own in NAMES.items()},
                      "peak_memory_allocated_bytes": allocated,
                      "peak_memory_reserved_bytes": reserved})
 
     def validation(self, loss: float, dataset: str, progress: Progress) -> None:
-        """Write a validation or test loss.
-
-        Args:
-            loss: mean loss per token.
-            dataset: "validation" or "test".
-            progress: of the training.
-        """
+        """Write a validation or test loss."""
         self._write({"kind": "validation", "dataset": dataset, "iteration": progress.iteration,
                      "consumed_samples": progress.consumed_train_samples, "lm_loss": loss,
                      "perplexity": perplexity(loss), "eval_iters": self.ctx.config.eval_iters})

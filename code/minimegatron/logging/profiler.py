@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
+from minimegatron.logging.report import Report
+
+if TYPE_CHECKING:
+    from minimegatron.training import Trainer
 
 
-class Profiler:
+class Profiler(Report):
     """Profiles steps 3 and 4 on every rank, or on --profile-ranks.
 
     The traces are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME, because the profiler
@@ -16,20 +21,21 @@ class Profiler:
     """
 
     def __init__(self, ctx: Context) -> None:
-        self.profile = None
-        config = ctx.config
-        if config.profile_ranks and ctx.grid.rank not in config.profile_ranks:
+        self.ctx, self.profile = ctx, None
+
+    def start(self, trainer: Trainer) -> None:
+        config, rank = self.ctx.config, self.ctx.grid.rank
+        if config.profile_ranks and rank not in config.profile_ranks:
             return
         name = f"run_{config.profile_name}"
-        self.profile = ctx.device.profile(os.path.join(config.tensorboard_dir, name),
-                                          f"{name}_gpu{ctx.grid.rank}")
+        self.profile = self.ctx.device.profile(os.path.join(config.tensorboard_dir, name),
+                                               f"{name}_gpu{rank}")
         self.profile.start()
 
-    def step(self) -> None:
-        """Tell the profiler that a training step has ended."""
+    def step_launched(self) -> None:
         if self.profile is not None:
             self.profile.step()
 
-    def stop(self) -> None:
+    def end_training(self) -> None:
         if self.profile is not None:
             self.profile.stop()

@@ -10,20 +10,28 @@ import json
 import os
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
+from minimegatron.logging.report import Report
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.logging.step_log import StepLog
 
 SECONDS = 0.5  # at least, between two writes; the readers are people
 
 
-class Status:
+class Status(Report):
     """This rank's file."""
 
     def __init__(self, ctx: Context) -> None:
         folder = os.environ.get("RANK_STATUS")
         self.path = Path(folder) / f"{ctx.grid.rank}.json" if folder else None
         self.device, self.written = ctx.device, 0.0
+        self.shown: dict[str, float | None] = {}  # loss and TFLOP/s of the log's last line
         self.stepped, self.pace = None, None  # when the last step ended; seconds between two
         config, grid = ctx.config, ctx.grid
         self.fields: dict[str, object] = {
@@ -80,3 +88,10 @@ class Status:
         self.stepped = now
         self.update(now=False, state="training", iteration=iteration, milliseconds=1000 * seconds,
                     pace=self.pace, **shown)
+
+    def line(self, progress: Progress, values: Mapping[str, float | None],
+             times: Mapping[str, float]) -> None:
+        self.shown = {"loss": values["loss"], "tflops": values.get("throughput")}
+
+    def logged(self, log: StepLog, progress: Progress) -> None:
+        self.step(progress.iteration, log.step_seconds, self.shown)

@@ -17,46 +17,32 @@ from minimegatron.logging.timers import Timers
 
 if TYPE_CHECKING:
     from minimegatron.checkpoint.progress import Progress
-    from minimegatron.logging.metrics import Metrics
-    from minimegatron.logging.tensorboard import TensorBoard
+    from minimegatron.logging.report import Report
     from minimegatron.optim.optimizer import Optimizer
 
 
 class StepLog:
-    """Prints a line every --log-interval steps, and passes its values to TensorBoard and metrics.
+    """Prints a line every --log-interval steps, and passes its values to the optional reports.
 
     Attributes:
-        shown: loss and model TFLOP/s per GPU of the last line, for the status file.
+        losses: this rank's mean loss of each step since the last line.
+        advanced: of each step since the last line, 0 if it was skipped, else 1.
+        seconds: of all steps since the last line, on the device's clock.
+        step_seconds: of the last step.
+        norm: gradient norm of the last step.
     """
 
-    def __init__(self, ctx: Context, timers: Timers, optimizer: Optimizer, vocab_size: int,
-                 in_flight: Sequence[int], board: TensorBoard | None = None,
-                 metrics: Metrics | None = None) -> None:
-        """Prepare the first line; with --log-throughput, every rank must call it.
-
-        Args:
-            timers: printed with every line.
-            optimizer: for the loss scale and norms.
-            vocab_size: rows of the word embedding, including padding.
-            in_flight: most micro-batches whose activations each stage holds at once.
-            board: with --tensorboard-dir.
-            metrics: if the run has a place for them.
-        """
-        self.ctx, self.timers, self.optimizer = ctx, timers, optimizer
-        self.in_flight, self.board, self.metrics, self.throughput = in_flight, board, metrics, None
-        if ctx.config.log_throughput:
-            from minimegatron.logging.throughput import Throughput
-
-            self.throughput = Throughput(ctx, vocab_size)
+    def __init__(self, ctx: Context, timers: Timers, optimizer: Optimizer,
+                 reports: Sequence[Report] = ()) -> None:
+        """Prepare the first line. The optimizer has the loss scale, and knows skipped steps."""
+        self.ctx, self.timers, self.optimizer, self.reports = ctx, timers, optimizer, reports
         self.memory_reported = False
-        self.norm: torch.Tensor | None = None
-        self.shown: dict[str, float | None] = {}
         self._restart()
 
     def _restart(self) -> None:
         self.losses: list[torch.Tensor] = []
-        self.advanced: list[int | torch.Tensor] = []  # 0 for a skipped step
-        self.seconds, self.step_seconds = 0.0, 0.0
+        self.advanced: list[int | torch.Tensor] = []
+        self.seconds = 0.0
 
     def add(self, loss: torch.Tensor, norm: torch.Tensor, seconds: float) -> None:
         """Add one step.
@@ -68,62 +54,40 @@ class StepLog:
         """
         self.losses.append(loss)
         self.advanced.append(self.optimizer.advanced)
-        self.norm = norm
+        self.norm, self.step_seconds = norm, seconds
         self.seconds += seconds
-        self.step_seconds = seconds
 
     def report(self, progress: Progress, learning_rate: torch.Tensor) -> None:
-        """Plot and print what is due after this step; every rank must call it.
+        """Print a line if one is due after this step; every rank must call it.
 
         Args:
             progress: after the step.
             learning_rate: of the next step (one element).
         """
-        if self.board and self.board.is_due(progress.iteration):
-            self.board.step(self, progress, learning_rate)
-        if progress.iteration % self.ctx.config.log_interval == 0:
-            self._print(progress, learning_rate)
-
-    def _print(self, progress: Progress, learning_rate: torch.Tensor) -> None:
-        ctx, steps = self.ctx, len(self.losses)
+        ctx, steps, iteration = self.ctx, len(self.losses), progress.iteration
+        if iteration % ctx.config.log_interval != 0:
+            return
         losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
         ctx.grid.dp.all_reduce(losses)
-        rate = self.throughput and self.throughput.rate(self.seconds / steps)
         finite, lr = ctx.read(torch.isfinite(losses).sum()), ctx.read(learning_rate)
         mean, skipped = self._mean(losses)
         values = {"milliseconds": 1000 * self.seconds / steps, "lr": lr, "loss": mean,
                   "norm": self.grad_norm(), "loss_scale": self.loss_scale(), "skipped": skipped,
-                  "zeros": self.num_zeros(), "params_norm": self.params_norm(),
-                  "nans": 0 if finite is None else steps - finite, "throughput": rate}
-        if self.metrics:
-            self.metrics.iteration(progress, values)
+                  "nans": 0 if finite is None else steps - finite}
+        for report in self.reports:
+            values |= report.quantities(self)
         ctx.print_rank_last(iteration_line(
-            ctx.config, iteration=progress.iteration, consumed=progress.consumed_train_samples,
+            ctx.config, iteration=iteration, consumed=progress.consumed_train_samples,
             label=ctx.device.label, **values))
-        self.shown = {"loss": mean, "tflops": rate}
-        if self.throughput:
-            ctx.print_rank_last(self.throughput.line(rate))
-            if self.board:
-                self.board.scalar("throughput", rate, progress.iteration)
+        times = {name: seconds / steps for name, seconds in self.timers.take().items()}
+        for report in self.reports:
+            report.line(progress, values, times)
         if lr > 0 and not self.memory_reported:
-            self._report_memory(progress.iteration)
-        self._print_times(progress.iteration, steps)
+            self.memory_reported = True
+            if ctx.grid.writes_shard:
+                emit(memory_line(ctx, iteration))
+        print_times(ctx, times, ctx.device.label)
         self._restart()
-
-    def _print_times(self, iteration: int, steps: int) -> None:
-        seconds = self.timers.take()
-        print_times(self.ctx, seconds, steps, self.ctx.device.label)
-        if self.board and self.ctx.config.log_timers_to_tensorboard:
-            for name, value in seconds.items():
-                self.board.scalar(f"{name}-time", value / steps, iteration)
-
-    def _report_memory(self, iteration: int) -> None:
-        ctx = self.ctx
-        self.memory_reported = True
-        if self.throughput:
-            ctx.print_rank_0(self.throughput.memory_line(self.in_flight))
-        if ctx.grid.writes_shard:
-            emit(memory_line(ctx, iteration))
 
     def _mean(self, losses: torch.Tensor) -> tuple[float | None, int]:
         """Return the mean over the steps that were not skipped, if any, and the skipped steps."""
@@ -150,17 +114,3 @@ class StepLog:
         scale = self.ctx.read(scaler.scale)
         config = self.ctx.config
         return scale or config.loss_scale or config.initial_loss_scale
-
-    def num_zeros(self) -> float | None:
-        """Return the number of zero gradients, with --log-num-zeros-in-grad."""
-        if not self.ctx.config.log_num_zeros_in_grad:
-            return None
-        from minimegatron.logging.zeros import num_zeros
-
-        return self.ctx.read(num_zeros(self.optimizer))
-
-    def params_norm(self) -> float | None:
-        """Return the norm of the parameters, with --log-params-norm."""
-        if not self.ctx.config.log_params_norm:
-            return None
-        return self.ctx.read(self.optimizer.model_norm(self.optimizer.param_buffer))

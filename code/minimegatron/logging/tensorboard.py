@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
 from minimegatron.logging.optional_lines import perplexity
+from minimegatron.logging.quantities import read_quantities
+from minimegatron.logging.report import Report
 
 if TYPE_CHECKING:
     import torch
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from minimegatron.logging.step_log import StepLog
 
 
-class TensorBoard:
+class TensorBoard(Report):
     """Writes scalars from the last rank; on the other ranks it does nothing."""
 
     def __init__(self, ctx: Context) -> None:
@@ -51,15 +54,10 @@ class TensorBoard:
         if samples is not None:
             self.writer.add_scalar(f"{tag} vs samples", value, samples)
 
-    def step(self, log: StepLog, progress: Progress, learning_rate: torch.Tensor) -> None:
-        """Plot the last step; every rank must call it.
-
-        Args:
-            log: has the step's loss, norm, and time.
-            progress: after the step.
-            learning_rate: of the next step (one element).
-        """
+    def end_step(self, log: StepLog, progress: Progress, learning_rate: torch.Tensor) -> None:
         ctx, config = log.ctx, self.config
+        if not self.is_due(progress.iteration):
+            return
         loss = log.losses[-1] / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
         at = progress.iteration, progress.consumed_train_samples
@@ -74,20 +72,22 @@ class TensorBoard:
             self.scalar("batch-size", config.global_batch_size, *at)
         if config.log_world_size_to_tensorboard:
             self.scalar("world-size", config.world_size, *at)
-        self.scalar("num-zeros", log.num_zeros(), *at)
-        self.scalar("params-norm", log.params_norm(), *at)
+        extra = read_quantities(log)
+        self.scalar("num-zeros", extra.get("zeros"), *at)
+        self.scalar("params-norm", extra.get("params_norm"), *at)
         if config.log_memory_to_tensorboard:
             memory = ctx.device.memory()
             self.scalar("mem-reserved-bytes", memory.reserved, progress.iteration)
             self.scalar("mem-allocated-bytes", memory.allocated, progress.iteration)
 
-    def validation(self, loss: float, progress: Progress) -> None:
-        """Write a validation loss.
+    def line(self, progress: Progress, values: Mapping[str, float | None],
+             times: Mapping[str, float]) -> None:
+        self.scalar("throughput", values.get("throughput"), progress.iteration)
+        if self.config.log_timers_to_tensorboard:
+            for name, seconds in times.items():
+                self.scalar(f"{name}-time", seconds, progress.iteration)
 
-        Args:
-            loss: mean loss per token.
-            progress: of the training.
-        """
+    def validation(self, loss: float, dataset: str, progress: Progress) -> None:
         at = progress.iteration, progress.consumed_train_samples
         self.scalar("lm loss validation", loss, *at)
         if self.config.log_validation_ppl_to_tensorboard:

@@ -5,7 +5,8 @@ The formulas are in formulas.py, and data-sheet peaks are the device's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,13 @@ from minimegatron.formulas import (
     teraflops,
 )
 from minimegatron.logging.optional_lines import theoretical_memory_line, throughput_line
+from minimegatron.logging.report import Report
+from pipeline_schedules import peak_live
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.logging.step_log import StepLog
+    from minimegatron.training import Trainer
 
 SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts
 
@@ -99,6 +107,27 @@ class Throughput:
         """Return the log line of `theoretical_memory`."""
         return theoretical_memory_line(
             *theoretical_memory(self.config, self.vocab_size, in_flight))
+
+
+class ThroughputReport(Report):
+    """Adds the throughput to the log line, and prints the memory that the formulas predict."""
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.memory_reported = ctx, False
+
+    def start(self, trainer: Trainer) -> None:
+        self.throughput = Throughput(self.ctx, trainer.vocab_size)
+        self.in_flight = peak_live(trainer.schedule)
+
+    def quantities(self, log: StepLog) -> dict[str, float | None]:
+        return {"throughput": self.throughput.rate(log.seconds / len(log.losses))}
+
+    def line(self, progress: Progress, values: Mapping[str, float | None],
+             times: Mapping[str, float]) -> None:
+        self.ctx.print_rank_last(self.throughput.line(values["throughput"]))
+        if values["lr"] > 0 and not self.memory_reported:
+            self.memory_reported = True
+            self.ctx.print_rank_0(self.throughput.memory_line(self.in_flight))
 
 
 def measured_peak(ctx: Context, dtype: torch.dtype) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +17,14 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.errors import UserError
+from minimegatron.logging.report import Report
 from pipeline_schedules import Action, ScheduleError, draw
 from pipeline_schedules.traces import FILE, perfetto, read, write
+
+if TYPE_CHECKING:
+    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.logging.step_log import StepLog
+    from minimegatron.training import Trainer
 
 EXCHANGES = 20  # with each rank, to align its clock; the fastest one counts
 
@@ -32,23 +38,23 @@ class Section(NamedTuple):
     action: Action | None = None  # of the schedule, if the section executes one
 
 
-class Recorder:
+class Recorder(Report):
     """Records one step's timers on every rank; rank 0 writes the files."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx, self.sections = ctx, []
         self.active = False
 
-    def require_future(self, resumed: int) -> None:
-        """Warn if a run that resumes after iteration `resumed` will not reach the recorded step."""
-        config = self.ctx.config
+    def start(self, trainer: Trainer) -> None:
+        """Warn if a resumed run will not reach the step to record."""
+        config, resumed = self.ctx.config, trainer.progress.iteration
         if resumed >= config.timeline_iteration:
             self.ctx.print_rank_0(
                 f"WARNING: --timeline-iteration {config.timeline_iteration}: the run resumes after "
                 f"iteration {resumed}, nothing will be recorded; nearest: --timeline-iteration "
                 f"{resumed + 3}")
 
-    def begin(self, iteration: int) -> None:
+    def begin_step(self, iteration: int) -> None:
         """Align the clocks before the step to record; every rank must call it before each step."""
         config = self.ctx.config
         self.active = iteration == config.timeline_iteration
@@ -68,6 +74,9 @@ class Recorder:
         """
         if self.active:
             self.sections.append(Section(name, start, end, action))
+
+    def end_step(self, log: StepLog, progress: Progress, learning_rate: torch.Tensor) -> None:
+        self.finish()
 
     def finish(self) -> None:
         """Write both files after the recorded step; every rank must call it after each step."""

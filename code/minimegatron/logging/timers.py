@@ -27,20 +27,23 @@ NOT_OF_2021 = ("forward-backward",)
 
 
 class Timers:
-    """Timers by name: `with timers("optimizer"): ...` adds to a total that `take` returns."""
+    """Timers by name: `with timers("optimizer"): ...` adds to a total that `take` returns.
+
+    Attributes:
+        recorder: of --timeline, or None; every timer runs in the step that it records.
+    """
 
     def __init__(self, now: Callable[[], float], level: int | None = None,
-                 recorder: Recorder | None = None,
                  mark: Callable[[str], AbstractContextManager] = lambda _: nullcontext()) -> None:
         """Select the timers that run.
 
         Args:
             now: the device's clock, in seconds.
             level: --timing-log-level; None selects the timers of 2021.
-            recorder: of --timeline; every timer runs in the step that it records.
             mark: returns a context manager that names a range in the device's profile.
         """
-        self._now, self.recorder, self._mark = now, recorder, mark
+        self._now, self._mark = now, mark
+        self.recorder: Recorder | None = None
         self.running = {name for name, needed in LEVELS.items()
                         if (name not in NOT_OF_2021 if level is None else needed <= level)}
         self._seconds: dict[str, float] = {}

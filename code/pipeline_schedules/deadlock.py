@@ -1,0 +1,37 @@
+"""Explain a deadlock: which stages wait for each other, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from pipeline_schedules.interpreter import Item, StageItems
+
+
+def explain(program: StageItems, positions: Sequence[int],
+            blocked: Mapping[int, tuple[int, Item]]) -> str:
+    """Return the stages that wait: a cycle, or a stage that waits for a missing item.
+
+    Args:
+        program: per stage, its items.
+        positions: per stage, the position of its next item.
+        blocked: by waiting stage, the stage and the item that it waits for; not empty.
+    """
+    def waits(stage: int) -> str:
+        other, needed = blocked[stage]
+        return (f"stage {stage} is at {program[stage][positions[stage]]} (position "
+                f"{positions[stage]}) and waits for {needed} of stage {other}")
+
+    path, stage = [], min(blocked)
+    while stage not in path:
+        path.append(stage)
+        other, needed = blocked[stage]
+        if needed not in program[other][positions[other]:]:
+            return f"deadlock: {waits(stage)}, which never runs it"
+        if other == stage:
+            return f"deadlock: {waits(stage)}, which comes later in its own list"
+        stage = other
+    ring = path[path.index(stage):]
+    first = ring.index(min(ring))
+    cycle = ring[first:] + ring[:first]
+    return ("deadlock: " + "; ".join(map(waits, cycle))
+            + ". Each waits for the next, the last for the first")

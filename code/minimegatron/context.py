@@ -13,10 +13,10 @@ import torch
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
+from minimegatron.parallel.grid import Grid, Group, groups_along, make_group
 
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
-    from minimegatron.parallel.grid import Grid, Group
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,14 @@ class Context:
     device: Device
 
     def pipeline_group(self, *stages: int) -> Group | None:
-        """Create a process group of these stages of this rank's pipeline (default: all of them).
+        """Create a process group of these stages (default: all of them) of every pipeline.
 
         Every rank must call it. Returns None if this rank's stage is not one of `stages`.
         """
-        timeout = timedelta(minutes=self.config.distributed_timeout_minutes)
-        return self.grid.pipeline_group(stages, self.device.backend, timeout)
+        grid, timeout = self.grid, timedelta(minutes=self.config.distributed_timeout_minutes)
+        return make_group([tuple(ranks[stage] for stage in stages) or ranks for ranks in
+                           groups_along("pp", grid.pp.size, grid.dp.size, grid.tp.size)],
+                          self.device.backend, timeout)
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """Wait for the device and return the value of a one-element tensor.

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import signal
 import time
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
+from minimegatron.logging import megatron
+
+if TYPE_CHECKING:
+    from minimegatron.training import Trainer
 
 
 class Exits:
@@ -38,6 +43,15 @@ class Exits:
         if config.exit_interval and iteration % config.exit_interval == 0:
             return f"at iteration {iteration}"
         return None
+
+
+def exit_early(trainer: Trainer, reason: str) -> NoReturn:
+    """End the program before the last iteration, with exit code 0."""
+    trainer.reports.end_training()
+    trainer.reports.close(f"stopped {reason}")
+    trainer.print_device_summary()
+    megatron.print_datetime(trainer.ctx, f"exiting program {reason}")
+    raise SystemExit(0)
 
 
 def any_rank(condition: bool) -> bool:

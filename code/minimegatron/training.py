@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NoReturn
 
 import torch
 
@@ -144,7 +143,9 @@ class Trainer:
             if config.save and (due or reason):
                 self.save()
             if reason:
-                self.exit(reason)
+                from minimegatron.exits import exit_early
+
+                exit_early(self, reason)
         reports.end_training()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
@@ -186,14 +187,6 @@ class Trainer:
         from minimegatron.exits import Exits
 
         return Exits(config, self.started).reason
-
-    def exit(self, reason: str) -> NoReturn:
-        """End the program early, with exit code 0."""
-        self.reports.end_training()
-        self.reports.close(f"stopped {reason}")
-        self.print_device_summary()
-        megatron.print_datetime(self.ctx, f"exiting program {reason}")
-        raise SystemExit(0)
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""

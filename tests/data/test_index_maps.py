@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minimegatron.data import index_maps
-from minimegatron.data.build_index_maps import build_doc_idx, build_shuffle_idx
+from minimegatron.data.build_index_maps import LastEpoch, build_doc_idx, build_shuffle_idx
 from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
 
@@ -56,7 +56,7 @@ def test_every_epoch_reads_every_document_once(sizes, seq_length, samples):
     doc_idx = build_doc_idx(documents, plan, np.random.RandomState(1))
     assert doc_idx.dtype == np.int32
     assert sorted(doc_idx) == sorted(list(documents) * plan.epochs)
-    if plan.separate_last_epoch:
+    if LastEpoch(plan).is_separate:
         assert sorted(doc_idx[-len(sizes):]) == list(documents)
 
 
@@ -66,17 +66,17 @@ def test_every_sample_is_served_once_and_the_separate_epoch_last(tokens, seq_len
     shuffle_idx = build_shuffle_idx(plan, np.random.RandomState(1))
     assert shuffle_idx.dtype == np.uint32
     assert sorted(shuffle_idx) == list(range(plan.samples))
-    if plan.separate_last_epoch:
-        assert max(shuffle_idx[:plan.samples_before_last_epoch]) < plan.samples_before_last_epoch
+    if LastEpoch(plan).is_separate:
+        assert max(shuffle_idx[:LastEpoch(plan).samples_before]) < LastEpoch(plan).samples_before
 
 
 def test_values_are_megatrons():
     """Written down from the algorithm step by step, with numpy's documented random stream."""
     sizes = np.array([4, 3, 5, 2], dtype=np.int32)  # 14 tokens
     plan = index_maps.plan_epochs(14, 4, 7)  # 3 epochs: (28 - 1) // 4 = 6 are too few
-    assert (plan.epochs, plan.samples, plan.samples_before_last_epoch) == (3, 10, 6)
-    assert plan.samples_from_last_epoch == 1 and plan.samples_per_epoch == 3
-    assert plan.separate_last_epoch  # 1 < int(0.8 * 3) = 2
+    assert (plan.epochs, plan.samples, LastEpoch(plan).samples_before) == (3, 10, 6)
+    assert LastEpoch(plan).samples_needed == 1 and LastEpoch(plan).samples_per_epoch == 3
+    assert LastEpoch(plan).is_separate  # 1 < int(0.8 * 3) = 2
     random = np.random.RandomState(1234)
     first, last = [0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3]
     random.shuffle(first)
@@ -98,7 +98,7 @@ def test_values_are_megatrons():
 def test_the_last_epoch_is_apart_below_80_percent(samples, epochs, apart):
     # 1,000 tokens: 99 samples of 10 in one epoch, 199 in two; int(0.8 * 99) = 79.
     plan = index_maps.plan_epochs(1000, 10, samples)
-    assert (plan.epochs, plan.separate_last_epoch) == (epochs, apart)
+    assert (plan.epochs, LastEpoch(plan).is_separate) == (epochs, apart)
 
 
 def test_mismatch_tells_maps_of_other_data():

@@ -1,7 +1,6 @@
 """The .bin/.idx format: hand-computed bytes, and every way in which a pair can be broken."""
 
 import os
-import pickle
 import re
 import subprocess
 import sys
@@ -74,10 +73,9 @@ def test_get_reads_parts(in_order):
         data.get(1, 2, 5)
 
 
-def test_tokens_are_mapped_not_loaded_and_pickle_is_small(in_order):
+def test_tokens_are_mapped_not_loaded(in_order):
     data = IndexedDataset(in_order([100] * 100, dtype=np.int32))
-    assert len(pickle.dumps(data)) < 1000
-    assert pickle.loads(pickle.dumps(data))[99].tolist() == list(range(9900, 10000))
+    assert data[99].tolist() == list(range(9900, 10000))
     with pytest.raises(ValueError, match="read-only"):
         data[0][0] = 1
 

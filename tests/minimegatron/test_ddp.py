@@ -6,6 +6,7 @@ import torch
 from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
 from minimegatron.parallel.pipeline import Pipeline
 from pipeline_schedules import add_communication, one_f_one_b, zb_h1
 
@@ -46,16 +47,17 @@ def test_delayed_weight_gradients_are_computed_on_request(make_context):
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)
     ddp.zero_grad()
-    with ddp.delay_weight_grads("one"):
+    delayed = DelayedWeightGrads(ddp)
+    with delayed.delay("one"):
         stage(None, micro_batch()).backward()
     main_grad = ddp.accumulators["decoder.layers.0.mlp.linear_fc1.weight"].main_grad
     assert main_grad.abs().max() == 0
-    with ddp.delay_weight_grads("two"):
+    with delayed.delay("two"):
         stage(None, micro_batch()).backward()
-    ddp.compute_weight_grads("one")
+    delayed.compute("one")
     one = main_grad.clone()
     assert one.abs().max() > 0
-    ddp.compute_weight_grads("two")
+    delayed.compute("two")
     torch.testing.assert_close(main_grad, 2 * one)
 
 

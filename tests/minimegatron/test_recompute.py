@@ -16,6 +16,7 @@ from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.model.recompute import checkpoint, layer_groups
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
 from minimegatron.training import Trainer
 
 from .test_arguments import GOOD
@@ -46,16 +47,17 @@ def trained(ctx, defer=False, frozen=False):
     """Loss, and every gradient, of two micro-batches."""
     stage = Stage(ctx, VOCABULARY, range(LAYERS))
     ddp = DistributedDataParallel(ctx, stage)
+    delayed = DelayedWeightGrads(ddp)
     Optimizer(ctx, ddp)
     if frozen:
         stage.embedding.requires_grad_(False)
     ddp.zero_grad()
     losses = [stage(None, batch()) for _ in range(2)]
-    with ddp.delay_weight_grads("later") if defer else nullcontext():
+    with delayed.delay("later") if defer else nullcontext():
         for loss in losses:
             loss.backward()
     if defer:
-        ddp.compute_weight_grads("later")
+        delayed.compute("later")
     return losses[0].detach(), ddp.grad_buffer
 
 

@@ -17,6 +17,7 @@ from minimegatron.model.tensor_parallel import (
 )
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
 from minimegatron.parallel.grid import Group
 
 from .thread_group import on_ranks
@@ -43,13 +44,14 @@ def trained(ctx, defer=False):
     """Loss, and every gradient as the optimizer would see it, by name."""
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)
+    delayed = DelayedWeightGrads(ddp)
     optimizer = Optimizer(ctx, ddp)
     ddp.zero_grad()
     loss = stage(None, batch())
-    with ddp.delay_weight_grads("later") if defer else nullcontext():
+    with delayed.delay("later") if defer else nullcontext():
         loss.backward()
     if defer:
-        ddp.compute_weight_grads("later")
+        delayed.compute("later")
     ddp.finish_grad_sync()
     optimizer.all_reduce_replicated_grads()
     return loss.detach(), {name: (spec.accumulator.main_grad.clone(), spec.partition_dim)

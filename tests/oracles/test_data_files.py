@@ -12,7 +12,7 @@ import pytest
 
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
 from corpus_tools.train_vocabulary import write_vocabulary
-from minimegatron.data.build_index_maps import build_index_maps
+from minimegatron.data.build_index_maps import LastEpoch, build_index_maps
 from minimegatron.data.gpt_dataset import GPTDataset, Split
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer
@@ -47,7 +47,7 @@ def test_index_maps_and_samples_are_megatron_core_s(name, tmp_path):
     for kind, found in (("doc", ours.doc_idx), ("sample", ours.sample_idx),
                         ("shuffle", ours.shuffle_idx)):
         assert found.tolist() == theirs[kind], kind
-    assert split.plan.separate_last_epoch == (name == "last epoch apart")
+    assert LastEpoch(split.plan).is_separate == (name == "last epoch apart")
     assert [ours[i]["text"].tolist() for i in range(len(ours))] == theirs["texts"]
 
 

@@ -42,7 +42,7 @@ def even_stages(trainer: Trainer) -> None:
     gpu, pipeline = trainer.ctx.device.gpu, trainer.pipeline
     gpu.launch = lambda name, seconds, kernels: None
     gpu.card = replace(gpu.card, efficiency=replace(gpu.card.efficiency, dispatch=0.0))
-    split, share = pipeline.splits_backward, 1 / len(pipeline.chunks)
+    split, share = pipeline.weight_grads is not None, 1 / len(pipeline.chunks)
 
     def timed(forward):
         def run(x, batch):
@@ -56,13 +56,13 @@ def even_stages(trainer: Trainer) -> None:
     for chunk in pipeline.chunks:
         chunk.forward = timed(chunk.forward)
     if split:
-        compute = pipeline.ddp.compute_weight_grads
+        compute = pipeline.weight_grads.compute
 
         def timed_compute(key):
             gpu.clock.run("W", EVEN["W"] * share)
             compute(key)
 
-        pipeline.ddp.compute_weight_grads = timed_compute
+        pipeline.weight_grads.compute = timed_compute
 
 
 def free_messages() -> contextlib.ExitStack:

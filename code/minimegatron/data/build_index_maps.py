@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,42 @@ from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
     from minimegatron.data.gpt_dataset import Log, Split
+
+
+@dataclass(frozen=True)
+class LastEpoch:
+    """The last epoch of a plan, of which a run may need only a part."""
+
+    plan: index_maps.Plan
+
+    @property
+    def samples_before(self) -> int:
+        """Samples of the epochs before it."""
+        # One epoch of no tokens would give -1 // S.
+        return max(0, ((self.plan.epochs - 1) * self.plan.tokens_per_epoch - 1)
+                   // self.plan.seq_length)
+
+    @property
+    def samples_needed(self) -> int:
+        return self.plan.samples_requested - self.samples_before
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return (self.plan.tokens_per_epoch - 1) // self.plan.seq_length
+
+    @property
+    def is_separate(self) -> bool:
+        """Return whether it is shuffled separately, because less than 80% of it is needed.
+
+        Shuffled together with the others, the samples left out could come from any epoch, so some
+        tokens would be seen less often than others.
+        """
+        return self.plan.epochs > 1 and self.samples_needed < int(0.80 * self.samples_per_epoch)
+
+    @property
+    def boundary(self) -> int:
+        """Return the number of samples that are shuffled together before the remaining ones."""
+        return self.samples_before if self.is_separate else self.plan.samples
 
 
 def build_index_maps(split: Split, log: Log) -> None:
@@ -26,15 +63,15 @@ def build_index_maps(split: Split, log: Log) -> None:
     Raises:
         UserError: the folder is not writable; the message names --data-cache-path.
     """
-    plan = split.plan
+    plan, last = split.plan, LastEpoch(split.plan)
     random = np.random.RandomState(split.seed)
     if plan.epochs == 1:
         log(" > only one epoch required, setting separate_last_epoch to False")
     else:
-        word = "smaller" if plan.separate_last_epoch else "larger"
-        log(f" > last epoch number of samples ({plan.samples_from_last_epoch}) is {word} than 80% "
-            f"of number of samples per epoch ({plan.samples_per_epoch}), setting "
-            f"separate_last_epoch to {plan.separate_last_epoch}")
+        word = "smaller" if last.is_separate else "larger"
+        log(f" > last epoch number of samples ({last.samples_needed}) is {word} than 80% "
+            f"of number of samples per epoch ({last.samples_per_epoch}), setting "
+            f"separate_last_epoch to {last.is_separate}")
     started = time.perf_counter()
     doc_idx = build_doc_idx(split.documents, plan, random)
     _save(split, "doc", doc_idx, started, log)
@@ -42,8 +79,8 @@ def build_index_maps(split: Split, log: Log) -> None:
     _save(split, "sample", index_maps.build_sample_idx(split.data.sizes, doc_idx, plan),
           started, log)
     started = time.perf_counter()
-    first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
-    log(f" > building shuffle index with split [0, {first}) and [{first}, {plan.samples}) ...")
+    log(f" > building shuffle index with split [0, {last.boundary}) and [{last.boundary}, "
+        f"{plan.samples}) ...")
     _save(split, "shuffle", build_shuffle_idx(plan, random), started, log)
 
 
@@ -71,7 +108,7 @@ def build_doc_idx(documents: np.ndarray, plan: index_maps.Plan, random: np.rando
         plan: has the number of epochs.
         random: the generator, which `build_shuffle_idx` uses next.
     """
-    if plan.separate_last_epoch:
+    if LastEpoch(plan).is_separate:
         parts = [np.tile(documents, plan.epochs - 1), np.array(documents)]
     else:
         parts = [np.tile(documents, plan.epochs)]
@@ -89,8 +126,8 @@ def build_shuffle_idx(plan: index_maps.Plan, random: np.random.RandomState) -> n
         random: the generator, after `build_doc_idx`.
     """
     dtype = np.uint32 if plan.samples < np.iinfo(np.uint32).max - 1 else np.int64
-    first = plan.samples_before_last_epoch if plan.separate_last_epoch else plan.samples
-    parts = [np.arange(first, dtype=dtype), np.arange(first, plan.samples, dtype=dtype)]
+    boundary = LastEpoch(plan).boundary
+    parts = [np.arange(boundary, dtype=dtype), np.arange(boundary, plan.samples, dtype=dtype)]
     for part in parts:
         random.shuffle(part)
     return np.concatenate(parts)

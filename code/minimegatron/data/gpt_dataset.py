@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch.distributed as dist
-from torch.utils.data import Dataset
 
 from minimegatron.data import index_maps
 from minimegatron.data.indexed_dataset import IndexedDataset
@@ -66,7 +65,7 @@ class Split:
                     f"{self.seed}s_{kind}_idx.npy")
 
 
-class GPTDataset(Dataset):
+class GPTDataset:
     """The samples of one split: `dataset[i]["text"]` is an int64 array [s + 1]."""
 
     def __init__(self, split: Split, vocab_size: int | None = None):
@@ -113,10 +112,6 @@ class GPTDataset(Dataset):
                 f"{self.split.data.data_path} holds token {token}, but the vocabulary has "
                 f"{self.vocab_size:,} entries: it was made with another one; give the "
                 "--vocab-file and --merge-file that preprocess_data.py was given")
-
-    def __reduce__(self) -> tuple:
-        # A worker process maps the files again, as in IndexedDataset.
-        return GPTDataset, (self.split, self.vocab_size)
 
 
 def build_datasets(ctx: Context, vocab_size: int

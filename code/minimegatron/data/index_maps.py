@@ -33,29 +33,6 @@ class Plan:
         """Samples in all epochs together, at least as many as requested."""
         return (self.epochs * self.tokens_per_epoch - 1) // self.seq_length
 
-    @property
-    def samples_before_last_epoch(self) -> int:
-        # One epoch of no tokens would give -1 // S.
-        return max(0, ((self.epochs - 1) * self.tokens_per_epoch - 1) // self.seq_length)
-
-    @property
-    def samples_per_epoch(self) -> int:
-        return (self.tokens_per_epoch - 1) // self.seq_length
-
-    @property
-    def samples_from_last_epoch(self) -> int:
-        return self.samples_requested - self.samples_before_last_epoch
-
-    @property
-    def separate_last_epoch(self) -> bool:
-        """Whether to shuffle the last epoch separately, because less than 80% of it is needed.
-
-        Shuffled together with the others, the samples left out could come from any epoch, so some
-        tokens would be seen less often than others.
-        """
-        return (self.epochs > 1
-                and self.samples_from_last_epoch < int(0.80 * self.samples_per_epoch))
-
 
 def plan_epochs(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
     """Return the plan with the fewest epochs e such that (e * tokens - 1) // s >= samples.

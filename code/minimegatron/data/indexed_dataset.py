@@ -112,10 +112,6 @@ class IndexedDataset:
         start = int(self.pointers[sequence]) // self.dtype.itemsize
         return self.tokens[start + offset : start + stop]
 
-    def __reduce__(self) -> tuple:
-        # A worker process maps the files again; pickling a map would copy the data.
-        return IndexedDataset, (self.prefix,)
-
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     if path.stat().st_size == 0:  # mmap refuses empty files

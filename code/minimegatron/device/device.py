@@ -89,19 +89,9 @@ class Device(ABC):
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
-    def profile(self, folder: str, worker: str) -> torch.profiler.profile | profiler.Profile:
-        """Return a profiler that records two steps and writes FOLDER/WORKER.TIME.pt.trace.json.
-
-        TensorBoard shows `worker` as the rank's name.
-        """
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.profiler import profile, schedule, tensorboard_trace_handler
-
-        return profile(
-            schedule=schedule(wait=1, warmup=1, active=2, repeat=1), profile_memory=True,
-            record_shapes=True, with_stack=True, with_modules=True,
-            experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
-            on_trace_ready=tensorboard_trace_handler(folder, worker_name=worker))
+    def profile(self, folder: str, worker: str) -> profiler.Profile | None:
+        """Return the device's own profiler, or None to use PyTorch's (logging/profiler.py)."""
+        return None
 
     def mark(self, name: str) -> AbstractContextManager:
         """Return a context that names a range of the program in a virtual GPU's profile."""

@@ -11,8 +11,7 @@ delayed (the W action of a zero-bubble schedule), and it can accumulate inside t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -71,7 +70,7 @@ class GradAccumulator:
     def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
         """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient.
 
-        It is computed at once, or when `compute_weight_grads` asks for it.
+        It is computed at once, or later if a list of `delayed` gradients is being filled.
         """
         if self.ddp.delayed is None:
             self._add_product(grad_output, inputs)
@@ -134,7 +133,8 @@ class DistributedDataParallel:
         owned: the ranges of the buffers whose parameters this rank updates: here all of them.
         shard_groups: groups whose ranks own different ranges: here none.
         overlap: whether buckets are all-reduced during the backward pass.
-        delayed: the weight gradients to compute later; None to compute them at once.
+        delayed: collects weight gradients to compute later (delayed_weight_grads.py); None to
+            compute them at once.
     """
 
     alignment = 1  # every bucket's size is a multiple of it
@@ -152,7 +152,6 @@ class DistributedDataParallel:
                                        device=ctx.device.torch_device)
         self.overlap = ctx.config.overlap_grad_reduce
         self.delayed: list[Callable[[], None]] | None = None
-        self._delayed_by_key: dict[Hashable, list[Callable[[], None]]] = {}
         self._in_flight: list[tuple[Bucket, dist.Work, torch.Tensor]] = []
         self.accumulators = self._make_accumulators()
         self.zero_grad()
@@ -193,21 +192,6 @@ class DistributedDataParallel:
             accumulator.writes, accumulator.complete = 0, False
             for bucket in accumulator.buckets:
                 bucket.pending.add(accumulator)
-
-    @contextmanager
-    def delay_weight_grads(self, key: Hashable) -> Iterator[None]:
-        """Delay the weight gradients of backward passes inside until `compute_weight_grads`."""
-        self.delayed = self._delayed_by_key.setdefault(key, [])
-        try:
-            yield
-        finally:
-            self.delayed = None
-
-    @torch.no_grad()
-    def compute_weight_grads(self, key: Hashable) -> None:
-        """Compute the weight gradients delayed under a key; KeyError if there are none."""
-        for compute in self._delayed_by_key.pop(key):
-            compute()
 
     def grad_complete(self, accumulator: GradAccumulator) -> None:
         """Start to reduce the buckets of which this was the last incomplete gradient."""

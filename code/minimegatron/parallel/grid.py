@@ -20,11 +20,6 @@ import torch.distributed as dist
 AXES = ("pp", "dp", "tp")
 GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
 
-# PyTorch 2.13 renamed both, and deprecates the older names.
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter_single = (getattr(dist, "reduce_scatter_single", None)
-                         or dist.reduce_scatter_tensor)
-
 
 @dataclass(frozen=True)
 class Group:
@@ -62,11 +57,11 @@ class Group:
             part: receives this rank's part of the sum, [n, ..].
             whole: this rank's addend, [size * n, ..].
         """
-        return reduce_scatter_single(part, whole, group=self.process_group, async_op=True)
+        return dist.reduce_scatter_single(part, whole, group=self.process_group, async_op=True)
 
     def start_all_gather(self, whole: torch.Tensor, part: torch.Tensor) -> dist.Work:
         """Start an all-gather of every rank's `part` [n, ..] into `whole` [size * n, ..]."""
-        return all_gather_single(whole, part, group=self.process_group, async_op=True)
+        return dist.all_gather_single(whole, part, group=self.process_group, async_op=True)
 
     def start_exchange(self, sent: torch.Tensor, received: torch.Tensor) -> Sequence[dist.Work]:
         """Start to send one tensor to the next rank in a ring, and to receive another one from the
@@ -81,7 +76,7 @@ class Group:
         if self.process_group is None:
             return part
         whole = part.new_empty(part.shape[0] * self.size, *part.shape[1:])
-        all_gather_single(whole, part.contiguous(), group=self.process_group)
+        dist.all_gather_single(whole, part.contiguous(), group=self.process_group)
         return whole
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
@@ -89,7 +84,7 @@ class Group:
         if self.process_group is None:
             return whole
         part = whole.new_empty(whole.shape[0] // self.size, *whole.shape[1:])
-        reduce_scatter_single(part, whole.contiguous(), group=self.process_group)
+        dist.reduce_scatter_single(part, whole.contiguous(), group=self.process_group)
         return part
 
 
@@ -122,16 +117,6 @@ class Grid:
     def writes_shard(self) -> bool:
         """Return whether this rank saves its part of the model: the first replica does."""
         return self.dp.index == 0
-
-    def pipeline_group(self, stages: Sequence[int], backend: str, timeout: timedelta
-                       ) -> Group | None:
-        """Create a process group of some stages (none means all) of every pipeline.
-
-        Every rank must call it. Returns None if this rank's stage is not one of `stages`.
-        """
-        chosen = [tuple(ranks[stage] for stage in stages) or ranks
-                  for ranks in groups_along("pp", self.pp.size, self.dp.size, self.tp.size)]
-        return make_group(chosen, backend, timeout)
 
 
 def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:

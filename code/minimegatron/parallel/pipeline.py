@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -19,6 +20,9 @@ from minimegatron.parallel.p2p import Peers, Transfer
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Handler, Message, Program
 from pipeline_schedules.actions import StageAction
 from pipeline_schedules.interpreter import Item, replay_stage
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
 
 
 class Pipeline(Handler):
@@ -33,8 +37,11 @@ class Pipeline(Handler):
         self.ctx, self.chunks, self.ddp, self.timers = ctx, chunks, ddp, timers
         self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
         self.program = program[self.stage]
-        self.splits_backward = any(item.kind == WEIGHT for item in self.program
-                                   if isinstance(item, Action))
+        self.weight_grads: DelayedWeightGrads | None = None
+        if any(isinstance(item, Action) and item.kind == WEIGHT for item in self.program):
+            from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+
+            self.weight_grads = DelayedWeightGrads(ddp)
         if peers is None and ctx.config.scatter_gather_tensors_in_pipeline:
             from minimegatron.parallel.scatter_gather import ScatterGatherPeers
 
@@ -89,7 +96,7 @@ class Pipeline(Handler):
             self._backward(action, source)
         else:
             with self.timers("backward-compute", action):
-                self.ddp.compute_weight_grads((action.micro_batch, action.chunk))
+                self.weight_grads.compute((action.micro_batch, action.chunk))
 
     def _received(self, source: StageAction | None, timer: str) -> torch.Tensor | None:
         """Wait for the other stage's tensor [s, b, h]; None at either end of the model."""
@@ -119,8 +126,8 @@ class Pipeline(Handler):
             x, out = self.saved.pop(action)
             if gradient is None:  # the last virtual stage starts from its loss
                 out = out * self.loss_factor
-            delay = (self.ddp.delay_weight_grads((action.micro_batch, action.chunk))
-                     if self.splits_backward else nullcontext())
+            delay = (nullcontext() if self.weight_grads is None else
+                     self.weight_grads.delay((action.micro_batch, action.chunk)))
             with delay:
                 torch.autograd.backward(out, gradient)
         if x is not None:  # a delayed weight gradient may keep it alive, with its gradient

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any
 
@@ -46,27 +46,27 @@ class Others:
 
 @dataclass(frozen=True)
 class Flag:
-    """One line of the table; see `flag` for the meaning of what is declared."""
+    """One line of the table: a flag of the command line, or a derived field of Config."""
 
-    name: str
     default: Any
-    type: type | None  # of the value, or of each value if there are several
     affects: Effect
+    name: str = ""  # the field's, which table_of fills in
+    type: type | None = None  # converts the value, or each of several; None for a derived field
     help: str = ""
     aliases: tuple[str, ...] = ()
     choices: tuple[Any, ...] = ()
-    nargs: str | None = None
-    required: bool = False
+    nargs: str | None = None  # of argparse, for a flag that takes several values
+    required: bool = False  # for training
     bounds: tuple[Bound, ...] = ()
-    most: int = USUAL_MOST
-    needs: Others | None = None
-    excludes: Others | None = None
-    sets: tuple[str, ...] = ()
-    today: Mapping[str, str] | None = None
-    off: tuple[str, ...] = ()
-    path: bool = False
-    estimate_with: Any = None
-    derived: bool = False
+    most: int = USUAL_MOST  # the largest accepted whole number
+    needs: Others | None = None  # one of these must be given too
+    excludes: Others | None = None  # none of these may be given too
+    sets: tuple[str, ...] = ()  # other fields that the checks set from this one
+    today: Mapping[str, str] | None = None  # old names of the flag, each with the one it has today
+    off: tuple[str, ...] = ()  # names of the flag that turns a True default off
+    path: bool = False  # whether the value is a file or a folder that is read
+    estimate_with: Any = None  # what --estimate uses if this required flag is not given
+    derived: bool = False  # whether the checks compute it, so that it is no flag
 
     @property
     def spelling(self) -> str:
@@ -78,38 +78,17 @@ class Flag:
         return self.off or tuple(dict.fromkeys((self.spelling, *self.aliases)))
 
 
-def flag(default: Any, help: str, *aliases: str, affects: Effect, type: type | None = None,
-         choices: tuple[Any, ...] = (), nargs: str | None = None, required: bool = False,
-         bounds: Bound | tuple[Bound, ...] = (), most: int = USUAL_MOST,
-         needs: Others | None = None, excludes: Others | None = None, sets: tuple[str, ...] = (),
-         today: Mapping[str, str] | None = None, off: tuple[str, ...] = (), path: bool = False,
-         estimate_with: Any = None) -> Any:
+def flag(default: Any, help: str, *aliases: str, affects: Effect,
+         bounds: Bound | tuple[Bound, ...] = (), **about: Any) -> Any:
     """Return a dataclass field that is also a command-line flag: --field-name.
 
-    A field whose default is False becomes a switch; one whose default is True needs `off`.
-
-    Args:
-        default: the value without the flag.
-        help: the text in --help.
-        aliases: other names of the flag.
-        affects: what depends on the value.
-        type: converts the value; by default, the type that the annotation begins with.
-        choices: the accepted values, if they are few.
-        nargs: of argparse, for a flag that takes several values.
-        required: whether training needs the flag.
-        bounds: the accepted interval, or several.
-        most: the largest accepted whole number.
-        needs: other flags, one of which must be given too.
-        excludes: other flags, none of which may be given too.
-        sets: the fields that this flag sets when the command line is checked, if they are others.
-        today: old names of the flag, each with the name it has today.
-        off: the names of the flag that turns a True default off.
-        path: whether the value is a file or a folder that is read.
-        estimate_with: the value that --estimate uses if this required flag is not given.
+    A field whose default is False becomes a switch; one whose default is True needs `off`. `about`
+    are more attributes of Flag, which comments on them; the type is that with which the annotation
+    begins, unless `type` is given.
     """
-    about = {name: value for name, value in locals().items() if name != "default"}
-    about["bounds"] = bounds if isinstance(bounds, tuple) else (bounds,)
-    return field(default=default, metadata={"flag": about})
+    bounds = bounds if isinstance(bounds, tuple) else (bounds,)
+    declared = Flag(default, affects, help=help, aliases=aliases, bounds=bounds, **about)
+    return field(default=default, metadata={"flag": declared})
 
 
 def derived(default: Any, *, affects: Effect) -> Any:
@@ -119,8 +98,7 @@ def derived(default: Any, *, affects: Effect) -> Any:
         default: the value before the checks.
         affects: what depends on the value.
     """
-    return field(default=default,
-                 metadata={"flag": {"type": None, "affects": affects, "derived": True}})
+    return field(default=default, metadata={"flag": Flag(default, affects, derived=True)})
 
 
 def spelled(name: str) -> str:
@@ -137,11 +115,11 @@ def table_of(config: type) -> Mapping[str, Flag]:
     """
     table = {}
     for each in fields(config):
-        about = each.metadata.get("flag")
-        if about is None:
+        declared = each.metadata.get("flag")
+        if declared is None:
             raise TypeError(f"{config.__name__}.{each.name}: declare it with flag() or derived()")
-        kind = about["type"] or TYPES.get(str(each.type).partition(" ")[0])
-        if kind is None and "derived" not in about:
+        kind = declared.type or TYPES.get(str(each.type).partition(" ")[0])
+        if kind is None and not declared.derived:
             raise TypeError(f"{config.__name__}.{each.name}: {each.type} needs type=")
-        table[each.name] = Flag(each.name, each.default, **{**about, "type": kind})
+        table[each.name] = replace(declared, name=each.name, type=kind)
     return table

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.logging.optional_lines import validation_lines
+from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
 from pipeline_schedules import FORWARD, Message
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int:
     """Evaluate and report a trainer's model; `Trainer.validate` describes the arguments."""
     trainer.reports.phase("evaluating")
-    with trainer.timers.paused():
+    with paused(trainer.timers):
         mean, consumed = evaluate(trainer.ctx, trainer.pipeline, data, consumed)
     loss = trainer.ctx.read(mean)
     if loss is not None:
@@ -31,6 +33,16 @@ def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int
         for report in trainer.reports.optional:
             report.validation(loss, data.name, trainer.progress)
     return consumed
+
+
+@contextmanager
+def paused(timers: Timers) -> Iterator[None]:
+    """Stop all timers inside the block: evaluation is not part of a step."""
+    running, timers.running = timers.running, set()
+    try:
+        yield
+    finally:
+        timers.running = running
 
 
 def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int

@@ -17,7 +17,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.evaluation import evaluate
-from minimegatron.logging.quantities import num_zeros
+from minimegatron.logging.quantities import num_zeros, params_norm
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
@@ -141,7 +141,7 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
         loss = loss / ctx.grid.dp.size
         ctx.grid.dp.all_reduce(loss)
         values = {"loss": loss, "norm": norm, "zeros": num_zeros(optimizer),
-                  "params": optimizer.model_norm(optimizer.param_buffer),
+                  "params": params_norm(optimizer),
                   "advanced": torch.as_tensor(optimizer.advanced)}
         if optimizer.scaler is not None:
             values["scale"] = optimizer.scaler.scale

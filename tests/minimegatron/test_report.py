@@ -8,6 +8,7 @@ import torch
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.progress import Progress
+from minimegatron.evaluation import paused
 from minimegatron.logging.megatron import iteration_line, time_line
 from minimegatron.logging.optional_lines import times_of_ranks, validation_lines
 from minimegatron.logging.profiler import Profiler
@@ -174,6 +175,6 @@ def test_evaluation_counts_in_no_step_s_timers():
     timers = Timers(lambda: next(ticks))
     with timers("forward-compute"):
         pass
-    with timers.paused(), timers("forward-compute"), timers("forward-recv"):
+    with paused(timers), timers("forward-compute"), timers("forward-recv"):
         pass
     assert timers.take() == {"forward-compute": 1}

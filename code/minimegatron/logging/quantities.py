@@ -29,8 +29,14 @@ def read_quantities(log: StepLog) -> dict[str, float | None]:
     if ctx.config.log_num_zeros_in_grad:
         values["zeros"] = ctx.read(num_zeros(optimizer))
     if ctx.config.log_params_norm:
-        values["params_norm"] = ctx.read(optimizer.model_norm(optimizer.param_buffer))
+        values["params_norm"] = ctx.read(params_norm(optimizer))
     return values
+
+
+def params_norm(optimizer: Optimizer) -> torch.Tensor:
+    """Return the Euclidean norm of the whole model's parameters, fp32, one element; collective."""
+    return optimizer.model_norm(optimizer.param_buffer[part.buffer]
+                                for part in optimizer.ranges if part.counted)
 
 
 def num_zeros(optimizer: Optimizer) -> torch.Tensor:

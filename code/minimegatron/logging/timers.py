@@ -70,15 +70,6 @@ class Timers:
         if recorded:
             self.recorder.add(name, start, end, action)
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop all timers inside the block: evaluation is not part of a step."""
-        running, self.running = self.running, set()
-        try:
-            yield
-        finally:
-            self.running = running
-
     def take(self) -> dict[str, float]:
         """Return the seconds by name since the last call, in Megatron's order, and reset them."""
         seconds, self._seconds = self._seconds, {}

@@ -123,7 +123,9 @@ class Optimizer:
         if self.all_reduces_replicated:
             self.grid.tp.all_reduce(self.ddp.grad_buffer[self.replicated])
 
-    def _norm(self, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
+    def model_norm(self, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Return the Euclidean norm over the whole model of pieces that this rank counts, fp32, one
+        element; every rank of the model must call it."""
         norms = [ops.norm(piece) for piece in pieces]
         # A rank may own nothing that counts.
         none = torch.zeros((), device=self.param_buffer.device)
@@ -134,13 +136,6 @@ class Optimizer:
         for group in self.norm_groups:
             group.all_reduce(squares)
         return squares.sqrt()
-
-    def model_norm(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Return the Euclidean norm of a buffer [n] over the whole model, fp32, one element.
-
-        Collective: every rank of the model calls it, and the result is the same on all of them.
-        """
-        return self._norm(buffer[part.buffer] for part in self.ranges if part.counted)
 
     def _overflow(self) -> torch.Tensor:
         """Return whether any gradient of the model is inf or NaN, bool, one element."""
@@ -183,7 +178,7 @@ class Optimizer:
 
     def _unscale_and_clip(self, factor: torch.Tensor | None) -> torch.Tensor:
         """Multiply the gradients by `factor` (one element) and clip them; return their norm."""
-        norm = self._norm(self._grads(part) for part in self.ranges if part.counted)
+        norm = self.model_norm(self._grads(part) for part in self.ranges if part.counted)
         if factor is not None:
             norm = norm * factor
         if self.clip > 0:

@@ -100,6 +100,20 @@ class RepresentativeGroup(Group):
         self._started(work).wait()
 
 
+@dataclass(frozen=True, kw_only=True)
+class RepresentativeGrid(Grid):
+    """The grid of a representative rank; its attributes are those of its context."""
+
+    cluster: ModeledCluster
+    records: list[CollectiveRecord]
+
+    def pipeline_group(self, *stages: int) -> Group | None:
+        ranks = tuple(self.pp.ranks[stage] for stage in stages) or self.pp.ranks
+        if self.rank not in ranks:
+            return None
+        return _group(self.cluster, "ends", ranks, self.rank, self.records)
+
+
 @dataclass(frozen=True)
 class RepresentativeContext(Context):
     """The context of the first rank of a stage, or of one of its replicas.
@@ -111,12 +125,6 @@ class RepresentativeContext(Context):
 
     cluster: ModeledCluster
     records: list[CollectiveRecord]
-
-    def pipeline_group(self, *stages: int) -> Group | None:
-        ranks = tuple(self.grid.pp.ranks[stage] for stage in stages) or self.grid.pp.ranks
-        if self.grid.rank not in ranks:
-            return None
-        return _group(self.cluster, "ends", ranks, self.grid.rank, self.records)
 
 
 def representative_context(config: Config, cluster: ModeledCluster, stage: int, replica: int = 0
@@ -140,7 +148,8 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
     for name in GROUPS:
         ranks = next(ranks for ranks in groups_along(name, *sizes) if rank in ranks)
         groups[name] = _group(cluster, name, ranks, rank, records if name in unlike else None)
-    grid = Grid(rank, config.world_size, **groups)
+    grid = RepresentativeGrid(rank=rank, world_size=config.world_size, **groups, cluster=cluster,
+                              records=records)
     return RepresentativeContext(config, grid, cluster.device, cluster, records)
 
 

@@ -6,17 +6,16 @@ It is built once and passed on; nothing is global.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.arguments import Config
 from minimegatron.console import emit
-from minimegatron.parallel.grid import Grid, Group, groups_along, make_group
 
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
+    from minimegatron.parallel.grid import Grid
 
 
 @dataclass(frozen=True)
@@ -26,16 +25,6 @@ class Context:
     config: Config
     grid: Grid
     device: Device
-
-    def pipeline_group(self, *stages: int) -> Group | None:
-        """Create a process group of these stages (default: all of them) of every pipeline.
-
-        Every rank must call it. Returns None if this rank's stage is not one of `stages`.
-        """
-        grid, timeout = self.grid, timedelta(minutes=self.config.distributed_timeout_minutes)
-        return make_group([tuple(ranks[stage] for stage in stages) or ranks for ranks in
-                           groups_along("pp", grid.pp.size, grid.dp.size, grid.tp.size)],
-                          self.device.backend, timeout)
 
     def read(self, tensor: torch.Tensor) -> float | None:
         """Wait for the device and return the value of a one-element tensor.

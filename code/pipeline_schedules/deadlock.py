@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline_schedules.interpreter import Item, StageItems
+from pipeline_schedules.actions import Action
+from pipeline_schedules.messages import Message
 
 
-def explain(program: StageItems, positions: Sequence[int],
-            blocked: Mapping[int, tuple[int, Item]]) -> str:
+def explain(program: Sequence[Sequence[Action | Message]], positions: Sequence[int],
+            blocked: Mapping[int, tuple[int, Action | Message]]) -> str:
     """Return the stages that wait: a cycle, or a stage that waits for a missing item.
 
     Args:

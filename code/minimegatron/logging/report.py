@@ -1,16 +1,9 @@
-"""The reports that flags and the cluster ask for, and the hooks that reports.py calls.
-
-A run without such a report does not import this file, nor the files of the reports.
-"""
+"""The hooks of a report that flags or the cluster ask for; reports.py calls them."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
-
-from minimegatron.context import Context
-from minimegatron.logging.timers import Timers
 
 if TYPE_CHECKING:
     import torch
@@ -67,41 +60,3 @@ class Report:
 
     def close(self) -> None:
         """Finish all files at the end of the run."""
-
-
-def optional_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Report]:
-    """Create the reports that the flags and the environment ask for.
-
-    `in_slurm` tells whether the last rank is part of a Slurm job.
-    """
-    config, reports = ctx.config, []
-    if config.profile_execution:
-        from minimegatron.logging.profiler import Profiler
-
-        reports.append(Profiler(ctx))
-    if config.timeline:
-        from minimegatron.logging.timeline import Recorder
-
-        timers.recorder = Recorder(ctx)
-        reports.append(timers.recorder)
-    if config.log_throughput:
-        from minimegatron.logging.throughput import ThroughputReport
-
-        reports.append(ThroughputReport(ctx))
-    if config.log_num_zeros_in_grad or config.log_params_norm:
-        from minimegatron.logging.quantities import Quantities
-
-        reports.append(Quantities())
-    if config.tensorboard_dir:
-        from minimegatron.logging.tensorboard import TensorBoard
-
-        reports.append(TensorBoard(ctx))
-    if config.metrics or config.tensorboard_dir or in_slurm:
-        from minimegatron.logging.metrics import Metrics
-
-        reports.append(Metrics(ctx))
-    if os.environ.get("RANK_STATUS"):
-        from minimegatron.logging.status import Status
-
-        reports.append(Status(ctx))
-    return reports

@@ -1,6 +1,6 @@
 """Everything that observes a run: timers, the log, and the reports that flags ask for.
 
-Only a run with an optional report imports its files (report.py).
+Only a run with an optional report imports its file (optional_reports.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Reports:
         dist.broadcast_object_list(in_slurm, src=ctx.grid.world_size - 1)
         if (in_slurm[0] or os.environ.get("RANK_STATUS")
                 or any(getattr(ctx.config, name) for name in FLAGS)):
-            from minimegatron.logging.report import optional_reports
+            from minimegatron.logging.optional_reports import optional_reports
 
             self.optional = optional_reports(ctx, self.timers, in_slurm[0])
 

@@ -99,6 +99,8 @@ class Grid:
         dp: the replicas of this rank's part of the model.
         tp: the ranks that partition this stage's layers.
         model: pp x tp, the ranks that together hold one copy of the model.
+        backend: of the groups that carry tensors: "gloo", "nccl", or a registered one.
+        timeout: for a peer that does not respond; the default group's does not apply here.
     """
 
     rank: int
@@ -107,6 +109,8 @@ class Grid:
     dp: Group
     tp: Group
     model: Group
+    backend: str = "gloo"
+    timeout: timedelta | None = None
 
     @property
     def is_last_rank(self) -> bool:
@@ -117,6 +121,15 @@ class Grid:
     def writes_shard(self) -> bool:
         """Return whether this rank saves its part of the model: the first replica does."""
         return self.dp.index == 0
+
+    def pipeline_group(self, *stages: int) -> Group | None:
+        """Create a process group of these stages (default: all of them) of every pipeline.
+
+        Every rank must call it. Returns None if this rank's stage is not one of `stages`.
+        """
+        return make_group([tuple(ranks[stage] for stage in stages) or ranks for ranks in
+                           groups_along("pp", self.pp.size, self.dp.size, self.tp.size)],
+                          self.backend, self.timeout)
 
 
 def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
@@ -157,8 +170,8 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
         pp: number of pipeline stages.
         dp: number of data-parallel replicas.
         tp: number of tensor-parallel ranks.
-        backend: of the groups that carry tensors: "gloo", "nccl", or a registered one.
-        timeout: for a peer that does not respond; the default group's does not apply here.
+        backend: as in Grid.
+        timeout: as in Grid.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
     mine: dict[str, Group] = {}
@@ -171,4 +184,4 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
         if groups not in made:
             made[groups] = make_group(groups, backend, timeout)
         mine[name] = made[groups]
-    return Grid(rank, world_size, **mine)
+    return Grid(rank, world_size, **mine, backend=backend, timeout=timeout)

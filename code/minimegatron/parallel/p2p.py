@@ -96,5 +96,5 @@ def _channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.Pro
     """
     if ctx.grid.pp.size == 1:
         return {}
-    return {(kind, chunk): ctx.pipeline_group().process_group
+    return {(kind, chunk): ctx.grid.pipeline_group().process_group
             for kind in (FORWARD, BACKWARD) for chunk in range(chunks)}

@@ -56,7 +56,7 @@ class TiedEmbedding:
         self.embedding: nn.Module | None = None
         if stages == 1 or ctx.config.untie_embeddings_and_output_weights:
             return
-        self.group = ctx.pipeline_group(0, stages - 1)
+        self.group = ctx.grid.pipeline_group(0, stages - 1)
         if self.group is not None:
             self.embedding = (chunks[0] if at == 0 else chunks[-1]).embedding.word_embeddings
 

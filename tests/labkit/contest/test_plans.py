@@ -1,5 +1,6 @@
 """The modeled step of plans on mixed clusters, its bounds, and the planners that compete."""
 
+import contextlib
 import shlex
 from itertools import permutations, product
 from random import Random
@@ -8,16 +9,8 @@ import pytest
 
 from labkit.contest import catalog
 from labkit.contest.contests.plans import EMBEDDING, GPUS, HEAD
-from labkit.contest.mixed_clusters import (
-    InvalidPlan,
-    balanced,
-    bound,
-    durations,
-    lower_bound,
-    placements,
-    search,
-    step,
-)
+from labkit.contest.mixed_clusters import InvalidPlan, bound, durations, step
+from labkit.contest.mixed_planners import balanced, improved, lower_bound, placements, search
 from labkit.contest.play import ghosts, play, points
 from layout_estimator.cluster_planner.models import SHAPES
 from layout_estimator.requests import estimate
@@ -121,6 +114,35 @@ def test_the_search_comes_within_1_percent_of_the_optimum_of_a_small_cluster():
         for layers in product(range(9), repeat=len(kinds)) if sum(layers) == 8
         and _runs({"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}))
     assert step(CASE, search(CASE)).milliseconds <= 1.01 * fastest
+
+
+@pytest.mark.slow
+def test_the_search_comes_within_4_percent_of_the_optimum_of_drawn_clusters():
+    random, ratios = Random(5), []
+    for group in CONTEST.groups * 2:
+        case = {**group.draw(random), "layers": 8, "replicas": [1],
+                "global_batch": random.randint(3, 10)}
+        for spec in case["kinds"].values():
+            spec["gpus"] = random.randint(1, 2) if len(case["kinds"]) < 3 else 1
+        fastest = float("inf")
+        for counts in product(*(range(spec["gpus"] + 1) for spec in case["kinds"].values())):
+            for kinds in placements(dict(zip(case["kinds"], counts, strict=True))):
+                for layers in product(range(9), repeat=len(kinds)):
+                    plan = {"replicas": 1, "stages": list(zip(kinds, layers, strict=True))}
+                    if kinds and sum(layers) == 8 and lower_bound(case, plan) < fastest:
+                        with contextlib.suppress(InvalidPlan):
+                            fastest = min(fastest, step(case, plan).milliseconds)
+        ratios.append(step(case, search(case)).milliseconds / fastest)
+    assert max(ratios) < 1.04 and min(ratios) > 1 - 1e-9, ratios
+
+
+def test_moving_layers_improves_the_split_with_the_fastest_slowest_stage():
+    case = {**CASE, "global_batch": 2, "replicas": [1]}
+    plan = balanced(case, 1, ("slow", "fast", "slow"))
+    better = improved(case, plan)
+    assert step(case, better).milliseconds < step(case, plan).milliseconds
+    assert [kind for kind, _ in better["stages"]] == ["slow", "fast", "slow"]
+    assert improved(case, plan, passes=0) == plan
 
 
 def _runs(plan):

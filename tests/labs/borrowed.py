@@ -52,4 +52,21 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
     overhead = formulas.bubble_overhead(stages, micro_batches, chunks)
     return overhead, 2 * micro_batches * (stages * chunks - 1)""",
     },
+    "14_heterogeneous_clusters": {
+        "stage-times": """from labkit.contest.mixed_clusters import durations as stage_times""",
+        "simulate": SCHEDULES + """def simulate(forward, backward, link, micro_batches):
+    schedule = schedules.load("1f1b", len(forward), micro_batches)
+    timeline = schedules.simulate(schedule, schedules.Durations(forward, backward, 0, link))
+    return [[[f"{span.kind}{span.micro_batch}", float(span.start), float(span.end)]
+              for span in stage]
+            for stage in timeline.spans.values()]""",
+        "best-split": """def best_split(case, replicas, kinds):
+    from labkit.contest.mixed_planners import balanced
+    plan = balanced(case, replicas, kinds)
+    return plan and [layers for _, layers in plan["stages"]]""",
+        "placements": """from labkit.contest import mixed_planners
+def placements(counts):
+    return list(mixed_planners.placements(counts))""",
+        "planner": "from labkit.contest.mixed_planners import search as plan",
+    },
 }

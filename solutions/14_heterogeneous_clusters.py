@@ -1,0 +1,1655 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Heterogeneous clusters: every GPU you have
+#
+# Your group owns two nodes of A100s and four nodes of A10s, four GPUs each, and wants to train GPT-2 XL on all of
+# them. A colleague starts a pipeline with the same number of layers on every stage. It works, but the A100s, which
+# cost most of the money, compute for less than a quarter of the time.
+#
+# Hardly any cluster stays uniform for long: it grows by the generation of GPUs that is on sale, and cloud quotas
+# rarely cover enough of one kind. In this lab you plan training on such a cluster. At the end, your own planner
+# competes with published ones, and its plan runs as a real Slurm job.
+#
+# **You will be able to**
+#
+# - profile the stages of a pipeline on different GPUs, and simulate a step that nobody has run yet;
+# - split a model exactly, so that the slowest stage is as fast as memory permits;
+# - place unlike GPUs along a pipeline without trying the same order twice;
+# - weight gradients correctly when replicas process different numbers of samples;
+# - weigh time against dollars, and write Slurm's heterogeneous jobs.
+#
+# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
+# turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess, guess
+# *before* you run. Guesses are not graded. You need [Pipeline II](11_pipeline_2.ipynb), and the ring all-reduce of
+# [Data parallelism](04_data_parallelism.ipynb). Two sittings are a good idea; *The job* starts the second one.
+#
+# **Real and virtual.** All times, memory, and dollars in this lab are **virtual**: modeled, and the same on every
+# machine. The gradients of Exercise 8 are averaged on real ranks, and the jobs run on a real Slurm cluster.
+
+# %% tags=["setup"]
+import os
+
+import torch
+import torch.distributed as dist
+
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+
+# %% tags=["check-setup"]
+from labkit import check
+from labkit.contest import mixed_clusters, mixed_planners
+from labkit.contest.contests.plans import CONTEST
+from pipeline_schedules import Durations, load
+from pipeline_schedules import simulate as simulated
+
+# Answers cannot import these, because they contain the solutions.
+check.mask("job_monitor", "lab.notebook.mixed", "lab.submit", "labkit.contest", "layout_estimator",
+           "minimegatron", "pipeline_schedules")
+
+# A small case with round numbers, for the checks.
+TOY = {
+    "layers": 12, "replicas": [1, 2, 4], "global_batch": 8, "link": 1.0,
+    "state": 1.0, "activation": 0.5, "gradients": 0.1,
+    "kinds": {
+        "fast": {"gpus": 4, "per_node": 2, "embedding": [0.5, 0.25], "layer": [1.0, 2.0],
+                 "head": [2.0, 4.0], "memory": 24.0, "inside": 100.0, "network": 10.0},
+        "slow": {"gpus": 4, "per_node": 2, "embedding": [1.0, 0.5], "layer": [3.0, 6.0],
+                 "head": [6.0, 12.0], "memory": 12.0, "inside": 20.0, "network": 10.0}}}
+
+
+def drawn_case(dice):
+    """Draw a case of the contest: a model, and a cluster with two or three kinds of GPUs."""
+    return dice.choice(CONTEST.groups).draw(dice)
+
+
+def drawn_stages(dice):
+    """Draw a case, and a pipeline on some of its GPUs."""
+    case = drawn_case(dice)
+    replicas = dice.choice(case["replicas"])
+    kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"] // replicas)]
+    kinds = dice.sample(kinds, dice.randint(1, min(len(kinds), 9)))
+    return case, replicas, kinds
+
+
+def drawn_plan(dice):
+    """Draw a case, and a plan for some of its GPUs, whether it fits or not."""
+    case, replicas, kinds = drawn_stages(dice)
+    edges = sorted(dice.choices(range(case["layers"] + 1), k=len(kinds) - 1))
+    layers = [after - before for before, after in zip([0, *edges], [*edges, case["layers"]], strict=True)]
+    return case, {"replicas": replicas, "stages": [list(one) for one in zip(kinds, layers, strict=True)]}
+
+# %% tags=["explore"]
+from lab.notebook import jobs, mixed
+from labcore.colors import bad, good, result
+from pipeline_schedules import Timeline, draw_beside
+
+jobs.connect()
+
+# %% [markdown]
+# ## The naive split
+#
+# `XL` describes the model and the cluster: GPT-2 XL has 48 layers, and a training step has 64 micro-batches of one
+# sample. The times come from a profile: the trainer's own code has run the embedding, one layer, and the head on a
+# virtual GPU of each kind.
+
+# %% tags=["explore"]
+XL = mixed.case("a100:4x2,a10:4x4", "gpt2-xl", global_batch=64)
+print(mixed_clusters.CASE, end="\n\n")
+mixed.show(XL)
+
+# %% [markdown]
+# An A100 runs a layer almost three times as fast as an A10. The colleague's **plan** has 4 replicas of a pipeline
+# with 6 stages, two on A100s and four on A10s, each with 8 of the 48 layers. A plan says exactly that:
+
+# %% tags=["explore"]
+naive = {"replicas": 4, "stages": [["a100", 8], ["a100", 8], ["a10", 8], ["a10", 8], ["a10", 8], ["a10", 8]]}
+draw_beside({"The same number of layers on every stage": mixed_clusters.timeline(XL, naive)}, unit="ms")
+
+# %% [markdown]
+# Stages 0 and 1, the A100s, wait for the A10s most of the time. If you could split the work perfectly, how much
+# faster would the step be? Guess the factor before you work through the lab; the last section will tell.
+
+# %% answer="guess-factor"
+### BEGIN SOLUTION
+guess_factor = 1.8
+### END SOLUTION
+
+# %% [markdown]
+# ## Partitions
+#
+# A **partition** is the number of layers of every stage. The trainer takes it as `--balance 0-11-8-8-8-8-5-0`: that
+# one is from an experiment with GPT-2 XL on eight nodes of A10s, whose first and last stage have no layers at all,
+# only the embedding and the head. A partition is easy to get wrong by hand, and you notice minutes later, when the
+# job has left the queue. So check it before you submit, and say how to correct it.
+#
+# ### Exercise 1: validate a partition
+#
+# Turn such a text into a list. Raise a `ValueError` if it is not a partition of the model: it has another number of
+# stages, a stage in the middle has no layers (the first and the last one may have none), something in it is not a
+# whole number, or the numbers do not add up to the model's layers. The message must contain the text as it was given.
+#
+# If *only* the sum is wrong, the message must also contain the **nearest partition**. To find it, take excess layers,
+# one by one, from the stage that has the most, or give missing layers to the one that has the fewest. Among equals,
+# choose the first one. Leave stages without layers alone: they have none on purpose.
+
+# %% answer="parse-partition"
+def parse_partition(text, layers, stages):
+    """Return the number of layers of each stage, such as [9, 3] for "9-3".
+
+    Args:
+        text: the partition.
+        layers: of the model.
+        stages: of the pipeline.
+
+    Raises:
+        ValueError: it is not a partition of the model; the message has `text`, and the nearest
+            partition if only the sum is wrong.
+    """
+    ### BEGIN SOLUTION
+    words = text.split("-")
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ValueError(f"partition {text!r}: numbers of layers joined by hyphens, such as 9-3")
+    partition = [int(word) for word in words]
+    if len(partition) != stages:
+        raise ValueError(f"partition {text!r} has {len(partition)} stages; the pipeline has {stages}")
+    if 0 in partition[1:-1]:
+        raise ValueError(f"partition {text!r}: a stage between the first and the last has no layers")
+    total = sum(partition)
+    if total == layers:
+        return partition
+    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
+    while used and sum(nearest) > layers:
+        nearest[max(used, key=lambda stage: nearest[stage])] -= 1
+    while used and sum(nearest) < layers:
+        nearest[min(used, key=lambda stage: nearest[stage])] += 1
+    raise ValueError(f"partition {text!r} has {total} layers; the model has {layers}; "
+                     f"nearest: {'-'.join(map(str, nearest))}")
+    ### END SOLUTION
+
+# %% check="parse-partition" points=3
+with check.parts():
+    with check.part(1, "accepts partitions"):
+        check.function(parse_partition, cases=[("9-3", 12, 2), ("0-11-8-8-8-8-5-0", 48, 8), ("7", 7, 1)],
+                       expected=[[9, 3], [0, 11, 8, 8, 8, 8, 5, 0], [7]],
+                       hints={"The layers are numbers. They are strings so far.":
+                              [["9", "3"], ["0", "11", "8", "8", "8", "8", "5", "0"], ["7"]]})
+    with check.part(1, "rejects what is not a partition"):
+        for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("", 12, 1),
+                                     ("6.0-6.0", 12, 2)):
+            check.raises(parse_partition, ValueError, (text, layers, stages), mentions=text)
+    with check.part(1, "names the nearest partition"):
+        for text, layers, stages, nearest in (("9-4", 12, 2, "8-4"), ("0-11-8-8-8-8-5-1", 48, 8, "0-10-8-8-8-8-5-1"),
+                                              ("0-4-3-0", 9, 4, "0-5-4-0"), ("6-6-5", 16, 3, "5-6-5")):
+            check.raises(parse_partition, ValueError, (text, layers, stages), mentions=nearest)
+        ### BEGIN HIDDEN TESTS
+        def near(partition, layers):
+            changed = list(partition)
+            while sum(changed) != layers:
+                step = 1 if sum(changed) < layers else -1
+                at = min((stage for stage in range(len(changed)) if partition[stage]),
+                         key=lambda stage: (step * changed[stage], stage))
+                changed[at] += step
+            return "-".join(map(str, changed))
+
+
+        for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.choices(range(4, 12), k=5)],
+                               off=[-3, -2, -1, 1, 2, 3]):
+            layers = sum(case["partition"]) + case["off"]
+            text = "-".join(map(str, case["partition"]))
+            check.raises(parse_partition, ValueError, (text, layers, 6), mentions=near(case["partition"], layers))
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="parse-partition" hint="They are strings so far"
+# -        return partition
+# +        return words
+
+# %% [raw] mutant="parse-partition" hint="4-0-8"
+# -    if 0 in partition[1:-1]:
+# +    if min(partition) < 0:
+
+# %% [raw] mutant="parse-partition" hint="0-5-4-0"
+# -    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
+# +    nearest, used = list(partition), list(range(stages))
+
+# %% [raw] mutant="parse-partition" hint="8-4"
+# -    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
+# +    nearest, used = list(partition), [stages - 1]
+
+# %% [markdown]
+# ## The time of a stage
+#
+# All layers are alike, so a profile of three parts gives the time of any stage on any GPU: the first stage has the
+# embedding, the last one the head, and each has its layers. With a profile per *kind* of GPU, two short runs predict
+# every partition on every placement. Planners are built on this: FASOP ([Hwang et al.,
+# 2024](https://doi.org/10.1145/3625549.3658687)) profiles a layer per GPU model, and AMP ([Li et al.,
+# 2022](https://arxiv.org/abs/2210.07297)) does so for each operator.
+#
+# ### Exercise 2: stage times
+#
+# For a case and a plan, compute the forward and the backward time of every stage for one micro-batch.
+
+# %% answer="stage-times"
+def stage_times(case, plan):
+    """Return two lists: each stage's forward and backward time per micro-batch, in ms."""
+    ### BEGIN SOLUTION
+    times = []
+    for way in (0, 1):
+        one = [layers * case["kinds"][kind]["layer"][way] for kind, layers in plan["stages"]]
+        one[0] += case["kinds"][plan["stages"][0][0]]["embedding"][way]
+        one[-1] += case["kinds"][plan["stages"][-1][0]]["head"][way]
+        times.append(one)
+    return times
+    ### END SOLUTION
+
+# %% check="stage-times" points=2
+plans = [{"replicas": 2, "stages": [["slow", 3], ["fast", 9]]},
+         {"replicas": 2, "stages": [["fast", 9], ["slow", 2], ["slow", 1]]},
+         {"replicas": 4, "stages": [["fast", 12]]}]
+check.function(
+    stage_times, cases=[(TOY, plan) for plan in plans],
+    expected=[([10.0, 11.0], [18.5, 22.0]), ([9.5, 6.0, 9.0], [18.25, 12.0, 18.0]), ([14.5], [28.25])],
+    hints={
+        "A part takes the time of the GPU that it runs on. Which GPU has the head?": [
+            ([9.5, 15.0], [18.25, 30.0]), ([10.0, 6.0, 5.0], [18.5, 12.0, 10.0]), ([14.5], [28.25])],
+        "Only the first stage has the embedding, and only the last one the head.": [
+            ([16.0, 11.5], [30.5, 22.25]), ([11.5, 13.0, 10.0], [22.25, 24.5, 18.5]), ([14.5], [28.25])],
+        "That is the time of the layers alone. What else do the first and the last stage compute?": [
+            ([9.0, 9.0], [18.0, 18.0]), ([9.0, 6.0, 3.0], [18.0, 12.0, 6.0]), ([12.0], [24.0])],
+        "A pipeline of one stage has both the embedding and the head.": [
+            ([10.0, 11.0], [18.5, 22.0]), ([9.5, 6.0, 9.0], [18.25, 12.0, 18.0]), ([12.5], [24.25])],
+    })
+### BEGIN HIDDEN TESTS
+check.function(stage_times, cases=[one["drawn"] for one in check.draw(8, drawn=drawn_plan)],
+               expected=mixed_clusters.durations)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="stage-times" hint="Which GPU has the head"
+# -        one[0] += case["kinds"][plan["stages"][0][0]]["embedding"][way]
+# -        one[-1] += case["kinds"][plan["stages"][-1][0]]["head"][way]
+# +        one[0] += case["kinds"][plan["stages"][-1][0]]["embedding"][way]
+# +        one[-1] += case["kinds"][plan["stages"][0][0]]["head"][way]
+
+# %% [raw] mutant="stage-times" hint="the time of the layers alone"
+# def stage_times(case, plan):
+#     return [[layers * case["kinds"][kind]["layer"][way] for kind, layers in plan["stages"]] for way in (0, 1)]
+
+# %% [raw] mutant="stage-times" hint="Only the first stage has"
+# def stage_times(case, plan):
+#     specs = [(case["kinds"][kind], layers) for kind, layers in plan["stages"]]
+#     return [[layers * spec["layer"][way] + spec["embedding"][way] + spec["head"][way] for spec, layers in specs]
+#             for way in (0, 1)]
+
+# %% [raw] mutant="stage-times" hint="A pipeline of one stage"
+# -        one[-1] += case["kinds"][plan["stages"][-1][0]]["head"][way]
+# +        if len(one) > 1:
+# +            one[-1] += case["kinds"][plan["stages"][-1][0]]["head"][way]
+
+# %% [markdown]
+# ## Simulate the step
+#
+# The times of the stages are not the time of the step. While the first micro-batch fills the pipeline, later stages
+# wait; at the end, earlier stages wait; and every activation and gradient has to cross a link. The usual estimate,
+# $\sum_s t_s + (m - 1) \max_s t_s$ for $m$ micro-batches and stage times $t_s = F_s + B_s$, ignores the order of the
+# passes and the links. With stages of *different* speeds, that order matters: the estimate knows only *which* stages
+# there are, not where in the pipeline the slow ones are. An **event simulation** is exact, and hardly longer than the
+# formula.
+#
+# ### Exercise 3: an event simulation of 1F1B
+#
+# Every stage runs its passes in the order of 1F1B, which you know from [Pipeline II](11_pipeline_2.ipynb). A pass
+# starts as soon as
+#
+# - its stage has finished the pass before it, and
+# - its input has arrived. `F` needs the activation of the stage before, `B` the gradient of the stage behind (the
+#   last stage has its own). Either arrives `link` ms after the pass that produced it has ended. Sending overlaps with
+#   computation, so it keeps neither stage busy.
+#
+# Return every stage's passes in order, each with its start and its end.
+
+# %% answer="simulate"
+def simulate(forward, backward, link, micro_batches):
+    """Return each stage's passes in order, such as [["F0", 0.0, 1.5], ["B0", 4.0, 7.0], ...].
+
+    Args:
+        forward: of each stage, in ms per micro-batch.
+        backward: of each stage, in ms per micro-batch.
+        link: ms from the end of a pass until its result arrives at the next stage.
+        micro_batches: of a step, on each replica.
+    """
+    ### BEGIN SOLUTION
+    stages = len(forward)
+    orders = []
+    for stage in range(stages):
+        warm_up = min(stages - stage - 1, micro_batches)
+        order = [("F", k) for k in range(warm_up)]
+        for k in range(micro_batches):
+            if warm_up + k < micro_batches:
+                order.append(("F", warm_up + k))
+            order.append(("B", k))
+        orders.append(order)
+
+    ends, passes = {}, [[] for _ in range(stages)]
+    waiting = stages  # until all stages are done, run whatever can run
+    while waiting:
+        waiting = 0
+        for stage, order in enumerate(orders):
+            while len(passes[stage]) < len(order):
+                kind, k = order[len(passes[stage])]
+                source = (kind, k, stage - 1 if kind == "F" else stage + 1)
+                if 0 <= source[2] < stages and source not in ends:
+                    waiting += 1
+                    break
+                arrives = ends[source] + link if source in ends else 0.0
+                start = max(arrives, passes[stage][-1][2] if passes[stage] else 0.0)
+                end = start + (forward if kind == "F" else backward)[stage]
+                ends[kind, k, stage] = end
+                passes[stage].append([f"{kind}{k}", start, end])
+    return passes
+    ### END SOLUTION
+
+# %% check="simulate" points=5
+check.function(
+    simulate,
+    cases=[([1.0, 2.0], [2.0, 4.0], 0.5, 2), ([3.0, 1.0, 1.0], [6.0, 2.0, 2.0], 0.0, 3)],
+    expected=[
+        [[['F0', 0.0, 1.0], ['F1', 1.0, 2.0], ['B0', 8.0, 10.0], ['B1', 14.0, 16.0]],
+         [['F0', 1.5, 3.5], ['B0', 3.5, 7.5], ['F1', 7.5, 9.5], ['B1', 9.5, 13.5]]],
+        [[['F0', 0.0, 3.0], ['F1', 3.0, 6.0], ['F2', 6.0, 9.0], ['B0', 9.0, 15.0], ['B1', 15.0, 21.0],
+          ['B2', 21.0, 27.0]],
+         [['F0', 3.0, 4.0], ['F1', 6.0, 7.0], ['B0', 7.0, 9.0], ['F2', 9.0, 10.0], ['B1', 10.0, 12.0],
+          ['B2', 13.0, 15.0]],
+         [['F0', 4.0, 5.0], ['B0', 5.0, 7.0], ['F1', 7.0, 8.0], ['B1', 8.0, 10.0], ['F2', 10.0, 11.0],
+          ['B2', 11.0, 13.0]]]
+    ],
+    hints={
+        "Gradients cross the link, too, on their way back.": [
+            [[['F0', 0.0, 1.0], ['F1', 1.0, 2.0], ['B0', 7.5, 9.5], ['B1', 13.5, 15.5]],
+             [['F0', 1.5, 3.5], ['B0', 3.5, 7.5], ['F1', 7.5, 9.5], ['B1', 9.5, 13.5]]],
+            [[['F0', 0.0, 3.0], ['F1', 3.0, 6.0], ['F2', 6.0, 9.0], ['B0', 9.0, 15.0], ['B1', 15.0, 21.0],
+              ['B2', 21.0, 27.0]],
+             [['F0', 3.0, 4.0], ['F1', 6.0, 7.0], ['B0', 7.0, 9.0], ['F2', 9.0, 10.0], ['B1', 10.0, 12.0],
+              ['B2', 13.0, 15.0]],
+             [['F0', 4.0, 5.0], ['B0', 5.0, 7.0], ['F1', 7.0, 8.0], ['B1', 8.0, 10.0], ['F2', 10.0, 11.0],
+              ['B2', 11.0, 13.0]]]],
+        "That is GPipe: all forward passes come first. How many does 1F1B run before its first backward pass?": [
+            [[['F0', 0.0, 1.0], ['F1', 1.0, 2.0], ['B0', 10.0, 12.0], ['B1', 14.0, 16.0]],
+             [['F0', 1.5, 3.5], ['F1', 3.5, 5.5], ['B0', 5.5, 9.5], ['B1', 9.5, 13.5]]],
+            [[['F0', 0.0, 3.0], ['F1', 3.0, 6.0], ['F2', 6.0, 9.0], ['B0', 15.0, 21.0], ['B1', 21.0, 27.0],
+              ['B2', 27.0, 33.0]],
+             [['F0', 3.0, 4.0], ['F1', 6.0, 7.0], ['F2', 9.0, 10.0], ['B0', 13.0, 15.0], ['B1', 15.0, 17.0],
+              ['B2', 17.0, 19.0]],
+             [['F0', 4.0, 5.0], ['F1', 7.0, 8.0], ['F2', 10.0, 11.0], ['B0', 11.0, 13.0], ['B1', 13.0, 15.0],
+              ['B2', 15.0, 17.0]]]],
+        "Sending overlaps with computation: it delays the stage that receives, and keeps none busy.": [
+            [[['F0', 0.0, 1.5], ['F1', 1.5, 3.0], ['B0', 9.5, 12.0], ['B1', 16.5, 19.0]],
+             [['F0', 2.0, 4.5], ['B0', 4.5, 9.0], ['F1', 9.0, 11.5], ['B1', 11.5, 16.0]]],
+            [[['F0', 0.0, 3.0], ['F1', 3.0, 6.0], ['F2', 6.0, 9.0], ['B0', 9.0, 15.0], ['B1', 15.0, 21.0],
+              ['B2', 21.0, 27.0]],
+             [['F0', 3.0, 4.0], ['F1', 6.0, 7.0], ['B0', 7.0, 9.0], ['F2', 9.0, 10.0], ['B1', 10.0, 12.0],
+              ['B2', 13.0, 15.0]],
+             [['F0', 4.0, 5.0], ['B0', 5.0, 7.0], ['F1', 7.0, 8.0], ['B1', 8.0, 10.0], ['F2', 10.0, 11.0],
+              ['B2', 11.0, 13.0]]]],
+        "A pass starts before its input has arrived.": [
+            [[['F0', 0.0, 1.0], ['F1', 1.0, 2.0], ['B0', 2.0, 4.0], ['B1', 4.0, 6.0]],
+             [['F0', 1.5, 3.5], ['B0', 3.5, 7.5], ['F1', 7.5, 9.5], ['B1', 9.5, 13.5]]],
+            [[['F0', 0.0, 3.0], ['F1', 3.0, 6.0], ['F2', 6.0, 9.0], ['B0', 9.0, 15.0], ['B1', 15.0, 21.0],
+              ['B2', 21.0, 27.0]],
+             [['F0', 3.0, 4.0], ['F1', 4.0, 5.0], ['B0', 5.0, 7.0], ['F2', 7.0, 8.0], ['B1', 8.0, 10.0],
+              ['B2', 10.0, 12.0]],
+             [['F0', 4.0, 5.0], ['B0', 5.0, 7.0], ['F1', 7.0, 8.0], ['B1', 8.0, 10.0], ['F2', 10.0, 11.0],
+              ['B2', 11.0, 13.0]]]],
+    })
+### BEGIN HIDDEN TESTS
+def spans(forward, backward, link, micro_batches):
+    """Return what a simulation of the built-in 1F1B gives."""
+    schedule = load("1f1b", len(forward), micro_batches)
+    timeline = simulated(schedule, Durations(forward, backward, 0, link))
+    return [[[f"{span.kind}{span.micro_batch}", float(span.start), float(span.end)] for span in stage]
+            for stage in timeline.spans.values()]
+
+
+def drawn_times(dice):
+    stages = dice.randint(1, 7)
+    return ([dice.uniform(1, 9) for _ in range(stages)], [dice.uniform(1, 20) for _ in range(stages)],
+            dice.choice([0.0, dice.uniform(0.1, 6)]), dice.randint(1, 12))
+
+
+check.function(simulate, cases=[one["times"] for one in check.draw(16, times=drawn_times)], expected=spans)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="simulate" hint="Gradients cross the link"
+# -                arrives = ends[source] + link if source in ends else 0.0
+# +                arrives = ends[source] + (link if kind == "F" else 0.0) if source in ends else 0.0
+
+# %% [raw] mutant="simulate" hint="That is GPipe"
+# -        warm_up = min(stages - stage - 1, micro_batches)
+# +        warm_up = micro_batches
+
+# %% [raw] mutant="simulate" hint="Sending overlaps"
+# -                end = start + (forward if kind == "F" else backward)[stage]
+# +                end = start + link + (forward if kind == "F" else backward)[stage]
+
+# %% [raw] mutant="simulate" hint="before its input has arrived"
+# -                start = max(arrives, passes[stage][-1][2] if passes[stage] else 0.0)
+# +                start = passes[stage][-1][2] if passes[stage] else arrives
+
+# %% [markdown]
+# Draw your own simulation of three plans: the colleague's, one in proportion to the speed of the GPUs, and that one
+# with fewer layers on the stage with the head.
+
+# %% tags=["explore"]
+def timeline(case, plan):
+    """Return the timeline of a step, by your own functions."""
+    spans = simulate(*stage_times(case, plan), case["link"], case["global_batch"] // plan["replicas"])
+    return Timeline.of({stage: [(name[0], int(name[1:]), 0, start, end) for name, start, end in passes]
+                        for stage, passes in enumerate(spans)})
+
+
+def on_xl(*layers):
+    """Return a plan with two A100 stages in front of four A10 stages."""
+    return {"replicas": 4, "stages": [*(["a100", count] for count in layers[:2]),
+                                      *(["a10", count] for count in layers[2:])]}
+
+
+draw_beside({"Equal: 8-8-8-8-8-8": timeline(XL, naive),
+             "By speed: 14-14-5-5-5-5": timeline(XL, on_xl(14, 14, 5, 5, 5, 5)),
+             "By speed, with the head: 15-15-5-5-5-3": timeline(XL, on_xl(15, 15, 5, 5, 5, 3))}, unit="ms")
+
+# %% [markdown]
+# Layers in proportion to speed are a good start, but the head of GPT-2 XL takes almost as long as three layers, so
+# the last stage is the slowest now. The third plan takes that into account. Is it the best one? You cannot tell by
+# looking, so let a program search.
+
+# %% [markdown]
+# ## Memory decides the order
+#
+# XL fits anywhere on this cluster. A larger model does not, and then the *order* of the GPUs matters. Under 1F1B, the
+# first stage has the most micro-batches in flight, and the last stage has one. So a stage needs, for every layer, the
+# memory of the weights, gradients, and optimizer state, and one activation per micro-batch in flight.
+#
+# ### Exercise 4: room
+#
+# For a pipeline on the given kinds of GPUs, how many layers fit on each stage at most? The case has GiB: `state` per
+# layer, `activation` per layer and micro-batch, and `memory` of each kind. (The embedding and the head have their
+# memory already: it is subtracted from every GPU's.)
+
+# %% answer="room"
+def room(case, replicas, kinds):
+    """Return the most layers that fit on each stage, under 1F1B.
+
+    Args:
+        case: the case.
+        replicas: of the pipeline; they share the global batch.
+        kinds: of GPU, one for each stage.
+    """
+    ### BEGIN SOLUTION
+    micro_batches = case["global_batch"] // replicas
+    most = []
+    for stage, kind in enumerate(kinds):
+        in_flight = min(len(kinds) - stage, micro_batches)
+        per_layer = case["state"] + in_flight * case["activation"]
+        most.append(int(case["kinds"][kind]["memory"] / per_layer + 1e-9))
+    return most
+    ### END SOLUTION
+
+# %% check="room" points=3
+check.function(
+    room,
+    cases=[(TOY, 1, ["fast", "slow", "slow"]), (TOY, 4, ["slow", "slow", "fast"]), (TOY, 2, ["slow"])],
+    expected=[[9, 6, 8], [6, 6, 16], [8]],
+    hints={
+        "The first stage has the most micro-batches in flight, not the last one.":
+            [[16, 6, 4], [8, 6, 12], [8]],
+        "A replica processes its share of the global batch. No more micro-batches than that can be in flight.":
+            [[9, 6, 8], [4, 6, 16], [8]],
+        "That is GPipe's memory: all micro-batches are in flight at once. How many does 1F1B keep?":
+            [[4, 2, 2], [6, 6, 12], [4]],
+        "Weights, gradients, and optimizer state take memory, too.": [[16, 12, 24], [12, 12, 48], [24]],
+        "A stage cannot hold a fraction of a layer, and what does not fit does not run: round down.":
+            [[10, 6, 8], [6, 6, 16], [8]],
+    })
+### BEGIN HIDDEN TESTS
+check.function(
+    room, cases=[one["drawn"] for one in check.draw(16, drawn=drawn_stages)],
+    expected=lambda case, replicas, kinds: [
+        int(case["kinds"][kind]["memory"] / (case["state"] + case["activation"]
+                                              * min(len(kinds) - stage, case["global_batch"] // replicas)) + 1e-9)
+        for stage, kind in enumerate(kinds)])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="room" hint="not the last one"
+# -        in_flight = min(len(kinds) - stage, micro_batches)
+# +        in_flight = min(stage + 1, micro_batches)
+
+# %% [raw] mutant="room" hint="its share of the global batch"
+# -        in_flight = min(len(kinds) - stage, micro_batches)
+# +        in_flight = len(kinds) - stage
+
+# %% [raw] mutant="room" hint="GPipe's memory"
+# -        in_flight = min(len(kinds) - stage, micro_batches)
+# +        in_flight = micro_batches
+
+# %% [raw] mutant="room" hint="optimizer state take memory"
+# -        per_layer = case["state"] + in_flight * case["activation"]
+# +        per_layer = in_flight * case["activation"]
+
+# %% [raw] mutant="room" hint="a fraction of a layer"
+# -        most.append(int(case["kinds"][kind]["memory"] / per_layer + 1e-9))
+# +        most.append(round(case["kinds"][kind]["memory"] / per_layer))
+
+# %% [markdown]
+# A GPT with 7.5 billion parameters has 36 layers. Where must the A100s, with their 80 GB, be: at the front, or at the
+# end? Both orders have the same GPUs:
+
+# %% tags=["explore"]
+BIG = mixed.case("a100:4x2,a10:4x4", "gpt-7.5b", global_batch=64)
+for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
+    most = room(BIG, 4, kinds)
+    fits = good("fits") if sum(most) >= BIG["layers"] else bad("does not fit")
+    print(f"{' '.join(kinds)}: room for {most}, {result(str(sum(most)))} layers: {fits}")
+
+# %% [markdown]
+# The A10s have to be in *front*, although that is where 1F1B needs the most memory. At the front, an A100 has room
+# for only 8 or 9 layers, because it keeps so many activations in flight, and the A10s cannot hold the rest. At the
+# end, it holds twice as many, and the A10s lose only a few. **The sum of the room limits a mixed pipeline, not the
+# tightest stage.**
+#
+# ## The best split
+#
+# Exercise 7 of Pipeline II split layers of *unlike* times over *equal* GPUs. Here all layers are alike, but the GPUs
+# differ, the outer stages have extra work, and each stage has its own limit. The goal is the same: make the slowest
+# stage as fast as possible.
+#
+# ### Exercise 5: the exact split
+#
+# Return the number of layers of each stage such that they add up, every stage has room, and the slowest stage's time
+# (forward plus backward) is the least that is possible. Stages without layers are allowed. Return `None` if the model
+# does not fit. It must be exact, also for 48 layers on 24 stages, where trying all splits would take longer than the
+# training. Dynamic programming works, and so does a much shorter argument: think of the layers one by one.
+
+# %% answer="best-split"
+def best_split(case, replicas, kinds):
+    """Return the layers of each stage, so that the slowest stage is fastest; None if nothing fits."""
+    ### BEGIN SOLUTION
+    most = room(case, replicas, kinds)
+    if sum(most) < case["layers"]:
+        return None
+    forward, backward = stage_times(case, {"replicas": replicas, "stages": [[kind, 0] for kind in kinds]})
+    times = [one + other for one, other in zip(forward, backward, strict=True)]
+    layers = [0] * len(kinds)
+    # All layers are alike, so give each to the stage that would then be the fastest.
+    for _ in range(case["layers"]):
+        after = [(times[stage] + sum(case["kinds"][kind]["layer"]), stage)
+                 for stage, kind in enumerate(kinds) if layers[stage] < most[stage]]
+        time, stage = min(after)
+        times[stage] = time
+        layers[stage] += 1
+    return layers
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+def slowest(case, replicas, kinds, layers):
+    """Return the time of the slowest stage, in ms."""
+    plan = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
+    return max(one + other for one, other in zip(*mixed_clusters.durations(case, plan), strict=True))
+
+
+def flaw(case, replicas, kinds, layers):
+    """Return what is wrong with a split, in a word, or an empty string."""
+    best = mixed_planners.balanced(case, replicas, kinds)
+    if best is None:
+        return "" if layers is None else "does not fit"
+    if not (isinstance(layers, list | tuple) and len(layers) == len(kinds)
+            and all(type(count) is int and count >= 0 for count in layers) and sum(layers) == case["layers"]):
+        return "no split"
+    needed = mixed_clusters.memory(case, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))})
+    if any(gib > case["kinds"][kind]["memory"] * (1 + 1e-9) for gib, kind in zip(needed, kinds, strict=True)):
+        return "memory"
+    least = slowest(case, replicas, kinds, [count for _, count in best["stages"]])
+    if slowest(case, replicas, kinds, layers) <= least * (1 + 1e-9):
+        return ""
+    return "equal" if max(layers) - min(layers) <= 1 else "slow"
+
+# %% check="best-split" points=5
+problems = [(TOY, replicas, kinds) for replicas, kinds in (
+    (2, ["fast", "slow"]), (4, ["slow", "fast", "fast"]), (1, ["fast"] * 4 + ["slow"] * 2), (2, ["slow", "slow"]),
+    (1, ["slow"] * 3), (4, ["slow"]))]
+### BEGIN HIDDEN TESTS
+problems += [one["drawn"] for one in check.draw(24, drawn=drawn_stages)]
+### END HIDDEN TESTS
+for case, replicas, kinds in problems:
+    layers = check.call(best_split, case, replicas, kinds)
+    said = f"best_split returned {layers} for {replicas} replicas on {', '.join(kinds)}. "
+    wrong = flaw(case, replicas, kinds, layers)
+    check.that(wrong != "does not fit", said + "The model does not fit there: return None.")
+    check.that(wrong != "no split", said + f"That is no split of {case['layers']} layers: a whole number per stage.")
+    check.that(wrong != "memory", said + "A stage runs out of memory. Which stages have room for more?")
+    check.that(wrong != "equal", said + "Equal layers are not equal time.")
+    check.that(wrong != "slow", said + "In another split, the slowest stage is faster. Do the first and the last "
+               "stage have only layers?")
+
+# %% [raw] mutant="best-split" hint="Equal layers are not equal time"
+# def best_split(case, replicas, kinds):
+#     if sum(room(case, replicas, kinds)) < case["layers"]:
+#         return None
+#     share, rest = divmod(case["layers"], len(kinds))
+#     return [share + (stage < rest) for stage in range(len(kinds))]
+
+# %% [raw] mutant="best-split" hint="A stage runs out of memory"
+# -                 for stage, kind in enumerate(kinds) if layers[stage] < most[stage]]
+# +                 for stage, kind in enumerate(kinds)]
+
+# %% [raw] mutant="best-split" hint="have only layers"
+# -    times = [one + other for one, other in zip(forward, backward, strict=True)]
+# +    times = [0.0] * len(kinds)
+
+# %% [raw] mutant="best-split" hint="does not fit there"
+# -        return None
+# +        return most
+
+# %% [raw] mutant="best-split" hint="That is no split"
+# def best_split(case, replicas, kinds):
+#     speeds = [1 / sum(case["kinds"][kind]["layer"]) for kind in kinds]
+#     return [case["layers"] * speed / sum(speeds) for speed in speeds]
+
+# %% [markdown]
+# Why is it exact to give each layer to the stage that would then be the fastest? Look at the layer that made the
+# slowest stage as slow as it is. When it was placed, every other stage with room would have become at least as slow.
+# A split with a faster slowest stage would have to put this layer into one of those stages, and they are no faster.
+#
+# ## Placements
+#
+# You have split the model for a *given* order of GPUs. Which order is best? Two A100 and four A10 stages have 720
+# permutations, but the two A100s are interchangeable: exchanging them changes nothing. Only the order of the *kinds*
+# counts.
+#
+# ### Exercise 6: placements, each once
+#
+# Return all distinct orders. For `{"a": 1, "b": 2}`, these are `a b b`, `b a b`, and `b b a`, in any order. Do not
+# generate permutations and drop those that repeat: for 24 GPUs, there are a million permutations for every second
+# since the Big Bang.
+
+# %% answer="placements"
+def placements(counts):
+    """Return all distinct orders, each as a list of kinds. counts: {kind: number of stages}."""
+    ### BEGIN SOLUTION
+    if not any(counts.values()):
+        return [[]]
+    return [[kind, *rest] for kind, left in counts.items() if left
+            for rest in placements({**counts, kind: left - 1})]
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+from math import factorial, prod
+
+
+def distinct(counts):
+    """Return the number of distinct orders."""
+    return factorial(sum(counts.values())) // prod(map(factorial, counts.values()))
+
+
+def flaw_of_orders(counts, orders):
+    """Return what is wrong with a list of orders, in a word, or an empty string."""
+    stages = sorted(kind for kind, count in counts.items() for _ in range(count))
+    if not (isinstance(orders, list | tuple) and all(isinstance(order, list | tuple) for order in orders)):
+        return "no list"
+    if any(sorted(map(str, order)) != stages for order in orders):
+        return "GPUs"
+    if len(set(map(tuple, orders))) < len(orders):
+        return "repeats"
+    return "missing" if len(orders) < distinct(counts) else ""
+
+# %% check="placements" points=3
+clusters = [{"a": 1, "b": 2}, {"a100": 2, "a10": 4}, {"x": 1}, {"x": 2, "y": 1, "z": 2}, {"a100": 2, "a10": 22}]
+### BEGIN HIDDEN TESTS
+clusters += check.draw(6, a=range(4), b=range(1, 4), c=range(3))
+### END HIDDEN TESTS
+for counts in clusters:
+    wrong = flaw_of_orders(counts, check.call(placements, counts))
+    check.that(wrong != "no list", f"{counts}: return a list of orders, each a list of kinds.")
+    check.that(wrong != "GPUs", f"{counts}: one of the orders does not have each GPU exactly once.")
+    check.that(wrong != "repeats", f"{counts}: an order is in it more than once. GPUs of a kind are interchangeable.")
+    check.that(wrong != "missing", f"{counts}: some orders are missing. May GPUs of a kind be apart?")
+
+# %% [raw] mutant="placements" hint="more than once"
+# def placements(counts):
+#     from itertools import islice, permutations
+#     stages = [kind for kind, count in counts.items() for _ in range(count)]
+#     return [list(order) for order in islice(permutations(stages), 800)]
+
+# %% [raw] mutant="placements" hint="May GPUs of a kind be apart"
+# def placements(counts):
+#     from itertools import permutations
+#     return [[kind for kind in order for _ in range(counts[kind])] for order in permutations(counts)]
+
+# %% [raw] mutant="placements" hint="each GPU exactly once"
+# def placements(counts):
+#     from itertools import product
+#     if sum(counts.values()) > 6:
+#         return []
+#     return [list(order) for order in product(counts, repeat=sum(counts.values()))]
+
+# %% [raw] mutant="placements" hint="return a list of orders"
+# -        return [[]]
+# -    return [[kind, *rest] for kind, left in counts.items() if left
+# -            for rest in placements({**counts, kind: left - 1})]
+# +        return [""]
+# +    return [kind + " " + rest for kind, left in counts.items() if left
+# +            for rest in placements({**counts, kind: left - 1})]
+
+# %% [markdown]
+# Simulate all 15 orders of the XL pipeline, each with its best split. Guess first: how many percent slower is the
+# worst order than the best one?
+
+# %% answer="guess-order"
+### BEGIN SOLUTION
+guess_order = 10
+### END SOLUTION
+
+# %% tags=["explore"]
+ranking = []
+for kinds in placements({"a100": 2, "a10": 4}):
+    layers = best_split(XL, 4, kinds)
+    made = {"replicas": 4, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
+    ranking.append((float(timeline(XL, made).total), kinds, layers))
+ranking.sort()
+for time, kinds, layers in ranking:
+    print(f"{time:6.1f} ms  " + "  ".join(f"{kind}:{count}" for kind, count in zip(kinds, layers, strict=True)))
+check.compare("percent between the best and the worst order", guess_order,
+              100 * (ranking[-1][0] / ranking[0][0] - 1))
+
+# %% [markdown]
+# XL fits everywhere, and once every order has its best split, the order hardly matters. That is worth knowing: here
+# you can choose the order that suits the network or the rack. For the 7.5-billion-parameter model above, the order
+# decides whether it runs at all.
+#
+# ## Gradients on the slowest link
+#
+# One part of the step is missing. After its last backward pass, each stage averages its gradients with the same stage
+# of the other replicas, by a ring all-reduce, and an A10 stage in this cluster does it through PCIe while an A100
+# stage has NVLink. A ring is as fast as its slowest link. So if the replicas of a stage sit on one node, the link
+# within the node counts, and otherwise the network does.
+#
+# ### Exercise 7: the time of a plan
+#
+# Put it all together: the time from the first forward pass until the last stage has finished its all-reduce. Each
+# stage starts its own when its own passes are done. A stage's gradients are `gradients` GB per layer. `inside` and
+# `network` are the GB/s that every GPU of the ring can send, and a node has `per_node` GPUs of the kind. The
+# gradients of the embedding and the head are left out.
+
+# %% answer="step-ms"
+def step_ms(case, plan):
+    """Return the modeled time of a training step, in ms."""
+    ### BEGIN SOLUTION
+    replicas = plan["replicas"]
+    passes = simulate(*stage_times(case, plan), case["link"], case["global_batch"] // replicas)
+    ends = []
+    for (kind, layers), done in zip(plan["stages"], passes, strict=True):
+        spec = case["kinds"][kind]
+        speed = spec["inside"] if replicas <= spec["per_node"] else spec["network"]
+        sent = 2 * (replicas - 1) / replicas * layers * case["gradients"]
+        ends.append(done[-1][2] + 1000 * sent / speed)
+    return max(ends)
+    ### END SOLUTION
+
+# %% check="step-ms" points=4
+plans = [{"replicas": 2, "stages": [["fast", 6], ["slow", 6]]}, {"replicas": 4, "stages": [["slow", 4], ["fast", 8]]},
+         {"replicas": 1, "stages": [["fast", 9], ["slow", 3]]}]
+check.function(
+    step_ms, cases=[(TOY, plan) for plan in plans], rel=1e-6,
+    expected=[325.5, 194.0, 389.75],
+    hints={
+        "The gradients have to be averaged after the passes.":
+            [308.75, 99.5, 389.75],
+        "Four replicas do not fit on one node with two GPUs, so the ring crosses the network.":
+            [325.5, 129.5, 389.75],
+        "In a ring, every GPU sends 2(n - 1)/n of the gradients.":
+            [325.5, 154.0, 398.75],
+        "Stages finish at different times, and each starts its all-reduce when it is done.":
+            [338.75, 219.5, 389.75],
+    })
+### BEGIN HIDDEN TESTS
+def modeled(case, plan):
+    """Return the step's time, whether the plan fits the memory or not."""
+    roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9} for kind, spec in case["kinds"].items()}}
+    return mixed_clusters.step(roomy, plan).milliseconds
+
+
+check.function(step_ms, cases=[one["drawn"] for one in check.draw(10, drawn=drawn_plan)], expected=modeled)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="step-ms" hint="The gradients have to be averaged"
+# -        ends.append(done[-1][2] + 1000 * sent / speed)
+# +        ends.append(done[-1][2])
+
+# %% [raw] mutant="step-ms" hint="do not fit on one node"
+# -        speed = spec["inside"] if replicas <= spec["per_node"] else spec["network"]
+# +        speed = spec["inside"]
+
+# %% [raw] mutant="step-ms" hint="every GPU sends"
+# -        sent = 2 * (replicas - 1) / replicas * layers * case["gradients"]
+# +        sent = layers * case["gradients"]
+
+# %% [raw] mutant="step-ms" hint="Stages finish at different times"
+# -    return max(ends)
+# +    return max(done[-1][2] for done in passes) + max(end - done[-1][2] for end, done in
+# +                                                      zip(ends, passes, strict=True))
+
+# %% [markdown]
+# How many replicas are best? More replicas mean shorter pipelines and a smaller bubble, but also more layers on every
+# GPU, and so more gradients to average:
+
+# %% tags=["explore"]
+for replicas in XL["replicas"]:
+    kinds = ["a100"] * (8 // replicas) + ["a10"] * (16 // replicas)
+    layers = best_split(XL, replicas, kinds)
+    made = {"replicas": replicas, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
+    print(f"{replicas} replicas of {len(kinds):2} stages: {result(f'{step_ms(XL, made):6.1f}')} ms, "
+          f"{timeline(XL, made).total:6.1f} ms of it in the pipeline")
+
+# %% [markdown]
+# ## Unequal replicas
+#
+# There is another way to use unlike GPUs: build every pipeline from GPUs of one kind, and let all pipelines train as
+# replicas. Within a pipeline, no stage waits for a slower kind. But at the end of the step, the all-reduce waits for
+# the slowest replica, so with equal shares of the batch, the A100s wait again. Give them more samples instead. How
+# many? Four pipelines of two A100s and four of four A10s share the 64 micro-batches, 16 for each pair of them:
+
+# %% tags=["explore"]
+def uniform(kind, stages, micro_batches):
+    """Return the time of a pipeline on one kind of GPU, without the all-reduce."""
+    kinds = [kind] * stages
+    made = {"replicas": 4, "stages": [list(stage) for stage in zip(kinds, best_split(XL, 4, kinds), strict=True)]}
+    return simulate(*stage_times(XL, made), XL["link"], micro_batches)[0][-1][2]
+
+
+for share in range(8, 13):
+    a100, a10 = uniform("a100", 2, share), uniform("a10", 4, 16 - share)
+    print(f"{share:2} micro-batches on A100s {a100:6.1f} ms, {16 - share} on A10s {a10:6.1f} ms: "
+          f"{result(f'{max(a100, a10):6.1f}')} ms")
+
+print(f"An A100 averages the gradients of 24 layers with GPUs on other nodes: "
+      f"{2000 * 7 / 8 * 24 * XL['gradients'] / XL['kinds']['a100']['network']:.0f} ms")
+
+# %% [markdown]
+# With the right shares, these pipelines are faster than the mixed ones. The all-reduce takes the gain back, and much
+# more: replicas of a layer now sit on different nodes, and all gradients cross the network. So unequal replicas pay
+# off where a step has many more micro-batches per all-reduce, or where the network is faster. Then another question
+# comes up: with unequal shares, is it still the same training?
+#
+# ### Exercise 8: average what is not equal
+#
+# DistributedDataParallel averages the gradients of the ranks. That is right if every rank processes the same number
+# of samples. If not, a sample on a slow rank counts more than one on a fast rank, and you no longer train the model
+# that a single GPU would train. Nothing fails, and the loss looks plausible.
+#
+# Write `average_gradients`. Every rank calls it after its backward pass, with the number of samples that its loss is
+# the *mean* of. Afterwards, every parameter's `.grad` on every rank must be that of the mean loss over *all* samples
+# of all ranks. A rank can have no samples in a step. It has run no backward pass then, so its gradients are `None`,
+# but it needs the result like every other rank.
+
+# %% answer="average-gradients"
+def average_gradients(parameters, samples):
+    """Average the gradients over all samples of all ranks, in place.
+
+    Args:
+        parameters: `.grad` has the gradient of this rank's mean loss, or is None without samples.
+        samples: of this rank.
+    """
+    ### BEGIN SOLUTION
+    total = torch.tensor(float(samples))
+    dist.all_reduce(total)
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad *= samples
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= total
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def averaged(samples):
+    """Run a linear model on this rank's share of the samples; return the averaged gradients."""
+    rank, count = dist.get_rank(), samples[dist.get_rank()]
+    weight, bias = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+    if count:
+        numbers = torch.arange(count) + sum(samples[:rank])
+        x, y = torch.stack([numbers + 1.0, numbers * numbers % 5 + 0.0], dim=1), numbers % 3 + 1.0
+        (x @ weight + bias - y).square().mean().backward()
+    average_gradients([weight, bias], count)
+    return [weight.grad, bias.grad]
+
+# %% check="average-gradients" points=4
+check.ranks(averaged, cases=[{"samples": [3, 1]}], ranks=2, rel=1e-5,
+            expected=[[[[-9.0, -9.0], [-3.5]]] * 2],
+            hints={
+                "That is the mean of the ranks: a sample on the rank with one counts as much as three on the other.":
+                    [[[[-8.666667, -8.666667], [-3.0]]] * 2],
+                "That is a sum over all samples. A mean is asked for.":
+                    [[[[-36.0, -36.0], [-14.0]]] * 2],
+                "Divide the sum over all samples by the number of samples, not by the number of ranks.":
+                    [[[[-18.0, -18.0], [-7.0]]] * 2],
+            })
+check.ranks(averaged, cases=[{"samples": [2, 0, 1]}], ranks=3, rel=1e-5,
+            expected=[[[[-9.333333, -9.333333], [-4.0]]] * 3],
+            hints={"The other ranks wait in a collective. Does the rank without samples take part in all of them?":
+                   "deadlock"})
+### BEGIN HIDDEN TESTS
+def of_all(ranks, samples):
+    """Return the gradients of the mean loss over all samples, from weights and a bias of 0, for every rank."""
+    total = sum(samples)
+    parts = [[-2.0 * (k % 3 + 1) * factor for factor in (k + 1, k * k % 5, 1)] for k in range(total)]
+    first, second, bias = (sum(column) / total for column in zip(*parts, strict=True))
+    return [[[first, second], [bias]]] * ranks
+
+
+check.ranks(averaged, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 9), *dice.choices(range(8), k=3)]),
+            ranks=4, rel=1e-5, expected=of_all)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="average-gradients" hint="counts as much as"
+# def average_gradients(parameters, samples):
+#     for parameter in parameters:
+#         if parameter.grad is None:
+#             parameter.grad = torch.zeros_like(parameter)
+#         dist.all_reduce(parameter.grad)
+#         parameter.grad /= dist.get_world_size()
+
+# %% [raw] mutant="average-gradients" hint="a sum over all samples"
+# -        parameter.grad /= total
+
+# %% [raw] mutant="average-gradients" hint="not by the number of ranks"
+# -        parameter.grad /= total
+# +        parameter.grad /= dist.get_world_size()
+
+# %% [raw] mutant="average-gradients" hint="Does the rank without samples take part"
+# -            parameter.grad = torch.zeros_like(parameter)
+# +            continue
+
+# %% [markdown]
+# ## Time and dollars
+#
+# The fastest plan uses all GPUs, and all of them cost money for as long as the step takes. Rent only the A100s, and
+# the step takes longer but may cost less. No plan is best in both, so keep those that are not beaten: the **Pareto
+# front**. A plan is beaten if another plan is at least as fast *and* at least as cheap, and better in one of the two.
+#
+# ### Exercise 9: the Pareto front
+#
+# Return the names of the plans on the front, the fastest first. Of two plans that are equal in both, none beats the
+# other: keep both, in the order in which they were given.
+
+# %% answer="pareto"
+def pareto(plans):
+    """Return the names of the plans that no other one beats, the fastest first.
+
+    Args:
+        plans: (name, milliseconds, dollars) of each plan.
+    """
+    ### BEGIN SOLUTION
+    front = []
+    for name, time, dollars in plans:
+        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
+                     for _, other, cost in plans)
+        if not beaten:
+            front.append((time, name))
+    return [name for _, name in sorted(front, key=lambda one: one[0])]
+    ### END SOLUTION
+
+# %% check="pareto" points=3
+check.function(
+    pareto,
+    cases=[([("a", 10, 5), ("b", 20, 3), ("c", 15, 6), ("d", 30, 3), ("e", 40, 1)],),
+           ([("x", 7, 2), ("y", 5, 4), ("z", 7, 2), ("w", 5, 4.5)],), ([],)],
+    expected=[["a", "b", "e"], ["y", "x", "z"], []],
+    hints={
+        "A plan that is as good in one and worse in the other is beaten, too.":
+            [["a", "b", "d", "e"], ["y", "w", "x", "z"], []],
+        "Two plans that are equal do not beat each other.": [["a", "b", "e"], ["y"], []],
+        "The fastest comes first.": [["a", "b", "e"], ["x", "y", "z"], []],
+        "Those are the fastest and the cheapest plan. There are good ones in between.": [["a", "e"], ["y", "x"], []],
+    })
+### BEGIN HIDDEN TESTS
+def front_of(plans):
+    """Return the front by its definition."""
+    best = [one for one in plans if not any(other[1] <= one[1] and other[2] <= one[2] and other[1:] != one[1:]
+                                            for other in plans)]
+    return [name for name, _, _ in sorted(best, key=lambda one: one[1])]
+
+
+drawn = check.draw(12, plans=lambda dice: [[str(number), dice.randint(1, 12), dice.randint(1, 12)]
+                                           for number in range(dice.randint(1, 14))])
+check.function(pareto, cases=[(one["plans"],) for one in drawn], expected=front_of)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="pareto" hint="as good in one and worse"
+# -        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
+# -                     for _, other, cost in plans)
+# +        beaten = any(other < time and cost < dollars for _, other, cost in plans)
+
+# %% [raw] mutant="pareto" hint="do not beat each other"
+# -        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
+# -                     for _, other, cost in plans)
+# +        beaten = any(other <= time and cost <= dollars and one != name for one, other, cost in plans)
+
+# %% [raw] mutant="pareto" hint="The fastest comes first"
+# -    return [name for _, name in sorted(front, key=lambda one: one[0])]
+# +    return [name for _, name in front]
+
+# %% [raw] mutant="pareto" hint="good ones in between"
+# def pareto(plans):
+#     if not plans:
+#         return []
+#     best = [min(plans, key=lambda one: (one[1], one[2])), min(plans, key=lambda one: (one[2], one[1]))]
+#     return [name for name, _, _ in best]
+
+# %% [markdown]
+# Which plans are worth their money for XL? Rent one or two A100 nodes and zero to four A10 nodes, at on-demand
+# prices:
+
+# %% tags=["explore"]
+offers = []
+for a100_nodes in (0, 1, 2):
+    for a10_nodes in range(5):
+        if not a100_nodes and not a10_nodes:
+            continue
+        kinds = ["a10"] * a10_nodes + ["a100"] * a100_nodes  # four replicas: a node is a stage
+        layers = best_split(XL, 4, kinds)
+        if layers:
+            made = {"replicas": 4, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
+            time = step_ms(XL, made)
+            offers.append((f"{a100_nodes} x A100 + {a10_nodes} x A10", time, mixed.dollars(made, time, steps=1000)))
+front = pareto(offers)
+mixed.front(offers, front)
+
+# %% [markdown]
+# The two A100 nodes alone are cheap: adding the four A10 nodes makes the step about 1.3 times as fast and 1.4 times
+# as expensive. And no plan without A100s is on the front. If you *own* the A10s, the dollars are different: then only
+# power and patience count.
+#
+# ## The job
+#
+# A job with nodes of one kind is a list of `#SBATCH` options. For two kinds, Slurm has the **heterogeneous job**
+# ([documentation](https://slurm.schedmd.com/heterogeneous_jobs.html)): several groups of options, its **components**,
+# with a line `#SBATCH hetjob` between them. Slurm starts all components at the same time or not at all, so none of
+# them holds expensive nodes while it waits for the others. Three things differ from the scripts that you know:
+#
+# - The script itself runs on the first node of the first component, and a plain `srun` starts tasks on that component
+#   only. `srun --het-group=0,1` spans both. It numbers the tasks across components, in `SLURM_PROCID`.
+# - `SLURM_JOB_NODELIST` has the nodes of the first component.
+# - Options are not shared: each component needs its own nodes, tasks, CPUs, and GPUs. A kind of GPU is requested by
+#   name, as in `--gpus-per-node=a100:2`.
+#
+# Node ranks follow the components, and the trainer's pipeline stages follow the ranks. So the order of the components
+# is the placement.
+#
+# Now the cluster is small: one node of two A100s and one of two A10s. The model is GPT-2 small in two stages. What do
+# your own functions suggest?
+
+# %% tags=["explore"]
+SMALL = mixed.case("a100:2x1,a10:2x1", "gpt2-small", global_batch=16, micro_batch=4, replicas=[2])
+for kinds in placements({"a100": 1, "a10": 1}):
+    layers = best_split(SMALL, 2, kinds)
+    made = {"replicas": 2, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
+    print(f"{kinds[0]}:{layers[0]}  {kinds[1]}:{layers[1]}  {step_ms(SMALL, made):.1f} ms")
+
+# %% [markdown]
+# The model is small and its vocabulary is large, so the head takes more time than several layers. It belongs on the
+# A100.
+#
+# ### Exercise 10: a heterogeneous job
+#
+# Complete the script: the components, the partition, and the launch, with a task per node that starts two ranks. The
+# modeled step must take less than **340 ms**.
+
+# %% answer="mixed-script"
+%%writefile code/mixed.sh
+#!/bin/bash
+### BEGIN SOLUTION
+#SBATCH --job-name=mixed
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH --time=00:10:00
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=a10:2
+#SBATCH hetjob
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=a100:2
+### END SOLUTION
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+       --seq-length 1024 --max-position-embeddings 1024"
+BATCH="--micro-batch-size 4 --global-batch-size 64 --train-iters 4 --lr 1.5e-4"
+### BEGIN SOLUTION
+LAYOUT="--pipeline-model-parallel-size 2 --balance 4-8"
+### END SOLUTION
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+RANKS="--nnodes 2 --nproc_per_node 2 --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+TRAINER="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py --device virtual $MODEL $BATCH $LAYOUT $TEXT \
+         --timing-log-level 0 --log-interval 2 --eval-iters 0"
+
+# One task per node: torchrun with its node rank, $RANKS, $TRAINER, and the script's own arguments, "$@".
+### BEGIN SOLUTION
+srun --het-group=0,1 --kill-on-bad-exit=1 --cpus-per-task=2 \
+    bash -c 'exec torchrun --node_rank "$SLURM_PROCID" "$@"' torchrun $RANKS $TRAINER "$@"
+### END SOLUTION
+
+# %% check="mixed-script" points=4
+job = check.script("code/mixed.sh", only=["--balance", "--pipeline-model-parallel-size", "--gpus-per-node"])
+check.that([one.gpu for one in job.components] == ["a10", "a100"],
+           "The head is on the last stage, and it takes the most time. On which kind of GPU should it be?")
+cost = check.figures(job, cluster="a10:2x1,a100:2x1")
+check.that(cost.milliseconds < 340, "It runs, but it takes too long. How many layers did best_split suggest?")
+
+# %% [raw] mutant="mixed-script" hint="1 is none of them"
+# -#SBATCH hetjob
+# -#SBATCH --nodes=1
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# -#SBATCH --gpus-per-node=a100:2
+
+# %% [raw] mutant="mixed-script" hint="On which kind of GPU"
+# -#SBATCH --gpus-per-node=a10:2
+# -#SBATCH hetjob
+# -#SBATCH --nodes=1
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# -#SBATCH --gpus-per-node=a100:2
+# +#SBATCH --gpus-per-node=a100:2
+# +#SBATCH hetjob
+# +#SBATCH --nodes=1
+# +#SBATCH --ntasks-per-node=1
+# +#SBATCH --cpus-per-task=2
+# +#SBATCH --gpus-per-node=a10:2
+
+# %% [raw] mutant="mixed-script" hint="it takes too long"
+# -LAYOUT="--pipeline-model-parallel-size 2 --balance 4-8"
+# +LAYOUT="--pipeline-model-parallel-size 2 --balance 6-6"
+
+# %% [raw] mutant="mixed-script" hint="--het-group"
+# -srun --het-group=0,1 --kill-on-bad-exit=1 --cpus-per-task=2 \
+# +srun --kill-on-bad-exit=1 --cpus-per-task=2 \
+
+# %% [raw] mutant="mixed-script" hint="component 1 (2 ranks per node)"
+# -#SBATCH --nodes=1
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# -#SBATCH --gpus-per-node=a10:2
+# -#SBATCH hetjob
+# -#SBATCH --nodes=1
+# -#SBATCH --ntasks-per-node=1
+# -#SBATCH --cpus-per-task=2
+# -#SBATCH --gpus-per-node=a100:2
+# +#SBATCH --nodes=2
+# +#SBATCH --ntasks-per-node=1
+# +#SBATCH --cpus-per-task=2
+# +#SBATCH --gpus-per-node=a10:2
+# -srun --het-group=0,1 --kill-on-bad-exit=1 --cpus-per-task=2 \
+# +srun --kill-on-bad-exit=1 --cpus-per-task=2 \
+
+# %% [markdown]
+# To run it, the cluster needs nodes of two kinds. The course's cluster comes with virtual V100s, so restart it with
+# others. (If your cluster runs in containers, or is a real one, skip the rest of this section.)
+
+# %% tags=["explore"] short={"!lab cluster down": "", "!lab cluster up --gpus a100:2,a10:2": ""}
+!lab cluster down
+!lab cluster up --gpus a100:2,a10:2
+jobs.connect()
+!sinfo --Node --format "%N %G"
+
+# %% tags=["explore"] short={"sbatch code/mixed.sh": "sed 's/=a10*:2/=2/' code/mixed.sh | sbatch"}
+!sbatch code/mixed.sh
+
+# %% tags=["explore"]
+mine = jobs.wait()
+
+# %% tags=["explore"]
+!lab top {mine.job} --once
+
+# %% [markdown]
+# ## Is it alive?
+#
+# A run on six nodes of two kinds fails in more ways than one on a laptop, and many of them are silent. The scripts of
+# tdpp, the research system behind this lab, end each look at a job with one of four verdicts, and so should you
+# before you leave it alone overnight: the job does not run, a GPU has no process, a rank reported an error, or the
+# job runs *something else* than you asked for.
+#
+# Errors hide among warnings. Torchrun and the libraries log warnings to the same stream, and some take several lines:
+#
+# ```text
+# W1124 10:12:07.551000 4711 torch/distributed/run.py:766] Setting OMP_NUM_THREADS to 1
+# /opt/lib/parameter.py:12: UserWarning: non-finite gradients are an error in the next version
+#   warnings.warn("an error in the next version")
+# slurmstepd: error: *** STEP 7.0 ON slurmnode2 CANCELLED AT 2026-03-01T10:14:02 ***
+# RuntimeError: CUDA error: an illegal memory access was encountered
+# ```
+#
+# ### Exercise 11: four verdicts
+#
+# Return a list of verdicts, each as a pair; an empty list for a healthy run:
+#
+# 1. `("not running", state)` if Slurm's state is not `RUNNING`. The rest means nothing then, so it is the only one.
+# 2. `("no process", (node, gpu))` for every GPU without a process.
+# 3. `("error", line)` for every line of stderr that reports an error: it contains "error" in any case, it is not a
+#    warning (contains no "warning"; loggers also begin them with a `W` and digits, such as `W1124`), and it is not
+#    indented, because an indented line belongs to the one above it.
+# 4. `("differs", flag)` for every flag that you asked for and that runs with another value, or not at all. You asked
+#    for Python values (`4`, `True`), and the log has text (`"4"`, `"True"`).
+#
+# Keep the order of these four kinds, and the given order within each.
+
+# %% answer="verdicts"
+def verdicts(state, processes, stderr, asked, running):
+    """Return what is wrong with a run, as pairs.
+
+    Args:
+        state: of the job in Slurm.
+        processes: {node: {GPU: [process IDs]}}.
+        stderr: of all nodes, as one string.
+        asked: {flag: value} of the configuration file.
+        running: {flag: text} in the trainer's log.
+    """
+    ### BEGIN SOLUTION
+    if state != "RUNNING":
+        return [("not running", state)]
+    found = [("no process", (node, gpu)) for node, gpus in processes.items()
+             for gpu, ids in gpus.items() if not ids]
+    for line in stderr.splitlines():
+        lower = line.lower()
+        warning = "warning" in lower or (line[:1] == "W" and line[1:2].isdigit())
+        if "error" in lower and not warning and not line[:1].isspace():
+            found.append(("error", line))
+    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
+    return found
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+WARNINGS = "W1124 run.py:766] an error follows\nUserWarning: an error soon\n  warn('an error')\n"
+CANCELLED = "slurmstepd: error: *** STEP 7.0 CANCELLED ***"
+CRASHED = "RuntimeError: CUDA error: illegal memory access"
+HEALTHY = {"state": "RUNNING", "processes": {"n1": {0: [11], 1: [12]}, "n2": {0: [21], 1: [22]}},
+           "stderr": WARNINGS, "asked": {"micro_batch_size": 4, "fp16": True},
+           "running": {"micro_batch_size": "4", "fp16": "True", "lr": "0.1"}}
+
+# %% check="verdicts" points=3
+check.function(
+    verdicts,
+    cases=[HEALTHY,
+           {**HEALTHY, "state": "PENDING", "processes": {"n1": {0: []}}, "running": {}},
+           {**HEALTHY, "processes": {"n1": {0: [11], 1: []}, "n2": {0: [21], 1: [22]}}},
+           {**HEALTHY, "stderr": f"{WARNINGS}{CANCELLED}\n{CRASHED}"},
+           {**HEALTHY, "running": {"micro_batch_size": "1"}}],
+    expected=[[], [("not running", "PENDING")], [("no process", ("n1", 1))],
+              [("error", "slurmstepd: error: *** STEP 7.0 CANCELLED ***"),
+               ("error", "RuntimeError: CUDA error: illegal memory access")],
+              [("differs", "micro_batch_size"), ("differs", "fp16")]],
+    hints={
+        'These are warnings, and a warning may well contain the word "error".': [
+            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon')],
+            [('not running', 'PENDING')],
+            [('no process', ('n1', 1)), ('error', 'W1124 run.py:766] an error follows'),
+             ('error', 'UserWarning: an error soon')],
+            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon'),
+             ('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access')],
+            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon'),
+             ('differs', 'micro_batch_size'), ('differs', 'fp16')]],
+        'The line is indented: it belongs to the warning above it.': [
+            [('error', "  warn('an error')")],
+            [('not running', 'PENDING')],
+            [('no process', ('n1', 1)), ('error', "  warn('an error')")],
+            [('error', "  warn('an error')"), ('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access')],
+            [('error', "  warn('an error')"), ('differs', 'micro_batch_size'), ('differs', 'fp16')]],
+        'You asked for the number 4, and the log has the text "4". That is no difference.': [
+            [('differs', 'micro_batch_size'), ('differs', 'fp16')],
+            [('not running', 'PENDING')],
+            [('no process', ('n1', 1)), ('differs', 'micro_batch_size'), ('differs', 'fp16')],
+            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access'), ('differs', 'micro_batch_size'),
+             ('differs', 'fp16')],
+            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
+        'A job that does not run has no processes and no configuration. Those are not separate faults.': [
+            [],
+            [('not running', 'PENDING'), ('no process', ('n1', 0)), ('differs', 'micro_batch_size'),
+             ('differs', 'fp16')],
+            [('no process', ('n1', 1))],
+            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access')],
+            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
+        'A node has several GPUs, and one of them is idle.': [
+            [],
+            [('not running', 'PENDING')],
+            [],
+            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access')],
+            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
+        'A flag that the log does not have at all differs, too.': [
+            [],
+            [('not running', 'PENDING')],
+            [('no process', ('n1', 1))],
+            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
+             ('error', 'RuntimeError: CUDA error: illegal memory access')],
+            [('differs', 'micro_batch_size')]],
+    })
+### BEGIN HIDDEN TESTS
+def drawn_run(dice):
+    """Draw a run, and what is wrong with it."""
+    state = dice.choice(["RUNNING"] * 5 + ["PENDING", "COMPLETED"])
+    processes = {f"n{node}": {gpu: dice.choice([[7], [7, 8], [9], []]) for gpu in range(dice.randint(1, 4))}
+                 for node in range(dice.randint(1, 3))}
+    pool = [(line, True) for line in WARNINGS.splitlines()]
+    pool += [(CANCELLED, False), (CRASHED, False)] + [("iteration 4", True), ("WORLD ERROR: rank 3", False)]
+    lines = dice.choices(pool, k=dice.randint(0, 6))
+    asked = dict(dice.sample([("micro_batch_size", 4), ("fp16", True), ("lr", 0.5), ("schedule", "1f1b")], k=3))
+    running = {flag: dice.choice([str(value), str(value), "2"]) for flag, value in asked.items() if dice.random() < 0.8}
+    wrong = [["no process", [node, gpu]] for node, gpus in processes.items() for gpu, ids in gpus.items() if not ids]
+    wrong += [["error", line] for line, harmless in lines if not harmless]
+    wrong += [["differs", flag] for flag, value in asked.items() if running.get(flag) != str(value)]
+    return ({"state": state, "processes": processes, "stderr": "\n".join(line for line, _ in lines),
+             "asked": asked, "running": running}, wrong if state == "RUNNING" else [["not running", state]])
+
+
+drawn = [one["run"] for one in check.draw(16, run=drawn_run)]
+check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _, wrong in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="verdicts" hint="may well contain"
+# -        warning = "warning" in lower or (line[:1] == "W" and line[1:2].isdigit())
+# +        warning = False
+
+# %% [raw] mutant="verdicts" hint="The line is indented"
+# -        if "error" in lower and not warning and not line[:1].isspace():
+# +        if "error" in lower and (not warning or line[:1].isspace()):
+
+# %% [raw] mutant="verdicts" hint="That is no difference"
+# -    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
+# +    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != value]
+
+# %% [raw] mutant="verdicts" hint="not separate faults"
+# -    if state != "RUNNING":
+# -        return [("not running", state)]
+# -    found = [("no process", (node, gpu)) for node, gpus in processes.items()
+# -             for gpu, ids in gpus.items() if not ids]
+# +    found = [("not running", state)] if state != "RUNNING" else []
+# +    found += [("no process", (node, gpu)) for node, gpus in processes.items()
+# +              for gpu, ids in gpus.items() if not ids]
+
+# %% [raw] mutant="verdicts" hint="one of them is idle"
+# -    found = [("no process", (node, gpu)) for node, gpus in processes.items()
+# -             for gpu, ids in gpus.items() if not ids]
+# +    found = [("no process", (node, 0)) for node, gpus in processes.items() if not any(gpus.values())]
+
+# %% [raw] mutant="verdicts" hint="does not have at all"
+# -    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
+# +    found += [("differs", flag) for flag, value in asked.items() if flag in running and running[flag] != str(value)]
+
+# %% [markdown]
+# ## Your planner
+#
+# You have all parts of a planner: placements, the exact split of each, a simulation that ranks them, and memory that
+# rules some out. Three questions are left.
+#
+# **Which GPUs, and how many replicas?** Leaving slow GPUs out can be *faster*. Every stage makes the pipeline longer,
+# and a stage with a single layer hardly pays for that.
+#
+# **How many orders?** With one replica on 24 GPUs, there can be millions. If there are too many, try only those in
+# which all GPUs of a kind are neighbors, and simulate only the few plans that promise the most.
+#
+# **Is the best split the best plan?** It makes the slowest stage as fast as possible. But with few micro-batches,
+# filling and draining the pipeline takes a large share of the step, and so does an all-reduce that one stage finishes
+# late. So improve the plan: move single layers between stages as long as the *simulated* step becomes shorter.
+#
+# ### Exercise 12: a planner
+#
+# Return the plan with the shortest step, by your model. The check accepts plans that take at most 6% longer than the
+# best one that it knows, on every case. A call may take 20 s, as in the contest below.
+
+# %% answer="planner"
+def plan(case):
+    """Return a plan, such as {"replicas": 4, "stages": [["a10", 6], ["a100", 17], ["a100", 17]]}."""
+    ### BEGIN SOLUTION
+    from itertools import permutations, product
+    from math import factorial, prod
+
+    def staged(replicas, kinds, layers):
+        return {"replicas": replicas, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
+
+    candidates = []
+    for replicas in case["replicas"]:
+        most = {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()}
+        number = factorial(sum(most.values())) // prod(map(factorial, most.values()))
+        orders = placements(most) if number <= 500 else []
+        few = sum(most.values()) <= 12  # then any number of GPUs of a kind, else all or none
+        for counts in product(*(range(count + 1) if few else (0, count) for count in most.values())):
+            used = {kind: count for kind, count in zip(most, counts, strict=True) if count}
+            orders += [[kind for kind in order for _ in range(used[kind])] for order in permutations(used) if order]
+        for kinds in orders:
+            layers = best_split(case, replicas, kinds)
+            if layers is not None:
+                made = stage_times(case, staged(replicas, kinds, layers))
+                times = [one + other for one, other in zip(*made, strict=True)]
+                shortest = case["global_batch"] // replicas * max(times) + sum(times) - max(times)
+                shortest += 2 * case["link"] * (len(kinds) - 1)
+                candidates.append((shortest, replicas, kinds, layers))
+    candidates = [(step_ms(case, staged(*one)), *one) for _, *one in sorted(candidates)[:20]]
+
+    # Move single layers as long as the simulated step becomes shorter.
+    best = None
+    for least, replicas, kinds, layers in sorted(candidates)[:3]:
+        most, better = room(case, replicas, kinds), len(kinds) <= 16
+        while better:
+            better = False
+            for source, target in permutations(range(len(kinds)), 2):
+                if layers[source] and layers[target] < most[target]:
+                    moved = [count - (stage == source) + (stage == target) for stage, count in enumerate(layers)]
+                    time = step_ms(case, staged(replicas, kinds, moved))
+                    if time < least * (1 - 1e-9):
+                        layers, least, better = moved, time, True
+        if best is None or least < best[0]:
+            best = least, staged(replicas, kinds, layers)
+    return best[1]
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+def judge(case, made):
+    """Return what is wrong with a plan, in a word or a sentence, or an empty string."""
+    try:
+        time = mixed_clusters.step(case, made).milliseconds
+    except mixed_clusters.InvalidPlan as error:
+        return f"invalid: {error}"
+    known = mixed_clusters.step(case, mixed_planners.search(case)).milliseconds
+    if time <= 1.06 * known:
+        return ""
+    layers = [count for _, count in made["stages"]]
+    if max(layers) - min(layers) <= 1:
+        return "equal"
+    if len({kind for kind, _ in made["stages"]}) < len(case["kinds"]):
+        return "unused"
+    try:
+        by_speed = mixed_clusters.step(case, mixed_planners.proportional(case)).milliseconds
+    except mixed_clusters.InvalidPlan:
+        return "slow"
+    return "by speed" if time == by_speed else "slow"
+
+# %% check="planner" points=6
+cases = [CONTEST.groups[0].open[0], CONTEST.groups[1].open[0], CONTEST.groups[3].open[0]]
+### BEGIN HIDDEN TESTS
+for one in check.draw(1, two=CONTEST.groups[0].draw, three=CONTEST.groups[1].draw, network=CONTEST.groups[2].draw,
+                      memory=CONTEST.groups[3].draw):
+    cases += one.values()
+### END HIDDEN TESTS
+for case in cases:
+    wrong = judge(case, check.call(plan, case))
+    said = f"A cluster of {', '.join(case['kinds'])}: "
+    check.that(not wrong.startswith("invalid"), said + "the plan cannot run. " + wrong)
+    check.that(wrong != "equal", said + "all stages have the same number of layers, on unlike GPUs.")
+    check.that(wrong != "unused", said + "a kind of GPU is left out that would help here.")
+    check.that(wrong != "by speed", said + "layers in proportion to the GPUs' speed ignore the head, the order, and "
+               "the all-reduce.")
+    check.that(wrong != "slow", said + "a plan that is faster by 6% or more is known. What does your search leave out?")
+
+# %% [raw] mutant="planner" hint="the same number of layers"
+# def plan(case):
+#     replicas = max(case["replicas"])
+#     kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"] // replicas)]
+#     share, rest = divmod(case["layers"], len(kinds))
+#     return {"replicas": replicas, "stages": [[kind, share + (stage < rest)] for stage, kind in enumerate(kinds)]}
+
+# %% [raw] mutant="planner" hint="layers in proportion to"
+# def plan(case):
+#     replicas = max(case["replicas"])
+#     kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"] // replicas)]
+#     speeds = [1 / sum(case["kinds"][kind]["layer"]) for kind in kinds]
+#     edges = [round(case["layers"] * sum(speeds[:stage]) / sum(speeds)) for stage in range(len(kinds) + 1)]
+#     return {"replicas": replicas,
+#             "stages": [[kind, edges[stage + 1] - edges[stage]] for stage, kind in enumerate(kinds)]}
+
+# %% [raw] mutant="planner" hint="that would help here"
+# def plan(case):
+#     replicas = max(case["replicas"])
+#     plans = []
+#     for kind, spec in case["kinds"].items():
+#         kinds = [kind] * (spec["gpus"] // replicas)
+#         layers = best_split(case, replicas, kinds)
+#         if layers:
+#             plans.append({"replicas": replicas, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]})
+#     return min(plans, key=lambda made: step_ms(case, made))
+
+# %% [raw] mutant="planner" hint="the plan cannot run"
+# def plan(case):
+#     replicas = min(case["replicas"])
+#     kinds = [kind for kind, spec in case["kinds"].items() for _ in range(spec["gpus"])]
+#     return {"replicas": replicas, "stages": [[kind, case["layers"] if stage == 0 else 0]
+#                                              for stage, kind in enumerate(kinds)]}
+
+# %% [raw] mutant="planner" hint="What does your search leave out"
+# -    for replicas in case["replicas"]:
+# +    for replicas in case["replicas"][1:2]:
+
+# %% [markdown]
+# How much faster is XL than with the colleague's split?
+
+# %% tags=["explore"]
+best = plan(XL)
+check.compare("times as fast", guess_factor, step_ms(XL, naive) / step_ms(XL, best))
+draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
+             + ", ".join(f"{kind} {layers}" for kind, layers in best["stages"]): timeline(XL, best)}, unit="ms")
+
+# %% [markdown]
+# A bound says how far you could still get: with all GPUs computing all the time, the step would take
+
+# %% tags=["explore"]
+print(f"{result(f'{mixed_clusters.bound(XL):.0f} ms')}; yours takes {step_ms(XL, best):.0f} ms (virtual)")
+
+# %% [markdown]
+# **The contest.** Your planner competes with published ones, the *ghosts*, and with your class, on secret clusters.
+# Write it and what it needs into one file, and score it on the open cases:
+
+# %% tags=["explore"]
+import inspect
+from pathlib import Path
+
+parts = (stage_times, simulate, room, best_split, placements, step_ms, plan)
+Path("code/plans.py").write_text("\n\n".join(inspect.getsource(part) for part in parts))
+!lab contest plans code/plans.py
+
+# %% [markdown]
+# Hand in `code/plans.py` where your course wants it, and improve it as long as you like. `lab contest plans` prints
+# the rules.
+#
+# **From a plan to a run.** `lab submit` takes a configuration file, checks it, writes the heterogeneous job's script,
+# and submits it. Here is your planner's plan for the small cluster, as such a file:
+
+# %% tags=["explore"] short={"lab submit": "lab submit --dry-run"}
+small = plan(SMALL)
+Path("code/my_plan.toml").write_text(f"""\
+model = "small"
+cluster = "{','.join(f'{kind}:2x1' for kind, _ in small['stages'])}"
+pipeline-parallel = {len(small['stages'])}
+partition = "{'-'.join(str(layers) for _, layers in small['stages'])}"
+global-batch-size = 64
+micro-batch-size = 4
+iterations = 4
+""")
+!cat code/my_plan.toml
+!lab submit code/my_plan.toml
+
+# %% tags=["explore"]
+planned = jobs.wait()
+
+# %% [markdown]
+# `lab plan` does all of this at full size, with tensor parallelism, recomputation, and sharded optimizer state among
+# its choices: try `lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64` in a terminal.
+#
+# ## Discuss
+#
+# 1. **Old GPUs.** Your group may keep its 16 A10s, or sell them and buy two more A100s. What do you compute first?
+# 2. **The slowest link.** A planner puts the replicas of a stage on different nodes, where they used to share one.
+#    When does it gain?
+# 3. **The measured plan.** The plan says 515 ms, and the first run takes 600. Where do you look, and in which order?
+# 4. **Unequal replicas.** The A100 replicas process three times as many samples. Which other parts of the training
+#    have to know?
+#
+# ## Cleanup
+#
+# Bring the course's usual cluster back.
+
+# %% tags=["explore"] short={"!lab cluster down": "", "!lab cluster up": ""}
+!scancel --quiet {mine.job} {planned.job}
+!lab cluster down
+!lab cluster up
+!squeue
+
+# %% [markdown]
+# ## Summary
+#
+# - An equal split leaves fast GPUs idle; a split by speed ignores the embedding and the head. Profile three parts per
+#   kind of GPU, and you know every stage on every GPU.
+# - An event simulation of the schedule predicts the step, including links and the order of the passes.
+# - All layers are alike, so the split that makes the slowest stage fastest is exact and cheap, also under memory
+#   limits.
+# - Under 1F1B, the first stage keeps the most activations. The order of GPUs along the pipeline decides whether a
+#   model fits.
+# - GPUs of a kind are interchangeable, so placements are distinct orders of kinds.
+# - Unequal replicas need gradients that are weighted by samples, and a rank without samples still takes part.
+# - Time and dollars have a front, not an optimum.
+#
+# ## Read next
+#
+# - [Hwang et al., 2024](https://doi.org/10.1145/3625549.3658687), *FASOP: fast yet accurate automated search for
+#   optimal parallelization of transformers on heterogeneous GPU clusters*: the planner of the research system behind
+#   this lab.
+# - [Li et al., 2022](https://arxiv.org/abs/2210.07297), *AMP: automatically finding model parallel strategies with
+#   heterogeneity awareness*: dynamic programming over layers and a model of mixed clusters.
+# - [Park et al., 2020](https://arxiv.org/abs/2005.14038), *HetPipe*: pipelines of "whimpy" GPUs, and replicas of
+#   unequal speed.
+# - [Zheng et al., 2022](https://arxiv.org/abs/2201.12023), *Alpa*: intra- and inter-operator parallelism, searched
+#   together.
+# - [Slurm's heterogeneous jobs](https://slurm.schedmd.com/heterogeneous_jobs.html): components, steps that span them,
+#   and limitations.
+#
+# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your script is in
+# it.

@@ -43,24 +43,25 @@ class Gpt:
     norm_biases: bool = True
 
     @property
-    def wide(self) -> int:
+    def mlp_width(self) -> int:
         """Width of the MLP."""
         return self.ffn or 4 * self.hidden
 
     @property
-    def inner(self) -> int:
-        """Width of all heads together; h unless kv_channels says otherwise."""
+    def query_width(self) -> int:
+        """Width of all query heads together; h unless kv_channels is given."""
         return self.heads * self.kv_channels if self.kv_channels else self.hidden
 
     @property
-    def shared(self) -> int:
-        """Width of all key heads together, which is also that of the value heads."""
-        return self.inner * (self.query_groups or self.heads) // self.heads
+    def key_width(self) -> int:
+        """Width of all key heads together; the value heads are as wide."""
+        return self.query_width * (self.query_groups or self.heads) // self.heads
 
     @property
     def matrices(self) -> int:
         """Weight elements of a layer's matrices: 4h^2 + 8h^2 in GPT-2."""
-        return self.hidden * (2 * (self.inner + self.shared) + (2 + self.gated) * self.wide)
+        attention = 2 * (self.query_width + self.key_width)
+        return self.hidden * (attention + (2 + self.gated) * self.mlp_width)
 
 
 # Parameters.
@@ -71,9 +72,9 @@ def layer_parameters(gpt: Gpt, t: int = 1) -> int:
     Matrices and the biases of column-parallel layers are partitioned; norms and the biases of
     row-parallel layers are replicated.
     """
-    divided = gpt.matrices + gpt.biases * (
-        gpt.inner + 2 * gpt.shared + (1 + gpt.gated) * gpt.wide)
-    return divided // t + 2 * gpt.hidden * (1 + gpt.norm_biases + gpt.biases)
+    partitioned = gpt.matrices + gpt.biases * (
+        gpt.query_width + 2 * gpt.key_width + (1 + gpt.gated) * gpt.mlp_width)
+    return partitioned // t + 2 * gpt.hidden * (1 + gpt.norm_biases + gpt.biases)
 
 
 def stage_parameters(gpt: Gpt, layers: int, t: int = 1, first: bool = True, last: bool = True
@@ -116,10 +117,10 @@ def step_flops(gpt: Gpt, batch: int, recompute: str | None = None, causal: bool 
             of s/(6h), as Megatron core does since 0.12.
     """
     s = gpt.sequence
-    core = 4 * s * s * gpt.inner * (0.5 if causal else 1)
+    core = 4 * s * s * gpt.query_width * (0.5 if causal else 1)
     layer = 2 * s * gpt.matrices + core
-    again = {None: 0, "full": layer, "selective": core}[recompute]
-    return batch * (gpt.layers * (3 * layer + again) + 6 * s * gpt.hidden * gpt.vocabulary)
+    recomputed = {None: 0, "full": layer, "selective": core}[recompute]
+    return batch * (gpt.layers * (3 * layer + recomputed) + 6 * s * gpt.hidden * gpt.vocabulary)
 
 
 def teraflops(flops: float, seconds: float, devices: int = 1) -> float:
@@ -153,35 +154,35 @@ def layer_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = Fa
     sequence parallelism. Selective recomputation drops 5as/h, and full recomputation saves only the
     layer's input, 2 s b h (Korthikanti et al. 2022, eq. 1-4 and 6, table 2).
     """
-    s, h, inner, wide = gpt.sequence, gpt.hidden, gpt.inner, gpt.wide
+    s, h, queries, keys = gpt.sequence, gpt.hidden, gpt.query_width, gpt.key_width
     part = t if sequence_parallel else 1
     if recompute == "full":
         return s * b * h * bytes_each / part
     # Both norms' inputs and outputs; two masks of a byte each.
     outside = s * b * h * (4 * bytes_each + (2 if hidden_dropout else 0)) / part
     # Query, key, value and the projection's input; the activation's input and output.
-    inside = s * b * (2 * (inner + gpt.shared) + (2 + gpt.gated) * wide) * bytes_each / t
+    inside = s * b * (2 * (queries + keys) + (2 + gpt.gated) * gpt.mlp_width) * bytes_each / t
     # The softmax; with dropout also its mask, and its result. Shared keys and values are repeated.
     core = gpt.heads * s * s * b * (2 * bytes_each + 1 if attention_dropout else bytes_each) / t
-    core += 2 * s * b * (inner - gpt.shared) * bytes_each / t
+    core += 2 * s * b * (queries - keys) * bytes_each / t
     return outside + inside + (0 if recompute == "selective" else core)
 
 
-def stage_activations(layers: int, kept: float, input: float, method: str | None = None,
+def stage_activations(layers: int, saved: float, input: float, method: str | None = None,
                       size: int = 1) -> float:
     """Return the bytes that the layers of a stage save for the backward pass of a micro-batch.
 
     Args:
         layers: layers of the stage.
-        kept: bytes of a layer that is not recomputed.
+        saved: bytes of a layer that is not recomputed.
         input: bytes of a layer's input.
         method: --recompute-method of full recomputation.
         size: --recompute-num-layers.
     """
     if method == "uniform":
         return -(-layers // size) * input
-    again = min(size, layers) if method == "block" else 0
-    return again * input + (layers - again) * kept
+    recomputed = min(size, layers) if method == "block" else 0
+    return recomputed * input + (layers - recomputed) * saved
 
 
 def head_activations(gpt: Gpt, b: int, t: int = 1, sequence_parallel: bool = False,
@@ -262,8 +263,8 @@ def zero_bytes(stage: int, replicas: int, optimizer: int = 12) -> States:
         replicas: the data-parallel size.
         optimizer: bytes of optimizer state per parameter, K in the paper.
     """
-    divided = [replicas if stage >= needed else 1 for needed in (3, 2, 1)]
-    return States(2 / divided[0], 2 / divided[1], optimizer / divided[2])
+    shards = [replicas if stage >= needed else 1 for needed in (3, 2, 1)]
+    return States(2 / shards[0], 2 / shards[1], optimizer / shards[2])
 
 
 # The pipeline bubble: two measures, never to be confused.

@@ -84,16 +84,15 @@ def cap_threads(ctx: Context) -> None:
     """
     boot_id = Path("/proc/sys/kernel/random/boot_id")
     machine = boot_id.read_text() if boot_id.exists() else socket.gethostname()
-    mine = os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     affinities: list[tuple] = [()] * ctx.grid.world_size
-    dist.all_gather_object(affinities, (machine, mine))
+    dist.all_gather_object(affinities, (machine, cores))
     # A launcher may have bound every rank to cores of its own, which it does not share.
-    ranks = sum(name == machine and not mine.isdisjoint(theirs) for name, theirs in affinities)
-    cores = len(mine)
+    ranks = sum(name == machine and not cores.isdisjoint(theirs) for name, theirs in affinities)
     requested = os.environ.get("OMP_NUM_THREADS", "")
     threads = int(requested) if requested.isdigit() else torch.get_num_threads()
-    fair = max(1, cores // ranks)
+    fair = max(1, len(cores) // ranks)
     torch.set_num_threads(min(threads, fair))
     if threads > fair:
         ctx.print_rank_0(f"using {fair} thread(s) per rank instead of {threads}: "
-                         f"{ranks} rank(s) share this machine's {cores} cores")
+                         f"{ranks} rank(s) share this machine's {len(cores)} cores")

@@ -142,7 +142,7 @@ def test_a_bad_vocabulary_is_named(vocabulary, tmp_path, change, says):
     (lambda text: text.replace("\n", "\nnonsense\n", 1), "line 2: 'nonsense' is not two tokens"),
     (lambda text: text.replace("\n", "\nq\u0120 q\u0120\n", 1), "line 2: 'qĠ' is not in"),
     (lambda text: text[: len(text) // 2].rsplit("\n", 1)[0], "entries of"),
-    (lambda text: "", "makes only 0 tokens"),
+    (lambda text: "", "produces only 0 tokens"),
 ])
 def test_bad_merges_are_named(vocabulary, tmp_path, change, says):
     bad = tmp_path / "bad.txt"

@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.names import ALREADY_SO
+from minimegatron.arguments.no_effect import NO_EFFECT
 from minimegatron.arguments.parse import notes
 from minimegatron.arguments.unknown import NOT_YET
 from minimegatron.errors import UserError
@@ -66,8 +66,8 @@ def test_a_flag_that_is_not_there_yet_is_refused_by_name(name):
 
 def test_no_flag_is_both_there_and_refused():
     for name in NOT_YET:
-        assert name not in ALREADY_SO
-    for name in ALREADY_SO:
+        assert name not in NO_EFFECT
+    for name in NO_EFFECT:
         parse(name)
 
 

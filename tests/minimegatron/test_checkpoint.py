@@ -162,7 +162,7 @@ def test_what_is_not_a_checkpoint_is_refused(train, saved, content):
             (file.parents[1] / "SHA256SUMS").unlink()
         err = load(train, root).err
         assert f"error: --load {root}: iter_0000001/mp_rank_00/model_optim_rng.pt" in err
-        assert reason in err and "Whole checkpoints there: none" in err
+        assert reason in err and "Complete checkpoints there: none" in err
         assert "Traceback" not in err and "the checkpoint ran code" not in err
 
 
@@ -184,7 +184,7 @@ def test_a_missing_iteration_names_those_that_are_there(train, saved):
     root, _ = saved
     (root / "latest_checkpointed_iteration.txt").write_text("7")
     err = load(train, root).err
-    assert "there is no iter_0000007. Whole checkpoints there: iter_0000001; " in err
+    assert "there is no iter_0000007. Complete checkpoints there: iter_0000001; " in err
     assert "--load-last-good takes the newest of them" in err
 
 

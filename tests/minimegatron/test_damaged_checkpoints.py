@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from minimegatron.checkpoint.checksums import SUMS, damage, read_sums
+from minimegatron.checkpoint.checksums import SUMS, find_problems, read_sums
 from minimegatron.checkpoint.load import find_checkpoint, read_tracker
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
@@ -29,7 +29,7 @@ def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second):
     for root in (tmp_path / str(kill) for kill in range(kills + 1)):
         found.append(read_tracker(root / TRACKER))
         folder = read_folder(root, found[-1])
-        assert damage(folder) == []
+        assert find_problems(folder) == []
         assert torch.load(folder / SHARD, weights_only=True)["iteration"] == found[-1]
     assert (found[0], found[-1]) == (1, second) and found == sorted(found)
 
@@ -64,7 +64,7 @@ def test_what_a_kill_set_aside_does_not_stop_the_next_save(make_context, saved, 
     if done:
         shutil.copytree(old, new)
     save_small(make_context, saved, 4)
-    assert old.exists() != done and damage(read_folder(saved, 2)) == []
+    assert old.exists() != done and find_problems(read_folder(saved, 2)) == []
 
 
 def lose_number(root):
@@ -102,7 +102,7 @@ def test_without_being_asked_it_is_named_and_not_taken(make_context, saved, how)
     with pytest.raises(UserError) as refused:
         find_checkpoint(make_context(f"--load {saved}"), saved)
     assert said in str(refused.value)
-    assert f"Whole checkpoints there: iter_000000{iteration}, iter" in str(refused.value)
+    assert f"Complete checkpoints there: iter_000000{iteration}, iter" in str(refused.value)
     assert "--load-last-good takes the newest of them" in str(refused.value)
 
 
@@ -125,7 +125,7 @@ def test_a_whole_checkpoint_is_loaded_also_with_the_flag(make_context, saved, ca
 def test_nothing_whole_is_an_error_with_the_flag_too(make_context, saved):
     for iteration in (1, 2, 3):
         flip(folder_of(saved, iteration) / SHARD)
-    with pytest.raises(UserError, match="Whole checkpoints there: none"):
+    with pytest.raises(UserError, match="Complete checkpoints there: none"):
         find_checkpoint(make_context(f"--load {saved} --load-last-good"), saved)
 
 
@@ -134,7 +134,7 @@ def test_a_checkpoint_without_checksums_is_checked_by_its_crcs(make_context, sav
     (folder_of(saved, 3) / SUMS).unlink()
     assert find_checkpoint(make_context(f"--load {saved}"), saved) == folder_of(saved, 3)
     flip(folder_of(saved, 3) / SHARD)
-    with pytest.raises(UserError, match=f"{SHARD} (is damaged in|cannot be read)"):
+    with pytest.raises(UserError, match=f"{SHARD} (is corrupted in|cannot be read)"):
         find_checkpoint(make_context(f"--load {saved}"), saved)
 
 
@@ -154,7 +154,7 @@ def test_all_ranks_refuse_and_all_take_the_last_good_one(train, tmp_path):
     assert "RESUMING FROM ITERATION 1" in run.out
     assert f"{SUMS}: it can be read, but" in run.out
     assert run.column("consumed samples") == [4, 6]
-    assert damage(folder_of(tmp_path, 2)) == []  # it was trained and saved again
+    assert find_problems(folder_of(tmp_path, 2)) == []  # it was trained and saved again
 
 
 @pytest.mark.parametrize("text, said", [

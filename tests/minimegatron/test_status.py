@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from minimegatron.device.virtual import VirtualDevice
-from minimegatron.logging.status import SECONDS, Status
+from minimegatron.logging.status import WRITE_INTERVAL, Status
 from virtualgpu.core import cards
 
 FLAGS = "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --train-iters 50"
@@ -32,7 +32,7 @@ def test_it_is_there_before_the_first_step_and_follows_the_steps(folder, monkeyp
     assert (first["node"], first["device"], first["modeled"]) == ("slurmnode2", "the CPU", False)
     status.step(1, 0.25, {"loss": 4.0, "tflops": None})
     assert read(folder) == first  # too soon to write again
-    clock[0] += SECONDS
+    clock[0] += WRITE_INTERVAL
     status.step(2, 0.5, {"loss": 3.5, "tflops": None})
     later = read(folder)
     assert (later["state"], later["iteration"], later["loss"]) == ("training", 2, 3.5)

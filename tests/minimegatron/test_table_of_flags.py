@@ -20,7 +20,7 @@ from minimegatron.arguments.table.flag import (
     PASSES,
     RESULTS,
     STATE,
-    Others,
+    RelatedFlags,
     flag,
     table_of,
 )
@@ -38,8 +38,8 @@ class Extended(Config):
 
     attention_window: int | None = flag(
         None, "tokens that attention sees", "--window", affects=PASSES | STATE, bounds=TWO_TO_EIGHT,
-        most=6, needs=Others(("use_flash_attn",), "{flag} {value} needs --use-flash-attn"),
-        excludes=Others(("kv_channels",), "{flag} {value} with --kv-channels {kv_channels}"))
+        largest=6, needs=RelatedFlags(("use_flash_attn",), "{flag} {value} needs --use-flash-attn"),
+        excludes=RelatedFlags(("kv_channels",), "{flag} {value} with --kv-channels {kv_channels}"))
     local_attention: bool = flag(
         False, "a short window", affects=PASSES, sets=("attention_window",))
     rope_base: float = flag(10000.0, "the largest wavelength", affects=RESULTS)

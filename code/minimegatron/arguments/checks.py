@@ -75,8 +75,8 @@ def check_numbers(config: Config) -> None:
             continue
         require(isinstance(value, int) or math.isfinite(value),
                 f"{flag.spelling} {value}: must be a finite number")
-        require(isinstance(value, float) or abs(value) <= flag.most,
-                f"{flag.spelling} {str(value)[:50]}: must be at most {flag.most}")
+        require(isinstance(value, float) or abs(value) <= flag.largest,
+                f"{flag.spelling} {str(value)[:50]}: must be at most {flag.largest}")
         for bound in flag.bounds:
             require(bound.accepts(value),
                     f"{flag.spelling} {value}: {bound.message.format(flag=flag.spelling)}")
@@ -112,13 +112,13 @@ def derive_tensor_parallel(config: Config) -> Config:
         divided.append(("--seq-length", config.seq_length))
     if scatters:
         divided.append(("--hidden-size", config.hidden_size))
-    # A size that divides the ranks and all of these is right whatever else stays.
-    whole = math.gcd(config.world_size, *(value for _, value in divided))
+    # A size that divides all of these fits, whatever the other flags are.
+    common = math.gcd(config.world_size, *(value for _, value in divided))
     for name, value in divided:
         require(value % tp == 0,
                 f"{name} {value} is not divisible by --tensor-model-parallel-size {tp}; nearest: "
                 f"{near_multiples(value, tp)}, or --tensor-model-parallel-size "
-                f"{near_divisors(tp, whole)}")
+                f"{near_divisors(tp, common)}")
     return replace(config, sequence_parallel=config.sequence_parallel and tp > 1,
                    scatter_gather_tensors_in_pipeline=scatters)
 
@@ -186,9 +186,9 @@ def derive_learning_rate(config: Config) -> Config:
     require(config.min_lr <= config.lr,
             f"--min-lr {config.min_lr} is greater than --lr {config.lr}; "
             f"nearest: --min-lr {config.lr}")
-    whole = config.train_samples or batch * config.train_iters
+    samples = config.train_samples or batch * config.train_iters
     decay = (config.lr_decay_samples
-             or (batch * config.lr_decay_iters if config.lr_decay_iters else whole))
+             or (batch * config.lr_decay_iters if config.lr_decay_iters else samples))
     fraction = config.lr_warmup_fraction
     warmup = config.lr_warmup_samples or config.lr_warmup_iters * batch
     given = (fraction is not None, config.lr_warmup_iters > 0, config.lr_warmup_samples > 0)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.flags import Config
-from minimegatron.arguments.names import ALREADY_SO
+from minimegatron.arguments.no_effect import NO_EFFECT
 from minimegatron.arguments.table.flag import Flag, table_of
 from minimegatron.errors import UserError
 
@@ -31,15 +31,15 @@ def build_parser(config: type[Config] = Config) -> Parser:
         if flags:
             group = parser.add_argument_group((topic.__doc__ or topic.__name__).rstrip("."))
             for flag in flags:
-                add(group, flag)
+                add_flag(group, flag)
     same = parser.add_argument_group("Flags that change nothing here")
-    for name, why in ALREADY_SO.items():
+    for name, why in NO_EFFECT.items():
         same.add_argument(name, action="store_true", help=f"no effect: {why}")
     return parser
 
 
-def add(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    """Add one line of the table to argparse."""
+def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
+    """Add a flag of the table to a group of the parser."""
     if isinstance(flag.default, bool):
         group.add_argument(*flag.spellings, dest=flag.name, help=flag.help,
                            action="store_false" if flag.default else "store_true")
@@ -51,7 +51,7 @@ def add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
-    """Parse and check `argv` for the rank and the world that `env` (RANK, WORLD_SIZE) names.
+    """Parse and check `argv` for the rank and the world size in `env` (RANK, WORLD_SIZE).
 
     Raises UserError with the flag, its value, and the nearest valid value.
     """
@@ -98,7 +98,7 @@ def number_in(env: Mapping[str, str], name: str, default: int) -> int:
 
 def notes(argv: Sequence[str], config: Config) -> list[str]:
     """Return notes for the user: values that were derived, and flags without effect."""
-    lines = [f"{name}: no effect, {why}" for name, why in ALREADY_SO.items() if name in argv]
+    lines = [f"{name}: no effect, {why}" for name, why in NO_EFFECT.items() if name in argv]
     words = [word.split("=")[0] for word in argv]
     lines += [f"{name} is called {new} today" for flag in table_of(type(config)).values()
               for name, new in (flag.today or {}).items() if name in words]

@@ -1,4 +1,4 @@
-"""Refusing a value, and finding the nearest right one."""
+"""Refuse a value, and suggest the nearest valid ones."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from minimegatron.errors import UserError
 
 
 def require(condition: bool, message: str) -> None:
+    """Raise UserError with the message unless the condition holds."""
     if not condition:
         raise UserError(message)
 
 
 def near_multiples(value: int, step: int) -> str:
-    """The multiples of `step` on both sides of `value`, as text: what the user may want."""
+    """Return the nearest multiples of `step` below and above `value`, as in "8 or 12"."""
     below = value // step * step
     return f"{below} or {below + step}" if below else str(step)
 
 
-def near_divisors(value: int, whole: int) -> str:
-    """The divisors of `whole` on both sides of `value`, as text."""
-    small = [number for number in range(1, math.isqrt(whole) + 1) if whole % number == 0]
-    divisors = {*small, *(whole // number for number in small)}
+def near_divisors(value: int, dividend: int) -> str:
+    """Return the nearest divisors of `dividend` below and above `value`, as in "2 or 4"."""
+    small = [number for number in range(1, math.isqrt(dividend) + 1) if dividend % number == 0]
+    divisors = {*small, *(dividend // number for number in small)}
     below = max((number for number in divisors if number < value), default=None)
     above = min((number for number in divisors if number > value), default=None)
     return " or ".join(str(number) for number in (below, above) if number is not None)

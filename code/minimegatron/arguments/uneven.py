@@ -17,7 +17,7 @@ from minimegatron.arguments.table.flag import spelled
 from minimegatron.errors import UserError
 from pipeline_schedules import ScheduleError, load
 
-FEW = 1000  # layers that are added or taken one by one
+LARGEST_FIX = 1000  # layers that are added or removed one by one, to suggest a split
 
 
 def split_layers(config: Config) -> tuple[int, ...]:
@@ -92,23 +92,24 @@ def parse_balance(config: Config) -> tuple[int, ...]:
     return split
 
 
-def check_chunks(config: Config, size: int, whole: int) -> None:
-    """Refuse chunks of `size` layers that do not divide the `whole` layers of a stage."""
-    flag, stages = f"--num-layers-per-virtual-pipeline-stage {size}", config.num_layers // whole
+def check_chunks(config: Config, size: int, per_stage: int) -> None:
+    """Refuse chunks of `size` layers that do not divide the layers of a stage."""
+    flag, stages = f"--num-layers-per-virtual-pipeline-stage {size}", config.num_layers // per_stage
     require(stages > 1, f"{flag} divides the layers of several stages; nearest: "
             "--pipeline-model-parallel-size 2")
-    require(whole % size == 0, f"number of layers is not divisible by number of layers per virtual "
-            f"pipeline stage: {flag} with {whole} layers per stage; nearest: "
-            f"{near_divisors(size, whole)}")
-    require(size < whole, f"{flag} is the whole stage: there is nothing to interleave; nearest: "
-            + (f"{near_divisors(size, whole)}" if whole > 1 else
+    require(per_stage % size == 0, "number of layers is not divisible by number of layers per "
+            f"virtual pipeline stage: {flag} with {per_stage} layers per stage; nearest: "
+            f"{near_divisors(size, per_stage)}")
+    require(size < per_stage,
+            f"{flag} is the whole stage: there is nothing to interleave; nearest: "
+            + (f"{near_divisors(size, per_stage)}" if per_stage > 1 else
                f"--num-layers {2 * stages}"))
 
 
 def nearest_split(split: tuple[int, ...], layers: int) -> list[int]:
     """Return `split` with layers added to short stages or taken from long ones until they fit."""
     near = list(split)
-    if abs(sum(near) - layers) > FEW:
+    if abs(sum(near) - layers) > LARGEST_FIX:
         return even_split(layers, len(near))
     while sum(near) < layers:
         near[near.index(min(number or layers for number in near)) if any(near) else 0] += 1

@@ -12,7 +12,7 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import network
 
-REAL = ("auto", "cpu", "cuda")
+REAL_DEVICES = ("auto", "cpu", "cuda")
 
 
 def virtual_card(config: Config, name: str, source: str = "") -> Card:
@@ -58,12 +58,12 @@ def check_device(config: Config) -> None:
     kind, colon, name = config.device.partition(":")
     if kind == "virtual" and name:
         virtual_card(config, name)
-    elif kind not in (*REAL, "virtual") or colon:
-        near = difflib.get_close_matches(kind, [*REAL, "virtual"], n=1) or ["auto"]
+    elif kind not in (*REAL_DEVICES, "virtual") or colon:
+        near = difflib.get_close_matches(kind, [*REAL_DEVICES, "virtual"], n=1) or ["auto"]
         nearest = "virtual:v100-sxm2-16gb" if near[0] == "virtual" else near[0]
         if kind.lower() in {*cards.CARDS, *cards.ALIASES}:
             nearest = f"virtual:{kind}"
-        raise UserError(f"--device {config.device}: one of {', '.join(REAL)}, virtual (the "
+        raise UserError(f"--device {config.device}: one of {', '.join(REAL_DEVICES)}, virtual (the "
                         "GPU that the node declares) or virtual:GPU; nearest: --device "
                         f"{nearest}")
     if config.virtual_network is not None:

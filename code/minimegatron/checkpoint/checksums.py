@@ -35,7 +35,7 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
 def read_sums(folder: Path) -> dict[str, str] | None:
     """Return the checksums by path, or None if there is no list, as in Megatron-LM's checkpoints.
 
-    Raises ValueError if the list itself is damaged.
+    Raises ValueError if the list itself is corrupted.
     """
     if not (folder / SUMS).exists():
         return None
@@ -50,7 +50,7 @@ def read_sums(folder: Path) -> dict[str, str] | None:
     return sums
 
 
-def damage(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
+def find_problems(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
     """Return the problems of a checkpoint, one sentence per file; empty if it is intact.
 
     Args:
@@ -69,12 +69,12 @@ def damage(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
         if not names:
             return [f"{folder.name} holds no mp_rank_* folder"]
         sums = dict.fromkeys(names, "")
-    found = [problem_of(folder / name, digest)
-             for name, digest in sorted(sums.items())[share::shares]]
-    return [sentence for sentence in found if sentence]
+    problems = [file_problem(folder / name, digest)
+                for name, digest in sorted(sums.items())[share::shares]]
+    return [problem for problem in problems if problem]
 
 
-def problem_of(path: Path, digest: str) -> str:
+def file_problem(path: Path, digest: str) -> str:
     """Return the problem of one file, or "" if it is intact.
 
     Args:
@@ -90,6 +90,6 @@ def problem_of(path: Path, digest: str) -> str:
                 f"{name} ({path.stat().st_size} bytes) is not what was saved: its sha256 differs")
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
-        return "" if broken is None else f"{name} is damaged in {broken}"
+        return "" if broken is None else f"{name} is corrupted in {broken}"
     except (OSError, zipfile.BadZipFile, ValueError, EOFError) as error:
         return f"{name} cannot be read: {error}"

@@ -18,7 +18,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.table.effects import names_affecting
 from minimegatron.arguments.table.flag import STATE
 from minimegatron.arguments.uneven import split_flags
-from minimegatron.checkpoint.checksums import SUMS, damage
+from minimegatron.checkpoint.checksums import SUMS, find_problems
 from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
 from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import (
@@ -49,7 +49,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         learning_rate: its progress is overwritten.
         padded_vocab_size: rows of the word embedding.
 
-    Raises UserError, on all ranks if the checkpoint is damaged.
+    Raises UserError, on all ranks if the checkpoint is corrupted.
     """
     root = Path(ctx.config.load)
     if root.exists() and not root.is_dir():
@@ -85,13 +85,13 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
     is. Raises UserError.
     """
     tracker, last_good = root / TRACKER, ctx.config.load_last_good
-    saved = iterations(ctx, root)
+    saved = saved_iterations(ctx, root)
     iteration = agreed_iteration(ctx, tracker)
     if iteration is None and not (last_good and saved):
         optional_lines.print_no_checkpoint(ctx, tracker)
         if saved:
-            ctx.print_rank_0(f"    although there are checkpoints: {names(saved)}; "
-                             "--load-last-good takes the newest that is whole")
+            ctx.print_rank_0(f"    although there are checkpoints: {folder_names(saved)}; "
+                             "--load-last-good takes the newest complete one")
         return None
     if iteration is None:
         problems = [f"there is no {TRACKER}"]
@@ -99,7 +99,7 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
         problems = [iteration]
     else:
         optional_lines.print_loading(ctx, root, iteration)
-        problems = damage_everywhere(ctx, read_folder(root, iteration))
+        problems = problems_on_all_ranks(ctx, read_folder(root, iteration))
     if not problems:
         return read_folder(root, iteration)
     return last_good_checkpoint(ctx, root, problems,
@@ -116,8 +116,9 @@ def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: 
 
     Raises UserError if there is none, or without --load-last-good.
     """
-    intact = [other for other in others if not damage_everywhere(ctx, folder_of(root, other))]
-    summary = f"--load {root}: {'; '.join(problems)}. Whole checkpoints there: {names(intact)}"
+    intact = [other for other in others if not problems_on_all_ranks(ctx, folder_of(root, other))]
+    summary = (f"--load {root}: {'; '.join(problems)}. Complete checkpoints there: "
+               f"{folder_names(intact)}")
     if not intact:
         raise UserError(summary)
     if not ctx.config.load_last_good:
@@ -130,12 +131,12 @@ def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: 
     return folder_of(root, intact[0])
 
 
-def names(iterations: list[int]) -> str:
+def folder_names(iterations: list[int]) -> str:
     """Return the folders' names as a list in a sentence."""
     return ", ".join(folder_of(Path(), iteration).name for iteration in iterations) or "none"
 
 
-def iterations(ctx: Context, root: Path) -> list[int]:
+def saved_iterations(ctx: Context, root: Path) -> list[int]:
     """Return the iterations that have a folder on rank 0, newest first; every rank must call it."""
     digits = [folder.name.removeprefix("iter_") for folder in root.glob("iter_*")]
     saved = [sorted((int(text) for text in digits if text.isascii() and text.isdigit()),
@@ -144,13 +145,13 @@ def iterations(ctx: Context, root: Path) -> list[int]:
     return saved[0]
 
 
-def damage_everywhere(ctx: Context, folder: Path) -> list[str]:
-    """Return everything that is wrong with a folder; every rank must call it.
+def problems_on_all_ranks(ctx: Context, folder: Path) -> list[str]:
+    """Return the problems of a checkpoint's folder; every rank must call it.
 
     Each rank checks a share of the files.
     """
     found: list[list[str]] = [[]] * ctx.grid.world_size
-    dist.all_gather_object(found, damage(folder, ctx.grid.rank, ctx.grid.world_size))
+    dist.all_gather_object(found, find_problems(folder, ctx.grid.rank, ctx.grid.world_size))
     return list(dict.fromkeys(sentence for part in found for sentence in part))
 
 
@@ -159,14 +160,14 @@ def agreed_iteration(ctx: Context, tracker: Path) -> int | str | None:
 
     Raises UserError if the ranks see different trackers.
     """
-    mine = read_tracker(tracker)
-    found: list[int | str | None] = [None] * ctx.grid.world_size
-    dist.all_gather_object(found, mine)
-    if len(set(found)) > 1:
-        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(found))
+    iteration = read_tracker(tracker)
+    on_ranks: list[int | str | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(on_ranks, iteration)
+    if len(set(on_ranks)) > 1:
+        views = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(on_ranks))
         raise UserError(f"the ranks do not see the same {tracker} ({views}): --load needs a folder "
                         "that all nodes share")
-    return mine
+    return iteration
 
 
 def read_tracker(tracker: Path) -> int | str | None:

@@ -79,7 +79,7 @@ class GPTDataset:
         Raises UserError if the index maps do not match the data.
         """
         self.split, self.vocab_size = split, vocab_size
-        self.doc_idx, self.sample_idx, self.shuffle_idx = _load(split)
+        self.doc_idx, self.sample_idx, self.shuffle_idx = _load_maps(split)
         reason = index_maps.shape_mismatch(
             split.documents, split.plan, self.doc_idx, self.sample_idx, self.shuffle_idx)
         if reason:
@@ -118,7 +118,7 @@ def build_datasets(ctx: Context, vocab_size: int
                    ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
     """Build the training, validation, and test data; every rank must call it.
 
-    Raises UserError if the data are damaged or hold tokens beyond `vocab_size`, or
+    Raises UserError if the data are corrupted or hold tokens beyond `vocab_size`, or
     if --split leaves nothing to train on.
     """
     config, batch = ctx.config, ctx.config.global_batch_size
@@ -153,8 +153,8 @@ def build_train_valid_test_datasets(
         cache_path: --data-cache-path, the folder of the index maps; None means beside the data.
         vocab_size: entries of the tokenizer.
 
-    Returns three data sets; None for a split without documents. Raises UserError for damaged data,
-    a bad split, a folder that is not writable, or index maps that this node cannot see.
+    Returns three data sets; None for a split without documents. Raises UserError for corrupted
+    data, a bad split, a folder that is not writable, or index maps that this node cannot see.
     """
     _log_targets(num_samples, log)
     splits: list[Split | None] = []
@@ -163,7 +163,7 @@ def build_train_valid_test_datasets(
         splits = _splits(data, split, seq_length, seed, num_samples, cache_path, log)
         if is_builder:
             for part in filter(None, splits):
-                if not _good_maps_exist(part, part.plan, log):
+                if not _valid_maps_exist(part, part.plan, log):
                     from minimegatron.data.build_index_maps import build_index_maps
 
                     build_index_maps(part, log)
@@ -208,12 +208,12 @@ def _splits(data: IndexedDataset, split: str, seq_length: int, seed: int,
     return splits
 
 
-def _good_maps_exist(split: Split, plan: index_maps.Plan, log: Log) -> bool:
+def _valid_maps_exist(split: Split, plan: index_maps.Plan, log: Log) -> bool:
     if not all(split.path(kind).is_file() for kind in KINDS):
         log(" > WARNING: could not find index map files, building the indices on rank 0 ...")
         return False
     try:
-        reason = index_maps.mismatch(split.data.sizes, split.documents, plan, *_load(split))
+        reason = index_maps.mismatch(split.data.sizes, split.documents, plan, *_load_maps(split))
     except UserError as error:
         reason = str(error)
     if reason:
@@ -231,8 +231,8 @@ def _load_dataset(split: Split, vocab_size: int | None, log: Log) -> GPTDataset:
     return dataset
 
 
-def _load(split: Split) -> list[np.ndarray]:
-    """Map the three index maps into memory. Raises UserError for one that is missing or damaged."""
+def _load_maps(split: Split) -> list[np.ndarray]:
+    """Map the three index maps into memory. Raises UserError if one is missing or corrupted."""
     return [_load_map(split.path(kind)) for kind in KINDS]
 
 
@@ -248,5 +248,5 @@ def _load_map(path: Path) -> np.ndarray:
     try:
         return np.load(path, mmap_mode="r")
     except (OSError, ValueError) as error:
-        raise UserError(f"the index map {path} is damaged ({error}): remove it and start "
+        raise UserError(f"the index map {path} is corrupted ({error}): remove it and start "
                         "again") from error

@@ -88,8 +88,8 @@ class IndexedDataset:
         if (bounds[1:] < bounds[:-1]).any():
             self._corrupted("the document boundaries do not ascend")
 
-    def _corrupted(self, what: str) -> None:
-        raise UserError(f"{self.index_path} is corrupted: {what}; {REBUILD}")
+    def _corrupted(self, problem: str) -> None:
+        raise UserError(f"{self.index_path} is corrupted: {problem}; {REBUILD}")
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -123,7 +123,10 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray:
 
 
 def _read_header(path: Path, index: np.ndarray) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, boundaries), after checking that the file has the length they imply."""
+    """Return the dtype and the numbers of sequences and boundaries.
+
+    Raises UserError if the header is invalid, or if the file has another length than it implies.
+    """
     if len(index) < HEADER.size:
         raise UserError(f"{path} is truncated: {len(index)} bytes, the header alone has "
                         f"{HEADER.size}; {REBUILD}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 
-from minimegatron.data.vocabulary import MAKE_ONE, Vocabulary
+from minimegatron.data.vocabulary import HINT, Vocabulary
 from minimegatron.errors import UserError
 
 
 class GPT2BPETokenizer(Vocabulary):
-    """Text to token ids and back. Ids run from 0 to `vocab_size` - 1; `eod` ends a document.
+    """Encodes text as token IDs, and decodes them.
 
-    Raises UserError when a file is missing or is not what its flag says.
+    Raises UserError if a file is missing, or not what its flag stands for.
     """
 
     def __init__(self, vocab_file: str | os.PathLike[str], merge_file: str | os.PathLike[str]):
@@ -19,11 +19,11 @@ class GPT2BPETokenizer(Vocabulary):
         self._tokenizer = _byte_level_bpe(self.ids, self.merges)
 
     def tokenize(self, text: str) -> list[int]:
-        """Encode plain text. `<|endoftext|>` written in it is text like any other, never `eod`."""
+        """Return the IDs of plain text; `<|endoftext|>` in it is text like any other, not `eod`."""
         return self._tokenizer.encode(text).ids
 
     def tokenize_batch(self, texts: list[str]) -> list[list[int]]:
-        """`tokenize` for many texts, on RAYON_NUM_THREADS threads (default: every core)."""
+        """Return the IDs of many texts, on RAYON_NUM_THREADS threads (default: every core)."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
     def detokenize(self, ids: list[int]) -> str:
@@ -42,10 +42,13 @@ def _byte_level_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]):
 
 
 def build_tokenizer(kind: str, vocab_file: str | None, merge_file: str | None) -> GPT2BPETokenizer:
-    """The tokenizer that --tokenizer-type names. Raises UserError for another kind or no files."""
+    """Return the tokenizer that --tokenizer-type names.
+
+    Raises UserError if there is no such type, or if a file is not given.
+    """
     if kind != "GPT2BPETokenizer":
         raise UserError(f"--tokenizer-type {kind} is not supported: use GPT2BPETokenizer")
     for flag, path in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
         if not path:
-            raise UserError(f"--tokenizer-type {kind} needs {flag}: {MAKE_ONE}")
+            raise UserError(f"--tokenizer-type {kind} needs {flag}: {HINT}")
     return GPT2BPETokenizer(vocab_file, merge_file)

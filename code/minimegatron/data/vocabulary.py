@@ -14,11 +14,11 @@ from minimegatron.errors import UserError
 
 END_OF_DOCUMENT = "<|endoftext|>"
 
-MAKE_ONE = "`lab data` makes a pair in $LAB_HOME/data/GPT-2_assets"
+HINT = "`lab data` makes a pair in $LAB_HOME/data/GPT-2_assets"
 
 
 def byte_alphabet() -> list[str]:
-    """The 256 one-character tokens that stand for bytes, in GPT-2's order (ids 0 to 255).
+    """Return the 256 one-character tokens that stand for bytes, in GPT-2's order (IDs 0 to 255).
 
     Printable Latin-1 characters stand for themselves; the other 68 bytes get the characters from
     U+0100 on, in the bytes' order. (Radford et al. 2019, `bytes_to_unicode`.)
@@ -30,8 +30,8 @@ def byte_alphabet() -> list[str]:
 class Vocabulary:
     """The size of a vocabulary, and `eod`, the token that ends a document.
 
-    Ids run from 0 to `vocab_size` - 1. Raises UserError when a file is missing or is not what its
-    flag says.
+    IDs run from 0 to `vocab_size` - 1. Raises UserError if a file is missing, or not what its
+    flag stands for.
     """
 
     def __init__(self, vocab_file: str | os.PathLike[str], merge_file: str | os.PathLike[str]):
@@ -53,38 +53,38 @@ def pad_vocab_size(size: int, make_divisible_by: int, tensor_parallel: int) -> i
 
 
 def read_vocabulary(path: str | os.PathLike[str]) -> dict[str, int]:
-    """Token -> id from GPT-2's vocab.json; ids are 0..n-1, every byte and the end token is there.
+    """Return {token: ID} from GPT-2's vocab.json.
 
-    Raises UserError otherwise.
+    Raises UserError unless the IDs are 0 to n - 1, and every byte and the end token has one.
     """
     try:
         vocabulary = json.loads(_read_text(path, "--vocab-file"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"--vocab-file {path} is not JSON ({error}); it should be GPT-2's "
-                        f"vocab.json (are --vocab-file and --merge-file swapped?); {MAKE_ONE}"
+                        f"vocab.json (are --vocab-file and --merge-file swapped?); {HINT}"
                         ) from error
     if not isinstance(vocabulary, dict) or not all(type(i) is int for i in vocabulary.values()):
         raise UserError(f"--vocab-file {path} is JSON, but does not map tokens to ids as GPT-2's "
-                        f"vocab.json does; {MAKE_ONE}")
+                        f"vocab.json does; {HINT}")
     if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-        raise UserError(f"--vocab-file {path} is damaged: its {len(vocabulary):,} ids are not "
-                        f"0 to {len(vocabulary) - 1:,}, each once; {MAKE_ONE}")
+        raise UserError(f"--vocab-file {path} is corrupted: its {len(vocabulary):,} ids are not "
+                        f"0 to {len(vocabulary) - 1:,}, each once; {HINT}")
     if END_OF_DOCUMENT not in vocabulary:
         raise UserError(f"--vocab-file {path} has no {END_OF_DOCUMENT}, the token that ends a "
-                        f"document; {MAKE_ONE}")
+                        f"document; {HINT}")
     if missing := [token for token in byte_alphabet() if token not in vocabulary]:
         raise UserError(f"--vocab-file {path} is not byte-level: it lacks {len(missing)} of the "
-                        f"256 byte tokens (the first is {missing[0]!r}), so it cannot spell every "
-                        f"text; {MAKE_ONE}")
+                        f"256 byte tokens (the first is {missing[0]!r}), so it cannot encode "
+                        f"every text; {HINT}")
     return vocabulary
 
 
 def read_merges(path: str | os.PathLike[str], vocabulary: dict[str, int],
                 vocab_file: str | os.PathLike[str]) -> list[tuple[str, str]]:
-    """The merges, best first, from GPT-2's merges.txt (a `#version` line, then `left right`).
+    """Return the merges in their order, from GPT-2's merges.txt: a `#version` line, then pairs.
 
-    Raises UserError for a line that is not a pair, or names a token that is not in `vocabulary`,
-    and when the merges do not make all of the vocabulary.
+    Raises UserError if a line is not a pair, if a token is not in `vocabulary`, or if the merges do
+    not produce all of the vocabulary.
     """
     merges = []
     lines = _read_text(path, "--merge-file").split("\n")
@@ -95,21 +95,21 @@ def read_merges(path: str | os.PathLike[str], vocabulary: dict[str, int],
         pair = tuple(line.split(" "))
         if len(pair) != 2 or not all(pair):
             raise UserError(f"--merge-file {path}, line {number}: {line[:60]!r} is not two tokens "
-                            f"with a blank between, as in GPT-2's merges.txt; {MAKE_ONE}")
+                            f"separated by a space, as in GPT-2's merges.txt; {HINT}")
         for token in (*pair, "".join(pair)):
             if token not in vocabulary:
                 raise UserError(
                     f"--merge-file {path}, line {number}: {token!r} is not in {vocab_file}: the "
-                    f"two files do not belong together, or one is damaged; {MAKE_ONE}")
+                    f"two files do not belong together, or one is corrupted; {HINT}")
         merges.append(pair)
-    made = {left + right for left, right in merges}.union(byte_alphabet())
-    # Only a token like <|endoftext|> or <pad> is there without being a byte or a merge.
-    orphans = [t for t in vocabulary if t not in made and not (t[:1] == "<" and t[-1:] == ">")]
+    produced = {left + right for left, right in merges}.union(byte_alphabet())
+    # Only special tokens such as <|endoftext|> and <pad> are neither bytes nor merges.
+    orphans = [t for t in vocabulary if t not in produced and not (t[:1] == "<" and t[-1:] == ">")]
     if orphans:
         raise UserError(
-            f"--merge-file {path} makes only {len(merges):,} tokens: {len(orphans):,} entries of "
-            f"{vocab_file} have no merge (one is {orphans[0]!r}): it is truncated, or the two "
-            f"files do not belong together; {MAKE_ONE}")
+            f"--merge-file {path} produces only {len(merges):,} tokens: {len(orphans):,} entries "
+            f"of {vocab_file} have no merge (one is {orphans[0]!r}): it is truncated, or the two "
+            f"files do not belong together; {HINT}")
     return merges
 
 
@@ -117,9 +117,9 @@ def _read_text(path: str | os.PathLike[str], flag: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{flag} {path} does not exist; {MAKE_ONE}") from None
+        raise UserError(f"{flag} {path} does not exist; {HINT}") from None
     except OSError as error:
         raise UserError(f"cannot read {flag} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{flag} {path} is damaged: byte {error.start:,} is not UTF-8; {MAKE_ONE}"
+        raise UserError(f"{flag} {path} is corrupted: byte {error.start:,} is not UTF-8; {HINT}"
                         ) from error

@@ -23,10 +23,10 @@ def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
     Every rank must call it, with the network of its node and, if Slurm assigned one, the number of
     its GPU there. Returns lines that describe the GPUs and the links.
     """
-    seats: list[tuple] = [()] * dist.get_world_size()
+    places: list[tuple] = [()] * dist.get_world_size()
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    dist.all_gather_object(seats, (node, gpu.card.name, gpu.card.stack, link, slot))
-    nodes, names, software, links, slots = zip(*seats, strict=True)
+    dist.all_gather_object(places, (node, gpu.card.name, gpu.card.stack, link, slot))
+    nodes, names, software, links, slots = zip(*places, strict=True)
     # Between nodes with different networks, communication is as fast as the slower one.
     slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
     models = tuple(map(stacks.card_under, names, software))

@@ -69,7 +69,7 @@ class Metrics(Report):
         try:
             self.file = open_to_append(self.path)
         except OSError as error:
-            self._give_up(error)
+            self._stop_writing(error)
         else:
             # Programs that read a log find the run's metrics by this line.
             ctx.print_rank_last(f"> writing metrics of run {self.run} to {self.path}")
@@ -84,7 +84,7 @@ class Metrics(Report):
             "world_size": config.world_size, "data_parallel_size": config.data_parallel_size,
             "tensor_model_parallel_size": config.tensor_model_parallel_size,
             "pipeline_model_parallel_size": config.pipeline_model_parallel_size,
-            "arguments": {name: plain(value)
+            "arguments": {name: json_value(value)
                           for name, value in dataclasses.asdict(config).items()}})
 
     def line(self, progress: Progress, values: Mapping[str, float | None],
@@ -117,7 +117,7 @@ class Metrics(Report):
             return
         about = {"run": self.run, "modeled": self.ctx.device.label or None,
                  "time_unix_seconds": time.time()}
-        line = json.dumps(without_nan({**fields, **about}), allow_nan=False).encode() + b"\n"
+        line = json.dumps(with_json_numbers({**fields, **about}), allow_nan=False).encode() + b"\n"
         size = os.fstat(self.file.fileno()).st_size
         try:
             if self.file.write(line) != len(line):  # unbuffered: a disk may fill in between
@@ -125,9 +125,9 @@ class Metrics(Report):
         except OSError as error:
             with contextlib.suppress(OSError):
                 self.file.truncate(size)
-            self._give_up(error)
+            self._stop_writing(error)
 
-    def _give_up(self, error: OSError) -> None:
+    def _stop_writing(self, error: OSError) -> None:
         """Warn once; training matters more than its metrics."""
         self.file = None
         self.ctx.print_rank_last(f"WARNING: metrics of run {self.run} are incomplete: {self.path} "
@@ -146,17 +146,17 @@ def open_to_append(path: Path) -> FileIO:
     return file
 
 
-def without_nan(fields: dict[str, object]) -> dict[str, object]:
-    """Replace numbers that JSON does not have by null, and add them as text in `non_finite`."""
-    odd = {name: str(value) for name, value in fields.items()
-           if isinstance(value, float) and not math.isfinite(value)}
-    return {**fields, **dict.fromkeys(odd), "non_finite": odd}
+def with_json_numbers(fields: dict[str, object]) -> dict[str, object]:
+    """Return the fields with null for NaN and infinity, which `non_finite` has as strings."""
+    non_finite = {name: str(value) for name, value in fields.items()
+                  if isinstance(value, float) and not math.isfinite(value)}
+    return {**fields, **dict.fromkeys(non_finite), "non_finite": non_finite}
 
 
-def plain(value: object) -> object:
+def json_value(value: object) -> object:
     """Return an argument as JSON has it: a finite number, a string, a list, null, or a boolean."""
     if isinstance(value, tuple):
-        return [plain(one) for one in value]
+        return [json_value(one) for one in value]
     if value is None or isinstance(value, bool | int | str):
         return value
     return value if isinstance(value, float) and math.isfinite(value) else str(value)

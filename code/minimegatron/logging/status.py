@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from minimegatron.checkpoint.progress import Progress
     from minimegatron.logging.step_log import StepLog
 
-SECONDS = 0.5  # at least, between two writes; the readers are people
+WRITE_INTERVAL = 0.5  # seconds, at least, between two writes; its readers are people
 
 
 class Status(Report):
@@ -32,7 +32,7 @@ class Status(Report):
         self.path = Path(folder) / f"{ctx.grid.rank}.json" if folder else None
         self.device, self.written = ctx.device, 0.0
         self.shown: dict[str, float | None] = {}  # loss and TFLOP/s of the log's last line
-        self.stepped, self.pace = None, None  # when the last step ended; seconds between two
+        self.last_step_ended, self.pace = None, None
         config, grid = ctx.config, ctx.grid
         self.fields: dict[str, object] = {
             "rank": grid.rank, "world_size": grid.world_size, "pid": os.getpid(),
@@ -49,11 +49,11 @@ class Status(Report):
         """Change fields of the file.
 
         Args:
-            now: whether to write at once, rather than at most every SECONDS.
+            now: whether to write at once, rather than at most every WRITE_INTERVAL seconds.
             **fields: their new values.
         """
         self.fields |= fields
-        if self.path is None or (not now and time.time() < self.written + SECONDS):
+        if self.path is None or (not now and time.time() < self.written + WRITE_INTERVAL):
             return
         self.written = time.time()
         try:
@@ -67,7 +67,7 @@ class Status(Report):
 
     def phase(self, state: str) -> None:
         """Set a state other than training."""
-        self.stepped = None
+        self.last_step_ended = None
         self.update(state=state)
 
     def step(self, iteration: int, seconds: float, shown: dict[str, float | None]) -> None:
@@ -82,10 +82,10 @@ class Status(Report):
             shown: loss and TFLOP/s of the log's last line.
         """
         now = time.time()
-        if self.stepped is not None:
-            gap = now - self.stepped
+        if self.last_step_ended is not None:
+            gap = now - self.last_step_ended
             self.pace = gap if self.pace is None else 0.8 * self.pace + 0.2 * gap
-        self.stepped = now
+        self.last_step_ended = now
         self.update(now=False, state="training", iteration=iteration, milliseconds=1000 * seconds,
                     pace=self.pace, **shown)
 

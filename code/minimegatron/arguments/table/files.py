@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minimegatron.arguments.table.bounds import AT_LEAST_1, NOT_NEGATIVE
-from minimegatron.arguments.table.flag import NOTHING, PASSES, RESULTS, STATE, Others, flag
+from minimegatron.arguments.table.flag import NOTHING, PASSES, RESULTS, STATE, RelatedFlags, flag
 
-SAVE_INTERVAL = Others(("save_interval",), "{flag} {value} needs --save-interval, for example "
-                       "--save-interval 100")
-TENSORBOARD_DIR = Others(("tensorboard_dir",), "{flag} {value} needs --tensorboard-dir, where the "
-                         "profile is written")
+SAVE_INTERVAL = RelatedFlags(
+    ("save_interval",), "{flag} {value} needs --save-interval, for example --save-interval 100")
+TENSORBOARD_DIR = RelatedFlags(
+    ("tensorboard_dir",), "{flag} {value} needs --tensorboard-dir, where the profile is written")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from minimegatron.arguments.table.bounds import Bound
 
 TYPES = {each.__name__: each for each in (bool, int, float, str)}
-USUAL_MOST = 10**12  # a larger number is a typing error that would only exhaust the memory
+LARGEST_INTEGER = 10**12  # a larger number is a typing error that would only exhaust the memory
 
 
 class Effect(enum.Flag):
@@ -31,8 +31,8 @@ PASSES, SCHEDULE, HARDWARE, COST = Effect.PASSES, Effect.SCHEDULE, Effect.HARDWA
 
 
 @dataclass(frozen=True)
-class Others:
-    """Other flags: one of them must be given along with a flag, or none may be.
+class RelatedFlags:
+    """Flags of which one must be given along with another flag, or none may be.
 
     Attributes:
         fields: their names.
@@ -58,9 +58,9 @@ class Flag:
     nargs: str | None = None  # of argparse, for a flag that takes several values
     required: bool = False  # for training
     bounds: tuple[Bound, ...] = ()
-    most: int = USUAL_MOST  # the largest accepted whole number
-    needs: Others | None = None  # one of these must be given too
-    excludes: Others | None = None  # none of these may be given too
+    largest: int = LARGEST_INTEGER  # of the accepted integers
+    needs: RelatedFlags | None = None  # one of these must be given too
+    excludes: RelatedFlags | None = None  # none of these may be given too
     sets: tuple[str, ...] = ()  # other fields that the checks set from this one
     today: Mapping[str, str] | None = None  # old names of the flag, each with the one it has today
     off: tuple[str, ...] = ()  # names of the flag that turns a True default off
@@ -92,12 +92,7 @@ def flag(default: Any, help: str, *aliases: str, affects: Effect,
 
 
 def derived(default: Any, *, affects: Effect) -> Any:
-    """Return a dataclass field that is no flag: the checks compute its value.
-
-    Args:
-        default: the value before the checks.
-        affects: what depends on the value.
-    """
+    """Return a dataclass field that is no flag: the checks replace its default."""
     return field(default=default, metadata={"flag": Flag(default, affects, derived=True)})
 
 

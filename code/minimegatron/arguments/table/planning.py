@@ -12,12 +12,12 @@ from minimegatron.arguments.table.flag import (
     RESULTS,
     SCHEDULE,
     STATE,
-    Others,
+    RelatedFlags,
     derived,
     flag,
 )
 
-ESTIMATE = Others(("estimate",), "{flag} belongs to --estimate, which is not given")
+ESTIMATE = RelatedFlags(("estimate",), "{flag} belongs to --estimate, which is not given")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Planning:
         "data, vocabulary, and --lr are not needed", affects=RESULTS)
     world_size: int = flag(
         1, "with --estimate: number of GPUs (otherwise, the ranks that torchrun starts)",
-        affects=HARDWARE, bounds=AT_LEAST_1, most=100_000, needs=ESTIMATE)
+        affects=HARDWARE, bounds=AT_LEAST_1, largest=100_000, needs=ESTIMATE)
     gpus_per_node: int = flag(
         8, "with --estimate: GPUs per node", affects=HARDWARE, bounds=AT_LEAST_1, needs=ESTIMATE)
     cluster: str | None = flag(

@@ -13,15 +13,18 @@ from minimegatron.arguments.table.bounds import (
     POSITIVE,
     SEED,
 )
-from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, Others, flag
+from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, RelatedFlags, flag
 
 SHAPE = PASSES | STATE
-FP16 = Others(("fp16",), "{flag} {value} belongs to --fp16, which is not given; "
-              "nearest: --fp16 {flag} {value}")
-FP16_OR_BF16 = Others(("fp16", "bf16"), "{flag}: without --fp16 or --bf16, everything is in fp32; "
-                      "nearest: leave it out")
-FIXED_SCALE = Others(("loss_scale",), "{flag} {value} with --loss-scale {loss_scale}: a fixed "
-                     "scale never changes; nearest: leave out one of them")
+FP16 = RelatedFlags(
+    ("fp16",), "{flag} {value} belongs to --fp16, which is not given; nearest: --fp16 {flag} "
+    "{value}")
+FP16_OR_BF16 = RelatedFlags(
+    ("fp16", "bf16"),
+    "{flag}: without --fp16 or --bf16, everything is in fp32; nearest: leave it out")
+FIXED_SCALE = RelatedFlags(
+    ("loss_scale",), "{flag} {value} with --loss-scale {loss_scale}: a fixed scale never changes; "
+    "nearest: leave out one of them")
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Model:
 
     num_layers: int = flag(
         None, "transformer layers", affects=SCHEDULE | STATE, required=True, bounds=AT_LEAST_1,
-        most=100_000)
+        largest=100_000)
     hidden_size: int = flag(
         None, "width of the residual stream, h", affects=SHAPE, required=True, bounds=AT_LEAST_1)
     num_attention_heads: int = flag(

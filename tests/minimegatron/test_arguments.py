@@ -206,7 +206,7 @@ PIPELINE = {  # on 2 stages of 4 layers in all
     "--pipeline-model-parallel-layout E|tt|ttL": "has 3 stages, which is not divisible by",
     "--pipeline-model-parallel-layout tt|ttL": "one E .* begins the first stage",
     "--pipeline-model-parallel-layout Ett|ttmL": "no m .multi-token prediction. layers",
-    "--pipeline-model-parallel-layout Ex|L": "give E, t and L with",
+    "--pipeline-model-parallel-layout Ex|L": "give E, t, and L, with",
 }
 
 

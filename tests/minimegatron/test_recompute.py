@@ -204,7 +204,7 @@ REFUSED = {
     "--recompute-method block": "block is for --recompute-granularity full, which is missing",
     "--recompute-activations --recompute-method block": "for .*full, not selective",
     "--recompute-granularity selective --activations-checkpoint-method block": "leave the old",
-    "--recompute-activations --activations-checkpoint-method block": "it cannot be full too",
+    "--recompute-activations --activations-checkpoint-method block": "so it excludes full",
     "--recompute-num-layers 2": "--recompute-num-layers 2 is for --recompute-granularity full",
     f"{FULL} block --recompute-num-layers 5": "5: a stage has 4 layers; nearest: 4",
     f"{FULL} block --recompute-num-layers 0": "--recompute-num-layers 0: must be at least 1",
@@ -221,7 +221,7 @@ def test_refused(flags):
 
 
 def test_what_sequence_parallelism_divides_is_not_divided_again():
-    with pytest.raises(UserError, match="is divided already; leave it out"):
+    with pytest.raises(UserError, match="are sharded already; leave it out"):
         parse_arguments(shlex.split(
             f"{GOOD} {FULL} block --distribute-saved-activations --sequence-parallel "
             "--tensor-model-parallel-size 2"), {"WORLD_SIZE": "2"})

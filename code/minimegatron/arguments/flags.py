@@ -21,20 +21,20 @@ class Config(Derived, Planning, Profiling, Logging, Checkpointing, Recompute, Di
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches per optimizer step on one rank."""
+        """Return the number of micro-batches per optimizer step on one rank."""
         return self.global_batch_size // (self.micro_batch_size * self.data_parallel_size)
 
     @property
     def chunks(self) -> int:
-        """Chunks (virtual stages) that every stage holds."""
+        """Return the number of chunks (virtual stages) that every stage holds."""
         return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
 
     @property
     def precision(self) -> str:
-        """"fp16", "bf16" or "fp32"."""
+        """Return "fp16", "bf16", or "fp32"."""
         return "fp16" if self.fp16 else "bf16" if self.bf16 else "fp32"
 
     @property
     def params_type(self) -> str:
-        """The dtype of parameters and activations, by its name in torch."""
+        """Return the dtype of parameters and activations, by its name in torch."""
         return {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[self.precision]

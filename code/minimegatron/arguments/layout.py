@@ -15,7 +15,7 @@ from minimegatron.arguments.require import near_multiples, require
 
 FLAG = "--pipeline-model-parallel-layout"
 REPEATED = re.compile(r"\(([^()*]*)\)(?:\*([0-9]{1,6}))?|([EtL|])\*([0-9]{1,6})")
-LONGEST = 10_000  # characters of a layout written out
+MAX_LENGTH = 10_000  # characters of a layout written out
 
 
 def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
@@ -33,10 +33,10 @@ def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
     given = f"{FLAG} {text!r}"
     require("m" not in text, f"{given}: this trainer has no m (multi-token prediction) layers; "
             f"{near}")
-    plain = write_out(re.sub(r"[,\s]", "", text))
-    require(plain is not None and not set(plain) - set("EtL|"),
-            f"{given}: give E, t and L with | between stages, *n and brackets; {near}")
-    parts = plain.split("|")
+    written_out = write_out(re.sub(r"[,\s]", "", text))
+    require(written_out is not None and not set(written_out) - set("EtL|"),
+            f"{given}: give E, t, and L, with | between stages, *n, and parentheses; {near}")
+    parts = written_out.split("|")
     require(stages > 1 or len(parts) == 1,
             f"{given} has {len(parts)} stages, but --pipeline-model-parallel-size is 1; nearest: "
             f"--pipeline-model-parallel-size {len(parts)}")
@@ -45,14 +45,14 @@ def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
             f"--pipeline-model-parallel-size {stages}; nearest: "
             f"{near_multiples(len(parts), stages)} stages, such as "
             f"'{write_layout(even_split(layers, stages))}'")
-    require(re.fullmatch(r"E[t|]*L", plain) is not None,
+    require(re.fullmatch(r"E[t|]*L", written_out) is not None,
             f"{given}: one E (embedding) begins the first stage, and one L (loss) ends the last; "
             f"{near}")
-    require(plain.count("t") == layers,
-            f"{given} has {plain.count('t')} layers, but --num-layers is {layers}; {near}")
+    require(written_out.count("t") == layers,
+            f"{given} has {written_out.count('t')} layers, but --num-layers is {layers}; {near}")
     split = tuple(part.count("t") for part in parts)
     empty = next((stage for stage in range(1, stages - 1) if not any(split[stage::stages])), None)
-    require(empty is None, f"{given}: stage {empty} would hold nothing at all; {near}")
+    require(empty is None, f"{given}: stage {empty} would be empty; {near}")
     return split
 
 
@@ -60,7 +60,7 @@ def write_out(text: str) -> str | None:
     """Return the layout without repetitions, or None if that would be too long."""
     while match := REPEATED.search(text):
         inside, times = match[1] if match[3] is None else match[3], match[2] or match[4] or "1"
-        if len(text) + len(inside) * int(times) > LONGEST:
+        if len(text) + len(inside) * int(times) > MAX_LENGTH:
             return None
         text = text[:match.start()] + inside * int(times) + text[match.end():]
     return text

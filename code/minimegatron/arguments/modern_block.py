@@ -19,10 +19,10 @@ def derive_modern_block(config: Config) -> Config:
     check_rotation(config)
     if config.swiglu and config.ffn_hidden_size is None:
         # Megatron-LM's: three matrices have about as many parameters as two of width 4h.
-        wide = config.hidden_size * 8 // 3
-        require(wide >= 64, f"--swiglu with --hidden-size {config.hidden_size}: the default width "
-                f"is a multiple of 64, which would be 0; nearest: --ffn-hidden-size {wide}")
-        config = replace(config, ffn_hidden_size=wide // 64 * 64)
+        width = config.hidden_size * 8 // 3
+        require(width >= 64, f"--swiglu with --hidden-size {config.hidden_size}: the default width "
+                f"is a multiple of 64, which would be 0; nearest: --ffn-hidden-size {width}")
+        config = replace(config, ffn_hidden_size=width // 64 * 64)
     return config
 
 

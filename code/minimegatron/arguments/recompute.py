@@ -21,7 +21,7 @@ def derive_recompute(config: Config) -> Config:
             f"--activations-checkpoint-method {old} is --recompute-granularity full "
             f"--recompute-method {old} today: leave the old name out")
     require(not config.recompute_activations or (granularity in (None, "selective") and not old),
-            "--recompute-activations is --recompute-granularity selective: it cannot be full too")
+            "--recompute-activations is --recompute-granularity selective, so it excludes full")
     if old:
         granularity, method = "full", old
     elif config.recompute_activations:
@@ -42,5 +42,6 @@ def derive_recompute(config: Config) -> Config:
         require(tp > 1, f"{name} needs tensor-parallel ranks; nearest: "
                 "--tensor-model-parallel-size 2")
         require(not config.sequence_parallel,
-                f"{name} with --sequence-parallel: what is kept is divided already; leave it out")
+                f"{name} with --sequence-parallel: the saved activations are sharded already; "
+                "leave it out")
     return replace(config, recompute_granularity=granularity, recompute_method=method)

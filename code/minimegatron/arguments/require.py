@@ -14,13 +14,13 @@ def require(condition: bool, message: str) -> None:
 
 
 def near_multiples(value: int, step: int) -> str:
-    """Return the nearest multiples of `step` below and above `value`, as in "8 or 12"."""
+    """Return the nearest positive multiples of `step` below and above `value`: "8 or 12"."""
     below = value // step * step
     return f"{below} or {below + step}" if below else str(step)
 
 
 def near_divisors(value: int, dividend: int) -> str:
-    """Return the nearest divisors of `dividend` below and above `value`, as in "2 or 4"."""
+    """Return the nearest divisors of `dividend` below and above `value`: "2 or 4"."""
     small = [number for number in range(1, math.isqrt(dividend) + 1) if dividend % number == 0]
     divisors = {*small, *(dividend // number for number in small)}
     below = max((number for number in divisors if number < value), default=None)

@@ -158,11 +158,11 @@ def write_shard(ctx: Context, state: dict, moments: dict | None, folder: Path) -
 
 def remove_leftovers(root: Path) -> None:
     """Remove the files of a run that was killed while saving, perhaps with another layout."""
-    for left in root.glob(unfinished(Path("iter_*")).name):
-        shutil.rmtree(left, ignore_errors=True)
-    for left in root.glob(replaced(Path("iter_*")).name):
-        if (root / left.name.removeprefix(REPLACED)).exists():
-            shutil.rmtree(left, ignore_errors=True)
+    for leftover in root.glob(unfinished(Path("iter_*")).name):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in root.glob(replaced(Path("iter_*")).name):
+        if (root / leftover.name.removeprefix(REPLACED)).exists():
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def agree(ctx: Context, error: str | None, sums: dict[str, str], final: Path) -> dict[str, str]:

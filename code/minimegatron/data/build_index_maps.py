@@ -95,6 +95,7 @@ def _save(split: Split, kind: str, values: np.ndarray, started: float, log: Log)
         raise UserError(
             f"cannot write the index map {path} ({error.strerror or error}): give a folder that "
             "this job can write and every node can read with --data-cache-path FOLDER") from error
+    # The spelling is Megatron-LM's.
     log(f" > elasped time to build and save {kind}-idx mapping (seconds): "
         f"{time.perf_counter() - started:4f}")
 

@@ -16,8 +16,8 @@ def parse_split(split: str) -> list[float]:
         weights = [float(part) for part in split.split("," if "," in split else "/")]
     except ValueError:
         weights = []
-    sound = all(0 <= weight < math.inf for weight in weights) and any(weights)
-    if not sound or len(weights) > 3:
+    is_valid = all(0 <= weight < math.inf for weight in weights) and any(weights)
+    if not is_valid or len(weights) > 3:
         raise UserError(f"--split {split!r} is not one to three numbers (training, validation, "
                         'test), not all 0; the usual value is "969, 30, 1"')
     weights += [0.0] * (3 - len(weights))

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 class Report:
     """One report. Override the hooks that matter; every rank calls all of them in the same order.
+
+    A step calls `begin_step`, `step_launched`, `end_step`, if a log line is due `quantities` and
+    `line`, and `logged`.
     """
 
     def start(self, trainer: Trainer) -> None:

@@ -25,7 +25,7 @@ WRITE_INTERVAL = 0.5  # seconds, at least, between two writes; its readers are p
 
 
 class Status(Report):
-    """This rank's file."""
+    """The status file of one rank."""
 
     def __init__(self, ctx: Context) -> None:
         folder = os.environ.get("RANK_STATUS")

@@ -162,28 +162,28 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
         Parameters, gradients, and optimizer states during the passes; and activations.
     """
     gpt, t = shape_of(config, vocab_size), config.tensor_model_parallel_size
-    b, each = config.micro_batch_size, state_bytes(
+    b, per_parameter = config.micro_batch_size, state_bytes(
         # fp16 with fp32 gradients takes as many bytes as bf16.
         "bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
         config.data_parallel_size, config.use_distributed_optimizer)
-    shared = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
+    common = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
               "bytes_each": 4 if config.precision == "fp32" else 2}
     granularity = config.recompute_granularity
     # Flash attention saves as much for backward as selective recomputation.
     selective = "selective" if config.use_flash_attn or granularity == "selective" else None
-    saved = layer_activations(gpt, recompute=selective, **shared,
+    saved = layer_activations(gpt, recompute=selective, **common,
                               attention_dropout=config.attention_dropout > 0,
                               hidden_dropout=config.hidden_dropout > 0)
-    checkpointed = layer_activations(gpt, recompute="full", **shared)
+    checkpointed = layer_activations(gpt, recompute="full", **common)
     if config.distribute_saved_activations:
         checkpointed /= t
     loads = []
     for stage, pairs in enumerate(in_flight):
         first, last = stage == 0, stage == len(in_flight) - 1
         chunks = config.layers_per_chunk[stage::len(in_flight)]
-        states = each.resident * stage_parameters(gpt, sum(chunks), t, first, last)
+        states = per_parameter.resident * stage_parameters(gpt, sum(chunks), t, first, last)
         activations = pairs / len(chunks) * sum(
             stage_activations(layers, saved, checkpointed, config.recompute_method,
                               config.recompute_num_layers) for layers in chunks)
-        loads.append((states, activations + (head_activations(gpt, **shared) if last else 0)))
+        loads.append((states, activations + (head_activations(gpt, **common) if last else 0)))
     return max(loads, key=sum)

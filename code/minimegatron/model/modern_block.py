@@ -119,14 +119,14 @@ class ModernMLP(nn.Module):
 
     def __init__(self, ctx: Context) -> None:
         super().__init__()
-        config, wide = ctx.config, ctx.config.ffn_hidden_size
+        config, width = ctx.config, ctx.config.ffn_hidden_size
         self.activation = modern_ops.swiglu if config.swiglu else modern_ops.squared_relu
         # SwiGLU's gate and up projections are one matrix, [gate; up] on every rank.
         blocks = 2 if config.swiglu else 1
         self.linear_fc1 = ColumnParallelLinear(
-            ctx, config.hidden_size, blocks * wide, config.init_method_std)
+            ctx, config.hidden_size, blocks * width, config.init_method_std)
         self.linear_fc1.param_specs["weight"].blocks = blocks
-        self.linear_fc2 = RowParallelLinear(ctx, wide, config.hidden_size)
+        self.linear_fc2 = RowParallelLinear(ctx, width, config.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""

@@ -131,7 +131,7 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
                     ) -> ChunkCost:
     """Run three micro-batches: the step's first, another, and one with the host far ahead."""
     meter, ddp = Meter(ctx), data_parallel(ctx, stage)
-    ddp.overlap = False
+    ddp.overlap = None
     kinds = (FORWARD, BACKWARD, WEIGHT) if split else (FORWARD, BACKWARD)
     # The passes run only the chunk in question.
     pipeline = _pipeline(ctx, [stage] * ctx.config.chunks, ddp, kinds)

@@ -15,7 +15,7 @@ def load_checkpoint(trainer: Trainer) -> None:
     """Resume from --load. Raises UserError for a corrupted checkpoint."""
     ctx, config, device = trainer.ctx, trainer.config, trainer.ctx.device
     if not device.has_values:
-        ctx.print_rank_0(f"--load {config.load}: nothing is loaded, parameters on a "
+        ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
                          f"{device.label} have no values")
         return
     trainer.progress = load(ctx, trainer.model, trainer.optimizer, trainer.learning_rate,
@@ -30,7 +30,7 @@ def save_checkpoint(trainer: Trainer) -> None:
     if trainer.saved_at == iteration:
         return
     if not device.has_values:
-        ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: parameters on a "
+        ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
                          f"{device.label} have no values")
         return
     trainer.saved_at = iteration

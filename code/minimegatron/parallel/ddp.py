@@ -1,9 +1,7 @@
 """Data parallelism: gradients accumulate in one flat buffer, which is all-reduced in buckets.
 
 Every gradient is a view of the buffer, so the all-reduce, the norm, and clipping are single
-operations. A bucket is a range of the buffer that one all-reduce sums over the replicas. With
---overlap-grad-reduce it starts as soon as the bucket's last gradient is complete, while the
-backward pass continues (Li et al. 2020, section 3.2.3).
+operations. A bucket is a range of the buffer that one all-reduce sums over the replicas.
 
 A linear layer delivers its weight gradient as the two factors of a matrix multiplication. It can be
 delayed (the W action of a zero-bubble schedule), and it can accumulate inside the matmul.
@@ -12,7 +10,7 @@ delayed (the W action of a zero-bubble schedule), and it can accumulate inside t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -24,18 +22,8 @@ from minimegatron.model import matmul
 from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.grid import Group
 
-
-@dataclass(eq=False)
-class Bucket:
-    """A range of the gradient buffer that one collective reduces.
-
-    Attributes:
-        range: its elements.
-        pending: accumulators whose gradients in it are not complete in this step.
-    """
-
-    range: slice
-    pending: set[GradAccumulator] = field(default_factory=set)
+if TYPE_CHECKING:
+    from minimegatron.parallel.grad_overlap import GradReduceOverlap
 
 
 class GradAccumulator:
@@ -43,21 +31,16 @@ class GradAccumulator:
 
     Attributes:
         main_grad: the gradient, a view of the gradient buffer in the parameter's shape.
-        buckets: those that hold a part of it.
+        buckets: the numbers of those that hold a part of it.
+        tied: whether another stage holds the same parameter.
         writes: how often it was written in this step.
         complete: whether it is final and may have been all-reduced.
     """
 
     def __init__(self, ddp: DistributedDataParallel, main_grad: torch.Tensor,
-                 buckets: list[Bucket], tied: bool) -> None:
-        """Create the accumulator of one parameter.
-
-        The gradient of a tied parameter is complete only after the backward pass, when the other
-        stage's gradient has been added.
-        """
+                 buckets: list[int], tied: bool) -> None:
         self.ddp, self.main_grad, self.buckets, self.tied = ddp, main_grad, buckets, tied
         self.writes, self.complete = 0, False
-        self.writes_last_step: int | None = None
 
     def add(self, gradient: torch.Tensor) -> None:
         """Add a gradient of the parameter's shape."""
@@ -112,11 +95,9 @@ class GradAccumulator:
         return self.writes == 0
 
     def _count_write(self) -> None:
-        # All steps do the same work, so a gradient is complete after as many writes as in the last
-        # step: one per micro-batch, two where one stage holds both ends of a tied embedding.
         self.writes += 1
-        if self.ddp.overlap and not self.tied and self.writes == self.writes_last_step:
-            self.ddp.grad_complete(self)
+        if self.ddp.overlap is not None:
+            self.ddp.overlap.written(self)
 
 
 class DistributedDataParallel:
@@ -130,9 +111,10 @@ class DistributedDataParallel:
         specs: {name: spec} in the same order.
         accumulators: {name: accumulator} in the same order.
         grad_buffer: all gradients, [n].
+        buckets: the ranges of the buffer that one collective each reduces.
         owned: the ranges of the buffers whose parameters this rank updates: here all of them.
         shard_groups: groups whose ranks own different ranges: here none.
-        overlap: whether buckets are all-reduced during the backward pass.
+        overlap: with --overlap-grad-reduce, starts to all-reduce buckets in the backward pass.
         delayed: collects weight gradients to compute later (delayed_weight_grads.py); None to
             compute them at once.
     """
@@ -148,21 +130,25 @@ class DistributedDataParallel:
         self.specs = {name: specs[name] for name in self.params}
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
         self.owned, self.shard_groups = self._owned_ranges(), self._shard_groups()
-        self.grad_buffer = torch.zeros(self.buckets[-1].range.stop, dtype=grads_dtype(ctx.config),
+        self.grad_buffer = torch.zeros(self.buckets[-1].stop, dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
-        self.overlap = ctx.config.overlap_grad_reduce
         self.delayed: list[Callable[[], None]] | None = None
-        self._in_flight: list[tuple[Bucket, dist.Work, torch.Tensor]] = []
+        self._in_flight: list[tuple[int, dist.Work, torch.Tensor]] = []
         self.accumulators = self._make_accumulators()
+        self.overlap: GradReduceOverlap | None = None
+        if ctx.config.overlap_grad_reduce:
+            from minimegatron.parallel.grad_overlap import GradReduceOverlap
+
+            self.overlap = GradReduceOverlap(self)
         self.zero_grad()
 
-    def _make_buckets(self, size: int) -> list[Bucket]:
+    def _make_buckets(self, size: int) -> list[slice]:
         elements = sum(parameter.numel() for parameter in self.params.values())
         size, total = (-(-number // self.alignment) * self.alignment for number in (size, elements))
-        return [Bucket(slice(start, min(start + size, total))) for start in range(0, total, size)]
+        return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
     def _owned_ranges(self) -> list[slice]:
-        return [slice(0, self.buckets[-1].range.stop)]
+        return [slice(0, self.buckets[-1].stop)]
 
     def _shard_groups(self) -> list[Group]:
         return []
@@ -171,8 +157,8 @@ class DistributedDataParallel:
         made, start = {}, 0
         for name, main_grad in self.named_views(self.grad_buffer).items():
             end = start + main_grad.numel()
-            buckets = [bucket for bucket in self.buckets
-                       if bucket.range.start < end and start < bucket.range.stop]
+            buckets = [number for number, bucket in enumerate(self.buckets)
+                       if bucket.start < end and start < bucket.stop]
             spec, start = self.specs[name], end
             made[name] = spec.accumulator = GradAccumulator(self, main_grad, buckets, spec.tied)
             self.params[name].main_grad = main_grad  # as in Megatron-LM, for tools that look there
@@ -190,16 +176,8 @@ class DistributedDataParallel:
         """Begin a step: each gradient's first write replaces the last step's gradient."""
         for accumulator in self.accumulators.values():
             accumulator.writes, accumulator.complete = 0, False
-            for bucket in accumulator.buckets:
-                bucket.pending.add(accumulator)
-
-    def grad_complete(self, accumulator: GradAccumulator) -> None:
-        """Start to reduce the buckets of which this was the last incomplete gradient."""
-        accumulator.complete = True
-        for bucket in accumulator.buckets:
-            bucket.pending.discard(accumulator)
-            if not bucket.pending:
-                self._start_reduce(bucket)
+        if self.overlap is not None:
+            self.overlap.begin_step()
 
     def finish_grad_sync(self) -> None:
         """After the last backward pass: reduce the remaining buckets, and wait for all of them.
@@ -209,20 +187,19 @@ class DistributedDataParallel:
         for accumulator in self.accumulators.values():
             if not accumulator.writes:
                 accumulator.main_grad.zero_()
-            accumulator.writes_last_step, accumulator.complete = accumulator.writes, True
-        for bucket in self.buckets:
-            if bucket.pending:
-                bucket.pending.clear()
-                self._start_reduce(bucket)
-                if self.one_bucket_at_a_time:
-                    self._wait()
+            accumulator.complete = True
+        numbers = range(len(self.buckets)) if self.overlap is None else self.overlap.remaining()
+        for number in numbers:
+            self.start_reduce(number)
+            if self.one_bucket_at_a_time:
+                self._wait()
         self._wait()
 
-    def _start_reduce(self, bucket: Bucket) -> None:
-        """Start a bucket's collective; all replicas start them in the same order."""
+    def start_reduce(self, number: int) -> None:
+        """Start the collective of a bucket; all replicas start them in the same order."""
         if self.group.size > 1:
-            total = self.grad_buffer[bucket.range]
-            self._in_flight.append((bucket, self.group.start_all_reduce(total), total))
+            total = self.grad_buffer[self.buckets[number]]
+            self._in_flight.append((number, self.group.start_all_reduce(total), total))
 
     def _wait(self) -> None:
         """Wait for all collectives; the buffer then holds the sums in the `owned` ranges."""

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.parallel.ddp import Bucket, DistributedDataParallel
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.grid import Group
 
 
@@ -33,28 +33,28 @@ class ShardedDataParallel(DistributedDataParallel):
     def _owned_ranges(self) -> list[slice]:
         owned = []
         for bucket in self.buckets:
-            size = (bucket.range.stop - bucket.range.start) // self.group.size
-            start = bucket.range.start + self.group.index * size
+            size = (bucket.stop - bucket.start) // self.group.size
+            start = bucket.start + self.group.index * size
             owned.append(slice(start, start + size))
         return owned
 
     def _shard_groups(self) -> list[Group]:
         return [self.group]
 
-    def _start_reduce(self, bucket: Bucket) -> None:
-        grads = self.grad_buffer[bucket.range]
+    def start_reduce(self, number: int) -> None:
+        grads = self.grad_buffer[self.buckets[number]]
         total = grads.new_empty(grads.numel() // self.group.size)
         work = self.group.start_reduce_scatter(total, grads)
-        self._in_flight.append((bucket, work, total))
+        self._in_flight.append((number, work, total))
 
     def _wait(self) -> None:
-        for bucket, work, total in self._in_flight:
+        for number, work, total in self._in_flight:
             work.wait()
-            self.grad_buffer[self.owned[self.buckets.index(bucket)]] = total
+            self.grad_buffer[self.owned[number]] = total
         self._in_flight.clear()
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
-        buffer, start = shard.new_zeros(self.buckets[-1].range.stop), 0
+        buffer, start = shard.new_zeros(self.buckets[-1].stop), 0
         for owned in self.owned:
             end = start + owned.stop - owned.start
             buffer[owned] = shard[start:end]
@@ -64,4 +64,4 @@ class ShardedDataParallel(DistributedDataParallel):
 
     def all_gather(self, buffer: torch.Tensor) -> None:
         for bucket, owned in zip(self.buckets, self.owned, strict=True):
-            buffer[bucket.range] = self.group.all_gather(buffer[owned])
+            buffer[bucket] = self.group.all_gather(buffer[owned])

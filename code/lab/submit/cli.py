@@ -28,24 +28,40 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--profile", action="store_true",
                         help="record a timeline of one step on all ranks, as with profile = true")
     parser.set_defaults(run=run)
+    if "plan" in subparsers.choices:  # the planner is below this package and cannot import it
+        subparsers.choices["plan"].set_defaults(submit_file=submit)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Check everything, and only then write and submit. Raises LabError."""
+    submit(arguments.conf, profile=arguments.profile, dry_run=arguments.dry_run)
+
+
+def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
+    """Submit the run that a configuration file describes.
+
+    Args:
+        path: the file.
+        profile: record a timeline of one step.
+        dry_run: print the scripts instead.
+
+    Raises:
+        LabError: a check failed, and nothing was written or submitted; or Slurm refused a job.
+    """
     from lab.submit import conf, containers, layout, memory, nodes, scripts
 
-    read = conf.read(arguments.conf)
-    if arguments.profile:
+    read = conf.read(path)
+    if profile:
         read = replace(read, profile=True)
     placed = layout.place(read)
     memory.check_flags(placed)
     containers.check(read, workspace.home())
-    there = _nodes(arguments.dry_run)
+    there = _nodes(dry_run)
     if there is not None:
         placed = nodes.matched(placed, there)
     stages = memory.check(placed)
     written = scripts.of(placed)
-    if arguments.dry_run:
+    if dry_run:
         print("\n".join(f"==> {script.path} <==\n{script.text}" for script in written), end="")
         return
     _check_workspace(workspace.home())

@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labcore.errors import LabError
@@ -24,6 +26,7 @@ EXAMPLE = """\
   lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64
 """
 PLANNERS = ("exact", "even")
+SUBMITTED = "code/plan.toml"  # in the workspace: the file of --submit without --conf
 QUIET = ["--timing-log-level", "0"]  # timers of every pass would keep sends from overlapping
 
 
@@ -50,17 +53,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="how layers are split over stages (default: exact)")
     parser.add_argument("--json", action="store_true", help="print all plans as JSON")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw time and dollars")
-    parser.set_defaults(run=run)
+    parser.add_argument("--conf", metavar="FILE.toml", type=Path,
+                        help="write the plan as a configuration file of lab submit")
+    parser.add_argument("--submit", action="store_true",
+                        help="submit the plan (with --conf, or as code/plan.toml)")
+    parser.set_defaults(run=run, submit_file=None)  # lab.submit, which is above, sets the latter
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the plans; LabError if the input is wrong or no plan fits."""
-    from layout_estimator.cluster_planner import partition, tables
+    from layout_estimator.cluster_planner import conf, partition, tables
     from layout_estimator.cluster_planner.search import Search
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
 
     if arguments.plot is not None:
         take(["--plot", arguments.plot], "--plot")  # checks it
+    if (path := _conf(arguments)) is not None:
+        conf.check(path, arguments.model)
     groups, flags = _groups(arguments), _flags(arguments)
     model = _model(flags, arguments.global_batch)
     profiles = (tables.read(arguments.profiles, model) if arguments.profiles else
@@ -76,6 +85,26 @@ def run(arguments: argparse.Namespace) -> None:
                        f"--global-batch {arguments.global_batch}"
                        + (f" and the rows of {arguments.profiles}" if arguments.profiles else ""))
     _print(arguments, search, front, flags)
+
+
+def _conf(arguments: argparse.Namespace) -> Path | None:
+    """Return the path of the configuration file to write, or None."""
+    from labcore import workspace
+
+    return arguments.conf or (workspace.home() / SUBMITTED if arguments.submit else None)
+
+
+def _hand_over(arguments: argparse.Namespace, found: Found) -> None:
+    """Write the plan's configuration file, and submit it. Raises LabError."""
+    from layout_estimator.cluster_planner import conf
+
+    path = _conf(arguments)
+    groups = zip(_groups(arguments), arguments.cluster.split(","), strict=True)
+    kinds = {group.card.name: part.partition(":")[0].strip() for group, part in groups}
+    conf.write(path, found, arguments.model, kinds, arguments.global_batch)
+    print(f"written: {path}", file=sys.stderr)
+    if arguments.submit:
+        arguments.submit_file(path)
 
 
 def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found],
@@ -96,6 +125,8 @@ def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found]
 
         save_front([(found.seconds, found.dollars or 0.0, f"{found.gpus} GPUs") for found in front],
                    arguments.cluster, arguments.plot)
+    if arguments.conf or arguments.submit:
+        _hand_over(arguments, best)
 
 
 def _within(arguments: argparse.Namespace, search: Search, front: Sequence[Found]) -> Found | None:

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from lab.cli import main
+from lab.submit import conf
+from lab.submit.layout import place
 from layout_estimator.cluster_planner import tables
 from layout_estimator.requests import estimate, read_flags
 from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
@@ -46,6 +48,37 @@ def test_people_read_the_cheapest_within_the_deadline_and_its_command(table, cap
     assert "--global-batch" in command
     assert main([*words, "--deadline", "1e-9"]) == 1
     assert "the fastest plan takes" in capsys.readouterr().err
+
+
+def test_a_plan_becomes_a_file_that_lab_submit_accepts(tmp_path, capsys):
+    path = tmp_path / "planned.toml"
+    words = ["plan", "--cluster", "a10:1x1,t4:1x1", "--model", "gpt2-small", "--global-batch", "8"]
+    assert main([*words, "--json", "--conf", str(path)]) == 0
+    plan = json.loads(capsys.readouterr().out)[0]
+    layout = place(conf.read(path))
+    assert layout.split == tuple(map(int, plan["balance"].split("-")))
+    assert [part.nodes * part.per_node for part in layout.components] == [1, 1]
+    assert layout.conf.micro_batch_size == plan["micro_batch"]
+    assert main([*words, "--conf", str(path)]) == 1
+    assert f"nearest: --conf {tmp_path / 'planned_2.toml'}" in capsys.readouterr().err
+
+
+def test_a_plan_is_handed_to_lab_submit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    (tmp_path / "code").mkdir()
+    words = ["plan", "--cluster", "t4:1x1", "--model", "gpt2-small", "--global-batch", "4"]
+    assert main([*words, "--submit"]) == 1
+    assert "cluster is not running" in capsys.readouterr().err
+    assert conf.read(tmp_path / "code" / "plan.toml").cluster == "t4:1x1"
+
+
+@pytest.mark.parametrize(("words", "text"), [
+    (["--flags", FLAGS, "--submit"], "GPT-2 models, not that of --flags; nearest: --model gpt2-xl"),
+    (["--model", "gpt-1.7b", "--conf", "p.toml"], "not gpt-1.7b"),
+    (["--model", "gpt2-xl", "--conf", "p.json"], "nearest: --conf p.toml")])
+def test_a_plan_that_lab_submit_cannot_run_is_refused_before_the_search(words, text, capsys):
+    assert main(["plan", "--cluster", "a10:2x1", "--global-batch", "8", *words]) == 1
+    assert text in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,74 @@
+"""A plan as a configuration file of `lab submit`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from labcore.atomic import put_whole
+from labcore.errors import LabError
+from layout_estimator.cli import RECOMPUTE
+from layout_estimator.cluster_planner.report import balance
+from layout_estimator.cluster_planner.search import Found
+
+GPT2 = "gpt2-"  # `lab submit` names its models without it
+
+
+def check(path: Path, model: str | None) -> None:
+    """Check that a plan can be written there.
+
+    Args:
+        path: the file.
+        model: its name, such as gpt2-xl; None if flags describe it.
+
+    Raises:
+        LabError: `lab submit` has no such model, the file exists, or it is not a TOML file.
+    """
+    if model is None or not model.startswith(GPT2):
+        raise LabError(f"--conf {path}: lab submit trains GPT-2 models, not "
+                       f"{model or 'that of --flags'}; nearest: --model gpt2-xl")
+    if path.suffix != ".toml":
+        raise LabError(f"--conf {path}: a TOML file; nearest: --conf {path.with_suffix('.toml')}")
+    if path.exists():
+        raise LabError(f"--conf {path}: the file exists, and is not overwritten; nearest: --conf "
+                       f"{path.with_stem(path.stem + '_2')}")
+
+
+def write(path: Path, found: Found, model: str, kinds: Mapping[str, str], global_batch: int
+          ) -> None:
+    """Write the file.
+
+    Args:
+        path: the file, which `check` accepts.
+        found: the plan.
+        model: its name.
+        kinds: {GPU model's name: what to call it}.
+        global_batch: samples per step.
+
+    Raises:
+        LabError: a stage has GPUs of several kinds.
+    """
+    for stage, cards in enumerate(found.stages.kinds):
+        if len(cards) > 1:
+            raise LabError(f"--conf: stage {stage} of the plan is on "
+                           f"{' and '.join(kinds[card.name] for card in cards)}, and lab submit "
+                           "gives a stage one kind of GPU; nearest: a --cluster whose kinds all "
+                           "have the same number of GPUs per node")
+    grid, setting = found.placement.grid, found.setting
+    totals = {group: found.placement.order.count(group) for group in found.placement.order}
+    keys: dict[str, object] = {
+        "model": model.removeprefix(GPT2),
+        "cluster": ",".join(f"{kinds[group.card.name]}:{group.per_node}x{count}"
+                            for group, count in totals.items()),
+        "stages": [kinds[cards[0].name] for cards in found.stages.kinds],
+        "tensor-parallel": grid.tensor, "pipeline-parallel": grid.pipeline,
+        "data-parallel": grid.data, "partition": balance(found),
+        "global-batch-size": global_batch, "micro-batch-size": setting.micro_batch,
+        "schedule": setting.schedule, "precision": "fp16", "network": found.placement.link,
+        "flags": [*RECOMPUTE[setting.recompute],
+                  *(["--use-distributed-optimizer"] if setting.sharded else []),
+                  "--timing-log-level", "0"]}
+    heading = f"# {found.seconds:.4g} s per step on virtual GPUs, as lab plan models it.\n"
+    text = heading + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    put_whole(path, text.encode())

@@ -29,7 +29,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.table.effects import names_affecting
 from minimegatron.arguments.table.flag import STATE
 from minimegatron.arguments.table.training import ModernBlock
-from minimegatron.checkpoint.checksums import damage, sha256, write_sums
+from minimegatron.checkpoint.checksums import find_problems, sha256, write_sums
 from minimegatron.checkpoint.load import read_state, read_tracker
 from minimegatron.checkpoint.save import (
     TRACKER,
@@ -136,7 +136,7 @@ def read_checkpoint(path: Path) -> tuple[dict, Path]:
             raise UserError(iteration or f"{path} has no {TRACKER}: give the folder that --save "
                             "named, or an iter_ folder in it")
         folder = folder_of(path, iteration)
-    if wrong := damage(folder):
+    if wrong := find_problems(folder):
         raise UserError(f"{folder}: {'; '.join(wrong)}")
     ranks = sorted(child.name for child in folder.glob("mp_rank_*"))
     if ranks != [SHARD.parent.name]:

@@ -21,7 +21,7 @@ OURS = ("code/examples/*.py", "code/job_monitor/nvidia_smi/*.py", "tools/*.py", 
 FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
                      "--read-only --security-opt --tmpfs --user",
            "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "
-                    "--gres --mem --no-requeue --time --wait-all-nodes",
+                    "--gres --het-group --mem --no-requeue --time --wait-all-nodes",
            "torchrun": "--nnodes --nproc_per_node --rdzv_id --shutdown-timeout",
            "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")

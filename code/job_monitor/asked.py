@@ -20,12 +20,16 @@ FLAGS = {"--tensor-model-parallel-size": "tensor_model_parallel_size",
          "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
          "--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size",
          "--train-iters": "train_iters", "--num-layers": "num_layers",
-         "--hidden-size": "hidden_size", "--seq-length": "seq_length"}
+         "--hidden-size": "hidden_size", "--num-attention-heads": "num_attention_heads",
+         "--seq-length": "seq_length", "--balance": "balance", "--schedule": "schedule",
+         "--fp16": "fp16", "--bf16": "bf16"}
+SWITCHES = ("--fp16", "--bf16")  # flags without a value; the table has True or False
 ROW = re.compile(r"^ +(\w+) \.{2,} (.*)$")
 END = "end of arguments"
 NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 GPUS = "SLURM_GPUS_ON_NODE"
 LONGEST = 2000  # characters of one value
+WORD = re.compile(r"[A-Za-z0-9][\w-]*")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,19 @@ class Mismatch:
 
     def __str__(self) -> str:
         return f"{self.what}: asked for {self.asked}, the log says {self.found}"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting as it was requested and as it runs; None where either is not known."""
+
+    what: str
+    asked: str | None
+    found: str | None
+
+    @property
+    def differs(self) -> bool:
+        return None not in (self.asked, self.found) and self.asked != self.found
 
 
 def arguments(lines: Sequence[str]) -> dict[str, str]:
@@ -61,46 +78,57 @@ def configuration(lines: Sequence[str]) -> dict[str, str]:
     return {**values, **(dict(zip(names, match.groups(), strict=True)) if match else {})}
 
 
-def compare(job: Job, script: str, config: dict[str, str]) -> list[Mismatch]:
-    """Return the differences between the request and the log's configuration.
+def settings(job: Job, script: str, config: dict[str, str]) -> list[Setting]:
+    """Return what was requested beside what runs, according to the log's configuration.
 
-    Flags that cannot be followed in the script (two values, a computed one) are left out.
+    Flags that cannot be followed in the script (two values, a computed one) count as not
+    requested; the flags that neither side has are left out.
 
     Args:
         job: the Slurm job.
         script: the text of its batch script.
         config: the configuration in the log, as text by flag.
     """
-    found = []
     wanted = flags(script)
     wanted |= flags(_arguments(job.command))  # argparse takes the last one
-    for flag, name in FLAGS.items():
-        asked, read = wanted.get(flag), config.get(name)
-        if asked is not None and read is not None and asked != read:
-            found.append(Mismatch(flag, asked, read))
-    world, ranks = config.get("world_size", ""), ranks_asked(job, script)
-    if not world.isdigit():
-        return found
-    if ranks and ranks != int(world):
-        found.append(Mismatch("ranks", f"{ranks} by the script's launcher", world))
-    elif job.gpus and job.gpus != int(world):
-        found.append(Mismatch("ranks", f"{job.gpus} GPUs", f"{world} rank(s)"))
+    found = [Setting(flag, wanted.get(flag), config.get(name)) for flag, name in FLAGS.items()
+             if flag in wanted or config.get(name) not in (None, "None", "False")]
+    world, ranks = config.get("world_size"), ranks_asked(job, script)
+    if ranks and world != str(ranks):
+        found.append(Setting("ranks", f"{ranks} by the script's launcher", world))
+    elif job.gpus and world != str(job.gpus):
+        found.append(Setting("ranks", f"{job.gpus} GPUs", world and f"{world} rank(s)"))
+    elif world:
+        found.append(Setting("ranks", world if ranks or job.gpus else None, world))
     return found
 
 
+def compare(job: Job, script: str, config: dict[str, str]) -> list[Mismatch]:
+    """Return the differences between the request and the log's configuration, as `settings`."""
+    return [Mismatch(one.what, one.asked, one.found) for one in settings(job, script, config)
+            if one.differs]
+
+
 def flags(text: str) -> dict[str, str]:
-    """Flags with a whole number, a variable's among them, in a script or a command line."""
+    """Return flags of a script or a command line whose values can be followed.
+
+    These are whole numbers, a variable's among them, the words of FLAGS, and SWITCHES ("True").
+    """
     text = _without_comments(text)
     known = _variables(text)
     values: dict[str, str] = {}
     several = set()
-    for flag, value in re.findall(r"(?<![\w-])(--[\w-]+)[ =]+[\"']?([^\s\"')]+)", text):
-        number = _number(value, known)
-        if number is None or (flag in values and values[flag] != number):
+    for flag, value in re.findall(r"(?<![\w-])(--[\w-]+)[ =]+[\"']?(?!--)([^\s\"')]+)", text):
+        followed = _number(value, known)
+        if followed is None and flag in FLAGS and WORD.fullmatch(value):
+            followed = value
+        if followed is None or (flag in values and values[flag] != followed):
             several.add(flag)
         else:
-            values[flag] = number
-    return {flag: value for flag, value in values.items() if flag not in several}
+            values[flag] = followed
+    switches = {flag: "True" for flag in SWITCHES
+                if re.search(rf"(?<![\w-]){flag}(?![\w-])", text)}
+    return switches | {flag: value for flag, value in values.items() if flag not in several}
 
 
 def ranks_asked(job: Job, script: str) -> int | None:

@@ -36,6 +36,8 @@ def span(parts: Sequence[Job]) -> Job:
         gpus=_sum([part.gpus for part in parts]), tasks=_sum([part.tasks for part in parts]),
         gpus_per_node=tuple(count for part in parts
                             for count in part.gpus_per_node or (_per_node(part),)),
+        states=tuple(pair for part in parts
+                     for pair in part.states or ((part.number, part.state),)),
         joined=tuple(part.number for part in joined),
         joined_logs=tuple(path for part in joined for path in part.logs))
 

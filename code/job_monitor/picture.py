@@ -8,10 +8,11 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from job_monitor import asked, causes, liveness, logs, ranks, slurm
-from job_monitor.asked import Mismatch
+from job_monitor import asked, causes, liveness, logs, nodes, ranks, slurm
+from job_monitor.asked import Mismatch, Setting
 from job_monitor.causes import Cause
 from job_monitor.logs import Iteration
+from job_monitor.nodes import Node
 from job_monitor.ranks import Rank
 from job_monitor.slurm import Job
 from labcore import workspace
@@ -37,7 +38,8 @@ class Row:
 class Picture:
     """device: what a modeled figure is called ("virtual a100-80gb"); empty: figures are measured.
     source: "ranks" or "log": where the figures come from. root: what went wrong first, on a job
-    that failed or is about to. iterations: of the log. script: as it was submitted."""
+    that failed or is about to. iterations: of the log. script: as it was submitted. nodes: their
+    own files, where they were asked for."""
 
     job: Job
     rows: list[Row] = field(default_factory=list)
@@ -50,6 +52,12 @@ class Picture:
     root: Cause | None = None
     waited_for: list[int] = field(default_factory=list)
     script: str = ""
+    nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def settings(self) -> list[Setting]:
+        """What was requested beside what runs."""
+        return asked.settings(self.job, self.script, self.config)
 
     @property
     def is_whole(self) -> bool:
@@ -94,16 +102,19 @@ def _listed(numbers: list[int] | tuple[int, ...]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def take(job: Job, proc: Path | None, now: float | None = None) -> Picture:
-    """The picture of a job. proc: as ranks.processes."""
+def take(job: Job, proc: Path | None, now: float | None = None, with_nodes: bool = False
+         ) -> Picture:
+    """The picture of a job. proc: as ranks.processes; with_nodes: read each node's files, too."""
     layout = Layout(workspace.home())
     lines = [line for path in job.logs for line in causes.read(path)]
     files = ranks.read(layout.ranks / str(job.number))
     config = asked.configuration(lines)
-    return assemble(job, files, {number: ranks.process(proc, job.number, rank)
-                                 for number, rank in files.items()},
-                    lines, errors(job, lines), config, slurm.script(job.number),
-                    time.time() if now is None else now)
+    picture = assemble(job, files, {number: ranks.process(proc, job.number, rank)
+                                    for number, rank in files.items()},
+                       lines, errors(job, lines), config, slurm.script(job.number),
+                       time.time() if now is None else now)
+    picture.nodes = nodes.read(job.number) if with_nodes else []
+    return picture
 
 
 def errors(job: Job, lines: list[str]) -> list[Cause]:

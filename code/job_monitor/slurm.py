@@ -27,7 +27,8 @@ class Job:
     """command: the script and its arguments. out, err: the log's files. gpus, tasks: in all, as
     asked; None where not said. leader: the ID of the heterogeneous job that it is a component of,
     which is its first component's. joined: the IDs of the jobs that joined it. gpus_per_node: of
-    each component, where there are several. joined_logs: the joined jobs' files."""
+    each component, where there are several. joined_logs: the joined jobs' files. states: (ID,
+    state) of each component, where there are several and Slurm has them."""
 
     number: int
     name: str
@@ -50,6 +51,7 @@ class Job:
     joined: tuple[int, ...] = ()
     gpus_per_node: tuple[int | None, ...] = ()
     joined_logs: tuple[Path, ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
 
     @property
     def is_over(self) -> bool:
@@ -148,12 +150,12 @@ def _kept(layout: Layout, number: int) -> Job | None:
 def merge(kept: Job, row: dict[str, str]) -> Job:
     """Return a job with what was recorded at its start and how it ended according to accounting."""
     if not row:  # it was alive when the cluster went down in a way that left no record
-        return replace(kept, state="UNKNOWN", reason="", elapsed="")
+        return replace(kept, state="UNKNOWN", reason="", elapsed="", states=())
     count = row.get("NNodes", "")
     ended = replace(
         kept, name=row["JobName"], state=row["State"].split()[0], reason="", end=row["End"],
         start=row["Start"], elapsed=row["Elapsed"], exit_code=row["ExitCode"],
-        limit=row["Timelimit"])
+        limit=row["Timelimit"], states=())
     if kept.gpus_per_node:  # the row is of the first component only
         return ended
     return replace(ended, nodes=row["NodeList"],

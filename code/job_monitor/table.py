@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from job_monitor import liveness
+from job_monitor import details, liveness
 from job_monitor.causes import clean
 from job_monitor.picture import WAITING, Picture, Row
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "WHY")
+HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "PEAK",
+        "WHY")
 COLORS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
            liveness.HALTED: "yellow", liveness.DEAD: "red", liveness.FAILED: "red"}
-RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY"}
+RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "PEAK"}
 WHY = 90  # characters; the whole of it is in the line of the ERROR
 FEW = 64  # rows of one job; of more, those that are not well come first
 NOTED = ("ERROR", "MISMATCH")
@@ -82,14 +83,14 @@ def why(row: Row) -> str:
 def cells(row: Row) -> tuple[str, ...]:
     rank = row.file
     if rank is None:
-        return str(row.rank), "-", "-", row.word, "-", "-", "-", "-", "-", why(row)
+        return str(row.rank), "-", "-", row.word, *"------", why(row)
     memory = gib(rank.memory_used)
     if rank.memory_total:
         memory += f"/{gib(rank.memory_total)}"
     of = f"/{rank.train_iters}" if rank.train_iters else ""
     return (str(row.rank), clean(rank.node), figure(rank.gpu, "d"), row.word,
             f"{rank.iteration}{of}", figure(rank.milliseconds, ".1f"), figure(rank.loss, ".4f"),
-            figure(rank.tflops, ".3g"), f"{memory} GiB", why(row))
+            figure(rank.tflops, ".3g"), f"{memory} GiB", gib(rank.memory_peak), why(row))
 
 
 def chosen(picture: Picture, most: int = FEW) -> tuple[list[Row], str]:
@@ -103,7 +104,8 @@ def chosen(picture: Picture, most: int = FEW) -> tuple[list[Row], str]:
     return rows[:most], f"... and {left.total()} more rank(s): {words}"
 
 
-def plain(pictures: Sequence[Picture]) -> str:
+def plain(pictures: Sequence[Picture], count: int | None = None) -> str:
+    """Return the jobs as plain lines, with `count` lines of each node's files; None: no details."""
     blocks = []
     for picture in pictures:
         rows, left = chosen(picture)
@@ -116,21 +118,34 @@ def plain(pictures: Sequence[Picture]) -> str:
                 for word, width, name in zip(words, widths, HEAD, strict=True)).rstrip())
         if left:
             lines.append(f"  {left}")
-        blocks.append("\n".join([*lines, *(f"  {note}" for note in notes(picture))]))
+        more = [] if count is None else [line.text for line in details.of(picture, count)]
+        blocks.append("\n".join([*lines, *(f"  {note}" for note in [*notes(picture), *more])]))
     return "\n\n".join(blocks)
 
 
-def fitting(pictures: Sequence[Picture], foot: str, console: Console) -> RenderableType:
-    """Return as many rows of each job as fit on the terminal; the last rows are cut off."""
+def fitting(pictures: Sequence[Picture], foot: str, console: Console, count: int | None = None
+            ) -> RenderableType:
+    """Return what fits on the terminal: lines of files are left out first, then ranks.
+
+    Args:
+        pictures: the jobs.
+        foot: the last line.
+        console: the terminal.
+        count: lines of each node's files; None: no details.
+    """
     most = FEW
     while True:
-        shown = rich(pictures, foot, most)
+        shown = rich(pictures, foot, most, count)
         if not most or len(console.render_lines(shown, pad=False)) < console.height:
             return shown
-        most = most * 3 // 4
+        if count:
+            count -= 1
+        else:
+            most = most * 3 // 4
 
 
-def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW) -> RenderableType:
+def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW, count: int | None = None
+         ) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -154,5 +169,8 @@ def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW) -> Render
         if left:
             parts.append(Text(left))
         parts += [Text(note, style="dim") for note in said if not note.startswith(NOTED)]
+        if count is not None:
+            parts += [Text(line.text, style=line.style, no_wrap=True, overflow="ellipsis")
+                      for line in details.of(picture, count)]
         parts.append(Text(""))
     return Group(*parts, Text(foot, style="dim"))

@@ -3,7 +3,8 @@
 Slurm reports what was asked for and the job's state (slurm.py, and components.py for a run of
 several jobs); the ranks' own files, what each of them is doing (ranks.py); the log, what
 went wrong and why (causes.py), and which configuration was read (asked.py). picture.py combines
-them, liveness.py gives every rank one word, table.py and page.py show the result. nvidia_smi/ is
+them, liveness.py gives every rank one word, nodes.py reads the nodes' own files, verdicts.py judges
+the job, and table.py, details.py, and page.py show the result. nvidia_smi/ is
 the command for virtual GPUs.
 
 logs.py, traces.py, kernels.py, bytes_sent.py, channels.py, and layouts.py read what finished jobs

@@ -90,7 +90,8 @@ def _stderr(shown: Picture, nodes: Sequence[Node]) -> Verdict:
     if not wrong:
         some = [f"{name}.err" for name, lines in files if any(line.strip() for line in lines)]
         return Verdict("stderr", GOOD, f"no error, in {', '.join(some)}" if some else "empty")
-    first = next(iter(wrong.values()))[0]
+    known = [cause for name, lines in files if name in wrong for cause in causes.find(lines)]
+    first = known[0].text if known else next(iter(wrong.values()))[0]
     count = ", ".join(f"{len(lines)} in {name}.err" for name, lines in wrong.items())
     return Verdict("stderr", BAD, f"error lines: {count}; the first: {first}")
 

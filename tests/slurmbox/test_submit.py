@@ -57,6 +57,12 @@ def check(mixed, lab, number):
     (job,) = json.loads(lab("top", number, "--json"))["jobs"]
     assert [(rank["word"], rank["node"], rank["device"]) for rank in job["ranks"]] == [
         ("done", "slurmnode1", "virtual a100-80gb"), ("done", "slurmnode2", "virtual a10")]
+    assert {one["what"]: one["verdict"] for one in job["verdicts"]} == {
+        "state": "-", "GPU processes": "-", "stderr": "ok", "configuration": "ok"}
+    assert {"--balance", "--train-iters", "ranks"} <= {
+        one["what"] for one in job["settings"] if one["requested"] == one["runs"]}
+    assert [(one["node"], one["gpus"][0]["name"]) for one in job["nodes"]] == [
+        ("slurmnode1", "NVIDIA A100-SXM4-80GB"), ("slurmnode2", "NVIDIA A10")]
     folder = mixed.home / "megatron" / "logs" / number
     assert {one.name for one in folder.iterdir()} >= {
         f"slurmnode{node}.{kind}" for node in (1, 2) for kind in ("out", "err", "gpu")}

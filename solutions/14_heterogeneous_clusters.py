@@ -180,37 +180,35 @@ def parse_partition(text, layers, stages):
     ### END SOLUTION
 
 # %% check="parse-partition" points=3
-with check.parts():
-    with check.part(1, "accepts partitions"):
-        check.function(parse_partition, cases=[("9-3", 12, 2), ("0-11-8-8-8-8-5-0", 48, 8), ("7", 7, 1)],
-                       expected=[[9, 3], [0, 11, 8, 8, 8, 8, 5, 0], [7]],
-                       hints={"The layers are numbers. They are strings so far.":
-                              [["9", "3"], ["0", "11", "8", "8", "8", "8", "5", "0"], ["7"]]})
-    with check.part(1, "rejects what is not a partition"):
-        for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("", 12, 1),
-                                     ("6.0-6.0", 12, 2)):
-            check.raises(parse_partition, ValueError, (text, layers, stages), mentions=text)
-    with check.part(1, "names the nearest partition"):
-        for text, layers, stages, nearest in (("9-4", 12, 2, "8-4"), ("0-11-8-8-8-8-5-1", 48, 8, "0-10-8-8-8-8-5-1"),
-                                              ("0-4-3-0", 9, 4, "0-5-4-0"), ("6-6-5", 16, 3, "5-6-5")):
-            check.raises(parse_partition, ValueError, (text, layers, stages), mentions=nearest)
-        ### BEGIN HIDDEN TESTS
-        def near(partition, layers):
-            changed = list(partition)
-            while sum(changed) != layers:
-                step = 1 if sum(changed) < layers else -1
-                at = min((stage for stage in range(len(changed)) if partition[stage]),
-                         key=lambda stage: (step * changed[stage], stage))
-                changed[at] += step
-            return "-".join(map(str, changed))
+check.function(parse_partition, cases=[("9-3", 12, 2), ("0-11-8-8-8-8-5-0", 48, 8), ("7", 7, 1)],
+               expected=[[9, 3], [0, 11, 8, 8, 8, 8, 5, 0], [7]],
+               hints={"The layers are numbers. They are strings so far.":
+                      [["9", "3"], ["0", "11", "8", "8", "8", "8", "5", "0"], ["7"]]})
+# Not a partition:
+for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("", 12, 1),
+                             ("6.0-6.0", 12, 2)):
+    check.raises(parse_partition, ValueError, (text, layers, stages), mentions=text)
+# Only the sum is wrong:
+for text, layers, stages, nearest in (("9-4", 12, 2, "8-4"), ("0-11-8-8-8-8-5-1", 48, 8, "0-10-8-8-8-8-5-1"),
+                                      ("0-4-3-0", 9, 4, "0-5-4-0"), ("6-6-5", 16, 3, "5-6-5")):
+    check.raises(parse_partition, ValueError, (text, layers, stages), mentions=nearest)
+### BEGIN HIDDEN TESTS
+def near(partition, layers):
+    changed = list(partition)
+    while sum(changed) != layers:
+        step = 1 if sum(changed) < layers else -1
+        at = min((stage for stage in range(len(changed)) if partition[stage]),
+                 key=lambda stage: (step * changed[stage], stage))
+        changed[at] += step
+    return "-".join(map(str, changed))
 
 
-        for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.choices(range(4, 12), k=5)],
-                               off=[-3, -2, -1, 1, 2, 3]):
-            layers = sum(case["partition"]) + case["off"]
-            text = "-".join(map(str, case["partition"]))
-            check.raises(parse_partition, ValueError, (text, layers, 6), mentions=near(case["partition"], layers))
-        ### END HIDDEN TESTS
+for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.choices(range(4, 12), k=5)],
+                       off=[-3, -2, -1, 1, 2, 3]):
+    layers = sum(case["partition"]) + case["off"]
+    text = "-".join(map(str, case["partition"]))
+    check.raises(parse_partition, ValueError, (text, layers, 6), mentions=near(case["partition"], layers))
+### END HIDDEN TESTS
 
 # %% [raw] mutant="parse-partition" hint="They are strings so far"
 # -        return partition

@@ -20,6 +20,12 @@ ERROR = re.compile(r"\b(?:error|exception|traceback|fatal|abort(?:ed)?|segmentat
                    r"\w(?:Error|Exception)\b", re.IGNORECASE)
 # Python's warnings, and the log levels of torch (W1124 ...) and NCCL.
 WARNING = re.compile(r"warn|^\[?W\d{4} |NCCL (?:INFO|WARN)", re.IGNORECASE)
+# A C++ backtrace, below the message that counts: in a warning, too.
+BACKTRACE = re.compile(r"^(?:Exception raised from|frame #\d+)")
+# Where torch's log says that a record comes from; each line of a record repeats it.
+RECORD = re.compile(r"^E\d{4} [\d:.]+ \d+ (\S+:\d+)\]")
+# torchrun on one node lost the rendezvous because the other node's had finished first.
+HARMLESS = "Error waiting on exit barrier"
 LONGEST = 20 * causes.LONGEST
 
 
@@ -98,8 +104,15 @@ def _stderr(shown: Picture, nodes: Sequence[Node]) -> Verdict:
 
 def errors(lines: Sequence[str]) -> list[str]:
     """Return the lines of a stderr file that report an error, and not a warning."""
-    return [causes.clean(line) for line in lines
-            if ERROR.search(line[:LONGEST]) and not WARNING.search(line[:LONGEST])]
+    found, harmless = [], ""
+    for line in (line[:LONGEST] for line in lines):
+        record = match[1] if (match := RECORD.match(line)) else ""
+        if HARMLESS in line:
+            harmless = record
+        skipped = BACKTRACE.match(line) or (record and record == harmless)
+        if ERROR.search(line) and not WARNING.search(line) and not skipped:
+            found.append(causes.clean(line))
+    return found
 
 
 def _configuration(shown: Picture) -> Verdict:

@@ -147,6 +147,21 @@ def test_without_gpus_there_is_nothing_to_check(home, tmp_path):
     assert judged(watched(tmp_path, job()))["GPU processes"] == ("-", "the job has no GPU")
 
 
+def test_a_node_that_ends_after_the_rendezvous_has_no_error(home, tmp_path):
+    record = "E1124 06:35:04.909000 966 torch/distributed/elastic/agent/server/api.py:1008]"
+    ended = (f"[W1124 06:35:04.384 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed\n"
+             "Exception raised from recvBytes at Utils.hpp:787 (most recent call first):\n"
+             "frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7f in libc10.so)\n"
+             f"{record} Error waiting on exit barrier. Elapsed: 0.03 seconds\n"
+             f"{record} Traceback (most recent call last):\n"
+             f"{record} torch.distributed.DistNetworkError: Failed to recv, got 0 bytes\n")
+    home("slurmnode2", err=ended)
+    assert judged(watched(tmp_path))["stderr"][0] == "ok"
+    other = record.replace("1008", "900")
+    home("slurmnode2", err=f"{ended}{other} Error: the worker group failed\n")
+    assert judged(watched(tmp_path))["stderr"][0] == "BAD"
+
+
 @pytest.mark.parametrize(("line", "told"), [
     ("Traceback (most recent call last):", "Traceback (most recent call last):"),
     ("torch.OutOfMemoryError: CUDA out of memory.", "CUDA out of memory."),

@@ -143,5 +143,7 @@ def test_script_checks_see_components_as_slurm_does(mixed):
     path = mixed.home / "components.sh"
     path.write_text(COMPONENTS)
     assert mixed.batch(path.name) == "COMPLETED"
-    real = (mixed.home / "components.txt").read_text()
-    assert record(mixed.home, path.name)["output"].splitlines() == real.splitlines()
+    # On a busy machine, srun reports that it waits for the step before.
+    real = [line for line in (mixed.home / "components.txt").read_text().splitlines()
+            if not line.startswith("srun: ")]
+    assert record(mixed.home, path.name)["output"].splitlines() == real

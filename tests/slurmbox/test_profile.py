@@ -54,7 +54,7 @@ def test_a_profile_survives_its_record():
     ({"nodes": 0}, "--nodes 0: from 1 to 64"),
     ({"nodes": 500}, "--nodes 500: from 1 to 64"),
     ({"gpus": "v10:2"}, "no virtual GPU model is called 'v10'; nearest: v100"),
-    ({"gpus": "b200:2"}, "no virtual GPU model is called 'b200'; nearest: h200"),
+    ({"gpus": "gh200:2"}, "no virtual GPU model is called 'gh200'; nearest: h200"),
     ({"gpus": "a100:2,a100-60gb:2"}, "nearest: a100-80gb or a100-40gb"),
     ({"gpus": "v100"}, "not TYPE:NUMBER, for example v100:2"),
     ({"gpus": "2:v100"}, "not TYPE:NUMBER"),

@@ -45,7 +45,7 @@ class VirtualDevice(Device):
         network.parse(link or card.network)
         self.gpu, self.link = VirtualGpu(card), link or card.network
         # PyTorch 1.10, the version of the older GPUs' time, leaves the workspaces to cuBLAS.
-        if card.architecture == "hopper":
+        if card.architecture in ("hopper", "blackwell"):
             self.gpu.workspaces = Workspaces(card)
         self.name = self.label = f"virtual {card.name}"
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))

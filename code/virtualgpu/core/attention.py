@@ -70,7 +70,8 @@ FP32 = 0.46
 def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
     """Return the FLOP/s of a fused attention kernel.
 
-    Assumed: on GPUs before Hopper, all kernels are as fast as FlashAttention-2.
+    Assumed: on GPUs before Hopper, all kernels are as fast as FlashAttention-2; Blackwell's kernels
+    are to its peak as Hopper's.
 
     Args:
         card: the GPU model.
@@ -80,7 +81,7 @@ def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
     if dtype == "fp32":
         return card.tflops[dtype] * 1e12 * FP32
     kernel = card.efficiency.fused if attention.kernel == STACK else attention.kernel
-    if card.architecture != "hopper":
+    if card.architecture not in ("hopper", "blackwell"):
         kernel = FLASH
     shares = HOPPER[kernel, attention.backward]
     full = shares.narrow if attention.width <= 64 else shares.wide

@@ -13,7 +13,7 @@ class Efficiency:
 
     Attributes:
         matmul: share of the peak that large GEMMs reach, by dtype ("fp32", "tf32", "fp16", "bf16",
-            "fp8").
+            "fp8", "fp4").
         vector: share of the memory bandwidth that elementwise kernels reach.
         attention: share of the peak that FlashAttention-2's forward pass reaches over long rows
             without a mask, with heads of 128 elements; attention.py has the other kernels.

@@ -102,13 +102,15 @@ def _launches(given: Sequence[torch.Tensor], lists: int) -> int:
 
 
 def scaled_product(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """_scaled_mm(a, b, scale_a, scale_b, ..): two FP8 matrices at the GPU's measured FP8 rate.
+    """_scaled_mm(a, b, scale_a, scale_b, ..): two FP8 or FP4 matrices at the GPU's measured rate.
 
-    The scales, a few numbers per row at most, are not counted.
+    Assumed: block scales do not slow the GEMM down, apart from reading them. An element of a
+    float4_e2m1fn_x2 tensor is a pair of values along k.
     """
     (m, k), n = arguments[0].shape, arguments[1].shape[1]
-    return Work(sum(map(moved, arguments[:2])) + moved(results[0]), product=Product(
-        "fp8", 1, m, n, k))
+    dtype, packed = ("fp4", 2) if arguments[0].dtype == torch.float4_e2m1fn_x2 else ("fp8", 1)
+    return Work(sum(map(moved, arguments[:4])) + moved(results[0]), product=Product(
+        dtype, 1, m, n, packed * k))
 
 
 def convolution(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:

@@ -36,6 +36,7 @@ from virtualgpu.core.plan import (
     signature,
     to_meta,
 )
+from virtualgpu.core.precisions import refuse, require
 from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
 from virtualgpu.core.storages import Storages
 from virtualgpu.core.workspaces import Workspaces
@@ -157,6 +158,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             return HOST
         specs = None
         refuse_other_devices(func, args, kwargs, self.device_of)
+        refuse(self.card, func, args)
         if misfits(func, operands, changed):
             func(*args, **kwargs)  # raises torch's error if they do not fit together
         if changed is None:
@@ -192,10 +194,10 @@ class VirtualGpu(Storages, TorchDispatchMode):
         card, best = self.card, self.card.efficiency
         seconds = work.bytes / (card.bandwidth * best.vector)
         if work.product is not None:
-            self._require(work.product.dtype)
+            require(card, work.product.dtype)
             seconds = max(seconds, matmul_seconds(card, *work.product))
         elif work.flops:
-            self._require(work.dtype)
+            require(card, work.dtype)
             seconds = max(seconds,
                           work.flops / attention_rate(card, work.dtype, work.attention))
         return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
@@ -232,11 +234,6 @@ class VirtualGpu(Storages, TorchDispatchMode):
     def download(self, size: int) -> None:
         """Launch a copy of `size` bytes from the GPU to the host."""
         self.launch("aten.copy_", size / self.card.pcie + self.card.efficiency.kernel, 1)
-
-    def _require(self, dtype: str) -> None:
-        if dtype not in self.card.tflops:
-            raise NoValue(f"the virtual {self.card.name} has no {dtype} arithmetic; it has "
-                          f"{', '.join(self.card.tflops)}")
 
     @property
     def exposed(self) -> float:

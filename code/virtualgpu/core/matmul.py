@@ -32,8 +32,9 @@ WIDEST = 16  # bytes of one load: rows that start at multiples of it are read at
 # The others: an RTX 4090 in bf16, 111 TFLOP/s at the odd orders 2055, 2057, 2071 and 2073, and 156
 # at 2040 (github.com/pytorch/pytorch issue 181718). The same table has 90 and 84 at 2056 and 2072,
 # where cuBLAS picks a slow kernel although rows are multiples of 16 bytes; this is not modeled.
-# Assumed: the same share for rows of 4 or 8 bytes, and for Volta, Turing, and Ampere.
-UNALIGNED = {"hopper": (0.17, 0.34)}
+# Assumed: the same share for rows of 4 or 8 bytes, and for Volta, Turing, and Ampere;
+# Blackwell as Hopper.
+UNALIGNED = {"hopper": (0.17, 0.34), "blackwell": (0.17, 0.34)}
 OTHERS = (0.71, 0.71)
 
 

@@ -19,6 +19,7 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 
 HALF = ("fp16", "bf16")
+MODERN = ("hopper", "blackwell")  # architectures of Megatron Core's time
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def find_stack(name: str) -> Stack:
 
 def usual(card: Card) -> str:
     """Return the name of the Megatron-LM of a GPU model's time."""
-    return "megatron-core" if card.architecture == "hopper" else "megatron-2021"
+    return "megatron-core" if card.architecture in MODERN else "megatron-2021"
 
 
 def card_under(name: str, stack: str) -> Card:

@@ -4,7 +4,8 @@ Every thread that multiplies matrices has a handle of its own, and takes a works
 it uses: the program's thread for forward passes, and autograd's for backward passes
 (aten/src/ATen/cuda/CublasHandlePool.cpp). cuBLASLt, which fuses the bias into the product, has
 another one on Hopper. The sizes for Hopper were measured on an H100 with torch 2.11 and CUDA 13
-(tests/virtualgpu/twins/h100.json); those for other GPUs are cuBLAS's default, ":4096:2:16:8".
+(tests/virtualgpu/twins/h100.json); Blackwell's are assumed to be the same;
+those for other GPUs are cuBLAS's default, ":4096:2:16:8".
 
 They are small, but they can fragment the memory: if the free block that fits best in the first
 backward pass is a buffer of the logits, the workspace stays in it for good, and the next step needs
@@ -39,7 +40,7 @@ def sizes(card: Card, fused: bool) -> list[int]:
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if pairs:
         return [KIB * sum(int(each) * int(count) for each, count in pairs)]
-    if card.architecture != "hopper":
+    if card.architecture not in ("hopper", "blackwell"):
         return [DEFAULT]
     return [HOPPER, HOPPER_LT] if fused else [HOPPER]
 

@@ -22,7 +22,8 @@ KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
 # C++ names as the profiler writes them, and as kernels' template arguments.
 CPP = {torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
        torch.float64: "double", torch.int64: "long int", torch.int32: "int", torch.bool: "bool",
-       torch.uint8: "unsigned char"}
+       torch.uint8: "unsigned char", torch.float8_e4m3fn: "c10::Float8_e4m3fn",
+       torch.float8_e5m2: "c10::Float8_e5m2", torch.float8_e8m0fnu: "c10::Float8_e8m0fnu"}
 
 
 class Kernel(NamedTuple):
@@ -66,8 +67,8 @@ def kernels_of(card: Card, key: tuple, plan: Plan) -> list[Kernel]:
     """Return the kernels that an operation launches; their shares of its time add up to 1."""
     shapes = list(shapes_of(key[1:]))
     if plan.work is not None and plan.work.product is not None:
-        first = 0 if plan.name in ("aten.mm", "aten.bmm") else 1  # after what is added
-        return [product(card, shapes[first:first + 2], plan.work.product)]
+        added = plan.name not in ("aten.mm", "aten.bmm", "aten._scaled_mm")  # comes first
+        return [product(card, shapes[added:added + 2], plan.work.product)]
     if plan.name in ("aten._to_copy", "aten.copy_") and not all(one.on_card for one in shapes):
         return [Kernel("Memcpy HtoD (Pinned -> Device)", COPY)]
     if plan.name == "aten.copy_" and shapes[0] == shapes[1]:
@@ -98,7 +99,8 @@ def product(card: Card, factors: list[Shape], work: Product) -> Kernel:
     layout = "".join("n" if one.strides[-1] == 1 else "t" for one in (b, a))
     tile = f"{columns}x{rows}"
     tiles = work.batch * -(-work.m // rows) * -(-work.n // columns)
-    name = gemm(card, work, tile, layout) + ("_splitK" if slices > 1 else "")
+    name = (gemm(card, work, tile, layout) if work.dtype not in ("fp8", "fp4") else
+            scaled_gemm(card, tile, layout, b.dtype, a.dtype)) + ("_splitK" if slices > 1 else "")
     # 128 threads compute a small tile, 256 a large one; registers leave room for 512 at a time.
     return Kernel(name, grid=tiles * slices, block=256 if rows * columns > 64 * 64 else 128,
                   limit=512 / generation(card)[2])
@@ -117,11 +119,21 @@ def gemm(card: Card, work: Product, tile: str, layout: str) -> str:
         shape = {"volta": "s884", "turing": "s1688"}[by]
         return f"{by}_fp16_{shape}gemm_fp16_{tile}_ldg{load}_f2f_{layout}"
     if by == "hopper":
-        short = {"fp16": "f16f16_f16f32_f32", "bf16": "bf16bf16_bf16f32_f32",
-                 "fp8": "e4m3e4m3_e4m3f32_f32"}[dtype]
+        short = {"fp16": "f16f16_f16f32_f32", "bf16": "bf16bf16_bf16f32_f32"}.get(
+            dtype, "tf32f32_tf32f32_f32")
         return f"sm90_xmma_gemm_{short}_{layout}_n_tilesize{tile}x64_warpgroupsize1x1x1_cublas"
     return (f"ampere_{dtype}_s16816gemm_{dtype}_{tile}_ldg{load}_f2f_stages_64x3_"
             f"{layout}")
+
+
+def scaled_gemm(card: Card, tile: str, layout: str, b: torch.dtype, a: torch.dtype) -> str:
+    """cuBLASLt's names of GEMMs on 8-bit and 4-bit operands; "qq" is two 8-bit ones."""
+    if card.architecture == "blackwell":
+        letters = "oo" if a == torch.float4_e2m1fn_x2 else "qq"
+        return f"nvjet_sm100_{letters}tst_{tile}_128x6_2x1_2cta_v_bz_{layout.upper()}T"
+    one, other = (("e5m2" if item == torch.float8_e5m2 else "e4m3") for item in (b, a))
+    name = {"ada": "sm89", "hopper": "sm90"}[card.architecture]
+    return f"{name}_xmma_gemm_{one}{other}_{one}f32_f32_{layout}_n_tilesize{tile}x128_cublas"
 
 
 def nccl(name: str, dtype: torch.dtype, tree: bool) -> str:

@@ -123,6 +123,13 @@ NODES: dict[str, NodeType] = {
         adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
         source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
+    "dgx-b200": NodeType(
+        title="DGX B200",
+        slots=tuple(Place(gpu // 4, gpu, 0) for gpu in range(8)),
+        adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
+        numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
+        source="NVIDIA DGX B200 data sheet: 8 GPUs, two Xeon 8570, 8 ConnectX-7; PCIe assumed as "
+               "in a DGX H100"),
     "pcie-switches": SWITCHES,
     "pcie-switches-2023": replace(
         SWITCHES, interconnect=22e9,

@@ -12,7 +12,7 @@ from virtualgpu.replay.exchange import Exchange
 from virtualgpu.replay.player import Player
 from virtualgpu.replay.reading import Record
 
-PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0}
+PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0, "fp4": -1}
 
 
 @dataclass(frozen=True)

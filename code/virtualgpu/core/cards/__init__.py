@@ -11,6 +11,7 @@ from virtualgpu.core.cards import (
     a10,
     a100_40gb,
     a100_80gb,
+    b200,
     h100_80gb,
     h100_pcie_80gb,
     h200,
@@ -25,7 +26,7 @@ from virtualgpu.core.errors import UnknownCard
 
 CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
     v100_sxm2_16gb, v100_32gb, v100_pcie_16gb, t4, a100_40gb, a100_80gb, a10, rtx3090, l4,
-    h100_80gb, h100_pcie_80gb, h200)}
+    h100_80gb, h100_pcie_80gb, h200, b200)}
 # Names that clusters use, as types of a Slurm GRES.
 ALIASES: dict[str, str] = {
     "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",
@@ -74,7 +75,7 @@ def sheet_peak(product: str, dtype: str) -> float | None:
 
     Args:
         product: name of the device, as CUDA reports it.
-        dtype: "fp32", "tf32", "bf16", "fp16", or "fp8".
+        dtype: "fp32", "tf32", "bf16", "fp16", "fp8", or "fp4".
     """
     card = card_of(product)
     return card.tflops.get(dtype) if card else None

@@ -7,7 +7,7 @@ from virtualgpu.core.card import Card
 # Compute capability and threads that a multiprocessor holds. The A100 holds more of the latter than
 # the other Ampere cards.
 GENERATIONS = {"volta": (7, 0, 2048), "turing": (7, 5, 1024), "ampere": (8, 6, 1536),
-               "ada": (8, 9, 1536), "hopper": (9, 0, 2048)}
+               "ada": (8, 9, 1536), "hopper": (9, 0, 2048), "blackwell": (10, 0, 2048)}
 A100 = (8, 0, 2048)
 
 

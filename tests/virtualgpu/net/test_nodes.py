@@ -32,7 +32,7 @@ def test_every_gpu_model_has_a_node(card):
     node = NODES[card.node]
     assert bool(node.nvlinks) == bool(card.nvlink)
     if card.nvlink:
-        assert card.nvlink / node.nvlinks == 25e9
+        assert card.nvlink / node.nvlinks == (50e9 if card.name == "b200" else 25e9)
 
 
 def test_every_gpu_of_the_mesh_has_six_nvlinks():

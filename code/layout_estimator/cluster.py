@@ -51,7 +51,8 @@ class ModeledCluster:
         """Return the size of cuBLAS's workspaces on a rank, where PyTorch allocates them."""
         card = self.device.gpu.card
         forward, backward = sizes(card, fused=True), sizes(card, fused=False)
-        return sum(forward + backward) if card.architecture == "hopper" else 0
+        modern = card.architecture in ("hopper", "blackwell")
+        return sum(forward + backward) if modern else 0
 
     def send_seconds(self, source: int, target: int, size: int) -> float:
         """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""

@@ -49,6 +49,9 @@ class Quantizer:
             return quantize_tensor(x, scale, self.dtype)
         raise TypeError(f"{type(recipe).__name__} needs a history: use LinearState.quantizers")
 
+    def observe(self, x: Tensor) -> None:
+        """Record the amax of a tensor that stays unquantized; without history, nothing to do."""
+
     def pair(self, x: Tensor) -> Pair:
         """Quantize a matrix [rows, columns] for a GEMM over its columns, and one over its rows.
 
@@ -83,7 +86,8 @@ def gemm(a: Quantized, b: Quantized, dtype: torch.dtype) -> Tensor:
     """
     if a.block is None and b.block is None:
         return torch._scaled_mm(a.data, b.data.t(), a.scale_inv, b.scale_inv, out_dtype=dtype)
-    return (a.dequantize() @ b.dequantize().t()).to(dtype)
+    with torch.autocast(a.data.device.type, enabled=False):  # it would multiply in 16 bits
+        return (a.dequantize() @ b.dequantize().t()).to(dtype)
 
 
 class _Linear(torch.autograd.Function):
@@ -102,7 +106,8 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(*kept, transposed.data, transposed.scale_inv)
         ctx.weight_block, ctx.grad_quantizer = transposed.block, quantizers.grad
         ctx.fp8_wgrad, ctx.after_backward = fp8_wgrad, after_backward
-        ctx.dtypes = x.dtype, getattr(weight, "grad_dtype", None) or weight.dtype
+        w_dtype = weight.grad_dtype if weight.is_leaf else None  # FP8 weights have wider gradients
+        ctx.dtypes = x.dtype, w_dtype or weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
         y = gemm(rows, weights[0], x.dtype)
         return y if bias is None else y + bias.to(y.dtype)

@@ -1,0 +1,267 @@
+"""Linear layers and norms that an autocast context runs in FP8.
+
+Parameters have Transformer Engine's names and initial values: weights from N(0, 0.023^2), biases 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minite.functional import Pair, Quantizers, fp8_linear
+from minite.quantize import Quantized
+from minite.recipes import DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
+from minite.state import LinearState, current, end_backward, take_first
+
+Init = Callable[[Tensor], Any]
+GATED = {"geglu": lambda x: F.gelu(x, approximate="tanh"), "reglu": F.relu, "swiglu": F.silu}
+PLAIN = {"gelu": GATED["geglu"], "relu": F.relu, "silu": F.silu}
+_quantized_init: list[tuple[Recipe, bool] | None] = [None]
+
+
+@contextlib.contextmanager
+def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None,
+                         preserve_high_precision_init_val: bool = False) -> Iterator[None]:
+    """Create modules that hold their weights in FP8 only.
+
+    Each weight is a float8 parameter with a buffer NAME_scale_inv and a gradient in the module's
+    dtype. An optimizer keeps its own copy, and returns it with `Module.set_weight`.
+
+    Args:
+        recipe: as in `autocast`; MXFP8BlockScaling is refused, because its weights have two
+            roundings.
+        preserve_high_precision_init_val: weights get the methods get_high_precision_init_val and
+            clear_high_precision_init_val.
+    """
+    if enabled and isinstance(recipe, MXFP8BlockScaling):
+        raise ValueError("recipe=MXFP8BlockScaling: weights would need a copy per direction; use "
+                         "DelayedScaling, Float8CurrentScaling, or Float8BlockScaling")
+    _quantized_init.append(
+        (recipe or DelayedScaling(), preserve_high_precision_init_val) if enabled else None)
+    try:
+        yield
+    finally:
+        _quantized_init.pop()
+
+
+fp8_model_init = quantized_model_init
+
+
+def _weight_quantizer(recipe: Recipe) -> Any:
+    """Return one that works on a single tensor; delayed scaling begins with the current amax."""
+    if isinstance(recipe, DelayedScaling):
+        recipe = Float8CurrentScaling(recipe.fp8_format)
+    return Quantizers.of(recipe).weight
+
+
+class Module(nn.Module):
+    """A module with FP8 GEMMs and their state.
+
+    `_extra_state` is in the state dict only once there is an amax history, so those of nn.Linear
+    and nn.LayerNorm load, and load ours.
+    """
+
+    def __init__(self, gemms: int, dtype: torch.dtype | None, device: Any) -> None:
+        super().__init__()
+        self.states = [LinearState() for _ in range(gemms)]
+        self.made_with = {"dtype": dtype, "device": device}
+        self.fp8_recipe: Recipe | None = None
+
+    def _add_weight(self, name: str, rows: int, columns: int, init: Init | None) -> None:
+        weight = torch.empty(rows, columns, **self.made_with)
+        (init or (lambda w: nn.init.normal_(w, 0.0, 0.023)))(weight)
+        setattr(self, name, nn.Parameter(weight))
+        if _quantized_init[-1] is None:
+            return
+        self.fp8_recipe, preserve = _quantized_init[-1]
+        self.fp8_recipe.check_shape(weight, name)
+        quantized = _weight_quantizer(self.fp8_recipe)(weight)
+        parameter = nn.Parameter(quantized.data)
+        parameter.grad_dtype = weight.dtype
+        setattr(self, name, parameter)
+        self.register_buffer(f"{name}_scale_inv", quantized.scale_inv)
+        if preserve:
+            kept = [weight.cpu()]
+            parameter.get_high_precision_init_val = lambda: kept[0] if kept else None
+            parameter.clear_high_precision_init_val = kept.clear
+
+    def _add_bias(self, name: str, size: int, value: float = 0.0) -> None:
+        setattr(self, name, nn.Parameter(torch.full((size,), value, **self.made_with)))
+
+    @torch.no_grad()
+    def set_weight(self, name: str, value: Tensor) -> None:
+        """Quantize a new value into an FP8-only weight."""
+        quantized = _weight_quantizer(self.fp8_recipe)(value)
+        getattr(self, name).copy_(quantized.data)
+        getattr(self, f"{name}_scale_inv").copy_(quantized.scale_inv)
+
+    def _stored(self, name: str, recipe: Recipe) -> Quantized:
+        """Return an FP8-only weight, for GEMMs of the recipe that it was made for."""
+        if type(recipe) is not type(self.fp8_recipe):
+            raise ValueError(f"{type(recipe).__name__}: {name} was created in FP8 for "
+                             f"{type(self.fp8_recipe).__name__}")
+        data, scale_inv = getattr(self, name).detach(), getattr(self, f"{name}_scale_inv")
+        block = None if scale_inv.dim() == 0 else (
+            data.shape[0] // scale_inv.shape[0], data.shape[1] // scale_inv.shape[1])
+        return Quantized(data, scale_inv, block)
+
+    def _gemm(self, gemm: int, x: Tensor, name: str, weight: Tensor, bias: Tensor | None,
+              is_first_microbatch: bool | None) -> Tensor:
+        """Return x weight^T + bias as the innermost autocast context says."""
+        context, state = current(), self.states[gemm]
+        if not context.enabled:
+            if weight.dtype.itemsize == 1:
+                weight = self._stored(name, self.fp8_recipe).dequantize(x.dtype)
+            if context.calibrating:
+                quantizers = state.quantizers(context, x.device)
+                quantizers.input.observe(x)
+                quantizers.weight.observe(weight)
+            return F.linear(x, weight, bias)
+        if torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        quantizers = state.quantizers(context, x.device)
+        weights: Pair | None = None
+        if weight.dtype.itemsize == 1:
+            stored = self._stored(name, context.recipe)
+            weights = stored, stored.t()
+        else:
+            context.recipe.check_shape(weight, name)
+            weights = state.weights(quantizers.weight, weight, is_first_microbatch)
+        trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        last = end_backward if trains and take_first() else None
+        return fp8_linear(x, weight, bias, quantizers, weights, after_backward=last)
+
+    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        extra = {f"{key}.{i}": value for i, state in enumerate(self.states)
+                 for key, value in state.state_dict().items()}
+        if extra:
+            destination[f"{prefix}_extra_state"] = extra
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
+        extra = state_dict.pop(f"{prefix}_extra_state", None)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+        for i, state in enumerate(self.states if isinstance(extra, dict) else ()):
+            state.load_state_dict({key.removesuffix(f".{i}"): value for key, value in extra.items()
+                                   if key.endswith(f".{i}")})
+
+
+class Linear(Module):
+    """y = x weight^T + bias.
+
+    Args:
+        parameters_split: store weight and bias as one parameter per name, such as "query_weight",
+            of equal sizes, or of those that a dictionary gives.
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, init_method: Init | None = None,
+                 bias: bool = True, params_dtype: torch.dtype | None = None,
+                 parameters_split: tuple[str, ...] | dict[str, int] | None = None,
+                 device: Any = None) -> None:
+        super().__init__(1, params_dtype, device)
+        self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
+        split = parameters_split or ("",)
+        if not isinstance(split, dict):
+            split = dict.fromkeys(split, out_features // len(split))
+        if _quantized_init[-1] is not None and len(split) > 1:
+            raise ValueError("parameters_split: weights in FP8 have one scale; with attention, "
+                             "set fuse_qkv_params=True")
+        self.parts = [f"{name}_" if name else "" for name in split]
+        for part, rows in zip(self.parts, split.values(), strict=True):
+            self._add_weight(f"{part}weight", rows, in_features, init_method)
+            if bias:
+                self._add_bias(f"{part}bias", rows)
+        if not bias and parameters_split is None:
+            self.register_parameter("bias", None)
+
+    def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Return [..., out_features].
+
+        Args:
+            is_first_microbatch: True quantizes the weight and keeps it, False uses the kept one,
+                and None quantizes it every time.
+        """
+        weights = [getattr(self, f"{part}weight") for part in self.parts]
+        biases = [getattr(self, f"{part}bias") for part in self.parts] if self.use_bias else [None]
+        weight, bias = (several[0] if len(several) == 1 else torch.cat(several)
+                        for several in (weights, biases))
+        return self._gemm(0, inp, "weight", weight, bias, is_first_microbatch)
+
+
+class LayerNorm(nn.LayerNorm):
+    """torch's layer norm, by Transformer Engine's name."""
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's RMS norm, with Transformer Engine's epsilon."""
+
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, **made_with: Any) -> None:
+        super().__init__(normalized_shape, eps, **made_with)
+
+
+def _add_norm(module: Module, size: int, normalization: str, eps: float) -> None:
+    if normalization not in ("LayerNorm", "RMSNorm"):
+        raise ValueError(f'normalization={normalization!r}: "LayerNorm" or "RMSNorm"')
+    module.eps = eps
+    module._add_bias("layer_norm_weight", size, 1.0)
+    if normalization == "LayerNorm":
+        module._add_bias("layer_norm_bias", size)
+
+
+def _norm(module: Module, x: Tensor) -> Tensor:
+    weight, bias = module.layer_norm_weight, getattr(module, "layer_norm_bias", None)
+    norm = F.rms_norm if bias is None else F.layer_norm
+    return norm(x, x.shape[-1:], weight, *(() if bias is None else (bias,)), eps=module.eps)
+
+
+class LayerNormLinear(Linear):
+    """A norm, then a linear layer. The remaining arguments are those of Linear."""
+
+    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *,
+                 normalization: str = "LayerNorm", **options: Any) -> None:
+        super().__init__(in_features, out_features, **options)
+        _add_norm(self, in_features, normalization, eps)
+
+    def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Return [..., out_features]; see Linear.forward."""
+        return super().forward(_norm(self, inp), is_first_microbatch)
+
+
+class LayerNormMLP(Module):
+    """A norm, then two linear layers around an activation.
+
+    Gated activations (geglu, reglu, swiglu) double fc1's rows: the first half is activated and
+    multiplied with the second.
+    """
+
+    def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *,
+                 init_method: Init | None = None, output_layer_init_method: Init | None = None,
+                 bias: bool = True, normalization: str = "LayerNorm", activation: str = "gelu",
+                 params_dtype: torch.dtype | None = None, device: Any = None) -> None:
+        super().__init__(2, params_dtype, device)
+        if activation not in PLAIN and activation not in GATED:
+            raise ValueError(f"activation={activation!r}: one of {', '.join([*PLAIN, *GATED])}")
+        self.activation, self.use_bias = activation, bias
+        _add_norm(self, hidden_size, normalization, eps)
+        rows = ffn_hidden_size * (2 if activation in GATED else 1)
+        self._add_weight("fc1_weight", rows, hidden_size, init_method)
+        self._add_weight("fc2_weight", hidden_size, ffn_hidden_size, output_layer_init_method)
+        for name, size in (("fc1_bias", rows), ("fc2_bias", hidden_size)) if bias else ():
+            self._add_bias(name, size)
+
+    def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        """Return [..., hidden_size]; see Linear.forward."""
+        biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
+        x = self._gemm(0, _norm(self, inp), "fc1_weight", self.fc1_weight, biases[0],
+                       is_first_microbatch)
+        if self.activation in GATED:
+            gate, x = x.chunk(2, -1)
+            x = GATED[self.activation](gate) * x
+        else:
+            x = PLAIN[self.activation](x)
+        return self._gemm(1, x, "fc2_weight", self.fc2_weight, biases[1], is_first_microbatch)

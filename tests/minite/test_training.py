@@ -1,0 +1,49 @@
+"""A tiny model learns with every recipe, and does not with a scale that nobody updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minite import recipe
+from minite.state import BACKWARD
+
+from . import training
+
+RECIPES = [recipe.DelayedScaling(amax_history_len=16),
+           recipe.DelayedScaling(amax_compute_algo="most_recent", margin=1),
+           recipe.Float8CurrentScaling(), recipe.Float8BlockScaling(), recipe.MXFP8BlockScaling()]
+
+
+@pytest.fixture(scope="module")
+def bf16() -> float:
+    loss = training.final_loss(None)
+    assert loss < 2  # of ln 128 = 4.9
+    return loss
+
+
+@pytest.mark.parametrize("which", RECIPES, ids=lambda which: type(which).__name__)
+def test_final_loss_is_within_2_percent_of_bf16(which, bf16):
+    assert training.final_loss(which) == pytest.approx(bf16, rel=0.02)
+
+
+def stale(scale: float):
+    """Keep the gradients' scale, whatever their amax."""
+    def keep(model, step):
+        for module in model.modules():
+            for state in getattr(module, "states", ()):
+                if BACKWARD in state.scalings:
+                    state.scalings[BACKWARD].scale = torch.tensor([scale])
+    return keep
+
+
+@pytest.mark.parametrize("scale, least", [(2.0**20, 100), (2.0**-4, 3)])
+def test_e4m3_gradients_with_a_stale_scale_saturate_and_diverge_or_underflow_and_stall(
+        scale, least):
+    e4m3 = recipe.DelayedScaling(recipe.Format.E4M3)
+    assert training.final_loss(e4m3, before_step=stale(scale)) > least
+
+
+def test_e5m2_s_range_forgives_the_scale_that_saturates_e4m3(bf16):
+    hybrid = training.final_loss(recipe.DelayedScaling(), before_step=stale(2.0**20))
+    assert hybrid == pytest.approx(bf16, rel=0.02)

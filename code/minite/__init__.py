@@ -27,9 +27,9 @@ def _real() -> bool:
 
 
 if _real():
-    recipe = importlib.import_module("transformer_engine.common.recipe")
     _engine = importlib.import_module("transformer_engine.pytorch")
     globals().update({name: getattr(_engine, name) for name in __all__ if hasattr(_engine, name)})
+    recipe = importlib.import_module("transformer_engine.common.recipe")
 else:
     from minite import recipes as recipe
     from minite.module import (

@@ -10,9 +10,6 @@ if TYPE_CHECKING:
     from virtualgpu.core.card import Card
     from virtualgpu.net.network import Link
 
-RESERVED = 2  # GiB of each GPU: CUDA's context, NCCL's buffers, the embedding and the head
-STATE = 18  # bytes per parameter with fp16: weights 2, gradients 4, fp32 weights 4, Adam 8
-
 
 def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
          replicas: Sequence[int] = (1, 2, 4), sequence: int = 0) -> dict[str, Any]:
@@ -27,11 +24,14 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
         sequence: tokens per sample; 0 means the model's own.
 
     Raises:
-        LabError: there is no such GPU or model.
+        VirtualGpuError: the text describes no cluster.
+        LabError: there is no such model.
     """
+    from labkit.contest.contests.plans import RESERVED
     from layout_estimator.cluster_planner.models import SHAPES, model_flags
     from layout_estimator.cluster_planner.profiles import Key
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
+    from minimegatron.formulas import state_bytes
     from virtualgpu.net.cluster_spec import parse_cluster
     from virtualgpu.net.network import parse
 
@@ -43,13 +43,13 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
     slowest = min((parse(group.card.network) for group in nodes), key=lambda link: link.effective)
     profiles = VirtualProfiles(flags, {group.card.name: group.per_node for group in nodes})
     parts = [profiles.get(Key(group.card.name, 1, micro_batch, "none")) for group in nodes]
-    layer = parts[0].layer
-    gradients = 4 * layer.parameters / 1e9
+    layer, each = parts[0].layer, state_bytes("fp16")
+    gradients = each.gradients * layer.parameters / 1e9
     kinds = {}
     for group, profile, part in zip(nodes, parts, cluster.split(","), strict=True):
         card = group.card
-        times = {name: [round(1000 * part.forward, 3), round(1000 * part.backward, 3)]
-                 for name, part in profile.__dict__.items()}
+        times = {name: [round(1000 * one.forward, 3), round(1000 * one.backward, 3)]
+                 for name, one in vars(profile).items()}
         kinds[part.partition(":")[0].strip()] = {
             "gpus": group.gpus, "per_node": group.per_node, **times,
             "memory": round(card.memory / 2**30 - RESERVED, 1),
@@ -58,13 +58,20 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
     return {"layers": layers, "replicas": list(replicas), "global_batch": global_batch,
             "link": round(1000 * (slowest.latency + 2 * micro_batch * sequence * hidden
                                   / slowest.effective), 3),
-            "state": round(STATE * layer.parameters / 2**30, 3),
+            "state": round(each.resident * layer.parameters / 2**30, 3),
             "activation": round(layer.activation_bytes / 2**30, 3),
             "gradients": round(gradients, 4), "kinds": kinds}
 
 
 def _ring(card: Card, link: Link, gigabytes: float, nodes: list[str]) -> float:
-    """Return the GB/s of a ring all-reduce of a layer's gradients; `nodes` of the GPUs."""
+    """Return the GB/s that each GPU of a ring sends, in an all-reduce of a layer's gradients.
+
+    Args:
+        card: the GPU model.
+        link: the network between nodes.
+        gigabytes: of the gradients.
+        nodes: the node of each GPU.
+    """
     from virtualgpu.net import collectives
     from virtualgpu.net.topology import Topology
 

@@ -19,7 +19,8 @@ from labkit.contest.mixed_clusters import (
 )
 
 MOST_PLACEMENTS = 500
-IMPROVED = 3  # plans that are improved by moving layers
+FEW_ORDERS = 20  # of a choice of GPUs: then all are tried, else those with each kind together
+IMPROVED = 16  # plans that are improved by moving layers
 
 
 def placements(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
@@ -78,7 +79,7 @@ def balanced(case: Case, replicas: int, kinds: Sequence[str]) -> dict[str, Any] 
     return _plan(replicas, kinds, layers)
 
 
-def search(case: Case, simulated: int = 20) -> dict[str, Any]:
+def search(case: Case, simulated: int = 60) -> dict[str, Any]:
     """Return the fastest of the balanced plans of every number of replicas and every placement,
     improved by moving layers.
 
@@ -103,7 +104,7 @@ def search(case: Case, simulated: int = 20) -> dict[str, Any]:
                key=lambda plan: step(case, plan).milliseconds)
 
 
-def improved(case: Case, plan: Plan, passes: int = 60_000) -> dict[str, Any]:
+def improved(case: Case, plan: Plan, passes: int = 10_000) -> dict[str, Any]:
     """Return the plan after moves of single layers, as long as one makes the step shorter.
 
     The split whose slowest stage is fastest is not always the one with the shortest step: with few
@@ -156,17 +157,18 @@ def lower_bound(case: Case, plan: Plan) -> float:
 def _tried(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     """Yield placements on some GPUs of each kind, and orders in which GPUs of a kind are neighbors.
 
-    All distinct orders of all GPUs are among them where there are few.
+    All distinct orders are among them where there are few.
     """
-    whole = factorial(sum(counts.values())) // prod(map(factorial, counts.values()))
-    if whole <= MOST_PLACEMENTS:
-        yield from placements(counts)
     every = prod(count + 1 for count in counts.values()) <= MOST_PLACEMENTS
     some = [range(count + 1) if every else {0, count // 2, count} for count in counts.values()]
     for chosen in product(*some):
         used = {kind: count for kind, count in zip(counts, chosen, strict=True) if count}
-        for order in permutations(used) if used else ():
-            yield tuple(kind for kind in order for _ in range(used[kind]))
+        orders = factorial(sum(chosen)) // prod(map(factorial, chosen))
+        if used and (orders <= FEW_ORDERS or (orders <= MOST_PLACEMENTS and used == counts)):
+            yield from placements(used)
+        elif used:
+            for order in permutations(used):
+                yield tuple(kind for kind in order for _ in range(used[kind]))
 
 
 def _plan(replicas: int, kinds: Sequence[str], layers: Sequence[int]) -> dict[str, Any]:

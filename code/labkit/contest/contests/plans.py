@@ -77,7 +77,7 @@ def _case(random: Random, kinds: int = 2, *, network: tuple[float, float] = (3, 
     replicas = [1, 2, 4]
     return {"layers": random.randint(20, 48), "replicas": replicas,
             "global_batch": max(replicas) * random.randint(6, 16),
-            "link": round(10 * width / speed, 2), "state": round(0.52 * width**2, 3),
+            "link": round(10 * width / speed, 2), "state": round(0.46 * width**2, 3),
             "activation": round(0.14 * width, 3), "gradients": round(0.061 * width**2, 4),
             "kinds": {name: kind(name) for name in random.sample(list(GPUS), kinds)}}
 

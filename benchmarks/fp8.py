@@ -21,7 +21,7 @@ from virtualgpu.core import kernels
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
 
-PUBLISHED = Path(__file__).parent / "published" / "fp8_speedups.json"
+PUBLISHED = Path(__file__).with_name("fp8_speedups.json")
 BF16, E4M3, E5M2, MX = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
 BLOCKS = ("blockwise", "mxfp8")
 ABOUT = """# FP8 speed-ups, published and predicted

@@ -1,7 +1,8 @@
 """Find the root cause of a failure in a job's log.
 
 When one rank fails, the others lose contact, the launcher ends them, srun ends the launchers, and
-each logs an error. Every such line has a tier; the first line of the lowest tier is the root cause.
+each logs an error. Every such line has a tier, and the first line in the lowest tier is the root
+cause.
 """
 
 from __future__ import annotations
@@ -13,21 +14,29 @@ from pathlib import Path
 
 from labcore.terminal import visible
 
-# Tiers: the word of who failed; a signal or the script; time-outs and kills, which may be either
-# cause or consequence; what only follows.
-OWN, SIGNAL, SILENCE, LOST, EXIT = range(5)
-LONGEST = 400  # characters of a message
-HEAD, TAIL = 2**20, 2**23  # bytes of a log that are read at its ends
-CUT = "..."  # the line between the two
-WORLD = "using world size: "  # of the trainer's first line
-STARTS = (WORLD, "DUE TO JOB REQUEUE")  # of another attempt, in the same log
+# Tiers: an error reported where it happened; a signal or the script; timeouts and kills, which may
+# be a cause or a consequence; lost connections and exit codes, which are only consequences.
+OWN, SIGNAL, TIMEOUT, LOST, EXIT = range(5)
+MAX_LENGTH = 400  # characters of a message
+HEAD, TAIL = 2**20, 2**23  # bytes that are read at either end of a log
+OMISSION = "..."  # the line between the two
+WORLD = "using world size: "  # in the trainer's first line
+STARTS = (WORLD, "DUE TO JOB REQUEUE")  # begin another attempt in the same log
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 
 
 @dataclass(frozen=True)
-class Cause:
-    """kind: in two words. line: of the log, from 0. ranks: that say so; empty where not known.
-    lost: the ranks that they name as lost."""
+class LogError:
+    """An error in a log, with the ranks that report the same.
+
+    Attributes:
+        kind: its category, such as "out of memory".
+        text: the message.
+        ranks: the ranks that report it; empty if not known.
+        line: its line in the log, from 0.
+        tier: how likely it is the root cause; the lowest tier wins.
+        lost: the ranks that the message names as lost.
+    """
 
     kind: str
     text: str
@@ -39,10 +48,11 @@ class Cause:
 
 PREFIX = re.compile(r"^(?: *\d+: )?(?:\[default\d+\]:)?(?:\[rank(\d+)\]: ?)?")  # srun -l, torchrun
 OUT_OF_MEMORY = r"(?:CUDA|HIP) out of memory"
-LOSS = re.compile(r"lost contact|Connection (?:closed|reset|refused)|Broken pipe|[Tt]imed out|"
-                  r"Watchdog caught|remote process (?:has )?exited")
-NAMED = re.compile(r"lost contact with rank (\d+)")
-# (tier, kind, pattern); a named group `rank` is the rank that says it, `text` the message.
+CONNECTION_LOSS = re.compile(
+    r"lost contact|Connection (?:closed|reset|refused)|Broken pipe|[Tt]imed out|"
+    r"Watchdog caught|remote process (?:has )?exited")
+LOST_RANK = re.compile(r"lost contact with rank (\d+)")
+# (tier, kind, pattern); the named group `rank` is the rank that reports it, `text` the message.
 PATTERNS = [(tier, kind, re.compile(pattern)) for tier, kind, pattern in (
     (OWN, "out of memory", rf"^(?:\[rank (?P<rank>\d+)\] )?(?:[\w.]*Error: )?"
                            rf"(?P<text>{OUT_OF_MEMORY}.*)"),
@@ -56,57 +66,60 @@ PATTERNS = [(tier, kind, re.compile(pattern)) for tier, kind, pattern in (
     (OWN, "exception", r"^(?P<text>[A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?)$"),
     (SIGNAL, "script", r": line \d+: (?P<text>.*(?:command not found|No such file or directory|"
                        r"Permission denied|unbound variable|syntax error).*)"),
-    (SILENCE, "time-out", r"(?P<text>\[Rank (?P<rank>\d+)\] Watchdog caught .*)"),
-    (SILENCE, "killed", r"^srun: error: (?P<text>\S+: tasks? [\d,-]+: (?:Killed|Out Of Memory|"
+    (TIMEOUT, "timeout", r"(?P<text>\[Rank (?P<rank>\d+)\] Watchdog caught .*)"),
+    (TIMEOUT, "killed", r"^srun: error: (?P<text>\S+: tasks? [\d,-]+: (?:Killed|Out Of Memory|"
                         r"Segmentation fault|Aborted|Bus error).*)"),
-    (SILENCE, "killed", r"^(?P<text>terminate called .*)"),
+    (TIMEOUT, "killed", r"^(?P<text>terminate called .*)"),
     (EXIT, "exit code", r"^srun: error: (?P<text>\S+: tasks? [\d,-]+: Exited with exit code .*)"),
 )]
 HINT = re.compile(r"[Ee]rror|Exception|Interrupt|memory|oom|line \d+: |terminate called|Watchdog|"
-                  r"can't open")  # few lines of a log are worth all the patterns
-# torchrun's summary: a failure is a block with these two lines.
+                  r"can't open")  # a cheap test, because few lines are worth all the patterns
+# In torchrun's summary, a failure is a block with these two lines.
 BLOCK_RANK = re.compile(r"^ +rank +: (\d+) \(local_rank: \d+\)")
 BLOCK_EXIT = re.compile(r"^ +exitcode +: (-?\d+) ")
 FIRST_FAILURE = "Root Cause (first observed failure)"
 
 
 def clean(text: str) -> str:
-    """Return a log's text, bounded and safe to print."""
-    return visible(text[:LONGEST], instead=" ").strip()
+    """Return text from a log, truncated and without control characters, safe to print."""
+    return visible(text[:MAX_LENGTH], instead=" ").strip()
 
 
 def read(path: Path) -> list[str]:
-    """The lines of a log; of a very long one its two ends. Empty where there is none."""
+    """Return a log's lines; empty if there is no log.
+
+    Only the first HEAD and the last TAIL bytes of a very long log are read.
+    """
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
             data = file.read(HEAD)
             if size > HEAD:
                 file.seek(max(HEAD, size - TAIL))
-                data += f"\n{CUT}\n".encode() * (size > HEAD + TAIL) + file.read(TAIL)
+                data += f"\n{OMISSION}\n".encode() * (size > HEAD + TAIL) + file.read(TAIL)
     except OSError:
         return []
     return data.decode(errors="replace").splitlines()
 
 
-def find(lines: Sequence[str]) -> list[Cause]:
-    """All that went wrong, the root cause first; what several ranks say alike is one."""
-    found = [cause for number, line in enumerate(lines) if (cause := _of(line, number))]
-    found = _adopt(found)
-    found += _signals(lines)
-    found = _with_first_failure(found, lines)
-    return _together(sorted(found, key=lambda cause: (cause.tier, cause.line)))
+def find_errors(lines: Sequence[str]) -> list[LogError]:
+    """Return a log's errors, the root cause first; the same error of several ranks is one."""
+    errors = [error for number, line in enumerate(lines) if (error := _parse_line(line, number))]
+    errors = _merge_anonymous(errors)
+    errors += _signals(lines)
+    errors = _with_first_failure(errors, lines)
+    return _merge_ranks(sorted(errors, key=lambda error: (error.tier, error.line)))
 
 
-def of_last_start(lines: Sequence[str]) -> list[Cause]:
-    """Return the causes since the trainer's last start; a requeued job has several starts."""
+def errors_of_last_start(lines: Sequence[str]) -> list[LogError]:
+    """Return the errors since the trainer's last start; a requeued job has several starts."""
     start = next((number for number in range(len(lines) - 1, 0, -1)
                   if any(word in lines[number] for word in STARTS)), 0)
-    return [replace(cause, line=cause.line + start) for cause in find(lines[start:])]
+    return [replace(error, line=error.line + start) for error in find_errors(lines[start:])]
 
 
-def _of(line: str, number: int) -> Cause | None:
-    if len(line) > 20 * LONGEST or not HINT.search(line):
+def _parse_line(line: str, number: int) -> LogError | None:
+    if len(line) > 20 * MAX_LENGTH or not HINT.search(line):
         return None
     prefix = PREFIX.match(line)
     line = line[prefix.end():]
@@ -114,32 +127,35 @@ def _of(line: str, number: int) -> Cause | None:
         match = pattern.search(line)
         if not match:
             continue
-        text, named = match["text"], match.groupdict().get("rank") or prefix[1]
+        text, rank = match["text"], match.groupdict().get("rank") or prefix[1]
         if text.startswith("torch.distributed.elastic") or "ChildFailedError" in text:
             return None
-        if kind in ("error", "exception") and LOSS.search(text):
-            late = re.search("[Tt]imed out|Watchdog", text)
-            tier, kind = (SILENCE, "time-out") if late else (LOST, "lost contact")
-        ranks = (int(named),) if named else ()
-        lost = tuple(map(int, NAMED.findall(text)))
-        return Cause(kind, clean(text.removeprefix("error: ")), ranks, number, tier, lost)
+        if kind in ("error", "exception") and CONNECTION_LOSS.search(text):
+            timed_out = re.search("[Tt]imed out|Watchdog", text)
+            tier, kind = (TIMEOUT, "timeout") if timed_out else (LOST, "lost contact")
+        ranks = (int(rank),) if rank else ()
+        lost = tuple(map(int, LOST_RANK.findall(text)))
+        return LogError(kind, clean(text.removeprefix("error: ")), ranks, number, tier, lost)
     return None
 
 
-def _adopt(causes: list[Cause]) -> list[Cause]:
-    """A message without a rank that comes again right after with one is that rank's."""
-    left, dropped = list(causes), set()
-    for index, cause in enumerate(causes[:-1]):
-        after = causes[index + 1]
-        message = cause.text.partition(": ")[2] or cause.text
-        if not cause.ranks and after.ranks and message in after.text:
-            left[index + 1] = replace(after, line=cause.line)
+def _merge_anonymous(errors: list[LogError]) -> list[LogError]:
+    """Merge a message without a rank into the next one if that repeats it with a rank."""
+    merged, dropped = list(errors), set()
+    for index, error in enumerate(errors[:-1]):
+        after = errors[index + 1]
+        message = error.text.partition(": ")[2] or error.text
+        if not error.ranks and after.ranks and message in after.text:
+            merged[index + 1] = replace(after, line=error.line)
             dropped.add(index)
-    return [cause for index, cause in enumerate(left) if index not in dropped]
+    return [error for index, error in enumerate(merged) if index not in dropped]
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[tuple[int, int, int, bool]]:
-    """(line, rank, exit code, whether torchrun calls it the first failure of its node)."""
+def _failure_blocks(lines: Sequence[str]) -> Iterator[tuple[int, int, int, bool]]:
+    """Yield the failures in torchrun's summaries.
+
+    Each is a tuple (line, rank, exit code, whether it is the first failure of its node).
+    """
     rank, first = None, False
     for number, line in enumerate(lines):
         if FIRST_FAILURE in line:
@@ -153,40 +169,41 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[int, int, int, bool]]:
             rank = None
 
 
-def _signals(lines: Sequence[str]) -> list[Cause]:
-    """Ranks that a signal ended; SIGTERM and SIGINT are how launchers end the others."""
-    found = []
-    for number, rank, code, _ in _blocks(lines):
+def _signals(lines: Sequence[str]) -> list[LogError]:
+    """Return the ranks killed by a signal, without SIGTERM and SIGINT, which launchers send."""
+    errors = []
+    for number, rank, code, _ in _failure_blocks(lines):
         if -code in SIGNALS:
             name = SIGNALS[-code]
-            hint = ": by hand, or by the machine when its memory was full" if code == -9 else ""
-            found.append(Cause("killed", f"killed by {name}{hint}", (rank,), number, SIGNAL))
-    return found
+            hint = ": by a user, or by the kernel when memory ran out" if code == -9 else ""
+            errors.append(LogError("killed", f"killed by {name}{hint}", (rank,), number, SIGNAL))
+    return errors
 
 
-def _with_first_failure(causes: list[Cause], lines: Sequence[str]) -> list[Cause]:
-    """An exception that names no rank is the first failing rank's, if there is only one."""
-    ranks = {rank for _, rank, _, first in _blocks(lines) if first}
-    plain = [cause for cause in causes if cause.kind == "exception" and not cause.ranks]
-    if len(ranks) != 1 or not plain:
-        return causes
-    return [replace(cause, ranks=tuple(ranks)) if cause is plain[0] else cause
-            for cause in causes]
+def _with_first_failure(errors: list[LogError], lines: Sequence[str]) -> list[LogError]:
+    """Assign the first exception without a rank to the only rank that torchrun saw fail first."""
+    ranks = {rank for _, rank, _, first in _failure_blocks(lines) if first}
+    anonymous = [error for error in errors if error.kind == "exception" and not error.ranks]
+    if len(ranks) != 1 or not anonymous:
+        return errors
+    return [replace(error, ranks=tuple(ranks)) if error is anonymous[0] else error
+            for error in errors]
 
 
-def _together(causes: list[Cause]) -> list[Cause]:
-    merged: dict[tuple[str, str], Cause] = {}
-    for cause in causes:
-        key = cause.kind, re.sub(r"\d[\d.]*", "#", cause.text)
+def _merge_ranks(errors: list[LogError]) -> list[LogError]:
+    """Merge errors that differ only in their numbers."""
+    merged: dict[tuple[str, str], LogError] = {}
+    for error in errors:
+        key = error.kind, re.sub(r"\d[\d.]*", "#", error.text)
         if key in merged:
             first = merged[key]
-            merged[key] = replace(first, ranks=tuple(sorted({*first.ranks, *cause.ranks})),
-                                  lost=tuple(sorted({*first.lost, *cause.lost})))
+            merged[key] = replace(first, ranks=tuple(sorted({*first.ranks, *error.ranks})),
+                                  lost=tuple(sorted({*first.lost, *error.lost})))
         else:
-            merged[key] = cause
+            merged[key] = error
     return list(merged.values())
 
 
-def of_rank(causes: Sequence[Cause], rank: int) -> Cause | None:
-    """The first thing that a rank says of itself."""
-    return next((cause for cause in causes if rank in cause.ranks), None)
+def first_of_rank(errors: Sequence[LogError], rank: int) -> LogError | None:
+    """Return the first error that a rank reports."""
+    return next((error for error in errors if rank in error.ranks), None)

@@ -1,4 +1,4 @@
-"""NCCL's channel lines in a job's log, communicator by communicator."""
+"""Read NCCL's channel lines from a job's log, grouped by communicator."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from pathlib import Path
 from job_monitor import logs
 from labcore.errors import LabError
 
-LINE = re.compile(r"^(\S+:\d+):\d+ \[\d+\] NCCL INFO (.*)$")  # NODE:PROCESS of a rank
-NEW = re.compile(r"a modeled communicator of the job's rank\(s\) ([\d,]+)$")
+NCCL_LINE = re.compile(r"^(\S+:\d+):\d+ \[\d+\] NCCL INFO (.*)$")  # NODE:PID identifies the rank
+COMMUNICATOR = re.compile(r"a modeled communicator of the job's rank\(s\) ([\d,]+)$")
 
 
 def of(path: str | Path) -> dict[str, list[str]]:
-    """The lines that say who reaches whom, by the job's ranks in their communicator ("0,2").
+    """Return the lines that report how two ranks are connected, by communicator.
 
-    path: of the log, absolute or relative to the workspace. Ranks print in turn, each of one
-    communicator after the other; two communicators of the same ranks are alike and count once.
-    Raises LabError where the log has no such lines.
+    A communicator is named by the job's ranks in it, such as "0,2". The lines of several ranks are
+    interleaved in the log, but each rank prints one communicator after another. Two communicators
+    of the same ranks have the same lines and count once.
+
+    Args:
+        path: the log, absolute or relative to the workspace.
+
+    Raises:
+        LabError: the log has no such lines.
     """
-    found: dict[str, list[str]] = {}
-    now: dict[str, str] = {}  # the communicator of which each rank talks
+    channels: dict[str, list[str]] = {}
+    current: dict[str, str] = {}  # each rank's communicator at this line
     for line in logs.lines(path, ""):
-        if not (match := LINE.match(line)):
+        if not (match := NCCL_LINE.match(line)):
             continue
         rank, text = match.groups()
-        if new := NEW.search(text):
-            now[rank] = new[1]
-        elif " via " in text and rank in now and line not in found.get(now[rank], ()):
-            found.setdefault(now[rank], []).append(line)
-    if not found:
-        raise LabError(f"{path} has no channel lines of a virtual card: submit the job with "
+        if new := COMMUNICATOR.search(text):
+            current[rank] = new[1]
+        elif " via " in text and rank in current and line not in channels.get(current[rank], ()):
+            channels.setdefault(current[rank], []).append(line)
+    if not channels:
+        raise LabError(f"{path} has no channel lines of a virtual GPU: submit the job with "
                        "--export=ALL,NCCL_DEBUG=INFO")
-    return dict(sorted(found.items(), key=lambda item: [int(rank) for rank in item[0].split(",")]))
+    return dict(sorted(channels.items(),
+                       key=lambda item: [int(rank) for rank in item[0].split(",")]))

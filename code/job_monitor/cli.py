@@ -1,4 +1,4 @@
-"""`lab top` and `lab report`."""
+"""The commands `lab top` and `lab report`."""
 
 from __future__ import annotations
 
@@ -9,59 +9,59 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from job_monitor import details, picture, ranks, slurm, table
-from job_monitor.picture import Picture
-from job_monitor.slurm import Job
+from job_monitor import details, ranks, slurm, snapshot, table
+from job_monitor.slurm import SlurmJob
+from job_monitor.snapshot import Snapshot
 from labcore import workspace
 from labcore.errors import LabError
 from slurmbox.layout import Layout
 
-TOP = "what runs now: every job's ranks, how far they are, and what is wrong"
-REPORT = "one self-contained HTML page about a job"
-NOTHING = "no job runs, and none has in the last minutes"
-RECENT = 3  # jobs that have ended, where none is alive
+TOP = "show the progress and state of every rank, and what went wrong first"
+REPORT = "write a self-contained HTML page about a job"
+NO_JOBS = "no job is running, and none has ended in the last few minutes"
+RECENT_JOBS = 3  # ended jobs to show if no job is alive
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     top = subparsers.add_parser("top", help=TOP, description=TOP)
-    top.add_argument("job", nargs="?", metavar="JOBID", help="this job only, also one that is over")
-    how = top.add_mutually_exclusive_group()
-    how.add_argument("--once", action="store_true",
-                     help="print once and exit; the default if the output is not a terminal")
-    how.add_argument("--watch", action="store_true",
-                     help="refresh until the job ends; the default in a terminal")
-    how.add_argument("--json", action="store_true", help="for programs; once")
+    top.add_argument("job", nargs="?", metavar="JOBID", help="show this job only, live or finished")
+    mode = top.add_mutually_exclusive_group()
+    mode.add_argument("--once", action="store_true",
+                      help="print once and exit; the default if the output is not a terminal")
+    mode.add_argument("--watch", action="store_true",
+                      help="refresh until the job ends; the default in a terminal")
+    mode.add_argument("--json", action="store_true", help="print once, as JSON for programs")
     top.add_argument("--lines", type=int, metavar="N",
                      help="last lines to show of each node's files, with a JOBID "
                           f"(default: {details.LINES})")
     top.add_argument("--interval", type=float, default=2.0, metavar="S",
-                     help="seconds between two looks (default: 2)")
-    add_log(top)
+                     help="seconds between two refreshes (default: 2)")
+    add_log_argument(top)
     top.set_defaults(run=run_top)
     report = subparsers.add_parser("report", help=REPORT, description=REPORT)
-    report.add_argument("job", metavar="JOBID", help="running or over")
+    report.add_argument("job", metavar="JOBID", help="ID of a live or finished job")
     report.add_argument("--output", metavar="FILE",
-                        help="where to (default: megatron/reports/NAME_JOBID.html)")
-    add_log(report)
+                        help="file to write (default: megatron/reports/NAME_JOBID.html)")
+    add_log_argument(report)
     report.set_defaults(run=run_report)
 
 
-def add_log(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log", metavar="FILE", help="the job's log, where Slurm does not know it "
-                        "any more (a site's own forgets it minutes after the end)")
+def add_log_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log", metavar="FILE", help="the job's log, if Slurm no longer knows "
+                        "where it is (a site's Slurm forgets it minutes after the job ends)")
 
 
-def job_number(text: str, command: str) -> int:
-    """Raises LabError for what is no job's number."""
+def parse_job_id(text: str, command: str) -> int:
+    """Return a job ID. Raises LabError if the text is not a number."""
     if not (text.isascii() and text.isdigit()):
-        raise LabError(f"{command} {text}: a job's number is a whole number, such as "
+        raise LabError(f"{command} {text}: a job ID is a number, such as "
                        f"{''.join(one for one in text if one.isascii() and one.isdigit()) or '7'}; "
                        "squeue and sacct list them")
     return int(text)
 
 
-def find(number: int, log: str | None) -> Job:
-    """Raises LabError for an unknown job and for a log that is not there."""
+def find_job(number: int, log: str | None) -> SlurmJob:
+    """Return a job, with the given log. Raises LabError if there is no such job or log."""
     job = slurm.find(number)
     if log is None:
         return job
@@ -71,98 +71,116 @@ def find(number: int, log: str | None) -> Job:
     return replace(job, out=path, err=path)
 
 
-def look(number: int | None, log: str | None = None) -> list[Picture]:
-    """One job, or all that live; where none lives, the last that Slurm still has."""
+def take_snapshots(number: int | None, log: str | None = None) -> list[Snapshot]:
+    """Return snapshots of jobs.
+
+    Args:
+        number: the ID of the only job; None for all live jobs, or for the last RECENT_JOBS if none
+            is alive.
+        log: the path of its log, if Slurm does not know it.
+    """
     proc = ranks.processes(Layout(workspace.home()))
     if number is not None:
-        return [picture.take(find(number, log), proc, with_nodes=True)]
-    known = slurm.known()
-    live = [job for job in known if not job.is_over]
-    return [picture.take(job, proc) for job in live or known[-RECENT:]]
+        return [snapshot.take(find_job(number, log), proc, with_nodes=True)]
+    recent = slurm.recent_jobs()
+    live = [job for job in recent if not job.is_over]
+    return [snapshot.take(job, proc) for job in live or recent[-RECENT_JOBS:]]
 
 
 def run_top(arguments: argparse.Namespace) -> None:
-    """Raises LabError for an unknown job and where there is no cluster."""
-    number = None if arguments.job is None else job_number(arguments.job, "top")
+    """Run `lab top`. Raises LabError if there is no such job or no cluster."""
+    number = None if arguments.job is None else parse_job_id(arguments.job, "top")
     if not 0.2 <= arguments.interval <= 3600:
-        raise LabError(f"top --interval {arguments.interval:g}: between 0.2 and 3600 seconds; "
+        raise LabError(f"top --interval {arguments.interval:g}: not between 0.2 and 3600 seconds; "
                        f"nearest: {min(3600, max(0.2, arguments.interval)):g}")
     if arguments.log and number is None:
         raise LabError(f"top --log {arguments.log}: of which job? lab top JOBID --log FILE")
-    count = _lines(arguments.lines, number)
-    pictures = look(number, arguments.log)
+    count = _line_count(arguments.lines, number)
+    snapshots = take_snapshots(number, arguments.log)
     if arguments.json:
-        jobs = [picture.record(one) | ({} if number is None else details.record(one))
-                for one in pictures]
+        jobs = [snapshot.record(one) | ({} if number is None else details.record(one))
+                for one in snapshots]
         print(json.dumps({"time": time.time(), "jobs": jobs}, indent=2))
     elif arguments.once or not (arguments.watch or sys.stdout.isatty()):
-        print(table.plain(pictures, count) or NOTHING)
+        print(table.as_text(snapshots, count) or NO_JOBS)
     elif sys.stdout.isatty():
-        refresh(pictures, number, arguments.log, arguments.interval, count)
+        redraw(snapshots, number, arguments.log, arguments.interval, count)
     else:
-        follow(pictures, number, arguments.log, arguments.interval, count)
+        print_repeatedly(snapshots, number, arguments.log, arguments.interval, count)
 
 
-def _lines(asked: int | None, number: int | None) -> int | None:
+def _line_count(requested: int | None, number: int | None) -> int | None:
     """Return how many lines of each file to show; None without a job. Raises LabError."""
-    if asked is not None and number is None:
-        raise LabError(f"top --lines {asked}: of which job? lab top JOBID --lines {asked}")
-    if asked is not None and not 1 <= asked <= 1000:
-        raise LabError(f"top --lines {asked}: between 1 and 1000 lines; nearest: "
-                       f"{min(1000, max(1, asked))}")
-    return None if number is None else asked or details.LINES
+    if requested is not None and number is None:
+        raise LabError(f"top --lines {requested}: of which job? lab top JOBID --lines {requested}")
+    if requested is not None and not 1 <= requested <= 1000:
+        raise LabError(f"top --lines {requested}: not between 1 and 1000 lines; nearest: "
+                       f"{min(1000, max(1, requested))}")
+    return None if number is None else requested or details.LINES
 
 
-def follow(pictures: list[Picture], number: int | None, log: str | None, interval: float,
-           count: int | None) -> None:
-    """Print a block of plain lines again and again, where no terminal can be redrawn, until ^C or
-    until the one job is over."""
+def print_repeatedly(snapshots: list[Snapshot], number: int | None, log: str | None,
+                     interval: float, count: int | None) -> None:
+    """Print a new block of plain lines per interval until Ctrl-C, or until the only job ends.
+
+    Args:
+        snapshots: the first ones to print.
+        number: the ID of the only job; None for all live jobs.
+        log: the path of its log, if Slurm does not know it.
+        interval: seconds between two blocks.
+        count: lines of each node's files; None for no details.
+    """
     try:
         while True:
-            print(time.strftime("%H:%M:%S"), table.plain(pictures, count) or NOTHING, sep="\n",
+            print(time.strftime("%H:%M:%S"), table.as_text(snapshots, count) or NO_JOBS, sep="\n",
                   end="\n\n", flush=True)
-            if number is not None and pictures[0].job.is_over:
+            if number is not None and snapshots[0].job.is_over:
                 return
             time.sleep(interval)
             try:
-                pictures = look(number, log)
+                snapshots = take_snapshots(number, log)
             except LabError as error:
-                print(f"no newer picture: {error}", flush=True)
+                print(f"no update: {error}", flush=True)
     except KeyboardInterrupt:
         pass
 
 
-def refresh(pictures: list[Picture], number: int | None, log: str | None, interval: float,
-            count: int | None = None) -> None:
-    """Until ^C, or until the one job is over. While Slurm does not answer, the last picture
-    stays."""
+def redraw(snapshots: list[Snapshot], number: int | None, log: str | None, interval: float,
+           count: int | None = None) -> None:
+    """Redraw the terminal until Ctrl-C, or until the only job ends.
+
+    While Slurm does not respond, the last screen stays. The arguments are those of
+    `print_repeatedly`.
+    """
     from rich.console import Console
     from rich.live import Live
 
-    seen, said = time.strftime("%H:%M:%S"), ""
+    updated, failure = time.strftime("%H:%M:%S"), ""
     console = Console()
 
-    def shown() -> object:
-        foot = f"{seen}, every {interval:g} s; ^C ends" + ("" if pictures else "; no job runs")
-        return table.fitting(pictures, foot + said, console, count)
+    def screen() -> object:
+        foot = (f"{updated}, every {interval:g} s; Ctrl-C to quit"
+                + ("" if snapshots else "; no job is running"))
+        return table.fit_to_terminal(snapshots, foot + failure, console, count)
 
     try:
-        with Live(shown(), console=console, auto_refresh=False) as live:
-            while number is None or not pictures[0].job.is_over:
+        with Live(screen(), console=console, auto_refresh=False) as live:
+            while number is None or not snapshots[0].job.is_over:
                 time.sleep(interval)
                 try:
-                    pictures, seen, said = look(number, log), time.strftime("%H:%M:%S"), ""
+                    snapshots = take_snapshots(number, log)
+                    updated, failure = time.strftime("%H:%M:%S"), ""
                 except LabError as error:
-                    said = f"; no newer picture: {error}"
-                live.update(shown(), refresh=True)
+                    failure = f"; no update: {error}"
+                live.update(screen(), refresh=True)
     except KeyboardInterrupt:
         pass
 
 
 def run_report(arguments: argparse.Namespace) -> None:
-    """Raises LabError for an unknown job and a file that cannot be written."""
+    """Run `lab report`. Raises LabError if there is no such job, or the file is not writable."""
     from job_monitor import report
 
-    job = find(job_number(arguments.job, "report"), arguments.log)
+    job = find_job(parse_job_id(arguments.job, "report"), arguments.log)
     path = report.write(job, arguments.output)
     print(f"report: {path}")

@@ -15,12 +15,12 @@ from labcore import workspace
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from job_monitor.slurm import Job
+    from job_monitor.slurm import SlurmJob
 
-NODE_FILES = Path("megatron/logs")  # of the workspace: JOBID/NODE.out, .err, and .gpu
+NODE_FILES = Path("megatron/logs")  # in the workspace; has JOBID/NODE.out, .err, and .gpu
 
 
-def span(parts: Sequence[Job]) -> Job:
+def combine(parts: Sequence[SlurmJob]) -> SlurmJob:
     """Return one job with the nodes, GPUs, and tasks of all components; the rest is the first's.
 
     Args:
@@ -46,27 +46,27 @@ def _sum(counts: Sequence[int | None]) -> int | None:
     return None if None in counts else sum(counts)
 
 
-def _per_node(part: Job) -> int | None:
+def _per_node(part: SlurmJob) -> int | None:
     return part.gpus // part.node_count if part.gpus and part.node_count else None
 
 
-def joining(master: Job, find: Callable[[int], Job | None]) -> list[Job]:
+def joined_jobs(master: SlurmJob, find: Callable[[int], SlurmJob | None]) -> list[SlurmJob]:
     """Return the jobs that have joined a master job, in the order of their node ranks.
 
-    Each of them wrote its ID to the file joined.PART in the master's folder, and has the master's
-    as an argument, so files of an earlier cluster do not count.
+    Each of them wrote its ID to the file joined.PART in the master's folder. It also has the
+    master's ID as an argument, so files left by an earlier cluster are ignored.
 
     Args:
         master: the master job; any other job has no such file.
-        find: returns a job; None or a LabError for an unknown one.
+        find: looks up a job by its ID; it returns None or raises LabError for an unknown one.
     """
     folder = workspace.home() / NODE_FILES / str(master.number)
-    found = []
+    joined = []
     for path in sorted(folder.glob("joined.[0-9]*"), key=lambda path: (len(path.name), path.name)):
         try:
             part = find(int(path.read_text()))
         except (OSError, ValueError, LabError):  # ValueError: the file is being written
             continue
         if part is not None and str(master.number) in part.command.split()[1:]:
-            found.append(part)
-    return found
+            joined.append(part)
+    return joined

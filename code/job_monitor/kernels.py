@@ -25,8 +25,13 @@ HATCHES = ("", "//", "..")  # not by color alone
 
 
 @dataclass(frozen=True)
-class Profile:
-    """milliseconds: of a step, by a kernel's name; kernels of different streams may overlap."""
+class KernelProfile:
+    """The GPU kernels of one profiled step.
+
+    Attributes:
+        name: a name for the run.
+        milliseconds: time per step, by kernel name; kernels of different streams may overlap.
+    """
 
     name: str
     milliseconds: dict[str, float]
@@ -38,18 +43,18 @@ class Profile:
     @property
     def tensor_core_share(self) -> float:
         """Fraction of the kernels' time spent in kernels that use Tensor Cores."""
-        return self.of("tensor") / self.total
+        return self.milliseconds_of("tensor") / self.total
 
-    def of(self, kind: str) -> float:
-        """Milliseconds of one of KINDS."""
+    def milliseconds_of(self, kind: str) -> float:
+        """Return the time of the kernels of one of KINDS."""
         return sum(time for name, time in self.milliseconds.items() if kind_of(name) == kind)
 
-    def show(self, most: int = 6) -> None:
-        """Print the kernels that take most of the time, as the tab's GPU Kernel view lists them."""
+    def show(self, count: int = 6) -> None:
+        """Print the `count` longest kernels, as in the GPU Kernel view of the profiler's tab."""
         print(f"{self.name}: {self.total:.1f} ms of kernels in a step, "
               + result(f"{self.tensor_core_share:.0%} on Tensor Cores"))
         ranked = sorted(self.milliseconds.items(), key=lambda item: -item[1])
-        for name, time in ranked[:most]:
+        for name, time in ranked[:count]:
             used = "Tensor Cores" if uses_tensor_cores(name) else ""
             print(f"  {time:7.1f} ms  {used:12}  {name[:70]}")
 
@@ -67,15 +72,22 @@ def kind_of(kernel: str) -> str:
     return "other" if "gemm" in kernel else "rest"
 
 
-def read(name: str, folder: str | Path) -> Profile:
-    """The first rank's profile in a run's folder (".../run_NAME"), absolute or relative to the
-    workspace; the latest one there. Raises LabError where there is none of a GPU."""
-    place = workspace.home() / folder
-    found = sorted(place.glob("*_gpu0.*.pt.trace.json"), key=lambda path: path.stat().st_mtime_ns)
-    if not found:
-        raise LabError(f"no profile in {place}: run a job with --profile-execution yes "
-                       "--profile-name NAME, and give the folder run_NAME")
-    events = json.loads(found[-1].read_text())["traceEvents"]
+def read(name: str, folder: str | Path) -> KernelProfile:
+    """Return the latest profile of rank 0 in a run's folder.
+
+    Args:
+        name: a name for the run.
+        folder: a run_NAME in the job's TensorBoard folder, absolute or relative to the workspace.
+
+    Raises:
+        LabError: there is no profile, or it has no GPU kernels.
+    """
+    run = workspace.home() / folder
+    traces = sorted(run.glob("*_gpu0.*.pt.trace.json"), key=lambda path: path.stat().st_mtime_ns)
+    if not traces:
+        raise LabError(f"no profile in {run}: run a job with --profile-execution yes "
+                       "--profile-name NAME, and pass the folder run_NAME")
+    events = json.loads(traces[-1].read_text())["traceEvents"]
     steps = {event["name"] for event in events
              if str(event.get("name", "")).startswith("ProfilerStep#")}
     times: Counter[str] = Counter()
@@ -83,29 +95,29 @@ def read(name: str, folder: str | Path) -> Profile:
         if event.get("cat") == "kernel":
             times[event["name"]] += event["dur"] / 1000
     if not times or not steps:
-        raise LabError(f"{found[-1]} holds no kernels of a GPU: was it trained with --device cpu?")
-    return Profile(name, {kernel: time / len(steps) for kernel, time in times.items()})
+        raise LabError(f"{traces[-1]} contains no GPU kernels: did the job run on --device cpu?")
+    return KernelProfile(name, {kernel: time / len(steps) for kernel, time in times.items()})
 
 
-def plot(*profiles: Profile) -> Drawing:
-    """A bar for each: the milliseconds of a step by KINDS."""
+def plot(*profiles: KernelProfile) -> Drawing:
+    """Plot the time of a step in milliseconds, one bar per profile, split by KINDS."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(7, 0.9 + 0.7 * len(profiles)), layout="constrained")
     axes = figure.subplots()
-    names, said = [profile.name for profile in profiles], []
+    names = [profile.name for profile in profiles]
     left = [0.0] * len(profiles)
     for number, (kind, title) in enumerate(KINDS.items()):
-        widths = [profile.of(kind) for profile in profiles]
+        widths = [profile.milliseconds_of(kind) for profile in profiles]
         axes.barh(names, widths, left=left, label=title, color=f"C{number}",
                   hatch=HATCHES[number], edgecolor="white")
         left = [before + width for before, width in zip(left, widths, strict=True)]
-    for profile in profiles:
-        said.append(profile.name + ": " + ", ".join(
-            f"{title} {profile.of(kind):.0f} ms" for kind, title in KINDS.items()))
+    described = [profile.name + ": " + ", ".join(
+        f"{title} {profile.milliseconds_of(kind):.0f} ms" for kind, title in KINDS.items())
+        for profile in profiles]
     axes.invert_yaxis()
     axes.set(xlabel="ms of kernels in a step")
     axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
-    return Drawing(figure, "Time of a step's kernels. " + "; ".join(said) + ".")
+    return Drawing(figure, "Time of a step's kernels. " + "; ".join(described) + ".")

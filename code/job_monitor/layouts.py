@@ -20,8 +20,8 @@ MEMORY = re.compile(r"^\[Rank (\d+)\] .*max allocated: ([\d.]+)")
 PARAMETERS = re.compile(r"model parallel rank \((\d+), (\d+)\): (\d+)")
 
 
-class Job(Protocol):
-    """A Slurm job: its ID, its name, and its log file."""
+class ProfiledJob(Protocol):
+    """A Slurm job that has ended: its ID, its name, and its log file."""
 
     job: int
     name: str
@@ -29,16 +29,16 @@ class Job(Protocol):
 
 
 @dataclass(frozen=True)
-class Run:
-    """The figures of a job's log and profile.
+class LayoutRun:
+    """The measurements of one layout, from a job's log and profile.
 
     Attributes:
-        name: of the layout.
-        milliseconds: per iteration.
+        name: the layout's name.
+        milliseconds: elapsed time per iteration.
         tokens_per_second: the throughput of all ranks together.
-        parameters: by (tensor-parallel rank, stage).
+        parameters: number of parameters, by (tensor-parallel rank, stage).
         memory: peak memory in GiB, by rank (of one replica).
-        sent: bytes per iteration, by rank.
+        sent: bytes sent per iteration, by rank.
         modeled: whether the GPUs were virtual.
     """
 
@@ -60,34 +60,35 @@ class Run:
         return max(self.sent.values()) / 1e6
 
 
-def read(name: str, job: Job, sequence_length: int) -> Run:
-    """Read the run of a job that has ended and was profiled (--profile-execution yes).
+def read(name: str, job: ProfiledJob, sequence_length: int) -> LayoutRun:
+    """Read the measurements of a job that has ended and was profiled (--profile-execution yes).
 
     Args:
-        name: of the layout.
+        name: a name for the layout.
         job: the job.
         sequence_length: tokens per sample.
 
-    Raises LabError that names what is missing.
+    Raises:
+        LabError: the log or the profile is missing or incomplete.
     """
-    found = logs.read(job.log).iterations
-    if not found:
+    iterations = logs.read(job.log).iterations
+    if not iterations:
         raise LabError(f"{name}: job {job.job} has completed no iteration; jobs.wait() shows why")
-    last = found[-1]
+    last = iterations[-1]
     memory = {int(match[1]): float(match[2]) / 1024  # the log has MiB
               for line in logs.lines(job.log, "max allocated: ") if (match := MEMORY.search(line))}
     parameters = {(int(match[1]), int(match[2])): int(match[3])
                   for line in logs.lines(job.log, "number of parameters")
                   if (match := PARAMETERS.search(line))}
     profile = workspace.home() / "megatron" / "tensorboard" / job.name / "run_default"
-    messages = bytes_sent.sent(profile)
+    sent = bytes_sent.read(profile)
     modeled = any("modeled" in line for line in job.log.read_text().splitlines())
-    return Run(name, last.milliseconds,
-               last.global_batch * sequence_length / last.milliseconds * 1000, parameters, memory,
-               {rank: sum(kinds.values()) for rank, kinds in messages.items()}, modeled)
+    return LayoutRun(name, last.milliseconds,
+                     last.global_batch * sequence_length / last.milliseconds * 1000, parameters,
+                     memory, {rank: sum(kinds.values()) for rank, kinds in sent.items()}, modeled)
 
 
-def show(runs: Sequence[Run]) -> None:
+def show(runs: Sequence[LayoutRun]) -> None:
     """Print a table with the best value of each column highlighted."""
     columns = [("ms", 9, [run.milliseconds for run in runs], "{:,.1f}", min),
                ("tokens/s", 10, [run.tokens_per_second for run in runs], "{:,.0f}", max),
@@ -102,12 +103,12 @@ def show(runs: Sequence[Run]) -> None:
         line = f"{run.name:{width}}"
         for _, size, values, form, best in columns:
             cell = f"{form.format(values[row]):>{size}}"
-            stands_out = best and values[row] == best(values)
-            line += result(cell) if stands_out else cell
+            is_best = best and values[row] == best(values)
+            line += result(cell) if is_best else cell
         print(line)
 
 
-def plot(runs: Sequence[Run]) -> Drawing:
+def plot(runs: Sequence[LayoutRun]) -> Drawing:
     """Plot time, memory, and bytes as bars, one row per run."""
     from matplotlib.figure import Figure
 
@@ -126,7 +127,7 @@ def plot(runs: Sequence[Run]) -> Drawing:
         axes.set_title(title + kind, fontsize=10)
         axes.margins(x=0.3)
         axes.invert_yaxis()
-    said = "; ".join(f"{run.name} {run.milliseconds:.0f} ms, {run.peak:.1f} GiB, "
-                     f"{run.megabytes:.0f} MB" for run in runs)
+    values = "; ".join(f"{run.name} {run.milliseconds:.0f} ms, {run.peak:.1f} GiB, "
+                       f"{run.megabytes:.0f} MB" for run in runs)
     return Drawing(figure, "Time of an iteration, largest peak memory of any rank, and largest "
-                   f"number of bytes that a rank sends in an iteration{kind}: {said}.")
+                   f"number of bytes that a rank sends in an iteration{kind}: {values}.")

@@ -1,94 +1,110 @@
-"""One word for every rank, and why: running, stalled, stopped, dead, done or failed.
+"""Judge the health of every rank: running, stalled, stopped, dead, done, or failed, and why.
 
-As an operator would: is the job alive, is the process, when did the rank last say something, and
-what has it said on the error stream.
+The evidence is what an operator would check: whether the job is alive, whether the process is, when
+the rank last reported, and which errors it logged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from job_monitor import causes
-from job_monitor.causes import Cause
-from job_monitor.ranks import GONE, STOPPED, Rank
-from job_monitor.slurm import Job
+from job_monitor import causes, ranks
+from job_monitor.causes import LogError
+from job_monitor.ranks import RankStatus
+from job_monitor.slurm import SlurmJob
 
-RUNNING, STALLED, HALTED, DEAD, DONE, FAILED = (
+RUNNING, STALLED, STOPPED, DEAD, DONE, FAILED = (
     "running", "stalled", "stopped", "dead", "done", "failed")
-# Seconds of silence: so many usual steps and at least so long, then a rank is stalled. What takes
-# longer than a step (start, evaluation, a checkpoint) may last PATIENCE.
-USUAL, LEAST, PATIENCE = 20, 10.0, 180.0
-# What the job's end means for a rank that did not come to its own.
-ENDS = {"CANCELLED": "the job was cancelled", "TIMEOUT": "the job's time was up",
-        "NODE_FAIL": "a node of the job failed", "OUT_OF_MEMORY": "the job's memory was used up",
-        "PREEMPTED": "another job took the nodes"}
+# A rank in training is stalled after STALL_STEPS typical steps and at least STALL_SECONDS without
+# an update. A start, an evaluation, or a checkpoint may take LONG_PHASE_SECONDS.
+STALL_STEPS, STALL_SECONDS, LONG_PHASE_SECONDS = 20, 10.0, 180.0
+# Why a rank that did not report its own end ended with its job.
+ENDS = {"CANCELLED": "the job was cancelled", "TIMEOUT": "the job reached its time limit",
+        "NODE_FAIL": "a node of the job failed", "OUT_OF_MEMORY": "the job ran out of memory",
+        "PREEMPTED": "another job preempted it"}
 
 
-def judge(rank: Rank, process: str | None, job: Job, found: Iterable[Cause], now: float,
-          ) -> tuple[str, str]:
-    """(word, reason) of a rank. process: as ranks.process; found: as causes.find; now: in seconds
-    since the epoch."""
-    said = causes.of_rank([cause for cause in found if cause.tier < causes.EXIT], rank.number)
-    over = job.is_over or process == GONE
-    if rank.state == "done" or rank.state.startswith("stopped "):
-        ended = "all iterations" if rank.state == "done" else f"exited {rank.state[8:].rstrip('.')}"
+def rank_health(status: RankStatus, process: str | None, job: SlurmJob, errors: Iterable[LogError],
+                now: float) -> tuple[str, str]:
+    """Return the health of a rank, and the reason.
+
+    Args:
+        status: the rank's status file.
+        process: the state of its process, as from `ranks.process`.
+        job: its Slurm job.
+        errors: errors in the job's log.
+        now: the time in seconds since the epoch.
+    """
+    error = causes.first_of_rank([one for one in errors if one.tier < causes.EXIT], status.number)
+    over = job.is_over or process == ranks.GONE
+    if status.state == "done" or status.state.startswith("stopped "):
+        ended = ("all iterations" if status.state == "done"
+                 else f"exited {status.state[8:].rstrip('.')}")
         return DONE, ended
-    if said and said.kind == "killed":
-        return DEAD, said.text
-    if said and (over or said.tier == causes.OWN):
-        return FAILED, said.text
-    if rank.state == "failed":
-        return FAILED, said.text if said else "ended with an error"
+    if error and error.kind == "killed":
+        return DEAD, error.text
+    if error and (over or error.tier == causes.OWN):
+        return FAILED, error.text
+    if status.state == "failed":
+        return FAILED, error.text if error else "ended with an error"
     if over:
-        return (DONE, "") if job.state == "COMPLETED" else (DEAD, _end(job, process))
-    if process == STOPPED:
-        return HALTED, "its process is stopped by a signal (SIGSTOP, ^Z); SIGCONT lets it go on"
-    return _by_silence(rank, now)
+        return (DONE, "") if job.state == "COMPLETED" else (DEAD, _end(job))
+    if process == ranks.STOPPED:
+        return STOPPED, "a signal (SIGSTOP, Ctrl-Z) has stopped its process; SIGCONT resumes it"
+    return _health_by_age(status, now)
 
 
-def _end(job: Job, process: str | None) -> str:
+def _end(job: SlurmJob) -> str:
     if job.state in ENDS:
         return ENDS[job.state]
     if job.is_over:
-        return "ended without a word of its own when the job failed"
-    return "its process is gone, without a word"
+        return "ended with the job, and reported no error"
+    return "its process is gone, and reported no error"
 
 
-def _by_silence(rank: Rank, now: float) -> tuple[str, str]:
-    silent = max(0.0, now - rank.written)
-    if rank.state == "training" and rank.pace:
-        limit = max(LEAST, USUAL * rank.pace)
-        usual = f"; a step usually takes {rank.pace:.2g} s"
+def _health_by_age(status: RankStatus, now: float) -> tuple[str, str]:
+    age = max(0.0, now - status.written)
+    if status.state == "training" and status.pace:
+        limit = max(STALL_SECONDS, STALL_STEPS * status.pace)
+        typical = f"; a step usually takes {status.pace:.2g} s"
     else:
-        limit, usual = PATIENCE, ""
-    if silent > limit:
-        return STALLED, f"nothing for {silent:.0f} s in state {rank.state}{usual}"
-    return RUNNING, "" if rank.state == "training" else rank.state
+        limit, typical = LONG_PHASE_SECONDS, ""
+    if age > limit:
+        return STALLED, f"no update for {age:.0f} s in state {status.state}{typical}"
+    return RUNNING, "" if status.state == "training" else status.state
 
 
-def missing(number: int, job: Job, found: Iterable[Cause]) -> tuple[str, str]:
-    """Return the state of a rank that has no status file, and the reason.
+def missing_rank_health(number: int, job: SlurmJob, errors: Iterable[LogError]) -> tuple[str, str]:
+    """Return the health of a rank that has no status file, and the reason.
 
     Args:
         number: the rank.
         job: its Slurm job.
-        found: errors in the job's log.
+        errors: errors in the job's log.
     """
-    said = causes.of_rank(list(found), number)
-    if said:
-        return (DEAD if said.kind == "killed" else FAILED), said.text
+    error = causes.first_of_rank(list(errors), number)
+    if error:
+        return (DEAD if error.kind == "killed" else FAILED), error.text
     return (DEAD, "never reported") if job.is_over else (RUNNING, "has not reported yet")
 
 
-def silent_ones(root: Cause | None, found: Iterable[Cause], ranks: Iterable[int],
-                words: Mapping[int, str]) -> list[int]:
-    """After a time-out or while ranks stall: those that the others wait for, as far as that can be
-    told. A rank that complains waits; one that is stopped, dead or silent is waited for."""
-    culprits = [rank for rank, word in words.items() if word == HALTED]
-    if culprits or root is None or root.kind != "time-out":
-        return culprits
-    found = list(found)
-    complained = {rank for cause in found for rank in cause.ranks}
-    named = {rank for cause in found for rank in cause.lost}
-    silent = sorted(named - complained or set(ranks) - complained)
-    return silent if complained else []
+def unresponsive_ranks(root: LogError | None, errors: Iterable[LogError],
+                       health: Mapping[int, str]) -> list[int]:
+    """Return the ranks that the others wait for, as far as that is known.
+
+    These are stopped ranks, or, after a timeout, the ranks that reported none: a rank that reports
+    a timeout was waiting for another.
+
+    Args:
+        root: the root cause, if any.
+        errors: errors in the job's log.
+        health: the health of each rank.
+    """
+    stopped = [rank for rank, word in health.items() if word == STOPPED]
+    if stopped or root is None or root.kind != "timeout":
+        return stopped
+    errors = list(errors)
+    reporting = {rank for error in errors for rank in error.ranks}
+    lost = {rank for error in errors for rank in error.lost}
+    unresponsive = sorted(lost - reporting or set(health) - reporting)
+    return unresponsive if reporting else []

@@ -1,7 +1,7 @@
-"""A trainer's log as numbers: from its metrics.jsonl, or else from the lines themselves.
+"""Read the numbers in a trainer's log from its metrics.jsonl, or else from the lines themselves.
 
 Logs of other trainers, such as Megatron-LM's own, name no metrics.jsonl. Either way, the numbers
-have the digits that the log shows.
+are rounded to the digits in the log.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d
           "train_iters": r"iteration +\d+/ +(\d+)",
           "loss_scale": rf"loss scale: {NUMBER}",
           "skipped": r"number of skipped iterations: +(\d+)"}
-# The fields of an iteration in metrics.jsonl, and the log's format of those that are not whole.
+# The fields of an iteration in metrics.jsonl, and the log's format of those that are not integers.
 NAMES = {"iteration": "iteration", "samples": "consumed_samples", "train_iters": "train_iters",
          "milliseconds": "elapsed_ms_per_iteration", "learning_rate": "learning_rate",
          "global_batch": "global_batch_size", "loss": "lm_loss", "grad_norm": "grad_norm",
          "tflops": "tflops_per_gpu", "loss_scale": "loss_scale", "skipped": "skipped_iterations"}
 FORMATS = {"milliseconds": ".1f", "loss": ".6E", "grad_norm": ".3f", "tflops": ".1f",
            "loss_scale": ".1f"}
-WHOLE = {"iteration", "samples", "global_batch", "train_iters", "skipped"}
+INTEGERS = {"iteration", "samples", "global_batch", "train_iters", "skipped"}
 WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
                    r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """One line of the log; None where the run does not print a value (a virtual GPU has no
-    loss)."""
+    """An iteration line of the log; a value that the run does not print is None.
+
+    A virtual GPU, for example, prints no loss. Times are in milliseconds.
+    """
 
     iteration: int
     samples: int | None = None
@@ -58,7 +60,7 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Log:
-    """Data parsed from a run's log; sizes are None until the log contains them."""
+    """The group sizes and iterations of a run; sizes are None until the log contains them."""
 
     world_size: int | None
     data_parallel: int | None
@@ -68,73 +70,84 @@ class Log:
 
 
 def parse_line(line: str) -> Iteration | None:
-    """The numbers of an iteration line; None for any other line."""
-    if "elapsed time per iteration" not in line:  # few lines of a log are worth the searches
+    """Return the numbers of an iteration line, or None for any other line."""
+    if "elapsed time per iteration" not in line:  # a cheap test, because few lines have numbers
         return None
     values: dict[str, int | float] = {}
     for name, pattern in FIELDS.items():
         match = re.search(pattern, line)
         if match:
-            values[name] = int(match[1]) if name in WHOLE else float(match[1])
+            values[name] = int(match[1]) if name in INTEGERS else float(match[1])
     if not {"iteration", "milliseconds"} <= values.keys():
         return None
     return Iteration(**values)
 
 
 def read(path: str | Path) -> Log:
-    """The log at `path`, absolute or relative to the workspace. Raises LabError when there is
-    none."""
+    """Return the log at `path`, absolute or relative to the workspace. Raises LabError if there
+    is none."""
     return parse(_text(path).splitlines())
 
 
 def lines(path: str | Path, phrase: str) -> list[str]:
-    """The lines of that log that hold `phrase`. Raises LabError when there is none."""
+    """Return the log's lines that contain `phrase`, at least one.
+
+    Args:
+        path: the log, absolute or relative to the workspace.
+        phrase: the text to search for.
+
+    Raises:
+        LabError: there is no log or no such line.
+    """
     text = _text(path)
-    found = [line for line in text.splitlines() if phrase in line]
-    if not found:
+    matches = [line for line in text.splitlines() if phrase in line]
+    if not matches:
         last = (text.strip().splitlines() or ["nothing"])[-1]
-        raise LabError(f"no line of {path} holds {phrase!r}; its last line is: {last}")
-    return found
+        raise LabError(f"no line of {path} contains {phrase!r}; its last line is: {last}")
+    return matches
 
 
 def _text(path: str | Path) -> str:
-    place = workspace.home() / path
+    log = workspace.home() / path
     try:
-        return place.read_text(errors="replace")
+        return log.read_text(errors="replace")
     except OSError as error:
-        raise LabError(f"no log at {place}: {error.strerror}; has the job started? "
+        raise LabError(f"no log at {log}: {error.strerror}; has the job started? "
                        "squeue shows it") from error
 
 
 def parse(lines: Sequence[str]) -> Log:
-    """Return the log of these lines, which may hold several starts of a trainer."""
+    """Return the log of these lines, in which the trainer may have started several times."""
     starts = [number for number, line in enumerate(lines) if WORLD.search(line)]
     sizes = WORLD.search(lines[starts[0]]).groups() if starts else [None] * 4
-    found: list[Iteration] = []
+    iterations: list[Iteration] = []
     for start, end in pairwise([0, *starts, len(lines)]):
-        found += _iterations(lines[start:end])
-    return Log(*(size and int(size) for size in sizes), tuple(found))
+        iterations += _iterations(lines[start:end])
+    return Log(*(size and int(size) for size in sizes), tuple(iterations))
 
 
 def _iterations(lines: Sequence[str]) -> list[Iteration]:
-    """Return the iterations of one start of a trainer."""
-    objects = metrics.of_log(lines)
+    """Return the iterations after one start of the trainer."""
+    objects = metrics.read_for_log(lines)
     if objects is None:
         return [iteration for line in lines if (iteration := parse_line(line))]
     start = next((one for one in objects if one.get("kind") == "start"), {})
     arguments = start.get("arguments")
     core = isinstance(arguments, dict) and arguments.get("log_format") == "core"
     formats = {**FORMATS, "learning_rate": ".6E" if core else ".3E"}
-    found = [_recorded(one, formats) for one in objects if one.get("kind") == "iteration"]
-    return [iteration for iteration in found if iteration]
+    iterations = [_from_metrics(one, formats) for one in objects if one.get("kind") == "iteration"]
+    return [iteration for iteration in iterations if iteration]
 
 
-def _recorded(fields: Mapping[str, object], formats: Mapping[str, str]) -> Iteration | None:
-    """Return an iteration of metrics.jsonl with the log's digits; None if it has no number."""
+def _from_metrics(fields: Mapping[str, object], formats: Mapping[str, str]) -> Iteration | None:
+    """Return an iteration of metrics.jsonl, rounded to the log's digits.
+
+    Returns None if it lacks its number or its time.
+    """
     values: dict[str, int | float | None] = {}
     for name, field in NAMES.items():
-        if name in WHOLE:
-            values[name] = metrics.whole(fields.get(field))
+        if name in INTEGERS:
+            values[name] = metrics.integer(fields.get(field))
         else:
             value = metrics.number(fields.get(field))
             values[name] = None if value is None else float(format(value, formats[name]))

@@ -1,7 +1,7 @@
-"""Figures of a run from its metrics.jsonl (see minimegatron/logging/metrics.py).
+"""Read a run's metrics.jsonl, which minimegatron/logging/metrics.py writes.
 
-The trainer names the file in its log. The file belongs to a job, so nothing in it is trusted to
-have the right type.
+The trainer names the file in its log. A job can write anything to the file, so every type is
+checked.
 """
 
 from __future__ import annotations
@@ -12,55 +12,55 @@ import re
 import stat
 from collections.abc import Sequence
 
-NAMED = re.compile(r"> writing metrics of run (\S+) to (/.+\.jsonl)$")
-INCOMPLETE = "WARNING: metrics of run "  # the disk was full: the log has more
-LARGEST = 2**26  # bytes that are read, at the end of a file
+FILE_LINE = re.compile(r"> writing metrics of run (\S+) to (/.+\.jsonl)$")
+INCOMPLETE = "WARNING: metrics of run "  # the disk was full, so the log has more than the file
+MAX_SIZE = 2**26  # bytes that are read, at the end of a file
 
 
-def of_log(lines: Sequence[str]) -> list[dict[str, object]] | None:
+def read_for_log(lines: Sequence[str]) -> list[dict[str, object]] | None:
     """Return the objects of the runs that a log names, in the order in which they were written.
 
-    Returns None if the log names no file, or if a file is incomplete or cannot be read: then the
-    log is all there is.
+    Returns None if the log names no file, or if a file is incomplete or unreadable. Only the log's
+    own lines can be used then.
     """
-    named = [match.groups() for line in lines if (match := NAMED.search(line))]
-    if not named or any(INCOMPLETE in line for line in lines):
+    files = [match.groups() for line in lines if (match := FILE_LINE.search(line))]
+    if not files or any(INCOMPLETE in line for line in lines):
         return None
-    found = []
-    for run, path in named:
+    records = []
+    for run, path in files:
         try:
             text = _tail(path)
         except OSError:
             return None
         objects = [_object(line) for line in text.splitlines() if run.encode() in line]
-        found += [one for one in objects if one is not None and one.get("run") == run]
-    return found
+        records += [one for one in objects if one is not None and one.get("run") == run]
+    return records
 
 
 def _tail(path: str) -> bytes:
-    """Return the last LARGEST bytes of a regular file. Raises OSError."""
+    """Return the last MAX_SIZE bytes of a regular file. Raises OSError."""
     # Opening a named pipe would wait for its writer.
     with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(0, "not a regular file")
-        file.seek(max(0, about.st_size - LARGEST))
-        return file.read(LARGEST)
+        file.seek(max(0, status.st_size - MAX_SIZE))
+        return file.read(MAX_SIZE)
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """Return the object of a line, with NaN and infinity put back; None if there is none."""
+    """Return the object of a line, with its NaN and infinity values; None if it has no object."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):  # cut off, or not written by the trainer
+        fields = json.loads(line)
+    except (ValueError, RecursionError):  # truncated, or not written by the trainer
         return None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         return None
-    odd = found.get("non_finite")
-    for name in odd if isinstance(odd, dict) else ():
-        if odd[name] in ("nan", "inf", "-inf"):
-            found[name] = float(odd[name])
-    return found
+    non_finite = fields.get("non_finite")
+    for name in non_finite if isinstance(non_finite, dict) else ():
+        if non_finite[name] in ("nan", "inf", "-inf"):
+            fields[name] = float(non_finite[name])
+    return fields
 
 
 def number(value: object) -> float | None:
@@ -73,6 +73,6 @@ def number(value: object) -> float | None:
         return None
 
 
-def whole(value: object) -> int | None:
+def integer(value: object) -> int | None:
     """Return an integer, and None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,6 +1,6 @@
-"""The ranks' status files (see minimegatron/logging/status.py), and whether their processes live.
+"""Read the ranks' status files (see minimegatron/logging/status.py) and check their processes.
 
-The files are a job's: nothing in them is trusted to have the right type.
+A job can write anything to its files, so every type is checked.
 """
 
 from __future__ import annotations
@@ -16,16 +16,39 @@ from slurmbox.layout import Layout
 from slurmbox.namespaces import MARKER
 
 ALIVE, STOPPED, GONE = "alive", "stopped", "gone"
-LONGEST = 200  # characters of a text
+MAX_LENGTH = 200  # characters of a string
 STATUS = f"{STATUS_VARIABLE}=".encode()
 
 
 @dataclass(frozen=True)
-class Rank:
-    """One file. Memory in bytes; loss and tflops: of the log's last line; milliseconds: of the last
-    step, on the device's clock; pace: seconds between two steps, on this machine's; written: when.
-    on_card: memory_used is all that is in use on the rank's card (CUDA's context, NCCL's buffers,
-    what PyTorch reserves); else memory_used is what memory_peak is the peak of.
+class RankStatus:
+    """The status file of a rank. Times are in seconds since the epoch, memory is in bytes.
+
+    Attributes:
+        number: the rank.
+        node: the node's name.
+        gpu: the number of its GPU on the node, or else its index within the job.
+        pid: its process ID, in the cluster's PID namespace.
+        device: the name of its device.
+        modeled: whether the device is a virtual GPU.
+        stage: its pipeline stage.
+        world_size: the number of ranks.
+        state: what it is doing, such as "training" or "saving".
+        iteration: its last iteration.
+        train_iters: the last iteration of the run.
+        milliseconds: elapsed time of the last step, on the device's clock.
+        pace: seconds per step, on this machine's clock.
+        loss: the loss in the log's last line.
+        tflops: TFLOP/s per GPU in the log's last line.
+        virtual_seconds: modeled time since the start.
+        memory_used: all memory in use on its GPU if `on_card` is set (CUDA's context, NCCL's
+            buffers, PyTorch's reserved memory); otherwise the memory that memory_peak is the
+            peak of.
+        memory_peak: the peak memory of its tensors, or of its process on the CPU.
+        memory_total: the GPU's memory.
+        on_card: see memory_used.
+        started: the time of its start.
+        written: the time of the last update.
     """
 
     number: int
@@ -52,25 +75,25 @@ class Rank:
     written: float = 0.0
 
 
-def read(folder: Path) -> dict[int, Rank]:
-    """The ranks of the latest run in a job's folder; none where it has no files."""
+def read(folder: Path) -> dict[int, RankStatus]:
+    """Return the ranks of the latest run in a job's folder; empty if the folder has no files."""
     try:
         files = list(folder.iterdir())
     except OSError:
         return {}
-    found = [rank for path in files if (rank := _load(path))]
-    if not found:
+    statuses = [rank for path in files if (rank := _load(path))]
+    if not statuses:
         return {}
-    latest = max(found, key=lambda rank: rank.started)  # a job may run the trainer several times
-    size = latest.world_size or 1 + max(rank.number for rank in found)
-    chosen = [rank for rank in sorted(found, key=lambda rank: rank.number)
-              if rank.number < size and rank.world_size == latest.world_size]
-    last = max(rank.stage for rank in chosen)  # the only one with a loss
+    latest = max(statuses, key=lambda rank: rank.started)  # a job may run several trainers
+    size = latest.world_size or 1 + max(rank.number for rank in statuses)
+    current = [rank for rank in sorted(statuses, key=lambda rank: rank.number)
+               if rank.number < size and rank.world_size == latest.world_size]
+    last = max(rank.stage for rank in current)  # only the last stage has a loss
     return {rank.number: rank if rank.stage == last else replace(rank, loss=None)
-            for rank in chosen}
+            for rank in current}
 
 
-def _load(path: Path) -> Rank | None:
+def _load(path: Path) -> RankStatus | None:
     own = rankfiles.number_of(path)
     fields = None if own is None else rankfiles.read(path)
     if own is None or fields is None:
@@ -84,28 +107,28 @@ def _load(path: Path) -> Rank | None:
             return value if abs(value) < rankfiles.WHOLE else None
         return value if math.isfinite(value) else None
 
-    def whole(name: str) -> int | None:
+    def integer(name: str) -> int | None:
         value = number(name)
         return int(value) if value is not None and abs(value) < rankfiles.WHOLE else None
 
     def text(name: str) -> str:
         value = fields.get(name)
-        return value[:LONGEST] if isinstance(value, str) else ""
+        return value[:MAX_LENGTH] if isinstance(value, str) else ""
 
     place = fields.get("place")
     stage = place.get("pp") if isinstance(place, dict) else 0
     used = number("memory_used")
-    size = whole("world_size")
+    size = integer("world_size")
     if size is not None and size <= own:
         return None
-    loss = fields.get("loss")  # may be nan: that is worth showing
-    slot = whole("slot")  # the card's number on its node; "gpu" is the job's own
-    gpu = whole("gpu") if slot is None else slot
-    return Rank(
-        own, text("node"), gpu, whole("pid"), text("device"),
+    loss = fields.get("loss")  # nan is kept, because users need to see it
+    slot = integer("slot")  # the GPU's number on its node; "gpu" is the index within the job
+    gpu = integer("gpu") if slot is None else slot
+    return RankStatus(
+        own, text("node"), gpu, integer("pid"), text("device"),
         fields.get("modeled") is True, stage if isinstance(stage, int) else 0,
-        size, text("state") or "starting", whole("iteration") or 0,
-        whole("train_iters"), number("milliseconds"), number("pace"),
+        size, text("state") or "starting", integer("iteration") or 0,
+        integer("train_iters"), number("milliseconds"), number("pace"),
         loss if isinstance(loss, float) else number("loss"), number("tflops"),
         number("virtual_seconds"), number("allocated") if used is None else used,
         number("max_allocated"), number("memory_total"), used is not None,
@@ -113,8 +136,11 @@ def _load(path: Path) -> Rank | None:
 
 
 def processes(layout: Layout) -> Path | None:
-    """The /proc in which the PIDs of this cluster's jobs are right; None: a cluster elsewhere."""
-    if Path(MARKER).exists():  # this is one of its nodes
+    """Return the /proc in which the PIDs of this cluster's jobs are valid.
+
+    Returns None if the cluster runs on another machine.
+    """
+    if Path(MARKER).exists():  # this process runs on one of the cluster's nodes
         return Path("/proc")
     record, supervisor = health.read_record(layout), health.supervisor(layout)
     if layout.site.exists() or record is None or supervisor is None:
@@ -124,10 +150,18 @@ def processes(layout: Layout) -> Path | None:
     return Path(f"/proc/{supervisor[0]}/root/proc")
 
 
-def process(proc: Path | None, job: int, rank: Rank) -> str | None:
-    """ALIVE, STOPPED or GONE; None where that cannot be known. A PID that another process has by
-    now is GONE: the process says in its environment whose it is. In a job that joined another, the
-    folder for the status files names the job, and SLURM_JOB_ID does not."""
+def process(proc: Path | None, job: int, rank: RankStatus) -> str | None:
+    """Return the state of a rank's process: ALIVE, STOPPED, or GONE; None if it is unknown.
+
+    A PID that now belongs to another process counts as GONE, because a rank's process has its job
+    and its rank in its environment. In a job that joined another, SLURM_JOB_ID does not name the
+    job, but the folder for the status files does.
+
+    Args:
+        proc: the /proc in which PIDs are valid, as from `processes`.
+        job: the ID of its job.
+        rank: its status file.
+    """
     if proc is None or rank.pid is None or not proc.is_dir():
         return None
     try:

@@ -1,4 +1,4 @@
-"""`lab report`: gather all that is known of a job, and write the page."""
+"""Write the page of `lab report`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from datetime import datetime
 from pathlib import Path
 
-from job_monitor import page, picture, ranks, slurm
-from job_monitor.picture import Picture
-from job_monitor.slurm import Job
+from job_monitor import page, ranks, slurm, snapshot
+from job_monitor.slurm import SlurmJob
+from job_monitor.snapshot import Snapshot
 from labcore import workspace
 from labcore.atomic import put_whole
 from labcore.errors import LabError
@@ -18,11 +18,19 @@ from slurmbox import jobrecords
 from slurmbox.layout import Layout
 
 FOLDER = Path("megatron/reports")
-LARGEST = 20 * 2**20  # bytes of a timeline
+MAX_TIMELINE = 20 * 2**20  # bytes
 
 
-def write(job: Job, output: str | None) -> Path:
-    """Write a job's report, and return where. Raises LabError where it cannot be written."""
+def write(job: SlurmJob, output: str | None) -> Path:
+    """Write a job's report and return its path.
+
+    Args:
+        job: the job.
+        output: the file to write; None for megatron/reports/NAME_JOBID.html.
+
+    Raises:
+        LabError: the file cannot be written.
+    """
     home = workspace.home()
     name = re.sub(r"[^\w.-]+", "_", job.name).strip("._")[:80] or "job"
     path = Path(output).absolute() if output else home / FOLDER / f"{name}_{job.number}.html"
@@ -31,10 +39,10 @@ def write(job: Job, output: str | None) -> Path:
     if path.is_dir() or not path.parent.is_dir():
         raise LabError(f"--output {output}: " + (
             f"it is a folder; nearest: {path / f'{name}_{job.number}.html'}" if path.is_dir() else
-            f"there is no folder {path.parent}; make it first"))
-    shown = picture.take(job, ranks.processes(Layout(home)))
-    text = page.document(shown, shown.script, slurm.accounting(job.number),
-                         timeline(shown), time.strftime("%Y-%m-%d %H:%M"))
+            f"there is no folder {path.parent}; create it first"))
+    current = snapshot.take(job, ranks.processes(Layout(home)))
+    text = page.render_page(current, current.script, slurm.accounting(job.number),
+                            timeline(current), time.strftime("%Y-%m-%d %H:%M"))
     try:
         put_whole(path, text.encode(errors="replace"))
     except OSError as error:
@@ -42,19 +50,22 @@ def write(job: Job, output: str | None) -> Path:
     return path
 
 
-def timeline(shown: Picture) -> bytes | None:
-    """The figure that this job wrote with --timeline; another job's may lie in the same folder."""
-    folder = shown.config.get("timeline", "None")
+def timeline(current: Snapshot) -> bytes | None:
+    """Return the figure that the job wrote with --timeline, or None.
+
+    The file's time decides, because another job may have written to the same folder.
+    """
+    folder = current.config.get("timeline", "None")
     if folder == "None":
         return None
-    path = Path(os.path.join(shown.job.folder, folder)) / "timeline.svg"
-    start, end = (jobrecords.parse_time(text) for text in (shown.job.start, shown.job.end))
+    path = Path(os.path.join(current.job.folder, folder)) / "timeline.svg"
+    start, end = (jobrecords.parse_time(text) for text in (current.job.start, current.job.end))
     try:
-        about = path.stat()
-        written = datetime.fromtimestamp(about.st_mtime)
-        if about.st_size > LARGEST or start is None or written < start:
+        status = path.stat()
+        written = datetime.fromtimestamp(status.st_mtime)
+        if status.st_size > MAX_TIMELINE or start is None or written < start:
             return None
-        if shown.job.is_over and end and (written - end).total_seconds() > 2:
+        if current.job.is_over and end and (written - end).total_seconds() > 2:
             return None
         return path.read_bytes()
     except OSError:

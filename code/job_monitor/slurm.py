@@ -1,4 +1,4 @@
-"""A job as Slurm knows it, or knew it: what was asked, where it runs, how it ended."""
+"""Read a job from Slurm or its records: what was requested, where it runs, and how it ended."""
 
 from __future__ import annotations
 
@@ -19,16 +19,38 @@ from slurmbox.namespaces import MARKER
 
 FIELDS = ("JobID", "JobName", "Partition", "State", "ExitCode", "Submit", "Start", "End", "Elapsed",
           "Timelimit", "NNodes", "NodeList", "AllocCPUS", "AllocTRES")
-WITH_MEMORY = (*FIELDS, "MaxRSS")  # only a database knows it
+WITH_MEMORY = (*FIELDS, "MaxRSS")  # only an accounting database has MaxRSS
 
 
 @dataclass(frozen=True)
-class Job:
-    """command: the script and its arguments. out, err: the log's files. gpus, tasks: in all, as
-    asked; None where not said. leader: the ID of the heterogeneous job that it is a component of,
-    which is its first component's. joined: the IDs of the jobs that joined it. gpus_per_node: of
-    each component, where there are several. joined_logs: the joined jobs' files. states: (ID,
-    state) of each component, where there are several and Slurm has them."""
+class SlurmJob:
+    """A job as Slurm describes it. GPUs and tasks are None if the job requested none.
+
+    Attributes:
+        number: its ID.
+        name: its name.
+        state: such as "RUNNING".
+        reason: why it is pending.
+        elapsed: its elapsed time, as Slurm prints it.
+        limit: its time limit, as Slurm prints it.
+        start: its start time, as Slurm prints it.
+        end: its end time, as Slurm prints it.
+        nodes: its node list.
+        node_count: the number of nodes.
+        gpus: the number of GPUs in all.
+        tasks: the number of tasks in all.
+        exit_code: as Slurm prints it.
+        command: the script and its arguments.
+        folder: its working directory.
+        out: the file of its standard output.
+        err: the file of its standard error.
+        leader: the ID of the heterogeneous job that it is a component of, which is the ID of the
+            first component.
+        joined: the IDs of the jobs that joined it.
+        gpus_per_node: GPUs per node of each component, if there are several.
+        joined_logs: the log files of the jobs that joined it.
+        states: (ID, state) of each component, if there are several and Slurm knows them.
+    """
 
     number: int
     name: str
@@ -59,22 +81,22 @@ class Job:
 
     @property
     def logs(self) -> list[Path]:
-        """Its files, the errors first; one where both are the same."""
+        """Its log files, standard error first; one if both streams are in the same file."""
         return list(dict.fromkeys(path for path in (self.err, self.out, *self.joined_logs) if path))
 
 
-def client(*words: str, folder: Path = Path("/")) -> subprocess.CompletedProcess:
+def run_command(*words: str, folder: Path = Path("/")) -> subprocess.CompletedProcess:
     """Run one of Slurm's commands on the cluster of this workspace.
 
     Args:
         words: the command.
-        folder: in which it runs.
+        folder: its working directory.
 
     Raises:
-        LabError: there is no cluster, or it does not answer.
+        LabError: there is no cluster, or it does not respond.
     """
     layout = Layout(workspace.home())
-    if not (layout.site.exists() or layout.slurm_conf.exists()):  # Slurm would look for another
+    if not (layout.site.exists() or layout.slurm_conf.exists()):  # Slurm would look elsewhere
         raise LabError(clients.NOT_RUNNING)
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=30, cwd=folder,
@@ -83,55 +105,63 @@ def client(*words: str, folder: Path = Path("/")) -> subprocess.CompletedProcess
     except FileNotFoundError:
         raise LabError(clients.NOT_RUNNING) from None
     except subprocess.TimeoutExpired:
-        raise LabError("Slurm does not answer: see `lab cluster status`") from None
+        raise LabError("Slurm does not respond: see `lab cluster status`") from None
 
 
-def _show(*words: str) -> list[Job]:
-    done = client("scontrol", "show", "job", "-o", *words)
+def _scontrol_jobs(*words: str) -> list[SlurmJob]:
+    done = run_command("scontrol", "show", "job", "-o", *words)
     if done.returncode and "Invalid job id" not in done.stderr:
-        text = done.stderr.strip() or "no answer"
+        text = done.stderr.strip() or "no response"
         raise LabError(clients.NOT_RUNNING if clients.NOT_RUNNING in text else f"scontrol: {text}")
     return _jobs(line for line in done.stdout.splitlines() if words or jobrecords.is_owner(
         jobrecords.parse_line(line), os.getuid()))
 
 
-def known() -> list[Job]:
-    """This user's jobs that the controller still has: live ones, and those of the last minutes. The
-    components of a heterogeneous job are one job, and so are a master job and those that joined."""
-    jobs = {job.number: job for job in sorted(_show(), key=lambda job: job.number)}
-    joining = {job.number: components.joining(job, jobs.get) for job in jobs.values()}
-    inside = {part.number for parts in joining.values() for part in parts}
-    return [components.span([job, *joining[number]]) for number, job in jobs.items()
-            if number not in inside]
+def recent_jobs() -> list[SlurmJob]:
+    """Return this user's jobs that the controller still has: live ones and recently ended ones.
+
+    The components of a heterogeneous job are one job, and so are a master job and the jobs that
+    joined it.
+    """
+    jobs = {job.number: job for job in sorted(_scontrol_jobs(), key=lambda job: job.number)}
+    joined = {job.number: components.joined_jobs(job, jobs.get) for job in jobs.values()}
+    joined_ids = {part.number for parts in joined.values() for part in parts}
+    return [components.combine([job, *joined[number]]) for number, job in jobs.items()
+            if number not in joined_ids]
 
 
-def find(number: int) -> Job:
-    """A job with all of its components and the jobs that joined it, also one that Slurm has
-    forgotten. Raises LabError for one that never was, and where a cluster that is up does not
-    answer."""
+def find(number: int) -> SlurmJob:
+    """Return a job with its components and the jobs that joined it, even if Slurm forgot it.
+
+    Args:
+        number: its ID.
+
+    Raises:
+        LabError: there was never such a job, or the cluster is up but does not respond.
+    """
     job = _find(number)
     if job.leader not in (None, number):
         job = _find(job.leader)
-    return components.span([job, *components.joining(job, _find)])
+    return components.combine([job, *components.joined_jobs(job, _find)])
 
 
-def _find(number: int) -> Job:
+def _find(number: int) -> SlurmJob:
     """Return a job with its components. Raises LabError like `find`."""
     layout = Layout(workspace.home())
-    stopped = None
+    failure = None
     try:
-        now = next((job for job in _show(str(number)) if job.number == number), None)
-    except LabError as error:  # a cluster that is down has its records all the same
-        stopped, now = error, None
-    if now:
-        return now
-    if stopped and _is_up(layout):  # the records do not know how a job is that may live
-        raise stopped
-    kept = _kept(layout, number)
+        live = next((job for job in _scontrol_jobs(str(number)) if job.number == number), None)
+    except LabError as error:  # a cluster that is down still has its records
+        failure, live = error, None
+    if live:
+        return live
+    if failure and _is_up(layout):  # the records do not tell the state of a job that may be alive
+        raise failure
+    kept = _recorded(layout, number)
     rows = accounting(number)
     if not kept and not rows:
-        raise stopped or LabError(_unknown(layout, number))
-    return merge(kept or Job(number, "", "UNKNOWN"), rows[0] if rows else {})
+        raise failure or LabError(_unknown_job(layout, number))
+    return merge(kept or SlurmJob(number, "", "UNKNOWN"), rows[0] if rows else {})
 
 
 def _is_up(layout: Layout) -> bool:
@@ -139,7 +169,8 @@ def _is_up(layout: Layout) -> bool:
     return Path(MARKER).exists() or health.supervisor(layout) is not None
 
 
-def _kept(layout: Layout, number: int) -> Job | None:
+def _recorded(layout: Layout, number: int) -> SlurmJob | None:
+    """Return a job from the record that was written at its start."""
     try:
         text = (layout.ranks / str(number) / keeping.JOB).read_text(errors="replace")
         return next((job for job in _jobs(text.splitlines()) if job.number == number), None)
@@ -147,9 +178,14 @@ def _kept(layout: Layout, number: int) -> Job | None:
         return None
 
 
-def merge(kept: Job, row: dict[str, str]) -> Job:
-    """Return a job with what was recorded at its start and how it ended according to accounting."""
-    if not row:  # it was alive when the cluster went down in a way that left no record
+def merge(kept: SlurmJob, row: dict[str, str]) -> SlurmJob:
+    """Combine a job's record from its start with accounting's record of its end.
+
+    Args:
+        kept: the job at its start.
+        row: its row in the accounting; empty if there is none.
+    """
+    if not row:  # it was alive when the cluster went down without writing a record
         return replace(kept, state="UNKNOWN", reason="", elapsed="", states=())
     count = row.get("NNodes", "")
     ended = replace(
@@ -166,7 +202,7 @@ def accounting(number: int) -> list[dict[str, str]]:
     """Return sacct's rows for a job and its steps; empty if there is no accounting."""
     for fields in (WITH_MEMORY, FIELDS):
         try:
-            done = client("sacct", "-j", str(number), "-n", "-P", "-o", ",".join(fields))
+            done = run_command("sacct", "-j", str(number), "-n", "-P", "-o", ",".join(fields))
         except LabError:
             break
         if done.returncode == 0 and done.stdout.strip():
@@ -183,67 +219,69 @@ def accounting(number: int) -> list[dict[str, str]]:
 
 
 def script(number: int) -> str:
-    """The batch script, as it was submitted; empty where there is none."""
+    """Return the batch script that was submitted; empty if there is none."""
     try:
-        place = Layout(workspace.home()).ranks / str(number) / keeping.SCRIPT
-        return place.read_text(errors="replace")
+        path = Layout(workspace.home()).ranks / str(number) / keeping.SCRIPT
+        return path.read_text(errors="replace")
     except OSError:
         pass
     try:
-        done = client("scontrol", "write", "batch_script", str(number), "-")
+        done = run_command("scontrol", "write", "batch_script", str(number), "-")
     except LabError:
         return ""
     return done.stdout if done.returncode == 0 else ""
 
 
-def _unknown(layout: Layout, number: int) -> str:
-    seen = [job.number for job in known()]
-    seen += [int(job["JobIDRaw"]) for job in jobrecords.finished(layout.job_records)]
-    last = f"; the latest is {max(seen)}" if seen else "; there has been no job yet"
-    return f"job {number}: Slurm knows no such job{last}"
+def _unknown_job(layout: Layout, number: int) -> str:
+    known = [job.number for job in recent_jobs()]
+    known += [int(job["JobIDRaw"]) for job in jobrecords.finished(layout.job_records)]
+    last = f"; the latest is {max(known)}" if known else "; no job has been submitted yet"
+    return f"job {number}: Slurm has no such job{last}"
 
 
-def _jobs(lines: Iterable[str]) -> list[Job]:
+def _jobs(lines: Iterable[str]) -> list[SlurmJob]:
     """Return the jobs of `scontrol show job -o`, which has a line for each component of a
     heterogeneous job."""
-    found: dict[int, list[Job]] = {}
+    parts_by_leader: dict[int, list[SlurmJob]] = {}
     for line in lines:
         if line.startswith("JobId="):
             job = parse(line)
-            found.setdefault(job.leader or job.number, []).append(job)
-    return [components.span(sorted(parts, key=lambda job: job.number)) for parts in found.values()]
+            parts_by_leader.setdefault(job.leader or job.number, []).append(job)
+    return [components.combine(sorted(parts, key=lambda job: job.number))
+            for parts in parts_by_leader.values()]
 
 
-def parse(line: str) -> Job:
-    """A line of `scontrol show job -o`."""
+def parse(line: str) -> SlurmJob:
+    """Parse a line of `scontrol show job -o`."""
     pairs = jobrecords.parse_line(line)
 
     def number(name: str) -> int | None:
-        found = re.match(r"\d+", pairs.get(name, ""))
-        return int(found[0]) if found else None
+        match = re.match(r"\d+", pairs.get(name, ""))
+        return int(match[0]) if match else None
 
     def path(name: str) -> Path | None:
         text = pairs.get(name, "")
         return Path(text) if text and text not in ("/dev/null", "(null)") else None
 
-    def plain(name: str) -> str:
+    def value(name: str) -> str:
         text = pairs.get(name, "")
         return "" if text in ("(null)", "None", "Unknown", "N/A") else text
 
     out = path("StdOut")
-    return Job(int(pairs["JobId"]), pairs.get("JobName", ""), pairs.get("JobState", "UNKNOWN"),
-               plain("Reason"), plain("RunTime"), plain("TimeLimit"), plain("StartTime"),
-               plain("EndTime"), plain("NodeList"), number("NumNodes"), _gpus(pairs),
-               number("NumTasks"), plain("ExitCode"), plain("Command"), plain("WorkDir"),
-               out, path("StdErr") or out, number("HetJobId"))
+    return SlurmJob(
+        int(pairs["JobId"]), pairs.get("JobName", ""), pairs.get("JobState", "UNKNOWN"),
+        value("Reason"), value("RunTime"), value("TimeLimit"), value("StartTime"),
+        value("EndTime"), value("NodeList"), number("NumNodes"), _gpus(pairs),
+        number("NumTasks"), value("ExitCode"), value("Command"), value("WorkDir"),
+        out, path("StdErr") or out, number("HetJobId"))
 
 
 def _gpus(pairs: dict[str, str]) -> int | None:
     """Return the number of GPUs of the whole job."""
     for name in ("TRES", "AllocTRES"):
-        found = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", pairs.get(name, ""))
-        if found:
-            return int(found[1])
-    found = re.search(r"gpu(?::[^:,]*[^\d:,][^:,]*)?(?::(\d+))?", pairs.get("TresPerNode", ""))
+        total = re.search(r"gres/gpu(?::[^=,]+)?=(\d+)", pairs.get(name, ""))
+        if total:
+            return int(total[1])
+    per_node = re.search(r"gpu(?::[^:,]*[^\d:,][^:,]*)?(?::(\d+))?", pairs.get("TresPerNode", ""))
     nodes = re.match(r"\d+", pairs.get("NumNodes", ""))
-    return int(found[1] or 1) * int(nodes[0]) if found and nodes else None
+    return int(per_node[1] or 1) * int(nodes[0]) if per_node and nodes else None

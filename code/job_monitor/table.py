@@ -1,4 +1,4 @@
-"""The picture of jobs as text: plain lines, or a rich table on a terminal."""
+"""Show jobs as text: plain lines, or a rich table in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from job_monitor import details, liveness
 from job_monitor.causes import clean
-from job_monitor.picture import WAITING, Picture, Row
+from job_monitor.snapshot import WAITING, RankHealth, Snapshot
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
 HEAD = ("RANK", "NODE", "GPU", "STATE", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "PEAK",
         "WHY")
 COLORS = {liveness.RUNNING: "green", liveness.DONE: "green", liveness.STALLED: "yellow",
-           liveness.HALTED: "yellow", liveness.DEAD: "red", liveness.FAILED: "red"}
-RIGHT = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "PEAK"}
-WHY = 90  # characters; the whole of it is in the line of the ERROR
-FEW = 64  # rows of one job; of more, those that are not well come first
-NOTED = ("ERROR", "MISMATCH")
+          liveness.STOPPED: "yellow", liveness.DEAD: "red", liveness.FAILED: "red"}
+RIGHT_ALIGNED = {"RANK", "GPU", "ITERATION", "MS/ITER", "LOSS", "TFLOP/S", "MEMORY", "PEAK"}
+MAX_REASON = 90  # characters; the ERROR line has all of them
+MAX_ROWS = 64  # ranks of one job to show; unhealthy ones come first
+HIGHLIGHTED = ("ERROR", "MISMATCH")
 
 
 def gib(size: float | None) -> str:
+    """Format a size in bytes as a number of GiB."""
     if size is None or not math.isfinite(size):
         return "-"
     return f"{size / 2**30:.1f}" if size >= 2**30 else f"{size / 2**30:.2f}"
 
 
-def figure(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def title(picture: Picture) -> str:
-    job, latest = picture.job, picture.latest
+def title(snapshot: Snapshot) -> str:
+    job, latest = snapshot.job, snapshot.latest
     words = [f"job {job.number} {clean(job.name)}: {job.state}"]
     if job.state == "PENDING" and job.reason:
         words[0] += f" ({clean(job.reason)})"
@@ -51,126 +52,138 @@ def title(picture: Picture) -> str:
     return ", ".join(words)
 
 
-def notes(picture: Picture) -> list[str]:
+def notes(snapshot: Snapshot) -> list[str]:
     """Return the lines below a job's table."""
-    latest, said = picture.latest, []
-    if picture.device:
-        seconds = max((rank.virtual_seconds or 0 for rank in picture.files), default=0)
+    job, latest, lines = snapshot.job, snapshot.latest, []
+    if snapshot.device:
+        seconds = max((rank.virtual_seconds or 0 for rank in snapshot.statuses), default=0)
         clock = f"; virtual time {seconds:.1f} s" if seconds else ""
-        said.append(f"times, TFLOP/s and memory are modeled: {clean(picture.device)}{clock}")
-    if picture.source == "log" and latest.milliseconds is not None and (
-            picture.job.state not in WAITING):
-        said.append(f"by the log alone (no rank wrote what it does): "
-                    f"{latest.milliseconds:.1f} ms per iteration, "
-                    f"loss {figure(latest.loss, '.4f')}, TFLOP/s {figure(latest.tflops, '.3g')}")
-    elif picture.source == "log" and picture.job.state == "RUNNING" and picture.job.logs:
-        said.append("no rank has reported, and the log has no iteration yet"
-                    if picture.lines else "no rank has reported, and the log is empty")
-    if not picture.job.logs and picture.job.state not in WAITING:
-        said.append("its log is not known (an interactive job has none, and Slurm forgets where "
-                    "others are): --log FILE")
-    if picture.problem:
-        said.append(f"ERROR {picture.problem}")
-    said += [f"MISMATCH {clean(str(one))}" for one in picture.mismatches]
-    return said
+        lines.append(f"times, TFLOP/s, and memory are modeled: {clean(snapshot.device)}{clock}")
+    if snapshot.source == "log" and latest.milliseconds is not None and job.state not in WAITING:
+        lines.append(f"from the log alone, because no rank wrote a status file: "
+                     f"{latest.milliseconds:.1f} ms per iteration, "
+                     f"loss {number(latest.loss, '.4f')}, TFLOP/s {number(latest.tflops, '.3g')}")
+    elif snapshot.source == "log" and job.state == "RUNNING" and job.logs:
+        lines.append("no rank has reported, and the log has no iteration yet"
+                     if snapshot.lines else "no rank has reported, and the log is empty")
+    if not job.logs and job.state not in WAITING:
+        lines.append("the path of its log is unknown (an interactive job has no log, and Slurm "
+                     "forgets the others): pass --log FILE")
+    if snapshot.problem:
+        lines.append(f"ERROR {snapshot.problem}")
+    lines += [f"MISMATCH {clean(str(one))}" for one in snapshot.mismatches]
+    return lines
 
 
-def why(row: Row) -> str:
+def short_reason(row: RankHealth) -> str:
     text = clean(row.reason)
-    return text if len(text) <= WHY else text[:WHY - 3].rstrip() + "..."
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON - 3].rstrip() + "..."
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    rank = row.file
+def cells(row: RankHealth) -> tuple[str, ...]:
+    rank = row.status
     if rank is None:
-        return str(row.rank), "-", "-", row.word, *"------", why(row)
+        return str(row.rank), "-", "-", row.health, *"------", short_reason(row)
     memory = gib(rank.memory_used)
     if rank.memory_total:
         memory += f"/{gib(rank.memory_total)}"
     of = f"/{rank.train_iters}" if rank.train_iters else ""
-    return (str(row.rank), clean(rank.node), figure(rank.gpu, "d"), row.word,
-            f"{rank.iteration}{of}", figure(rank.milliseconds, ".1f"), figure(rank.loss, ".4f"),
-            figure(rank.tflops, ".3g"), f"{memory} GiB", gib(rank.memory_peak), why(row))
+    return (str(row.rank), clean(rank.node), number(rank.gpu, "d"), row.health,
+            f"{rank.iteration}{of}", number(rank.milliseconds, ".1f"), number(rank.loss, ".4f"),
+            number(rank.tflops, ".3g"), f"{memory} GiB", gib(rank.memory_peak), short_reason(row))
 
 
-def chosen(picture: Picture, most: int = FEW) -> tuple[list[Row], str]:
-    """The rows to show, and what those are that are left out; empty where none is."""
-    if len(picture.rows) <= most:
-        return picture.rows, ""
-    well = (liveness.RUNNING, liveness.DONE)
-    rows = sorted(picture.rows, key=lambda row: (row.word in well, row.rank))
-    left = Counter(row.word for row in rows[most:])
-    words = ", ".join(f"{count} {word}" for word, count in left.items())
-    return rows[:most], f"... and {left.total()} more rank(s): {words}"
+def visible_rows(snapshot: Snapshot, limit: int = MAX_ROWS) -> tuple[list[RankHealth], str]:
+    """Return the rows to show, and a line about those that are left out (empty if none is)."""
+    if len(snapshot.rows) <= limit:
+        return snapshot.rows, ""
+    healthy = (liveness.RUNNING, liveness.DONE)
+    rows = sorted(snapshot.rows, key=lambda row: (row.health in healthy, row.rank))
+    omitted = Counter(row.health for row in rows[limit:])
+    counts = ", ".join(f"{count} {health}" for health, count in omitted.items())
+    return rows[:limit], f"... and {omitted.total()} more rank(s): {counts}"
 
 
-def plain(pictures: Sequence[Picture], count: int | None = None) -> str:
-    """Return the jobs as plain lines, with `count` lines of each node's files; None: no details."""
+def as_text(snapshots: Sequence[Snapshot], count: int | None = None) -> str:
+    """Return the jobs as plain lines.
+
+    Args:
+        snapshots: the jobs.
+        count: lines of each node's files; None for no details.
+    """
     blocks = []
-    for picture in pictures:
-        rows, left = chosen(picture)
+    for snapshot in snapshots:
+        rows, omitted = visible_rows(snapshot)
         table = [HEAD, *map(cells, rows)] if rows else []
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [title(picture)]
+        lines = [title(snapshot)]
         for words in table:
             lines.append("  " + "  ".join(
-                f"{word:>{width}}" if name in RIGHT else f"{word:<{width}}"
+                f"{word:>{width}}" if name in RIGHT_ALIGNED else f"{word:<{width}}"
                 for word, width, name in zip(words, widths, HEAD, strict=True)).rstrip())
-        if left:
-            lines.append(f"  {left}")
-        more = [] if count is None else [line.text for line in details.of(picture, count)]
-        blocks.append("\n".join([*lines, *(f"  {note}" for note in [*notes(picture), *more])]))
+        if omitted:
+            lines.append(f"  {omitted}")
+        more = [] if count is None else [line.text for line in details.describe(snapshot, count)]
+        blocks.append("\n".join([*lines, *(f"  {note}" for note in [*notes(snapshot), *more])]))
     return "\n\n".join(blocks)
 
 
-def fitting(pictures: Sequence[Picture], foot: str, console: Console, count: int | None = None
-            ) -> RenderableType:
-    """Return what fits on the terminal: lines of files are left out first, then ranks.
+def fit_to_terminal(snapshots: Sequence[Snapshot], foot: str, console: Console,
+                    count: int | None = None) -> RenderableType:
+    """Return the jobs, shortened to fit the terminal: first the files' lines, then the ranks.
 
     Args:
-        pictures: the jobs.
+        snapshots: the jobs.
         foot: the last line.
         console: the terminal.
-        count: lines of each node's files; None: no details.
+        count: lines of each node's files; None for no details.
     """
-    most = FEW
+    limit = MAX_ROWS
     while True:
-        shown = rich(pictures, foot, most, count)
-        if not most or len(console.render_lines(shown, pad=False)) < console.height:
-            return shown
+        table = as_table(snapshots, foot, limit, count)
+        if not limit or len(console.render_lines(table, pad=False)) < console.height:
+            return table
         if count:
             count -= 1
         else:
-            most = most * 3 // 4
+            limit = limit * 3 // 4
 
 
-def rich(pictures: Sequence[Picture], foot: str = "", most: int = FEW, count: int | None = None
-         ) -> RenderableType:
+def as_table(snapshots: Sequence[Snapshot], foot: str = "", limit: int = MAX_ROWS,
+             count: int | None = None) -> RenderableType:
+    """Return the jobs as rich tables.
+
+    Args:
+        snapshots: the jobs.
+        foot: the last line.
+        limit: ranks of one job to show.
+        count: lines of each node's files; None for no details.
+    """
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for picture in pictures:
-        rows, left = chosen(picture, most)
-        said = notes(picture)
-        parts.append(Text(title(picture), style="bold"))
-        parts += [Text(note, style="red") for note in said if note.startswith(NOTED)]
+    for snapshot in snapshots:
+        rows, omitted = visible_rows(snapshot, limit)
+        lines = notes(snapshot)
+        parts.append(Text(title(snapshot), style="bold"))
+        parts += [Text(note, style="red") for note in lines if note.startswith(HIGHLIGHTED)]
         if rows:
             table = Table(box=None, padding=(0, 1), header_style="dim")
             for name in HEAD:
-                table.add_column(name, justify="right" if name in RIGHT else "left",
+                table.add_column(name, justify="right" if name in RIGHT_ALIGNED else "left",
                                  overflow="ellipsis" if name == "NODE" else "fold",
                                  no_wrap=name != "WHY")
-            for row in rows:  # Text: a log's brackets are not markup
-                table.add_row(*(Text(word, style=COLORS[row.word] if name == "STATE" else "")
+            for row in rows:  # Text, because rich would read a log's brackets as markup
+                table.add_row(*(Text(word, style=COLORS[row.health] if name == "STATE" else "")
                                 for name, word in zip(HEAD, cells(row), strict=True)))
             parts.append(table)
-        if left:
-            parts.append(Text(left))
-        parts += [Text(note, style="dim") for note in said if not note.startswith(NOTED)]
+        if omitted:
+            parts.append(Text(omitted))
+        parts += [Text(note, style="dim") for note in lines if not note.startswith(HIGHLIGHTED)]
         if count is not None:
             parts += [Text(line.text, style=line.style, no_wrap=True, overflow="ellipsis")
-                      for line in details.of(picture, count)]
+                      for line in details.describe(snapshot, count)]
         parts.append(Text(""))
     return Group(*parts, Text(foot, style="dim"))

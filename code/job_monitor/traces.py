@@ -1,5 +1,4 @@
-"""Profiles of GPUs in a notebook: the memory over time, and what a GPU does while the memory stays
-near its peak."""
+"""Read GPU profiles in a notebook: memory over time, and what a GPU does near the peak."""
 
 from __future__ import annotations
 
@@ -19,21 +18,21 @@ if TYPE_CHECKING:
 
 MIB_IN_GIB = 1024
 CUDA = 1  # c10::DeviceType, in a profile's memory events
-FLAT = 0.97  # of the peak: the waves of single operations are smaller than the rest
-KINDS = {"gemm": "GEMMs", "nccl": "communication"}  # by a part of the kernel's name
+PLATEAU = 0.97  # of the peak; fluctuations within single operations are smaller than the rest
+KINDS = {"gemm": "GEMMs", "nccl": "communication"}  # by a substring of the kernel's name
 OTHER = "other kernels"
 
 
 @dataclass(frozen=True)
-class Flat:
-    """The longest stretch near the peak.
+class Plateau:
+    """The longest interval in which the memory stays near its peak.
 
     Attributes:
-        start: in milliseconds.
-        end: in milliseconds.
-        freed: GiB that are freed at once at its end.
-        shares: of its time, by kind of kernel.
-        busy: the share of its time in which any kernel runs.
+        start: its start, in milliseconds.
+        end: its end, in milliseconds.
+        freed: GiB freed at once at its end.
+        shares: the fraction of its time spent in each kind of kernel.
+        busy: the fraction of its time in which any kernel runs.
     """
 
     start: float
@@ -44,45 +43,45 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Trace:
+class GpuTrace:
     """One rank's profile.
 
     Attributes:
-        rank: its number.
-        memory: pairs (milliseconds, GiB allocated from then on).
-        work: the kernels as (kind, start, end), in milliseconds.
+        rank: the rank.
+        memory: pairs (time in milliseconds, GiB allocated from then on).
+        kernels: the kernels as (kind, start, end), in milliseconds.
     """
 
     rank: int
     memory: tuple[tuple[float, float], ...]
-    work: tuple[tuple[str, float, float], ...]
+    kernels: tuple[tuple[str, float, float], ...]
 
     @property
     def peak(self) -> float:
         return max(level for _, level in self.memory)
 
     @property
-    def flat(self) -> Flat:
-        """The longest stretch in which the memory stays near its peak."""
-        least, start, best = FLAT * self.peak, None, (0.0, 0.0, 0.0)
+    def plateau(self) -> Plateau:
+        """The longest interval in which the memory stays near its peak."""
+        threshold, start, best = PLATEAU * self.peak, None, (0.0, 0.0, 0.0)
         for (time, level), (after, lower) in pairwise(self.memory):
-            if level < least:
+            if level < threshold:
                 start = None
                 continue
             start = time if start is None else start
             if after - start > best[1] - best[0]:
                 best = (start, after, max(level - lower, 0.0))
-        return Flat(*best, *self.during(*best[:2]))
+        return Plateau(*best, *self.during(*best[:2]))
 
     def during(self, start: float, end: float) -> tuple[dict[str, float], float]:
-        """Return (share of the time by kind of kernel, share in which any kernel runs).
+        """Return the share of an interval by kind of kernel, and the share with any kernel.
 
         Args:
-            start: in milliseconds.
-            end: in milliseconds.
+            start: the interval's start, in milliseconds.
+            end: the interval's end, in milliseconds.
         """
         pieces = sorted((max(begin, start), min(stop, end), kind)
-                        for kind, begin, stop in self.work if begin < end and stop > start)
+                        for kind, begin, stop in self.kernels if begin < end and stop > start)
         length = max(end - start, 1e-9)
         shares = {kind: sum(stop - begin for begin, stop, which in pieces if which == kind) / length
                   for kind in (*KINDS.values(), OTHER)}
@@ -93,47 +92,48 @@ class Trace:
         return shares, busy / length
 
 
-def read(folder: str | Path, *ranks: int) -> list[Trace]:
+def read(folder: str | Path, *ranks: int) -> list[GpuTrace]:
     """Return the latest profile of each rank.
 
     Args:
         folder: a run_NAME in the job's TensorBoard folder, absolute or relative to the workspace.
-        ranks: whose profiles to read.
+        ranks: the ranks whose profiles to read.
 
-    Raises LabError if there is none, or none of a GPU.
+    Raises:
+        LabError: there is no profile, or it has no GPU memory events.
     """
-    place = workspace.home() / folder
-    found = []
+    run = workspace.home() / folder
+    traces = []
     for rank in ranks:
-        files = sorted(place.glob(f"*_gpu{rank}.*.pt.trace.json"),
+        files = sorted(run.glob(f"*_gpu{rank}.*.pt.trace.json"),
                        key=lambda file: file.stat().st_mtime_ns)
         if not files:
-            raise LabError(f"no profile of rank {rank} in {place}: the job's flag for it is "
-                           "--profile-execution yes, and it needs 4 iterations")
-        found.append(parse(rank, json.loads(files[-1].read_text())["traceEvents"]))
-    return found
+            raise LabError(f"no profile of rank {rank} in {run}: submit the job with "
+                           "--profile-execution yes and at least 4 iterations")
+        traces.append(parse(rank, json.loads(files[-1].read_text())["traceEvents"]))
+    return traces
 
 
-def parse(rank: int, events: Sequence[dict]) -> Trace:
-    """Return the Trace of a profile's events; its time starts at 0.
+def parse(rank: int, events: Sequence[dict]) -> GpuTrace:
+    """Return the trace in a profile's events; its time starts at 0.
 
     Args:
-        rank: whose profile it is.
+        rank: the rank.
         events: the `traceEvents`, of a GPU or of a virtual GPU.
 
     Raises:
-        LabError: no event tells how much of a GPU's memory is allocated.
+        LabError: no event tells how much GPU memory is allocated.
     """
     levels = sorted(_modeled_memory(events) or _measured_memory(events))
     if not levels:
-        raise LabError(f"the profile of rank {rank} has no memory of a GPU: was it trained with "
+        raise LabError(f"the profile of rank {rank} has no GPU memory events: did the job run on "
                        "--device cpu?")
     begin = levels[0][0]
-    work = [(_kind(event["name"]), (event["ts"] - begin) / 1000,
-             (event["ts"] + event["dur"] - begin) / 1000)
-            for event in events if event.get("cat") == "kernel" and event.get("ph") == "X"]
-    return Trace(rank, tuple(((time - begin) / 1000, mib / MIB_IN_GIB) for time, mib in levels),
-                 tuple(work))
+    kernels = [(_kind(event["name"]), (event["ts"] - begin) / 1000,
+                (event["ts"] + event["dur"] - begin) / 1000)
+               for event in events if event.get("cat") == "kernel" and event.get("ph") == "X"]
+    return GpuTrace(rank, tuple(((time - begin) / 1000, mib / MIB_IN_GIB) for time, mib in levels),
+                    tuple(kernels))
 
 
 def _modeled_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
@@ -143,7 +143,7 @@ def _modeled_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
 
 
 def _measured_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
-    """Return the same from what PyTorch's profiler records of a GPU's allocations."""
+    """Return (microseconds, MiB allocated) from the allocations that PyTorch's profiler records."""
     return [(event["ts"], event["args"]["Total Allocated"] / 2**20) for event in events
             if event.get("name") == "[memory]" and event["args"].get("Device Type") == CUDA]
 
@@ -152,36 +152,36 @@ def _kind(kernel: str) -> str:
     return next((kind for word, kind in KINDS.items() if word in kernel), OTHER)
 
 
-def show(traces: Sequence[Trace]) -> None:
+def show(traces: Sequence[GpuTrace]) -> None:
     """Print when each rank's memory stays near its peak, and what its GPU does meanwhile."""
     for trace in traces:
-        flat = trace.flat
+        flat = trace.plateau
         print(f"rank {trace.rank}: flat from {flat.start:.0f} to {flat.end:.0f} ms near "
               f"{trace.peak:.2f} GiB (virtual), then "
               f"{result(f'{flat.freed:.3f} GiB')} are freed at once")
-        said = ", ".join(f"{kind} {share:.0%}" for kind, share in flat.shares.items())
-        print(f"        meanwhile: {said}; {result(f'idle {1 - flat.busy:.0%}')}")
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in flat.shares.items())
+        print(f"        meanwhile: {shares}; {result(f'idle {1 - flat.busy:.0%}')}")
 
 
-def memory(traces: Sequence[Trace]) -> Drawing:
-    """Plot the memory of each rank over time, with the longest flat stretch shaded."""
+def memory(traces: Sequence[GpuTrace]) -> Drawing:
+    """Plot the memory of each rank over time, with the plateau shaded."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
 
     figure = Figure(figsize=(9, 1 + 2.1 * len(traces)), layout="constrained")
     panels = figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    said = []
+    described = []
     for axes, trace in zip(panels, traces, strict=True):
         times, levels = zip(*trace.memory, strict=True)
-        flat = trace.flat
+        flat = trace.plateau
         axes.axvspan(flat.start, flat.end, color="C1", alpha=0.25)
         axes.step(times, levels, where="post", linewidth=1)
         axes.set(ylabel="GiB", title=f"rank {trace.rank} (virtual)")
         axes.grid(alpha=0.3)
-        said.append(f"rank {trace.rank} between {min(levels):.1f} and {trace.peak:.1f} GiB, flat "
-                    f"near the peak from {flat.start:.0f} to {flat.end:.0f} ms")
+        described.append(f"rank {trace.rank} between {min(levels):.1f} and {trace.peak:.1f} GiB, "
+                         f"flat near the peak from {flat.start:.0f} to {flat.end:.0f} ms")
     panels[-1].set_xlabel("ms; shaded: the longest flat stretch near the peak")
     panels[0].set_ylim(bottom=0)
     return Drawing(figure, "Memory allocated over time, in hills that rise and fall in stairs: "
-                   + "; ".join(said) + ".")
+                   + "; ".join(described) + ".")

@@ -15,8 +15,8 @@ def address(tmp_path):
     taken = take(tmp_path, job("FAILED", command="code/a.sh " + "--lr 1 " * 60),
                  out_of_memory(2), files)
     path = tmp_path / "report.html"
-    path.write_text(report.document(taken, "#!/bin/bash\n" + "x" * 400, [{"JobID": "7"}], TIMELINE,
-                                    "2026-01-01 00:00"))
+    path.write_text(report.render_page(taken, "#!/bin/bash\n" + "x" * 400, [{"JobID": "7"}],
+                                       TIMELINE, "2026-01-01 00:00"))
     return path.as_uri()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from job_monitor import asked, picture, ranks
-from job_monitor.picture import Picture
-from job_monitor.slurm import Job
+from job_monitor import ranks, requested, snapshot
+from job_monitor.slurm import SlurmJob
+from job_monitor.snapshot import Snapshot
 
 NOW = 1000.0
 WORLD = ("using world size: {0}, data-parallel-size: {0}, tensor-model-parallel size: 1, "
@@ -86,10 +86,10 @@ def hung() -> list[str]:
     return lines(LATE.format(3), LATE.format(2), LATE.format(0), ENDED.format(code=1, signal=""))
 
 
-def job(state: str = "RUNNING", **fields: object) -> Job:
+def job(state: str = "RUNNING", **fields: object) -> SlurmJob:
     given: dict = {"node_count": 2, "nodes": "slurmnode[1-2]", "elapsed": "00:01:00",
                    "name": "sample", "out": Path("/w/log.txt"), "err": Path("/w/log.txt")}
-    return Job(7, **{**given, "state": state, **fields})
+    return SlurmJob(7, **{**given, "state": state, **fields})
 
 
 def rank_file(number: int, **fields: object) -> dict:
@@ -115,14 +115,15 @@ def write_files(folder: Path, *files: dict) -> Path:
     return folder
 
 
-def take(folder: Path, what: Job, log: list[str], files: list[dict] | None = None,
-         processes: dict[int, str] | None = None, script: str = "") -> Picture:
+def take(folder: Path, what: SlurmJob, log: list[str], files: list[dict] | None = None,
+         processes: dict[int, str] | None = None, script: str = "") -> Snapshot:
     """The picture of a job with four ranks, whose processes are alive unless said."""
     files = [rank_file(number) for number in range(4)] if files is None else files
     alive = {number: ranks.ALIVE for number in range(4)} | (processes or {})
-    return picture.assemble(what, ranks.read(write_files(folder / "ranks", *files)), alive, log,
-                            picture.errors(what, log), asked.configuration(log), script, NOW)
+    return snapshot.assemble(what, ranks.read(write_files(folder / "ranks", *files)), alive, log,
+                             snapshot.log_errors(what, log), requested.configuration(log), script,
+                             NOW)
 
 
-def told(shown: Picture) -> dict[int, str]:
-    return {row.rank: row.word for row in shown.rows}
+def told(shown: Snapshot) -> dict[int, str]:
+    return {row.rank: row.health for row in shown.rows}

@@ -25,28 +25,28 @@ def test_each_kind_counts_what_a_rank_of_a_ring_sends(tmp_path):
     put(tmp_path, [message("nccl:all_reduce", [100, 2], **group),
                    message("nccl:all_gather", [100], "c10::Half", **group),
                    message("nccl:reduce_scatter", [400], **group)], world=8)
-    assert bytes_sent.sent(tmp_path) == {0: {"all_reduce": 1.5 * 800 / 2, "all_gather": 3 * 200 / 2,
+    assert bytes_sent.read(tmp_path) == {0: {"all_reduce": 1.5 * 800 / 2, "all_gather": 3 * 200 / 2,
                                        "reduce_scatter": 0.75 * 1600 / 2}}
 
 
 def test_a_message_counts_for_its_sender_only_and_by_iteration(tmp_path):
     put(tmp_path, [message("nccl:send 0->1", [50])] * 4)
     put(tmp_path, [message("gloo:recv", [50])] * 4 + [message("gloo:all_reduce", [])] * 2, rank=1)
-    assert bytes_sent.sent(tmp_path) == {0: {"send": 400}, 1: {"all_reduce": 4}}
+    assert bytes_sent.read(tmp_path) == {0: {"send": 400}, 1: {"all_reduce": 4}}
 
 
 def test_the_cards_own_records_of_the_same_messages_do_not_count_twice(tmp_path):
     put(tmp_path, [message("nccl:all_reduce", [10]),
                    message("nccl:all_reduce", [10]) | {"cat": "gpu_user_annotation"},
                    {"name": "aten::mm", "cat": "cpu_op"}])
-    assert bytes_sent.sent(tmp_path) == {0: {"all_reduce": 20}}
+    assert bytes_sent.read(tmp_path) == {0: {"all_reduce": 20}}
 
 
 def test_the_newest_profile_of_each_rank_counts(tmp_path):
     put(tmp_path, [message("gloo:send", [1])] * 2, at=9)
     put(tmp_path, [message("gloo:send", [2])] * 2, at=10)
     put(tmp_path, [], rank=1, at=3)
-    assert bytes_sent.sent(tmp_path) == {0: {"send": 8}, 1: {}}
+    assert bytes_sent.read(tmp_path) == {0: {"send": 8}, 1: {}}
 
 
 @pytest.mark.parametrize(("event", "world"), [
@@ -54,18 +54,18 @@ def test_the_newest_profile_of_each_rank_counts(tmp_path):
     (message("nccl:send", [4], "strange"), 2)], ids=["group", "kind", "type"])
 def test_what_cannot_be_counted_is_an_error(tmp_path, event, world):
     put(tmp_path, [event], world=world)
-    with pytest.raises(LabError, match="cannot count a"):
-        bytes_sent.sent(tmp_path)
+    with pytest.raises(LabError, match="cannot count the bytes"):
+        bytes_sent.read(tmp_path)
 
 
 def test_no_profile_is_an_error_that_names_the_flag(tmp_path):
     with pytest.raises(LabError, match="--profile-execution"):
-        bytes_sent.sent(tmp_path)
+        bytes_sent.read(tmp_path)
 
 
 def test_a_profile_without_an_iteration_is_an_error(tmp_path):
     put(tmp_path, [])
     (path,) = tmp_path.iterdir()
     path.write_text('{"traceEvents": [], "distributedInfo": {"world_size": 1}}')
-    with pytest.raises(LabError, match="no whole iteration"):
-        bytes_sent.sent(tmp_path)
+    with pytest.raises(LabError, match="no complete iteration"):
+        bytes_sent.read(tmp_path)

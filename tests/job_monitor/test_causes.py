@@ -7,11 +7,12 @@ from tests.job_monitor.samples import ENDED, LOST, OOM, hung, killed, lines, out
 
 
 def root(log):
-    return causes.find(log)[0]
+    return causes.find_errors(log)[0]
 
 
 def test_a_healthy_log_has_none():
-    assert causes.find(lines("[after training is done] datetime: 2026-01-01 00:00:00 ")) == []
+    assert causes.find_errors(lines("[after training is done] datetime: 2026-01-01 00:00:00 ")
+                              ) == []
 
 
 def test_out_of_memory_names_its_rank_though_others_spoke_first():
@@ -21,12 +22,12 @@ def test_out_of_memory_names_its_rank_though_others_spoke_first():
 
 
 def test_ranks_that_say_the_same_are_told_together():
-    found = causes.find([f"[rank {rank}] RuntimeError: {OOM}" for rank in (3, 0)])
+    found = causes.find_errors([f"[rank {rank}] RuntimeError: {OOM}" for rank in (3, 0)])
     assert [(one.kind, one.ranks) for one in found] == [("out of memory", (0, 3))]
 
 
 def test_a_killed_rank_is_named_and_those_who_lost_it_are_not_the_cause():
-    found = causes.find(killed())
+    found = causes.find_errors(killed())
     assert (found[0].kind, found[0].ranks) == ("killed", (3,))
     assert "SIGKILL" in found[0].text
     assert ("lost contact", (0, 1, 2)) in [(one.kind, one.ranks) for one in found[1:]]
@@ -34,11 +35,11 @@ def test_a_killed_rank_is_named_and_those_who_lost_it_are_not_the_cause():
 
 def test_a_time_out_is_the_cause_where_nothing_else_is():
     found = root(hung())
-    assert (found.kind, found.ranks) == ("time-out", (0, 2, 3))
+    assert (found.kind, found.ranks) == ("timeout", (0, 2, 3))
 
 
 def test_srun_s_terminate_of_the_others_is_no_signal_of_its_own():
-    found = causes.find(lines(LOST.format(0), ENDED.format(code=-15, signal=" (SIGTERM)")))
+    found = causes.find_errors(lines(LOST.format(0), ENDED.format(code=-15, signal=" (SIGTERM)")))
     assert "killed" not in [one.kind for one in found]
 
 
@@ -59,7 +60,7 @@ def test_srun_s_terminate_of_the_others_is_no_signal_of_its_own():
     ("ModuleNotFoundError: No module named 'apex'", "exception", "No module named 'apex'"),
     ("[rank3]: ValueError: bad shape", "exception", "ValueError: bad shape"),
     ("[rank1]:[E101 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation "
-     "timeout: WorkNCCL(SeqNum=3)", "time-out", "Watchdog caught"),
+     "timeout: WorkNCCL(SeqNum=3)", "timeout", "Watchdog caught"),
     ("srun: error: n2: task 3: Segmentation fault", "killed", "task 3: Segmentation fault"),
 ])
 def test_what_programs_say_before_srun_does(line, kind, text):
@@ -75,7 +76,7 @@ def test_a_rank_in_front_of_a_message_is_its_own(line, rank):
 
 
 def test_a_traceback_and_the_trainer_s_last_line_are_one_cause():
-    found = causes.find(["Traceback (most recent call last):", "ValueError: bad shape",
+    found = causes.find_errors(["Traceback (most recent call last):", "ValueError: bad shape",
                          "[rank 2] ValueError: bad shape"])
     assert [(one.ranks, one.line) for one in found] == [((2,), 1)]
 
@@ -85,8 +86,9 @@ def test_an_exception_without_a_rank_is_the_only_first_failure_s():
 
 
 def test_a_dead_peer_s_exception_is_no_cause():
-    found = causes.find(["RuntimeError: [pair.cc:547] Connection closed by peer [10.77.0.12]:3",
-                         "[rank 2] IndexError: out of range"])
+    found = causes.find_errors([
+        "RuntimeError: [pair.cc:547] Connection closed by peer [10.77.0.12]:3",
+        "[rank 2] IndexError: out of range"])
     assert found[0].ranks == (2,) and found[1].kind == "lost contact"
 
 
@@ -106,5 +108,5 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path, monkeypatch):
 
 
 def test_srun_s_padded_labels_are_stripped():
-    assert [(one.kind, one.ranks) for one in causes.find([" 3: [rank 3] error: no such file"])] == [
-        ("error", (3,))]
+    (error,) = causes.find_errors([" 3: [rank 3] error: no such file"])
+    assert (error.kind, error.ranks) == ("error", (3,))

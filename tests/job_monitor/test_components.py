@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from job_monitor import asked, components, picture, ranks, slurm, table
+from job_monitor import components, ranks, requested, slurm, snapshot, table
 from labcore.errors import LabError
 from slurmbox import keeping
 from slurmbox.layout import Layout
@@ -40,7 +40,7 @@ def slurm_says(tmp_path, monkeypatch):
                      if {f"JobId={one}", f"HetJobId={one}"} & set(line.split()) or not one]
             return subprocess.CompletedProcess(words, 0, "".join(shown), "")
 
-        monkeypatch.setattr(slurm, "client", client)
+        monkeypatch.setattr(slurm, "run_command", client)
         return tmp_path
 
     return say
@@ -55,22 +55,23 @@ def join(home, *texts):
 
 def test_a_heterogeneous_job_is_one_job(slurm_says):
     slurm_says(HET.format(state="RUNNING"))
-    (found,) = slurm.known()
+    (found,) = slurm.recent_jobs()
     assert (found.number, found.nodes, found.node_count, found.gpus, found.tasks) == (
         12, "slurmnode1,slurmnode2", 2, 4, 2)
     assert [path.name for path in found.logs] == ["mixed_12.txt"]
     assert slurm.find(12) == slurm.find(13) == found
-    assert asked.compare(found, SCRIPT, asked.configuration(lines(world=4))) == []
-    assert [str(one) for one in asked.compare(found, "", asked.configuration(lines(world=2)))] == [
-        "ranks: asked for 4 GPUs, the log says 2 rank(s)"]
+    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4))) == []
+    config = requested.configuration(lines(world=2))
+    assert [str(one) for one in requested.mismatches(found, "", config)] == [
+        "ranks: requested 4 GPUs, but the log says 2 rank(s)"]
 
 
 def test_nodes_with_different_numbers_of_gpus_are_not_averaged(slurm_says):
     slurm_says(HET.format(state="RUNNING").replace("gres/gpu=2", "gres/gpu=4", 1))
     found = slurm.find(12)
-    assert (found.gpus, asked.ranks_asked(found, SCRIPT)) == (6, None)
-    assert asked.compare(found, SCRIPT, asked.configuration(lines(world=6))) == []
-    assert len(asked.compare(found, SCRIPT, asked.configuration(lines(world=4)))) == 1
+    assert (found.gpus, requested.requested_ranks(found, SCRIPT)) == (6, None)
+    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=6))) == []
+    assert len(requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4)))) == 1
 
 
 def test_the_record_of_a_heterogeneous_job_has_all_components(slurm_says, monkeypatch):
@@ -88,15 +89,15 @@ def test_the_record_of_a_heterogeneous_job_has_all_components(slurm_says, monkey
 
 def test_a_master_and_the_jobs_that_joined_it_are_one_job(slurm_says, tmp_path):
     join(slurm_says(JOINED), "15\n")
-    (found,) = slurm.known()
+    (found,) = slurm.recent_jobs()
     assert found == slurm.find(14)
     assert (found.number, found.joined, found.nodes, found.gpus) == (
         14, (15,), "slurmnode1,slurmnode2", 4)
     assert [path.name for path in found.logs] == ["mixed_14.txt", "mixed_15.txt"]
-    assert asked.compare(found, SCRIPT, asked.configuration(lines(world=4))) == []
+    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4))) == []
     shown = take(tmp_path, found, lines())
     assert table.title(shown).startswith("job 14 mixed: RUNNING, joined by 15, on slurmnode1,slurm")
-    assert picture.record(shown)["logs"] == ["/w/mixed_14.txt", "/w/mixed_15.txt"]
+    assert snapshot.record(shown)["logs"] == ["/w/mixed_14.txt", "/w/mixed_15.txt"]
     assert slurm.find(15).number == 15
 
 
@@ -104,7 +105,7 @@ def test_a_master_and_the_jobs_that_joined_it_are_one_job(slurm_says, tmp_path):
 def test_a_file_that_no_joining_job_wrote_joins_nothing(slurm_says, monkeypatch, text):
     join(slurm_says(JOINED), text)
     monkeypatch.setattr(slurm, "accounting", lambda number: [])
-    assert [one.number for one in slurm.known()] == [14, 15]
+    assert [one.number for one in slurm.recent_jobs()] == [14, 15]
     assert slurm.find(14).joined == ()
 
 
@@ -116,7 +117,7 @@ def test_a_job_that_joins_another_master_does_not_count(slurm_says):
 def test_an_unknown_job_is_still_an_error(slurm_says, monkeypatch):
     slurm_says(JOINED)
     monkeypatch.setattr(slurm, "accounting", lambda number: [])
-    with pytest.raises(LabError, match="job 99: Slurm knows no such job; the latest is 15"):
+    with pytest.raises(LabError, match="job 99: Slurm has no such job; the latest is 15"):
         slurm.find(99)
 
 
@@ -127,11 +128,11 @@ def test_a_rank_of_a_job_that_joined_is_the_master_s(tmp_path, status, found):
     folder.mkdir()
     (folder / "stat").write_text("103 (python) S 1 2 3")
     (folder / "environ").write_bytes(f"SLURM_JOB_ID=8\0RANK=3\0RANK_STATUS={status}".encode())
-    assert ranks.process(tmp_path, 7, ranks.Rank(3, pid=103)) == found
+    assert ranks.process(tmp_path, 7, ranks.RankStatus(3, pid=103)) == found
 
 
 def test_one_component_stays_as_it_is():
-    assert components.span([job()]) == job()
+    assert components.combine([job()]) == job()
 
 
 def test_without_a_cluster_slurm_is_not_asked_to_look_for_another(tmp_path, monkeypatch):
@@ -142,5 +143,5 @@ def test_without_a_cluster_slurm_is_not_asked_to_look_for_another(tmp_path, monk
     monkeypatch.setenv("LAB_HOME", str(tmp_path / "workspace"))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     with pytest.raises(LabError, match="the cluster is not running"):
-        slurm.client("sinfo")
+        slurm.run_command("sinfo")
     assert not asked.exists()

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from job_monitor import asked, cli, details, nodes, picture, table, verdicts
+from job_monitor import cli, details, nodes, requested, snapshot, table, verdicts
 from job_monitor.components import NODE_FILES
 from labcore.errors import LabError
 from tests.job_monitor.samples import VIRTUAL, job, lines, take, virtual_file
@@ -60,26 +60,26 @@ def watched(tmp_path, what=None, log=None, script=SCRIPT, files=()):
 
 
 def judged(shown):
-    return {one.what: (one.word, one.text) for one in verdicts.judge(shown, shown.nodes)}
+    return {one.check: (one.word, one.reason) for one in verdicts.judge(shown, shown.nodes)}
 
 
 def test_nvidia_smi_s_table_is_read():
-    assert nodes.table(GPUS.splitlines()) == [
-        nodes.Gpu(0, "NVIDIA A100-SXM4-80GB", 3650, 81152, "72%", (122, 124)),
-        nodes.Gpu(1, "NVIDIA A10", 12, 22557, "N/A")]
+    assert nodes.parse_table(GPUS.splitlines()) == [
+        nodes.ListedGpu(0, "NVIDIA A100-SXM4-80GB", 3650, 81152, "72%", (122, 124)),
+        nodes.ListedGpu(1, "NVIDIA A10", 12, 22557, "N/A")]
 
 
 @pytest.mark.parametrize("text", ["", "NVIDIA-SMI has failed because it couldn't communicate",
                                   "|    0   N/A  N/A       122      C   python      1MiB |"])
 def test_what_is_no_such_table_has_no_gpu(text):
-    assert nodes.table(text.splitlines()) == []
+    assert nodes.parse_table(text.splitlines()) == []
 
 
 def test_every_node_s_last_lines_are_shown(home, tmp_path):
     home("slurmnode10", out="old\none\n\ntwo\n", err="", gpu=GPUS)
     home("slurmnode2", out="x" * 300, gpu="NVIDIA-SMI has failed\n")
     (tmp_path / NODE_FILES / "7" / "joined.1").write_text("8")
-    text = table.plain([watched(tmp_path)], 2)
+    text = table.as_text([watched(tmp_path)], 2)
     end = [line.strip() for line in text.splitlines()]
     end = end[end.index("slurmnode2.out"):]
     assert end[:7] == [
@@ -96,7 +96,7 @@ def test_a_job_without_files_of_its_nodes_has_its_log_s(home, tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("first\nlast\n")
     shown = watched(tmp_path, job(out=log, err=log))
-    assert table.plain([shown], 1).splitlines()[-2:] == ["  log.txt", "    last"]
+    assert table.as_text([shown], 1).splitlines()[-2:] == ["  log.txt", "    last"]
 
 
 def test_a_healthy_job_has_four_good_verdicts(home, tmp_path):
@@ -104,7 +104,7 @@ def test_a_healthy_job_has_four_good_verdicts(home, tmp_path):
                                                     "|    1   N/A  N/A       124"))
     assert judged(watched(tmp_path)) == {
         "state": ("ok", "RUNNING"), "GPU processes": ("ok", "a process on each of 2 GPUs"),
-        "stderr": ("ok", "no error, in slurmnode1.err"),
+        "stderr": ("ok", "no error in slurmnode1.err"),
         "configuration": ("ok", "3 settings as requested")}
 
 
@@ -115,7 +115,7 @@ def test_a_healthy_job_has_four_good_verdicts(home, tmp_path):
 def test_a_job_that_does_not_run_is_told(home, tmp_path, state, word, text):
     found = judged(watched(tmp_path, job(state, reason="Resources")))
     assert found["state"] == (word, text)
-    assert found["GPU processes"] == ("-", "the job does not run")
+    assert found["GPU processes"] == ("-", "the job is not running")
 
 
 def test_of_joined_jobs_each_has_to_run(home, tmp_path):
@@ -188,13 +188,13 @@ def test_a_configuration_that_differs_is_marked(home, tmp_path):
     log.insert(2, "  fp16 ............................................ False")
     shown = watched(tmp_path, log=log, script=script)
     assert judged(shown)["configuration"] == (
-        "BAD", "differs: --train-iters: asked for 8, the log says 20; --fp16: asked for True, the "
-        "log says False; ranks: asked for 2 GPUs, the log says 4 rank(s)")
-    rows = {line.text.split()[0]: line for line in details.of(shown, 1) if line.text}
+        "BAD", "differs: --train-iters: requested 8, but the log says 20; --fp16: requested True, "
+        "but the log says False; ranks: requested 2 GPUs, but the log says 4 rank(s)")
+    rows = {line.text.split()[0]: line for line in details.describe(shown, 1) if line.text}
     assert rows["--train-iters"].text.split() == ["--train-iters", "8", "20", "<-", "differs"]
     assert rows["--train-iters"].style == "red"
     assert rows["--micro-batch-size"].text.split() == ["--micro-batch-size", "2", "2"]
-    assert [one.text.split()[0] for one in details.of(shown, 0)][5:8] == [
+    assert [one.text.split()[0] for one in details.describe(shown, 0)][5:8] == [
         "--train-iters", "--fp16", "ranks"]
 
 
@@ -205,15 +205,15 @@ def test_before_the_trainer_says_its_configuration_there_is_no_verdict(home, tmp
 def test_a_partition_and_a_schedule_are_compared():
     script = "train.py --balance 9-3 --schedule gpipe --data-path x/y"
     config = {"balance": "8-4", "schedule": "gpipe"}
-    assert [(one.what, one.differs) for one in asked.settings(job(), script, config)] == [
+    assert [(one.name, one.differs) for one in requested.settings(job(), script, config)] == [
         ("--balance", True), ("--schedule", False)]
-    assert asked.flags('train.py --schedule "$MINE" --balance $((3))') == {}
+    assert requested.flags('train.py --schedule "$MINE" --balance $((3))') == {}
 
 
 def test_nothing_in_the_files_steers_the_terminal(home, tmp_path):
     hostile = "\x1b[2J\x9b2J\u202e error"
     home("slurmnode1", out=hostile, err=hostile, gpu=GPUS.replace("NVIDIA A10 ", "\x1b[2J A10"))
-    text = table.plain([watched(tmp_path)], 3)
+    text = table.as_text([watched(tmp_path)], 3)
     assert text.replace("\n", "").isprintable()
 
 
@@ -234,14 +234,15 @@ def test_a_terminal_that_is_too_small_keeps_the_verdicts(home, tmp_path):
     files = [virtual_file(n, world_size=32) for n in range(32)]
     shown = watched(tmp_path, files=files)
     console = Console(width=120, height=30, file=io.StringIO())
-    drawn = console.render_lines(table.fitting([shown], "the foot", console, 3), pad=False)
+    drawn = console.render_lines(table.fit_to_terminal([shown], "the foot", console, 3), pad=False)
     text = ["".join(part.text for part in line).strip() for line in drawn]
     assert len(text) < 30 and text[-1] == "the foot"
     assert any(line.startswith("GPU processes  BAD") for line in text)
 
 
 def test_watching_without_a_terminal_prints_until_the_end(tmp_path, monkeypatch, capsys):
-    answers = iter([LabError("Slurm does not answer"), [take(tmp_path, job("COMPLETED"), lines())]])
+    answers = iter([LabError("Slurm does not respond"),
+                    [take(tmp_path, job("COMPLETED"), lines())]])
 
     def look(*_):
         answer = next(answers)
@@ -249,25 +250,25 @@ def test_watching_without_a_terminal_prints_until_the_end(tmp_path, monkeypatch,
             raise answer
         return answer
 
-    monkeypatch.setattr(cli, "look", look)
-    cli.follow([take(tmp_path, job(), lines())], 7, None, 0.0, 1)
+    monkeypatch.setattr(cli, "take_snapshots", look)
+    cli.print_repeatedly([take(tmp_path, job(), lines())], 7, None, 0.0, 1)
     said = capsys.readouterr().out
-    assert said.index("RUNNING") < said.index("no newer picture: Slurm") < said.index("COMPLETED")
+    assert said.index("RUNNING") < said.index("no update: Slurm") < said.index("COMPLETED")
 
 
 @pytest.mark.parametrize(("given", "number", "error"), [
-    (3, None, "top --lines 3: of which job"), (0, 7, "between 1 and 1000 lines; nearest: 1"),
+    (3, None, "top --lines 3: of which job"), (0, 7, "not between 1 and 1000 lines; nearest: 1"),
     (2000, 7, "nearest: 1000")])
 def test_a_bad_number_of_lines_is_explained(given, number, error):
     with pytest.raises(LabError, match=error):
-        cli._lines(given, number)
-    assert (cli._lines(None, None), cli._lines(None, 7), cli._lines(5, 7)) == (
+        cli._line_count(given, number)
+    assert (cli._line_count(None, None), cli._line_count(None, 7), cli._line_count(5, 7)) == (
         None, details.LINES, 5)
 
 
 def test_the_table_has_every_rank_s_memory(tmp_path):
     files = [virtual_file(n, max_allocated=3 * 2**30) for n in range(4)]
     shown = take(tmp_path, job(), lines(label=VIRTUAL), files)
-    assert [line.split()[8:11] for line in table.plain([shown]).splitlines()[2:6]] == [
+    assert [line.split()[8:11] for line in table.as_text([shown]).splitlines()[2:6]] == [
         ["10.0/16.0", "GiB", "3.0"]] * 4
-    assert picture.record(shown)["ranks"][3]["memory_peak"] == 3 * 2**30
+    assert snapshot.record(shown)["ranks"][3]["memory_peak"] == 3 * 2**30

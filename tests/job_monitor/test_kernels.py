@@ -34,8 +34,9 @@ def put(tmp_path, monkeypatch):
 def test_times_are_of_a_step_by_kind(put, capsys):
     profile = kernels.read("mine", put(TIMES))
     assert profile.total == pytest.approx(1.0)  # 2 ms in two steps
-    assert [profile.of(kind) for kind in kernels.KINDS] == pytest.approx([0.3, 0.2, 0.5])
-    profile.show(most=2)
+    assert [profile.milliseconds_of(kind) for kind in kernels.KINDS] == pytest.approx(
+        [0.3, 0.2, 0.5])
+    profile.show(count=2)
     lines = capsys.readouterr().out.splitlines()
     assert "30% on Tensor Cores" in lines[0] and len(lines) == 3
     assert lines[1].endswith("softmax_warp_forward<float>") and "Tensor" not in lines[1]

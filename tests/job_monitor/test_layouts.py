@@ -42,7 +42,7 @@ def test_a_run_is_what_log_and_profile_say(job):
 
 def test_the_table_marks_the_best_and_the_figure_says_all(job, capsys):
     run = layouts.read("two stages", job, sequence_length=100)
-    slow = layouts.Run("slow", 800.0, 1000.0, {(0, 0): 900}, {0: 3.0}, {0: 0.0}, True)
+    slow = layouts.LayoutRun("slow", 800.0, 1000.0, {(0, 0): 900}, {0: 3.0}, {0: 0.0}, True)
     layouts.show([run, slow])
     head, _, first, second = capsys.readouterr().out.splitlines()
     assert "virtual" in head

@@ -38,7 +38,7 @@ def test_out_of_memory_on_rank_2(tmp_path):
 def test_a_killed_rank_is_dead_while_the_job_still_runs(tmp_path):
     shown = take(tmp_path, job(), lines(), processes={3: ranks.GONE})
     assert told(shown) == {0: "running", 1: "running", 2: "running", 3: "dead"}
-    assert shown.rows[3].reason == "its process is gone, without a word"
+    assert shown.rows[3].reason == "its process is gone, and reported no error"
 
 
 def test_a_killed_rank_is_dead_and_the_others_failed_by_it(tmp_path):
@@ -53,7 +53,7 @@ def test_silence_beyond_the_usual_step_is_a_stall(tmp_path):
     shown = take(tmp_path, job(), lines(), files)
     assert told(shown) == dict.fromkeys(ALL, "stalled")
     assert shown.rows[0].reason == (
-        "nothing for 30 s in state training; a step usually takes 0.1 s")
+        "no update for 30 s in state training; a step usually takes 0.1 s")
 
 
 @pytest.mark.parametrize("fields", [
@@ -68,15 +68,15 @@ def test_a_stopped_process_is_named_by_those_who_wait_for_it(tmp_path):
     files = [rank_file(number, time=NOW - 30) for number in ALL]
     shown = take(tmp_path, job(), lines(), files, {1: ranks.STOPPED})
     assert told(shown) == {0: "stalled", 1: "stopped", 2: "stalled", 3: "stalled"}
-    assert shown.rows[2].reason.startswith("waits for rank(s) 1; nothing for 30 s")
+    assert shown.rows[2].reason.startswith("waits for rank(s) 1; no update for 30 s")
     assert shown.problem == "rank(s) 1 stopped"
 
 
 def test_after_a_time_out_the_silent_rank_is_named(tmp_path):
     shown = take(tmp_path, job("FAILED"), hung())
     assert told(shown) == {0: "failed", 1: "dead", 2: "failed", 3: "failed"}
-    assert shown.problem.startswith("time-out: rank(s) 1 did not answer the others")
-    assert shown.rows[1].reason == "did not answer the other ranks in time"
+    assert shown.problem.startswith("timeout: rank(s) 1 did not respond to the others")
+    assert shown.rows[1].reason == "did not respond to the other ranks in time"
 
 
 def test_a_pipeline_s_stages_name_the_one_they_lost(tmp_path):
@@ -84,17 +84,17 @@ def test_a_pipeline_s_stages_name_the_one_they_lost(tmp_path):
     late = ("[rank {}] error: lost contact with rank {} (stage {}) while waiting for F3 (Timed "
             "out waiting 18000ms for recv operation to complete); its own message says why")
     shown = take(tmp_path, job("FAILED"), lines(late.format(0, 1, 1), late.format(1, 2, 2)))
-    assert shown.problem.startswith("time-out: rank(s) 2 did not answer the others")
+    assert shown.problem.startswith("timeout: rank(s) 2 did not respond to the others")
     assert told(shown) == {0: "failed", 1: "failed", 2: "dead", 3: "dead"}
 
 
 @pytest.mark.parametrize(("state", "reason"), [
-    ("CANCELLED", "the job was cancelled"), ("TIMEOUT", "the job's time was up"),
+    ("CANCELLED", "the job was cancelled"), ("TIMEOUT", "the job reached its time limit"),
     ("NODE_FAIL", "a node of the job failed"),
-    ("FAILED", "ended without a word of its own when the job failed")])
+    ("FAILED", "ended with the job, and reported no error")])
 def test_a_job_s_end_is_the_ranks_(tmp_path, state, reason):
     shown = take(tmp_path, job(state), lines())
-    assert {(row.word, row.reason) for row in shown.rows} == {("dead", reason)}
+    assert {(row.health, row.reason) for row in shown.rows} == {("dead", reason)}
 
 
 @pytest.mark.parametrize(("state", "reason"), [
@@ -103,21 +103,21 @@ def test_a_job_s_end_is_the_ranks_(tmp_path, state, reason):
 def test_a_rank_that_came_to_its_end_is_done(tmp_path, state, reason):
     files = [rank_file(number, state=state) for number in ALL]
     shown = take(tmp_path, job("COMPLETED"), lines(), files)
-    assert {(row.word, row.reason) for row in shown.rows} == {("done", reason)}
+    assert {(row.health, row.reason) for row in shown.rows} == {("done", reason)}
 
 
 def test_errors_of_a_job_that_succeeded_are_no_problem(tmp_path):
     files = [rank_file(number, state="done") for number in ALL]
     shown = take(tmp_path, job("COMPLETED"), lines("ValueError: caught and shown"), files)
-    assert shown.problem == "" and len(shown.causes) == 1
+    assert shown.problem == "" and len(shown.errors) == 1
 
 
 def test_a_rank_without_a_file_is_there_all_the_same(tmp_path):
     files = [rank_file(number) for number in (0, 1, 3)]
     shown = take(tmp_path, job(), lines(), files)
-    assert (shown.rows[2].word, shown.rows[2].reason) == ("running", "has not reported yet")
+    assert (shown.rows[2].health, shown.rows[2].reason) == ("running", "has not reported yet")
     shown = take(tmp_path, job("FAILED"), lines(), files)
-    assert (shown.rows[2].word, shown.rows[2].reason) == ("dead", "never reported")
+    assert (shown.rows[2].health, shown.rows[2].reason) == ("dead", "never reported")
 
 
 def test_files_of_an_earlier_run_in_the_same_job_do_not_count(tmp_path):
@@ -154,13 +154,13 @@ def fake_process(proc, state, *words):
     ("S", [b"SLURM_JOB_ID=8", b"RANK=3"], "gone"), ("S", [b"SLURM_JOB_ID=7", b"RANK=0"], "gone")])
 def test_a_pid_is_the_rank_s_only_if_its_environment_says_so(tmp_path, state, words, found):
     fake_process(tmp_path, state, *words)
-    assert ranks.process(tmp_path, 7, ranks.Rank(3, pid=103)) == found
+    assert ranks.process(tmp_path, 7, ranks.RankStatus(3, pid=103)) == found
 
 
 def test_a_process_that_cannot_be_seen_is_not_called_dead(tmp_path):
-    assert ranks.process(tmp_path, 7, ranks.Rank(3, pid=103)) == "gone"
-    assert ranks.process(None, 7, ranks.Rank(3, pid=103)) is None
-    assert ranks.process(tmp_path, 7, ranks.Rank(3)) is None
+    assert ranks.process(tmp_path, 7, ranks.RankStatus(3, pid=103)) == "gone"
+    assert ranks.process(None, 7, ranks.RankStatus(3, pid=103)) is None
+    assert ranks.process(tmp_path, 7, ranks.RankStatus(3)) is None
 
 
 def test_errors_of_an_earlier_attempt_count_only_after_the_end(tmp_path):
@@ -168,11 +168,11 @@ def test_errors_of_an_earlier_attempt_count_only_after_the_end(tmp_path):
     log = out_of_memory(2) + lines()
     shown = take(tmp_path, job(), log)
     assert told(shown) == dict.fromkeys(ALL, "running")
-    assert (shown.problem, shown.causes) == ("", [])
+    assert (shown.problem, shown.errors) == ("", [])
     assert take(tmp_path, job("FAILED"), log).problem.startswith("out of memory")
     same = next(line for line in log if line.startswith("[rank 2]"))
     again = take(tmp_path, job(), [*log, same])
-    assert [cause.line for cause in again.causes] == [len(log)]
+    assert [cause.line for cause in again.errors] == [len(log)]
 
 
 def test_of_two_log_files_the_order_is_not_known(tmp_path):

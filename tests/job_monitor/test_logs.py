@@ -86,7 +86,7 @@ def test_lines_are_found_by_what_they_hold(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("using world size: 2\n 1 of 3\n 2 of 3\n")
     assert logs.lines(log, " of 3") == [" 1 of 3", " 2 of 3"]
-    with pytest.raises(LabError, match=r"no line of .*log.txt holds 'loss'.*2 of 3"):
+    with pytest.raises(LabError, match=r"no line of .*log.txt contains 'loss'.*2 of 3"):
         logs.lines(log, "loss")
     with pytest.raises(LabError, match="no log at"):
         logs.lines(tmp_path / "none.txt", "loss")

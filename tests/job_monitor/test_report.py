@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from job_monitor import figures, page, picture, report
+from job_monitor import figures, page, report, snapshot
 from labcore.errors import LabError
 from slurmbox.layout import Layout
 from tests.job_monitor.samples import (
@@ -54,7 +54,7 @@ class Checker(HTMLParser):
 
 
 def render(shown, script="#!/bin/bash\n", accounting=(), timeline=None):
-    text = page.document(shown, script, list(accounting), timeline, "2026-01-01 00:00")
+    text = page.render_page(shown, script, list(accounting), timeline, "2026-01-01 00:00")
     assert text.startswith("<!DOCTYPE html>\n<html lang=\"en\">")
     return Checker(text)
 
@@ -68,7 +68,7 @@ def healthy(tmp_path):
 def test_a_finished_job_s_page_has_all_sections(healthy):
     row = {"JobID": "7", "State": "COMPLETED", "MaxRSS": ""}
     shown = render(healthy, accounting=[row], timeline=b"<svg/>")
-    for title in ("What was asked", "Configuration", "Iteration times", "Loss", "Memory",
+    for title in ("What was requested", "Configuration", "Iteration times", "Loss", "Memory",
                   "Pipeline timeline", "Ranks", "Slurm's accounting", "The end of the log"):
         assert title in shown.text
     assert "Milliseconds per iteration: median 111.0, from 102.0 to 120.0" in shown.text
@@ -93,7 +93,7 @@ def test_a_failed_job_s_page_says_why_and_where(tmp_path, log):
     taken = take(tmp_path, job("FAILED"), log)
     shown = render(taken)
     assert f"What went wrong: {taken.problem}" in shown.text
-    assert "mark" in shown.seen and "root cause" in shown.text and "follows" in shown.text
+    assert "mark" in shown.seen and "root cause" in shown.text and "consequence" in shown.text
 
 
 def test_whatever_a_log_says_is_text(tmp_path):
@@ -123,8 +123,8 @@ def test_a_mismatch_and_a_loss_that_is_no_number_are_told(tmp_path):
     broken = LINE.format(n=4, ms=1.0, loss="lm loss: nan | ", label="")
     taken = take(tmp_path, job(command="a.sh --train-iters 8"), lines(broken))
     shown = render(taken)
-    assert "Not as asked: --train-iters: asked for 8, the log says 20" in shown.text
-    assert "1 value(s) are no numbers" in shown.text
+    assert "Not as requested: --train-iters: requested 8, but the log says 20" in shown.text
+    assert "1 value(s) are not finite" in shown.text
 
 
 def test_without_rank_files_the_log_is_enough(tmp_path):
@@ -137,7 +137,7 @@ def test_without_rank_files_the_log_is_enough(tmp_path):
 
 
 def test_a_job_that_said_nothing_yet_has_a_page(tmp_path):
-    shown = render(picture.Picture(job("PENDING", nodes="")), script="")
+    shown = render(snapshot.Snapshot(job("PENDING", nodes="")), script="")
     assert "PENDING" in shown.text and "svg" not in shown.seen
 
 
@@ -158,8 +158,8 @@ def test_figures_stay_within_their_frame(values):
 
 
 def test_a_slow_first_step_does_not_flatten_the_others():
-    assert figures.ceiling([900.0, *[10.0] * 50]) == 15.0
-    assert figures.ceiling([10.0, 12.0, 20.0]) == 20.0
+    assert figures.axis_top([900.0, *[10.0] * 50]) == 15.0
+    assert figures.axis_top([10.0, 12.0, 20.0]) == 20.0
     drawn = figures.line([(n, 900.0 if n == 0 else 10.0) for n in range(50)], "x", "y", "words")
     assert 'class="beyond"' in drawn and "x 0: 900" in drawn
 
@@ -168,7 +168,7 @@ def test_thinning_keeps_the_extremes():
     points = [(float(n), 1.0) for n in range(10_000)]
     points[7777] = (7777.0, 99.0)
     thinned = figures.thin(points)
-    assert len(thinned) <= figures.POINTS and (7777.0, 99.0) in thinned
+    assert len(thinned) <= figures.MAX_POINTS and (7777.0, 99.0) in thinned
     assert thinned == sorted(thinned)
 
 
@@ -212,9 +212,9 @@ def test_only_this_job_s_timeline_is_shown(tmp_path, written, found):
     os.utime(path, (datetime.fromisoformat(written).timestamp(),) * 2)
     what = job("COMPLETED", folder=str(tmp_path), start="2026-01-01T00:00:00",
                end="2026-01-01T00:01:00")
-    shown = picture.Picture(what, config={"timeline": "lines"})
+    shown = snapshot.Snapshot(what, config={"timeline": "lines"})
     assert (report.timeline(shown) is not None) == found
-    assert report.timeline(picture.Picture(what, config={"timeline": "None"})) is None
+    assert report.timeline(snapshot.Snapshot(what, config={"timeline": "None"})) is None
 
 
 def test_a_job_that_slurm_forgot_is_found_by_its_kept_description(workspace_without_slurm):
@@ -270,7 +270,7 @@ def test_the_first_line_of_each_start_is_no_usual_step(tmp_path):
 def test_a_card_s_memory_in_use_has_no_peak_of_the_tensors(tmp_path):
     files = [virtual_file(n, state="done", max_allocated=3 * 2**30) for n in range(4)]
     shown = render(take(tmp_path, job("COMPLETED"), lines(label=VIRTUAL), files))
-    assert ("at most 10.0 GiB. Its tensors' peak: at most 3.0 GiB." in shown.text
+    assert ("at most 10.0 GiB. Peak of its tensors: at most 3.0 GiB." in shown.text
             and "the highest peak" not in shown.text)
     assert "in use (GiB)" in shown.text and "tensors' peak (GiB)" in shown.text
 
@@ -287,11 +287,11 @@ def test_lines_are_numbered_in_one_whole_file_only(tmp_path):
     whole = take(tmp_path, job("FAILED"), killed())
     apart = take(tmp_path, job("FAILED", out=tmp_path / "o"), killed())
     assert "messageline" in render(whole).text and "messageline" not in render(apart).text
-    assert picture.record(whole)["errors"][0]["line"] == whole.causes[0].line
-    assert picture.record(apart)["errors"][0]["line"] is None
+    assert snapshot.record(whole)["errors"][0]["line"] == whole.errors[0].line
+    assert snapshot.record(apart)["errors"][0]["line"] is None
 
 
 def test_long_lines_of_a_log_are_cut(tmp_path):
     shown = take(tmp_path, job("FAILED"), lines("[rank 1] error: no", "x" * 10**5))
     text = render(shown).text
-    assert len(text) < 20_000 and f"... ({10**5 - page.LONGEST} more characters)" in text
+    assert len(text) < 20_000 and f"... ({10**5 - page.MAX_LENGTH} more characters)" in text

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from job_monitor import cli as watch_cli
-from job_monitor import picture, slurm, table
+from job_monitor import slurm, snapshot, table
 from lab import cli
 from labcore.errors import LabError
 from slurmbox import keeping
@@ -27,7 +27,7 @@ from tests.job_monitor.samples import (
 
 
 def test_the_table_has_a_row_for_each_rank(tmp_path):
-    text = table.plain([take(tmp_path, job(limit="00:10:00"), lines())])
+    text = table.as_text([take(tmp_path, job(limit="00:10:00"), lines())])
     head, names, *rows = text.splitlines()
     assert head == ("job 7 sample: RUNNING, on slurmnode[1-2], for 00:01:00 of 00:10:00, "
                     "iteration 3 of 20")
@@ -39,26 +39,27 @@ def test_the_table_has_a_row_for_each_rank(tmp_path):
 
 def test_modeled_figures_are_said_to_be(tmp_path):
     files = [virtual_file(number) for number in range(4)]
-    text = table.plain([take(tmp_path, job(), lines(label=VIRTUAL, loss=False), files)])
+    text = table.as_text([take(tmp_path, job(), lines(label=VIRTUAL, loss=False), files)])
     assert "10.0/16.0 GiB" in text and "4.85" in text
     assert text.splitlines()[-1] == (
-        f"  times, TFLOP/s and memory are modeled: {VIRTUAL}; virtual time 0.3 s")
+        f"  times, TFLOP/s, and memory are modeled: {VIRTUAL}; virtual time 0.3 s")
 
 
 def test_errors_and_mismatches_stand_below(tmp_path):
     files = [virtual_file(number) for number in range(4)]
     taken = take(tmp_path, job("FAILED", command="a.sh --train-iters 8"), out_of_memory(2), files)
-    *_, error, mismatch = table.plain([taken]).splitlines()
+    *_, error, mismatch = table.as_text([taken]).splitlines()
     assert error.startswith("  ERROR out of memory on rank(s) 2: CUDA out of memory. Tried")
-    assert mismatch == "  MISMATCH --train-iters: asked for 8, the log says 20"
-    why = next(row for row in table.plain([taken]).splitlines() if row.startswith("     2"))
+    assert mismatch == "  MISMATCH --train-iters: requested 8, but the log says 20"
+    why = next(row for row in table.as_text([taken]).splitlines() if row.startswith("     2"))
     assert why.endswith("...") and len(why) < 200
 
 
 def test_a_cluster_without_rank_files_says_that_the_log_is_all(tmp_path):
-    text = table.plain([take(tmp_path, job(), lines(), [])])
+    text = table.as_text([take(tmp_path, job(), lines(), [])])
     assert text.splitlines()[1] == (
-        "  by the log alone (no rank wrote what it does): 103.0 ms per iteration, loss 8.7000, "
+        "  from the log alone, because no rank wrote a status file: 103.0 ms per iteration, "
+        "loss 8.7000, "
         "TFLOP/s -")
 
 
@@ -66,7 +67,7 @@ def test_of_many_ranks_the_sick_come_first(tmp_path):
     files = [rank_file(n, world_size=200) for n in range(200)]
     files[150]["state"] = "failed"
     taken = take(tmp_path, job(), lines(world=200), files)
-    rows = table.plain([taken]).splitlines()[2:]
+    rows = table.as_text([taken]).splitlines()[2:]
     assert rows[0].split()[:4] == ["150", "slurmnode76", "-", "failed"]
     assert "  ... and 136 more rank(s): 136 running" in rows
 
@@ -81,8 +82,8 @@ def test_nothing_that_a_job_says_steers_the_terminal(tmp_path):
     taken = take(tmp_path, job("FAILED", name=hostile, command=f"a.sh --train-iters '{hostile}'",
                                nodes=hostile, reason=hostile), log, files)
     stream = io.StringIO()
-    Console(file=stream, width=160, color_system=None).print(table.rich([taken], "foot"))
-    for text in (table.plain([taken]), stream.getvalue()):
+    Console(file=stream, width=160, color_system=None).print(table.as_table([taken], "foot"))
+    for text in (table.as_text([taken]), stream.getvalue()):
         assert "[red]" in text and text.replace("\n", "").isprintable()
 
 
@@ -92,13 +93,13 @@ def test_on_a_terminal_brackets_are_no_markup(tmp_path):
     log = lines("[rank 1] error: [/red] [bold]odd[/]")
     stream = io.StringIO()
     Console(file=stream, width=160).print(
-        table.rich([take(tmp_path, job("FAILED", name="[x]"), log)], "foot"))
+        table.as_table([take(tmp_path, job("FAILED", name="[x]"), log)], "foot"))
     assert "[/red] [bold]odd[/]" in stream.getvalue() and "7 [x]: FAILED" in stream.getvalue()
 
 
 def test_the_record_is_json_to_the_letter(tmp_path):
     files = [rank_file(n, loss=float("nan")) for n in range(4)]
-    told = picture.record(take(tmp_path, job(), lines(), files))
+    told = snapshot.record(take(tmp_path, job(), lines(), files))
 
     def refuse(name):
         raise AssertionError(name)
@@ -127,11 +128,12 @@ def no_cluster(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("words", "error"), [
     (["top"], NOT_RUNNING), (["top", "3"], NOT_RUNNING), (["report", "3"], NOT_RUNNING),
-    (["top", "job3"], "top job3: a job's number is a whole number, such as 3; squeue and sacct "
+    (["top", "job3"], "top job3: a job ID is a number, such as 3; squeue and sacct "
      "list them"),
-    (["report", "3.batch"], "report 3.batch: a job's number is a whole number, such as 3;"),
-    (["top", "--interval", "0"], "top --interval 0: between 0.2 and 3600 seconds; nearest: 0.2"),
-    (["top", "--interval", "nan"], "top --interval nan: between"),
+    (["report", "3.batch"], "report 3.batch: a job ID is a number, such as 3;"),
+    (["top", "--interval", "0"],
+     "top --interval 0: not between 0.2 and 3600 seconds; nearest: 0.2"),
+    (["top", "--interval", "nan"], "top --interval nan: not between"),
     (["top", "--log", "x"], "top --log x: of which job? lab top JOBID --log FILE")])
 def test_bad_input_is_explained(no_cluster, capsys, words, error):
     assert cli.main(words) == 1
@@ -189,7 +191,7 @@ def test_a_job_s_folder_begins_with_its_first_task(tmp_path, environment, fresh)
 
 
 def fails(*_):
-    raise LabError("Slurm does not answer")
+    raise LabError("Slurm does not respond")
 
 
 @pytest.mark.parametrize("text", ["JobId=7 JobName=x JobState=RUNNING", ""])
@@ -197,15 +199,15 @@ def test_while_the_cluster_is_up_the_records_are_no_answer(no_cluster, monkeypat
     folder = Layout(no_cluster).ranks / "7"
     folder.mkdir(parents=True)
     (folder / keeping.JOB).write_text(text)
-    monkeypatch.setattr(slurm, "_show", fails)
+    monkeypatch.setattr(slurm, "_scontrol_jobs", fails)
     monkeypatch.setattr(slurm.health, "supervisor", lambda layout: (1, 1))
-    with pytest.raises(LabError, match="does not answer"):
+    with pytest.raises(LabError, match="does not respond"):
         slurm.find(7)
     monkeypatch.setattr(slurm.health, "supervisor", lambda layout: None)
     if text:
         assert slurm.find(7).state == "UNKNOWN"
     else:  # nothing is known of it
-        with pytest.raises(LabError, match="does not answer"):
+        with pytest.raises(LabError, match="does not respond"):
             slurm.find(7)
 
 
@@ -213,7 +215,7 @@ def test_top_goes_on_when_slurm_is_silent_for_a_moment(tmp_path, monkeypatch):
     from rich.console import Console
 
     first, last = take(tmp_path, job(), lines()), take(tmp_path, job("COMPLETED"), lines())
-    answers = iter([LabError("Slurm does not answer"), [last]])
+    answers = iter([LabError("Slurm does not respond"), [last]])
 
     def look(*_):
         answer = next(answers)
@@ -224,16 +226,16 @@ def test_top_goes_on_when_slurm_is_silent_for_a_moment(tmp_path, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr("rich.console.Console", lambda: Console(
         file=stream, width=160, height=50, force_terminal=True))
-    monkeypatch.setattr(watch_cli, "look", look)
-    watch_cli.refresh([first], 7, None, 0.0)
+    monkeypatch.setattr(watch_cli, "take_snapshots", look)
+    watch_cli.redraw([first], 7, None, 0.0)
     said = stream.getvalue()
-    assert "no newer picture: Slurm does not answer" in said and "COMPLETED" in said
+    assert "no update: Slurm does not respond" in said and "COMPLETED" in said
 
 
 def test_rows_that_are_left_out_are_called_what_they_are(tmp_path):
     files = [rank_file(n, world_size=200, state="failed" if n < 100 else "training")
              for n in range(200)]
-    text = table.plain([take(tmp_path, job(), lines(world=200), files)])
+    text = table.as_text([take(tmp_path, job(), lines(world=200), files)])
     assert "  ... and 136 more rank(s): 36 failed, 100 running" in text
 
 
@@ -245,7 +247,7 @@ def test_a_terminal_s_height_cuts_rows_and_not_the_errors(tmp_path, height):
                  [virtual_file(n, world_size=100) for n in range(100)])
     stream = io.StringIO()
     console = Console(file=stream, width=160, height=height)
-    console.print(table.fitting([shown], "the foot", console))
+    console.print(table.fit_to_terminal([shown], "the foot", console))
     said = stream.getvalue().splitlines()
     assert len(said) < height and said[-1].strip() == "the foot"
     assert any(line.startswith("ERROR out of memory") for line in said)
@@ -256,8 +258,9 @@ def test_whose_a_job_is_its_uid_says(monkeypatch):
     monkeypatch.setenv("LOGNAME", "another")
     listed = "".join(f"JobId={n} JobName=x UserId=me({uid}) JobState=RUNNING\n"
                      for n, uid in ((1, os.getuid()), (2, os.getuid() + 1)))
-    monkeypatch.setattr(slurm, "client", lambda *_: subprocess.CompletedProcess([], 0, listed, ""))
-    assert [one.number for one in slurm.known()] == [1]
+    monkeypatch.setattr(slurm, "run_command",
+                        lambda *_: subprocess.CompletedProcess([], 0, listed, ""))
+    assert [one.number for one in slurm.recent_jobs()] == [1]
 
 
 def test_a_command_may_hold_what_looks_like_a_field():

@@ -28,7 +28,7 @@ WORK = [kernel("volta_sgemm_64x64_nn", 0, 4), kernel("ncclDevKernel_SendRecv", 3
 def test_the_longest_flat_stretch_and_what_ran_in_it():
     trace = traces.parse(0, [*reversed(HILL), *WORK])
     assert trace.peak == 4.0 and trace.memory[0] == (0.0, 1.0)
-    flat = trace.flat
+    flat = trace.plateau
     assert (flat.start, flat.end, flat.freed) == (2.0, 12.0, 1.0)
     assert flat.shares == pytest.approx({"GEMMs": 0.2, "communication": 0.3,
                                          "other kernels": 0.1})
@@ -74,5 +74,5 @@ def test_what_is_not_there_is_said(tmp_path):
     with pytest.raises(LabError, match=r"no profile of rank 2 .*--profile-execution yes"):
         traces.read(tmp_path, 2)
     (tmp_path / "run_a_gpu2.1.pt.trace.json").write_text(json.dumps({"traceEvents": WORK}))
-    with pytest.raises(LabError, match="no memory of a GPU"):
+    with pytest.raises(LabError, match="no GPU memory events"):
         traces.read(tmp_path, 2)

@@ -87,7 +87,7 @@ def test_a_shipped_script_trains(course, ended, script):
             f"size: {sizes['tensor']}, pipeline-model-parallel size: {sizes['pipeline']}") in log
     loss = losses(log)
     assert len(loss) == 3 and loss[2] < loss[0]
-    recorded = metrics.of_log(log.splitlines())  # each log names its own job's metrics
+    recorded = metrics.read_for_log(log.splitlines())  # each log names its own job's metrics
     assert [one["lm_loss"] for one in recorded if one["kind"] == "iteration"] == pytest.approx(
         loss, rel=1e-6)
     assert {one.get("slurm_job_id", number) for one in recorded} == {number}

@@ -64,7 +64,7 @@ def test_real_gpus_are_on_a_node_and_in_a_partition_of_their_own(layout):
     prolog = config.task_prolog(layout, made, PLACE, SLURM, [])
     assert "slurmgpu1) echo unset VIRTUAL_GPU; echo export DEVICE_INSTEAD_OF_CPU=cuda" in prolog
     assert profile.from_json(made.to_json()) == made
-    assert cards.nodes_of({"profile": made.to_json()})["slurmgpu1"] == []
+    assert cards.declared_gpus({"profile": made.to_json()})["slurmgpu1"] == []
 
 
 def test_the_key_is_not_in_the_workspace(layout, monkeypatch):

@@ -131,6 +131,6 @@ def test_a_job_that_never_trains_says_why(course, lab, submit):
 def test_a_job_that_never_was_is_named(course, lab, submit):
     number = submit("--wrap true")
     error = lab("top", "99999", code=1)
-    assert error.startswith("lab: error: job 99999: Slurm knows no such job; the latest is ")
+    assert error.startswith("lab: error: job 99999: Slurm has no such job; the latest is ")
     assert int(error.split()[-1]) >= int(number)
     assert "--log none: no such file" in lab("report", number, "--log", "none", code=1)

@@ -1,4 +1,4 @@
-"""`nvidia-smi` for the cluster's virtual GPUs: the familiar output, from what the ranks report.
+"""Emulate `nvidia-smi` for the cluster's virtual GPUs, from the status files of the ranks.
 
-It must start at once, so nothing here imports torch, or anything that is not Python's or ours.
+It must start fast, so nothing here imports torch or any other third-party package.
 """

@@ -1,4 +1,4 @@
-"""The virtual GPUs of each node, and the processes that run on them now."""
+"""Find the virtual GPUs of each node, and the processes that run on them now."""
 
 from __future__ import annotations
 
@@ -15,35 +15,45 @@ from virtualgpu.core.cards import CARDS
 from virtualgpu.core.slots import bus
 
 MIB = 2**20
-FRESH = 15.0  # seconds since a rank there wrote, for it to be alive; it writes twice a second
-JOBS = 50  # whose files are read at one look: those written to last, as live ranks do
+FRESH = 15.0  # seconds; a live rank writes its file twice a second
+MAX_JOBS = 50  # most recently written jobs whose files are read
 
 
 @dataclass(frozen=True)
-class Rank:
-    """A process of a job that computes on a virtual card; memory in bytes, utilization 0 to 1."""
+class GpuProcess:
+    """A job's process on a virtual GPU, as its status file describes it.
+
+    Attributes:
+        node: the node's name.
+        job: the job's ID.
+        local: the index of its GPU within the job.
+        slot: the number of its GPU on the node; None if the job requested no GPUs.
+        pid: the process ID, in the cluster's PID namespace.
+        card: the GPU model.
+        used: memory in use, in bytes.
+        total: the GPU's memory, in bytes.
+        utilization: the fraction of time in which a kernel ran, from 0 to 1.
+    """
 
     node: str
     job: int
-    local: int  # the process's index for its card
-    slot: int | None  # the card's number on its node, where Slurm gave the job cards
+    local: int
+    slot: int | None
     pid: int
     card: Card
     used: int
     total: int
     utilization: float
-
-
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU.
+    """One virtual GPU of a node.
 
     Attributes:
-        node: its node's name.
-        number: on its node.
-        index: as shown, from 0; inside a job, fewer are shown.
+        node: the node's name.
+        number: its number on the node.
+        index: the number that is shown; a job's own GPUs count from 0.
         card: the GPU model.
-        rank: the process on it, if any.
+        process: the process on it, if any.
         fabric: whether the node has the InfiniBand adapters of its type.
     """
 
@@ -51,7 +61,7 @@ class Gpu:
     number: int
     index: int
     card: Card
-    rank: Rank | None = None
+    process: GpuProcess | None = None
     fabric: bool = False
 
     @property
@@ -64,28 +74,28 @@ class Gpu:
 
     @property
     def uuid(self) -> str:
-        """Stable, made up: it starts with the letters of "virtual" in ASCII."""
-        ours = zlib.crc32(f"{self.node} {self.number}".encode())
-        return f"GPU-76697274-7561-6c00-{self.number:04x}-{self.card.sms:04x}{ours:08x}"
+        """A stable, invented UUID, which starts with the letters of "virtual" in ASCII."""
+        checksum = zlib.crc32(f"{self.node} {self.number}".encode())
+        return f"GPU-76697274-7561-6c00-{self.number:04x}-{self.card.sms:04x}{checksum:08x}"
 
     @property
     def used(self) -> int:
-        """MiB."""
-        return self.rank.used // MIB if self.rank else 0
+        """Memory in use, in MiB."""
+        return self.process.used // MIB if self.process else 0
 
     @property
     def total(self) -> int:
-        """MiB."""
-        return (self.rank.total if self.rank else self.card.memory) // MIB
+        """The GPU's memory, in MiB."""
+        return (self.process.total if self.process else self.card.memory) // MIB
 
     @property
     def percent(self) -> int:
         """GPU utilization: the percentage of time in which a kernel ran."""
-        return round(100 * self.rank.utilization) if self.rank else 0
+        return round(100 * self.process.utilization) if self.process else 0
 
 
-def nodes_of(record: dict) -> dict[str, list[Card]]:
-    """{node: its cards} of the running cluster's record; an empty list where it has none."""
+def declared_gpus(record: dict) -> dict[str, list[Card]]:
+    """Return the GPU models of each node of the running cluster; empty lists if it has none."""
     return {node.name: [CARDS[node.card]] * node.gpus if node.card else []
             for node in from_json(record["profile"]).nodes}
 
@@ -98,25 +108,29 @@ def has_fabric(record: dict) -> bool:
     return from_json(record["profile"]).link == UNLIMITED
 
 
-def running(folder: Path, proc: Path) -> list[Rank]:
-    """The ranks that live. folder: of the jobs' folders of rank files. proc: where the processes
-    have the numbers that they themselves know, or ELSEWHERE of
-    rankfiles: there whoever wrote lately lives."""
-    found = []
+def live_processes(folder: Path, proc: Path) -> list[GpuProcess]:
+    """Return the processes that are alive.
+
+    Args:
+        folder: the folder with a folder of rank files for each job.
+        proc: a /proc in which the recorded process IDs are valid. If it is rankfiles.ELSEWHERE,
+            there is none, and processes that wrote their file lately count as alive.
+    """
+    live = []
     for path in (path for job in _latest(folder) for path in job.glob("*.json")):
         try:
-            rank = parse(rankfiles.read(path) or {})
-        except (ValueError, KeyError, TypeError, OverflowError):  # not a rank on a virtual card
+            process = parse_process(rankfiles.read(path) or {})
+        except (ValueError, KeyError, TypeError, OverflowError):  # not a rank on a virtual GPU
             continue
-        if is_fresh(path) if str(proc) == rankfiles.ELSEWHERE else is_alive(proc, rank):
-            found.append(rank)
-    return found
+        if is_fresh(path) if str(proc) == rankfiles.ELSEWHERE else is_alive(proc, process):
+            live.append(process)
+    return live
 
 
 def is_fresh(path: Path) -> bool:
     try:
         return time.time() - path.stat().st_mtime < FRESH
-    except OSError:  # it went meanwhile
+    except OSError:  # removed in the meantime
         return False
 
 
@@ -124,77 +138,83 @@ def _latest(folder: Path) -> list[Path]:
     def written(path: Path) -> float:
         try:
             return path.stat().st_mtime
-        except OSError:  # it went meanwhile
+        except OSError:  # removed in the meantime
             return 0.0
 
     try:
-        return sorted(folder.iterdir(), key=written)[-JOBS:]
+        return sorted(folder.iterdir(), key=written)[-MAX_JOBS:]
     except OSError:
         return []
 
 
-def parse(fields: dict) -> Rank:
-    """A rank file's content. Raises KeyError, TypeError, ValueError or OverflowError where it is
-    another thing."""
+def parse_process(fields: dict) -> GpuProcess:
+    """Parse a rank file.
+
+    Raises:
+        KeyError, TypeError, ValueError, OverflowError: it does not describe a process on a
+            virtual GPU.
+    """
     slot = fields["slot"]
-    rank = Rank(
+    process = GpuProcess(
         str(fields["node"]), int(fields["job"]), int(fields["gpu"]),
         None if slot is None else int(slot), int(fields["pid"]), CARDS[fields["card"]],
         int(fields["memory_used"]), int(fields["memory_total"]), float(fields["utilization"]))
-    sizes = rank.job, rank.local, rank.slot or 0, rank.pid, rank.used, rank.total
-    if not all(0 <= size < rankfiles.WHOLE for size in sizes):
-        raise ValueError("no number of a rank is that large, or below zero")
-    if not 0 <= rank.utilization <= 1:  # also nan
-        raise ValueError(f"utilization {rank.utilization}: from 0 to 1")
-    return rank
+    numbers = (process.job, process.local, process.slot or 0, process.pid, process.used,
+               process.total)
+    if not all(0 <= value < rankfiles.WHOLE for value in numbers):
+        raise ValueError("a number of a rank is negative or too large")
+    if not 0 <= process.utilization <= 1:  # false for nan, too
+        raise ValueError(f"utilization {process.utilization} is not between 0 and 1")
+    return process
 
 
-def is_alive(proc: Path, rank: Rank) -> bool:
-    """Return whether a rank's process is alive and belongs to the job.
+def is_alive(proc: Path, process: GpuProcess) -> bool:
+    """Return whether a process is alive and belongs to its job.
 
     Process IDs are reused, so its environment decides; a zombie has none.
 
     Args:
         proc: the /proc file system.
-        rank: the rank's status.
+        process: what its status file says.
     """
     try:
-        words = (proc / str(rank.pid) / "environ").read_bytes().split(b"\0")
+        words = (proc / str(process.pid) / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
-    return b"SLURM_JOB_ID=%d" % rank.job in words
+    return b"SLURM_JOB_ID=%d" % process.job in words
 
 
-def place(nodes: dict[str, list[Card]], ranks: Iterable[Rank], fabric: bool = False
-          ) -> dict[str, list[Gpu]]:
-    """{node: its GPUs, in order}, with one rank at most on each.
+def assign(nodes: dict[str, list[Card]], processes: Iterable[GpuProcess], fabric: bool = False
+           ) -> dict[str, list[Gpu]]:
+    """Assign each process a GPU, and return the GPUs of each node, in order.
 
-    A rank sits where Slurm put it. Jobs that asked for no GPU all count theirs from 0: in the order
-    of the jobs they take the first free ones; where a node declares too few, more are shown.
+    A process is on the GPU that Slurm gave its job. Jobs that requested no GPUs all count theirs
+    from 0, so they take the first free GPUs, in the order of their IDs. If a node declares too few
+    GPUs, more are added.
 
     Args:
         nodes: the GPU models of each node.
-        ranks: those that live.
+        processes: the live processes.
         fabric: see has_fabric.
     """
-    placed: dict[str, dict[int, Gpu]] = {
+    assigned: dict[str, dict[int, Gpu]] = {
         name: {number: Gpu(name, number, number, card, fabric=fabric)
                for number, card in enumerate(cards)}
         for name, cards in nodes.items()}
-    for rank in sorted(ranks, key=lambda rank: (rank.slot is None, rank.job, rank.local)):
-        gpus = placed.get(rank.node)
+    for process in sorted(processes, key=lambda one: (one.slot is None, one.job, one.local)):
+        gpus = assigned.get(process.node)
         if gpus is None:
             continue
-        taken = {number for number, gpu in gpus.items() if gpu.rank}
-        number = rank.slot
+        taken = {number for number, gpu in gpus.items() if gpu.process}
+        number = process.slot
         if number is None or number in taken or number not in gpus:
             number = next(free for free in range(len(taken) + 1) if free not in taken)
-        # What a job models counts, if it asked for another card than its node declares.
-        gpus[number] = Gpu(rank.node, number, number, rank.card, rank, fabric)
-    return {name: [gpus[number] for number in sorted(gpus)] for name, gpus in placed.items()}
+        # A job may model another GPU than its node declares; the job's counts.
+        gpus[number] = Gpu(process.node, number, number, process.card, process, fabric)
+    return {name: [gpus[number] for number in sorted(gpus)] for name, gpus in assigned.items()}
 
 
-def of_job(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
+def job_gpus(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
     """Return the GPUs that a job sees: its own, numbered from 0, or all if it requested none.
 
     Args:
@@ -209,12 +229,12 @@ def of_job(gpus: list[Gpu], environment: dict[str, str]) -> list[Gpu]:
     if not numbers:
         return gpus
     job = environment.get("SLURM_JOB_ID")
-    mine = [gpu for gpu in gpus
-            if gpu.number in numbers or (gpu.rank and str(gpu.rank.job) == job)]
-    return [replace(gpu, index=index) for index, gpu in enumerate(mine)]
+    own = [gpu for gpu in gpus
+           if gpu.number in numbers or (gpu.process and str(gpu.process.job) == job)]
+    return [replace(gpu, index=index) for index, gpu in enumerate(own)]
 
 
-def chosen(gpus: Iterable[Gpu], wanted: list[str]) -> Iterator[Gpu]:
+def select(gpus: Iterable[Gpu], wanted: list[str]) -> Iterator[Gpu]:
     """Yield the GPUs with one of these indices, UUIDs, or bus IDs; all if none is given."""
     names = {word.lower() for word in wanted}
     return (gpu for gpu in gpus

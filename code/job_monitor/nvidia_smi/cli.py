@@ -1,4 +1,4 @@
-"""The command line: NVIDIA's options, as far as there is something modeled to show."""
+"""The command line of `nvidia-smi`: those of NVIDIA's options for which something is modeled."""
 
 from __future__ import annotations
 
@@ -16,77 +16,81 @@ from job_monitor.nvidia_smi.cards import Gpu
 from labcore.errors import LabError
 from virtualgpu.core.cards import nearest
 
-# As the real one's.
+# Exit codes of the real nvidia-smi.
 INVALID, NOT_FOUND, NO_DRIVER = 2, 6, 9
-PERIOD = 5.0  # seconds of a --loop that says none
-SHORTEST = 0.02
+DEFAULT_PERIOD = 5.0  # seconds
+MIN_PERIOD = 0.02  # seconds
 FORMATS = ("csv", "noheader", "nounits")
 HELP = "Please run 'nvidia-smi -h' for help."
-INSTEAD = {"-q": "--query-gpu", "--query": "--query-gpu", "dmon": "--query-gpu with -l 1",
-           "pmon": "--query-compute-apps with -l 1"}
+ALTERNATIVES = {
+    "-q": "--query-gpu", "--query": "--query-gpu", "dmon": "--query-gpu with -l 1",
+    "pmon": "--query-compute-apps with -l 1"}
 QUERIES = {"query_gpu": (query.GPU_FIELDS, query.ALIASES),
            "query_compute_apps": (query.APP_FIELDS, query.APP_ALIASES)}
 
 
-class Stop(Exception):
-    """End with a message and an exit code."""
+class SmiExit(Exception):
+    """Raised to exit with a message and an exit code."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(text)
         self.code = code
 
 
-class Parser(argparse.ArgumentParser):
+class SmiParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise Stop(INVALID, f"ERROR: {message}. {HELP}")
+        raise SmiExit(INVALID, f"ERROR: {message}. {HELP}")
 
 
-def parser() -> Parser:
-    top = Parser(prog="nvidia-smi", allow_abbrev=False, description=(
-        "The cluster's virtual GPUs: modeled, no hardware. `nvidia-smi topo -m` shows how the GPUs "
-        "of a node are connected."))
+def build_parser() -> SmiParser:
+    top = SmiParser(prog="nvidia-smi", allow_abbrev=False, description=(
+        "Show the cluster's virtual GPUs, which are modeled, not hardware. `nvidia-smi topo -m` "
+        "shows how the GPUs of a node are connected."))
     add = top.add_argument
-    add("-L", "--list-gpus", action="store_true", help="one line for each GPU")
+    add("-L", "--list-gpus", action="store_true", help="print one line per GPU")
     add("-i", "--id", metavar="ID", action="append", default=[],
-        help="only these GPUs: index, UUID, or bus, separated by commas")
-    add("--node", metavar="NAME", help="only this node's (the real nvidia-smi has no such option)")
-    add("-f", "--filename", metavar="FILE", help="write to a file, not to the terminal")
-    add("-l", "--loop", metavar="SECONDS", nargs="?", const=str(PERIOD),
-        help=f"again and again, until ^C; every {PERIOD:g} s if nothing else is said")
-    add("-lms", "--loop-ms", metavar="MS", help="the same, in milliseconds")
-    add("--query-gpu", metavar="FIELDS", help="values of each card, with --format")
-    add("--query-compute-apps", metavar="FIELDS", help="values of each process, with --format")
-    add("--format", metavar="csv[,noheader][,nounits]")
-    add("--help-query-gpu", action="store_true", help="the fields")
-    add("--help-query-compute-apps", action="store_true", help="the fields")
+        help="show only these GPUs: indices, UUIDs, or bus IDs, separated by commas")
+    add("--node", metavar="NAME",
+        help="show only the GPUs of this node (the real nvidia-smi has no such option)")
+    add("-f", "--filename", metavar="FILE", help="write to a file instead of the terminal")
+    add("-l", "--loop", metavar="SECONDS", nargs="?", const=str(DEFAULT_PERIOD),
+        help=f"repeat until Ctrl-C, every SECONDS (default: {DEFAULT_PERIOD:g})")
+    add("-lms", "--loop-ms", metavar="MS", help="repeat until Ctrl-C, every MS milliseconds")
+    add("--query-gpu", metavar="FIELDS", help="print values of each GPU; needs --format")
+    add("--query-compute-apps", metavar="FIELDS",
+        help="print values of each process; needs --format")
+    add("--format", metavar="csv[,noheader][,nounits]", help="the format of a query's values")
+    add("--help-query-gpu", action="store_true", help="list the fields of --query-gpu")
+    add("--help-query-compute-apps", action="store_true",
+        help="list the fields of --query-compute-apps")
     return top
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Raises Stop."""
+    """Parse and check the options. Raises SmiExit."""
     argv = list(argv)
     topology = argv[:1] == ["topo"]
     if topology and not {"-m", "--matrix"} & set(argv):
-        raise Stop(INVALID, f"ERROR: topo {' '.join(argv[1:])}: nearest: nvidia-smi topo -m")
+        raise SmiExit(INVALID, f"ERROR: topo {' '.join(argv[1:])}: nearest: nvidia-smi topo -m")
     words = [word for word in argv[1:] if word not in ("-m", "--matrix")] if topology else argv
-    options, unknown = parser().parse_known_args(words)
+    options, unknown = build_parser().parse_known_args(words)
     if unknown:
-        names = ["topo -m", *(name for action in parser()._actions for name in
+        names = ["topo -m", *(name for action in build_parser()._actions for name in
                               action.option_strings)]
-        near = INSTEAD.get(unknown[0]) or " or ".join(nearest(unknown[0], names))
-        raise Stop(INVALID, f"ERROR: Option {unknown[0]} is not recognized, or nothing of it is "
-                            f"modeled; nearest: {near}. {HELP}")
+        near = ALTERNATIVES.get(unknown[0]) or " or ".join(nearest(unknown[0], names))
+        raise SmiExit(INVALID, f"ERROR: Option {unknown[0]} is not recognized, or not modeled; "
+                               f"nearest: {near}. {HELP}")
     options.topology = topology
-    options.wait = period(options)
+    options.period = period(options)
     options.id = [word.strip() for text in options.id for word in text.split(",")]
     check_query(options)
     return options
 
 
 def period(options: argparse.Namespace) -> float | None:
-    """Seconds between two looks; None: one look. Raises Stop."""
+    """Return the seconds between two queries, or None to query once. Raises SmiExit."""
     if options.loop is not None and options.loop_ms is not None:
-        raise Stop(INVALID, "ERROR: --loop and --loop-ms: give one of them")
+        raise SmiExit(INVALID, "ERROR: --loop and --loop-ms exclude each other: pass one of them")
     text, flag, unit = (options.loop, "-l", 1.0) if options.loop_ms is None else (
         options.loop_ms, "-lms", 1e-3)
     if text is None:
@@ -95,70 +99,88 @@ def period(options: argparse.Namespace) -> float | None:
         seconds = float(text) * unit
     except ValueError:
         seconds = -1.0
-    if not SHORTEST <= seconds < 1e6:
-        raise Stop(INVALID, f"ERROR: {flag} {text}: not a time to wait between two looks; nearest: "
-                            f"{flag} {max(1, round(SHORTEST / unit))}")
+    if not MIN_PERIOD <= seconds < 1e6:
+        raise SmiExit(INVALID, f"ERROR: {flag} {text}: not a valid period; nearest: "
+                               f"{flag} {max(1, round(MIN_PERIOD / unit))}")
     return seconds
 
 
 def check_query(options: argparse.Namespace) -> None:
-    """Put the query's columns and formats into the options. Raises Stop."""
-    asked = [name for name in QUERIES if getattr(options, name) is not None]
+    """Set the columns and formats of a query in the options. Raises SmiExit."""
+    queries = [name for name in QUERIES if getattr(options, name) is not None]
     options.columns = None
-    if len(asked) > 1:
-        raise Stop(INVALID, "ERROR: --query-gpu and --query-compute-apps: give one of them")
-    if not asked:
+    if len(queries) > 1:
+        raise SmiExit(INVALID, "ERROR: --query-gpu and --query-compute-apps exclude each other: "
+                               "pass one of them")
+    if not queries:
         if options.format is not None:
-            raise Stop(INVALID, f"ERROR: --format {options.format} belongs to a query; nearest: "
-                                f"--query-gpu=index,memory.used --format={options.format}")
+            raise SmiExit(INVALID, f"ERROR: --format {options.format} needs a query; nearest: "
+                                   f"--query-gpu=index,memory.used --format={options.format}")
         return
-    flag = asked[0].replace("_", "-")
+    flag = queries[0].replace("_", "-")
     formats = [word.strip() for word in (options.format or "").split(",")]
     if "csv" not in formats or not {*formats} <= {*FORMATS}:
         near = ",".join(word for word in FORMATS if word == "csv" or word in formats)
-        raise Stop(INVALID, f"ERROR: --{flag} with --format={options.format or ''}: nearest: "
-                            f"--format={near}")
+        raise SmiExit(INVALID, f"ERROR: --{flag} with --format={options.format or ''}: nearest: "
+                               f"--format={near}")
     try:
-        options.columns = query.fields(getattr(options, asked[0]), *QUERIES[asked[0]])
-    except query.BadField as error:
-        raise Stop(INVALID, f"{error}. See nvidia-smi --help-{flag}") from error
-    options.apps, options.formats = asked[0] == "query_compute_apps", formats
+        options.columns = query.fields(getattr(options, queries[0]), *QUERIES[queries[0]])
+    except query.UnknownField as error:
+        raise SmiExit(INVALID, f"{error}. See nvidia-smi --help-{flag}") from error
+    options.apps, options.formats = queries[0] == "query_compute_apps", formats
 
 
-def look(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
-    """{node: cards to show} now. Raises Stop."""
+def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]]:
+    """Return the GPUs to show, by node.
+
+    Args:
+        state: the cluster's folder.
+        proc: see cards.live_processes.
+        node: the only node to show; None for the node on which a job runs, or for all.
+
+    Raises:
+        SmiExit: the cluster is not running, or there is no such node.
+    """
     try:
         record = json.loads((state / "running.json").read_text())
-        declared, fabric = cards.nodes_of(record), cards.has_fabric(record)
+        declared, fabric = cards.declared_gpus(record), cards.has_fabric(record)
     except (OSError, ValueError) as error:
-        raise Stop(NO_DRIVER, "nvidia-smi: error: the cluster is not running: lab cluster up"
-                   ) from error
+        raise SmiExit(NO_DRIVER, "nvidia-smi: error: the cluster is not running: lab cluster up"
+                      ) from error
     except (LabError, KeyError, TypeError) as error:
-        raise Stop(NO_DRIVER, "nvidia-smi: error: the cluster was started by another version, with "
-                   f"what is unknown here ({error}): lab cluster down first, then lab cluster up"
-                   ) from error
+        raise SmiExit(NO_DRIVER, "nvidia-smi: error: a different version of lab started the "
+                      f"cluster ({error}): run lab cluster down, then lab cluster up") from error
     inside = os.environ.get("SLURMD_NODENAME")
     wanted = node or inside
     if wanted is not None and wanted not in declared:
-        raise Stop(NOT_FOUND, f"ERROR: --node {wanted}: no such node; nearest: "
-                              f"{nearest(wanted, declared)[0]}")
-    shown = cards.place(declared, cards.running(state / "ranks", proc), fabric)
+        raise SmiExit(NOT_FOUND, f"ERROR: --node {wanted}: no such node; nearest: "
+                                 f"{nearest(wanted, declared)[0]}")
+    shown = cards.assign(declared, cards.live_processes(state / "ranks", proc), fabric)
     if wanted is not None:
         shown = {wanted: shown[wanted]}
     if inside is not None and wanted == inside:
-        shown[inside] = cards.of_job(shown[inside], dict(os.environ))
+        shown[inside] = cards.job_gpus(shown[inside], dict(os.environ))
     return shown
 
 
-def text(options: argparse.Namespace, shown: dict[str, list[Gpu]], first: bool) -> str:
-    """Return the output of one query. Raises Stop if there is no such GPU."""
-    shown = {node: list(cards.chosen(gpus, options.id)) for node, gpus in shown.items()}
+def render(options: argparse.Namespace, shown: dict[str, list[Gpu]], with_header: bool) -> str:
+    """Return the output of one query.
+
+    Args:
+        options: the parsed options.
+        shown: the GPUs to show, by node.
+        with_header: whether a CSV file begins with its header.
+
+    Raises:
+        SmiExit: no GPU matches --id.
+    """
+    shown = {node: list(cards.select(gpus, options.id)) for node, gpus in shown.items()}
     if not any(shown.values()):
-        raise Stop(NOT_FOUND, "No devices were found")
+        raise SmiExit(NOT_FOUND, "No devices were found")
     if options.columns is not None:
-        gpus = [gpu for row in shown.values() for gpu in row if gpu.rank or not options.apps]
+        gpus = [gpu for row in shown.values() for gpu in row if gpu.process or not options.apps]
         units = "nounits" not in options.formats
-        lines = [] if "noheader" in options.formats or not first else [
+        lines = [] if "noheader" in options.formats or not with_header else [
             query.header(options.columns)]
         return "".join(f"{line}\n" for line in lines + query.rows(options.columns, gpus, units))
     parts = []
@@ -177,27 +199,33 @@ def text(options: argparse.Namespace, shown: dict[str, list[Gpu]], first: bool) 
     return "\n".join(parts) if options.topology else "".join(parts)
 
 
-def watch(state: Path, proc: Path, options: argparse.Namespace, out: TextIO) -> None:
-    """Print one look, or look again and again. Raises Stop."""
+def query_repeatedly(state: Path, proc: Path, options: argparse.Namespace, out: TextIO) -> None:
+    """Print the GPUs once, or every period if --loop was given. Raises SmiExit."""
     first = True
     while True:
-        shown = look(state, proc, options.node)
-        said = text(options, shown, first)
+        shown = query_gpus(state, proc, options.node)
+        output = render(options, shown, first)
         if first and (options.columns is not None or len(shown) > 1):
-            about = f"nvidia-smi: {table.MODELED}"
+            notice = f"nvidia-smi: {table.MODELED}"
             if len(shown) > 1:
-                about += f"; of {', '.join(shown)} in turn (--node NAME selects one)"
-            print(about, file=sys.stderr, flush=True)
-        out.write(said)
+                notice += f"; nodes {', '.join(shown)} (--node NAME selects one)"
+            print(notice, file=sys.stderr, flush=True)
+        out.write(output)
         out.flush()
-        if options.wait is None:
+        if options.period is None:
             return
         first = False
-        time.sleep(options.wait)
+        time.sleep(options.period)
 
 
 def main(state: Path, proc: Path, argv: Sequence[str]) -> int:
-    """The exit code. state: the cluster's folder. proc: see cards.running."""
+    """Run the command and return its exit code.
+
+    Args:
+        state: the cluster's folder.
+        proc: see cards.live_processes.
+        argv: the command-line arguments.
+    """
     try:
         options = parse(argv)
         for name, (fields, aliases) in QUERIES.items():
@@ -205,16 +233,16 @@ def main(state: Path, proc: Path, argv: Sequence[str]) -> int:
                 print(query.help_text(name.replace("_", "-"), fields, aliases))
                 return 0
         if options.filename is None:
-            watch(state, proc, options, sys.stdout)
+            query_repeatedly(state, proc, options, sys.stdout)
             return 0
         try:
             out = open(options.filename, "w")  # noqa: SIM115 (closed below)
         except OSError as error:
-            raise Stop(INVALID, f"ERROR: -f {options.filename}: {error.strerror}; nearest: a file "
-                                f"in {os.getcwd()}") from error
+            raise SmiExit(INVALID, f"ERROR: -f {options.filename}: {error.strerror}; nearest: a "
+                                   f"file in {os.getcwd()}") from error
         with out:
-            watch(state, proc, options, out)
-    except Stop as stop:
+            query_repeatedly(state, proc, options, out)
+    except SmiExit as stop:
         print(stop, file=sys.stderr)
         return stop.code
     return 0

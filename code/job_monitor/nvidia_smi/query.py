@@ -1,4 +1,4 @@
-"""--query-gpu and --query-compute-apps: fields, and their values as CSV."""
+"""Define the fields of --query-gpu and --query-compute-apps, and format their values as CSV."""
 
 from __future__ import annotations
 
@@ -13,11 +13,18 @@ NOT_MODELED = "[N/A]"
 
 
 @dataclass(frozen=True)
-class Field:
-    """One column. value: of a card; None: not modeled. unit: in the header and after values."""
+class QueryField:
+    """One column.
+
+    Attributes:
+        name: its name on the command line and in the header.
+        description: what the help prints about it.
+        value: returns its value for a GPU; None if the field is not modeled.
+        unit: the unit, in the header and after values.
+    """
 
     name: str
-    about: str
+    description: str
     value: Callable[[Gpu], object] | None = None
     unit: str = ""
 
@@ -31,31 +38,37 @@ class Field:
         return f"{self.value(gpu)} {self.unit}" if units and self.unit else str(self.value(gpu))
 
 
-def stamp(_: Gpu) -> str:
+def timestamp(_: Gpu) -> str:
     now = datetime.now()
     return f"{now:%Y/%m/%d %H:%M:%S}.{now.microsecond // 1000:03d}"
 
 
 SHARED = (
-    Field("timestamp", "when it was asked: YYYY/MM/DD HH:MM:SS.msec", stamp),
-    Field("node", "the node's name; the real nvidia-smi has no such field", lambda gpu: gpu.node),
+    QueryField("timestamp", "the time of the query: YYYY/MM/DD HH:MM:SS.msec", timestamp),
+    QueryField("node", "the node's name; the real nvidia-smi has no such field",
+               lambda gpu: gpu.node),
 )
 GPU_FIELDS = (
     *SHARED,
-    Field("driver_version", "there is no driver: virtual", lambda gpu: "virtual"),
-    Field("name", "the product that is modeled", lambda gpu: gpu.product),
-    Field("index", "from 0, on each node; inside a job from 0 among its cards",
-          lambda gpu: gpu.index),
-    Field("uuid", "made up, the same every time", lambda gpu: gpu.uuid),
-    Field("pci.bus_id", "made up, the same as in NCCL's lines", lambda gpu: gpu.bus_id),
-    Field("utilization.gpu", "share of the virtual time since the last look in which a kernel ran",
-          lambda gpu: gpu.percent, "%"),
-    Field("memory.total", "the card's", lambda gpu: gpu.total, "MiB"),
-    Field("memory.used", "reserved by PyTorch, CUDA's context, NCCL's buffers",
-          lambda gpu: gpu.used, "MiB"),
-    Field("memory.free", "the rest", lambda gpu: max(0, gpu.total - gpu.used), "MiB"),
-    Field("compute_mode", "any number of processes may use it", lambda gpu: "Default"),
-    *(Field(name, "not modeled", None, unit) for name, unit in (
+    QueryField("driver_version", 'always "virtual", because there is no driver',
+               lambda gpu: "virtual"),
+    QueryField("name", "the modeled product", lambda gpu: gpu.product),
+    QueryField("index", "the GPU's number on its node, from 0; inside a job, among the job's GPUs",
+               lambda gpu: gpu.index),
+    QueryField("uuid", "an invented, stable UUID", lambda gpu: gpu.uuid),
+    QueryField("pci.bus_id", "an invented, stable bus ID, the same as in NCCL's lines",
+               lambda gpu: gpu.bus_id),
+    QueryField("utilization.gpu",
+               "percentage of the modeled time since the last update in which a kernel ran",
+               lambda gpu: gpu.percent, "%"),
+    QueryField("memory.total", "the GPU's memory", lambda gpu: gpu.total, "MiB"),
+    QueryField("memory.used", "PyTorch's reserved memory, CUDA's context, and NCCL's buffers",
+               lambda gpu: gpu.used, "MiB"),
+    QueryField("memory.free", "memory that is not used",
+               lambda gpu: max(0, gpu.total - gpu.used), "MiB"),
+    QueryField("compute_mode", 'always "Default": any number of processes may use the GPU',
+               lambda gpu: "Default"),
+    *(QueryField(name, "not modeled", None, unit) for name, unit in (
         ("utilization.memory", "%"), ("temperature.gpu", ""), ("temperature.memory", ""),
         ("power.draw", "W"), ("power.limit", "W"), ("fan.speed", "%"), ("pstate", ""),
         ("clocks.current.graphics", "MHz"), ("clocks.current.sm", "MHz"),
@@ -65,12 +78,13 @@ GPU_FIELDS = (
 )
 APP_FIELDS = (
     *SHARED,
-    Field("pid", "of the process, as its job knows it", lambda gpu: gpu.rank.pid),
-    Field("process_name", "always python", lambda gpu: "python"),
-    Field("used_gpu_memory", "by the process", lambda gpu: gpu.used, "MiB"),
-    Field("gpu_name", "the product that is modeled", lambda gpu: gpu.product),
-    Field("gpu_uuid", "made up, the same every time", lambda gpu: gpu.uuid),
-    Field("gpu_bus_id", "made up, the same every time", lambda gpu: gpu.bus_id),
+    QueryField("pid", "the process ID, in the cluster's PID namespace",
+               lambda gpu: gpu.process.pid),
+    QueryField("process_name", 'always "python"', lambda gpu: "python"),
+    QueryField("used_gpu_memory", "memory used by the process", lambda gpu: gpu.used, "MiB"),
+    QueryField("gpu_name", "the modeled product", lambda gpu: gpu.product),
+    QueryField("gpu_uuid", "an invented, stable UUID", lambda gpu: gpu.uuid),
+    QueryField("gpu_bus_id", "an invented, stable bus ID", lambda gpu: gpu.bus_id),
 )
 ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id",
            "clocks.gr": "clocks.current.graphics", "clocks.sm": "clocks.current.sm",
@@ -78,35 +92,44 @@ ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id",
 APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
 
 
-class BadField(Exception):
-    """No such field; the text names the nearest."""
+class UnknownField(Exception):
+    """Raised for an unknown field, with the nearest ones."""
 
 
-def fields(text: str, known: tuple[Field, ...], aliases: dict[str, str]) -> list[Field]:
-    """Return the fields of a comma-separated list. Raises BadField."""
+def fields(text: str, known: tuple[QueryField, ...], aliases: dict[str, str]) -> list[QueryField]:
+    """Return the fields of a comma-separated list.
+
+    Args:
+        text: the list.
+        known: the fields of this kind of query.
+        aliases: other names of these fields.
+
+    Raises:
+        UnknownField: there is no such field.
+    """
     by_name = {field.name: field for field in known}
-    found = []
+    selected = []
     for word in (word.strip() for word in text.split(",")):
         field = by_name.get(aliases.get(word, word))
         if field is None:
             near = " or ".join(nearest(word, [*by_name, *aliases])) if word else next(iter(by_name))
-            raise BadField(f'Field "{word}" is not a valid field to query; nearest: {near}')
-        found.append(field)
-    return found
+            raise UnknownField(f'Field "{word}" is not a valid field to query; nearest: {near}')
+        selected.append(field)
+    return selected
 
 
-def header(columns: list[Field]) -> str:
+def header(columns: list[QueryField]) -> str:
     return ", ".join(field.title for field in columns)
 
 
-def rows(columns: list[Field], gpus: list[Gpu], units: bool) -> list[str]:
+def rows(columns: list[QueryField], gpus: list[Gpu], units: bool) -> list[str]:
     return [", ".join(field.text(gpu, units) for field in columns) for gpu in gpus]
 
 
-def help_text(flag: str, known: tuple[Field, ...], aliases: dict[str, str]) -> str:
-    lines = [f"Fields of --{flag}, separated by commas:", ""]
+def help_text(flag: str, known: tuple[QueryField, ...], aliases: dict[str, str]) -> str:
+    lines = [f"--{flag} takes these fields, separated by commas:", ""]
     for field in known:
         others = [alias for alias, name in aliases.items() if name == field.name]
         names = " or ".join(f'"{name}"' for name in (field.name, *others))
-        lines += [names, f"  {field.about}."]
+        lines += [names, f"  {field.description}."]
     return "\n".join(lines)

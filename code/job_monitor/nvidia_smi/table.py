@@ -1,4 +1,4 @@
-"""The output of `nvidia-smi` for people: the table, the list, and the topology matrix."""
+"""Format the output of `nvidia-smi` for people: the table, the list, and the topology matrix."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def table(node: str, gpus: list[Gpu]) -> str:
             f"{'Default':>13} |",
             f"|{'':41}|{'':22}|{'N/A':>21} |", RULE]
     lines += [" " * (WIDTH + 2), PROCESSES]
-    busy = [gpu for gpu in gpus if gpu.rank]
-    lines += [f"|{gpu.index:5d}   N/A  N/A {gpu.rank.pid:9d}      C   {'python':<35}"
+    busy = [gpu for gpu in gpus if gpu.process]
+    lines += [f"|{gpu.index:5d}   N/A  N/A {gpu.process.pid:9d}      C   {'python':<35}"
               f"{f'{gpu.used}MiB':>15} |" for gpu in busy]
     if not busy:
         lines.append(f"|{'  No running processes found':<{WIDTH}}|")
@@ -68,10 +68,10 @@ def listing(gpus: list[Gpu]) -> str:
 
 
 def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
-    """Return how the devices of one node are connected.
+    """Return the topology matrix of one node.
 
     Args:
-        gpus: the node's GPUs that are shown.
+        gpus: the GPUs to show, at least one.
         adapters: whether the node has the InfiniBand adapters of its type.
     """
     node = NODES[gpus[0].card.node]
@@ -81,21 +81,21 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
     threads, numa = zip(*map(affinity, seats), strict=True)
     columns = {"CPU Affinity": threads, "NUMA Affinity": numa,
                "GPU NUMA ID": ["\tN/A"] * len(gpus)}
-    return f"{topology(names, cells, columns)}\n{about(node)}"
+    return f"{topology(names, cells, columns)}\n{modeled_notice(node)}"
 
 
 def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
-    """Return how the devices of one node are connected: a row for each GPU, then for each NIC.
+    """Return the cells of the matrix: a row for each GPU of one node, then one for each NIC.
 
     Args:
-        seats: the GPUs.
-        nics: where the InfiniBand adapters are plugged in.
+        seats: the positions of the GPUs in the node.
+        nics: the positions of the InfiniBand adapters in the node.
     """
-    rows = [[*(link(one, other) for other in seats), *(to_adapter(one, nic) for nic in nics)]
-            for one in seats]
+    rows = [[*(gpu_link(one, other) for other in seats),
+             *(adapter_link(one, nic) for nic in nics)] for one in seats]
     node = NODES[seats[0].card.node]
     for number, one in enumerate(nics):
-        cells = [*(to_adapter(seat, one) for seat in seats),
+        cells = [*(adapter_link(seat, one) for seat in seats),
                  *(node.path(one, other) for other in nics)]
         cells[len(seats) + number] = SELF
         rows.append(cells)
@@ -104,12 +104,12 @@ def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
 
 def topology(gpus: Sequence[str], cells: Sequence[Sequence[str]],
              columns: Mapping[str, Sequence[str]]) -> str:
-    """Return the matrix and its legends, as `nvidia-smi topo -m` prints them.
+    """Return the matrix and its legends in the format of `nvidia-smi topo -m`.
 
     Args:
         gpus: the names of the GPUs.
         cells: the rows of the GPUs, then those of the NICs, as from `links`.
-        columns: the columns after the links by title, with a value for each GPU.
+        columns: further columns by title, with a value for each GPU.
     """
     nics = range(len(cells) - len(gpus))
     names = [*gpus, *(f"NIC{number}" for number in nics)]
@@ -121,27 +121,27 @@ def topology(gpus: Sequence[str], cells: Sequence[Sequence[str]],
     return f"{text}\nNIC Legend:\n\n{legend}" if nics else text
 
 
-def link(one: Seat, other: Seat) -> str:
-    """Return the cell of two GPUs."""
+def gpu_link(one: Seat, other: Seat) -> str:
+    """Return the cell of two GPUs, such as NV2 or PHB."""
     if one == other:
         return SELF
     count = inside.nvlinks(one, other)
     return f"NV{count}" if count else inside.path(one, other)
 
 
-def to_adapter(seat: Seat, nic: Place) -> str:
+def adapter_link(seat: Seat, nic: Place) -> str:
     """Return the cell of a GPU and an InfiniBand adapter."""
     node = NODES[seat.card.node]
     return node.path(node.place(seat.slot), nic)
 
 
 def affinity(seat: Seat) -> tuple[str, str]:
-    """Return the CPUs next to a GPU, and their NUMA node."""
+    """Return the CPUs on a GPU's NUMA node, and the number of that node."""
     node = NODES[seat.card.node]
     numa = node.place(seat.slot).numa % node.numa_nodes
     each = CPUS // node.numa_nodes
     return f"{numa * each}-{(numa + 1) * each - 1}", str(numa)
 
 
-def about(node: NodeType) -> str:
+def modeled_notice(node: NodeType) -> str:
     return f"The GPUs are virtual, and the node is modeled: {node.title}.\n"

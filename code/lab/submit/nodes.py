@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
-from job_monitor.slurm import client
+from job_monitor.slurm import run_command
 from lab.submit.layout import Layout
 from labcore import workspace
 from labcore.errors import LabError
@@ -28,7 +28,7 @@ class SlurmNode(NamedTuple):
 
 def slurm(*words: str) -> str:
     """Return the output of one of Slurm's commands. Raises LabError with its message."""
-    done = client(*words, folder=workspace.home())
+    done = run_command(*words, folder=workspace.home())
     if done.returncode:
         raise LabError(done.stderr.strip() or f"{words[0]}: exit code {done.returncode}")
     return done.stdout

@@ -38,8 +38,8 @@ class Cluster:
 
     def look(self, node="slurmnode1"):
         """{number: (job, index for the job)} of a node's cards in use."""
-        gpus = cli.look(self.state, self.proc, None)[node]
-        return {gpu.number: (gpu.rank.job, gpu.rank.local) for gpu in gpus if gpu.rank}
+        gpus = cli.query_gpus(self.state, self.proc, None)[node]
+        return {gpu.number: (gpu.process.job, gpu.process.local) for gpu in gpus if gpu.process}
 
     def main(self, *words):
         return cli.main(self.state, self.proc, words)

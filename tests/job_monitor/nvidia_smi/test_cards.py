@@ -59,10 +59,10 @@ def test_only_ranks_that_live_count(cluster):
 def test_where_processes_cannot_be_seen_those_that_wrote_lately_live(cluster):
     cluster.rank(job=5, gpu=0, alive=False)
     elsewhere = Path(rankfiles.ELSEWHERE)
-    assert len(cards.running(cluster.state / "ranks", elsewhere)) == 1
+    assert len(cards.live_processes(cluster.state / "ranks", elsewhere)) == 1
     for path in cluster.state.glob("ranks/*/*.json"):
         os.utime(path, (0, time.time() - 2 * cards.FRESH))
-    assert cards.running(cluster.state / "ranks", elsewhere) == []
+    assert cards.live_processes(cluster.state / "ranks", elsewhere) == []
 
 
 @pytest.mark.parametrize("text", [
@@ -127,7 +127,7 @@ def test_deep_nonsense_is_no_rank(cluster):
 
 
 def test_of_many_kept_jobs_only_those_written_last_are_read(cluster, monkeypatch):
-    monkeypatch.setattr(cards, "JOBS", 2)
+    monkeypatch.setattr(cards, "MAX_JOBS", 2)
     for number, written in ((5, 300), (6, 100), (7, 200)):
         cluster.rank(job=number, gpu=0, slot=None)
         os.utime(cluster.state / "ranks" / str(number), (written, written))
@@ -138,4 +138,4 @@ def test_a_record_with_a_card_that_is_no_more_is_told(cluster, capsys):
     record = cluster.state / "running.json"
     record.write_text(record.read_text().replace("v100", "v101"))
     assert cluster.main() == cli.NO_DRIVER == 9
-    assert "lab cluster down first" in capsys.readouterr().err
+    assert "run lab cluster down, then" in capsys.readouterr().err

@@ -33,8 +33,8 @@ def test_the_table_of_an_idle_node_and_of_one_without_gpus(make, capsys):
     captured = capsys.readouterr()
     assert "No running processes found" in captured.out
     assert captured.out.splitlines()[-1] == "slurmnode2: no GPUs"
-    assert captured.err == ("nvidia-smi: virtual GPUs: modeled, no hardware; of slurmnode1, "
-                            "slurmnode2 in turn (--node NAME selects one)\n")
+    assert captured.err == ("nvidia-smi: virtual GPUs: modeled, no hardware; nodes slurmnode1, "
+                            "slurmnode2 (--node NAME selects one)\n")
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -142,8 +142,8 @@ def test_processes(cluster, capsys):
 
 @pytest.mark.parametrize("kind", ["0", "1", "bus", "uuid"])
 def test_one_card(cluster, capsys, kind):
-    gpu = cards.place(cards.nodes_of(json.loads((cluster.state / "running.json").read_text())),
-                      [])["slurmnode2"][kind != "0"]
+    record = json.loads((cluster.state / "running.json").read_text())
+    gpu = cards.assign(cards.declared_gpus(record), [])["slurmnode2"][kind != "0"]
     name = {"bus": gpu.bus_id, "uuid": gpu.uuid.upper()}.get(kind, kind)
     assert cluster.csv(capsys, "uuid", "--node", "slurmnode2", "--id", name) == [[gpu.uuid]]
 

@@ -25,15 +25,15 @@ PROGRAM = Path(cli.__file__).with_name("__main__.py")
     ("--query-gpu=index --format=noheader,cvs", 2, "--format=noheader,cvs: nearest: "
      "--format=csv,noheader"),
     ("--format=csv", 2, "nearest: --query-gpu=index,memory.used --format=csv"),
-    ("--query-gpu=index --query-compute-apps=pid --format=csv", 2, "give one of them"),
-    ("--list-gpu", 2, "Option --list-gpu is not recognized, or nothing of it is modeled; nearest: "
+    ("--query-gpu=index --query-compute-apps=pid --format=csv", 2, "pass one of them"),
+    ("--list-gpu", 2, "Option --list-gpu is not recognized, or not modeled; nearest: "
      "--list-gpus"),
     ("-q", 2, "nearest: --query-gpu."), ("dmon", 2, "nearest: --query-gpu with -l 1"),
     ("topo -p", 2, "topo -p: nearest: nvidia-smi topo -m"), ("topo", 2, "nvidia-smi topo -m"),
-    ("-l never", 2, "-l never: not a time to wait between two looks; nearest: -l 1"),
+    ("-l never", 2, "-l never: not a valid period; nearest: -l 1"),
     ("-l 0", 2, "nearest: -l 1"), ("-l nan", 2, "nearest: -l 1"), ("-l -3", 2, "nearest: -l 1"),
-    ("-lms 1", 2, "-lms 1: not a time to wait between two looks; nearest: -lms 20"),
-    ("-l 1 -lms 100", 2, "give one of them"), ("-i", 2, "expected one argument"),
+    ("-lms 1", 2, "-lms 1: not a valid period; nearest: -lms 20"),
+    ("-l 1 -lms 100", 2, "pass one of them"), ("-i", 2, "expected one argument"),
     ("-i 7", 6, "No devices were found"), ("-i GPU-0", 6, "No devices were found"),
     ("--node slurmnod2", 6, "--node slurmnod2: no such node; nearest: slurmnode2"),
     ("-f /nonexistent/log.csv", 2, "-f /nonexistent/log.csv: No such file or directory; nearest: "),

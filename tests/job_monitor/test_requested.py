@@ -2,7 +2,7 @@
 
 import pytest
 
-from job_monitor import asked
+from job_monitor import requested
 from labcore.workspace import CODE
 from tests.job_monitor.samples import job, lines, take
 
@@ -11,7 +11,8 @@ LAUNCH = ("RANKS=2\nBATCH=\"--micro-batch-size 2 --train-iters 20\"\n"
 
 
 def differences(script, log, **fields):
-    return [str(one) for one in asked.compare(job(**fields), script, asked.configuration(log))]
+    config = requested.configuration(log)
+    return [str(one) for one in requested.mismatches(job(**fields), script, config)]
 
 
 def test_a_run_as_asked_for_has_none():
@@ -25,24 +26,24 @@ def test_arguments_win_over_the_script():
 
 def test_arguments_that_the_script_drops_are_told():
     assert differences(LAUNCH, lines(), command="a.sh --train-iters 8") == [
-        "--train-iters: asked for 8, the log says 20"]
+        "--train-iters: requested 8, but the log says 20"]
 
 
 def test_a_variable_that_is_never_passed_on_is_told():
     script = LAUNCH + '\nLAYOUT="--tensor-model-parallel-size 2"\n'
     assert differences(script, lines()) == [
-        "--tensor-model-parallel-size: asked for 2, the log says 1"]
+        "--tensor-model-parallel-size: requested 2, but the log says 1"]
 
 
 def test_ranks_that_never_met_are_told():
     assert differences(LAUNCH, lines(world=2)) == [
-        "ranks: asked for 4 by the script's launcher, the log says 2"]
+        "ranks: requested 4 by the script's launcher, but the log says 2"]
 
 
 def test_gpus_without_a_rank_are_told():
     script = LAUNCH.replace("RANKS=2", "RANKS=1")
     assert differences(script, lines(world=2), gpus=4) == [
-        "ranks: asked for 4 GPUs, the log says 2 rank(s)"]
+        "ranks: requested 4 GPUs, but the log says 2 rank(s)"]
 
 
 @pytest.mark.parametrize("script", [
@@ -55,11 +56,11 @@ def test_what_cannot_be_followed_is_left_out(script):
 
 def test_micro_batch_of_an_indented_call_over_several_lines():
     script = "train.py \\\n    --micro-batch-size 8 \\\n    --train-iters=20\n"
-    assert differences(script, lines()) == ["--micro-batch-size: asked for 8, the log says 2"]
+    assert differences(script, lines()) == ["--micro-batch-size: requested 8, but the log says 2"]
 
 
 def test_the_last_start_of_a_log_counts():
-    assert asked.configuration(lines(micro=1) + lines(micro=4, world=2)) == {
+    assert requested.configuration(lines(micro=1) + lines(micro=4, world=2)) == {
         "micro_batch_size": "4", "pipeline_model_parallel_size": "1", "seq_length": "32",
         "tensor_model_parallel_size": "1", "train_iters": "20", "world_size": "2",
         "data_parallel_size": "2"}
@@ -74,30 +75,30 @@ def test_the_shipped_scripts_launchers_can_be_followed(path):
     if "--nproc_per_node" in text:
         # What the submitter's environment decides, no script says.
         said = None if "${RANKS:-" in text else 2 * nodes
-        assert asked.ranks_asked(job(node_count=nodes, gpus=gpus), text) == said
-    assert asked.flags(text)["--num-layers"].isdigit()
+        assert requested.requested_ranks(job(node_count=nodes, gpus=gpus), text) == said
+    assert requested.flags(text)["--num-layers"].isdigit()
 
 
 def test_a_default_counts_only_where_slurm_sets_nothing():
     script = ("torchrun --nnodes ${SLURM_NNODES:-1} "
               "--nproc_per_node ${SLURM_GPUS_ON_NODE:-2} train.py")
-    assert asked.ranks_asked(job(node_count=2, gpus=None), script) == 4
-    assert asked.ranks_asked(job(node_count=2, gpus=8), script) == 8
-    assert asked.ranks_asked(job(node_count=None, gpus=None), script) is None
-    assert asked.flags("train.py --train-iters ${SLURM_NNODES:-1}") == {}
+    assert requested.requested_ranks(job(node_count=2, gpus=None), script) == 4
+    assert requested.requested_ranks(job(node_count=2, gpus=8), script) == 8
+    assert requested.requested_ranks(job(node_count=None, gpus=None), script) is None
+    assert requested.flags("train.py --train-iters ${SLURM_NNODES:-1}") == {}
 
 
 def test_a_picture_has_them(tmp_path):
     shown = take(tmp_path, job(command="a.sh --micro-batch-size 16"), lines(), script=LAUNCH)
-    assert [one.what for one in shown.mismatches] == ["--micro-batch-size"]
+    assert [one.name for one in shown.mismatches] == ["--micro-batch-size"]
 
 
 @pytest.mark.parametrize("script", [
     "N=7\n[ -n \"$LONG\" ] && N=9\ntrain.py --train-iters $N",
     "N=7; N=9\ntrain.py --train-iters $N", "N=7\nN+=0\ntrain.py --train-iters $N"])
 def test_a_variable_that_is_set_twice_cannot_be_followed(script):
-    assert asked.flags(script) == {}
+    assert requested.flags(script) == {}
 
 
 def test_a_variable_before_a_semicolon_is_followed():
-    assert asked.flags("N=7; train.py --train-iters $N") == {"--train-iters": "7"}
+    assert requested.flags("N=7; train.py --train-iters $N") == {"--train-iters": "7"}

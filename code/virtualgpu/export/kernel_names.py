@@ -17,6 +17,7 @@ from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.matmul import WIDEST, best_tile
 from virtualgpu.core.plan import Plan
 from virtualgpu.core.rules import Product
+from virtualgpu.core.shapes import Results, Spec
 
 KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
 # C++ names as the profiler writes them, and as kernels' template arguments.
@@ -57,6 +58,16 @@ def shapes_of(key: tuple) -> Iterator[Shape]:
                 yield from shapes_of(mark)
 
 
+def specs_of(results: Results) -> Iterator[Spec]:
+    """Yield the specifications of the tensors among a plan's results, which may hold numbers, too:
+    fused attention returns the longest sequence's length."""
+    if isinstance(results, Spec):
+        yield results
+    elif isinstance(results, list):
+        for item in results:
+            yield from specs_of(item)
+
+
 def occupancy(card: Card, kernel: Kernel) -> float:
     """Percent of the threads that the card could hold, as the profiler estimates it."""
     _, _, threads = generation(card)
@@ -75,11 +86,11 @@ def kernels_of(card: Card, key: tuple, plan: Plan) -> list[Kernel]:
         return [Kernel("Memcpy DtoD (Device -> Device)", COPY)]
     if plan.name == "aten.zero_":
         return [Kernel("Memset (Device)", SET)]
-    made = plan.results if isinstance(plan.results, list) else [plan.results]
-    sizes = [one.size for one in shapes] + [one.shape for one in made if one is not None]
+    made = list(specs_of(plan.results))
+    sizes = [one.size for one in shapes] + [one.shape for one in made]
     widest = max(sizes, key=math.prod, default=torch.Size())
-    dtype = next((one.dtype for one in (*shapes, *made) if one is not None
-                  and one.dtype.is_floating_point), torch.int64)
+    dtype = next((one.dtype for one in (*shapes, *made) if one.dtype.is_floating_point),
+                 torch.int64)
     name = plan.name + (" fp32" if dtype == torch.float32 else "")
     forms = FORMS.get(name) or FORMS.get(plan.name) or elementwise(plan.name)
     found = [named(form, CPP.get(dtype, str(dtype)), widest) for form in forms]

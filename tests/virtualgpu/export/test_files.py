@@ -10,7 +10,7 @@ from torch import nn
 
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.export import chakra, memory_timeline
+from virtualgpu.export import chakra, chrome_trace, memory_timeline
 from virtualgpu.export.files import Traced
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure
@@ -160,6 +160,18 @@ def test_a_full_trace_ends_its_memory_timeline(tmp_path):
         traced.write()
     memory = json.loads((tmp_path / "rank0.memory.json").read_text())
     assert 2 <= sum(row[-1] for row in memory["bytes"].values()) / 2**20 <= 3
+
+
+def test_operations_that_return_numbers_are_traced():
+    """Fused attention returns the longest sequence's length beside its tensors."""
+    with VirtualGpu(A100) as gpu:
+        recorder = Recorder(gpu)
+        recorder.start()
+        x = torch.empty(1, 4, 64, 64, dtype=torch.bfloat16, device="meta")
+        torch.ops.aten._scaled_dot_product_flash_attention(x, x, x)
+        recorder.stop()
+    events = json.loads(chrome_trace.text(A100, HERE, recorder.notes))["traceEvents"]
+    assert [one["args"]["External id"] for one in events if one.get("cat") == "kernel"]
 
 
 def test_the_chrome_trace_has_every_kernel_on_its_stream(written):

@@ -86,10 +86,10 @@ class Bench:
 
 @contextlib.contextmanager
 def workspace() -> Iterator[str]:
-    from labcore.workspace import make
+    from labcore.shipping import make_workspace
 
     with tempfile.TemporaryDirectory() as home:
-        make(Path(home), lambda line: None)
+        make_workspace(Path(home), lambda line: None)
         os.environ["LAB_HOME"] = home
         yield home
         del os.environ["LAB_HOME"]

@@ -24,17 +24,17 @@ def seconds(work) -> float:
     return time.perf_counter() - begin
 
 
-def once(options: control.Options) -> tuple[float, float, float]:
+def once(options: control.UpOptions) -> tuple[float, float, float]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        up = seconds(lambda: control.up(home, options, say=lambda line: None))
+        up = seconds(lambda: control.up(home, options, notify=lambda line: None))
         try:
             environment = cluster.environment(home)
             step = seconds(lambda: subprocess.run(
                 ["srun", f"-N{min(2, options.nodes)}", "true"], env=environment, check=True,
                 stderr=subprocess.DEVNULL))
         finally:
-            down = seconds(lambda: control.down(home, say=lambda line: None))
+            down = seconds(lambda: control.down(home, notify=lambda line: None))
     return up, step, down
 
 
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--mode", default="auto")
     arguments = parser.parse_args()
-    options = control.Options(nodes=arguments.nodes, mode=arguments.mode)
+    options = control.UpOptions(nodes=arguments.nodes, mode=arguments.mode)
     rows = [once(options) for _ in range(arguments.repeats)]
     for name, values in zip(("up, all nodes idle", "srun -N2 true", "down"),
                             zip(*rows, strict=True), strict=True):

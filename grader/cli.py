@@ -11,7 +11,7 @@ from pathlib import Path
 from grader.commands import add_command, open_course, positive_count, require_lab
 from labcore import own_labs
 from labcore.errors import LabError
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 
 GRADE = """examples:
   lab grade --all                      every submission that is not graded yet
@@ -120,7 +120,7 @@ def run_formgrader(arguments: argparse.Namespace) -> int:
 
 
 def run_grade(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from rich.console import Console
 
         from grader.batch.batch import Stopped
@@ -128,7 +128,7 @@ def run_grade(arguments: argparse.Namespace) -> int:
         from grader.report.grades import save
         from grader.report.show import progress, show
 
-    own_labs.chosen(arguments.folder)
+    own_labs.resolve_folder(arguments.folder)
     course = open_course()
     work = choose(course, arguments)
     console, start, outcomes, stopped = Console(), time.monotonic(), [], False
@@ -193,7 +193,7 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def run_release(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from grader.course.log import logging_to
         from grader.course.times import parse_time
         from grader.gradebook.guard import protected
@@ -203,7 +203,7 @@ def run_release(arguments: argparse.Namespace) -> int:
         from grader.run import forgeable
 
     due = parse_time(arguments.due, "--due") if arguments.due else None
-    own_labs.chosen(arguments.folder)
+    own_labs.resolve_folder(arguments.folder)
     course = open_course()
     require_lab(course, arguments.lab)
     with course.locked(), logging_to(course), protected(gradebook_file(course)):
@@ -220,14 +220,14 @@ def run_release(arguments: argparse.Namespace) -> int:
 
 
 def run_feedback(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from grader.batch.grading import remake_pages
         from grader.course import Submission
         from grader.course.log import log_file
         from grader.gradebook.records import state
         from grader.report.grades import save
         from grader.report.show import progress
-        from labcore.atomic import put_whole
+        from labcore.atomic import write_atomic
         from labcore.terminal import visible
 
     course = open_course()
@@ -244,7 +244,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         if arguments.to:
             copy = arguments.to / student / path.name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            put_whole(copy, path.read_bytes())
+            write_atomic(copy, path.read_bytes())
     for lab, student in work:
         submission = Submission(course, lab, student)
         if not submission.page.exists():

@@ -169,7 +169,7 @@ def make_cluster(tmp_path_factory) -> Iterator[Callable[..., RunningCluster]]:
     def make(**options) -> RunningCluster:
         home = tmp_path_factory.mktemp("workspace")
         homes.append(home)
-        control.up(home, control.Options(**options))
+        control.up(home, control.UpOptions(**options))
         return RunningCluster(home)
 
     yield make

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from corpus_tools import corpus
 from labcore import workspace
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 Say = Callable[[str], object]
@@ -193,7 +193,7 @@ def _publish(staging: Path, data: Path, stamp: dict, inputs: Sequence[str], say:
         (data / name).parent.mkdir(parents=True, exist_ok=True)
         os.replace(staging / name, data / name)
     stamp["files"] = {name: (data / name).stat().st_size for name in names}
-    put_whole(data / STAMP, json.dumps(stamp, indent=1).encode())
+    write_atomic(data / STAMP, json.dumps(stamp, indent=1).encode())
     (data / UNFINISHED).unlink()
 
 
@@ -208,7 +208,7 @@ def _note_ours(staging: Path, data: Path, old: dict[str, int]) -> dict[str, list
            for file in staging.rglob("*") if file.is_file()}
     for name, size in (*old.items(), *new.items()):
         ours.setdefault(name, []).append(size)
-    put_whole(path, json.dumps(ours).encode())
+    write_atomic(path, json.dumps(ours).encode())
     return ours
 
 

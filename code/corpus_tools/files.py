@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from corpus_tools import corpus
 from labcore.errors import LabError
-from labcore.progress import Step
+from labcore.progress import ProgressStep
 
 if TYPE_CHECKING:
     from corpus_tools.cli import Options
@@ -42,7 +42,7 @@ class Builder:
 
     def _library_text(self) -> Path:
         path = self.folder / "corpus.jsonl"
-        with Step("reading the Python library's text", self.say) as step:
+        with ProgressStep("reading the Python library's text", self.say) as step:
             texts = corpus.documents(self.options.size_mb * 1_000_000)
             corpus.write_jsonl(texts, path)
             step.note = f"{len(texts):,} documents, {path.stat().st_size / 1e6:.1f} MB, "
@@ -120,7 +120,7 @@ class Builder:
             except Exception as error:
                 outcome.append(error)
 
-        with Step(title, self.say) as step:
+        with ProgressStep(title, self.say) as step:
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             while thread.is_alive():
@@ -136,7 +136,7 @@ class Builder:
 
         name = str(target.relative_to(self.folder))
         total = sum(path.stat().st_size for path in self.inputs)
-        with Step(f"tokenizing {name}", self.say, total) as step:
+        with ProgressStep(f"tokenizing {name}", self.say, total) as step:
             counts = preprocess(self.inputs, self.folder / "new", GPT2BPETokenizer(*vocabulary),
                                 progress=lambda counts: step.update(counts.bytes))
         for suffix in (".bin", ".idx"):

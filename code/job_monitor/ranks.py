@@ -94,7 +94,7 @@ def read(folder: Path) -> dict[int, RankStatus]:
 
 
 def _load(path: Path) -> RankStatus | None:
-    own = rankfiles.number_of(path)
+    own = rankfiles.rank_number(path)
     fields = None if own is None else rankfiles.read(path)
     if own is None or fields is None:
         return None
@@ -104,12 +104,12 @@ def _load(path: Path) -> RankStatus | None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         if isinstance(value, int):
-            return value if abs(value) < rankfiles.WHOLE else None
+            return value if abs(value) < rankfiles.MAX_INTEGER else None
         return value if math.isfinite(value) else None
 
     def integer(name: str) -> int | None:
         value = number(name)
-        return int(value) if value is not None and abs(value) < rankfiles.WHOLE else None
+        return int(value) if value is not None and abs(value) < rankfiles.MAX_INTEGER else None
 
     def text(name: str) -> str:
         value = fields.get(name)

@@ -12,7 +12,7 @@ from job_monitor import page, ranks, slurm, snapshot
 from job_monitor.slurm import SlurmJob
 from job_monitor.snapshot import Snapshot
 from labcore import workspace
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from slurmbox import jobrecords
 from slurmbox.layout import Layout
@@ -44,7 +44,7 @@ def write(job: SlurmJob, output: str | None) -> Path:
     text = page.render_page(current, current.script, slurm.accounting(job.number),
                             timeline(current), time.strftime("%Y-%m-%d %H:%M"))
     try:
-        put_whole(path, text.encode(errors="replace"))
+        write_atomic(path, text.encode(errors="replace"))
     except OSError as error:
         raise LabError(f"--output {path}: {error.strerror}") from error
     return path

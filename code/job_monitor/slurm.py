@@ -13,7 +13,7 @@ import slurmbox as cluster
 from job_monitor import components
 from labcore import workspace
 from labcore.errors import LabError
-from slurmbox import clients, health, jobrecords, keeping
+from slurmbox import clients, health, jobfolders, jobrecords
 from slurmbox.layout import Layout
 from slurmbox.namespaces import MARKER
 
@@ -172,7 +172,7 @@ def _is_up(layout: Layout) -> bool:
 def _recorded(layout: Layout, number: int) -> SlurmJob | None:
     """Return a job from the record that was written at its start."""
     try:
-        text = (layout.ranks / str(number) / keeping.JOB).read_text(errors="replace")
+        text = (layout.ranks / str(number) / jobfolders.JOB_FILE).read_text(errors="replace")
         return next((job for job in _jobs(text.splitlines()) if job.number == number), None)
     except (OSError, ValueError):
         return None
@@ -221,7 +221,7 @@ def accounting(number: int) -> list[dict[str, str]]:
 def script(number: int) -> str:
     """Return the batch script that was submitted; empty if there is none."""
     try:
-        path = Layout(workspace.home()).ranks / str(number) / keeping.SCRIPT
+        path = Layout(workspace.home()).ranks / str(number) / jobfolders.SCRIPT_FILE
         return path.read_text(errors="replace")
     except OSError:
         pass

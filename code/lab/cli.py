@@ -8,7 +8,7 @@ import importlib.metadata
 import importlib.util
 import sys
 
-from labcore.errors import LabError, said_of
+from labcore.errors import LabError, error_text
 from labcore.terminal import visible
 
 # Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return arguments.run(arguments) or 0
     except (LabError, OSError) as error:
-        text = visible(said_of(error), keep="\n\t")
+        text = visible(error_text(error), keep="\n\t")
         print(f"lab: error: {text}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -128,7 +128,7 @@ def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int
         started.callback(lambda: [server.stop() for server in servers])
         if not supervisor(layout) and not layout.site.exists():
             started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
-        cluster.ensure_up(home, say=say)
+        cluster.ensure_up(home, notify=say)
         if job := cluster.leave_job(home):
             say(f"this is job {job}; what notebooks submit goes to the queue as any other job")
         say("Starting JupyterLab")

@@ -1,13 +1,13 @@
-"""Helpers that every other package uses, and that know nothing about them.
+"""Provide helpers that every other package uses and that know nothing about them.
 
-The checkout and the workspace (workspace.py, own_labs.py, shipping.py), the one exception whose
-text is meant for users (errors.py), files that are replaced in one step (atomic.py), text that is
-safe on a terminal or in a page (terminal.py, html.py), and what is shown (colors.py, pictures.py,
-progress.py). rankfiles.py reads the files that a job's ranks leave behind.
+workspace.py, own_labs.py, and shipping.py find and fill the checkout and the workspace. errors.py
+has the one exception whose text is meant for users. atomic.py replaces files in one step,
+terminal.py and html.py make text safe for a terminal or a page, and colors.py and progress.py
+format what cells and commands print. rankfiles.py reads the files that a job's ranks leave behind.
 
-It may import the standard library, and where a function needs them Jinja2, matplotlib, and rich; it
-imports none of our packages. Begin with workspace.py and errors.py. Importing it costs nothing, so
-every `lab` command may.
+The package may import the standard library, and inside functions Jinja2 and rich, but none of our
+packages. Begin with workspace.py and errors.py. Importing it costs nothing, so every `lab` command
+may.
 """
 
 from labcore.errors import LabError

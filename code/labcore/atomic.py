@@ -1,4 +1,4 @@
-"""Files and links that are replaced in one step: complete or not at all."""
+"""Replace files and links in one step, so they are complete or not there at all."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 from labcore.errors import LabError
 
 
-def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+def write_atomic(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Write a file so that it appears complete or not at all, even if the process is killed.
 
     Args:
         path: the file; its folder must exist.
-        content: everything it is to hold.
-        mode: its permissions, which no half-written copy exceeds either.
+        content: the whole content.
+        mode: the file's permissions; a partial copy never has more.
 
-    Raises OSError that names the file, even if the disk is full.
+    Raises:
+        OSError: the file cannot be written, for example on a full disk; it names the file.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -31,21 +32,22 @@ def put_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def put_link(link: Path, target: Path) -> None:
-    """Make or replace a symbolic link. Raises OSError."""
+def replace_link(link: Path, target: Path) -> None:
+    """Create or replace a symbolic link in one step. Raises OSError."""
     unfinished = link.with_name(f".{link.name}.{os.getpid()}")
     unfinished.unlink(missing_ok=True)
     unfinished.symlink_to(target)
     unfinished.replace(link)
 
 
-def point(link: Path, target: Path) -> None:
-    """Make `link` point to `target` unless it does; classic scripts use $LAB_HOME/megatron.
+def ensure_link(link: Path, target: Path) -> None:
+    """Make `link` point to `target`, unless it already does.
 
-    Raises LabError if a file or folder has the link's name.
+    Raises:
+        LabError: a file or folder has the link's name.
     """
     if link.is_symlink() and os.readlink(link) == str(target):
         return
     if link.exists() and not link.is_symlink():
         raise LabError(f"{link} is in the way: the course links it to {target}; move it elsewhere")
-    put_link(link, target)
+    replace_link(link, target)

@@ -1,7 +1,7 @@
-"""Highlighting for the cells' output, the same in every lab: bold text in one of three colors.
+"""Highlight parts of the cells' output: bold text in one of three colors, the same in every lab.
 
-Notebooks, nbgrader's feedback, and terminals render these codes. Only a terminal's user can turn
-them off, in the usual way: https://no-color.org.
+Notebooks, nbgrader's feedback, and terminals render these codes. Only the user of a terminal can
+turn them off, in the usual way: https://no-color.org.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from labcore.errors import LabError
 
 
 def result(value: object) -> str:
-    """Highlight the figure that a cell is about: `print(f"{result(f'{factor:.1f}')} x faster")`."""
+    """Highlight a cell's main figure: `print(f"{result(f'{factor:.1f}')} x faster")`."""
     return _bold(value, "blue")
 
 
@@ -35,22 +35,23 @@ def strong(value: object) -> str:
 
 
 def mark(text: str, *patterns: str) -> str:
-    """Return `text`, a line of a log for example, with every match highlighted as a result.
+    """Return `text`, such as a line of a log, with every match highlighted as a result.
 
     Args:
         text: the line.
         patterns: regular expressions; each must match somewhere.
 
-    Raises LabError for a pattern that matches nothing.
+    Raises:
+        LabError: a pattern matches nothing.
     """
     for pattern in patterns:
         if not re.search(pattern, text):
-            raise LabError(f"there is no {pattern!r} in the line {text!r}")
+            raise LabError(f"the line {text!r} has no match for {pattern!r}")
     return re.sub("|".join(patterns), lambda match: result(match[0]), text)
 
 
 def _bold(value: object, color: str | None) -> str:
-    # On a terminal, termcolor decides (NO_COLOR, TERM=dumb). A notebook's stdout is no terminal,
-    # and neither is the grader's, so there it would leave out the codes that both render.
+    # On a terminal, termcolor decides (NO_COLOR, TERM=dumb). The stdout of a notebook or of the
+    # grader is not a terminal, so termcolor would omit the codes, although both render them.
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     return colored(value, color, attrs=["bold"], force_color=None if on_terminal else True)

@@ -1,4 +1,4 @@
-"""Error messages for the user."""
+"""Errors whose messages are meant for the user."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ NO_ROOM = {errno.ENOSPC: "does not fit on the disk", errno.EDQUOT: "exceeds your
 
 
 class LabError(Exception):
-    """Something the user can mend: names the flag or file, the value, and the nearest right value.
+    """An error that the user can fix; it names the flag or file, the value, and the nearest one.
 
     The `lab` command prints it as `lab: error: TEXT` and exits with 1.
     """
 
 
-def said_of(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Return an error's text; for a full disk, also the file concerned and what to do."""
     if not isinstance(error, OSError) or error.errno not in NO_ROOM:
         return str(error)
     return (f"{error.filename or 'a file'} {NO_ROOM[error.errno]} ({os.strerror(error.errno)}): "
-            "make room there, then run the command again; no file was left half written")
+            "free some space, then run the command again; no file was left incomplete")

@@ -1,10 +1,10 @@
 """Render HTML from Jinja2 templates, in which every value is escaped.
 
 A template is a file next to the module that renders it, and its name is its path, beginning with
-the package: `render("grader/stats/page.html.j2", found=found)`. Pages extend
-`labcore/page.html.j2`, which holds the frame, the Content-Security-Policy, and the style sheet;
-tables come from `labcore/macros.html.j2`. No Python code builds tags from strings, so whatever a
-student controls can only become text.
+the package: `render("grader/stats/page.html.j2", rows=rows)`. Pages extend `labcore/page.html.j2`,
+which has the frame, the Content-Security-Policy, and the style sheet; tables come from
+`labcore/macros.html.j2`. No Python code builds tags from strings, so whatever a student controls
+can only become text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 def render(template: str, /, **values: object) -> str:
-    """Render a page, or what goes into one that no template of ours makes.
+    """Render a page, or a part of a page that another program inserts.
 
     Args:
         template: its path, beginning with the package.
-        values: what the template uses. A name that it uses and that is not among them raises
-            jinja2.UndefinedError.
+        values: the variables that the template uses.
+
+    Raises:
+        jinja2.UndefinedError: the template uses a variable that is not among the values.
     """
     return environment().get_template(template).render(values)
 
@@ -37,7 +39,7 @@ def fragment(template: str, /, **values: object) -> Markup:
 
     Args:
         template: its path, beginning with the package.
-        values: what the template uses, as for `render`.
+        values: the variables that the template uses.
     """
     from markupsafe import Markup
 
@@ -46,8 +48,10 @@ def fragment(template: str, /, **values: object) -> Markup:
 
 @functools.cache
 def environment() -> Environment:
-    """Return the environment of all templates. Jinja2 is imported here, since most commands print
-    no HTML."""
+    """Return the environment of all templates.
+
+    Jinja2 is imported here, because most commands print no HTML.
+    """
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     return Environment(
@@ -57,14 +61,17 @@ def environment() -> Environment:
 
 def _source(template: str) -> str | None:
     package, _, path = template.partition("/")
-    found = find_spec(package)
-    if found is None or found.origin is None:
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
         return None
-    file = Path(found.origin).parent / path
+    file = Path(spec.origin).parent / path
     return file.read_text() if file.is_file() else None
 
 
 def _printable(value: object) -> object:
-    """Return a value as text in which control characters and bidi marks appear as Python escapes:
-    HTML does not allow the former, and the latter reorder what surrounds them. Fragments stay."""
+    """Return a value as text, with control characters and bidi marks as Python escapes.
+
+    HTML forbids control characters, and bidi marks reorder the text around them. Fragments stay as
+    they are.
+    """
     return value if hasattr(value, "__html__") else visible(str(value), keep="\n\t")

@@ -1,4 +1,4 @@
-"""An author's own labs, in a folder outside the checkout.
+"""Find an author's own labs, in a folder outside the checkout.
 
 The folder is laid out like the checkout: solutions/ for the sources, notebooks/ and grader/source/
 for the generated notebooks, images/ for figures, and code/jobs/ for job scripts. It is set with
@@ -23,14 +23,16 @@ def add_option(parser: argparse.ArgumentParser) -> None:
                         help="a folder with labs of your own ($LAB_LABS; without it, the course's)")
 
 
-def chosen(given: Path | None) -> Path | None:
+def resolve_folder(given: Path | None) -> Path | None:
     """Return the folder of an author's own labs, or None to use the checkout's labs only.
+
+    It also sets the variable, so that child processes use the same folder.
 
     Args:
         given: the value of --labs; if None, the variable's value is used.
 
-    Sets the variable, so that child processes use the same folder. Raises LabError if the folder
-    does not exist.
+    Raises:
+        LabError: the folder does not exist.
     """
     text = str(given) if given is not None else os.environ.get(VARIABLE, "")
     if not text:
@@ -38,8 +40,8 @@ def chosen(given: Path | None) -> Path | None:
     folder = Path(text).expanduser().absolute()
     name = "--labs" if given is not None else VARIABLE
     if not folder.is_dir():
-        raise LabError(f"{name} {text}: there is no such folder; `lab new 20_mine --labs {text}` "
-                       "makes one with a first lab in it")
+        raise LabError(f"{name} {text}: no such folder; `lab new 20_mine --labs {text}` creates it "
+                       "with a first lab")
     os.environ[VARIABLE] = str(folder)
     return None if _is_checkout(folder) else folder
 

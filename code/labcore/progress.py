@@ -1,4 +1,4 @@
-"""One line of progress for a long step: a bar on a terminal, plain lines elsewhere."""
+"""Show the progress of a long step: a bar in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-# Without a terminal, a line this often (seconds); short steps print their result alone.
-EVERY = 10.0
+INTERVAL = 10.0  # seconds between two lines without a terminal
 
 
-class Step:
-    """`with Step("reading", say, total) as step: step.update(done)`.
+class ProgressStep:
+    """A step of a command: `with ProgressStep("reading", print, total) as step: step.update(done)`.
 
-    At the end, `say` gets the title, `note` and the seconds. Without `total` the bar only shows
-    that something is going on.
+    Attributes:
+        note: text to add to the last line.
     """
 
-    def __init__(self, title: str, say: Callable[[str], object], total: int | None = None):
-        self.title, self.say, self.total, self.note = title, say, total, ""
+    def __init__(self, title: str, notify: Callable[[str], object], total: int | None = None):
+        """Args:
+            title: what the step does.
+            notify: receives the lines; the last one has the title, `note`, and the elapsed time.
+            total: the value of `update` at the end; None for a bar that only shows activity.
+        """
+        self.title, self.notify, self.total, self.note = title, notify, total, ""
         self._bar = None
 
-    def __enter__(self) -> Step:
+    def __enter__(self) -> ProgressStep:
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
@@ -33,17 +37,17 @@ class Step:
             self._task = self._bar.add_task(self.title, total=self.total)
             self._bar.start()
         else:
-            self.say(f"{self.title} ...")
+            self.notify(f"{self.title} ...")
         return self
 
     def update(self, done: int) -> None:
-        """`done` out of `total` so far. Cheap enough for an inner loop."""
+        """Report that `done` out of `total` is done. It is cheap enough for an inner loop."""
         if self._bar:
             self._bar.update(self._task, completed=done)
-        elif time.monotonic() - self._printed > EVERY:
+        elif time.monotonic() - self._printed > INTERVAL:
             self._printed = time.monotonic()
             percent = f"{done / self.total:.0%}, " if self.total else ""
-            self.say(f"  {percent}{self._printed - self.started:.0f} s so far")
+            self.notify(f"  {percent}{self._printed - self.started:.0f} s so far")
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None,
                  trace: TracebackType | None) -> None:
@@ -51,4 +55,4 @@ class Step:
             self._bar.stop()
         if kind is None:
             title = self.title if self._bar else "  done"
-            self.say(f"{title}: {self.note}{time.monotonic() - self.started:.1f} s")
+            self.notify(f"{title}: {self.note}{time.monotonic() - self.started:.1f} s")

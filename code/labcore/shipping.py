@@ -1,4 +1,4 @@
-"""Copies of what the course ships, kept up to date without ever replacing a student's work."""
+"""Copy what the course ships to workspaces, without ever replacing a student's work."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from labcore import own_labs, workspace
-from labcore.atomic import point, put_whole
+from labcore.atomic import ensure_link, write_atomic
 
-Say = Callable[[str], object]
+Notify = Callable[[str], object]
 
-RECORD = ".shipped.json"  # by path in the workspace: the digest of what was last laid there
-# At the end of an exercise's text; {}: the place in the worked notebook.
-WAY_OUT = "\n\n*Stuck? [The worked notebook]({}) shows one way.*"
+RECORD = ".shipped.json"  # the digest of each file as it was last copied, by its path
+# The end of an exercise's text; {} is the exercise's place in the worked notebook.
+WORKED_LINK = "\n\n*Stuck? [The worked notebook]({}) shows one way.*"
 EXECUTABLE, PLAIN = 0o755, 0o644
 
 
-def make_workspace(home: Path, say: Say = print) -> None:
-    """Lay out the workspace. What the student wrote stays; labs and scripts come as copies."""
+def make_workspace(home: Path, notify: Notify = print) -> None:
+    """Create or update the workspace; files that the student changed stay as they are."""
     for folder in workspace.FOLDERS:
         workspace.require_writable(home / folder)
-    ship(workspace.CHECKOUT, home, say)
+    ship(workspace.CHECKOUT, home, notify)
     if own := own_labs.folder():
-        ship(own, home, say)
-    point(home / "megatron" / "Megatron-LM", workspace.CODE)
+        ship(own, home, notify)
+    # Classic scripts use this path.
+    ensure_link(home / "megatron" / "Megatron-LM", workspace.CODE)
 
 
 def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
@@ -37,7 +38,7 @@ def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
         yield script, f"code/{script.name}", mode_of(script)
     for program in sorted((checkout / "code" / "examples").glob("*.*")):
         yield program, f"code/examples/{program.name}", mode_of(program)
-    # Copies, no link: Jupyter's server does not follow links that lead out of its folder.
+    # These are copies, because Jupyter's server does not follow links that lead out of its folder.
     for figure in sorted((checkout / "images").glob("*.*")):
         yield figure, f"images/{figure.name}", PLAIN
     for notebook in sorted((checkout / "notebooks").glob("**/*.ipynb")):
@@ -50,34 +51,43 @@ def mode_of(program: Path) -> int:
     return EXECUTABLE if program.suffix == ".sh" else PLAIN
 
 
-def ship(checkout: Path, home: Path, say: Say) -> None:
-    """Lay out copies. One that the student has not changed is updated; one that he has stays, and
-    what is new is laid beside it, once."""
+def ship(checkout: Path, home: Path, notify: Notify) -> None:
+    """Copy all files that students get.
+
+    A copy that the student has not changed is updated. One that the student has changed stays, and
+    a new version is put beside it, once.
+
+    Args:
+        checkout: the checkout, or an author's folder of labs.
+        home: the workspace.
+        notify: receives a line for each new version beside a changed copy.
+    """
     record = _read(home / RECORD)
     before = dict(record)
     try:
         for source, path, mode in shipped(checkout):
-            _lay(home, source, path, mode, record, say)
+            _copy(home, source, path, mode, record, notify)
     finally:
         if record != before:
-            put_whole(home / RECORD, json.dumps(record, indent=1).encode())
+            write_atomic(home / RECORD, json.dumps(record, indent=1).encode())
 
 
-def _lay(home: Path, source: Path, path: str, mode: int, record: dict[str, str], say: Say) -> None:
+def _copy(home: Path, source: Path, path: str, mode: int, record: dict[str, str], notify: Notify
+          ) -> None:
     copy, content = home / path, content_of(source)
     new = digest(path, content)
-    there = _digest_of(copy)
-    if there == new:
+    existing = _digest_of(copy)
+    if existing == new:
         record[path] = new
-    elif there is None or there == record.get(path):
+    elif existing is None or existing == record.get(path):
         copy.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(copy, content, mode)
+        write_atomic(copy, content, mode)
         record[path] = new
     elif record.get(path) != new:
-        beside = _beside(home, path, new, record)
-        put_whole(home / beside, content, mode)
+        beside = _path_beside(home, path, new, record)
+        write_atomic(home / beside, content, mode)
         record[beside] = record[path] = new
-        say(f"the course has a new version of {path}: yours stays, the new one is {beside}")
+        notify(f"the course has a new version of {path}: yours stays, the new one is {beside}")
 
 
 def content_of(source: Path) -> bytes:
@@ -89,25 +99,24 @@ def content_of(source: Path) -> bytes:
     if (source.suffix != ".ipynb" or b"*Stuck?" not in content
             or (source.parent / "worked" / source.name).exists()):
         return content
-    return without_way_out(content)
+    return without_worked_links(content)
 
 
-def without_way_out(content: bytes) -> bytes:
-    """A notebook without its links to the worked one; as it is where it has none."""
-    way_out = re.compile(r"[^)]*".join(map(re.escape, WAY_OUT.split("{}"))))
+def without_worked_links(content: bytes) -> bytes:
+    """Return a notebook without links to the worked one, or unchanged if it has none."""
+    link = re.compile(r"[^)]*".join(map(re.escape, WORKED_LINK.split("{}"))))
     notebook = json.loads(content)
     removed = 0
     for cell in notebook["cells"]:
-        source, here = way_out.subn("", "".join(cell["source"]))
+        source, count = link.subn("", "".join(cell["source"]))
         cell["source"] = source.splitlines(keepends=True)
-        removed += here
+        removed += count
     text = json.dumps(notebook, indent=1, ensure_ascii=False) + "\n"
     return text.encode() if removed else content
 
 
-def _beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:
-    """The first name `X.new.sh`, `X.new2.sh`, ... at which nothing of the student's would be
-    lost."""
+def _path_beside(home: Path, path: str, new: str, record: dict[str, str]) -> str:
+    """Return the first of `X.new.sh`, `X.new2.sh`, ... that replaces no work of the student."""
     stem, dot, suffix = path.rpartition(".")
     number = 1
     while True:
@@ -123,7 +132,7 @@ def _digest_of(path: Path) -> str | None:
         return digest(path.name, path.read_bytes())
     except FileNotFoundError:
         return None
-    except OSError:  # a folder, or not readable: the student's own doing, so it counts as changed
+    except OSError:  # a folder or unreadable, so the student has changed it
         return "unreadable"
 
 
@@ -148,11 +157,11 @@ def digest(name: str, content: bytes) -> str:
 def _read(path: Path) -> dict[str, str]:
     """Return the digests of the files as they were last copied.
 
-    If the record is missing or corrupted, it is empty: then every copy that differs counts as the
+    If the record is missing or corrupted, it is empty. Every copy that differs then counts as the
     student's own, and none is replaced.
     """
     try:
-        found = json.loads(path.read_bytes())
+        record = json.loads(path.read_bytes())
     except (FileNotFoundError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}

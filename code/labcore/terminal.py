@@ -8,13 +8,13 @@ SPACES = "Zs"  # such as the no-break space, which occurs in people's names
 
 
 def visible(text: str, instead: str | None = None, keep: str = "") -> str:
-    """Return text that cannot steer a terminal: no escape sequences, C1 controls, or bidi marks.
+    """Return text without escape sequences, C1 controls, or bidi marks, safe for a terminal.
 
     Args:
-        text: what somebody else wrote.
+        text: untrusted text.
         instead: what replaces each character that is not printable; by default its Python escape,
             such as `\\x1b`.
-        keep: characters that stay all the same, such as line breaks.
+        keep: characters to keep, such as line breaks.
     """
     if text.isprintable():
         return text

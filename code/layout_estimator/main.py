@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 from minimegatron.console import emit
 from minimegatron.errors import UserError
 from minimegatron.main import leave
@@ -17,7 +17,7 @@ def main() -> NoReturn:
 
     try:
         config = read_flags(sys.argv[1:])
-        with quick_imports():  # slow, so only after the command line is known to be right
+        with imports_without_gc():  # slow, so only after the command line is known to be right
             from layout_estimator.planner import report
         emit(report(config, estimate(config).plan))
     except (EstimateError, UserError) as error:

@@ -1,17 +1,18 @@
-"""A real Slurm on one machine: `lab cluster up|down|status`.
+"""Run a real Slurm on one machine: `lab cluster up|down|status`.
 
-What other packages use:
+Other packages use:
 
     environment(home)         this process's environment, with the cluster's commands on PATH
-    ensure_up(home, profile)  start the cluster, or heal it; True if it was started here
-    down(home)                stop it
-    leave_job(home)           on a site: forget the job this process runs in; its number
-    link_dli(home)            `/dli` -> the workspace, where the machine allows it
+    ensure_up(home, profile)  start or heal the cluster; True if this call started it
+    down(home)                stop the cluster
+    leave_job(home)           on a site, leave the job that this process runs in; return its ID
+    link_dli(home)            link `/dli` to the workspace, if the machine allows it
 
-control.py starts and stops it, config.py writes slurm.conf, init.py is the supervisor of its
-daemons (daemon.py, daemons.py) inside namespaces.py, site.py stands in for a site's own cluster,
-containers.py for one container per node. It may import labcore, and virtualgpu for the names of GPU
-models; never the trainer. Begin with control.py; docs/cluster.md is the user's guide.
+control.py starts and stops the cluster, config.py writes slurm.conf, and init.py supervises the
+daemons (daemon.py, daemons.py) inside namespaces.py. site.py uses a site's own cluster instead, and
+containers.py runs one container per node. The package may import labcore, and virtualgpu for the
+names of GPU models, but never the trainer. Begin with control.py; docs/cluster.md is the user's
+guide.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from slurmbox.profile import Profile
+    from slurmbox.profile import ClusterProfile
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]  # receives lines for the user
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -33,16 +34,16 @@ def environment(home: Path) -> dict[str, str]:
     return clients.full_environment(home)
 
 
-def ensure_up(home: Path, profile: Profile | None = None, say: Say = print) -> bool:
+def ensure_up(home: Path, profile: ClusterProfile | None = None, notify: Notify = print) -> bool:
     from slurmbox import control
 
-    return control.ensure_up(home, profile, say)
+    return control.ensure_up(home, profile, notify)
 
 
-def down(home: Path, say: Say = print) -> None:
+def down(home: Path, notify: Notify = print) -> None:
     from slurmbox import control
 
-    control.down(home, say)
+    control.down(home, notify)
 
 
 def leave_job(home: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`up --accounting`: slurmdbd over a private MariaDB, so that sacct knows steps and memory."""
+"""Run slurmdbd over a private MariaDB for `up --accounting`, so sacct has steps and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmbox.install import ACCOUNTING_PACKAGES, SYSTEM_FOLDERS, Slurm, install
 from slurmbox.layout import Layout
 
 if TYPE_CHECKING:
-    from slurmbox.place import Place
+    from slurmbox.addresses import ClusterNetwork
 
 PROGRAMS = ("mariadbd", "mariadb", "mariadb-install-db", "slurmdbd")
 
@@ -25,8 +25,8 @@ def missing_programs(slurm: Slurm) -> list[str]:
 def require_installed(slurm: Slurm) -> None:
     missing = missing_programs(slurm)
     if missing:
-        raise LabError(f"--accounting needs {', '.join(missing)}, not installed here: "
-                       f"{install_command(ACCOUNTING_PACKAGES)}")
+        raise LabError(f"--accounting needs {', '.join(missing)}, which this machine lacks; "
+                       f"install them: {install_command(ACCOUNTING_PACKAGES)}")
 
 
 def _find(slurm: Slurm, name: str) -> str | None:
@@ -41,7 +41,7 @@ def _socket(layout: Layout) -> Path:
     return layout.run / "mysql"
 
 
-def write(layout: Layout, place: Place, slurm: Slurm) -> None:
+def write(layout: Layout, network: ClusterNetwork, slurm: Slurm) -> None:
     from slurmbox.config import put, user_name
 
     require_installed(slurm)
@@ -66,8 +66,8 @@ log_error={layout.short}/log/mariadbd.log
     put(layout.state / "etc" / "slurmdbd.conf", f"""\
 AuthType=auth/munge
 AuthInfo=socket={layout.munge_socket}
-DbdHost={'localhost' if place.loopback else 'login'}
-DbdPort={place.accounting_port}
+DbdHost={'localhost' if network.loopback else 'login'}
+DbdPort={network.accounting_port}
 SlurmUser={user}
 StorageType=accounting_storage/mysql
 StorageHost=localhost
@@ -82,7 +82,7 @@ CommitDelay=1
 
 
 def _create(layout: Layout, slurm: Slurm, user: str) -> None:
-    """An empty database, made in a temporary folder: an interrupted one is not taken for whole."""
+    """Create an empty database in a temporary folder, so an interrupted attempt is discarded."""
     data = layout.state / "db" / "data"
     if data.exists():
         return
@@ -94,12 +94,12 @@ def _create(layout: Layout, slurm: Slurm, user: str) -> None:
          "--auth-root-authentication-method=socket", f"--auth-root-socket-user={user}"],
         capture_output=True, text=True)
     if done.returncode:
-        raise LabError("the accounting database could not be made: "
+        raise LabError("the accounting database could not be created: "
                        + (done.stderr.strip() or done.stdout.strip())[-500:])
     fresh.rename(data)
 
 
-def daemons(layout: Layout, place: Place, slurm: Slurm) -> list[Daemon]:
+def daemons(layout: Layout, network: ClusterNetwork, slurm: Slurm) -> list[Daemon]:
     client = _find(slurm, "mariadb")
 
     def sql(statement: str) -> subprocess.CompletedProcess:
@@ -111,7 +111,7 @@ def daemons(layout: Layout, place: Place, slurm: Slurm) -> list[Daemon]:
                    "create user if not exists 'slurm'@'localhost' identified by 'slurm';"
                    "grant all on slurm_acct_db.* to 'slurm'@'localhost'")
         if done.returncode:
-            raise OSError(f"the accounting database refuses us: {done.stderr.strip()}")
+            raise OSError(f"the accounting database refuses access: {done.stderr.strip()}")
 
     mariadb = Daemon("mariadbd", [_find(slurm, "mariadbd"),
                                   f"--defaults-file={_database(layout)}/my.cnf"],
@@ -119,5 +119,5 @@ def daemons(layout: Layout, place: Place, slurm: Slurm) -> list[Daemon]:
                      prepare=grant)
     slurmdbd = Daemon("slurmdbd", [slurm.program("slurmdbd"), "-D"],
                       environment={"MYSQL_UNIX_PORT": str(_socket(layout))},
-                      is_up=lambda: listening(place.accounting_port))
+                      is_up=lambda: listening(network.accounting_port))
     return [mariadb, slurmdbd]

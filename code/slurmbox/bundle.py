@@ -1,7 +1,7 @@
-"""Slurm without being root: the distribution's packages, unpacked into a folder of the checkout.
+"""Unpack the distribution's Slurm packages into a folder of the checkout, without root.
 
-Debian and Ubuntu only. apt works on lists and a cache of its own, so that neither the system's
-lists (empty in many containers) nor its lock matter.
+Debian and Ubuntu only. apt uses its own lists and cache, because the system's lists may be empty
+(in many containers), and its lock needs root.
 """
 
 from __future__ import annotations
@@ -11,17 +11,26 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from labcore.errors import LabError
+from slurmbox import Notify
 
-# The packages' programs have names of their own, to which the distribution's alternatives lead.
+# The programs have this suffix; the distribution's alternatives link to them.
 SUFFIX = "-wlm"
 
 
-def unpack(prefix: Path, packages: tuple[str, ...], say: Callable[[str], None]) -> None:
-    """Fill `prefix` as a whole or not at all."""
+def unpack(prefix: Path, packages: tuple[str, ...], notify: Notify) -> None:
+    """Fill `prefix` completely or not at all.
+
+    Args:
+        prefix: the folder.
+        packages: names of Debian packages.
+        notify: receives lines about the progress.
+
+    Raises:
+        LabError: apt or dpkg is missing or fails, or the folder is not writable.
+    """
     for tool in ("apt-get", "dpkg"):
         if shutil.which(tool) is None:
             raise LabError(f"unpacking Slurm needs {tool}, which this system does not have")
@@ -39,7 +48,7 @@ def unpack(prefix: Path, packages: tuple[str, ...], say: Callable[[str], None]) 
             shutil.rmtree(stale, ignore_errors=True)
         fresh = Path(tempfile.mkdtemp(prefix=f"{prefix.name}.new-", dir=prefix.parent))
         try:
-            _fill(fresh, packages, say)
+            _fill(fresh, packages, notify)
             (fresh / "complete").touch()
             fresh.chmod(0o755)
             shutil.rmtree(prefix, ignore_errors=True)
@@ -49,15 +58,16 @@ def unpack(prefix: Path, packages: tuple[str, ...], say: Callable[[str], None]) 
             Path(lock.name).unlink(missing_ok=True)
 
 
-def _fill(folder: Path, packages: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _fill(folder: Path, packages: tuple[str, ...], notify: Notify) -> None:
     cache = folder / "apt"
     for name in ("lists/partial", "archives/partial"):
         (cache / name).mkdir(parents=True)
-    say("Slurm is not installed, and installing needs an administrator: unpacking a private copy")
-    say("  reading the distribution's package lists")
+    notify("Slurm is not installed, and installing it needs an administrator: unpacking a private "
+           "copy")
+    notify("  reading the distribution's package lists")
     _apt(cache, "update")
     names = _missing(cache, packages)
-    say(f"  fetching {len(names)} packages")
+    notify(f"  fetching {len(names)} packages")
     _apt(cache, "download", *names, cwd=cache / "archives")
     for archive in sorted((cache / "archives").glob("*.deb")):
         _run(["dpkg", "-x", str(archive), str(folder)])

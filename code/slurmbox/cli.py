@@ -1,4 +1,4 @@
-"""`lab cluster`: a real multi-node Slurm cluster on this machine."""
+"""The command `lab cluster`, which runs a multi-node Slurm cluster on this machine."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from slurmbox.layout import Layout
 from slurmbox.profile import MODES, from_json, parse_link
 
 GPUS_HELP = (
-    "GPUs of the nodes, all virtual: v100:2 (the default) gives every node two V100. "
-    "a100:4,a10:4 gives the first half of the nodes four A100 each and the second half four A10 "
-    "each, and makes a partition of each kind beside the default one. 3xa100:4,1xa10:2 says how "
-    "many nodes of each kind. none: no GPUs. The types are what lab devices lists.")
+    "virtual GPUs of the nodes. v100:2 (the default) gives every node two V100 GPUs. "
+    "a100:4,a10:4 gives the first half of the nodes four A100 GPUs each and the second half four "
+    "A10 GPUs each, and adds a partition per type to the default one. 3xa100:4,1xa10:2 also gives "
+    "the number of nodes of each type. none: no GPUs. lab devices lists the types")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -33,42 +33,47 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     leaves = cluster.add_subparsers(metavar="ACTION", required=True)
     _add_up(leaves)
     for name, run, text in (
-            ("down", run_down, "cancel the jobs, stop the cluster"),
-            ("status", run_status, "nodes, links, queue; exit code 0 healthy, 1 damaged, 3 down"),
-            ("env", run_env, 'print what a shell needs: eval "$(lab cluster env)"')):
+            ("down", run_down, "cancel all jobs and stop the cluster"),
+            ("status", run_status,
+             "show nodes, links, and queue; exit code 0: healthy, 1: damaged, 3: down"),
+            ("env", run_env, 'print the variables that a shell needs: eval "$(lab cluster env)"')):
         leaf = leaves.add_parser(name, help=text, description=text)
         leaf.set_defaults(run=run)
-    link = leaves.add_parser("link", help="change the rate of the links between nodes, live")
+    text = "change the rate of the links between nodes while the cluster runs"
+    link = leaves.add_parser("link", help=text, description=text)
     link.add_argument("rate", help="25gbit, 1gbit, 100mbit, ..., or unlimited")
     link.set_defaults(run=run_link)
-    node = leaves.add_parser("node", help="break a node and mend it, for lessons on failure")
-    node.add_argument("name")
+    text = "break or repair a node, for exercises on failures"
+    node = leaves.add_parser("node", help=text, description=text)
+    node.add_argument("name", help="the node's name")
     node.add_argument("action", choices=("cut", "heal", "kill", "start"),
-                      help="cut, heal: its network cable; kill, start: its slurmd")
+                      help="cut or heal its network link; kill or start its slurmd")
     node.set_defaults(run=run_node)
-    use = leaves.add_parser("use", help="this machine's cluster (local) or the site's own (site)")
+    text = "choose between a cluster on this machine (local) and the site's own (site)"
+    use = leaves.add_parser("use", help=text, description=text)
     use.add_argument("which", choices=("local", "site"))
     use.set_defaults(run=run_use)
     serve.add_parser(leaves)
 
 
 def _add_up(leaves: argparse._SubParsersAction) -> None:
-    text = "start the cluster, or mend a damaged one"
+    text = "start the cluster, or repair a damaged one"
     up = leaves.add_parser("up", help=text, description=text)
-    up.add_argument("--nodes", type=int, metavar="N", help="how many nodes (default: 2)")
+    up.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 2)")
     up.add_argument("--gpus", metavar="SPEC", help=GPUS_HELP)
     up.add_argument("--link", metavar="RATE",
-                    help="rate of the links between nodes, as in 25gbit (default: unlimited)")
+                    help="rate of the links between nodes, such as 25gbit (default: unlimited)")
     up.add_argument("--accounting", action="store_true", default=None,
-                    help="run slurmdbd and a private MariaDB: all of sacct, with steps and memory")
+                    help="run slurmdbd and a private MariaDB: a full sacct, with steps and memory")
     up.add_argument("--mode", choices=MODES,
-                    help="namespaces: each node has an address and a host name of its own; "
-                         "loopback: all on 127.0.0.1; auto (default): the first that works")
+                    help="namespaces: each node has its own address and host name; "
+                         "loopback: all nodes are on 127.0.0.1; auto (default): the first that "
+                         "works")
     up.set_defaults(run=run_up)
 
 
 def run_up(arguments: argparse.Namespace) -> None:
-    control.up(workspace.home(), control.Options(
+    control.up(workspace.home(), control.UpOptions(
         arguments.nodes, arguments.gpus, arguments.link, arguments.accounting, arguments.mode))
 
 
@@ -91,23 +96,23 @@ def run_env(arguments: argparse.Namespace) -> None:
     print(clients.exports(layout.home), end="")
 
 
-def _running(layout: Layout) -> dict:
-    """The record of a cluster that is up."""
+def _require_running(layout: Layout) -> dict:
+    """Return the record of the running cluster. Raises LabError if there is none."""
     control.refuse_inside()
     if layout.site.exists():
-        raise LabError("this workspace uses the site's own Slurm, whose links and nodes are not "
-                       "ours to change")
+        raise LabError("this workspace uses the site's own Slurm, whose links and nodes `lab "
+                       "cluster` does not manage")
     record = health.read_record(layout)
     if record is None or health.supervisor(layout) is None:
         raise LabError(clients.NOT_RUNNING)
     return record
 
 
-def _ask(layout: Layout, **request: str) -> None:
+def _send(layout: Layout, **request: str) -> None:
     try:
-        requests.ask(layout.control_socket, **request)
+        requests.send(layout.control_socket, **request)
     except OSError as error:
-        raise LabError(f"the supervisor does not answer ({error}): lab cluster up") from error
+        raise LabError(f"the supervisor does not respond ({error}): lab cluster up") from error
 
 
 def run_link(arguments: argparse.Namespace) -> None:
@@ -115,13 +120,13 @@ def run_link(arguments: argparse.Namespace) -> None:
     layout = Layout(workspace.home())
     if containers.here(layout):
         containers.refuse_link(rate)
-    with control.locked_if_there(layout):
-        record = _running(layout)
+    with control.locked_if_used(layout):
+        record = _require_running(layout)
         if record["place"]["mode"] == "loopback":
-            raise LabError("link: in loopback mode the nodes share this machine's network, there "
-                           "is no link to shape; it needs --mode namespaces")
-        _ask(layout, do="link", rate=rate)
-        config.write_network(layout, rate)
+            raise LabError(f"link {rate}: in loopback mode, the nodes share this machine's "
+                           "network, so there is no link to shape; this needs --mode namespaces")
+        _send(layout, do="link", rate=rate)
+        config.write_virtual_network(layout, rate)
         record["profile"]["link"] = rate
         control.write_record(layout, record)
     print(f"links between nodes: {rate}")
@@ -129,19 +134,18 @@ def run_link(arguments: argparse.Namespace) -> None:
 
 def run_node(arguments: argparse.Namespace) -> None:
     layout = Layout(workspace.home())
-    record = _running(layout)
+    record = _require_running(layout)
     names = from_json(record["profile"]).node_names
     if arguments.name not in names:
-        raise LabError(f"no node is called {arguments.name!r}: {', '.join(names)}")
+        raise LabError(f"node {arguments.name}: no such node; the nodes are {', '.join(names)}")
     if containers.here(layout):
         containers.refuse_node(arguments.name, arguments.action)
     loopback = record["place"]["mode"] == "loopback"
     if loopback and arguments.action in ("cut", "heal"):
-        raise LabError(f"node {arguments.name} {arguments.action}: in loopback mode a node has no "
-                       "network cable of its own; kill and start work, cut and heal need "
-                       "--mode namespaces")
-    _ask(layout, do="node", name=arguments.name, action=arguments.action)
-    done = {"cut": "cut off from the network", "heal": "connected again",
+        raise LabError(f"node {arguments.name} {arguments.action}: in loopback mode, a node has no "
+                       "network link of its own; use kill and start, or --mode namespaces")
+    _send(layout, do="node", name=arguments.name, action=arguments.action)
+    done = {"cut": "network link cut", "heal": "network link restored",
             "kill": "slurmd killed", "start": "slurmd started"}[arguments.action]
     print(f"{arguments.name}: {done}")
 
@@ -155,5 +159,5 @@ def run_use(arguments: argparse.Namespace) -> None:
         print("this workspace uses a cluster on this machine: lab cluster up")
         return
     if health.supervisor(layout):
-        raise LabError("use site: this workspace's own cluster is up: lab cluster down first")
+        raise LabError("use site: this workspace's own cluster is up: run lab cluster down first")
     site_clients.use(layout)

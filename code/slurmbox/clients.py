@@ -1,4 +1,4 @@
-"""The commands that students type: small wrappers that enter the cluster and start Slurm's own."""
+"""Write the commands that students type: wrappers that enter the cluster and run Slurm's own."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from pathlib import Path
 
 from labcore import rankfiles
 from slurmbox import namespaces
+from slurmbox.addresses import COMPOSE, ClusterNetwork
 from slurmbox.config import put
 from slurmbox.install import CLIENTS, Slurm
 from slurmbox.layout import Layout
-from slurmbox.place import COMPOSE, Place
-from slurmbox.profile import CPUS, Profile
+from slurmbox.profile import CPUS, ClusterProfile
 
-# Descriptor of the supervisor that holds the login node's mount namespace.
+# The supervisor's file descriptor that holds the login node's mount namespace.
 LOGIN_MOUNTS = 60
 
 SMI = "nvidia-smi"
 NOT_RUNNING = "the cluster is not running: lab cluster up"
-NO_CONTROLLER = f"the controller's container does not run; on the machine itself: {COMPOSE} up -d"
+NO_CONTROLLER = f"the controller's container is not running; on the host: {COMPOSE} up -d"
 
 
 def program_folders(layout: Layout) -> list[str]:
-    """Return the folders that go first on PATH: our wrappers, then the course's Python."""
+    """Return the folders that come first on PATH: our wrappers, then the course's Python."""
     python = str(Path(sys.executable).parent)
     return [str(layout.site_bin if layout.site.exists() else layout.bin), python]
 
 
 def environment(home: Path) -> dict[str, str]:
-    """The variables a shell needs; also for JupyterLab and for tests. The cluster may be down."""
+    """Return the variables of a shell that uses the cluster, which may be down."""
     layout = Layout(home)
     first = program_folders(layout)
-    old = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
-    rest = [folder for folder in old if folder not in first and "/.cluster/bin" not in folder]
+    current = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
+    rest = [folder for folder in current if folder not in first and "/.cluster/bin" not in folder]
     values = {"PATH": ":".join([*first, *dict.fromkeys(rest)]), "LAB_HOME": str(home)}
     if not layout.site.exists():
         values["SLURM_CONF"] = str(layout.slurm_conf)
@@ -46,87 +46,88 @@ def full_environment(home: Path) -> dict[str, str]:
 
 
 def exports(home: Path) -> str:
-    """For `eval` in sh and bash."""
+    """Return the variables as export commands for `eval` in sh and bash."""
     return "".join(f"export {name}={shlex.quote(value)}\n"
                    for name, value in environment(home).items())
 
 
-def write_wrappers(layout: Layout, slurm: Slurm, profile: Profile, place: Place) -> None:
-    put(layout.bin / SMI, virtual_smi(layout, place), 0o755)
+def write_wrappers(layout: Layout, slurm: Slurm, profile: ClusterProfile, network: ClusterNetwork
+                   ) -> None:
+    put(layout.bin / SMI, smi_wrapper(layout, network), 0o755)
     for name in CLIENTS:
         target = slurm.find(name)
         if target is None:
             (layout.bin / name).unlink(missing_ok=True)
         elif name == "sacct" and not profile.accounting:
             words = shlex.join([sys.executable, "-I", "-m", "slurmbox.sacct"])
-            put(layout.bin / name, _wrapper(layout, slurm, name, words, place), 0o755)
+            put(layout.bin / name, _wrapper(layout, slurm, name, words, network), 0o755)
         else:
-            hint = too_large(profile, place) if name == "sbatch" else ""
-            text = _wrapper(layout, slurm, name, shlex.quote(target), place, hint)
+            hint = size_hint(profile, network) if name == "sbatch" else ""
+            text = _wrapper(layout, slurm, name, shlex.quote(target), network, hint)
             put(layout.bin / name, text, 0o755)
 
 
-def too_large(profile: Profile, place: Place) -> str:
+def size_hint(profile: ClusterProfile, network: ClusterNetwork) -> str:
     """Return a hint for a job that is too large: what the cluster has, and how to get more."""
     nodes = len(profile.nodes)
-    there = (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
-             "cluster status)")
-    if place.containers:
-        return there
-    return f"{there}. For more: lab cluster down; lab cluster up --nodes {nodes + 1}"
+    size = (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
+            "cluster status)")
+    if network.containers:
+        return size
+    return f"{size}. For more: lab cluster down; lab cluster up --nodes {nodes + 1}"
 
 
 def write_stubs(layout: Layout) -> None:
-    """Before the first `up`: commands that say what to do."""
+    """Write commands that explain what to do until the first `up` replaces them."""
     if not (layout.bin / SMI).exists():
-        put(layout.bin / SMI, virtual_smi(layout, Place("loopback")), 0o755)
+        put(layout.bin / SMI, smi_wrapper(layout, ClusterNetwork("loopback")), 0o755)
     for name in CLIENTS:
         if not (layout.bin / name).exists():
             text = f'#!/bin/sh\necho "{name}: error: {NOT_RUNNING}" >&2\nexit 1\n'
             put(layout.bin / name, text, 0o755)
 
 
-def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, place: Place, hint: str = ""
-             ) -> str:
+def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, network: ClusterNetwork,
+             hint: str = "") -> str:
     quoted = shlex.quote(str(layout.state))
     lines = ["#!/bin/sh", f"# {name}, on this workspace's cluster. Written by `lab cluster up`.",
              f"state={quoted}", 'export SLURM_CONF="$state/etc/slurm.conf"']
     if slurm.library_folders:
         extra = shlex.quote(":".join(slurm.library_folders))
         lines.append(f'export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}"{extra}')
-    if place.loopback and slurm.nss_wrapper:
+    if network.loopback and slurm.nss_wrapper:
         lines += [f"export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
-    if place.containers:  # the controller's processes are not to be seen from here
+    if network.containers:  # the controller's processes are not visible from here
         lines.append(f'[ -e "$state/ready" ] || {{ echo "{name}: error: {NO_CONTROLLER}" >&2; '
                      "exit 1; }")
     else:
-        if not place.loopback:
+        if not network.loopback:
             lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                       f'&& [ "$inside" = {layout.run.name} ]; then exec {words} "$@"; fi']
-        lines.append(_alive(name))
-    plain = place.loopback or place.containers
-    command = f'exec {words} "$@"' if plain else _enter(words)
-    lines.append(_explain(command, name, hint) if hint else command)
+        lines.append(_require_alive(name))
+    direct = network.loopback or network.containers
+    command = f'exec {words} "$@"' if direct else _on_login_node(words)
+    lines.append(_with_hint(command, name, hint) if hint else command)
     return "\n".join(lines) + "\n"
 
 
-def _explain(command: str, name: str, hint: str) -> str:
-    """Run a command that needs no terminal; after a refusal for the job's size, add the hint."""
+def _with_hint(command: str, name: str, hint: str) -> str:
+    """Return shell code that runs a command and adds a hint if Slurm finds the job too large."""
     return (f"exec 3>&1\nerrors=$({command} 2>&1 >&3)\ncode=$?\n"
             'if [ -n "$errors" ]; then printf "%s\\n" "$errors" >&2; fi\n'
             'case $errors in *"Node count"*|*"node configuration"*|*"can not be satisfied"*)\n'
             f"    echo {shlex.quote(f'{name}: {hint}')} >&2;;\nesac\nexit $code")
 
 
-# Never in front of a real one. WSL has it in a folder of its own, maybe not on the PATH.
+# A real nvidia-smi always comes first. WSL has it in its own folder, which may not be on the PATH.
 _REAL_SMI = """\
 folders=$PATH:/usr/bin:/usr/lib/wsl/lib
 set -f
 IFS=:
 for folder in $folders; do
     case $folder in */.cluster/bin) continue ;; esac
-    [ "$folder/nvidia-smi" -ef "$0" ] && continue  # by another name
+    [ "$folder/nvidia-smi" -ef "$0" ] && continue  # this wrapper under another path
     if [ -f "$folder/nvidia-smi" ] && [ -x "$folder/nvidia-smi" ]; then
         exec "$folder/nvidia-smi" "$@"
     fi
@@ -138,7 +139,7 @@ if [ -e /dev/nvidia0 ]; then
     exit 12
 fi"""
 
-# Reading /proc in the shell itself keeps the whole wrapper at a few milliseconds.
+# The shell itself reads /proc, so the whole wrapper takes only a few milliseconds.
 _ALIVE = """\
 alive() {
     [ -e "$state/ready" ] && read -r pid started 2>/dev/null <"$state/init.pid" || return 1
@@ -149,36 +150,43 @@ alive() {
 alive || { echo "NAME: error: NOT_RUNNING" >&2; exit CODE; }"""
 
 
-def _alive(name: str, code: int = 1) -> str:
-    """End with a message unless the cluster runs; `pid` is its supervisor's then."""
+def _require_alive(name: str, code: int = 1) -> str:
+    """Return shell code that sets `pid` to the supervisor's, or exits if no cluster runs."""
     return (_ALIVE.replace("NAME", name).replace("NOT_RUNNING", NOT_RUNNING)
             .replace("CODE", str(code)))
 
 
-def virtual_smi(layout: Layout, place: Place) -> str:
-    """The wrapper of nvidia-smi for virtual cards. It needs no Slurm, so it enters nothing; but it
-    must find the processes by the numbers of the cluster's PID namespace."""
+def smi_wrapper(layout: Layout, network: ClusterNetwork) -> str:
+    """Return the wrapper of nvidia-smi for virtual GPUs.
+
+    It does not enter the cluster, because it needs no Slurm, but it must see the processes under
+    their PIDs in the cluster's namespace.
+    """
     program = Path(__file__).parents[1] / "job_monitor" / "nvidia_smi" / "__main__.py"
     start = shlex.join([sys.executable, "-I", "-S", str(program)])
 
     def command(proc: str) -> str:
         return f'exec {start} "$state" {proc} "$@"'
 
-    lines = ["#!/bin/sh", "# nvidia-smi of the virtual cards; a real one comes first. "
+    lines = ["#!/bin/sh", "# nvidia-smi of the virtual GPUs; a real one comes first. "
              "Written by `lab cluster up`.", _REAL_SMI, f"state={shlex.quote(str(layout.state))}"]
-    if place.containers:  # outside of a job the processes are in other containers
+    if network.containers:  # outside a job, the processes are in other containers
         return "\n".join([*lines, f'if [ -n "$SLURMD_NODENAME" ]; then {command("/proc")}; fi',
                           command(rankfiles.ELSEWHERE)]) + "\n"
-    if not place.loopback:
+    if not network.loopback:
         lines += [f"if read -r inside 2>/dev/null <{namespaces.MARKER} "
                   f'&& [ "$inside" = {layout.run.name} ]; then {command("/proc")}', "fi"]
-    lines.append(_alive(SMI, 9))  # what the real one says without a driver
-    lines.append(command("/proc" if place.loopback else '"/proc/$pid/root/proc"'))
+    lines.append(_require_alive(SMI, 9))  # the real one's exit code without a driver
+    lines.append(command("/proc" if network.loopback else '"/proc/$pid/root/proc"'))
     return "\n".join(lines) + "\n"
 
 
-def _enter(words: str) -> str:
-    """Join the login node, but not its PID namespace: no process stands between tty and command."""
+def _on_login_node(words: str) -> str:
+    """Return shell code that runs a command on the login node, but not in its PID namespace.
+
+    Entering a PID namespace takes a fork, and then a process would sit between the terminal and
+    the command.
+    """
     user = '--user="/proc/$pid/ns/user" --preserve-credentials ' if os.getuid() else ""
     return (f'exec nsenter {user}--mount="/proc/$pid/fd/{LOGIN_MOUNTS}" --uts="/proc/$pid/ns/uts" '
             '--net="/proc/$pid/ns/net" \\\n'

@@ -1,4 +1,4 @@
-"""Writes Slurm's configuration. Whatever depends on Slurm's version is decided here."""
+"""Write Slurm's configuration. Everything that depends on Slurm's version is decided here."""
 
 from __future__ import annotations
 
@@ -13,38 +13,40 @@ from pathlib import Path
 
 import psutil
 
-from labcore.atomic import put_link, put_whole
+from labcore.atomic import replace_link, write_atomic
 from labcore.errors import LabError
-from slurmbox import keeping, namespaces
+from slurmbox import jobfolders, namespaces
+from slurmbox.addresses import ClusterNetwork
 from slurmbox.install import Slurm
 from slurmbox.layout import Layout
-from slurmbox.place import Place
-from slurmbox.profile import CPUS, PARTITION, Profile, virtual_network
+from slurmbox.profile import CPUS, PARTITION, ClusterProfile, virtual_network
 
-# Slurm wants character devices for GPUs and never opens them. Every machine has these.
-STATUS_VARIABLE = "RANK_STATUS"  # where a job's ranks say what they do now
-RUN_VARIABLE = "LAB_CLUSTER_RUN"  # marks every process of a cluster, to find strays by
+STATUS_VARIABLE = "RANK_STATUS"  # the folder for the status files of a job's ranks
+RUN_VARIABLE = "LAB_CLUSTER_RUN"  # set in every process of a cluster, to find leftover ones
+# Slurm wants a character device per GPU and never opens it. Every machine has these.
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx")
 
 
 def memory_per_cpu() -> int:
-    """MiB that a job may use per CPU it asks for, when it names no --mem.
+    """Return the MiB that a job may use per requested CPU if it does not pass --mem.
 
-    CPUs are virtual (32 on any machine), so is memory: a job on one CPU with two PyTorch ranks
-    must live, and a job on all 32 must fit. So the share is of the order of a whole laptop.
+    A node has 32 virtual CPUs on any machine, so its memory is virtual, too: a job on one CPU with
+    two PyTorch ranks must run, and a job on all 32 CPUs must fit. So the share is about the memory
+    of a whole laptop.
     """
     total = psutil.virtual_memory().total // 2**20
     return max(4096, min(8192, total // 1024 * 1024))
 
 
 def gpu_devices(count: int) -> list[str]:
-    """`count` existing character devices to stand for GPUs."""
+    """Return `count` existing character devices that stand for GPUs. Raises LabError."""
     names = [*DEVICES, *sorted(entry.name for entry in os.scandir("/dev"))]
-    found = [f"/dev/{name}" for name in dict.fromkeys(names) if _is_device(f"/dev/{name}")]
-    if len(found) < count:
-        raise LabError(f"--gpus: {count} GPUs in a node, but this machine's /dev has only "
-                       f"{len(found)} character devices to stand for them: ask for {len(found)}")
-    return found[:count]
+    devices = [f"/dev/{name}" for name in dict.fromkeys(names) if _is_device(f"/dev/{name}")]
+    if len(devices) < count:
+        raise LabError(f"--gpus: {count} GPUs per node, but this machine's /dev has only "
+                       f"{len(devices)} character devices to stand for them; nearest: "
+                       f"{len(devices)}")
+    return devices[:count]
 
 
 def _is_device(path: str) -> bool:
@@ -55,21 +57,33 @@ def _is_device(path: str) -> bool:
 
 
 def user_name() -> str:
-    """Return the name of this process's user, whatever the environment says. Raises LabError."""
+    """Return the name of this process's user, from its UID. Raises LabError if it has none."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError as error:
-        raise LabError(f"user {os.getuid()} has no name on this machine, and Slurm wants one: add "
+        raise LabError(f"user {os.getuid()} has no name on this machine, but Slurm needs one: add "
                        "a line for it to /etc/passwd") from error
 
 
-def slurm_conf(layout: Layout, profile: Profile, place: Place, slurm: Slurm) -> str:
-    short = layout.short
-    user = user_name()
-    lines = f"""\
+def slurm_conf(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slurm: Slurm
+               ) -> str:
+    lines = _fixed_lines(layout, network)
+    if network.loopback:
+        lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
+    if slurm.plugin_folder:
+        lines.append(f"PluginDir={layout.short}/plugins")
+    lines += _accounting_lines(layout, profile, network)
+    lines += [_node_line(profile, network, index) for index in range(len(profile.nodes))]
+    lines += _partition_lines(profile)
+    return "\n".join(lines) + "\n"
+
+
+def _fixed_lines(layout: Layout, network: ClusterNetwork) -> list[str]:
+    short, user = layout.short, user_name()
+    return f"""\
 ClusterName=lab
-SlurmctldHost={place.controller}
-SlurmctldPort={place.controller_port}
+SlurmctldHost={network.controller}
+SlurmctldPort={network.controller_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/munge
@@ -103,38 +117,32 @@ JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
 GresTypes=gpu
 """.splitlines()
-    if place.loopback:
-        lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
-    if slurm.plugin_folder:
-        lines.append(f"PluginDir={short}/plugins")
-    lines += _accounting_lines(layout, profile, place)
-    lines += [_node_line(profile, place, index) for index in range(len(profile.nodes))]
-    lines += _partition_lines(profile)
-    return "\n".join(lines) + "\n"
 
 
-def _accounting_lines(layout: Layout, profile: Profile, place: Place) -> list[str]:
+def _accounting_lines(layout: Layout, profile: ClusterProfile, network: ClusterNetwork
+                      ) -> list[str]:
     if not profile.accounting:
         return ["AccountingStorageType=accounting_storage/none", "JobCompType=jobcomp/filetxt",
                 f"JobCompLoc={layout.short}/log/jobcomp.txt"]
     return ["AccountingStorageType=accounting_storage/slurmdbd",
-            f"AccountingStorageHost={'localhost' if place.loopback else 'login'}",
-            f"AccountingStoragePort={place.accounting_port}",
+            f"AccountingStorageHost={'localhost' if network.loopback else 'login'}",
+            f"AccountingStoragePort={network.accounting_port}",
             f"AccountingStoragePass={layout.munge_socket}", "AccountingStorageTRES=gres/gpu"]
 
 
-def _node_line(profile: Profile, place: Place, index: int) -> str:
+def _node_line(profile: ClusterProfile, network: ClusterNetwork, index: int) -> str:
     node = profile.nodes[index]
-    where = f"NodeAddr={place.node_address(index, node.name)} Port={place.node_port(index)}"
-    if place.loopback:
-        where = f"NodeHostname=localhost {where}"
+    address = (f"NodeAddr={network.node_address(index, node.name)} "
+               f"Port={network.node_port(index)}")
+    if network.loopback:
+        address = f"NodeHostname=localhost {address}"
     gpus = f" Gres={node.gres} Feature={node.gpu_type}" if node.gpus else ""
-    return (f"NodeName={node.name} {where} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
+    return (f"NodeName={node.name} {address} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
             f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={CPUS * memory_per_cpu()}{gpus} "
             "State=UNKNOWN")
 
 
-def _partition_lines(profile: Profile) -> list[str]:
+def _partition_lines(profile: ClusterProfile) -> list[str]:
     lines = []
     for name, nodes in profile.partitions().items():
         default = " Default=YES" if name == PARTITION else ""
@@ -143,29 +151,29 @@ def _partition_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def gres_conf(profile: Profile) -> str:
+def gres_conf(profile: ClusterProfile) -> str:
     return "".join(f"NodeName={node.name} Name=gpu Type={node.gpu_type} "
                    f"File={','.join(gpu_devices(node.gpus))}\n"
                    for node in profile.nodes if node.gpus)
 
 
-def hosts_file(profile: Profile, place: Place) -> str:
-    """/etc/hosts of the cluster: its own names, and no other of the machine's."""
+def hosts_file(profile: ClusterProfile, network: ClusterNetwork) -> str:
+    """Return the cluster's /etc/hosts, which has its own names only."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
-    if place.loopback:
+    if network.loopback:
         lines += [f"127.0.0.1 {os.uname().nodename}", "127.0.0.1 login"]
     else:
         lines.append(f"{namespaces.LOGIN_ADDRESS} login")
-    lines += [f"{place.node_address(index, name)} {name}"
+    lines += [f"{network.node_address(index, name)} {name}"
               for index, name in enumerate(profile.node_names)]
-    # torch listens on IPv6 and asks for the names of such addresses; other names, so that
-    # looking up slurmnode1 still finds one plain address.
-    if place.loopback:
+    # torch listens on IPv6 and looks up such addresses. They get names of their own, so that
+    # slurmnode1 still resolves to a single IPv4 address.
+    if network.loopback:
         lines.append("::ffff:127.0.0.1 localhost.lab")
-        if has_ipv6_loopback():  # libnss-wrapper's passive look-ups lead servers there
+        if has_ipv6_loopback():  # libnss-wrapper's passive lookups send servers there
             lines += [f"::1 {name}" for name in profile.node_names]
     else:
-        lines += [f"::ffff:{place.node_address(index, name)} {name}.lab"
+        lines += [f"::ffff:{network.node_address(index, name)} {name}.lab"
                   for index, name in enumerate(profile.node_names)]
         lines.append(f"::ffff:{namespaces.LOGIN_ADDRESS} login.lab")
     return "\n".join(lines) + "\n"
@@ -180,10 +188,11 @@ def has_ipv6_loopback() -> bool:
     return True
 
 
-def virtual_gpus(layout: Layout, profile: Profile) -> list[str]:
-    """Lines of the task prolog that tell a task of its own node's card and network.
+def virtual_gpus(layout: Layout, profile: ClusterProfile) -> list[str]:
+    """Return lines of the task prolog that set a task's GPU model and network from its own node.
 
-    What srun brings along from the batch script is of the first node: it never counts.
+    srun passes on the batch script's environment, which describes the first node, so it is
+    always overridden.
     """
     nodes: dict[str, list[str]] = {}
     for node in profile.nodes:
@@ -204,16 +213,27 @@ def _real_gpus(node: str) -> str:
     return f"{node}) echo unset VIRTUAL_GPU; echo export {INSTEAD_OF_CPU}=cuda ;;"
 
 
-def write_network(layout: Layout, rate: str) -> None:
-    """The task prolog reads it at every start, since the rate may change while jobs run."""
+def write_virtual_network(layout: Layout, rate: str) -> None:
+    """Write the network that virtual GPUs model.
+
+    The task prolog reads it at every start, because the rate may change while jobs run.
+    """
     put(layout.state / "etc" / "virtual-network", virtual_network(rate) + "\n")
 
 
-def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
+def task_prolog(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slurm: Slurm,
                 programs: list[str]) -> str:
-    """Slurm runs this before every task, the batch script included, and takes its `export` lines.
+    """Return the task prolog.
 
-    It makes a job's environment whole however the job was submitted (--export=NONE, cron).
+    Slurm runs it before every task, including the batch script, and adds its `export` lines to the
+    environment, so a job's environment is complete however it was submitted (--export=NONE, cron).
+
+    Args:
+        layout: the cluster's folders.
+        profile: the cluster's nodes.
+        network: the addresses of its daemons.
+        slurm: Slurm's programs.
+        programs: folders to put first on PATH.
     """
     quoted = shlex.quote(str(layout.slurm_conf))
     folders = "\n".join(
@@ -224,42 +244,51 @@ def task_prolog(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
              f"echo export {RUN_VARIABLE}={layout.run}",
              f'echo export {STATUS_VARIABLE}={shlex.quote(str(layout.ranks))}"/$SLURM_JOB_ID"',
              f'[ -n "$LAB_HOME" ] || echo export LAB_HOME={shlex.quote(str(layout.home))}',
-             "# Classic scripts say `set -e` and `clear`, which fails where TERM is not usable.",
+             "# Classic scripts run `set -e` and `clear`, which fails if TERM is not usable.",
              'clear >/dev/null 2>&1 || echo "export TERM=vt100"']
-    lines += [f'[ -n "${name}" ] || echo export {name}={place.interface}'
+    lines += [f'[ -n "${name}" ] || echo export {name}={network.interface}'
               for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")]
-    if place.loopback and slurm.nss_wrapper:
+    if network.loopback and slurm.nss_wrapper:
         lines += [f"echo export LD_PRELOAD={shlex.quote(slurm.nss_wrapper)}",
                   f"echo export NSS_WRAPPER_HOSTS={layout.short}/etc/hosts"]
-    lines += virtual_gpus(layout, profile) + keeping.prolog_lines(layout)
-    lines.append("exit 0  # a record that cannot be kept is no reason to fail a job")
+    lines += virtual_gpus(layout, profile) + jobfolders.prolog_lines(layout)
+    lines.append("exit 0  # a job must not fail because its record cannot be written")
     return "\n".join(lines) + "\n"
 
 
 def script(name: str, *arguments: str) -> str:
-    """An executable that runs one of our small programs without site packages: it starts fast."""
+    """Return a script that runs one of our small programs without site-packages, to start fast."""
     words = [sys.executable, "-I", "-S", str(Path(__file__).with_name(name)), *arguments]
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 
-def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
+def write(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slurm: Slurm,
           programs: list[str], key: Path | None = None) -> None:
-    """key: munge's, where it is not kept with the rest."""
+    """Write all configuration files.
+
+    Args:
+        layout: the cluster's folders.
+        profile: the cluster's nodes.
+        network: the addresses of its daemons.
+        slurm: Slurm's programs.
+        programs: folders to put first on jobs' PATH.
+        key: the path of munge's key, if it is not in the workspace.
+    """
     etc, sbin = layout.state / "etc", layout.state / "sbin"
-    put(etc / "slurm.conf", slurm_conf(layout, profile, place, slurm))
+    put(etc / "slurm.conf", slurm_conf(layout, profile, network, slurm))
     put(etc / "gres.conf", gres_conf(profile))
-    if not place.containers:  # those ask their network's name server
-        put(etc / "hosts", hosts_file(profile, place))
-    if slurm.version() >= (24, 5):  # before, this line is unknown and Slurm refuses the file
+    if not network.containers:  # containers ask their network's name server
+        put(etc / "hosts", hosts_file(profile, network))
+    if slurm.version() >= (24, 5):  # older versions refuse a file with this line
         put(etc / "cgroup.conf", "CgroupPlugin=disabled\n")
-    write_network(layout, profile.link)
-    put(sbin / "task-prolog", task_prolog(layout, profile, place, slurm, programs), 0o755)
+    write_virtual_network(layout, profile.link)
+    put(sbin / "task-prolog", task_prolog(layout, profile, network, slurm, programs), 0o755)
     put(sbin / "epilog", script("epilog.py", f"{RUN_VARIABLE}={layout.run}"), 0o755)
     put(sbin / "stepd", script("stepd.py", slurm.program("slurmstepd")), 0o755)
-    for name in ("slurmctld", "slurmd"):  # under slurmctld's other name it drops the GPUs
-        put_link(sbin / name, Path(slurm.program(name)))
+    for name in ("slurmctld", "slurmd"):  # slurmctld drops the GPUs if it runs under another name
+        replace_link(sbin / name, Path(slurm.program(name)))
     if slurm.plugin_folder:
-        put_link(layout.state / "plugins", slurm.plugin_folder)
+        replace_link(layout.state / "plugins", slurm.plugin_folder)
     key = key or etc / "munge.key"
     if not key.exists():
         put(key, secrets.token_hex(64), 0o600)
@@ -267,5 +296,5 @@ def write(layout: Layout, profile: Profile, place: Place, slurm: Slurm,
 
 
 def put(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file as a whole or not at all: `up` may be killed at any moment."""
-    put_whole(path, text.encode(), mode)
+    """Write a file completely or not at all, because `up` may be killed at any moment."""
+    write_atomic(path, text.encode(), mode)

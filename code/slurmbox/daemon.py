@@ -1,4 +1,4 @@
-"""One program that a cluster consists of."""
+"""Describe one program of a cluster that the supervisor keeps running."""
 
 from __future__ import annotations
 
@@ -9,16 +9,30 @@ from pathlib import Path
 
 @dataclass
 class Daemon:
-    """One program to keep running."""
+    """One program to keep running.
+
+    Attributes:
+        name: its name in logs.
+        command: the program's path and arguments.
+        node: the node that it runs on; None for the login node.
+        environment: further variables.
+        is_up: returns whether the next program may start; None if it need not wait.
+        prepare: is called once the program is up, before the next one starts.
+        pid: its process ID; None while it does not run.
+        stopped: the user killed it with `lab cluster node`, so it is not restarted.
+        failures: how often it ended in a row, shortly after its start.
+        started_at: when it was last started, on the monotonic clock.
+        retry_at: when it may be restarted, on the monotonic clock.
+    """
 
     name: str
     command: list[str]
-    node: str | None = None  # the node it runs on; None is the login node
+    node: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
-    is_up: Callable[[], bool] | None = None  # what the next one in order waits for
-    prepare: Callable[[], None] | None = None  # once it is up, before the next one
+    is_up: Callable[[], bool] | None = None
+    prepare: Callable[[], None] | None = None
     pid: int | None = None
-    stopped: bool = False  # on purpose, for a lesson
+    stopped: bool = False
     failures: int = 0
     started_at: float = 0.0
     retry_at: float = 0.0

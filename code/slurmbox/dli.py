@@ -1,8 +1,8 @@
-"""`/dli`: the path that scripts of the classic course use for the workspace.
+"""Link `/dli`, which scripts of the classic course use for the workspace, to the workspace.
 
-Inside the nodes' own mount namespaces it is always there and private to the cluster. This link is
-for the rest of the machine: notebooks, terminals, and jobs in loopback mode. It is there while the
-lab is.
+Inside the nodes' mount namespaces, `/dli` always exists and is private to the cluster. This link
+is for the rest of the machine: notebooks, terminals, and jobs in loopback mode. It exists while
+the lab runs.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import contextlib
 import os
 from pathlib import Path
 
-from labcore.atomic import put_link
+from labcore.atomic import replace_link
 
 DLI = Path("/dli")
 
 
 def link_dli(home: Path, link: Path = DLI) -> str | None:
-    """Make the link. None: it leads to the workspace; else one line that says why not."""
+    """Create the link. Returns None if it leads to the workspace, or else one line why not."""
     if link.is_symlink():
         target = Path(os.readlink(link))
         if target == home:
             return None
         if not _dangles(link):
-            return f"{link} leads to {target}, not to this workspace, and is left alone"
+            return f"{link} leads to {target}, not to this workspace; it stays as it is"
     elif link.exists():
         if link.resolve() == home.resolve():
             return None
-        return f"{link} is a folder of somebody else's and is left alone"
+        return f"{link} is a folder that belongs to something else; it stays as it is"
     try:
-        put_link(link, home)
+        replace_link(link, home)
     except OSError as error:
-        return (f"{link} cannot be made ({error.strerror}); as an administrator: "
+        return (f"{link} cannot be created ({error.strerror}); as an administrator: "
                 f"ln -sfn {home} {link}")
     return None
 
@@ -41,13 +41,13 @@ def _dangles(link: Path) -> bool:
         link.stat()
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except OSError:  # it leads where we may not look
+    except OSError:  # it leads to a folder that this user may not read
         return False
     return False
 
 
 def unlink_dli(home: Path, link: Path = DLI) -> None:
-    """Take the link away again, if it is this workspace's."""
+    """Remove the link if it leads to this workspace."""
     with contextlib.suppress(OSError):
         if link.is_symlink() and os.readlink(link) == str(home):
             link.unlink()

@@ -1,8 +1,9 @@
-"""slurmd runs this when a job has ended on its node: kill what is left of the job there.
+"""Kill what is left of a job on this node; slurmd runs this when the job has ended there.
 
-It catches processes whose slurmstepd was killed. They are known by their environment, of which
-the arguments are one more NAME=VALUE each: in loopback mode another cluster on this machine may
-have a job and a node with the same names. Standard library only: runs without site packages.
+It catches processes whose slurmstepd was killed. They are recognized by their environment. The
+arguments are further NAME=VALUE pairs that it must have, because in loopback mode another cluster
+on this machine may have a job and a node with the same names. It runs without site-packages, so it
+imports the standard library only.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ for entry in os.listdir("/proc"):
         with contextlib.suppress(OSError):
             with open(f"/proc/{entry}/environ", "rb") as file:
                 words = file.read().split(b"\0")
-            # Not this epilog's own shell, nor another of slurmd's. (A task says prolog_task.)
+            # Spare this epilog's own shell and slurmd's others. (A task has prolog_task.)
             of_slurmd = any(word.startswith(b"SLURM_SCRIPT_CONTEXT=") and word.endswith(b"_slurmd")
                             for word in words)
             if wanted.issubset(words) and not of_slurmd:

@@ -1,4 +1,4 @@
-"""Report the state of the cluster and what is wrong with it."""
+"""Report the state of the cluster and its problems."""
 
 from __future__ import annotations
 
@@ -16,14 +16,23 @@ GOOD_STATES = ("idle", "mix", "alloc", "comp", "resv")
 
 @dataclass
 class Health:
-    alive: bool  # the supervisor
+    """The state of the cluster.
+
+    Attributes:
+        alive: whether the supervisor runs.
+        report: the supervisor's answer to a report request.
+        states: the state of each node, as sinfo prints it.
+        problems: what is wrong, in words.
+    """
+
+    alive: bool
     report: dict = field(default_factory=dict)
-    states: dict[str, str] = field(default_factory=dict)  # sinfo's word for each node
+    states: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
 
 def supervisor(layout: Layout) -> tuple[int, int] | None:
-    """PID and start time of the one that runs."""
+    """Return the PID and the start time of the running supervisor, or None."""
     try:
         pid, started = map(int, layout.init_pid.read_text().split())
     except (OSError, ValueError):
@@ -38,11 +47,11 @@ def read_record(layout: Layout) -> dict | None:
         return None
 
 
-def client(layout: Layout, *words: str, patience: float = 5.0) -> subprocess.CompletedProcess:
-    """A Slurm command through its wrapper; never for ever."""
+def run_client(layout: Layout, *words: str, timeout: float = 5.0) -> subprocess.CompletedProcess:
+    """Run a Slurm command through its wrapper, for at most `timeout` seconds."""
     command = [str(layout.bin / words[0]), *words[1:]]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=patience,
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout,
                               stdin=subprocess.DEVNULL, cwd="/",
                               env=clients.full_environment(layout.home))
     except subprocess.TimeoutExpired:
@@ -50,12 +59,12 @@ def client(layout: Layout, *words: str, patience: float = 5.0) -> subprocess.Com
 
 
 def node_states(layout: Layout) -> dict[str, str] | None:
-    """Return sinfo's word for each node, or None if the controller does not answer.
+    """Return sinfo's state of each node, or None if the controller does not respond.
 
-    A node that backfill plans to use ("plnd") is idle, and Slurm may keep that word for a while
-    after the job it was planned for has ended.
+    A node that backfill plans to use ("plnd") counts as idle. Slurm may keep this state for a while
+    after the planned job has ended.
     """
-    done = client(layout, "sinfo", "-h", "-N", "-o", "%N %t")
+    done = run_client(layout, "sinfo", "-h", "-N", "-o", "%N %t")
     if done.returncode:
         return None
     states = dict(line.split() for line in done.stdout.splitlines())
@@ -64,20 +73,20 @@ def node_states(layout: Layout) -> dict[str, str] | None:
 
 def examine(layout: Layout) -> Health:
     if supervisor(layout) is None:
-        return Health(alive=False, problems=["the supervisor does not run"])
+        return Health(alive=False, problems=["the supervisor is not running"])
     try:
-        report = requests.ask(layout.control_socket, do="report")
+        report = requests.send(layout.control_socket, do="report")
     except (OSError, ValueError, LabError) as error:
-        return Health(alive=True, problems=[f"the supervisor does not answer ({error})"])
+        return Health(alive=True, problems=[f"the supervisor does not respond ({error})"])
     health = Health(alive=True, report=report)
-    for name, about in report["daemons"].items():
-        if not about["running"]:
-            health.problems.append(_missing(name, about["stopped"]))
-    health.problems += [f"{name} is cut off (lab cluster node {name} heal)"
+    for name, daemon in report["daemons"].items():
+        if not daemon["running"]:
+            health.problems.append(_daemon_problem(name, daemon["stopped"]))
+    health.problems += [f"{name} has no network (lab cluster node {name} heal)"
                         for name in report["cut"]]
     states = node_states(layout)
     if states is None:
-        health.problems.append(f"slurmctld does not answer (see {layout.log('slurmctld')})")
+        health.problems.append(f"slurmctld does not respond (see {layout.log('slurmctld')})")
     else:
         health.states = states
         health.problems += [f"{name} is {state}" for name, state in states.items()
@@ -85,8 +94,8 @@ def examine(layout: Layout) -> Health:
     return health
 
 
-def _missing(daemon: str, stopped: bool) -> str:
+def _daemon_problem(daemon: str, stopped: bool) -> str:
     name, _, node = daemon.partition(".")
     if stopped:
-        return f"{name} of {node} was killed (lab cluster node {node} start)"
-    return f"{name}{' of ' + node if node else ''} does not run"
+        return f"{name} on {node} was killed (lab cluster node {node} start)"
+    return f"{name}{' on ' + node if node else ''} is not running"

@@ -1,4 +1,4 @@
-"""Find Slurm on this machine, or install it where that is allowed."""
+"""Find Slurm on this machine, or install it if that is allowed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
+from slurmbox import Notify
 
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge", "libnss-wrapper", "iproute2",
             "util-linux")
@@ -50,7 +50,7 @@ class Slurm:
 
     @property
     def plugin_folder(self) -> Path | None:
-        """None where Slurm's own default is right."""
+        """Slurm's plugins; None if Slurm's own default is right."""
         return self._under_prefix("usr/lib/*/slurm-wlm")
 
     @property
@@ -64,11 +64,11 @@ class Slurm:
         """The library that resolves node names without /etc/hosts."""
         folders = self.library_folders + [str(path) for path in Path("/usr/lib").glob("*-linux-*")]
         folders += ["/usr/lib64", "/usr/lib"]
-        found = (Path(folder) / "libnss_wrapper.so" for folder in folders)
-        return next((str(path) for path in found if path.exists()), None)
+        libraries = (Path(folder) / "libnss_wrapper.so" for folder in folders)
+        return next((str(path) for path in libraries if path.exists()), None)
 
     def version(self) -> tuple[int, int]:
-        """For the few lines that differ between versions; (0, 0) where it cannot be read."""
+        """Return (major, minor) version numbers; (0, 0) if they cannot be read."""
         environment = os.environ | {"LD_LIBRARY_PATH": ":".join(self.library_folders)}
         out = subprocess.run([self.program("sinfo"), "--version"], capture_output=True, text=True,
                              env=environment).stdout
@@ -78,10 +78,10 @@ class Slurm:
 
 
 def locate() -> Slurm | None:
-    """Slurm as it is now, or None. Nothing is installed."""
+    """Return Slurm if it is installed or unpacked, or None."""
     wrappers = {path for path in os.environ.get("PATH", "").split(":") if "/.cluster/" in path}
     on_path = [path for path in os.environ.get("PATH", "").split(":") if path not in wrappers]
-    if not os.environ.get("LAB_SLURM_UNPACKED"):  # set by tests: act as if there were none
+    if not os.environ.get("LAB_SLURM_UNPACKED"):  # tests set this to hide an installed Slurm
         installed = Slurm(tuple(dict.fromkeys((*SYSTEM_FOLDERS, *on_path))))
         if not installed.missing():
             return installed
@@ -120,18 +120,18 @@ def how_to_install() -> str:
     return "Install Slurm and munge with this system's package tool, or use the container (docker/)"
 
 
-def ensure_slurm(say: Callable[[str], None] = print) -> Slurm:
-    """Slurm, installed first where it is missing; raises LabError that says what to do."""
+def ensure_slurm(notify: Notify = print) -> Slurm:
+    """Return Slurm, installing it first if it is missing. Raises LabError that says what to do."""
     slurm = locate()
     if slurm:
         return slurm
     if sys.platform == "linux" and shutil.which("apt-get"):
         if not os.environ.get("LAB_SLURM_UNPACKED") and _become_root() is not None:
-            _apt_install(PACKAGES, say)
+            _apt_install(PACKAGES, notify)
         else:
             from slurmbox import bundle
 
-            bundle.unpack(Path(os.environ.get("LAB_SLURM_PREFIX") or BUNDLE), PACKAGES, say)
+            bundle.unpack(Path(os.environ.get("LAB_SLURM_PREFIX") or BUNDLE), PACKAGES, notify)
     slurm = locate()
     if slurm is None:
         raise LabError(f"Slurm is not installed on this machine. {how_to_install()}")
@@ -139,7 +139,7 @@ def ensure_slurm(say: Callable[[str], None] = print) -> Slurm:
 
 
 def _become_root() -> list[str] | None:
-    """Return the words before a command that run it as root, or None if that needs a password."""
+    """Return the words that run a command as root, or None if that needs a password."""
     if os.getuid() == 0:
         return []
     if shutil.which("sudo") and subprocess.run(
@@ -148,22 +148,22 @@ def _become_root() -> list[str] | None:
     return None
 
 
-def install_packages(packages: tuple[str, ...], say: Callable[[str], None] = print) -> bool:
-    """Debian packages, where installing them is allowed. False: it is not. Raises LabError."""
+def install_packages(packages: tuple[str, ...], notify: Notify = print) -> bool:
+    """Install Debian packages. Returns False if this user may not. Raises LabError on failure."""
     if not shutil.which("apt-get") or _become_root() is None:
         return False
-    _apt_install(packages, say)
+    _apt_install(packages, notify)
     return True
 
 
-def install_accounting(say: Callable[[str], None] = print) -> bool:
-    """The packages of `up --accounting`, where installing them is allowed. False: it is not."""
-    return install_packages(ACCOUNTING_PACKAGES, say)
+def install_accounting(notify: Notify = print) -> bool:
+    """Install the packages of `up --accounting`. Returns False if this user may not."""
+    return install_packages(ACCOUNTING_PACKAGES, notify)
 
 
-def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:
+def _apt_install(packages: tuple[str, ...], notify: Notify) -> None:
     root = _become_root() or []
-    say("running " + install_command(packages))
+    notify("running " + install_command(packages))
     environment = ["env", "DEBIAN_FRONTEND=noninteractive"]
     before = {unit for unit in UNITS if _unit_exists(unit)}
     steps = ([*root, *environment, "apt-get", "update"],
@@ -174,7 +174,7 @@ def _apt_install(packages: tuple[str, ...], say: Callable[[str], None]) -> None:
         if done.returncode and step is steps[-1]:
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-5:])
             raise LabError(f"{' '.join(step)} failed:\n{tail}")
-    # The packages start services of their own, which this course does not use.
+    # The packages start services, which this course does not use.
     fresh = [unit for unit in UNITS if unit not in before]
     if fresh and Path("/run/systemd/system").is_dir():
         subprocess.run([*root, "systemctl", "disable", "--now", *fresh], capture_output=True)

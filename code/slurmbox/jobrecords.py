@@ -1,4 +1,4 @@
-"""Jobs, finished and not, read from what Slurm writes without an accounting database."""
+"""Read jobs, ended or not, from what Slurm writes without an accounting database."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from datetime import datetime
 from pathlib import Path
 
-# States of a job that is not over.
+# States of a job that has not ended.
 ACTIVE = ("PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED",
           "REQUEUE_HOLD", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT")
-# A command may hold anything, NAME=VALUE too: it ends where its folder begins.
+# A command may contain anything, even NAME=VALUE, so it ends only where its folder begins.
 _PAIR = re.compile(r"(?P<name>Command)=(?P<command>.*?)(?=\s+WorkDir=)|"
                    r"(?P<other>\S+?)=(?P<value>.*?)(?=\s+[A-Z][\w/:]*=|\s*$)")
 
-# Slurm's two texts name the same thing differently. Ours are the names that sacct prints.
+# Slurm's two outputs use different names for the same fields. Ours are the names that sacct prints.
 _FROM_COMPLETION = {
     "JobIDRaw": "JobId", "JobName": "Name", "Partition": "Partition", "Account": "Account",
     "State": "JobState", "Start": "StartTime", "End": "EndTime", "Submit": "SubmitTime",
@@ -26,18 +26,21 @@ _FROM_CONTROLLER = _FROM_COMPLETION | {
 
 
 def parse_line(line: str) -> dict[str, str]:
-    """`Key=value Key=value`; a value may hold blanks, and may be empty."""
+    """Parse `Key=value Key=value`, whose values may contain spaces and may be empty."""
     return {one["name"] or one["other"]: one["command"] or one["value"] or ""
             for one in _PAIR.finditer(line)}
 
 
 def is_owner(pairs: dict[str, str], uid: int) -> bool:
-    """Return whether the job is this user's, by the UID in `UserId=NAME(UID)`; a name can lie."""
+    """Return whether the job is this user's, by the UID in `UserId=NAME(UID)`.
+
+    The name does not count, because it may not be unique.
+    """
     return pairs.get("UserId", "").endswith(f"({uid})")
 
 
 def _job(pairs: dict[str, str], names: dict[str, str]) -> dict[str, str]:
-    job = {ours: pairs.get(theirs, "") for ours, theirs in names.items()}
+    job = {name: pairs.get(slurm_name, "") for name, slurm_name in names.items()}
     job["User"] = pairs.get("UserId", "").partition("(")[0]
     job["Account"] = "" if job["Account"] == "(null)" else job["Account"]
     job["QOS"] = "" if job["QOS"] == "(null)" else job["QOS"]
@@ -51,14 +54,14 @@ def _job(pairs: dict[str, str], names: dict[str, str]) -> dict[str, str]:
 
 
 def _time_limit(text: str) -> str:
-    """Minutes in one of the two texts, HH:MM:SS in the other."""
+    """Return a time limit as HH:MM:SS; one of Slurm's outputs has it in minutes."""
     if text.isdigit():
         return format_seconds(60 * int(text))
     return {"UNLIMITED": "UNLIMITED", "Partition_Limit": "Partition_Limit"}.get(text, text)
 
 
 def finished(records: Path) -> list[dict[str, str]]:
-    """In the order in which they ended."""
+    """Return the recorded jobs in the order in which they ended."""
     try:
         lines = records.read_text(errors="replace").splitlines()
     except OSError:
@@ -81,11 +84,17 @@ def active(listing: str) -> list[dict[str, str]]:
     return jobs
 
 
-def merge(ended: list[dict[str, str]], going_on: list[dict[str, str]],
+def merge(ended: list[dict[str, str]], live: list[dict[str, str]],
           duplicates: bool = False) -> list[dict[str, str]]:
-    """One entry per job, its latest; with `duplicates`, each run of a requeued one."""
+    """Return one entry per job, sorted by its ID.
+
+    Args:
+        ended: records of jobs that have ended.
+        live: jobs that have not.
+        duplicates: keep an entry for each run of a requeued job, not only for the latest.
+    """
     recorded = {(job["JobIDRaw"], job["Start"]) for job in ended}
-    jobs = ended + [job for job in going_on
+    jobs = ended + [job for job in live
                     if not (job["State"] == "COMPLETING"
                             and (job["JobIDRaw"], job["Start"]) in recorded)]
     if not duplicates:
@@ -98,7 +107,7 @@ def parse_time(text: str) -> datetime | None:
         time = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return None if time.tzinfo else time  # Slurm's own times name no zone
+    return None if time.tzinfo else time  # Slurm's times have no time zone
 
 
 def elapsed_seconds(job: dict[str, str], now: datetime) -> int:

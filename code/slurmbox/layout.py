@@ -1,4 +1,4 @@
-"""Paths of a cluster's files: `$LAB_HOME/.cluster`, and a short private folder for sockets."""
+"""Name the paths of a cluster's files: `$LAB_HOME/.cluster`, and a private folder for sockets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from labcore.atomic import put_link
+from labcore.atomic import replace_link
 from labcore.errors import LabError
 from labcore.workspace import require_writable
 
@@ -19,7 +19,7 @@ FORBIDDEN = ":\n\r"
 
 @dataclass(frozen=True)
 class Layout:
-    """The paths of one workspace's cluster. Making one touches no file."""
+    """The paths of one workspace's cluster. Creating this object touches no file."""
 
     home: Path
 
@@ -45,22 +45,22 @@ class Layout:
 
     @property
     def record(self) -> Path:
-        """Record of the running cluster: written by `up`, removed by a clean `down`."""
+        """The record of the running cluster, written by `up` and removed by a clean `down`."""
         return self.state / "running.json"
 
     @property
     def init_pid(self) -> Path:
-        """`PID STARTTIME` of the supervisor, in a form that sh can read."""
+        """The supervisor's `PID STARTTIME`, in a form that sh can read."""
         return self.state / "init.pid"
 
     @property
     def ready(self) -> Path:
-        """Exists while the controller answers: the wrappers look at it before they call Slurm."""
+        """Exists while the controller can answer; the wrappers check it before they call Slurm."""
         return self.state / "ready"
 
     @property
     def ranks(self) -> Path:
-        """A folder for each job, in which its ranks say what they do now."""
+        """Has a folder for each job, in which its ranks write their status."""
         return self.state / "ranks"
 
     @property
@@ -69,7 +69,7 @@ class Layout:
 
     @property
     def site(self) -> Path:
-        """Exists where the workspace uses the site's own Slurm."""
+        """Exists if the workspace uses the site's own Slurm."""
         return self.state / "use-site"
 
     @property
@@ -81,7 +81,7 @@ class Layout:
 
     @property
     def run(self) -> Path:
-        """The short private folder; made by `prepare_run`."""
+        """The private folder with a short path, which `prepare_run` creates."""
         try:
             return Path(os.readlink(self._run_link))
         except OSError:
@@ -89,7 +89,7 @@ class Layout:
 
     @property
     def short(self) -> Path:
-        """`.cluster` by a short name without blanks: what Slurm's files and sockets use."""
+        """`.cluster` under a short path without spaces, for Slurm's files and sockets."""
         return self.run / "cluster"
 
     @property
@@ -101,12 +101,12 @@ class Layout:
         return self.run / "munge"
 
     def prepare(self) -> None:
-        """Make the folders under the workspace, or raise LabError."""
+        """Create the folders in the workspace. Raises LabError."""
         bad = [character for character in str(self.home) if character in FORBIDDEN]
         if bad:
             raise LabError(
-                f"the workspace {str(self.home)!r} has {bad[0]!r} in its path, which cannot be "
-                "part of PATH: set LAB_HOME to a path without it"
+                f"the workspace {str(self.home)!r} has {bad[0]!r} in its path, which PATH cannot "
+                "contain: set LAB_HOME to a path without it"
             )
         require_writable(self.home)
         for name in ("bin", "etc", "sbin", "state", "log", "spool"):
@@ -114,29 +114,29 @@ class Layout:
         self.state.chmod(0o700)
 
     def prepare_run(self) -> None:
-        """Make the runtime folder, unless there is one that may be used."""
+        """Create the runtime folder, unless it exists and is usable."""
         if not self.run_is_ours():
             self._make_run()
 
     def adopt_run(self, run: Path) -> None:
-        """Make the runtime folder where another container of this cluster has its own."""
+        """Use a runtime folder at a given path, which every container of a cluster creates."""
         run.mkdir(0o700, exist_ok=True)
-        put_link(run / "cluster", self.state)
+        replace_link(run / "cluster", self.state)
         if self.run != run:
-            put_link(self._run_link, run)
+            replace_link(self._run_link, run)
 
     def run_is_ours(self) -> bool:
-        """A folder of this user, closed to others, that belongs to this very workspace."""
+        """Return whether the runtime folder is this user's, private, and of this workspace."""
         try:
-            about = os.lstat(self.run)
-            belongs = os.readlink(self.short)
+            status = os.lstat(self.run)
+            target = os.readlink(self.short)
         except OSError:
             return False
-        private = stat.S_ISDIR(about.st_mode) and not about.st_mode & 0o077
-        return private and about.st_uid == os.getuid() and belongs == str(self.state)
+        private = stat.S_ISDIR(status.st_mode) and not status.st_mode & 0o077
+        return private and status.st_uid == os.getuid() and target == str(self.state)
 
     def _make_run(self) -> None:
-        # Unix socket paths end at 107 bytes, so not under the workspace, and not under $TMPDIR.
+        # A Unix socket's path has at most 107 bytes: it cannot be under the workspace or $TMPDIR.
         parent = "/tmp" if os.access("/tmp", os.W_OK) else tempfile.gettempdir()
         run = Path(tempfile.mkdtemp(prefix="lab-", dir=parent))
         (run / "cluster").symlink_to(self.state)
@@ -145,7 +145,7 @@ class Layout:
         self._run_link.symlink_to(run)
 
     def remove_run(self) -> None:
-        """Take the runtime folder away, once nothing runs."""
+        """Remove the runtime folder, once no daemon runs."""
         if not self.run_is_ours():
             return
         run = self.run

@@ -1,4 +1,4 @@
-"""The fallback where nodes of their own cannot be made: all daemons on 127.0.0.1."""
+"""Run all daemons on 127.0.0.1, the fallback if namespaces cannot be created."""
 
 from __future__ import annotations
 
@@ -7,30 +7,39 @@ import random
 import socket
 
 from labcore.errors import LabError
-from slurmbox.place import Place
+from slurmbox.addresses import ClusterNetwork
 
-# Below the range from which the kernel gives ports to programs that name none.
+# Below the range of ports that the kernel assigns by itself.
 LOWEST, HIGHEST = 17000, 31999
 
 
 def choose_ports(count: int, lowest: int = LOWEST, highest: int = HIGHEST) -> list[int]:
-    """Free TCP ports; two clusters that start at once look in different places."""
-    found: list[int] = []
+    """Return free TCP ports on 127.0.0.1, in random order, so two clusters can start at once.
+
+    Args:
+        count: the number of ports.
+        lowest: the lowest port to try.
+        highest: the highest port to try.
+
+    Raises:
+        LabError: there are not enough free ports.
+    """
+    ports: list[int] = []
     candidates = list(range(lowest, highest + 1))
     random.SystemRandom().shuffle(candidates)
     for port in candidates:
-        if len(found) == count:
+        if len(ports) == count:
             break
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
-            found.append(port)
-    if len(found) < count:
+            ports.append(port)
+    if len(ports) < count:
         raise LabError(f"loopback mode needs {count} free TCP ports on 127.0.0.1 between {lowest} "
-                       f"and {highest}, found {len(found)}: end what uses them, or ask for fewer "
-                       "nodes (--nodes 1)")
-    return found
+                       f"and {highest}, but only {len(ports)} are free: end the programs that use "
+                       "them, or start fewer nodes (--nodes 1)")
+    return ports
 
 
-def place(nodes: int) -> Place:
+def choose_network(nodes: int) -> ClusterNetwork:
     ports = choose_ports(nodes + 2)
-    return Place("loopback", ports[0], ports[1], tuple(ports[2:]))
+    return ClusterNetwork("loopback", ports[0], ports[1], tuple(ports[2:]))

@@ -1,7 +1,7 @@
-"""Nodes out of nothing: each a network, host name and mount namespace behind one bridge.
+"""Create nodes from namespaces: each has its own network, host name, and mounts, behind a bridge.
 
-The supervisor's own namespaces are the login node. All names live inside; nothing on the host
-changes, so that any number of clusters use the same addresses side by side.
+The supervisor's own namespaces are the login node. All names exist only inside, and nothing on the
+host changes, so any number of clusters can use the same addresses at the same time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmbox import syscalls as sys_
-from slurmbox.profile import Profile, bits_per_second
+from slurmbox.profile import ClusterProfile, bits_per_second
 
 NETWORK = "10.77.0"
 LOGIN_ADDRESS = f"{NETWORK}.1"
-INTERFACE = "eth0"  # on every node and on the login node, where it is the bridge itself
-MARKER = "/.lab-cluster"  # names the cluster whose namespaces one is in
+INTERFACE = "eth0"  # on every node; on the login node, it is the bridge
+MARKER = "/.lab-cluster"  # a file that names the cluster in whose namespaces it is visible
 TOOL_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -31,23 +31,29 @@ def address(index: int) -> str:
 
 
 def enter_new(user: bool) -> None:
-    """Leave the host's namespaces; the caller's next child is PID 1."""
+    """Leave the host's namespaces; the caller's next child becomes PID 1."""
     uid, gid = os.getuid(), os.getgid()
     flags = (sys_.CLONE_NEWNS | sys_.CLONE_NEWUTS | sys_.CLONE_NEWPID | sys_.CLONE_NEWNET)
     sys_.unshare(flags | (sys_.CLONE_NEWUSER if user else 0))
-    if user:  # the user keeps the own name inside, and full rights over the new namespaces
+    if user:  # the user keeps their own name inside, with all rights over the new namespaces
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def build_root(scratch: Path, home: Path, hosts: Path, identity: str) -> None:
-    """Change to a root of our own that looks like the host's, except for /dli and host names.
+    """Change to a new root that looks like the host's, except for /dli and host names.
 
-    A tmpfs with every top-level entry bound into it: this works for an ordinary user too, and a
-    process that enters the mount namespace lands in it.
+    The root is a tmpfs with every top-level entry bound into it. This works without root, too, and
+    a process that enters the mount namespace sees it.
+
+    Args:
+        scratch: an empty folder for the new root.
+        home: the workspace.
+        hosts: the new /etc/hosts.
+        identity: the cluster's name, which is written to MARKER.
     """
-    sys_.mount("none", "/", None, sys_.MS_REC | sys_.MS_SLAVE)  # host mounts come in, none go out
+    sys_.mount("none", "/", None, sys_.MS_REC | sys_.MS_SLAVE)  # host mounts propagate in, not out
     scratch.mkdir(exist_ok=True)
     sys_.mount("tmpfs", str(scratch), "tmpfs", sys_.MS_NOSUID | sys_.MS_NODEV, "mode=755,size=1m")
     dli_is_real = home.resolve().is_relative_to("/dli")
@@ -76,19 +82,19 @@ def _bind_entry(entry: os.DirEntry, target: Path) -> None:
         target.touch()
     else:
         return
-    # One folder that cannot be bound (a stale network mount) must not cost the cluster.
+    # A folder that cannot be bound, such as a stale network mount, must not stop the cluster.
     with contextlib.suppress(OSError):
         sys_.mount(entry.path, str(target), None, sys_.MS_BIND | sys_.MS_REC)
 
 
 def mount_proc() -> None:
-    """Show this PID namespace's processes in /proc: Slurm finds a job's processes there."""
+    """Show this PID namespace's processes in /proc, where Slurm looks for a job's processes."""
     flags = sys_.MS_NOSUID | sys_.MS_NODEV | sys_.MS_NOEXEC
     sys_.mount("proc", "/proc", "proc", flags)
 
 
 def run_tool(program: str, *arguments: str, text: str | None = None) -> None:
-    """Run `ip` or `tc` with the rights over our namespaces."""
+    """Run `ip` or `tc` with the capabilities that change our namespaces. Raises OSError."""
     def keep() -> None:
         if os.getuid():
             sys_.keep_capabilities(sys_.CAP_NET_ADMIN, sys_.CAP_SYS_ADMIN)
@@ -110,9 +116,9 @@ def set_up_login() -> None:
 
 
 def shape(device: str, rate: str) -> None:
-    """The rate at which a network device sends. Raises OSError where that is not allowed."""
+    """Set the rate at which a network device sends. Raises OSError if that is not allowed."""
     if rate == "unlimited":
-        with contextlib.suppress(OSError):  # none there to delete
+        with contextlib.suppress(OSError):  # there may be nothing to delete
             run_tool("tc", "qdisc", "del", "dev", device, "root")
         return
     burst = max(256 * 1024, bits_per_second(rate) // 8 // 5000)  # 0.2 ms of the rate
@@ -121,8 +127,8 @@ def shape(device: str, rate: str) -> None:
 
 
 @dataclass
-class NodeSpace:
-    """The namespaces of one node, held open by the supervisor's descriptors."""
+class NodeNamespaces:
+    """The namespaces of one node, which the supervisor's descriptors keep alive."""
 
     name: str
     index: int
@@ -131,7 +137,7 @@ class NodeSpace:
 
     @property
     def cable(self) -> str:
-        """The login side's end of the node's network cable."""
+        """The login node's end of the node's network link."""
         return f"node{self.index + 1}"
 
     @property
@@ -139,7 +145,7 @@ class NodeSpace:
         return address(self.index)
 
     def enter(self) -> None:
-        """For a child between fork and exec: be on this node from here on."""
+        """Move the calling process to this node; for a child between fork and exec."""
         for descriptor in self.descriptors:
             sys_.setns(descriptor)
 
@@ -148,40 +154,40 @@ class NodeSpace:
         self.cut = cut
 
     def set_rate(self, rate: str) -> None:
-        """Shape what the node receives: every transfer between two nodes passes here once."""
+        """Limit what the node receives, since every transfer to it passes here exactly once."""
         shape(self.cable, rate)
 
 
-def make_node(name: str, index: int) -> NodeSpace:
-    """A node whose namespaces stay as long as the descriptors are open."""
-    made, go_on = os.pipe(), os.pipe()
+def make_node(name: str, index: int) -> NodeNamespaces:
+    """Create a node. Its namespaces exist as long as the descriptors are open. Raises OSError."""
+    created, done = os.pipe(), os.pipe()
 
     def hold() -> None:
         sys_.unshare(sys_.CLONE_NEWNET | sys_.CLONE_NEWUTS | sys_.CLONE_NEWNS)
         sys_.sethostname(name)
-        os.close(go_on[1])
-        os.write(made[1], b"+")
-        os.read(go_on[0], 1)
+        os.close(done[1])
+        os.write(created[1], b"+")
+        os.read(done[0], 1)
 
     child = _fork(hold)
-    os.close(made[1])
+    os.close(created[1])
     try:
-        if not os.read(made[0], 1):
+        if not os.read(created[0], 1):
             raise OSError(f"no namespaces for {name}")
         descriptors = tuple(os.open(f"/proc/{child}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
                             for kind in ("net", "uts", "mnt"))
-        space = NodeSpace(name, index, descriptors)
+        space = NodeNamespaces(name, index, descriptors)
         run_tool("ip", "link", "add", space.cable, "type", "veth", "peer", "name", INTERFACE,
                  "netns", str(child))
     finally:
-        for descriptor in (made[0], *go_on):
+        for descriptor in (created[0], *done):
             os.close(descriptor)
         os.waitpid(child, 0)
     _configure(space)
     return space
 
 
-def _configure(space: NodeSpace) -> None:
+def _configure(space: NodeNamespaces) -> None:
     run_tool("ip", "link", "set", space.cable, "master", INTERFACE, "up")
 
     def inside() -> None:
@@ -197,7 +203,7 @@ def _configure(space: NodeSpace) -> None:
 
 
 def _fork(work: Callable[[], None]) -> int:
-    """Run `work` in a child, which never returns from here."""
+    """Run `work` in a child process, and return its PID to the parent."""
     child = os.fork()
     if child:
         return child
@@ -211,5 +217,5 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def make_nodes(profile: Profile) -> dict[str, NodeSpace]:
+def make_nodes(profile: ClusterProfile) -> dict[str, NodeNamespaces]:
     return {name: make_node(name, index) for index, name in enumerate(profile.node_names)}

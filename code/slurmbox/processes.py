@@ -1,4 +1,4 @@
-"""Processes of a cluster, seen from outside: is it alive, what is left, end it."""
+"""Inspect and kill a cluster's processes from outside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from slurmbox.namespaces import MARKER
 
 
 def start_time(pid: int) -> int | None:
-    """In clock ticks since boot; with the PID it names one process for ever. None: no process."""
+    """Return a process's start time in clock ticks since boot, or None if it does not exist.
+
+    A PID and its start time together identify a process, although PIDs are reused.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -29,9 +32,14 @@ def kill(pids: Iterable[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_descendants(pid: int, patience: float = 5.0) -> None:
-    """Kill all descendants of this subreaper, including orphans, and return when none is left."""
-    deadline = time.monotonic() + patience
+def kill_descendants(pid: int, timeout: float = 5.0) -> None:
+    """Kill all descendants of this subreaper, including orphans, and wait until none is left.
+
+    Args:
+        pid: this process.
+        timeout: in seconds.
+    """
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -43,8 +51,15 @@ def kill_descendants(pid: int, patience: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def wait_gone(pid: int, started: int, patience: float) -> bool:
-    deadline = time.monotonic() + patience
+def wait_gone(pid: int, started: int, timeout: float) -> bool:
+    """Return whether a process ends within `timeout` seconds.
+
+    Args:
+        pid: its ID.
+        started: its start time, as from `start_time`.
+        timeout: in seconds.
+    """
+    deadline = time.monotonic() + timeout
     while start_time(pid) == started:
         if time.monotonic() > deadline:
             return False
@@ -53,22 +68,22 @@ def wait_gone(pid: int, started: int, patience: float) -> bool:
 
 
 def in_root(identity: str) -> list[int]:
-    """Processes that see the root folder of this cluster: they entered its namespaces."""
-    found = []
+    """Return the processes that entered the namespaces of this cluster."""
+    inside = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/root{MARKER}").read_text().strip() == identity:
-                found.append(pid)
-    return [pid for pid in found if pid != os.getpid()]
+                inside.append(pid)
+    return [pid for pid in inside if pid != os.getpid()]
 
 
 def with_variable(*wanted: str) -> list[int]:
-    """Processes with one of these NAME=VALUE in their environment, but not this one's family."""
-    words, found = {text.encode() for text in wanted}, []
+    """Return the processes with one of these NAME=VALUE, without this process and its parents."""
+    words, matches = {text.encode() for text in wanted}, []
     family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
             if pid not in family and words & set(
                     Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
-                found.append(pid)
-    return found
+                matches.append(pid)
+    return matches

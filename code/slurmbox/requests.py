@@ -1,4 +1,4 @@
-"""Requests to the supervisor over its Unix socket: one JSON object, one JSON answer."""
+"""Exchange requests with the supervisor over its Unix socket, as one line of JSON each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from slurmbox.init import Supervisor
 
-LIMIT = 1 << 16
+MAX_SIZE = 1 << 16  # bytes of a request or an answer
 
 
 def listen(path: Path) -> socket.socket:
@@ -27,13 +27,24 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def ask(path: Path, patience: float = 10.0, **request: object) -> dict:
-    """The client's side. OSError: nobody there; LabError: refused, with the reason."""
+def send(path: Path, timeout: float = 10.0, **request: object) -> dict:
+    """Send a request to the supervisor, and return its answer.
+
+    Args:
+        path: the supervisor's socket.
+        timeout: in seconds.
+        request: the request, as in `_handle`.
+
+    Raises:
+        OSError: the supervisor does not respond.
+        LabError: it refuses the request.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(patience)
+        connection.settimeout(timeout)
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
-        answer = json.loads(_read_line(connection) or '{"error": "the supervisor said nothing"}')
+        answer = json.loads(_read_line(connection)
+                            or '{"error": "the supervisor sent no answer"}')
     if "error" in answer:
         raise LabError(answer["error"])
     return answer
@@ -41,39 +52,39 @@ def ask(path: Path, patience: float = 10.0, **request: object) -> dict:
 
 def _read_line(connection: socket.socket) -> bytes:
     data = b""
-    while not data.endswith(b"\n") and len(data) < LIMIT:
-        piece = connection.recv(LIMIT)
+    while not data.endswith(b"\n") and len(data) < MAX_SIZE:
+        piece = connection.recv(MAX_SIZE)
         if not piece:
             break
         data += piece
     return data
 
 
-def answer_one(listener: socket.socket, supervisor: Supervisor) -> None:
-    """The supervisor's side; never raises: a bad request must not cost the cluster."""
+def serve_one(listener: socket.socket, supervisor: Supervisor) -> None:
+    """Serve one request. Never raises, because a bad request must not stop the cluster."""
     with contextlib.suppress(OSError):
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(2.0)
             try:
-                answer = _obey(supervisor, json.loads(_read_line(connection)))
+                answer = _handle(supervisor, json.loads(_read_line(connection)))
             except Exception as error:
                 answer = {"error": f"{error}" or type(error).__name__}
             connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _obey(supervisor: Supervisor, request: dict) -> dict:
-    what = request["do"]
-    if what == "heal":
+def _handle(supervisor: Supervisor, request: dict) -> dict:
+    action = request["do"]
+    if action == "heal":
         supervisor.heal()
-    elif what == "end":
+    elif action == "end":
         supervisor.end()
-    elif what == "link":
+    elif action == "link":
         supervisor.set_link(request["rate"])
-    elif what == "node":
+    elif action == "node":
         _change_node(supervisor, request["name"], request["action"])
-    elif what != "report":
-        raise ValueError(f"unknown request {what!r}")
+    elif action != "report":
+        raise ValueError(f"unknown request {action!r}")
     return _report(supervisor)
 
 

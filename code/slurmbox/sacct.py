@@ -1,6 +1,6 @@
-"""`sacct` of the light default: every finished job, from Slurm's own completion records.
+"""Show every finished job, like `sacct`, from Slurm's own completion records.
 
-No database runs, so there are no steps and no MaxRSS; `lab cluster up --accounting` has them.
+Without a database, there are no steps and no MaxRSS; `lab cluster up --accounting` has them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import NoReturn
 
 from slurmbox import jobrecords
 
-ALL_OF_IT = "for all of sacct: lab cluster down, then lab cluster up --accounting"
-# Width as in Slurm; a negative one is aligned to the left.
+HINT = "for the full sacct: lab cluster down, then lab cluster up --accounting"
+# Widths as in Slurm; a negative one means left-aligned.
 FIELDS = {
     "JobID": -12, "JobIDRaw": -12, "JobName": 10, "Partition": 10, "Account": 10, "User": 9,
     "AllocCPUS": 10, "NCPUS": 10, "State": 10, "ExitCode": 8, "DerivedExitCode": 15,
@@ -25,51 +25,51 @@ FIELDS = {
     "NodeList": 15, "NNodes": 8, "AllocNodes": 10, "WorkDir": 20, "Timelimit": 10,
     "AllocTRES": 10, "QOS": 10, "Cluster": 10,
 }
-# Slurm's own default, and how long it took.
+# Slurm's own default, plus the elapsed time.
 DEFAULT = "JobID,JobName,Partition,Account,AllocCPUS,State,ExitCode,Elapsed"
 BRIEF = "JobID,State,ExitCode"
 BY_LOWER = {name.lower(): name for name in FIELDS}
 
 
-class Parser(argparse.ArgumentParser):
+class SacctParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        print(f"sacct: error: {message}; {ALL_OF_IT}", file=sys.stderr)
+        print(f"sacct: error: {message}; {HINT}", file=sys.stderr)
         sys.exit(1)
 
 
-def parser() -> Parser:
-    top = Parser(prog="sacct", description=__doc__, allow_abbrev=False)
+def parser() -> SacctParser:
+    top = SacctParser(prog="sacct", description=__doc__, allow_abbrev=False)
     add = top.add_argument
-    add("-j", "--jobs", metavar="ID[,ID...]", help="only these jobs")
-    add("-n", "--noheader", action="store_true")
-    add("-P", "--parsable2", action="store_true", help="fields separated by |")
-    add("-p", "--parsable", action="store_true", help="the same with a | at the end")
-    add("-X", "--allocations", action="store_true", help="no steps (there are none anyway)")
+    add("-j", "--jobs", metavar="ID[,ID...]", help="show only these jobs")
+    add("-n", "--noheader", action="store_true", help="print no header")
+    add("-P", "--parsable2", action="store_true", help="separate fields by |")
+    add("-p", "--parsable", action="store_true", help="the same, with a | at the end")
+    add("-X", "--allocations", action="store_true", help="accepted; there are no steps anyway")
     add("-o", "--format", default=None, metavar="FIELD[%%WIDTH],...",
-        help="of " + ", ".join(FIELDS))
-    add("-b", "--brief", action="store_true", help=BRIEF)
-    add("-D", "--duplicates", action="store_true", help="each run of a requeued job")
+        help="the fields to show, among " + ", ".join(FIELDS))
+    add("-b", "--brief", action="store_true", help=f"show {BRIEF}")
+    add("-D", "--duplicates", action="store_true", help="show each run of a requeued job")
     add("-S", "--starttime", metavar="YYYY-MM-DD[THH:MM[:SS]]",
-        help="jobs since then (default: the last 24 hours; with -j: ever)")
-    add("-a", "--allusers", action="store_true", help="accepted: the cluster has one user")
-    add("-u", "--user", help="accepted where it is you: the cluster has one user")
+        help="show jobs since then (default: the last 24 hours, or all jobs with -j)")
+    add("-a", "--allusers", action="store_true", help="accepted; the cluster has one user")
+    add("-u", "--user", help="accepted; the cluster has one user")
     add("-e", "--helpformat", action="store_true", help="list the fields")
     return top
 
 
 def columns(text: str) -> list[tuple[str, int]]:
-    """`JobID,State%20` -> [("JobID", -12), ("State", 20)]."""
-    chosen = []
+    """Parse `JobID,State%20` into [("JobID", -12), ("State", 20)]."""
+    selected = []
     for word in filter(None, text.split(",")):
         name, _, width = word.strip().partition("%")
         field = BY_LOWER.get(name.lower())
         if field is None:
-            parser().error(f"field {name!r} is not in the light records "
-                           f"(they have {', '.join(FIELDS)})")
+            parser().error(f"field {name!r} is not recorded without a database "
+                           f"(the recorded fields are {', '.join(FIELDS)})")
         if width and not re.fullmatch(r"-?[0-9]+", width):
             parser().error(f"width {width!r} of field {name!r} is not a number")
-        chosen.append((field, int(width) if width else FIELDS[field]))
-    return chosen
+        selected.append((field, int(width) if width else FIELDS[field]))
+    return selected
 
 
 def value(job: dict[str, str], field: str, now: datetime) -> str:
@@ -77,8 +77,8 @@ def value(job: dict[str, str], field: str, now: datetime) -> str:
         return jobrecords.format_seconds(jobrecords.elapsed_seconds(job, now))
     if field == "ElapsedRaw":
         return str(jobrecords.elapsed_seconds(job, now))
-    same = {"NCPUS": "AllocCPUS", "AllocNodes": "NNodes"}
-    return "lab" if field == "Cluster" else job[same.get(field, field)]
+    aliases = {"NCPUS": "AllocCPUS", "AllocNodes": "NNodes"}
+    return "lab" if field == "Cluster" else job[aliases.get(field, field)]
 
 
 def cell(text: str, width: int) -> str:
@@ -88,14 +88,24 @@ def cell(text: str, width: int) -> str:
     return f"{text:<{room}}" if width < 0 else f"{text:>{room}}"
 
 
-def table(jobs: list[dict[str, str]], chosen: list[tuple[str, int]], now: datetime,
+def table(jobs: list[dict[str, str]], selected: list[tuple[str, int]], now: datetime,
           header: bool = True, separator: str | None = None, end: str = "") -> str:
-    rows = [[value(job, field, now) for field, _ in chosen] for job in jobs]
-    names = [field for field, _ in chosen]
+    """Return a table of jobs.
+
+    Args:
+        jobs: the jobs.
+        selected: (field, width) of each column.
+        now: the end of a job that has not ended.
+        header: whether the table has a header.
+        separator: separates the fields; None for columns of a fixed width.
+        end: ends each line, if there is a separator.
+    """
+    rows = [[value(job, field, now) for field, _ in selected] for job in jobs]
+    names = [field for field, _ in selected]
     if separator is not None:
         lines = [separator.join(row) + end for row in ([names] if header else []) + rows]
         return "".join(line + "\n" for line in lines)
-    widths = [width for _, width in chosen]
+    widths = [width for _, width in selected]
     if header:
         rows = [names, ["-" * abs(width) for width in widths], *rows]
     return "".join("".join(cell(text, width) + " " for text, width in
@@ -103,11 +113,11 @@ def table(jobs: list[dict[str, str]], chosen: list[tuple[str, int]], now: dateti
 
 
 def job_ids(text: str) -> set[str]:
-    """`3,4.batch,5_1` -> {"3", "4", "5_1"}; there are no steps to choose."""
+    """Parse `3,4.batch,5_1` into {"3", "4", "5_1"}; steps count as their job."""
     ids = {word.strip().partition(".")[0] for word in text.split(",")}
     for word in ids:
         if not word.replace("_", "", 1).isdigit():
-            parser().error(f"-j {word!r}: not a job's number")
+            parser().error(f"-j {word!r}: not a job ID")
     return ids
 
 
@@ -121,11 +131,11 @@ def read_jobs(state: Path, duplicates: bool) -> list[dict[str, str]]:
 def main() -> None:
     arguments, unknown = parser().parse_known_args()
     if unknown:
-        parser().error(f"{unknown[0]} is not known to the light sacct")
+        parser().error(f"option {unknown[0]} is not supported without a database")
     if arguments.helpformat:
         print("\n".join(FIELDS))
         return
-    chosen = columns(arguments.format or (BRIEF if arguments.brief else DEFAULT))
+    selected = columns(arguments.format or (BRIEF if arguments.brief else DEFAULT))
     now = datetime.now()
     since = now - timedelta(days=1)
     if arguments.starttime:
@@ -143,7 +153,7 @@ def main() -> None:
     if arguments.starttime or not arguments.jobs:
         jobs = [job for job in jobs if (jobrecords.parse_time(job["End"]) or now) >= since]
     parsable = arguments.parsable or arguments.parsable2
-    print(table(jobs, chosen, now, not arguments.noheader, "|" if parsable else None,
+    print(table(jobs, selected, now, not arguments.noheader, "|" if parsable else None,
                 "|" if arguments.parsable else ""), end="")
 
 

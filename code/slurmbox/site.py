@@ -1,7 +1,7 @@
-"""A site's own Slurm: what `site.toml` says that the jobs of the labs ask of it.
+"""Read `site.toml`, which describes what the labs' jobs request from a site's own Slurm.
 
-One file instead of a change in every script: the commands that site_clients.py writes turn it into
-Slurm's input environment variables, which come after a command line and before #SBATCH lines.
+It replaces a change in every script: the commands that site_clients.py writes turn it into Slurm's
+input environment variables, which override #SBATCH lines and are overridden by a command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from labcore.errors import LabError
 
 NAME, VARIABLE = "site.toml", "LAB_SITE"
 
-# Options of sbatch, srun and salloc, with the end of the variables that stand for them.
+# Options of sbatch, srun, and salloc, with the suffix of their input variables.
 OPTIONS = {"partition": "PARTITION", "account": "ACCOUNT", "qos": "QOS",
            "reservation": "RESERVATION", "constraint": "CONSTRAINT", "clusters": "CLUSTERS",
            "time": "TIMELIMIT", "gpus-per-node": "GPUS_PER_NODE", "gres": "GRES",
@@ -28,21 +28,21 @@ OPTIONS = {"partition": "PARTITION", "account": "ACCOUNT", "qos": "QOS",
 TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d+(:\d\d){0,2}|UNLIMITED", re.I)
 STARTS = ("apptainer", "singularity", "pyxis")
 DEVICES = ("cpu", "cuda")
-OURS = re.compile("LAB_HOME|PATH|(SLURM|SBATCH|SALLOC)_.*")  # variables with a way of their own
+RESERVED = re.compile("LAB_HOME|PATH|(SLURM|SBATCH|SALLOC)_.*")  # variables set in other ways
 
 TEMPLATE = """\
-# What the labs' jobs ask of this site's Slurm; docs/real-cluster.md explains each key. After a
-# change: lab cluster use site
+# What the labs' jobs request from this site's Slurm; docs/real-cluster.md explains each key. After
+# a change, run: lab cluster use site
 
-[slurm]                          # options of sbatch, srun and salloc, stronger than #SBATCH lines
+[slurm]                          # options of sbatch, srun, and salloc; they override #SBATCH lines
 # partition = "gpu"
 # account = "course"
 # gpus-per-node = 2              # or "a100:2"
 # time = "00:20:00"
 
 [trainer]
-# device = "cuda"                # what scripts that say --device cpu use
-# virtual-gpu = "v100"           # what --device virtual is
+# device = "cuda"                # replaces --device cpu in scripts
+# virtual-gpu = "v100"           # the GPU model of --device virtual
 
 [container]                      # without it: the course's own environment, on a shared disk
 # start = "apptainer"            # or "pyxis", "singularity"
@@ -56,7 +56,13 @@ TEMPLATE = """\
 
 @dataclass(frozen=True)
 class Container:
-    """start: one of STARTS. mounts: SOURCE, SOURCE:TARGET or SOURCE:TARGET:FLAGS."""
+    """A container for jobs.
+
+    Attributes:
+        start: one of STARTS.
+        image: its path or URL.
+        mounts: SOURCE, SOURCE:TARGET, or SOURCE:TARGET:FLAGS.
+    """
 
     start: str
     image: str
@@ -64,8 +70,15 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Site:
-    """slurm: values by option, in the order of OPTIONS. environment: variables of every job."""
+class SiteProfile:
+    """The contents of `site.toml`.
+
+    Attributes:
+        path: the file.
+        slurm: the values of Slurm's options, in the order of OPTIONS.
+        container: the container for jobs, if any.
+        environment: further variables of every job.
+    """
 
     path: Path
     slurm: dict[str, str] = field(default_factory=dict)
@@ -73,7 +86,11 @@ class Site:
     environment: dict[str, str] = field(default_factory=dict)
 
     def variables(self, prefix: str) -> dict[str, str]:
-        """Slurm's input variables; prefix: "SBATCH", "SALLOC", or "SLURM" for srun."""
+        """Return Slurm's input variables.
+
+        Args:
+            prefix: "SBATCH", "SALLOC", or "SLURM" for srun.
+        """
         return {f"{prefix}_{OPTIONS[option]}": value for option, value in self.slurm.items()}
 
     def __str__(self) -> str:
@@ -81,67 +98,74 @@ class Site:
         words += [f"{name}={value}" for name, value in self.environment.items()]
         if self.container:
             words.append(f"in {self.container.image} ({self.container.start})")
-        return ", ".join(words) or "nothing of its own"
+        return ", ".join(words) or "no options"
 
 
 def path(home: Path) -> Path:
-    """$LAB_SITE, for a file that a class shares; else `site.toml` in the workspace."""
+    """Return the path in $LAB_SITE, which a class can share, or `site.toml` in the workspace."""
     return Path(os.environ.get(VARIABLE) or home / NAME).absolute()
 
 
-def read(home: Path) -> Site:
-    """The profile; an empty one where the workspace has no file. Raises LabError, which names the
-    file, the key, its value and the nearest right one."""
+def read(home: Path) -> SiteProfile:
+    """Return the profile, which is empty if the workspace has no file.
+
+    Args:
+        home: the workspace.
+
+    Raises:
+        LabError: it is invalid; the message names the file, the key, the value, and the nearest
+            valid one.
+    """
     file = path(home)
     try:
         text = file.read_text()
     except FileNotFoundError:
         if os.environ.get(VARIABLE):
-            raise LabError(f"{VARIABLE}={file}: there is no such file; nearest: "
-                           f"{home / NAME}, which is read where {VARIABLE} is not set") from None
-        return Site(file)
+            raise LabError(f"{VARIABLE}={file}: no such file; nearest: {home / NAME}, which is "
+                           f"read if {VARIABLE} is not set") from None
+        return SiteProfile(file)
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{file}: {error}") from error
     try:
-        return _Reader(file, tomllib.loads(text)).site()
+        return _ProfileReader(file, tomllib.loads(text)).read()
     except tomllib.TOMLDecodeError as error:
-        raise LabError(f'{file}: {error}; texts stand in quotes, as in partition = "gpu"'
+        raise LabError(f'{file}: {error}; strings need quotes, as in partition = "gpu"'
                        ) from error
 
 
-class _Reader:
-    """Reads a site's file, section by section."""
+class _ProfileReader:
+    """Checks and converts a site's file, section by section."""
 
-    def __init__(self, file: Path, found: dict[str, Any]) -> None:
-        self.file, self.found = file, found
+    def __init__(self, file: Path, sections: dict[str, Any]) -> None:
+        self.file, self.sections = file, sections
 
-    def site(self) -> Site:
-        sections = {"slurm": OPTIONS, "trainer": ("device", "virtual-gpu"),
-                    "container": ("start", "image", "mounts"), "environment": None}
-        for name, section in self.found.items():
-            if name not in sections or not isinstance(section, dict):
-                raise LabError(f"{self.file}: [{name}]: there is no such section; nearest: "
-                               f"[{_nearest(name, sections)}]")
+    def read(self) -> SiteProfile:
+        keys = {"slurm": OPTIONS, "trainer": ("device", "virtual-gpu"),
+                "container": ("start", "image", "mounts"), "environment": None}
+        for name, section in self.sections.items():
+            if name not in keys or not isinstance(section, dict):
+                raise LabError(f"{self.file}: [{name}]: no such section; nearest: "
+                               f"[{_nearest(name, keys)}]")
             for key, value in section.items():
-                if sections[name] is not None and key not in sections[name]:
-                    self.refuse(name, key, value, "there is no such key here",
-                                _nearest(key, sections[name]))
-        return Site(self.file, self.slurm(), self.container(),
-                    self.trainer() | self.environment())
+                if keys[name] is not None and key not in keys[name]:
+                    self.refuse(name, key, value, "no such key in this section",
+                                _nearest(key, keys[name]))
+        return SiteProfile(self.file, self.slurm(), self.container(),
+                           self.trainer() | self.environment())
 
     def refuse(self, section: str, key: str, value: object, why: str, nearest: str) -> NoReturn:
         raise LabError(f"{self.file}: [{section}] {key} = {value!r}: {why}; nearest: {nearest}")
 
     def text(self, section: str, key: str) -> str | None:
-        """A value as Slurm spells it; None where it is not given."""
-        value = self.found.get(section, {}).get(key)
-        if isinstance(value, datetime.time):  # TOML's own type of 00:20:00
+        """Return a value in Slurm's spelling, or None if it is not given. Raises LabError."""
+        value = self.sections.get(section, {}).get(key)
+        if isinstance(value, datetime.time):  # TOML has a type for 00:20:00
             return value.isoformat()
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
         if value is not None and (not isinstance(value, str) or not value.strip()
                                   or "\n" in value):
-            self.refuse(section, key, value, "not a text of one line", f"no {key} at all")
+            self.refuse(section, key, value, "not a string of one line", f"no {key} at all")
         return value
 
     def slurm(self) -> dict[str, str]:
@@ -155,19 +179,19 @@ class _Reader:
                 values[option] = value
         if "mem" in values and "mem-per-cpu" in values:
             self.refuse("slurm", "mem-per-cpu", values["mem-per-cpu"],
-                        "Slurm takes this or mem, not both", "without it")
+                        "Slurm takes either this or mem", "no mem-per-cpu at all")
         return values
 
     def container(self) -> Container | None:
-        section = self.found.get("container", {})
+        section = self.sections.get("container", {})
         if not section:
             return None
         start, image = self.text("container", "start"), self.text("container", "image")
         if start not in STARTS:
-            self.refuse("container", "start", start, f"one of {', '.join(STARTS)}",
+            self.refuse("container", "start", start, f"not one of {', '.join(STARTS)}",
                         _nearest(start or "", STARTS))
         if image is None or (image.startswith("/") and not Path(image).exists()):
-            self.refuse("container", "image", image, "not an image that is there",
+            self.refuse("container", "image", image, "there is no such image",
                         "the path of a .sif or .sqsh file, or docker://REGISTRY/NAME:TAG")
         mounts = section.get("mounts", [])
         for mount in mounts if isinstance(mounts, list) else [None]:
@@ -183,7 +207,7 @@ class _Reader:
 
         device, card = self.text("trainer", "device"), self.text("trainer", "virtual-gpu")
         if device not in (None, *DEVICES):
-            self.refuse("trainer", "device", device, f"one of {', '.join(DEVICES)}",
+            self.refuse("trainer", "device", device, f"not one of {', '.join(DEVICES)}",
                         _nearest(device, DEVICES))
         try:
             name = card and cards.find(card).name
@@ -194,13 +218,13 @@ class _Reader:
 
     def environment(self) -> dict[str, str]:
         values = {}
-        for name in self.found.get("environment", {}):
+        for name in self.sections.get("environment", {}):
             value = self.text("environment", name)
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                self.refuse("environment", name, value, "not a variable's name",
+                self.refuse("environment", name, value, "not a valid variable name",
                             re.sub(r"\W", "_", name).upper())
-            if OURS.fullmatch(name):
-                self.refuse("environment", name, value, "set from elsewhere",
+            if RESERVED.fullmatch(name):
+                self.refuse("environment", name, value, "this variable is set in another way",
                             "an option under [slurm]" if "_" in name and name != "LAB_HOME"
                             else "set it before `lab start`")
             values[name] = value
@@ -208,35 +232,36 @@ class _Reader:
 
 
 def _nearest(word: str, known: object) -> str:
-    """The likeliest of `known`, else all of them."""
-    same = {"gpus": "gpus-per-node", "timelimit": "time", "queue": "partition"}
-    near = difflib.get_close_matches(word, [*known, *same], n=1)
-    found = same.get(near[0], near[0]) if near else None
-    return found if found in known else ", ".join(known)
+    """Return the most similar of the known words, or all of them."""
+    synonyms = {"gpus": "gpus-per-node", "timelimit": "time", "queue": "partition"}
+    near = difflib.get_close_matches(word, [*known, *synonyms], n=1)
+    match = synonyms.get(near[0], near[0]) if near else None
+    return match if match in known else ", ".join(known)
 
 
 def _time(value: str) -> tuple[str, str] | None:
     if TIME.fullmatch(value):
         return None
     number = re.match(r"\d+", value)
-    return ("not Slurm's minutes, hours:minutes:seconds or days-hours",
+    return ("not minutes, hours:minutes:seconds, or days-hours",
             f'"{int(number[0]):d}", which are minutes' if number else '"00:20:00"')
 
 
 def _gpus(value: str) -> tuple[str, str] | None:
     if re.fullmatch(r"0|([A-Za-z][\w.-]*:)?[1-9]\d*", value):
-        return None  # 0: a site without GPUs, where Slurm refuses scripts that request some
+        return None  # 0 is for a site without GPUs, where Slurm refuses scripts that request some
     number = re.search(r"[1-9]\d*$", value)
-    return "not a number of GPUs, or TYPE:NUMBER", number[0] if number else '2 or "a100:2"'
+    return ("neither a number of GPUs nor TYPE:NUMBER",
+            number[0] if number else '2 or "a100:2"')
 
 
 def _gres(value: str) -> tuple[str, str] | None:
-    """Slurm refuses `gres` of a kind of GPU beside a script's own --gpus-per-node."""
+    """Check gres: Slurm refuses GPUs in it if a script has --gpus-per-node."""
     kinds = [one for one in value.split(",") if one.partition(":")[0] in ("gpu", "gres/gpu")]
     if not kinds:
         return None
     number = kinds[0].partition(":")[2] or "1"
-    return ("GPUs are asked for by gpus-per-node, which also counts where a script says it",
+    return ("GPUs are requested by gpus-per-node, which also overrides a script's own",
             f'gpus-per-node = "{number}"')
 
 
@@ -244,7 +269,7 @@ def _memory(value: str) -> tuple[str, str] | None:
     if re.fullmatch(r"\d+[KMGT]?", value, re.I):
         return None
     number = re.match(r"\d+", value)
-    return "not a number with K, M, G or T", f'"{number[0]}G"' if number else '"64G"'
+    return "not a number with K, M, G, or T", f'"{number[0]}G"' if number else '"64G"'
 
 
 CHECKS: dict[str, Callable[[str], tuple[str, str] | None]] = {

@@ -1,7 +1,8 @@
-"""slurmd starts this in place of slurmstepd: adopt the job's orphans, then become slurmstepd.
+"""Become slurmstepd after adopting the job's orphans; slurmd starts this in its place.
 
-Without it a double-forked process of a job leaves the tree in which Slurm looks for the job's
-processes, and scancel would miss it. Standard library only: runs without site packages.
+Otherwise, a double-forked process would leave the tree in which Slurm looks for the job's
+processes, and scancel would miss it. It runs without site-packages, so it imports the standard
+library only.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The Linux calls that the standard library lacks before Python 3.12, through ctypes."""
+"""Call Linux functions that the standard library lacks before Python 3.12, through ctypes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, name: str) -> None:
     if result:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def unshare(flags: int) -> None:
@@ -62,15 +62,15 @@ def prctl(option: int, value: int, third: int = 0) -> None:
 
 
 def keep_capabilities(*capabilities: int) -> None:
-    """Let the next exec keep these: an ordinary user's exec drops what unshare gave.
+    """Keep capabilities across the next exec, which drops those that unshare gave to a user.
 
-    For `ip` and `tc` only. Daemons and jobs go without.
+    Only `ip` and `tc` get them; daemons and jobs do not.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    data = (ctypes.c_uint32 * 6)()  # low word: effective, permitted, inheritable; then the high
+    data = (ctypes.c_uint32 * 6)()  # low words: effective, permitted, inheritable; then high words
     _check(_libc.capget(header, data), "capget")
     for capability in capabilities:
-        data[2] |= 1 << capability  # all of ours are below 32
+        data[2] |= 1 << capability  # ours are all below 32
     _check(_libc.capset(header, data), "capset")
     for capability in capabilities:
         prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability)

@@ -23,7 +23,7 @@ from grader.nbgrader_plugin import assign
 from grader.run import lab_plan, results
 from grader.run.settings import Grading, settings_of
 from grader.sandbox.interface import Backend
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 
 
 def worker_command(course: Course, backend: str) -> list[str]:
@@ -39,7 +39,7 @@ def start_workers(course: Course, count: int, backend: Backend | None) -> Worker
         count: the number of workers.
         backend: the sandbox that holds; None for workers that make pages only.
     """
-    with quick_imports():  # what the workers need; forks have it from here
+    with imports_without_gc():  # what the workers need; forks have it from here
         import grader.feedback.pages
         import grader.run.attempt  # noqa: F401
     command = worker_command(course, backend.name if backend else NO_BACKEND)

@@ -26,7 +26,7 @@ from grader.gradebook.records import NOT_ISOLATED, enroll, entry_of, net_score
 from grader.gradebook.ungraded import leave_ungraded
 from grader.run.attempt import Attempt
 from grader.run.results import Result
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 MODE = 0o444  # as nbgrader leaves notebooks in autograded/
 
@@ -138,7 +138,7 @@ def _write_notebook(submission: Submission, attempt: Attempt) -> None:
     path = submission.notebook("autograded")
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)
-    put_whole(path, json.dumps(attempt.notebook, indent=1).encode(), MODE)
+    write_atomic(path, json.dumps(attempt.notebook, indent=1).encode(), MODE)
 
 
 def feedback_values(submission: Submission, book: Gradebook) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from grader.run import timing
-from labcore.errors import NO_ROOM, LabError, said_of
-from labcore.imports import quick_imports
+from labcore.errors import NO_ROOM, LabError, error_text
+from labcore.imports import imports_without_gc
 
 if TYPE_CHECKING:
     from grader.course import Course
@@ -98,7 +98,7 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
     """
     guard()
     questions, answers = channel()
-    with quick_imports():
+    with imports_without_gc():
         handler = make()
     if not ready:
         send(answers, {"ready": os.getpid()})
@@ -114,7 +114,7 @@ def serve(make: Callable[[], TaskHandler], command: Sequence[str], *, ready: boo
                       "ours": is_grader_fault(error)}
             if isinstance(error, OSError) and error.errno in NO_ROOM and Path(
                     str(error.filename)).is_relative_to(handler.course.root):
-                answer["no room"] = said_of(error)  # on the course's disk, which no student fills
+                answer["no room"] = error_text(error)  # the course's disk, which no student fills
         send(answers, answer | {"task": task.get("task")})
         if timing.interrupted():
             renew(questions, answers, command)

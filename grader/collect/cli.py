@@ -193,12 +193,12 @@ def run_list(arguments: argparse.Namespace) -> int:
 def run_export(arguments: argparse.Namespace) -> int:
     from grader.course.roster import people, write_csv
     from grader.gradebook.records import gradebook
-    from labcore.atomic import put_whole
+    from labcore.atomic import write_atomic
 
     with gradebook(open_course()) as book:
         text = write_csv(people(book))
     if arguments.to:
-        put_whole(arguments.to, text.encode())
+        write_atomic(arguments.to, text.encode())
     else:
         print(text, end="")
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 BY_HAND = "found in submitted/: the file's own time"
@@ -38,7 +38,7 @@ def store_version(submission: Submission, content: bytes) -> str:
     path = version_path(replace(submission, version=digest))
     if not path.is_file() or path.stat().st_size != len(content):
         path.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(path, content)
+        write_atomic(path, content)
     return digest
 
 
@@ -91,5 +91,5 @@ def submit_version(submission: Submission) -> bool:
         raise LabError(f"{version_path(submission)} was changed: remove it, then collect that "
                        "submission again")
     path.parent.mkdir(parents=True, exist_ok=True)
-    put_whole(path, content)
+    write_atomic(path, content)
     return True

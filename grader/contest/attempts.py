@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from grader.course import Course
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labkit.contest.declaration import Contest
 from labkit.contest.play import FLOOR, CaseResult, points, points_by_group
 
@@ -133,7 +133,7 @@ def write(course: Course, contest: Contest, student: str, attempts: dict[str, Co
     if path.exists() and _loaded(path) is None:
         path.replace(path.with_name(path.name + ".damaged"))
     content = {"attempts": [asdict(one) for one in attempts.values()], "refused": refused}
-    put_whole(path, json.dumps(content, indent=1).encode(), 0o600)
+    write_atomic(path, json.dumps(content, indent=1).encode(), 0o600)
 
 
 def tidy(course: Course, contest: Contest) -> None:

@@ -109,7 +109,7 @@ def _results(course: Course, contest: Any) -> Path:
 def run_table(arguments: argparse.Namespace) -> int:
     from grader.contest import page, secret, submissions
     from grader.contest.standings import standings
-    from labcore.atomic import put_whole
+    from labcore.atomic import write_atomic
 
     contest, course = catalog.find(arguments.contest), open_course()
     ids = submissions.students(course, contest)
@@ -120,10 +120,11 @@ def run_table(arguments: argparse.Namespace) -> int:
     for one in (private, folder):
         one.mkdir(parents=True, exist_ok=True)
     stem = contest.name + "-pseudonyms" * arguments.pseudonyms
-    put_whole(folder / f"{stem}.html", page.page(contest, rows).encode(errors="replace"))
-    put_whole(folder / f"{stem}.csv", page.table(contest, rows).encode(errors="replace"))
+    write_atomic(folder / f"{stem}.html", page.page(contest, rows).encode(errors="replace"))
+    write_atomic(folder / f"{stem}.csv", page.table(contest, rows).encode(errors="replace"))
     if arguments.pseudonyms:
-        put_whole(private / "who.csv", page.pseudonym_table(named).encode(errors="replace"), 0o600)
+        write_atomic(private / "who.csv",
+                     page.pseudonym_table(named).encode(errors="replace"), 0o600)
     students = sum(not row.ghost for row in rows)
     print(f"{students} students and {len(rows) - students} ghosts: {folder / stem}.html and .csv"
           + (f"; who is who: {private / 'who.csv'}" if arguments.pseudonyms else ""))

@@ -16,7 +16,7 @@ from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster
 from grader.course.times import now
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labkit.contest.cli import problem_of
 from labkit.contest.declaration import Contest
@@ -113,7 +113,7 @@ def _take(course: Course, contest: Contest, source: Source, candidate: Candidate
                                          file=claim.name, serial=claim.serial,
                                          lms_late=claim.late))
         if is_new:
-            put_whole(path, content)
+            write_atomic(path, content)
     except (FileRefused, Unusable, OSError) as error:
         return CollectedFile(file.path, claim.student, why=str(error))
     when = submissions.versions(course, contest, claim.student)[digest]

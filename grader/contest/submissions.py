@@ -16,7 +16,7 @@ from grader.course.names import problem_of_id
 from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
 from grader.course.submitted import read as read_plain
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labkit.contest.cli import problem_of
 from labkit.contest.declaration import Contest
@@ -118,7 +118,7 @@ def store_version(course: Course, contest: Contest, student: str, content: bytes
     path = _version(course, contest, student, digest)
     if not path.is_file() or path.stat().st_size != len(content):
         path.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(path, content)
+        write_atomic(path, content)
     return digest
 
 

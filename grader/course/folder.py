@@ -19,7 +19,7 @@ from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
 
 from labcore import own_labs
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
 
@@ -51,9 +51,9 @@ class Course:
             for folder in FOLDERS:
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
             if not self.config_file.exists():
-                put_whole(self.config_file, CONFIG.encode())
+                write_atomic(self.config_file, CONFIG.encode())
             if not self.secret_file.exists():
-                put_whole(self.secret_file, secrets.token_hex(32).encode(), 0o600)
+                write_atomic(self.secret_file, secrets.token_hex(32).encode(), 0o600)
         except OSError as error:
             raise LabError(f"the course folder {self.root} is not writable ({error.strerror}): "
                            "set LAB_COURSE to a folder of your own, for example $HOME/course"
@@ -201,10 +201,11 @@ class Course:
             raise LabError(f"{copy} cannot be written: {error.args[0][0][2]}") from error
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        put_whole(stamps, json.dumps(copied | {lab: new}, indent=1).encode())
+        write_atomic(stamps, json.dumps(copied | {lab: new}, indent=1).encode())
         if folder := self.labs_folder(lab):
             known = self.root / "source" / REMEMBERED
-            put_whole(known, json.dumps(read_stamps(known) | {lab: str(folder)}, indent=1).encode())
+            stamps = read_stamps(known) | {lab: str(folder)}
+            write_atomic(known, json.dumps(stamps, indent=1).encode())
         return True
 
     @contextlib.contextmanager

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def save_record(path: Path, record: GradingRecord) -> None:
         kept = path.with_name(path.name + ".damaged")
         path.replace(kept)
         record.notes.append(f"its earlier record was damaged; it is kept as {kept}")
-    put_whole(path, json.dumps(asdict(record), indent=1).encode())
+    write_atomic(path, json.dumps(asdict(record), indent=1).encode())
 
 
 def read_record(path: Path) -> GradingRecord | None:

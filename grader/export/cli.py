@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from grader.commands import add_command, open_course
 from labcore.errors import LabError
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 from labcore.terminal import visible
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from grader.course import require_known
         from grader.export import canvas, columns, moodle, sheet
         from grader.export.filling import fill
         from grader.export.matching import match
-        from labcore.atomic import put_whole
+        from labcore.atomic import write_atomic
 
     _require_places(arguments)
     course = open_course()
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
                                      for place, text in one.cells.items()})
     if arguments.feedback:
         _feedback(course, layout, matches, next(iter(chosen)), arguments.feedback)
-    put_whole(arguments.to, content)
+    write_atomic(arguments.to, content)
     _report(layout, matches, filled)
     print(f"{arguments.to}: ready to upload")
     return 0
@@ -172,7 +172,7 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
     from grader.course import Submission
     from grader.export.archive import names, zipped
     from grader.report.show import progress
-    from labcore.atomic import put_whole
+    from labcore.atomic import write_atomic
 
     if layout.lms == "Moodle" and not layout.one_assignment:
         raise LabError("--feedback needs Moodle's grading worksheet as --roster: the gradebook "
@@ -187,6 +187,6 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
                                  for student in graded if student not in made))
     if not made:
         raise LabError(f"--feedback {path}: there is no page of {lab} to give back")
-    put_whole(path, zipped({named[student]: Submission(course, lab, student).page
+    write_atomic(path, zipped({named[student]: Submission(course, lab, student).page
                             for student in made}))
     print(f"{path}: {len(made)} pages to upload to the assignment in {layout.lms}")

@@ -13,7 +13,7 @@ from nbgrader.preprocessors import GetGrades
 from traitlets.config import Config
 
 from grader.course import Course, Submission
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 
 class GivenGrades(GetGrades):
@@ -68,4 +68,4 @@ class FeedbackPages:
         finally:
             os.chdir(before)
         submission.page.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(submission.page, text.encode(errors="backslashreplace"))
+        write_atomic(submission.page, text.encode(errors="backslashreplace"))

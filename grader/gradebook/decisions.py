@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from grader.course import Course, Submission
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 SCORE, EXTENSION, ASIDE = "score", "extension", "aside"
@@ -137,7 +137,7 @@ def add(course: Course, kind: str, students: Sequence[str], lab: str, value: flo
     before = path.read_bytes() if path.exists() else b""
     lines = [json.dumps(asdict(_validated(Decision(kind, student, lab, value, why, _user(), now))))
              for student in students]
-    put_whole(path, before + "".join(line + "\n" for line in lines).encode(), 0o600)
+    write_atomic(path, before + "".join(line + "\n" for line in lines).encode(), 0o600)
 
 
 def _user() -> str:

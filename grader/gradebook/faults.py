@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from labcore.errors import NO_ROOM, LabError, said_of
+from labcore.errors import NO_ROOM, LabError, error_text
 
 SECONDS_TO_WAIT = 10.0  # for another process to release the gradebook
 CORRUPTION_ERRORS = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
@@ -44,7 +44,7 @@ def fault_of(error: BaseException, path: Path) -> StorageFault | None:
         if isinstance(one, sqlite3.DatabaseError) and not isinstance(one, sqlite3.IntegrityError):
             return StorageFault(description(one, path))
         if isinstance(one, OSError) and one.errno in NO_ROOM:
-            return StorageFault(said_of(OSError(one.errno, one.strerror,
+            return StorageFault(error_text(OSError(one.errno, one.strerror,
                                                 one.filename or str(path))))
     return None
 

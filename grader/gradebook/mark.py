@@ -16,7 +16,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from grader.gradebook.faults import SECONDS_TO_WAIT
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 LARGEST = 2**31 - 2
 
@@ -59,7 +59,7 @@ def save_mark(path: Path, mark: Mark) -> None:
         path: the gradebook.
         mark: the mark.
     """
-    put_whole(file_of(path), json.dumps(asdict(mark)).encode(), 0o600)
+    write_atomic(file_of(path), json.dumps(asdict(mark)).encode(), 0o600)
 
 
 def connect(path: Path) -> sqlite3.Connection:

@@ -17,7 +17,7 @@ from grader.course.log import log_file
 from grader.course.reasons import explain
 from grader.gradebook import byhand
 from grader.gradebook.records import gradebook
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
 from labkit.build.cli import build
@@ -79,7 +79,7 @@ def release(course: Course, lab: str) -> bool:
     except Exception as error:
         raise LabError(f"{source}: nbgrader cannot generate the assignment: {explain(error)} (the "
                        f"rest is in {log_file(course)})") from error
-    put_whole(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
+    write_atomic(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
     return True
 
 

@@ -24,7 +24,7 @@ from grader.gradebook.notices import duration, lateness
 from grader.gradebook.pending import incomplete, pending
 from grader.gradebook.records import gradebook, net_score, state
 from grader.report.policy import counted
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 NEEDS_REVIEW = "needs review in formgrader"
 
@@ -148,7 +148,7 @@ def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] |
     table = csv.writer(text, lineterminator="\n")
     table.writerow([field.name for field in fields(GradeRow)])
     table.writerows([harmless(value) for value in astuple(row)] for row in chosen)
-    put_whole(path, text.getvalue().encode(errors="backslashreplace"))
+    write_atomic(path, text.getvalue().encode(errors="backslashreplace"))
     return chosen
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from grader.course import Course, Submission
 from grader.run.attempt import LARGEST, Attempt, DamagedAttempt
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 
 FOLDER = "results"
 MOST_TRIES = 2  # a busy machine may be why the first one ran out of time
@@ -54,7 +54,7 @@ def write(course: Course, settings: str, attempt: Attempt) -> Result:
     target = path(Submission(course, attempt.lab, attempt.student))
     target.parent.mkdir(parents=True, exist_ok=True)
     first = json.dumps({"id": result.id, "settings": settings, "tries": result.tries}).encode()
-    put_whole(target, first + b"\n" + attempt.dumps(), 0o600)
+    write_atomic(target, first + b"\n" + attempt.dumps(), 0o600)
     return result
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from grader.commands import add_command
 from labcore.errors import LabError
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 
 MOST_SHOWN = 20  # submissions that were left out, on the terminal
 EXAMPLES = """examples:
@@ -34,12 +34,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from grader.course import Course, default_root, require_known
         from grader.similarity.page import page
         from grader.similarity.reading import SubmissionReader, some
         from grader.similarity.report import report
-        from labcore.atomic import put_whole
+        from labcore.atomic import write_atomic
 
     if not 0 <= arguments.over <= 100:
         raise LabError(f"--over {arguments.over:g}: it is from 0 to 100")
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
                       earlier=earlier, left_out=left_out)
     path = arguments.to or course.root / "similar" / f"{arguments.lab}.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    put_whole(path, page(findings).encode(errors="replace"))
+    write_atomic(path, page(findings).encode(errors="replace"))
     _left_out(left_out)
     in_groups = sum(len(group.students) for group in findings.groups)
     print(f"{some(findings.count, 'submission')}: {some(len(findings.groups), 'group')} with "

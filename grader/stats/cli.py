@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grader.commands import add_command, open_course
 from labcore.errors import LabError
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 
 EXAMPLES = """examples:
   lab stats 03_multi_node                        writes stats/03_multi_node.html, in the course
@@ -27,12 +27,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    with quick_imports():
+    with imports_without_gc():
         from grader.course import require_known
         from grader.stats.figures import figures
         from grader.stats.page import exercises_csv, hints_csv, page
         from grader.stats.reading import read
-        from labcore.atomic import put_whole
+        from labcore.atomic import write_atomic
 
     course = open_course()
     require_known("lab", arguments.lab, course.labs(), str(course.sources))
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     for place, text in ((path, page(results)), (path.with_suffix(".csv"), exercises_csv(results)),
                         (path.with_name(f"{path.stem}-hints.csv"), hints_csv(results))):
-        put_whole(place, text.encode())
+        write_atomic(place, text.encode())
     print(f"{results.submissions} submissions, {results.graded} graded; {len(results.exercises)} "
           f"exercises: {path}, and as CSV beside it")
     return 0

@@ -29,7 +29,7 @@ from grader.course.spreadsheet import harmless
 from grader.gradebook.records import state
 from grader.written.agreement import ScorePair
 from grader.written.rubrics import for_graders, is_written
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 COLUMNS = ("answer", "cell", "points", "score", "comment")
@@ -183,9 +183,9 @@ def add(course: Course, lab: str, answers: list[GradedAnswer],
     target = folder(course, lab)
     target.mkdir(parents=True, exist_ok=True)
     listed = {line.answer for line in lines}
-    put_whole(target / "answers.html",
+    write_atomic(target / "answers.html",
               _page(course, lab, [one for one in answers if one.id in listed]), 0o600)
-    put_whole(target / "scores.csv", _csv(SampledAnswer, lines), 0o600)
+    write_atomic(target / "scores.csv", _csv(SampledAnswer, lines), 0o600)
     return lines, len(drawn)
 
 
@@ -205,7 +205,7 @@ def pairs(course: Course, lab: str, answers: list[GradedAnswer]) -> tuple[list[S
     pairs = [ScorePair(line.answer, answer.student, line.cell, answer.points, answer.first,
                        line.score, line.comment)
              for line in current if line.score is not None and (answer := known[line.answer])]
-    put_whole(folder(course, lab) / "agreement.csv", _csv(ScorePair, pairs), 0o600)
+    write_atomic(folder(course, lab) / "agreement.csv", _csv(ScorePair, pairs), 0o600)
     return pairs, len(current) - len(pairs), len(lines) - len(current)
 
 

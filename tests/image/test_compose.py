@@ -65,7 +65,7 @@ def rate(cluster):
 
 
 def test_notebooks_see_two_nodes_with_virtual_gpus(cluster):
-    assert "the cluster is up: 2 nodes, a container each" in cluster.log("lab")
+    assert "the cluster is up: 2 nodes in one container each" in cluster.log("lab")
     cluster.wait_for(lambda: bool(cluster.address()), "the address")
     seen = cluster.run("srun -N2 --gres=gpu:v100:2 bash -c 'echo $(hostname) $(id -un) "
                        "$CUDA_VISIBLE_DEVICES $VIRTUAL_GPU $(readlink /dli)' | sort").splitlines()
@@ -131,7 +131,7 @@ def test_a_job_of_a_node_that_comes_back_at_once_starts_again(cluster, podman, s
     """silent: for how many seconds the controller gives no answer, longer than clients wait."""
     job = cluster.run("sbatch --parsable -N2 --ntasks-per-node=1 --wrap 'srun sleep 900'").strip()
     cluster.wait_for(lambda: f"{job}.0" in cluster.run("squeue -h -s -o %i"), "a running step")
-    starts = cluster.log("slurmnode2").count("slurmd answers")
+    starts = cluster.log("slurmnode2").count("slurmd responds")
     podman("kill", cluster.container("slurmnode2"))
     if silent:
         podman("pause", cluster.container("controller"))
@@ -139,7 +139,7 @@ def test_a_job_of_a_node_that_comes_back_at_once_starts_again(cluster, podman, s
     if silent:
         time.sleep(silent)
         podman("unpause", cluster.container("controller"))
-    cluster.wait_for(lambda: cluster.log("slurmnode2").count("slurmd answers") > starts, "slurmd")
+    cluster.wait_for(lambda: cluster.log("slurmnode2").count("slurmd responds") > starts, "slurmd")
     if f"before: {job}" not in cluster.log("slurmnode2"):
         # It was away for so long that Slurm noticed first, which then holds the job for a while.
         cluster.run(f"scontrol update jobid={job} starttime=now")
@@ -203,7 +203,7 @@ def test_it_ends_in_order_within_ten_seconds_while_a_job_runs(cluster):
 
 
 @pytest.mark.parametrize(("variable", "value", "said"), [
-    ("LINK", "900gbit", "link rate '900gbit': from 1mbit to 400gbit; nearest: 400gbit"),
+    ("LINK", "900gbit", "link rate '900gbit': not between 1mbit and 400gbit; nearest: 400gbit"),
     ("GPUS", "v100:9", "nearest: v100:8")])
 def test_a_value_that_cannot_be_ends_it_with_the_nearest(cluster, variable, value, said):
     cluster("down")

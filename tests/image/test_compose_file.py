@@ -8,8 +8,8 @@ import yaml
 import image as images
 from lab import cli as program
 from labcore.workspace import CHECKOUT
+from slurmbox.addresses import CONTROLLER
 from slurmbox.containers import COMPOSE, KEY
-from slurmbox.place import CONTROLLER
 from slurmbox.profile import make
 
 FILE = images.DOCKERFILE.with_name("compose.yml")

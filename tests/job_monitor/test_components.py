@@ -6,7 +6,7 @@ import pytest
 
 from job_monitor import components, ranks, requested, slurm, snapshot, table
 from labcore.errors import LabError
-from slurmbox import keeping
+from slurmbox import jobfolders
 from slurmbox.layout import Layout
 from tests.job_monitor.samples import job, lines, take
 
@@ -78,7 +78,7 @@ def test_the_record_of_a_heterogeneous_job_has_all_components(slurm_says, monkey
     home = slurm_says("")
     folder = Layout(home).ranks / "12"
     folder.mkdir(parents=True)
-    (folder / keeping.JOB).write_text(HET.format(state="RUNNING"))
+    (folder / jobfolders.JOB_FILE).write_text(HET.format(state="RUNNING"))
     row = {"JobName": "mixed", "State": "COMPLETED", "ExitCode": "0:0", "Start": "", "End": "",
            "Elapsed": "00:00:09", "Timelimit": "01:00:00", "NNodes": "1", "NodeList": "slurmnode1"}
     monkeypatch.setattr(slurm, "accounting", lambda number: [row])

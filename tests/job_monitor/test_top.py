@@ -12,7 +12,7 @@ from job_monitor import cli as watch_cli
 from job_monitor import slurm, snapshot, table
 from lab import cli
 from labcore.errors import LabError
-from slurmbox import keeping
+from slurmbox import jobfolders
 from slurmbox.clients import NOT_RUNNING
 from slurmbox.layout import Layout
 from tests.job_monitor.samples import (
@@ -148,7 +148,7 @@ def kept(home, *numbers):
         (folder / "0.json").write_text("{}")
         if number < 4:
             for path in (folder / "0.json", folder):
-                os.utime(path, (time.time() - 2 * keeping.LIVE,) * 2)
+                os.utime(path, (time.time() - 2 * jobfolders.MIN_AGE,) * 2)
 
 
 def left(home):
@@ -158,11 +158,11 @@ def left(home):
 def test_old_jobs_files_go_and_fresh_ones_stay(tmp_path):
     kept(tmp_path, 1, 2, 3, 20, 100, 101)
     (Layout(tmp_path).ranks / "notes").mkdir()
-    assert keeping.prune(Layout(tmp_path), kept=100) == 0
-    assert keeping.prune(Layout(tmp_path), kept=2) == 3  # job 20 may live
+    assert jobfolders.prune(Layout(tmp_path), limit=100) == 0
+    assert jobfolders.prune(Layout(tmp_path), limit=2) == 3  # job 20 may live
     assert left(tmp_path) == [20, 100, 101]
     assert (Layout(tmp_path).ranks / "notes").is_dir()
-    assert keeping.prune(Layout(tmp_path / "none")) == 0
+    assert jobfolders.prune(Layout(tmp_path / "none")) == 0
 
 
 @pytest.mark.parametrize(("environment", "fresh"), [
@@ -174,18 +174,19 @@ def test_a_job_s_folder_begins_with_its_first_task(tmp_path, environment, fresh)
     """Of two jobs, 9 has a folder of an earlier start."""
     layout = Layout(tmp_path / "a b")
     kept(layout.home, 9)
-    (layout.ranks / "9" / keeping.JOB).write_text("JobId=9 old\n")
+    (layout.ranks / "9" / jobfolders.JOB_FILE).write_text("JobId=9 old\n")
     fake = tmp_path / "scontrol"
     fake.write_text('#!/bin/sh\n[ "$1" = show ] && echo "JobId=$4" || echo "#!" > "$4"\n')
     fake.chmod(0o755)
-    done = subprocess.run(["sh", "-eu", "-c", "\n".join(keeping.prolog_lines(layout))],
+    done = subprocess.run(["sh", "-eu", "-c", "\n".join(jobfolders.prolog_lines(layout))],
                           env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_STEP_ID": "",
                                "SLURM_JOB_ID": "", **environment}, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     folder = layout.ranks / environment.get("SLURM_JOB_ID", "9")
     if fresh:
-        assert sorted(one.name for one in folder.iterdir()) == [keeping.JOB, keeping.SCRIPT]
-        assert (folder / keeping.JOB).read_text() == f"JobId={folder.name}\n"
+        assert sorted(one.name for one in folder.iterdir()) == [
+            jobfolders.JOB_FILE, jobfolders.SCRIPT_FILE]
+        assert (folder / jobfolders.JOB_FILE).read_text() == f"JobId={folder.name}\n"
     else:
         assert left(layout.home) == [9] and (layout.ranks / "9" / "0.json").exists()
 
@@ -198,7 +199,7 @@ def fails(*_):
 def test_while_the_cluster_is_up_the_records_are_no_answer(no_cluster, monkeypatch, text):
     folder = Layout(no_cluster).ranks / "7"
     folder.mkdir(parents=True)
-    (folder / keeping.JOB).write_text(text)
+    (folder / jobfolders.JOB_FILE).write_text(text)
     monkeypatch.setattr(slurm, "_scontrol_jobs", fails)
     monkeypatch.setattr(slurm.health, "supervisor", lambda layout: (1, 1))
     with pytest.raises(LabError, match="does not respond"):

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def as_before():
 
 def test_nothing_is_collected_within_and_what_is_there_stays_out_of_later_collections():
     gc.unfreeze()
-    with quick_imports():
+    with imports_without_gc():
         assert not gc.isenabled()
         made = [[]]
     assert gc.isenabled() and gc.get_freeze_count() > 0
@@ -24,10 +24,10 @@ def test_nothing_is_collected_within_and_what_is_there_stays_out_of_later_collec
 
 
 def test_an_error_switches_the_collector_on_again_and_who_has_it_off_keeps_it_off():
-    with pytest.raises(ImportError), quick_imports():
+    with pytest.raises(ImportError), imports_without_gc():
         raise ImportError
     assert gc.isenabled()
     gc.disable()
-    with quick_imports():
+    with imports_without_gc():
         pass
     assert not gc.isenabled()

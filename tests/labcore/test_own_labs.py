@@ -60,7 +60,7 @@ def test_the_variable_names_the_folder_as_well(own, monkeypatch):
 
 def test_a_folder_that_is_not_there(own, capsys):
     assert cli.main(["build", "--labs", str(own / "no")]) == 1
-    assert "there is no such folder" in capsys.readouterr().err
+    assert "no such folder" in capsys.readouterr().err
 
 
 def test_a_course_takes_the_lab_and_remembers_where_it_came_from(own, course, monkeypatch):

@@ -163,7 +163,7 @@ def test_a_workspace_has_copies_of_the_labs_pictures(tmp_path):
 
 
 def test_a_lab_whose_worked_notebook_is_not_there_has_no_links_to_it(course):
-    text = "What is p?" + shipping.WAY_OUT.format("worked/04_y.ipynb#cell-id=a-b")
+    text = "What is p?" + shipping.WORKED_LINK.format("worked/04_y.ipynb#cell-id=a-b")
     course.put("notebooks/04_y.ipynb", notebook(text, "p = 1"))
     course.ship()
     assert course.copy("notebooks/04_y.ipynb").read_text().count("Stuck?") == 0

@@ -146,7 +146,8 @@ def test_lab_cluster_inside_a_job_does_no_harm(cluster):
     for action in ("down", "up", "status"):
         done = cluster.run(f"srun lab cluster {action}")
         assert done.returncode == 1
-        assert "this shell is inside the cluster (a job or salloc): type it outside" in done.stderr
+        assert "this shell is inside the cluster (a job or salloc): run this command outside" in (
+            done.stderr)
     assert cluster.run("srun -N2 true").returncode == 0
 
 
@@ -242,7 +243,7 @@ def test_status_is_healthy_and_up_says_so(cluster, capsys):
     assert status.show(cluster.home) == 0
     shown = capsys.readouterr().out
     assert re.search(r"slurmnode2 +idle +\S+ +2 x v100", shown) and "queue: empty" in shown
-    assert control.up(cluster.home, control.Options()) is False
+    assert control.up(cluster.home, control.UpOptions()) is False
     assert "already up" in capsys.readouterr().out
 
 

@@ -12,7 +12,7 @@ from job_monitor.nvidia_smi import cards
 from lab import cli as program
 from labcore.errors import LabError
 from slurmbox import clients, config, containers, control, healing, profile, serve, status
-from slurmbox.containers import PLACE
+from slurmbox.containers import NETWORK
 from slurmbox.install import Slurm
 from slurmbox.layout import Layout
 
@@ -33,7 +33,7 @@ def layout(tmp_path, monkeypatch):
 
 def record(layout, **options):
     made = profile.make(**options)
-    control.write_record(layout, {"profile": made.to_json(), "place": asdict(PLACE)})
+    control.write_record(layout, {"profile": made.to_json(), "place": asdict(NETWORK)})
     return made
 
 
@@ -43,7 +43,7 @@ def lab(*words):
 
 
 def test_slurm_conf_names_containers(layout):
-    text = config.slurm_conf(layout, profile.make(), PLACE, SLURM)
+    text = config.slurm_conf(layout, profile.make(), NETWORK, SLURM)
     assert "SlurmctldHost=controller\n" in text
     assert "NodeName=slurmnode2 NodeAddr=slurmnode2 Port=6818 CPUs=32" in text
     assert "Gres=gpu:v100:2 Feature=v100" in text
@@ -51,17 +51,17 @@ def test_slurm_conf_names_containers(layout):
 
 
 def test_jobs_use_the_containers_interface(layout):
-    text = config.task_prolog(layout, profile.make(), PLACE, SLURM, [])
+    text = config.task_prolog(layout, profile.make(), NETWORK, SLURM, [])
     assert "export GLOO_SOCKET_IFNAME=eth0" in text and "LD_PRELOAD" not in text
 
 
 def test_real_gpus_are_on_a_node_and_in_a_partition_of_their_own(layout):
     made = profile.make(cuda=2)
-    text = config.slurm_conf(layout, made, PLACE, SLURM)
+    text = config.slurm_conf(layout, made, NETWORK, SLURM)
     assert "NodeName=slurmgpu1 NodeAddr=slurmgpu1" in text and "Gres=gpu:cuda:2" in text
     assert "PartitionName=slurmpar Nodes=slurmnode1,slurmnode2 Default=YES" in text
     assert "PartitionName=cuda Nodes=slurmgpu1 MaxTime" in text
-    prolog = config.task_prolog(layout, made, PLACE, SLURM, [])
+    prolog = config.task_prolog(layout, made, NETWORK, SLURM, [])
     assert "slurmgpu1) echo unset VIRTUAL_GPU; echo export DEVICE_INSTEAD_OF_CPU=cuda" in prolog
     assert profile.from_json(made.to_json()) == made
     assert cards.declared_gpus({"profile": made.to_json()})["slurmgpu1"] == []
@@ -71,9 +71,9 @@ def test_the_key_is_not_in_the_workspace(layout, monkeypatch):
     monkeypatch.setattr(config.Slurm, "program", lambda self, name: f"/usr/sbin/{name}")
     monkeypatch.setattr(config.Slurm, "version", lambda self: (22, 5))
     containers.KEY.parent.mkdir()
-    config.write(layout, profile.make(), PLACE, SLURM, [], containers.KEY)
+    config.write(layout, profile.make(), NETWORK, SLURM, [], containers.KEY)
     first = containers.KEY.read_text()
-    config.write(layout, profile.make(), PLACE, SLURM, [], containers.KEY)
+    config.write(layout, profile.make(), NETWORK, SLURM, [], containers.KEY)
     assert containers.KEY.read_text() == first and len(first) == 128
     assert containers.KEY.stat().st_mode & 0o777 == 0o600
     assert not list(layout.home.rglob("*.key"))
@@ -101,13 +101,13 @@ def test_what_only_the_machine_outside_can_do_is_named(layout, monkeypatch, word
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    ("controller --link 1gb", "link rate '1gb': a number and a unit"),
+    ("controller --link 1gb", "link rate '1gb': not a number and a unit"),
     ("node --link 900gbit", "nearest: 400gbit"),
     ("controller --gpus v100:9", "nearest: v100:8"),
-    ("node --cuda 9", "--cuda 9: from 0 to 8 GPUs; nearest: 8"),
-    ("controller --nodes 0", "--nodes 0: from 1 to 64"),
+    ("node --cuda 9", "--cuda 9: not between 0 and 8 GPUs; nearest: 8"),
+    ("controller --nodes 0", "--nodes 0: not between 1 and 64"),
     ("login", r"serve login \(nothing\): .* nearest: serve login lab start"),
-    ("login nosuch --port 1", "serve login nosuch --port 1: not a command")])
+    ("login nosuch --port 1", "serve login nosuch --port 1: no such command")])
 def test_a_bad_option_is_refused_before_anything_is_done(layout, words, said):
     with pytest.raises(LabError, match=said):
         lab("serve", *words.split())
@@ -123,31 +123,31 @@ def test_an_unknown_role_or_number_is_refused(layout, words, capsys):
 
 def test_a_container_of_another_name_is_refused(layout, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "slurmnode3")
-    with pytest.raises(LabError, match="'slurmnode3': no node is called that; nearest: slurmnode2"):
+    with pytest.raises(LabError, match="'slurmnode3': no node has this name; nearest: slurmnode2"):
         serve.node_name(profile.make())
 
 
 def test_an_unset_variable_is_the_default(layout):
     arguments = program.parser().parse_args(["cluster", "serve", "node", "--gpus=", "--link="])
-    assert serve.profile_of(arguments) == profile.make()
+    assert serve.requested_profile(arguments) == profile.make()
 
 
 def test_a_node_waits_for_the_controller_of_its_own_shape(layout, monkeypatch):
     def waits(wanted):
-        return containers.wait_for_controller(layout, said.append, wanted, patience=0)
+        return containers.wait_for_controller(layout, said.append, wanted, timeout=0)
 
     said = []
-    monkeypatch.setattr(containers, "controller_answers", lambda: "Connection refused")
+    monkeypatch.setattr(containers, "controller_problem", lambda: "Connection refused")
     record(layout)
-    with pytest.raises(LabError, match=r"controller:6817 does not answer: Connection refused; see "
+    with pytest.raises(LabError, match=r"controller:6817 does not respond: Connection refused; see "
                                        r"docker compose .* logs controller"):
         waits(None)
-    monkeypatch.setattr(containers, "controller_answers", lambda: None)
+    monkeypatch.setattr(containers, "controller_problem", lambda: None)
     assert waits(profile.make())["place"]["mode"] == "containers"
     with pytest.raises(LabError, match="with other options"):
         waits(profile.make(gpus="a100:4"))
     layout.record.unlink()
-    with pytest.raises(LabError, match="it starts"):
+    with pytest.raises(LabError, match="it is starting"):
         waits(None)
 
 
@@ -173,7 +173,7 @@ def asked(layout):
 
 
 def test_a_node_that_comes_back_fails_its_jobs_even_if_slurm_does_not_answer_at_once(layout, asked):
-    assert healing.fail_node(layout, "slurmnode2", patience=60) == ["7", "9"]
+    assert healing.fail_node(layout, "slurmnode2", timeout=60) == ["7", "9"]
     squeue, scontrol = "squeue -h -t R,S -o %A -w slurmnode2", (
         "scontrol update nodename=slurmnode2 state=down reason=its container was restarted")
     assert asked.read_text().splitlines() == [squeue] * 3 + [scontrol] * 3
@@ -181,7 +181,7 @@ def test_a_node_that_comes_back_fails_its_jobs_even_if_slurm_does_not_answer_at_
 
 def test_slurm_without_an_answer_is_an_error_and_not_an_empty_queue(layout, asked):
     with pytest.raises(LabError, match=r"squeue -h .* -w slurmnode2: no controller"):
-        healing.fail_node(layout, "slurmnode2", patience=0)
+        healing.fail_node(layout, "slurmnode2", timeout=0)
 
 
 def test_without_nodes_the_lab_goes_on_and_says_so(layout, monkeypatch):
@@ -190,18 +190,18 @@ def test_without_nodes_the_lab_goes_on_and_says_so(layout, monkeypatch):
                         lambda *_, **__: {"profile": record(layout).to_json()})
     monkeypatch.setattr(containers, "wait_for_nodes", lambda *_: (_ for _ in ()).throw(
         LabError("the cluster is damaged: slurmnode2 is down*")))
-    assert control.ensure_up(layout.home, say=said.append) is False
-    assert said == ["the cluster is damaged: slurmnode2 is down*; on the machine itself: docker "
+    assert control.ensure_up(layout.home, notify=said.append) is False
+    assert said == ["the cluster is damaged: slurmnode2 is down*; on the host: docker "
                     "compose -f docker/compose.yml up -d"]
 
 
 def test_a_link_that_is_not_shaped_is_no_other_for_the_jobs(layout):
     made = record(layout, link="1gbit")
-    config.write_network(layout, "1gbit")
+    config.write_virtual_network(layout, "1gbit")
     network = layout.state / "etc" / "virtual-network"
-    containers.note_link(layout, "slurmnode1", "1gbit", None)
+    containers.record_link(layout, "slurmnode1", "1gbit", None)
     assert network.read_text() == "ethernet:1gbit\n"
-    containers.note_link(layout, "slurmnode2", "1gbit", "tc: Operation not permitted")
+    containers.record_link(layout, "slurmnode2", "1gbit", "tc: Operation not permitted")
     assert network.read_text() == "\n"
     assert containers.links(layout, made) == (
         "1gbit, unlimited (1gbit is not possible: tc: Operation not permitted)")
@@ -212,18 +212,19 @@ def test_status_names_the_way_to_mend(layout, capsys, monkeypatch):
     found = status.health.Health(alive=True, states={"slurmnode1": "idle", "slurmnode2": "down*"},
                                  problems=["slurmnode2 is down*"])
     monkeypatch.setattr(status.health, "examine", lambda layout: found)
-    monkeypatch.setattr(status.health, "client", lambda *_: subprocess.CompletedProcess([], 0, ""))
+    monkeypatch.setattr(status.health, "run_client",
+                        lambda *_: subprocess.CompletedProcess([], 0, ""))
     assert status.show(layout.home) == status.DAMAGED
     printed = capsys.readouterr().out
-    assert "mode containers" in printed and "slurmnode1 has not said" in printed
-    assert printed.endswith("mend it: docker compose -f docker/compose.yml up -d\n")
+    assert "mode containers" in printed and "slurmnode1 has not reported" in printed
+    assert printed.endswith("to fix it: docker compose -f docker/compose.yml up -d\n")
 
 
 def test_commands_say_that_the_controller_is_gone(layout, monkeypatch):
     monkeypatch.setattr(Slurm, "find", lambda self, name: f"/bin/echo_{name}")
-    clients.write_wrappers(layout, SLURM, profile.make(), PLACE)
+    clients.write_wrappers(layout, SLURM, profile.make(), NETWORK)
     done = subprocess.run([layout.bin / "sinfo"], capture_output=True, text=True)
-    assert done.returncode == 1 and "controller's container does not run" in done.stderr
+    assert done.returncode == 1 and "controller's container is not running" in done.stderr
 
 
 def test_a_record_of_containers_that_are_gone_is_no_cluster_here(tmp_path):
@@ -237,4 +238,4 @@ def test_a_record_of_containers_that_are_gone_is_no_cluster_here(tmp_path):
 def test_as_an_ordinary_user_nothing_is_given_away(layout, monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     monkeypatch.setattr(os, "setresuid", lambda *_: pytest.fail("no right to"))
-    containers.become(1000, 100, (layout.home,))
+    containers.drop_root(1000, 100, (layout.home,))

@@ -77,7 +77,7 @@ def test_up_heals_after_any_daemon_was_killed(spare, name):
     spare.run("sbatch --wrap 'sleep 600'")
     for pid in daemon(spare, name):
         os.kill(pid, signal.SIGKILL)
-    control.up(spare.home, control.Options())
+    control.up(spare.home, control.UpOptions())
     assert spare.until(lambda: healthy(spare) and daemon(spare, name), 30)
     assert spare.run("srun -N2 true").returncode == 0
     spare.run("scancel --me")
@@ -99,7 +99,7 @@ def test_after_the_supervisor_was_killed_commands_say_so_and_up_brings_the_queue
     down = spare.run("sinfo", timeout=5)
     assert down.returncode == 1 and "the cluster is not running: lab cluster up" in down.stderr
     assert status.show(spare.home) == 3
-    control.up(spare.home, control.Options())
+    control.up(spare.home, control.UpOptions())
     assert spare.until(lambda: "RUNNING" in spare.run(f"squeue -h -j {keep} -o %T").stdout, 15)
     assert not spare.run(f"squeue -h -j {lose} -t R").stdout
     assert spare.until(lambda: len(running(spare, "sleep 603")) == 1)
@@ -112,7 +112,7 @@ def test_node_kill_and_start(spare):
     assert any("slurmnode2" in problem for problem in health.examine(spare.layout).problems)
     lab(spare, "node", "slurmnode2", "start")
     assert spare.until(lambda: healthy(spare), 15)
-    with pytest.raises(LabError, match="no node is called 'node9': slurmnode1, slurmnode2"):
+    with pytest.raises(LabError, match=r"node node9: no such node; .* slurmnode1, slurmnode2"):
         lab(spare, "node", "node9", "kill")
 
 
@@ -121,7 +121,7 @@ def test_node_cut_and_heal(spare, needs_namespaces):
     assert spare.run("srun -w slurmnode1 ping -c1 -W1 slurmnode2 || "
                      "srun -w slurmnode1 python -c 'import socket as s; "
                      "s.create_connection((\"slurmnode2\", 6818), 1)'").returncode
-    assert "slurmnode2 is cut off" in " ".join(health.examine(spare.layout).problems)
+    assert "slurmnode2 has no network" in " ".join(health.examine(spare.layout).problems)
     lab(spare, "node", "slurmnode2", "heal")
     assert spare.until(lambda: healthy(spare), 30)
     assert spare.run("srun -N2 true").returncode == 0
@@ -136,7 +136,7 @@ def test_a_node_cut_for_long_fails_its_job_and_comes_back(spare, needs_namespace
     lab(spare, "node", "slurmnode2", "cut")
     assert spare.until(lambda: "NODE_FAIL" in spare.run(
         f"sacct -n -P -j {number} -o state").stdout, 60)
-    control.up(spare.home, control.Options())
+    control.up(spare.home, control.UpOptions())
     assert spare.until(lambda: healthy(spare) and not running(spare, "sleep 605"), 30)
 
 
@@ -158,15 +158,15 @@ def test_links_have_the_rate_that_was_asked_for_live(spare, needs_namespaces):
 
 def test_options_that_contradict_the_running_cluster_are_refused(spare):
     with pytest.raises(LabError, match=r"--nodes 3 \(running: 2\).*lab cluster down first"):
-        control.up(spare.home, control.Options(nodes=3))
+        control.up(spare.home, control.UpOptions(nodes=3))
     with pytest.raises(LabError, match="lab cluster link 1gbit"):
-        control.up(spare.home, control.Options(link="1gbit"))
-    assert control.up(spare.home, control.Options(nodes=2, gpus="v100:2")) is False
+        control.up(spare.home, control.UpOptions(link="1gbit"))
+    assert control.up(spare.home, control.UpOptions(nodes=2, gpus="v100:2")) is False
 
 
 def test_nonsense_on_the_control_socket_does_no_harm(spare):
     with pytest.raises(LabError, match="unknown request"):
-        requests.ask(spare.layout.control_socket, do="rm -rf /")
+        requests.send(spare.layout.control_socket, do="rm -rf /")
     assert healthy(spare)
 
 
@@ -196,13 +196,13 @@ def test_loopback_mode_says_so_and_works(make_cluster, capsys):
     assert sorted(done.stdout.splitlines()) == ["0: 1 slurmnode1 lo", "1: 1 slurmnode2 lo"]
     with pytest.raises(LabError, match="no link to shape"):
         lab(here, "link", "1gbit")
-    with pytest.raises(LabError, match="no network cable"):
+    with pytest.raises(LabError, match="no network link of its own"):
         lab(here, "node", "slurmnode1", "cut")
     (here.home / "orphan.py").write_text(ORPHAN)
     here.run("sbatch --wrap 'srun python orphan.py'")
     assert here.until((here.home / "orphan.ready").exists)
     os.kill(health.supervisor(here.layout)[0], signal.SIGKILL)
-    control.up(here.home, control.Options())
+    control.up(here.home, control.UpOptions())
     assert here.until(lambda: healthy(here), 15)
     control.down(here.home)
     assert not cluster_processes(here.home)
@@ -210,13 +210,13 @@ def test_loopback_mode_says_so_and_works(make_cluster, capsys):
 
 def test_link_in_loopback_mode_is_refused(tmp_path):
     with pytest.raises(LabError, match="loopback mode has no links to shape"):
-        control.up(tmp_path, control.Options(mode="loopback", link="1gbit"))
+        control.up(tmp_path, control.UpOptions(mode="loopback", link="1gbit"))
     control.down(tmp_path)
 
 
 def test_a_workspace_with_blanks_and_a_very_long_path(tmp_path):
     home = tmp_path / "my work" / ("x" * 120) / ("y" * 120)
-    control.up(home, control.Options(nodes=1))
+    control.up(home, control.UpOptions(nodes=1))
     here = RunningCluster(home)
     try:
         assert here.run("srun pwd").stdout.strip() == str(home)
@@ -230,13 +230,13 @@ def test_a_workspace_with_blanks_and_a_very_long_path(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_up_can_be_repeated_or_undone(tmp_path, delay, number):
     command = [sys.executable, "-c", "import sys, pathlib; from slurmbox import control; "
-               "control.up(pathlib.Path(sys.argv[1]), control.Options())", str(tmp_path)]
+               "control.up(pathlib.Path(sys.argv[1]), control.UpOptions())", str(tmp_path)]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     time.sleep(delay)
     first.send_signal(number)
     first.wait()
     if delay in (0.15, 0.4):
-        control.up(tmp_path, control.Options())
+        control.up(tmp_path, control.UpOptions())
         assert RunningCluster(tmp_path).run("srun -N2 true").returncode == 0
     control.down(tmp_path)
     assert not cluster_processes(tmp_path)
@@ -245,7 +245,7 @@ def test_an_interrupted_up_can_be_repeated_or_undone(tmp_path, delay, number):
 
 def test_two_ups_at_once_make_one_cluster(tmp_path):
     command = [sys.executable, "-c", "import sys, pathlib; from slurmbox import control; "
-               "control.up(pathlib.Path(sys.argv[1]), control.Options())", str(tmp_path)]
+               "control.up(pathlib.Path(sys.argv[1]), control.UpOptions())", str(tmp_path)]
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=60)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]

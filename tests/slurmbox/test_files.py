@@ -45,7 +45,7 @@ def test_a_job_on_one_cpu_and_a_job_on_all_fit_without_naming_memory():
 
 
 def test_slurm_conf_of_a_mixed_cluster(layout):
-    text = conf(layout, config.Place("namespaces"), nodes=2, gpus="a100:4,a10:4")
+    text = conf(layout, config.ClusterNetwork("namespaces"), nodes=2, gpus="a100:4,a10:4")
     assert "NodeName=slurmnode1 NodeAddr=10.77.0.11 Port=6818 CPUs=32" in text
     assert "Gres=gpu:a100:4 Feature=a100" in text
     assert "PartitionName=slurmpar Nodes=slurmnode1,slurmnode2 Default=YES" in text
@@ -54,7 +54,7 @@ def test_slurm_conf_of_a_mixed_cluster(layout):
 
 
 def test_slurm_conf_of_loopback_has_a_port_per_node(layout):
-    text = conf(layout, config.Place("loopback", 17001, 17002, (17003, 17004)))
+    text = conf(layout, config.ClusterNetwork("loopback", 17001, 17002, (17003, 17004)))
     assert "NodeName=slurmnode2 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17004" in text
     assert "NoInAddrAny" in text
 
@@ -105,10 +105,10 @@ def test_site_mode_has_commands_of_its_own_and_refuses_up(layout, monkeypatch, t
     folders = clients.environment(layout.home)["PATH"].split(":")
     assert folders[0] == str(layout.site_bin) and str(layout.bin) not in folders
     with pytest.raises(LabError, match="lab cluster use local"):
-        control.up(layout.home, control.Options())
+        control.up(layout.home, control.UpOptions())
     assert control.ensure_up(layout.home) is False
-    with pytest.raises(LabError, match="links and nodes are not ours to change"):
-        cli._running(layout)
+    with pytest.raises(LabError, match="does not manage"):
+        cli._require_running(layout)
 
 
 def test_use_site_needs_a_site(layout, monkeypatch):
@@ -120,7 +120,7 @@ def test_use_site_needs_a_site(layout, monkeypatch):
 
 @pytest.mark.parametrize("character", [":", "\n"])
 def test_a_path_that_cannot_be_part_of_path_is_refused(tmp_path, character):
-    with pytest.raises(LabError, match="cannot be part of PATH"):
+    with pytest.raises(LabError, match="which PATH cannot contain"):
         Layout(tmp_path / f"a{character}b").prepare()
 
 
@@ -142,7 +142,7 @@ def test_dli_link(tmp_path):
     home.mkdir()
     assert dli.link_dli(home, link) is None and os.readlink(link) == str(home)
     assert dli.link_dli(home, link) is None
-    assert "left alone" in dli.link_dli(other, link)
+    assert "stays as it is" in dli.link_dli(other, link)
     home.rmdir()
     other.mkdir()
     assert dli.link_dli(other, link) is None and os.readlink(link) == str(other)
@@ -151,7 +151,7 @@ def test_dli_link(tmp_path):
     dli.unlink_dli(other, link)
     assert not link.is_symlink()
     link.mkdir()
-    assert "left alone" in dli.link_dli(other, link)
+    assert "stays as it is" in dli.link_dli(other, link)
     dli.unlink_dli(other, link)
     assert link.is_dir()
 

@@ -51,8 +51,8 @@ def test_a_profile_survives_its_record():
 
 
 @pytest.mark.parametrize(("options", "says"), [
-    ({"nodes": 0}, "--nodes 0: from 1 to 64"),
-    ({"nodes": 500}, "--nodes 500: from 1 to 64"),
+    ({"nodes": 0}, "--nodes 0: not between 1 and 64"),
+    ({"nodes": 500}, "--nodes 500: not between 1 and 64"),
     ({"gpus": "v10:2"}, "no virtual GPU model is called 'v10'; nearest: v100"),
     ({"gpus": "gh200:2"}, "no virtual GPU model is called 'gh200'; nearest: h200"),
     ({"gpus": "a100:2,a100-60gb:2"}, "nearest: a100-80gb or a100-40gb"),
@@ -61,12 +61,13 @@ def test_a_profile_survives_its_record():
     ({"gpus": "v100:9"}, "nearest: v100:8"),
     ({"gpus": "v100:0"}, "nearest: v100:1"),
     ({"gpus": "0xv100:2,2xa10:1"}, "no node has these"),
-    ({"gpus": "2xa100:4,a10:4"}, "for each kind or for none"),
+    ({"gpus": "2xa100:4,a10:4"}, "for each type or for none"),
     ({"nodes": 3, "gpus": "2xa100:4,2xa10:4"}, "describes 4 nodes"),
-    ({"nodes": 3, "gpus": "a100:4,a10:4"}, "--nodes 4, or say how many of each: 2xa100:4,1xa10:4"),
+    ({"nodes": 3, "gpus": "a100:4,a10:4"},
+     "--nodes 4, or give the number of each: 2xa100:4,1xa10:4"),
     ({"nodes": 1, "gpus": "a100:4,a10:4"}, "--nodes 2"),
-    ({"link": "fast"}, "for example 25gbit"),
-    ({"link": "1Gb/s"}, "for example 25gbit"),
+    ({"link": "fast"}, "such as 25gbit"),
+    ({"link": "1Gb/s"}, "such as 25gbit"),
     ({"link": "10kbit"}, "nearest: 1mbit"),
     ({"link": "9999gbit"}, "nearest: 400gbit"),
     ({"mode": "magic"}, "one of auto, namespaces, loopback"),

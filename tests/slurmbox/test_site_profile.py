@@ -129,7 +129,7 @@ def test_a_profile_that_was_changed_is_not_used_unread(home):
     done = subprocess.run(["sbatch", "x.sh"], capture_output=True, text=True,
                           env=clients.full_environment(home))
     assert done.returncode == 1
-    assert done.stderr == f"sbatch: error: {home}/site.toml was changed: lab cluster use site\n"
+    assert done.stderr == f"sbatch: error: {home}/site.toml has changed: lab cluster use site\n"
     call(home, "srun", "hostname", SLURM_JOB_ID="7")  # a job that runs goes on
 
 
@@ -139,7 +139,7 @@ def test_a_new_workspace_gets_a_profile_to_fill_in(home):
     said = []
     site_clients.use(layout, said.append)
     assert site.path(home).read_text() == site.TEMPLATE
-    assert "is new" in said[0] and said[1].endswith("asks for nothing of its own")
+    assert said[0].startswith("created ") and said[1].endswith("requests no options")
     filled = re.sub(r"^# (?=\S+ = )", "", site.TEMPLATE, flags=re.M)  # all its examples
     image = home / "labs.sif"
     image.touch()
@@ -149,7 +149,7 @@ def test_a_new_workspace_gets_a_profile_to_fill_in(home):
 
 def test_a_class_shares_a_profile(home, monkeypatch, tmp_path):
     monkeypatch.setenv("LAB_SITE", str(tmp_path / "class.toml"))
-    with pytest.raises(LabError, match=r"LAB_SITE=.*class\.toml: there is no such file"):
+    with pytest.raises(LabError, match=r"LAB_SITE=.*class\.toml: no such file"):
         site.read(home)
     (tmp_path / "class.toml").write_text('[slurm]\nqos = "short"\n')
     assert site.read(home).variables("SBATCH") == {"SBATCH_QOS": "short"}
@@ -165,29 +165,30 @@ def test_a_notebook_in_a_job_submits_jobs_of_its_own(home, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("text, why", [
-    ("partition = gpu", 'texts stand in quotes'),
-    ('[slrum]\npartition = "gpu"', r"\[slrum\]: there is no such section; nearest: \[slurm\]"),
-    ('partition = "gpu"', r"\[partition\]: there is no such section; nearest: "),
+    ("partition = gpu", 'strings need quotes'),
+    ('[slrum]\npartition = "gpu"', r"\[slrum\]: no such section; nearest: \[slurm\]"),
+    ('partition = "gpu"', r"\[partition\]: no such section; nearest: "),
     ('[slurm]\npartitoin = "gpu"', r"\[slurm\] partitoin = 'gpu': .* nearest: partition$"),
-    ("[slurm]\ngpus = 2", r"gpus = 2: there is no such key here; nearest: gpus-per-node"),
-    ("[slurm]\nnodes = 2", r"nodes = 2: there is no such key here; nearest: "),
-    ('[slurm]\ntime = "20 min"', r"time = '20 min': not Slurm's .* nearest: \"20\", which are"),
+    ("[slurm]\ngpus = 2", r"gpus = 2: no such key in this section; nearest: gpus-per-node"),
+    ("[slurm]\nnodes = 2", r"nodes = 2: no such key in this section; nearest: "),
+    ('[slurm]\ntime = "20 min"', r"time = '20 min': not minutes, .* nearest: \"20\", which are"),
     ("[slurm]\ngpus-per-node = -1", r"gpus-per-node = '-1': .* nearest: 1$"),
     ('[slurm]\ngpus-per-node = "none"', r"gpus-per-node = 'none': .* nearest: 2 or"),
     ('[slurm]\ngpus-per-node = "a100x2"', r"gpus-per-node = 'a100x2': .* nearest: 2$"),
     ('[slurm]\ngres = "gpu:a100:2"', r'gres = .*nearest: gpus-per-node = "a100:2"'),
     ('[slurm]\nmem = "64 GB"', r'mem = \'64 GB\': .*nearest: "64G"'),
-    ('[slurm]\nmem = "64G"\nmem-per-cpu = "1G"', "not both; nearest: without it"),
-    ("[slurm]\naccount = true", r"account = True: not a text of one line"),
-    ('[slurm]\naccount = ""', r"account = '': not a text of one line"),
-    ('[trainer]\ndevice = "gpu"', r"device = 'gpu': one of cpu, cuda; nearest: c"),
+    ('[slurm]\nmem = "64G"\nmem-per-cpu = "1G"', "either this or mem; nearest: no mem-per-cpu"),
+    ("[slurm]\naccount = true", r"account = True: not a string of one line"),
+    ('[slurm]\naccount = ""', r"account = '': not a string of one line"),
+    ('[trainer]\ndevice = "gpu"', r"device = 'gpu': not one of cpu, cuda; nearest: c"),
     ('[trainer]\nvirtual-gpu = "v10"', "virtual-gpu = 'v10': .*nearest: v100"),
-    ('[container]\nimage = "docker://x"', "start = None: one of apptainer, singularity, pyxis"),
+    ('[container]\nimage = "docker://x"', "start = None: not one of apptainer, singularity, pyxis"),
     ('[container]\nstart = "aptainer"\nimage = "x"', "'aptainer': .*nearest: apptainer"),
-    ('[container]\nstart = "pyxis"\nimage = "/no/x.sqsh"', "image = '/no/x.sqsh': not an image"),
+    ('[container]\nstart = "pyxis"\nimage = "/no/x.sqsh"',
+     "image = '/no/x.sqsh': there is no such image"),
     ('[container]\nstart = "pyxis"\nimage = "x"\nmounts = "/a"', r"mounts = '/a': not a list"),
     ('[container]\nstart = "pyxis"\nimage = "x"\nmounts = ["a"]', r"mounts = \['a'\]: not a list"),
-    ('[environment]\n"A-B" = "1"', "A-B = '1': not a variable's name; nearest: A_B"),
+    ('[environment]\n"A-B" = "1"', "A-B = '1': not a valid variable name; nearest: A_B"),
     ('[environment]\nSBATCH_QOS = "1"', "nearest: an option under"),
     ('[environment]\nPATH = "/x"', "nearest: set it before"),
 ])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmbox import keeping, processes
+from slurmbox import jobfolders, processes
 
 pytestmark = pytest.mark.cluster
 
@@ -97,8 +97,8 @@ def test_a_job_on_the_cpu_running_stopped_and_killed(course, lab, submit):
     assert "What went wrong: </strong>killed on rank(s) 1" in page
     assert "Iteration times" in page and "Loss" in page and "/dp_single_node.sh" in page
     folder = course.layout.ranks / number
-    assert "torchrun" in (folder / keeping.SCRIPT).read_text()
-    assert f"JobId={number} " in (folder / keeping.JOB).read_text()
+    assert "torchrun" in (folder / jobfolders.SCRIPT_FILE).read_text()
+    assert f"JobId={number} " in (folder / jobfolders.JOB_FILE).read_text()
 
 
 def test_a_job_on_virtual_cards_and_its_page(course, lab, submit):

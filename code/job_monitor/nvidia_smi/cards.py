@@ -161,7 +161,7 @@ def parse_process(fields: dict) -> GpuProcess:
         int(fields["memory_used"]), int(fields["memory_total"]), float(fields["utilization"]))
     numbers = (process.job, process.local, process.slot or 0, process.pid, process.used,
                process.total)
-    if not all(0 <= value < rankfiles.WHOLE for value in numbers):
+    if not all(0 <= value < rankfiles.MAX_INTEGER for value in numbers):
         raise ValueError("a number of a rank is negative or too large")
     if not 0 <= process.utilization <= 1:  # false for nan, too
         raise ValueError(f"utilization {process.utilization} is not between 0 and 1")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from lab.mytrainer.pieces import FOLDER, Piece
 from labcore import workspace
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 FOLDER_OF_WORKED = Path("notebooks/worked") / FOLDER  # generated from the labs by `lab build`
@@ -35,9 +35,9 @@ def install(piece: Piece, force: bool) -> list[str]:
             raise LabError(f"--worked {piece.name}: {piece.shown} exists, and it is yours; add "
                            "--force to replace it (a backup is kept)")
         backup = unused(piece.path)
-        put_whole(backup, mine)
+        write_atomic(backup, mine)
         lines = [f"your version is now {FOLDER}/{backup.name}"]
-    put_whole(piece.path, content)
+    write_atomic(piece.path, content)
     return [*lines, f"{piece.shown} is now the worked version"]
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lab.submit import trainer_flags
 from lab.submit.conf import HETEROGENEOUS, JOINED
 from lab.submit.layout import Component, Layout
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.terminal import visible
 
@@ -105,7 +105,7 @@ def write(home: Path, scripts: Sequence[Script]) -> None:
                 f"{script.path} is not as lab submit wrote it, so it stays: submit it with sbatch, "
                 f'or choose another name; nearest: name = "{path.name.partition(".")[0]}_2"')
     for script in scripts:
-        put_whole(home / script.path, script.text.encode(), 0o755)
+        write_atomic(home / script.path, script.text.encode(), 0o755)
 
 
 def _is_ours(path: Path) -> bool:

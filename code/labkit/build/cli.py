@@ -33,7 +33,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = own_labs.chosen(arguments.folder) or workspace.CHECKOUT
+    root = own_labs.resolve_folder(arguments.folder) or workspace.CHECKOUT
     missing: list[str] = []
     labs: list[Lab] = []
     changed = build(root, arguments.labs, worked=not arguments.no_worked,

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from labcore import own_labs, workspace
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 TEMPLATE = Path(__file__).with_name("template.py.txt")
@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.folder is not None:
         _make_folder(arguments.folder)
-    own = own_labs.chosen(arguments.folder)
+    own = own_labs.resolve_folder(arguments.folder)
     path = write(own or workspace.CHECKOUT, arguments.lab)
     where = f" --labs {arguments.folder}" if arguments.folder else ""
     print(f"{path}: one exercise of each kind; keep what you need\n"
@@ -57,7 +57,7 @@ def write(root: Path, name: str) -> Path:
     title = name[3:].replace("_", " ").strip().capitalize() or name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        put_whole(path, TEMPLATE.read_text().replace(TITLE, title).encode())
+        write_atomic(path, TEMPLATE.read_text().replace(TITLE, title).encode())
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error.strerror}") from error
     return path

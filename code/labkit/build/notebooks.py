@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from labcore.shipping import WAY_OUT
+from labcore.shipping import WORKED_LINK
 from labkit.build import prose, rubrics
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import answered
@@ -69,7 +69,7 @@ def _additions(lab: Lab, worked: bool) -> dict[int, str]:
                 cell.role is Role.ANSWER and lab.tested_by[cell.grade_id])):
             # JupyterLab's own kind of fragment: it scrolls to the cell with this id.
             address = f"worked/{lab.name}.ipynb#cell-id={cell.grade_id}"
-            links[place] = WAY_OUT.format(address)
+            links[place] = WORKED_LINK.format(address)
     return {place: graded.get(place, "") + links.get(place, "") for place in {**graded, **links}}
 
 

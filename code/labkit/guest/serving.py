@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 from labkit.check import wire
 from labkit.check.sides import Raised, Trial, called, raised, title
 from labkit.guest import protocol
@@ -206,7 +206,7 @@ def main() -> None:
     os.close(nothing)
     if RANKS in sys.argv[1:]:
         start_ranks()
-    with quick_imports():
+    with imports_without_gc():
         import asyncio
 
         from labkit.guest.capture import Capture, CapturedStream

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from layout_estimator.cli import RECOMPUTE
 from layout_estimator.cluster_planner.report import balance
@@ -71,4 +71,4 @@ def write(path: Path, found: Found, model: str, kinds: Mapping[str, str], global
                   "--timing-log-level", "0"]}
     heading = f"# {found.seconds:.4g} s per step on virtual GPUs, as lab plan models it.\n"
     text = heading + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-    put_whole(path, text.encode())
+    write_atomic(path, text.encode())

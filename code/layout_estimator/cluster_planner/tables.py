@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Part, Profile
 from layout_estimator.cluster_planner.stages import Model
@@ -59,7 +59,7 @@ def write(path: str, model: Model, profiles: Mapping[Key, Profile | None]) -> No
     rows = [{**key._asdict(), **asdict(profile)} for key, profile in sorted(profiles.items())
             if profile is not None]
     record = {"format": FORMAT, "model": shape(model), "profiles": rows}
-    put_whole(Path(path), (json.dumps(record, indent=1) + "\n").encode())
+    write_atomic(Path(path), (json.dumps(record, indent=1) + "\n").encode())
 
 
 def read(path: str, model: Model) -> TableProfiles:

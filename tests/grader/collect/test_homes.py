@@ -11,7 +11,7 @@ import pytest
 from grader.collect import homes
 from grader.course import receipts
 from labcore import shipping
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put
 
@@ -49,7 +49,7 @@ def test_a_notebook_in_its_place_is_taken(take_homes, submitted, root, answer):
 def test_saved_again_is_another_attempt(take_homes, submitted, root, answer):
     path = f"ada/{BELOW}/{NAME}.ipynb"
     for text in ("# 1", "# 2"):
-        put_whole(root / path, answer(text))  # as JupyterLab does
+        write_atomic(root / path, answer(text))  # as JupyterLab does
         assert take_homes()[path].verdict == "new"
         assert submitted("ada") == answer(text)
 
@@ -127,7 +127,7 @@ def test_what_is_no_notebook_counts_as_begun(monkeypatch, tmp_path, answer, host
 @pytest.mark.parametrize("worked_is_there", [True, False])
 def test_a_lab_is_known_with_and_without_its_way_out(monkeypatch, tmp_path, worked_is_there):
     """Where there is no worked notebook, homes got the lab without the links to it."""
-    text = "Do it." + shipping.WAY_OUT.format("worked/x.ipynb")
+    text = "Do it." + shipping.WORKED_LINK.format("worked/x.ipynb")
     given = {"cells": [{"cell_type": "markdown", "source": [text]}]}
     path = tmp_path / "notebooks" / f"{NAME}.ipynb"
     put(tmp_path, {f"notebooks/{NAME}.ipynb": json.dumps(given).encode()})

@@ -110,7 +110,7 @@ def test_a_newer_one_put_there_by_hand_stays(take, course, submitted, tmp_path, 
 
 @pytest.mark.parametrize("step", [
     "grader.collect.store.store_version", "grader.course.receipts.add",
-    "grader.collect.store.submit_version", "grader.collect.store.put_whole", "os.fsync"])
+    "grader.collect.store.submit_version", "grader.collect.store.write_atomic", "os.fsync"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_who_stops_it_anywhere_can_collect_again(take, course, submitted, tmp_path, answer,
                                                  monkeypatch, step, when):

@@ -12,7 +12,7 @@ from grader.batch import batch
 from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
 from grader.gradebook import records
-from labcore.atomic import put_whole
+from labcore.atomic import write_atomic
 from tests.grader import small_lab
 from tests.grader.batch.test_merge import desk_settings
 from tests.grader.conftest import run
@@ -41,10 +41,10 @@ def full(monkeypatch):
 
 def test_a_file_that_does_not_fit_leaves_the_one_that_was_there(tmp_path, full):
     path = tmp_path / "grades.csv"
-    put_whole(path, b"before")
+    write_atomic(path, b"before")
     full(lambda _: True)
     with pytest.raises(OSError, match="No space left") as caught:
-        put_whole(path, b"a longer content")
+        write_atomic(path, b"a longer content")
     assert caught.value.filename == str(path)
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 

@@ -9,8 +9,8 @@ import pytest
 
 from job_monitor.nvidia_smi import cli
 from slurmbox import clients
+from slurmbox.addresses import ClusterNetwork
 from slurmbox.layout import Layout
-from slurmbox.place import Place
 
 PROGRAM = Path(cli.__file__).with_name("__main__.py")
 
@@ -107,7 +107,8 @@ def test_a_real_one_comes_first(layout, tmp_path, monkeypatch, written):
     real.write_text('#!/bin/sh\necho "real: $*"\nexit 3\n')
     real.chmod(0o755)
     if written == "by up":
-        (layout.bin / "nvidia-smi").write_text(clients.virtual_smi(layout, Place("namespaces")))
+        (layout.bin / "nvidia-smi").write_text(
+            clients.smi_wrapper(layout, ClusterNetwork("namespaces")))
         (layout.bin / "nvidia-smi").chmod(0o755)
     else:
         clients.write_stubs(layout)

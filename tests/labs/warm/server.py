@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 import ipykernel_launcher
 
-from labcore.imports import quick_imports
+from labcore.imports import imports_without_gc
 from slurmbox import syscalls
 from slurmbox.processes import kill_descendants
 from tests.labs.warm.client import Fork, command
@@ -41,7 +41,7 @@ def main(folder: str, *nodes: str) -> NoReturn:
         folder: receives the servers' sockets.
         *nodes: a process ID of each node, which tells where the node's namespaces are.
     """
-    with quick_imports():
+    with imports_without_gc():
         import matplotlib.figure  # noqa: F401  draws the timelines of a job
         import torch._dynamo  # torch's optimizers do
         import torch.distributed.run
@@ -76,7 +76,7 @@ def serve_node(folder: str, node: str) -> NoReturn:
 
 def import_for_notebooks(folder: str) -> None:
     """Import what every lab's kernel imports, and have its estimates start warm, too."""
-    with quick_imports():
+    with imports_without_gc():
         import ipykernel.kernelapp  # noqa: F401
         import matplotlib
 

@@ -1,4 +1,4 @@
-"""Addresses on which a cluster's daemons listen."""
+"""Name the addresses on which a cluster's daemons listen."""
 
 from __future__ import annotations
 
@@ -11,10 +11,17 @@ COMPOSE = "docker compose -f docker/compose.yml"
 
 
 @dataclass(frozen=True)
-class Place:
-    """In namespaces of their own, on the machine's loopback, or in a container each."""
+class ClusterNetwork:
+    """The addresses of a cluster's daemons.
 
-    mode: str  # "namespaces", "loopback" or "containers"
+    Attributes:
+        mode: "namespaces", "loopback", or "containers".
+        controller_port: slurmctld's TCP port.
+        accounting_port: slurmdbd's TCP port.
+        node_ports: the TCP port of each slurmd in loopback mode.
+    """
+
+    mode: str
     controller_port: int = 6817
     accounting_port: int = 6819
     node_ports: tuple[int, ...] = ()
@@ -29,7 +36,7 @@ class Place:
 
     @property
     def controller(self) -> str:
-        """Return the controller's host and address as SlurmctldHost expects them."""
+        """The controller's host and address in the form that SlurmctldHost expects."""
         names = {"loopback": "localhost(127.0.0.1)", "containers": CONTROLLER}
         return names.get(self.mode, "login")
 
@@ -38,7 +45,7 @@ class Place:
         return {"loopback": "lo", "containers": INTERFACE}.get(self.mode, namespaces.INTERFACE)
 
     def node_address(self, index: int, name: str) -> str:
-        """Containers are found by their names, which compose.yml puts into their /etc/hosts."""
+        """Return a node's address; a container's is its name, which /etc/hosts resolves."""
         if self.containers:
             return name
         return "127.0.0.1" if self.loopback else namespaces.address(index)

@@ -18,7 +18,7 @@ from virtualgpu.core.attention import CUDNN, FLASH
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 
-HALF = ("fp16", "bf16")
+HALF, NARROWER = ("fp16", "bf16"), ("fp8", "fp4")
 MODERN = ("hopper", "blackwell")  # architectures of Megatron Core's time
 
 
@@ -27,7 +27,8 @@ class Reach:
     """What whole training runs reach on one generation of GPUs; None: what the GPU's file says.
 
     Attributes:
-        half: share of the 16-bit peak that large GEMMs reach.
+        half: share of the 16-bit peak that large GEMMs reach. Those in FP8 and FP4 lose as much
+            to dropping clocks, so their shares shrink in proportion.
         vector: share of the memory bandwidth that elementwise kernels reach.
         attention: share of the peak that fused attention reaches (Efficiency.attention).
     """
@@ -143,8 +144,11 @@ def under(card: Card, stack: Stack) -> Card:
         stack: the software.
     """
     best, reach = card.efficiency, stack.reach.get(card.architecture, Reach())
-    matmul = {dtype: reach.half if reach.half and dtype in HALF else share
-              for dtype, share in best.matmul.items()}
+    matmul = dict(best.matmul)
+    if reach.half:
+        matmul |= {dtype: share * reach.half / best.matmul["bf16"]
+                   for dtype, share in matmul.items() if dtype in NARROWER}
+        matmul |= {dtype: reach.half for dtype in HALF if dtype in matmul}
     return replace(card, stack=stack.name, efficiency=replace(
         best, matmul=matmul, vector=reach.vector or best.vector,
         attention=reach.attention or best.attention, dispatch=stack.dispatch, step=stack.step,

@@ -7,6 +7,7 @@ import pytest
 
 from virtualgpu.core.cards import ALIASES, CARDS, card_of, find, sheet_peak
 from virtualgpu.core.errors import UnknownCard
+from virtualgpu.core.stacks import STACKS, under
 from virtualgpu.net import network
 
 PRODUCTS = {
@@ -65,6 +66,13 @@ def test_efficiencies_are_shares_of_the_peaks_there_are(card):
     for share in (*reached.matmul.values(), reached.vector, reached.attention, reached.link):
         assert 0 < share <= 1
     assert reached.attention <= reached.matmul["fp16"]
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_a_stack_leaves_fp8_s_advantage_over_16_bits_as_it_is(stack):
+    alone, shares = CARDS["h100-80gb"].efficiency.matmul, under(
+        CARDS["h100-80gb"], STACKS[stack]).efficiency.matmul
+    assert shares["fp8"] / shares["bf16"] == pytest.approx(alone["fp8"] / alone["bf16"])
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

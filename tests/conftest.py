@@ -199,7 +199,7 @@ def course_data(tmp_path_factory) -> Path:
     base = tmp_path_factory.getbasetemp()  # a worker's own, in that of the run
     made = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "course-data"
     (made / "data").mkdir(parents=True, exist_ok=True)
-    data.make(made, lambda line: None, data.Options(size_mb=2, gpt2_entries=8192))
+    data.make(made, lambda line: None, data.DataOptions(size_mb=2, gpt2_entries=8192))
     return made
 
 

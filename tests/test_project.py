@@ -70,7 +70,7 @@ def test_packages_import_each_other_as_pyproject_allows():
 
 
 def test_what_the_lab_command_imports_is_light():
-    code = "import sys, lab.cli; lab.cli.parser(); print('torch' in sys.modules)"
+    code = "import sys, lab.cli; lab.cli.build_parser(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

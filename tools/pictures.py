@@ -207,7 +207,7 @@ def student(folder: Path) -> Iterator[tuple[Jupyter, Path]]:
     """JupyterLab over a workspace with its data, beside a cluster."""
     home = folder / "workspace"
     shipping.make_workspace(home, print)
-    data.make(home, print, data.Options())
+    data.make(home, print, data.DataOptions())
     cluster.ensure_up(home)
     try:
         (home / ".cluster").mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
-"""`lab data`: vocabularies and token files for the workspace, without a download.
+"""Make the workspace's vocabularies and token files, without a download: `lab data`.
 
 Everything is built in `data/.building` and moved into place at the end; the stamp is written last.
-Whatever is interrupted therefore has no stamp, and the next run starts over.
+An interrupted run therefore leaves no stamp, and the next run starts over.
 """
 
 from __future__ import annotations
@@ -22,22 +22,31 @@ from labcore import workspace
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
-Say = Callable[[str], object]
+Notify = Callable[[str], object]
 
-# Part of the stamp: to be raised when this file makes other bytes from the same text.
+# Part of the stamp; increment it when this package writes other bytes for the same text.
 FORMAT = 1
 
-# Made when the container's image is built, so that it starts in seconds; elsewhere nothing.
-READY = workspace.CHECKOUT / "ready" / "data"
+# Data that was built with the container's image, so that a container starts in seconds.
+PREBUILT = workspace.CHECKOUT / "ready" / "data"
 
 STAMP = ".stamp.json"
-UNFINISHED = ".unfinished.json"  # there while files are put in place
+UNFINISHED = ".unfinished.json"  # exists while files are moved into place
 DEFAULT_MB = 32
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of `lab data`; without `inputs`, the text is the installed Python's library."""
+class DataOptions:
+    """Options of `lab data`, whose names are part of the stamp.
+
+    Attributes:
+        inputs: the user's JSON-lines files; without any, the text is the Python library's.
+        vocab_file: the user's vocab.json for GPT-2's vocabulary.
+        merge_file: the user's merges.txt for GPT-2's vocabulary.
+        size_mb: the maximum size of the Python library's text, in MB.
+        gpt2_entries: the size of GPT-2's vocabulary.
+        small_entries: the size of the small vocabulary.
+    """
 
     inputs: tuple[str, ...] = ()
     vocab_file: str | None = None
@@ -47,7 +56,7 @@ class Options:
     small_entries: int = 4096
 
     def key(self) -> str:
-        """A hash of all that decides the bytes: input texts, parameters, the training library."""
+        """Return a hash of all that determines the bytes: texts, options, and library version."""
         import tokenizers
 
         parts = asdict(self) | {"format": FORMAT, "tokenizers": tokenizers.__version__}
@@ -68,33 +77,41 @@ def _content_hash(path: str) -> str:
     return digest.hexdigest()
 
 
-def ensure(home: Path, say: Say) -> None:
-    """Make the workspace's data unless it is there; what the user made or changed is kept."""
+def ensure(home: Path, notify: Notify) -> None:
+    """Make the workspace's data if it is missing; keep what the user made or changed.
+
+    Args:
+        home: the workspace.
+        notify: receives lines about the progress.
+
+    Raises:
+        LabError: the data cannot be made.
+    """
     data = Path(home) / "data"
     stamp = _read_stamp(data)
     sizes = {name: _size(data / name) for name in stamp["files"]} if stamp else {}
     changed = [name for name, size in sizes.items() if size != stamp["files"][name]]
     if stamp and stamp["own"]:
-        say(f"data is there, made from your own files: {data}")
+        notify(f"the data exists, made from your own files: {data}")
     if changed and (stamp["own"] or None not in sizes.values()):
-        say(f"changed since `lab data` made it, and left alone: {', '.join(changed)}")
+        notify(f"changed since `lab data` made it, and kept: {', '.join(changed)}")
     elif not (stamp and stamp["own"]):
-        make(home, say, Options())
+        make(home, notify, DataOptions())
 
 
-def make(home: Path, say: Say, options: Options) -> None:
-    """Make the data that `options` ask for, unless it is there. Raises LabError."""
+def make(home: Path, notify: Notify, options: DataOptions) -> None:
+    """Make the data for `options`, unless it exists. Raises LabError."""
     data = Path(home) / "data"
     key = options.key()
-    if not _current(data, key, say):
+    if not _is_current(data, key, notify):
         workspace.require_writable(data)
-        with _lock(data, say):
-            if not _current(data, key, say):  # the other run may have made it meanwhile
-                _build_and_publish(data, key, say, options)
+        with _lock(data, notify):
+            if not _is_current(data, key, notify):  # another run may have made it in the meantime
+                _build_and_publish(data, key, notify, options)
 
 
-def _stamp(data: Path) -> dict | None:
-    """The stamp of complete data; None where it or any of its files is missing or was cut."""
+def _valid_stamp(data: Path) -> dict | None:
+    """Return the stamp, or None if it is missing, or a file is missing or has another size."""
     stamp = _read_stamp(data)
     if stamp and all(_size(data / name) == size for name, size in stamp["files"].items()):
         return stamp
@@ -102,7 +119,7 @@ def _stamp(data: Path) -> dict | None:
 
 
 def _read_stamp(data: Path) -> dict | None:
-    """Return the options of the last run, whatever became of its files, or None if unknown."""
+    """Return the stamp of the last run, even if its files have changed, or None if unknown."""
     try:
         stamp = json.loads((data / STAMP).read_text(encoding="utf-8"))
         return stamp if isinstance(stamp["files"], dict) and "own" in stamp else None
@@ -114,39 +131,39 @@ def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
 
 
-def _current(data: Path, key: str, say: Say) -> bool:
-    stamp = _stamp(data)
+def _is_current(data: Path, key: str, notify: Notify) -> bool:
+    stamp = _valid_stamp(data)
     if not stamp or stamp["key"] != key:
         return False
-    say(f"data is up to date: {data}")
+    notify(f"data is up to date: {data}")
     for line in stamp["summary"]:
-        say(line)
+        notify(line)
     return True
 
 
 @contextmanager
-def _lock(data: Path, say: Say) -> Iterator[None]:
-    """One `lab data` at a time; the system frees the lock when its holder dies."""
+def _lock(data: Path, notify: Notify) -> Iterator[None]:
+    """Hold the lock of `lab data`, which the system releases if this process dies."""
     with open(data / ".lock", "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            say(f"waiting for another `lab data` in {data} ...")
+            notify(f"waiting for another `lab data` in {data} ...")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _build_and_publish(data: Path, key: str, say: Say, options: Options) -> None:
+def _build_and_publish(data: Path, key: str, notify: Notify, options: DataOptions) -> None:
     from corpus_tools.files import Builder
     from minimegatron.errors import UserError
 
     staging = data / ".building"
-    shutil.rmtree(staging, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(staging, ignore_errors=True)  # left by a run that was killed
     try:
         staging.mkdir()
-        summary = _copy_ready(staging, key, say) or Builder(staging, say, options).build()
-        stamp = {"key": key, "own": options != Options(), "summary": summary}
-        _publish(staging, data, stamp, options.inputs, say)
+        summary = _copy_prebuilt(staging, key, notify) or Builder(staging, notify, options).build()
+        stamp = {"key": key, "own": options != DataOptions(), "summary": summary}
+        _publish(staging, data, stamp, options.inputs, notify)
     except UserError as error:
         raise LabError(str(error)) from error
     except OSError as error:
@@ -155,37 +172,38 @@ def _build_and_publish(data: Path, key: str, say: Say, options: Options) -> None
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     for line in summary:
-        say(line)
+        notify(line)
 
 
-def _copy_ready(staging: Path, key: str, say: Say) -> list[str] | None:
-    """The summary of what lies in READY, copied; None where that is not what `key` stands for."""
-    stamp = _stamp(READY)
+def _copy_prebuilt(staging: Path, key: str, notify: Notify) -> list[str] | None:
+    """Copy the prebuilt data and return its summary, or return None if it has another key."""
+    stamp = _valid_stamp(PREBUILT)
     if not stamp or stamp["key"] != key:
         return None
-    say(f"copying the data that was made with this image: {READY}")
+    notify(f"copying the data that was made with this image: {PREBUILT}")
     for name in stamp["files"]:
         (staging / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(READY / name, staging / name)
+        shutil.copyfile(PREBUILT / name, staging / name)
     return stamp["summary"]
 
 
-def _publish(staging: Path, data: Path, stamp: dict, inputs: Sequence[str], say: Say) -> None:
+def _publish(staging: Path, data: Path, stamp: dict, inputs: Sequence[str], notify: Notify) -> None:
+    """Replace the old files by the new ones; files that the user made are renamed to NAME.bak."""
     old = (_read_stamp(data) or {"files": {}})["files"]
-    ours = _note_ours(staging, data, old)
+    own_sizes = _record_sizes(staging, data, old)
     (data / STAMP).unlink(missing_ok=True)
-    made = sorted(path for path in staging.rglob("*") if path.is_file())
-    names = [str(path.relative_to(staging)) for path in made]
+    built = sorted(path for path in staging.rglob("*") if path.is_file())
+    names = [str(path.relative_to(staging)) for path in built]
     read = {Path(path).resolve() for path in inputs}
     stale = [data / name for name in old if name not in names and (data / name).resolve() not in
              read]
-    for name in sorted({*old, *names}):  # what we did not make is not ours to throw away
-        if _size(data / name) not in (None, *ours.get(name, ())):
+    for name in sorted({*old, *names}):  # a file that `lab data` did not make must not be lost
+        if _size(data / name) not in (None, *own_sizes.get(name, ())):
             os.replace(data / name, data / f"{name}.bak")
-            say(f"  {name} was yours: kept as {name}.bak")
-    # Index files go first and come last: a new .bin must never meet an old .idx.
+            notify(f"  {name} was yours: kept as {name}.bak")
+    # Index files are removed first and added last, so that a new .bin never has an old .idx.
     stale += [data / name for name in names if name.endswith(".idx")]
-    # Maps that the trainer made from the data that is being replaced.
+    # Index maps that the trainer made from the old data.
     stale += data.glob("*/*text_document_*_indexmap_*")
     for path in stale:
         path.unlink(missing_ok=True)
@@ -197,40 +215,43 @@ def _publish(staging: Path, data: Path, stamp: dict, inputs: Sequence[str], say:
     (data / UNFINISHED).unlink()
 
 
-def _note_ours(staging: Path, data: Path, old: dict[str, int]) -> dict[str, list[int]]:
-    """The sizes of every file that we have put there or are about to; outlives a kill."""
+def _record_sizes(staging: Path, data: Path, old: dict[str, int]) -> dict[str, list[int]]:
+    """Record the sizes of all old and new files of ours, so a killed run can tell them apart."""
     path = data / UNFINISHED
     try:
-        ours = json.loads(path.read_text(encoding="utf-8"))
+        sizes = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        ours = {}
+        sizes = {}
     new = {str(file.relative_to(staging)): file.stat().st_size
            for file in staging.rglob("*") if file.is_file()}
     for name, size in (*old.items(), *new.items()):
-        ours.setdefault(name, []).append(size)
-    write_atomic(path, json.dumps(ours).encode())
-    return ours
+        sizes.setdefault(name, []).append(size)
+    write_atomic(path, json.dumps(sizes).encode())
+    return sizes
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser(
-        "data", help="make the workspace's vocabularies and token files", description=__doc__)
+        "data", help="make the workspace's vocabularies and token files",
+        description="Make the workspace's vocabularies and token files, without a download. By "
+                    "default, the text is the installed Python's library.")
     parser.add_argument("--input", action="append", default=[], metavar="FILE",
-                        help='your own text instead: JSON lines with a "text" key (.gz too); may '
-                        "be given again")
-    parser.add_argument("--vocab-file", metavar="FILE", help="GPT-2's own vocab.json")
-    parser.add_argument("--merge-file", metavar="FILE", help="GPT-2's own merges.txt")
+                        help='use your own text: JSON lines with a "text" key, optionally gzipped '
+                             "(.gz); can be repeated")
+    parser.add_argument("--vocab-file", metavar="FILE", help="use GPT-2's original vocab.json")
+    parser.add_argument("--merge-file", metavar="FILE", help="use GPT-2's original merges.txt")
     parser.add_argument("--size-mb", type=int, metavar="N",
-                        help=f"at most N MB of the Python library's text ({DEFAULT_MB})")
+                        help="use at most N MB of the Python library's text (default: "
+                             f"{DEFAULT_MB})")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.size_mb is not None and arguments.input:
-        raise LabError("--size-mb caps the Python library's text; with --input, leave it out")
+        raise LabError("--size-mb limits the Python library's text: with --input, leave it out")
     if arguments.size_mb is not None and arguments.size_mb < 1:
-        raise LabError(f"--size-mb {arguments.size_mb} is not possible: give 1 or more")
-    options = Options(tuple(arguments.input), arguments.vocab_file, arguments.merge_file,
-                      arguments.size_mb or DEFAULT_MB)
+        raise LabError(f"--size-mb {arguments.size_mb}: less than 1 MB; nearest: 1")
+    options = DataOptions(tuple(arguments.input), arguments.vocab_file, arguments.merge_file,
+                          arguments.size_mb or DEFAULT_MB)
     make(workspace.home(), lambda line: print(line, flush=True), options)
     return 0

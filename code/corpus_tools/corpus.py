@@ -1,4 +1,4 @@
-"""Text that every machine has: the installed Python's documentation and library sources."""
+"""Collect text that every machine has: the installed Python's documentation and library sources."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from labcore.errors import LabError
 
 SUFFIXES = (".py", ".txt", ".rst")
 
-# Packages that are not the library's, compiled files, and tables (`encodings` is a megabyte of
-# code points; `pydoc_data` is read topic by topic instead).
+# Third-party packages, compiled files, and tables (`encodings` is a megabyte of code points;
+# `pydoc_data` is read topic by topic instead).
 SKIPPED = {"site-packages", "dist-packages", "__pycache__", "encodings", "pydoc_data"}
 
-# The library's own tests come last, so that a cap drops them first.
+# The library's own tests come last, so that a size limit drops them first.
 TESTS = {"test", "tests", "idle_test"}
 
 SEED = 1234
 
 
 def library() -> Path:
-    """The folder of the standard library. Raises LabError where there is none (a zipped Python)."""
+    """Return the standard library's folder. Raises LabError if there is none (a zipped Python)."""
     folder = Path(sysconfig.get_path("stdlib"))
     if not (folder / "os.py").is_file():
-        raise LabError(f"this Python has no library sources in {folder}: give your own text, "
+        raise LabError(f"this Python has no library sources in {folder}: use your own text with "
                        "lab data --input my.jsonl")
     return folder
 
 
 def files() -> list[Path]:
-    """The library's text files, tests last, else by name."""
+    """Return the library's text files, sorted by name, tests last."""
     root = str(library())
-    found = []
+    entries = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders
                       if name not in SKIPPED and not name.startswith("config-")]
         parts = tuple(Path(folder).relative_to(root).parts)
         tests = bool(TESTS.intersection(parts))
-        found += [(tests, (*parts, name), os.path.join(folder, name))
-                  for name in names if name.endswith(SUFFIXES)]
-    return [Path(path) for *_, path in sorted(found)]
+        entries += [(tests, (*parts, name), os.path.join(folder, name))
+                    for name in names if name.endswith(SUFFIXES)]
+    return [Path(path) for *_, path in sorted(entries)]
 
 
 def fingerprint() -> str:
-    """Changes when the library does; reads no file's content, so that it takes milliseconds."""
+    """Return a hash that changes when the library does. It reads no contents, so it is fast."""
     digest = hashlib.sha256()
     for path in files():
         status = path.stat()
@@ -57,10 +57,10 @@ def fingerprint() -> str:
 
 
 def documents(limit: int) -> list[str]:
-    """At most `limit` bytes of documents: each help topic of pydoc, each file of the library.
+    """Return at most `limit` bytes of documents: pydoc's help topics and the library's files.
 
-    Files that are not UTF-8 are left out. The order is shuffled by a fixed seed, because a split
-    into training, validation and test takes documents from the front, the middle and the end.
+    Files that are not UTF-8 are left out. The order is shuffled with a fixed seed, because a split
+    into training, validation, and test data takes consecutive documents.
     """
     texts, size = [], 0
     for text in _all():
@@ -87,7 +87,7 @@ def _all() -> Iterator[str]:
 
 
 def write_jsonl(texts: list[str], path: Path) -> None:
-    """One JSON object a line, {"text": ...}."""
+    """Write one JSON object per line: {"text": ...}."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for text in texts:
             file.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")

@@ -1,4 +1,4 @@
-"""The files that `lab data` makes: the text, two vocabularies, and the tokens under each."""
+"""Build the files of `lab data`: the text, two vocabularies, and the tokens for each."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from labcore.errors import LabError
 from labcore.progress import ProgressStep
 
 if TYPE_CHECKING:
-    from corpus_tools.cli import Options
+    from corpus_tools.cli import DataOptions
 
-# Merges are learned from at most this much text; longer input is sampled.
+# Merges are learned from at most this much text; longer text is sampled.
 TRAINING_BYTES = 32_000_000
 
 
 class Builder:
-    """Makes every file of the data in `folder`, which exists and is empty."""
+    """Builds all files in a folder, which exists and is empty."""
 
-    def __init__(self, folder: Path, say: Callable[[str], object], options: Options):
-        self.folder, self.say, self.options = folder, say, options
+    def __init__(self, folder: Path, notify: Callable[[str], object], options: DataOptions):
+        """Args:
+            folder: the folder.
+            notify: receives lines about the progress.
+            options: the options of `lab data`.
+        """
+        self.folder, self.notify, self.options = folder, notify, options
         self.assets = folder / "GPT-2_assets"
         self.small = folder / f"bpe-{options.small_entries}"
 
     def build(self) -> list[str]:
-        """Returns the summary, one line for each token file."""
+        """Build all files, and return the summary, with one line per token file."""
         for folder in (self.assets, self.small):
             folder.mkdir()
         self.inputs = [Path(path) for path in self.options.inputs] or [self._library_text()]
@@ -42,18 +47,18 @@ class Builder:
 
     def _library_text(self) -> Path:
         path = self.folder / "corpus.jsonl"
-        with ProgressStep("reading the Python library's text", self.say) as step:
+        with ProgressStep("reading the Python library's text", self.notify) as step:
             texts = corpus.documents(self.options.size_mb * 1_000_000)
             corpus.write_jsonl(texts, path)
             step.note = f"{len(texts):,} documents, {path.stat().st_size / 1e6:.1f} MB, "
         return path
 
     def _vocabularies(self, gpt2: tuple[Path, Path], small: tuple[Path, Path]) -> None:
-        """Write both pairs; the GPT-2 set is the user's where given."""
+        """Write both vocabularies; GPT-2's is the user's own if one is given."""
         from corpus_tools.train_vocabulary import write_vocabulary
 
-        small_count = self.options.small_entries - 257  # 256 bytes and <|endoftext|>
-        own = self._given_vocabulary()
+        small_count = self.options.small_entries - 257  # without 256 bytes and <|endoftext|>
+        own = self._user_vocabulary()
         if own:
             merges = self._merges(small_count, self.options.small_entries)
             for source, target in zip(own, gpt2, strict=True):
@@ -61,10 +66,10 @@ class Builder:
         else:
             merges = self._merges(self.options.gpt2_entries - 257, self.options.gpt2_entries)
             write_vocabulary(merges, *gpt2)
-        # On the same text, the smaller vocabulary is the beginning of the larger one.
+        # On the same text, the smaller vocabulary is a prefix of the larger one.
         write_vocabulary(merges[:small_count], *small)
 
-    def _given_vocabulary(self) -> tuple[str, str] | None:
+    def _user_vocabulary(self) -> tuple[str, str] | None:
         from minimegatron.data.tokenizer import GPT2BPETokenizer
 
         vocab, merge = self.options.vocab_file, self.options.merge_file
@@ -72,55 +77,54 @@ class Builder:
             return None
         if not vocab or not merge:
             missing = "--merge-file" if vocab else "--vocab-file"
-            raise LabError(f"a vocabulary is two files: give {missing} as well")
+            raise LabError(f"a vocabulary has two files: pass {missing}, too")
         entries = GPT2BPETokenizer(vocab, merge).vocab_size
         if entries != self.options.gpt2_entries:
-            raise LabError(f"--vocab-file {vocab} has {entries:,} entries; the labs count on "
-                           f"GPT-2's {self.options.gpt2_entries:,}: give GPT-2's own files")
+            raise LabError(f"--vocab-file {vocab} has {entries:,} entries, but the labs need "
+                           f"GPT-2's {self.options.gpt2_entries:,}: pass GPT-2's own files")
         return vocab, merge
 
     def _merges(self, count: int, entries: int) -> list[tuple[str, str]]:
-        """`count` merges, from the data's own text if it yields as many."""
+        """Return `count` merges, trained on the data's own text if it has enough of them."""
         title = f"training a vocabulary of {entries:,} entries"
         merges = self._train(title, self._training_texts(), count)
         if len(merges) < count:
-            self.say(f"  this text alone yields {len(merges):,} of {count:,} merges: the "
-                     "vocabulary (not the data) is trained on the Python library's text too")
+            self.notify(f"  this text alone has only {len(merges):,} of {count:,} merges, so the "
+                     "vocabulary (not the data) is also trained on the Python library's text")
             texts = chain(self._training_texts(), corpus.documents(TRAINING_BYTES))
             merges = self._train(title, texts, count)
         if len(merges) < count:
-            raise LabError(f"the text yields only {len(merges):,} of the {count:,} merges that a "
-                           f"vocabulary of {entries:,} needs: give more text with --input")
+            raise LabError(f"the text has only {len(merges):,} of the {count:,} merges that a "
+                           f"vocabulary of {entries:,} entries needs: pass more text with --input")
         return merges
 
     def _training_texts(self) -> Iterator[str]:
-        """Every k-th document, so that they come to at most TRAINING_BYTES or little more."""
+        """Yield every k-th document, for about TRAINING_BYTES in total."""
         from corpus_tools.jsonl import read_documents
 
         total = sum(path.stat().st_size for path in self.inputs)
-        every = -(-total // TRAINING_BYTES)
+        stride = -(-total // TRAINING_BYTES)
         lines = chain.from_iterable(read_documents(path, ["text"]) for path in self.inputs)
         left = TRAINING_BYTES
         for number, ((text,), _) in enumerate(lines):
-            if number % every == 0 and left > 0:
+            if number % stride == 0 and left > 0:
                 yield text[:left]
                 left -= len(text)
 
     def _train(self, title: str, texts: Iterable[str], count: int) -> list[tuple[str, str]]:
-        """Train in a thread of its own: the library lets go of Python, so that Ctrl-C and the
-        bar work meanwhile."""
+        """Train in a thread, which releases the GIL, so that Ctrl-C and the progress bar work."""
         from corpus_tools.train_vocabulary import train_merges
 
         outcome: list = []
 
         def work() -> None:
             try:
-                # Read here first: the library would hide an error in the text behind its own.
+                # Read the texts here, because the library would mask an error in them.
                 outcome.append(train_merges(list(texts), count))
             except Exception as error:
                 outcome.append(error)
 
-        with ProgressStep(title, self.say) as step:
+        with ProgressStep(title, self.notify) as step:
             thread = threading.Thread(target=work, daemon=True)
             thread.start()
             while thread.is_alive():
@@ -136,11 +140,11 @@ class Builder:
 
         name = str(target.relative_to(self.folder))
         total = sum(path.stat().st_size for path in self.inputs)
-        with ProgressStep(f"tokenizing {name}", self.say, total) as step:
+        with ProgressStep(f"tokenizing {name}", self.notify, total) as step:
             counts = preprocess(self.inputs, self.folder / "new", GPT2BPETokenizer(*vocabulary),
                                 progress=lambda counts: step.update(counts.bytes))
         for suffix in (".bin", ".idx"):
             os.replace(f"{self.folder / 'new'}_text_document{suffix}", f"{target}{suffix}")
         tokens = counts.tokens["text"]
         return (f"  {name}: {counts.documents - counts.empty:,} documents, {tokens:,} tokens, "
-                f"{counts.bytes / tokens:.2f} bytes of JSON a token")
+                f"{counts.bytes / tokens:.2f} bytes of JSON per token")

@@ -21,10 +21,10 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class IndexedDatasetWriter:
-    """Write a .bin/.idx pair, which appears under its name when `close` returns.
+    """Writes a .bin/.idx pair, which appears under its name when `close` returns.
 
-    Use it as a context manager. If the block raises, nothing is left behind, and an older pair of
-    that name is unchanged.
+    Use it as a context manager. If the block raises, no file is left behind, and an older pair of
+    the same name is unchanged.
 
     Raises:
         OSError: the files cannot be written, for example because the disk is full.
@@ -42,7 +42,7 @@ class IndexedDatasetWriter:
             raise
 
     def add_sequence(self, tokens: list[int] | np.ndarray) -> None:
-        """Append one sequence. Raises ValueError for a token that the dtype cannot hold."""
+        """Append one sequence. Raises ValueError if a token does not fit the dtype."""
         values = np.asarray(tokens, dtype=np.int64)
         limits = np.iinfo(self.dtype)
         if len(values) and not limits.min <= values.min() <= values.max() <= limits.max:
@@ -52,7 +52,7 @@ class IndexedDatasetWriter:
         self.tokens += len(values)
 
     def end_document(self) -> None:
-        """Make one document of the sequences since the last call."""
+        """Combine the sequences since the last call into one document."""
         self.boundaries.append(len(self.sizes))
 
     def close(self) -> None:
@@ -65,8 +65,8 @@ class IndexedDatasetWriter:
             self._index.file.write(values.tobytes())
         for part in (self._data, self._index):
             part.finish()
-        # Two renames are not one: with the old index gone first, a crash in between leaves a .bin
-        # without .idx, which the reader refuses, and never a new .bin under an old .idx.
+        # The two renames are not atomic together. So the old index goes first: a crash in between
+        # leaves a .bin without .idx, which the reader refuses, never a new .bin with an old .idx.
         self._index.target.unlink(missing_ok=True)
         self._data.rename()
         self._index.rename()
@@ -85,4 +85,4 @@ class IndexedDatasetWriter:
             if kind is None:
                 self.close()
         finally:
-            self.discard()  # after a good close there is nothing left to discard
+            self.discard()  # does nothing after `close`

@@ -1,6 +1,7 @@
-"""Text to token files: one JSON object a line in, `{prefix}_{key}_document.bin/.idx` out.
+"""Tokenize JSON lines into token files, `{prefix}_{key}_document.bin/.idx`.
 
-The command line, the messages and the bytes are those of Megatron-LM's `tools/preprocess_data.py`.
+The command line, the progress messages, and the bytes are those of Megatron-LM's
+`tools/preprocess_data.py`.
 """
 
 from __future__ import annotations
@@ -20,37 +21,53 @@ from corpus_tools.jsonl import read_documents, require_readable
 from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
 from minimegatron.errors import UserError
 
-# Documents are encoded together, up to this many and up to this many bytes of text.
+# Documents are tokenized in batches of at most this many documents, or about this many bytes.
 BATCH_DOCUMENTS = 256
 BATCH_BYTES = 1 << 20
 
 
 @dataclass
-class Counts:
-    """Documents and bytes read, and tokens written, so far."""
+class PreprocessCounts:
+    """Progress of preprocessing.
+
+    Attributes:
+        documents: documents read.
+        empty: texts without tokens, which are skipped.
+        bytes: bytes of JSON read.
+        tokens: tokens written, by key.
+    """
 
     documents: int = 0
     empty: int = 0
-    bytes: int = 0  # of JSON
-    tokens: dict[str, int] = field(default_factory=dict)  # by key
+    bytes: int = 0
+    tokens: dict[str, int] = field(default_factory=dict)
 
 
 def preprocess(
     inputs: Sequence[str | os.PathLike[str]], output_prefix: str | os.PathLike[str],
     tokenizer: GPT2BPETokenizer, keys: Sequence[str] = ("text",), append_eod: bool = True,
-    progress: Callable[[Counts], object] = lambda counts: None,
-) -> Counts:
-    """Tokenize the documents of `inputs`, in order, into one .bin/.idx pair for each key.
+    progress: Callable[[PreprocessCounts], object] = lambda counts: None,
+) -> PreprocessCounts:
+    """Tokenize the documents of `inputs`, in order, into one .bin/.idx pair per key.
 
-    `progress` is called after every document. A document without tokens is skipped, as Megatron
-    does. The pairs appear when all is done; until then, and after any error, older ones stay.
+    A document without tokens is skipped, as in Megatron-LM. The pairs appear at the end; until
+    then, and after any error, older pairs stay.
 
-    Raises UserError for input that cannot be used (with file and line) or a disk that refuses.
+    Args:
+        inputs: files with JSON lines.
+        output_prefix: the start of the paths to write.
+        tokenizer: converts text to tokens.
+        keys: the keys of the texts in each JSON object.
+        append_eod: end each document with <|endoftext|>.
+        progress: is called after every document.
+
+    Raises:
+        UserError: the input is invalid (with file and line), or the files cannot be written.
     """
     paths = [Path(path) for path in inputs]
     for path in paths:
-        require_readable(path)  # before hours of work, not after
-    counts = Counts(tokens=dict.fromkeys(keys, 0))
+        require_readable(path)  # now rather than after hours of work
+    counts = PreprocessCounts(tokens=dict.fromkeys(keys, 0))
     prefixes = [f"{output_prefix}_{key}_document" for key in keys]
     _require_folder(output_prefix)
     try:
@@ -61,7 +78,7 @@ def preprocess(
                 _write_batch(batch, writers, keys, tokenizer, append_eod, counts, progress)
             if not any(counts.tokens.values()):
                 names = ", ".join(str(path) for path in paths)
-                raise UserError(f"--input {names} holds no text "
+                raise UserError(f"--input {names} contains no text "
                                 f"({counts.documents} documents, all empty): nothing was written")
     except OSError as error:
         raise UserError(
@@ -74,7 +91,7 @@ def _require_folder(prefix: str | os.PathLike[str]) -> None:
     folder = Path(prefix).parent
     if not folder.is_dir():
         raise UserError(f"--output-prefix {prefix}: there is no folder {folder}; "
-                        f"make it with `mkdir -p {folder}`")
+                        f"create it with `mkdir -p {folder}`")
 
 
 Batch = list[tuple[list[str], int]]
@@ -94,8 +111,8 @@ def _batches(paths: Sequence[Path], keys: Sequence[str]) -> Iterator[Batch]:
 
 
 def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Sequence[str],
-                 tokenizer: GPT2BPETokenizer, append_eod: bool, counts: Counts,
-                 progress: Callable[[Counts], object]) -> None:
+                 tokenizer: GPT2BPETokenizer, append_eod: bool, counts: PreprocessCounts,
+                 progress: Callable[[PreprocessCounts], object]) -> None:
     columns = [tokenizer.tokenize_batch([texts[k] for texts, _ in batch])
                for k in range(len(keys))]
     for row, (_, length) in enumerate(batch):
@@ -119,33 +136,33 @@ def parser() -> argparse.ArgumentParser:
                                   allow_abbrev=False)
     group = top.add_argument_group("input data")
     group.add_argument("--input", required=True, metavar="FILE",
-                       help="JSON lines, optionally gzipped (.gz)")
+                       help="file with JSON lines, optionally gzipped (.gz)")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
-                       help="keys of each line to tokenize, each into its own pair (text)")
+                       help="keys to tokenize, each into its own pair of files (default: text)")
     group.add_argument("--split-sentences", action="store_true", help="not supported")
     group.add_argument("--keep-newlines", action="store_true", help="not supported")
     group = top.add_argument_group("tokenizer")
     group.add_argument("--tokenizer-type", default="GPT2BPETokenizer", metavar="TYPE",
-                       help="GPT2BPETokenizer, the only one")
+                       help="must be GPT2BPETokenizer")
     group.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json")
     group.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt")
     group.add_argument("--append-eod", action="store_true",
                        help="end each document with <|endoftext|>")
     group = top.add_argument_group("output data")
     group.add_argument("--output-prefix", required=True, metavar="PREFIX",
-                       help="writes PREFIX_KEY_document.bin and .idx")
+                       help="write PREFIX_KEY_document.bin and .idx")
     group.add_argument("--dataset-impl", default="mmap", metavar="IMPL",
-                       help="mmap, the only one")
+                       help="must be mmap")
     group = top.add_argument_group("run time")
     group.add_argument("--workers", type=int, default=1, metavar="N",
-                       help="threads that tokenize (1)")
+                       help="number of tokenizer threads (default: 1)")
     group.add_argument("--log-interval", type=int, default=100, metavar="N",
-                       help="documents between two progress lines (100)")
+                       help="documents between two progress lines (default: 100)")
     return top
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Refuse, by name, what Megatron's program has and this one does not."""
+    """Raise UserError for a value that Megatron-LM's program accepts and this one does not."""
     if arguments.split_sentences or arguments.keep_newlines:
         flag = "--split-sentences" if arguments.split_sentences else "--keep-newlines"
         raise UserError(f"{flag} is not supported: sentences are for BERT and T5; GPT reads whole "
@@ -155,48 +172,49 @@ def check(arguments: argparse.Namespace) -> None:
                         "only format that Megatron-LM still has)")
     for flag in ("workers", "log_interval"):
         if (value := getattr(arguments, flag)) < 1:
-            raise UserError(f"--{flag.replace('_', '-')} {value} is not possible: give at least 1")
+            raise UserError(f"--{flag.replace('_', '-')} {value}: less than 1; nearest: 1")
     if len(set(arguments.json_keys)) < len(arguments.json_keys):
-        raise UserError(f"--json-keys {' '.join(arguments.json_keys)} names a key twice")
+            raise UserError(f"--json-keys {' '.join(arguments.json_keys)}: a key is repeated; name "
+                            "each key once")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Do what the command line says. Raises UserError."""
+    """Run the program. Raises UserError."""
     started = time.perf_counter()
     check(arguments)
-    # Read by the library when it makes its thread pool, at the first batch.
+    # The library reads these when it creates its thread pool, at the first batch.
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    _line("Opening", arguments.input)
-    _line(f"> building {arguments.tokenizer_type} tokenizer ...")
+    _print("Opening", arguments.input)
+    _print(f"> building {arguments.tokenizer_type} tokenizer ...")
     tokenizer = build_tokenizer(
         arguments.tokenizer_type, arguments.vocab_file, arguments.merge_file)
-    _line(f"Vocab size: {tokenizer.vocab_size}")
-    _line(f"Output prefix: {arguments.output_prefix}")
+    _print(f"Vocab size: {tokenizer.vocab_size}")
+    _print(f"Output prefix: {arguments.output_prefix}")
     ready = time.perf_counter()
-    _line("Time to startup:", ready - started)
+    _print("Time to startup:", ready - started)
 
-    def report(counts: Counts, every: int = arguments.log_interval) -> None:
-        if counts.documents % every == 0:
+    def report(counts: PreprocessCounts, interval: int = arguments.log_interval) -> None:
+        if counts.documents % interval == 0:
             seconds = time.perf_counter() - ready
-            _line(f"Processed {counts.documents} documents "
-                  f"({counts.documents / seconds} docs/s, {counts.bytes / seconds / 2**20} MB/s).")
+            _print(f"Processed {counts.documents} documents "
+                   f"({counts.documents / seconds} docs/s, {counts.bytes / seconds / 2**20} MB/s).")
 
     counts = preprocess([arguments.input], arguments.output_prefix, tokenizer,
                         arguments.json_keys, arguments.append_eod, report)
     if counts.documents % arguments.log_interval:
-        report(counts, every=1)
+        report(counts, interval=1)
     if counts.empty:
-        _line(f"Skipped {counts.empty} empty texts.")
+        _print(f"Skipped {counts.empty} empty texts.")
 
 
-def _line(*words: object) -> None:
+def _print(*words: object) -> None:
     print(*words, file=sys.stderr, flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The program: 0, or 1 with `error: TEXT` on stderr."""
-    # As for Ctrl-C: unwind, so that temporary files go.
+    """Run the program, and return its exit code; errors are printed as `error: TEXT` on stderr."""
+    # Exit as on Ctrl-C, so that temporary files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         run(parser().parse_args(argv))

@@ -14,8 +14,8 @@ HEADER = "#version: 0.2"
 def train_merges(texts: Iterable[str], count: int) -> list[tuple[str, str]]:
     """Return the `count` most frequent merges, in order; fewer if the text does not have as many.
 
-    Deterministic: the same texts give the same merges, whatever the number of threads. The
-    vocabulary of n merges is the first n of any larger one trained on the same text.
+    It is deterministic: the same texts give the same merges, for any number of threads. The first
+    n merges are the same for any `count` of at least n.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -28,7 +28,7 @@ def train_merges(texts: Iterable[str], count: int) -> list[tuple[str, str]]:
     merges, seen = [], {END_OF_DOCUMENT}
     for pair in json.loads(tokenizer.to_str())["model"]["merges"]:
         left, right = pair.split(" ") if isinstance(pair, str) else pair
-        # Two merges may spell the same token; GPT-2's format has one entry for each.
+        # Two merges can spell the same token, but GPT-2's format has one entry per token.
         if left + right not in seen:
             seen.add(left + right)
             merges.append((left, right))

@@ -72,8 +72,7 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
         text: a description of the figure.
         from_zero: the vertical axis begins at 0.
 
-    Raises:
-        ValueError: no point is finite.
+    Raises ValueError if no point is finite.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:
@@ -101,8 +100,7 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
         columns=[(to_pixels(value, low)[0], label(value)) for value in ticks(begin, end)
                  if not value % 1],  # no half iterations
         lines=[[to_pixels(*one) for one in part] for part in _parts(points) if len(part) > 1],
-        dots=[(*to_pixels(*one), tooltip(one)) for one in finite] if len(finite) <= MAX_DOTS
-        else [],
+        dots=[(*to_pixels(*one), tooltip(one)) for one in finite if len(finite) <= MAX_DOTS],
         beyond=[(to_pixels(*one)[0], tooltip(one)) for one in finite if one[1] > high])
 
 

@@ -86,7 +86,7 @@ class Snapshot:
 
     @property
     def source(self) -> str:
-        """Where the figures come from, "ranks" or "log"."""
+        """The source of the figures, "ranks" or "log"."""
         return "ranks" if self.statuses else "log"
 
     @property

@@ -1,7 +1,8 @@
-"""The `lab` command (cli.py), set-up (start.py), JupyterLab (jupyter.py, hub.py), and TensorBoard.
+"""Provide the `lab` command, setup, JupyterLab, TensorBoard, and what notebooks import.
 
-cli.py makes one parser from the packages' command modules, named there once. notebook/ has what
-notebooks import from this package, and submit/ is `lab submit`. It may import every package but the
-grader, whose commands it finds through an entry point, so that the students' image works without
-it. Nothing imports `lab` except the grader and the notebooks. Begin with cli.py.
+cli.py builds one parser from the packages' command modules, which it lists once. start.py sets the
+lab up, jupyter.py and hub.py run JupyterLab, notebook/ has the modules that notebooks import, and
+submit/ is `lab submit`. The package may import every other one except the grader, whose commands it
+finds through an entry point, so that the students' image works without it. Only the grader and the
+notebooks import `lab`. Begin with cli.py.
 """

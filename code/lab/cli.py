@@ -1,4 +1,4 @@
-"""The `lab` command: one parser, one subcommand per part of the product."""
+"""Build the `lab` command: one parser, with a subcommand for each part of the product."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import sys
 from labcore.errors import LabError, error_text
 from labcore.terminal import visible
 
-# Each module offers add_parser(subparsers); its parsers set `run`, a function of the arguments
-# that returns the exit code (None is 0).
+# Each module has add_parser(subparsers). The parsers set `run`, a function of the parsed arguments
+# that returns the exit code (None means 0).
 PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "labkit.build.new",
          "lab.tensorboard.cli", "lab.devices", "layout_estimator.cli",
          "layout_estimator.cluster_planner.cli", "lab.submit.cli",
          "job_monitor.cli", "labkit.contest.cli", "lab.mytrainer.cli")
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="lab",
                                   description="Set up and run the course on this machine.")
     subparsers = top.add_subparsers(metavar="COMMAND", required=True)
     for part in PARTS:
         importlib.import_module(part).add_parser(subparsers)
-    # What `lab` must not import by name: grading finds its way in through its entry point.
+    # Grading is found through its entry point, because `lab` must not import it by name.
     for entry in importlib.metadata.entry_points(group="lab.commands"):
         # The students' image has the entry point of grading, but not its package.
         if importlib.util.find_spec(entry.module.partition(".")[0]):
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     try:
         return arguments.run(arguments) or 0
     except (LabError, OSError) as error:

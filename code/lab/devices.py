@@ -1,4 +1,4 @@
-"""`lab devices`: the GPU models that virtual GPUs can have."""
+"""List the GPU models that virtual GPUs can have: `lab devices`."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ if TYPE_CHECKING:
     from virtualgpu.core.card import Card
 
 HEAD = "virtual GPUs: their time and memory are modeled, no hardware is needed"
-FOOT = ("fp32, fp16, bf16: TFLOP/s of dense matrix products; links: per direction.",
-        "All figures of one: lab devices GPU. To use it: --device virtual:GPU, or lab cluster up "
+FOOT = ("fp32, fp16, bf16: TFLOP/s of dense GEMMs; links: GB/s per direction.",
+        "Details of one model: lab devices GPU. To use it: --device virtual:GPU, or lab cluster up "
         "--gpus GPU:2.")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     text = "list the GPU models that virtual GPUs can have"
     parser = subparsers.add_parser("devices", help=text, description=text)
-    parser.add_argument("card", nargs="?", metavar="CARD",
-                        help="all figures of one model, with their sources")
+    parser.add_argument("card", nargs="?", metavar="GPU",
+                        help="show all figures of this GPU model, with their sources")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Raises LabError for an unknown card."""
+    """Run `lab devices`. Raises LabError if there is no such GPU model."""
     from virtualgpu.core import cards
     from virtualgpu.core.errors import UnknownCard
 
     try:
-        chosen = cards.find(arguments.card) if arguments.card is not None else None
+        model = cards.find(arguments.card) if arguments.card is not None else None
     except UnknownCard as error:
         raise LabError(f"devices {arguments.card}: {error}") from error
     if arguments.json:
-        shown = record(chosen) if chosen else [record(card) for card in cards.CARDS.values()]
+        shown = record(model) if model else [record(card) for card in cards.CARDS.values()]
         print(json.dumps(shown, indent=2))
-    elif chosen:
-        print("\n".join(details(chosen)))
+    elif model:
+        print("\n".join(details(model)))
     else:
         print("\n".join(table(list(cards.CARDS.values()))))
 
 
 def record(card: Card) -> dict:
-    """All fields, and the aliases."""
+    """Return all fields and aliases as a dictionary for JSON."""
     return {"virtual": True, **asdict(card), "aliases": aliases(card)}
 
 
@@ -62,10 +62,10 @@ def links(card: Card) -> str:
 
 
 def table(all_cards: list[Card]) -> list[str]:
-    """The lines of a table, one row a card, and the data sheets below it."""
+    """Return the lines of a table, with one row per GPU model, and the data sheets below it."""
     sheets = [card.sources[0].removeprefix("data sheet: ").partition(";")[0] for card in all_cards]
     numbers = {sheet: f"[{i}]" for i, sheet in enumerate(dict.fromkeys(sheets), 1)}
-    rows = [("card", "product", "memory", "bandwidth", "fp32", "fp16", "bf16", "links", "source")]
+    rows = [("GPU", "product", "memory", "bandwidth", "fp32", "fp16", "bf16", "links", "source")]
     for card, sheet in zip(all_cards, sheets, strict=True):
         peaks = (f"{card.tflops[dtype]:g}" if dtype in card.tflops else "-"
                  for dtype in ("fp32", "fp16", "bf16"))
@@ -78,25 +78,25 @@ def table(all_cards: list[Card]) -> list[str]:
 
 
 def details(card: Card) -> list[str]:
-    """The lines of all figures, with what programs reach of them."""
+    """Return the lines about one GPU model, with the efficiency that programs reach."""
     reached = card.efficiency
     flash = "FlashAttention-2" if "bf16" in card.tflops else "FlashAttention"  # 2 needs Ampere
     names = f" (also {', '.join(aliases(card))})" if aliases(card) else ""
-    peer = "" if card.nvlink else (", cards reach each other's memory" if card.peer else
-                                   ", messages between cards pass through the host's memory")
+    peer = "" if card.nvlink else (", with peer-to-peer access" if card.peer else
+                                   ", transfers between GPUs go through host memory")
     return [
         f"virtual {card.name}{names}: {card.product}, {card.architecture}, {card.sms} "
         "multiprocessors",
-        f"  memory       {card.memory / 2**30:.2f} GiB, of which CUDA takes "
+        f"  memory       {card.memory / 2**30:.2f} GiB, including CUDA's context of "
         f"{card.context / 2**20:.0f} MiB",
         f"  bandwidth    {card.bandwidth / 1e9:g} GB/s; programs reach {reached.vector:.0%}",
         *(f"  {dtype:<12} {peak:g} TFLOP/s; programs reach {reached.matmul[dtype]:.0%}"
           for dtype, peak in card.tflops.items()),
         f"  attention    {flash} reaches up to {reached.attention:.0%} of the 16-bit peak",
-        f"  links        {links(card)}{peer}; messages reach {reached.link:.0%}",
-        f"  network      {card.network}, where the cluster says nothing else",
-        f"  launch       {reached.kernel * 1e6:g} us the shortest kernel, "
-        f"{reached.dispatch * 1e6:g} us of the host",
+        f"  links        {links(card)}{peer}; transfers reach {reached.link:.0%}",
+        f"  network      {card.network}, unless the cluster sets another one",
+        f"  launch       {reached.kernel * 1e6:g} us for the shortest kernel, "
+        f"{reached.dispatch * 1e6:g} us on the host",
         "sources:",
         *(f"  {source}" for source in card.sources),
     ]

@@ -1,7 +1,7 @@
 """Start the single-user server of a JupyterHub: `lab start --hub`.
 
-The hub sets the address and the base path in the environment, and authenticates its own users
-without a token; everything else is as in lab/jupyter.py.
+The hub sets the address and the base path in the environment, and authenticates its own users, so
+there is no token. Everything else is as in lab/jupyter.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from labcore.errors import LabError
 URL, PREFIX = "JUPYTERHUB_SERVICE_URL", "JUPYTERHUB_SERVICE_PREFIX"
 
 
-class Place(NamedTuple):
-    """Address and base path at which the hub expects its user's server."""
+class HubAddress(NamedTuple):
+    """The address and the base path at which the hub expects the user's server."""
 
     ip: str
     port: int
     prefix: str
 
 
-def place_from(variables: Mapping[str, str]) -> Place:
-    """Raises LabError where no hub has said it."""
+def address_from(variables: Mapping[str, str]) -> HubAddress:
+    """Return the address in a hub's environment variables. Raises LabError if there is none."""
     url = variables.get(URL, "")
     parts = urlsplit(url)
     try:
@@ -35,32 +35,42 @@ def place_from(variables: Mapping[str, str]) -> Place:
     except ValueError:
         port = None
     if not (parts.scheme == "http" and parts.hostname and port):
-        raise LabError(f"--hub is for what a JupyterHub starts, and {URL} is {url!r}, not "
-                       "http://ADDRESS:PORT/...: without a hub, leave --hub out")
-    return Place(parts.hostname, port, variables.get(PREFIX) or "/")
+        raise LabError(f"--hub: only a JupyterHub can start this, and {URL} is {url!r}, not "
+                       "http://ADDRESS:PORT/...; without a hub, leave --hub out")
+    return HubAddress(parts.hostname, port, variables.get(PREFIX) or "/")
 
 
 class HubServer(Jupyter):
-    """jupyterhub-singleuser; `arguments` are the hub's own."""
+    """A jupyterhub-singleuser server."""
 
-    def __init__(self, home: Path, environment: dict[str, str], place: Place,
+    def __init__(self, home: Path, environment: dict[str, str], address: HubAddress,
                  arguments: Sequence[str], instructor: bool = False, own: Path | None = None
                  ) -> None:
+        """Start the server.
+
+        Args:
+            home: the folder that it shows.
+            environment: further environment variables.
+            address: its address.
+            arguments: the hub's arguments for jupyterhub-singleuser.
+            instructor: enable nbgrader's extensions for instructors.
+            own: see Jupyter.
+        """
         self.arguments = list(arguments)
-        ip = {"localhost": LOOPBACK, "::": "[::1]"}.get(place.ip, place.ip)
-        super().__init__(home, environment, place.port, ip, instructor, place.prefix, own)
+        ip = {"localhost": LOOPBACK, "::": "[::1]"}.get(address.ip, address.ip)
+        super().__init__(home, environment, address.port, ip, instructor, address.prefix, own)
 
     def _make_token(self) -> str:
-        return ""  # the hub asks its users who they are
+        return ""  # the hub authenticates its users
 
     def _choose_port(self) -> int:
-        return self.wanted  # the hub's choice; if it is taken, the server itself says so
+        return self.wanted  # the hub chose it; if it is taken, the server reports that
 
     def _program(self) -> list[str]:
         return ["-m", "jupyterhub.singleuser", *self.arguments]
 
-    def _question(self) -> urllib.request.Request:
-        return urllib.request.Request(f"{self.root}/api")  # open to all: it is the server's version
+    def _probe(self) -> urllib.request.Request:
+        return urllib.request.Request(f"{self.root}/api")  # the server's version, without a token
 
     @property
     def address(self) -> str:

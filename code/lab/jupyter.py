@@ -1,4 +1,4 @@
-"""JupyterLab over the workspace, with the cluster's commands in notebooks and terminals."""
+"""Run JupyterLab in the workspace, with the cluster's commands in notebooks and terminals."""
 
 from __future__ import annotations
 
@@ -21,12 +21,20 @@ from labcore.errors import LabError
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, LAST_PORT = 8888, 8988
-SECONDS_TO_START = 60
-MOST_STARTS = 5
+START_TIMEOUT = 60  # seconds
+MAX_STARTS = 5
 
 
 def free_port(wanted: int | None, ip: str = LOOPBACK) -> int:
-    """`wanted` if given, else the first port from 8888 on that is free at `ip`. Raises LabError."""
+    """Return a free port.
+
+    Args:
+        wanted: the only port to try; None for the first free one from FIRST_PORT on.
+        ip: the address to listen at.
+
+    Raises:
+        LabError: the port is taken, no port is free, or the address is not this machine's.
+    """
     candidates = [wanted] if wanted else range(FIRST_PORT, LAST_PORT + 1)
     for port in candidates:
         with socket.socket() as probe:
@@ -36,16 +44,16 @@ def free_port(wanted: int | None, ip: str = LOOPBACK) -> int:
                 return port
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL:
-                    raise LabError(f"--ip {ip} is no address of this machine; nearest: "
-                                   "--ip 0.0.0.0, all that it has") from error
+                    raise LabError(f"--ip {ip} is not an address of this machine; nearest: "
+                                   "--ip 0.0.0.0, which means all its addresses") from error
     if wanted:
         raise LabError(f"--port {wanted} is taken; nearest free: --port {free_port(None, ip)}")
     raise LabError(f"no free port from {FIRST_PORT} to {LAST_PORT}: stop a program that listens "
-                   "there, or choose another with --port")
+                   "on one of them, or choose another port with --port")
 
 
 def shell_start_file(home: Path) -> Path:
-    """A bash start file: the user's own first, then the cluster's commands in front."""
+    """Write a start file for bash: the user's own file, then the cluster's commands on PATH."""
     path = home / ".cluster" / "bashrc"
     path.parent.mkdir(parents=True, exist_ok=True)
     lab = Path(sys.executable).with_name("lab")
@@ -54,12 +62,18 @@ def shell_start_file(home: Path) -> Path:
     return path
 
 
-INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, not for students
+INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, for instructors only
 
 
 def offline_settings(home: Path, instructor: bool = False) -> Path:
-    """A configuration folder under which JupyterLab asks no server for news and updates, and shows
-    students no grading."""
+    """Write a configuration folder for JupyterLab, and return it.
+
+    JupyterLab then asks no server for news or updates, and hides grading from students.
+
+    Args:
+        home: the workspace.
+        instructor: enable nbgrader's extensions for instructors.
+    """
     folder = home / ".cluster" / "jupyter"
     path = folder / "labconfig" / "page_config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -75,22 +89,29 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
     return folder
 
 
-def _die_with_parent() -> None:
-    """In the child: be told to stop when `lab start` is gone, whatever ended it (Linux)."""
+def _stop_with_parent() -> None:
+    """Receive SIGTERM when `lab start` ends, whatever ended it; called in the child."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Jupyter:
-    """One JupyterLab server with its own token, listening at `ip`.
-
-    `base_url` is the URL path under which it is served behind a hub or proxy, such as "/user/x/".
-    Its log and settings are in `own`, which is `home` unless several servers share the folder.
-    """
+    """A JupyterLab server with its own token."""
 
     def __init__(self, home: Path, environment: dict[str, str], port: int | None,
                  ip: str = LOOPBACK, instructor: bool = False, base_url: str = "/",
                  own: Path | None = None) -> None:
+        """Start the server.
+
+        Args:
+            home: the folder that it shows.
+            environment: further environment variables.
+            port: its port; None for the first free one.
+            ip: the address at which it listens.
+            instructor: enable nbgrader's extensions for instructors.
+            base_url: the URL path under which a hub or proxy serves it, such as "/user/x/".
+            own: the folder for its log and settings, if several servers share `home`.
+        """
         self.home, self.wanted, self.ip, self.base_url = home, port, ip, base_url
         self.own = own or home
         self.host = LOOPBACK if ip == "0.0.0.0" else ip
@@ -99,7 +120,7 @@ class Jupyter:
                           "JUPYTER_CONFIG_PATH": str(offline_settings(self.own, instructor))}
         self.token = self._make_token()
         self.starts = 0
-        self.asked = False
+        self.is_stopping = False
         self._start()
 
     def _make_token(self) -> str:
@@ -123,15 +144,15 @@ class Jupyter:
                    f"--ServerApp.terminado_settings={{'shell_command': {shell}}}"]
         if os.geteuid() == 0:
             command.append("--allow-root")
-        # A session of its own: Ctrl-C reaches `lab start` alone, which stops things in order.
+        # Its own session, so that Ctrl-C reaches only `lab start`, which stops things in order.
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.home, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=self.variables, start_new_session=True, preexec_fn=_die_with_parent)
+                env=self.variables, start_new_session=True, preexec_fn=_stop_with_parent)
 
     def _lost_the_port(self) -> bool:
         """Return whether JupyterLab exited because another program took its port first."""
-        if self.process.poll() is None or self.wanted or self.starts >= MOST_STARTS:
+        if self.process.poll() is None or self.wanted or self.starts >= MAX_STARTS:
             return False
         return free_port(None, self.ip) != self.port
 
@@ -139,19 +160,19 @@ class Jupyter:
     def address(self) -> str:
         return f"{self.root}/lab?token={self.token}"
 
-    def _question(self) -> urllib.request.Request:
-        """Another's server, which took the port in the meantime, refuses our token."""
+    def _probe(self) -> urllib.request.Request:
+        """Return a request that only this server accepts, not another one that took its port."""
         return urllib.request.Request(f"{self.root}/api/status",
                                       headers={"Authorization": f"token {self.token}"})
 
     def wait_until_ready(self) -> None:
-        """Return when it answers. Raises LabError with its last lines when it does not."""
-        deadline = time.monotonic() + SECONDS_TO_START
-        # A proxy that the environment names is not for this machine's own address.
+        """Wait until the server responds. Raises LabError with the end of its log if it fails."""
+        deadline = time.monotonic() + START_TIMEOUT
+        # The environment's proxy must not be used for this machine's own address.
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while time.monotonic() < deadline:
             try:
-                direct.open(self._question(), timeout=2).close()
+                direct.open(self._probe(), timeout=2).close()
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
@@ -163,13 +184,13 @@ class Jupyter:
         raise LabError(f"JupyterLab did not start; the end of {self.log}:\n  " + "\n  ".join(last))
 
     def ask_to_stop(self) -> None:
-        """Once: a second SIGTERM would disturb the server in ending its kernels."""
-        if not self.asked and self.process.poll() is None:
-            self.asked = True
+        """Send SIGTERM once, because a second one would interrupt the server's cleanup."""
+        if not self.is_stopping and self.process.poll() is None:
+            self.is_stopping = True
             self.process.terminate()
 
     def stop(self) -> None:
-        """End the server and the kernels and terminals it started."""
+        """Stop the server, with the kernels and terminals that it started."""
         self.ask_to_stop()
         if self.process.poll() is None:
             try:

@@ -1,4 +1,4 @@
-"""`lab start`, which `make lab` runs: everything from Slurm's packages to JupyterLab's address."""
+"""Set up and start everything, from Slurm's packages to JupyterLab: `lab start`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from labcore.errors import LabError
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    start = subparsers.add_parser("start", help="set up, start the cluster and JupyterLab")
-    start.add_argument("--port", type=jupyter_port,
-                       help="JupyterLab's port (the first free from 8888)")
-    start.add_argument("--ip", type=address, default=LOOPBACK,
-                       help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it; "
-                       "0.0.0.0: whoever reaches the machine and has the token)")
+    text = "set the lab up, and start the cluster and JupyterLab"
+    start = subparsers.add_parser("start", help=text, description=text)
+    start.add_argument("--port", type=jupyter_port, metavar="PORT",
+                       help="JupyterLab's port (default: the first free one from 8888)")
+    start.add_argument("--ip", type=address, default=LOOPBACK, metavar="ADDRESS",
+                       help=f"address at which JupyterLab listens (default: {LOOPBACK}, for this "
+                       "machine only; 0.0.0.0: everybody who has the token can connect)")
     start.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
-                       help="what a JupyterHub starts: jupyterhub-singleuser, with these arguments")
+                       help="start jupyterhub-singleuser with these arguments, for a JupyterHub")
     start.set_defaults(run=run)
-    install = subparsers.add_parser("install-slurm", help="install Slurm where that is allowed")
+    text = "install Slurm if this user may"
+    install = subparsers.add_parser("install-slurm", help=text, description=text)
     install.add_argument("--accounting", action="store_true",
-                         help="also what `lab cluster up --accounting` needs, where root may")
+                         help="also install what `lab cluster up --accounting` needs")
     install.set_defaults(run=run_install)
 
 
@@ -43,12 +45,13 @@ def address(text: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not an IPv4 address; {LOOPBACK}: this "
-                                         "machine only, 0.0.0.0: all its addresses") from error
+        raise argparse.ArgumentTypeError(f"{text} is not an IPv4 address; use {LOOPBACK} for this "
+                                         "machine only, or 0.0.0.0 for all its addresses"
+                                         ) from error
 
 
-def say(line: str) -> None:
-    with contextlib.suppress(OSError):  # the terminal is gone: stopping must go on all the same
+def notify(line: str) -> None:
+    with contextlib.suppress(OSError):  # the terminal may be gone, but stopping must go on
         print(f"==> {line}", flush=True)
 
 
@@ -56,19 +59,22 @@ def run_install(arguments: argparse.Namespace) -> None:
     from slurmbox import accounting
     from slurmbox.install import ensure_slurm, install_accounting
 
-    slurm = ensure_slurm(say)
+    slurm = ensure_slurm(notify)
     missing = accounting.missing_programs(slurm) if arguments.accounting else []
-    if missing and not install_accounting(say):
-        say(f"not installed, and only root may: {', '.join(missing)}")
+    if missing and not install_accounting(notify):
+        notify(f"not installed, because only root may install them: {', '.join(missing)}")
 
 
 @contextlib.contextmanager
 def only_once(home: Path, *, shared: bool = False) -> Iterator[None]:
-    """Lock the workspace. Raises LabError with the URL of the server that already uses it.
+    """Lock the workspace while the lab runs in it.
 
     Args:
         home: the workspace, or a course folder.
         shared: allow other holders that also pass `shared`.
+
+    Raises:
+        LabError: the lab already runs there; the message has its URL.
     """
     path = home / ".cluster" / "start.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +83,8 @@ def only_once(home: Path, *, shared: bool = False) -> Iterator[None]:
             fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.seek(0)
-            raise LabError(f"the lab already runs in {home}: {lock.read().strip()}") from error
+            raise LabError(f"the lab is already running in {home}: {lock.read().strip()}"
+                           ) from error
         lock.truncate(0)
         yield
 
@@ -86,16 +93,16 @@ def run(arguments: argparse.Namespace) -> int:
     home = workspace.home()
     for folder in (home, home / ".cluster"):
         workspace.require_writable(folder)
-    # A closed terminal or a `kill` stops things in the same order as Ctrl-C.
+    # A closed terminal or a `kill` stops everything in the same order as Ctrl-C.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     with only_once(home):
         try:
             if arguments.hub is not None:
-                from lab.hub import HubServer, place_from
+                from lab.hub import HubServer, address_from
 
-                place = place_from(os.environ)
-                return serve(home, lambda environment: HubServer(home, environment, place,
+                hub_address = address_from(os.environ)
+                return serve(home, lambda environment: HubServer(home, environment, hub_address,
                                                                  arguments.hub))
             return serve(home, lambda environment: Jupyter(home, environment, arguments.port,
                                                            arguments.ip))
@@ -104,50 +111,58 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int:
-    """Set up what is missing, start both servers, wait; stop what was started here.
+    """Set up what is missing, start the cluster and JupyterLab, and wait; then stop both.
 
-    `start_jupyter` gets the variables with which notebooks find the cluster."""
+    Args:
+        home: the workspace.
+        start_jupyter: starts the server, given the variables with which notebooks find the cluster.
+    """
     import slurmbox as cluster
-    from corpus_tools import cli as data
     from slurmbox.dli import unlink_dli
     from slurmbox.health import supervisor
-    from slurmbox.install import ensure_slurm
     from slurmbox.layout import Layout
 
     layout = Layout(home)
-    if not layout.site.exists():  # a site's login node has Slurm's commands, not its daemons
-        ensure_slurm(say)
-    shipping.make_workspace(home, say)
-    data.ensure(home, say)
-    with contextlib.ExitStack() as started:
-        note = cluster.link_dli(home)
-        if note:
-            say(f"in notebooks and terminals: {note}")
-        started.callback(unlink_dli, home)
+    _set_up(home, layout.site.exists())
+    with contextlib.ExitStack() as cleanup:
+        if problem := cluster.link_dli(home):
+            notify(f"in notebooks and terminals: {problem}")
+        cleanup.callback(unlink_dli, home)
         servers: list[Jupyter] = []
-        started.callback(lambda: [server.stop() for server in servers])
+        cleanup.callback(lambda: [server.stop() for server in servers])
         if not supervisor(layout) and not layout.site.exists():
-            started.callback(stop_cluster, home)  # before it is up: Ctrl-C may come in between
-        cluster.ensure_up(home, notify=say)
+            cleanup.callback(stop_cluster, home)  # before it is up, because Ctrl-C may interrupt
+        cluster.ensure_up(home, notify=notify)
         if job := cluster.leave_job(home):
-            say(f"this is job {job}; what notebooks submit goes to the queue as any other job")
-        say("Starting JupyterLab")
+            notify(f"this is job {job}; the jobs of notebooks are queued like any others")
+        notify("Starting JupyterLab")
         jupyter = start_jupyter(cluster.environment(home))
         servers.append(jupyter)
-        started.callback(jupyter.ask_to_stop)  # it ends while the cluster does
-        started.callback(undisturbed)
+        cleanup.callback(jupyter.ask_to_stop)  # so that it stops while the cluster does
+        cleanup.callback(ignore_signals)
         jupyter.wait_until_ready()
         (home / ".cluster" / "start.lock").write_text(jupyter.address)
-        say("The lab is ready. Ctrl-C stops all of it.\n")
+        notify("The lab is ready. Ctrl-C stops everything.\n")
         print(f"    {jupyter.address}\n", flush=True)
         code = jupyter.process.wait()
-        if code == 0:  # shut down from its menu
+        if code == 0:  # the user shut it down from its menu
             return 0
         raise LabError(f"JupyterLab ended by itself (exit code {code}): see {jupyter.log}")
 
 
-def undisturbed() -> None:
-    """A second Ctrl-C must not stop the stopping."""
+def _set_up(home: Path, uses_site: bool) -> None:
+    """Make what is missing: Slurm, the workspace, and its data."""
+    from corpus_tools import cli as data
+    from slurmbox.install import ensure_slurm
+
+    if not uses_site:  # a site's login node has Slurm's commands, but not its daemons
+        ensure_slurm(notify)
+    shipping.make_workspace(home, notify)
+    data.ensure(home, notify)
+
+
+def ignore_signals() -> None:
+    """Ignore signals, because a second Ctrl-C must not interrupt the cleanup."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
@@ -155,6 +170,6 @@ def undisturbed() -> None:
 def stop_cluster(home: Path) -> None:
     import slurmbox as cluster
 
-    undisturbed()
-    say("Stopping the cluster")
-    cluster.down(home, say)
+    ignore_signals()
+    notify("Stopping the cluster")
+    cluster.down(home, notify)

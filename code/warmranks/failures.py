@@ -1,4 +1,4 @@
-"""The two errors of a run, and how they read."""
+"""Define the errors of a run, and format their messages."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import re
 import traceback
 from pathlib import Path
 
-from warmranks.requests import Outcome, Report, Run
+from warmranks.requests import RankOutcome, RunReport, RunRequest
 
 FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+) in (?P<name>.+)$')
-OURS = f"{Path(__file__).parent}/"
-LIBRARY = "/site-packages/torch/"
+OWN_CODE = f"{Path(__file__).parent}/"
+TORCH_CODE = "/site-packages/torch/"
 
 
 class RankError(RuntimeError):
-    """A rank raised an exception or ended by itself.
+    """Raised if a rank raised an exception or ended by itself.
 
     Attributes:
-        rank: the first rank that failed; None where no rank was started.
+        rank: the first rank that failed; None if no rank was started.
         error: the exception's type and message, or how the process ended.
-        traceback: of that rank's exception; empty where it ended without one.
+        traceback: the traceback of that rank's exception; empty if it ended without one.
     """
 
     def __init__(self, message: str, rank: int | None, error: str, traceback: str) -> None:
@@ -29,10 +29,10 @@ class RankError(RuntimeError):
 
 
 class RanksTimeout(RankError, TimeoutError):
-    """Some ranks did not finish in time.
+    """Raised if some ranks did not finish in time.
 
     Attributes:
-        stacks: for each rank that still ran, its Python frames, innermost last.
+        stacks: the Python frames of each rank that was still running, innermost last.
     """
 
     def __init__(self, message: str, stacks: dict[int, str]) -> None:
@@ -41,11 +41,11 @@ class RanksTimeout(RankError, TimeoutError):
 
 
 class RanksDeadlock(RanksTimeout):
-    """All ranks that still ran waited for others, so none would ever have gone on."""
+    """Raised if all ranks that were still running waited for each other."""
 
 
-def failure(run: Run, report: Report) -> RankError | None:
-    """Return the error that a report amounts to; None where all ranks returned."""
+def failure(run: RunRequest, report: RunReport) -> RankError | None:
+    """Return the error for a report, or None if all ranks returned."""
     if report.problem:
         return RankError(f"no rank was started:\n{report.problem}", None,
                          report.problem.strip().rpartition("\n")[2], report.problem)
@@ -54,17 +54,17 @@ def failure(run: Run, report: Report) -> RankError | None:
     if report.cause is None:
         return None
     first = report.outcomes[report.cause]
-    also = [rank for rank, one in enumerate(report.outcomes)
-            if rank != report.cause and one.state in ("raised", "died")]
-    message = f"rank {report.cause} of {run.ranks} {_ended(first)}"
-    if also:
-        message += f" (after it, {_ranks(also)} failed too)"
+    others = [rank for rank, one in enumerate(report.outcomes)
+              if rank != report.cause and one.state in ("raised", "died")]
+    message = f"rank {report.cause} of {run.ranks} {_how_it_ended(first)}"
+    if others:
+        message += f" (after it, {_ranks(others)} failed, too)"
     if first.traceback:
         message += f"\n\n{first.traceback.rstrip()}"
-    return RankError(message, report.cause, first.error or _ended(first), first.traceback)
+    return RankError(message, report.cause, first.error or _how_it_ended(first), first.traceback)
 
 
-def _ended(outcome: Outcome) -> str:
+def _how_it_ended(outcome: RankOutcome) -> str:
     if outcome.state == "raised":
         return f"raised {outcome.error}"
     if outcome.code is not None and outcome.code < 0:
@@ -78,10 +78,10 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _timeout(run: Run, report: Report) -> RanksTimeout:
+def _timeout(run: RunRequest, report: RunReport) -> RanksTimeout:
     stacks = {rank: stack_text(one.stack) for rank, one in enumerate(report.outcomes)
               if one.state == "running"}
-    lines = [f"{_ranks(list(stacks))} of {run.ranks} wait for ranks that never get there" if
+    lines = [f"{_ranks(list(stacks))} of {run.ranks} wait for ranks that never respond" if
              report.deadlock else
              f"{_ranks(list(stacks))} of {run.ranks} did not finish within {run.timeout:g} s"]
     for rank, one in enumerate(report.outcomes):
@@ -98,21 +98,21 @@ def _timeout(run: Run, report: Report) -> RanksTimeout:
 
 
 def _frames(stack: str) -> list[tuple[str, int, str]]:
-    """Return (file, line, function) of the frames in faulthandler's text, innermost last."""
-    found = [FRAME.match(line) for line in stack.splitlines()]
-    frames = [(one["file"], int(one["line"]), one["name"]) for one in found if one]
+    """Return (file, line, function) of the frames in faulthandler's output, innermost last."""
+    matches = [FRAME.match(line) for line in stack.splitlines()]
+    frames = [(one["file"], int(one["line"]), one["name"]) for one in matches if one]
     frames.reverse()
-    ours = [number for number, frame in enumerate(frames) if frame[0].startswith(OURS)]
-    return [frame for frame in frames[ours[0] if ours else 0:] if not frame[0].startswith(OURS)]
+    own = [number for number, frame in enumerate(frames) if frame[0].startswith(OWN_CODE)]
+    return [frame for frame in frames[own[0] if own else 0:] if not frame[0].startswith(OWN_CODE)]
 
 
 def stack_text(stack: str) -> str:
-    """Return faulthandler's text as a traceback, with one frame of torch at most."""
+    """Return faulthandler's output as a traceback, with at most one frame of torch in a row."""
     shown: list[tuple[str, int, str]] = []
     for frame in _frames(stack):
-        if not (shown and LIBRARY in frame[0] and LIBRARY in shown[-1][0]):
+        if not (shown and TORCH_CODE in frame[0] and TORCH_CODE in shown[-1][0]):
             shown.append(frame)
-        elif "wrapper" in shown[-1][2]:  # a decorator around the function that was called
+        elif "wrapper" in shown[-1][2]:  # a decorator of the function that was called
             shown[-1] = frame
     lines = []
     for file, line, name in shown:
@@ -123,8 +123,8 @@ def stack_text(stack: str) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return an exception's traceback without its outermost frames, which are ours."""
+    """Return an exception's traceback without its outermost frames, which are in this package."""
     while (error.__traceback__ and error.__traceback__.tb_next
-           and error.__traceback__.tb_frame.f_code.co_filename.startswith(OURS)):
+           and error.__traceback__.tb_frame.f_code.co_filename.startswith(OWN_CODE)):
         error.__traceback__ = error.__traceback__.tb_next
     return "".join(traceback.format_exception(error))

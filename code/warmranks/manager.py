@@ -1,8 +1,9 @@
-"""One run, in a process of its own: start the ranks, watch them, report, and leave none behind.
+"""Manage one run in its own process: start the ranks, watch them, report, and kill them all.
 
-A rank that has returned or raised stays alive, connections open, until the run's end. So a rank's
-exception comes alone: no other rank sees a closed connection and adds its own. Only a process that
-dies at once (a crash in C, os._exit) breaks its peers' connections; it is then the cause.
+A rank that has returned or raised stays alive, with its connections open, until the end of the run.
+So one rank's exception causes no other: no rank sees a closed connection and raises an error, too.
+Only a process that ends at once (a crash in C, os._exit) breaks its peers' connections, and it is
+then reported as the cause.
 """
 
 from __future__ import annotations
@@ -30,31 +31,31 @@ from warmranks.processes import (
     signal_all,
     threads,
 )
-from warmranks.rank import STACK_SIGNAL, be, environment, parsed
-from warmranks.requests import CHUNK, Outcome, Report, Run, receive, send
-from warmranks.waiting import Board, Stall, sit
+from warmranks.rank import STACK_SIGNAL, parse_outcome, rank_environment, run_rank
+from warmranks.requests import CHUNK, RankOutcome, RunReport, RunRequest, receive, send
+from warmranks.waiting import DeadlockDetector, WaitBoard, use_row
 
-LINGER = 0.2  # seconds for other ranks' failures to arrive, after the first
-PATIENCE = 30  # seconds that torchrun leaves ranks between SIGTERM and SIGKILL
-STACK_SECONDS = 2.0
-GLANCE = 0.1  # seconds between two looks for a deadlock
+LINGER = 0.2  # seconds after the first failure, in which other ranks' failures may arrive
+TERM_TIMEOUT = 30  # seconds between SIGTERM and SIGKILL, as in torchrun
+STACK_TIMEOUT = 2.0  # seconds
+DEADLOCK_INTERVAL = 0.1  # seconds between two checks
 
 
 class Abandoned(Exception):
-    """The caller or the server is gone."""
+    """Raised if the caller or the server has ended."""
 
 
-def conduct(channel: socket.socket, files: list[int], parent: int) -> NoReturn:
-    """Serve one run on a channel to the caller; this process ends with it.
+def serve_run(channel: socket.socket, files: list[int], parent: int) -> NoReturn:
+    """Serve one run, and end this process.
 
     Args:
-        channel: carries the request and the report.
+        channel: a socket to the caller, for the request and the report.
         files: descriptors that become the ranks' standard input, output, and error.
-        parent: the server's process id.
+        parent: the server's process ID.
     """
     try:
         end_with_parent(parent, signal.SIGTERM)
-        run: Run = receive(channel)
+        run: RunRequest = receive(channel)
         for number, descriptor in enumerate(files):
             os.dup2(descriptor, number)
             os.close(descriptor)
@@ -64,36 +65,36 @@ def conduct(channel: socket.socket, files: list[int], parent: int) -> NoReturn:
         os._exit(1)
     except BaseException:
         with contextlib.suppress(OSError):
-            send(channel, Report([], problem=traceback.format_exc()))
+            send(channel, RunReport([], problem=traceback.format_exc()))
         os._exit(1)
     os._exit(0)
 
 
 class Manager:
-    """The ranks of one run."""
+    """Starts, watches, and kills the ranks of one run."""
 
-    def __init__(self, run: Run, channel: socket.socket) -> None:
+    def __init__(self, run: RunRequest, channel: socket.socket) -> None:
         self.run, self.channel = run, channel
         self.count = run.ranks or 1
-        self.outcomes = [Outcome() for _ in range(self.count)]
-        self.pids: dict[int, int] = {}  # rank by process id, of those that run
+        self.outcomes = [RankOutcome() for _ in range(self.count)]
+        self.pids: dict[int, int] = {}  # the rank of each process that still exists
         self.unread = [bytearray() for _ in range(self.count)]
         # Plain files: the grading sandbox refuses memfd_create.
         self.stacks = [tempfile.TemporaryFile() for _ in range(self.count)]  # noqa: SIM115
         self.selector = selectors.DefaultSelector()
-        self.board = Board(self.count)
-        self.stall = None if run.stall is None else Stall(self.board, run.stall)
+        self.board = WaitBoard(self.count)
+        self.detector = None if run.stall is None else DeadlockDetector(self.board, run.stall)
         self.deadlock = False
         self.cause: int | None = None
         self.terminated = False
         self.store: Any = None
 
-    def report(self) -> Report:
-        """Run the ranks to their end. Raises Abandoned when nobody waits for it any more."""
+    def report(self) -> RunReport:
+        """Run the ranks to their end. Raises Abandoned if the caller has ended."""
         try:
             task = self._load()
         except BaseException:
-            return Report([], problem=traceback.format_exc())
+            return RunReport([], problem=traceback.format_exc())
         self.started = time.monotonic()
         try:
             self._start(task)
@@ -101,14 +102,14 @@ class Manager:
             if timed_out:
                 self._take_stacks()
         finally:
-            if self.run.is_program:  # what it left running on purpose goes on, as from a shell
+            if self.run.is_program:  # its own background processes go on, as after a shell command
                 self._end_program()
             else:
                 kill_all(set(self.pids))
-        return Report(self.outcomes, self.cause, timed_out, self.deadlock)
+        return RunReport(self.outcomes, self.cause, timed_out, self.deadlock)
 
     def _load(self) -> tuple[Callable, tuple]:
-        """Import the function here, once for all ranks."""
+        """Import the function once, before forking the ranks."""
         os.umask(self.run.umask)
         os.chdir(self.run.cwd)
         os.environ.clear()
@@ -119,18 +120,18 @@ class Manager:
 
             linecache.cache.update(self.run.sources)
         task = pickling.loads(self.run.task)
-        if self.run.backend:  # here, where it was not preloaded, so that no rank has to
+        if self.run.backend:  # imported once here rather than in each rank
             importlib.import_module("torch.distributed")
         if threads() > 1:
-            raise RuntimeError(f"importing {task[0]} started a thread: no safe fork is possible. "
-                               "Import what starts it inside the function")
+            raise RuntimeError(f"importing {task[0]} started a thread, so it is not safe to fork: "
+                               "import what starts the thread inside the function")
         return task
 
     def _start(self, task: tuple[Callable, tuple]) -> None:
         manager = os.getpid()
         if not self.run.is_program:
             adopt_orphans()
-        wake, self.woken = socket.socketpair()  # kept: the descriptor is the interpreter's now
+        wake, self.woken = socket.socketpair()  # kept, because the interpreter uses its descriptor
         for end in (wake, self.woken):
             end.setblocking(False)
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -140,7 +141,7 @@ class Manager:
         port = listener.getsockname()[1]
         pipes = [os.pipe() for _ in range(self.count)]
         for rank in range(self.count):
-            more = environment(self.run, rank, port)
+            variables = rank_environment(self.run, rank, port)
             pid = os.fork()
             if not pid:
                 for one in (wake, self.woken, listener, self.channel):
@@ -149,8 +150,9 @@ class Manager:
                     os.close(reader)
                     if other != rank:
                         os.close(writer)
-                sit(self.board, rank)
-                be(self.run, task, more, pipes[rank][1], self.stacks[rank].fileno(), manager)
+                use_row(self.board, rank)
+                run_rank(self.run, task, variables, pipes[rank][1], self.stacks[rank].fileno(),
+                         manager)
             self.pids[pid] = rank
         self.selector.register(wake, selectors.EVENT_READ, "wake")
         self.selector.register(self.channel, selectors.EVENT_READ, "caller")
@@ -164,9 +166,9 @@ class Manager:
             listener.close()
 
     def _serve_store(self, listener: socket.socket) -> None:
-        """Serve the ranks' rendezvous from here, so that it outlives every rank.
+        """Serve the ranks' rendezvous in this process, so that it outlives every rank.
 
-        Called when the first rank connects: ranks that never meet need no torch.
+        Called when the first rank connects, so ranks without a process group need no torch.
         """
         from torch.distributed import TCPStore
 
@@ -176,29 +178,32 @@ class Manager:
                               wait_for_workers=False, master_listen_fd=listener.detach())
 
     def _watch(self, deadline: float) -> bool:
-        """Wait until all ranks have ended, or the first failed. Return False at the deadline, or
-        when they wait for each other."""
+        """Wait until all ranks have ended or the first has failed.
+
+        Returns False at the deadline, or if the ranks wait for each other.
+        """
         while any(one.state == "running" for one in self.outcomes):
             left = deadline - time.monotonic()
             if left <= 0:
                 return self.cause is not None
-            self._look(left if self.stall is None else min(left, GLANCE))
-            if self.stall is not None and self.cause is None and self.stall.found(self._running()):
+            self._handle_events(left if self.detector is None else min(left, DEADLOCK_INTERVAL))
+            if (self.detector is not None and self.cause is None
+                    and self.detector.is_deadlocked(self._running())):
                 self.deadlock = True
                 return False
             if self.cause is None and (failed := self._failed()):
                 self.cause = failed[0]
                 if self.run.is_program:
                     signal_all(set(self.pids), signal.SIGTERM)
-                    deadline = min(deadline, time.monotonic() + PATIENCE)
+                    deadline = min(deadline, time.monotonic() + TERM_TIMEOUT)
                 else:
                     deadline = min(deadline, time.monotonic() + LINGER)
         if self.cause is not None and not self.run.is_program:
-            self.cause = self._first()
+            self.cause = self._first_failure()
         return True
 
     def _running(self) -> dict[int, int]:
-        """Return the process ids, by rank, of the ranks that still run."""
+        """Return the process IDs of the ranks that still run, by rank."""
         return {rank: pid for pid, rank in self.pids.items()
                 if self.outcomes[rank].state == "running"}
 
@@ -207,14 +212,14 @@ class Manager:
                 if one.state == "raised" or (one.state == "died" and (
                     one.code or not self.run.is_program))]
 
-    def _first(self) -> int:
+    def _first_failure(self) -> int:
         """Return the rank whose failure explains the others'."""
         failed = self._failed()
         died = [rank for rank in failed if self.outcomes[rank].state == "died"]
         return min(died or failed, key=lambda rank: self.outcomes[rank].seconds)
 
-    def _look(self, seconds: float) -> None:
-        """Take what happens within some seconds."""
+    def _handle_events(self, seconds: float) -> None:
+        """Handle all events within some seconds. Raises Abandoned."""
         for key, _ in self.selector.select(seconds):
             if key.data == "caller":
                 raise Abandoned
@@ -230,7 +235,7 @@ class Manager:
         for pid, code in reap().items():
             rank = self.pids.pop(pid, None)
             if rank is not None:
-                self._died(rank, code)
+                self._on_exit(rank, code)
 
     def _read(self, rank: int, descriptor: int) -> None:
         try:
@@ -241,29 +246,29 @@ class Manager:
             self.selector.unregister(descriptor)
             return
         self.unread[rank] += part
-        if outcome := parsed(self.unread[rank]):
+        if outcome := parse_outcome(self.unread[rank]):
             self.outcomes[rank] = outcome
 
-    def _died(self, rank: int, code: int) -> None:
+    def _on_exit(self, rank: int, code: int) -> None:
         if self.outcomes[rank].state == "running":
             state = "died" if code or not self.run.is_program else "returned"
-            self.outcomes[rank] = Outcome(state, code=code,
-                                          seconds=time.monotonic() - self.started)
+            self.outcomes[rank] = RankOutcome(state, code=code,
+                                              seconds=time.monotonic() - self.started)
 
     def _take_stacks(self) -> None:
         """Ask every rank that still runs for its Python frames."""
-        asked = self._running()
-        for rank in asked:
+        running = self._running()
+        for rank in running:
             _, self.outcomes[rank].waits = self.board.read(rank)
-        signal_all(set(asked.values()), STACK_SIGNAL)
-        deadline = time.monotonic() + STACK_SECONDS
-        missing = set(asked)
+        signal_all(set(running.values()), STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_TIMEOUT
+        missing = set(running)
         while missing and time.monotonic() < deadline:
             for rank in list(missing):
                 stack = self.stacks[rank].fileno()
                 size = os.fstat(stack).st_size
                 text = os.pread(stack, size, 0).decode(errors="replace")
-                if "\n" in text and self.outcomes[rank].stack == text:  # complete: it grew no more
+                if "\n" in text and self.outcomes[rank].stack == text:  # it has stopped growing
                     missing.discard(rank)
                 self.outcomes[rank].stack = text
             time.sleep(0.02)

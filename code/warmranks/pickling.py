@@ -1,8 +1,8 @@
-"""Functions and values as bytes.
+"""Convert functions and values to bytes and back.
 
-A function that the other process can import goes by its name. One that it cannot (defined in a
-notebook, in a guest's cell, or inside another function) goes by its code, with the globals that it
-uses, through dill.
+A function that the other process can import is sent by its name. Any other function (defined in a
+notebook, in a student's cell, or inside another function) is sent with its code and the globals
+that it uses, with dill.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import types
 from typing import Any
 
 
-class ByName(pickle.Pickler):
-    """Refuses what only this process can find: the names in `__main__`."""
+class NamePickler(pickle.Pickler):
+    """Pickles by name, and refuses what only this process can find: the names in `__main__`."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, (types.FunctionType, type)) and value.__module__ == "__main__":
@@ -27,11 +27,11 @@ def dumps(value: Any) -> bytes:
     """Return `value` as bytes that `loads` restores in another process.
 
     Raises:
-        TypeError: it holds something that cannot leave this process, such as an open file.
+        TypeError: it contains something that cannot leave this process, such as an open file.
     """
     buffer = io.BytesIO()
     try:
-        ByName(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+        NamePickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
         return buffer.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError):
         pass
@@ -44,7 +44,7 @@ def dumps(value: Any) -> bytes:
 
 
 def loads(content: bytes) -> Any:
-    """Restore what `dumps` made."""
+    """Restore a value from the bytes that `dumps` returned."""
     return pickle.loads(content)
 
 

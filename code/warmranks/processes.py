@@ -1,4 +1,4 @@
-"""Linux's ways to leave no process behind."""
+"""Control child processes on Linux, so that none is left behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have this process receive a signal when its parent ends.
 
     Args:
-        parent: the parent's process id, as known before the fork.
+        parent: the parent's process ID, as known before the fork.
         number: the signal.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
@@ -29,17 +29,17 @@ def adopt_orphans() -> None:
 
 
 def threads() -> int:
-    """Return the number of this process's threads, native ones included."""
+    """Return the number of this process's threads, including native ones."""
     return len(os.listdir("/proc/self/task"))
 
 
 def children() -> set[int]:
-    """Return the process ids of this process's children."""
-    found: set[int] = set()
+    """Return the process IDs of this process's children."""
+    pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
-            found |= set(map(int, (task / "children").read_text().split()))
-    return found
+            pids |= set(map(int, (task / "children").read_text().split()))
+    return pids
 
 
 def signal_all(pids: set[int], number: int) -> None:
@@ -50,7 +50,7 @@ def signal_all(pids: set[int], number: int) -> None:
 
 
 def reap() -> dict[int, int]:
-    """Return {process id: exit code} of the children that ended; negative codes are signals."""
+    """Return the exit codes of the children that ended, by process ID; negative for signals."""
     ended = {}
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -62,10 +62,10 @@ def reap() -> dict[int, int]:
 
 
 def kill_all(pids: set[int]) -> None:
-    """Kill processes of ours, and with `adopt_orphans` all descendants; return when none is left.
+    """Kill this process's children and, after `adopt_orphans`, all descendants; wait for their end.
 
     Args:
-        pids: children that are still running.
+        pids: children that still run.
     """
     with contextlib.suppress(ChildProcessError):
         while left := pids | children():

@@ -1,4 +1,4 @@
-"""One forked process, from the fork to its exit."""
+"""Run one forked process, from the fork to its exit."""
 
 from __future__ import annotations
 
@@ -20,70 +20,76 @@ from typing import Any, NoReturn
 from warmranks import pickling
 from warmranks.failures import traceback_text
 from warmranks.processes import end_with_parent
-from warmranks.requests import HEADER, Outcome, Run
+from warmranks.requests import HEADER, RankOutcome, RunRequest
 
-STACK_SIGNAL = signal.SIGRTMAX - 1  # asks a rank for its Python frames
+STACK_SIGNAL = signal.SIGRTMAX - 1  # makes a rank write its Python frames to a file
 
 
-def environment(run: Run, rank: int, port: int) -> dict[str, str]:
-    """Return what one rank has in its environment besides `run.env`, as torchrun sets it."""
+def rank_environment(run: RunRequest, rank: int, port: int) -> dict[str, str]:
+    """Return the variables that torchrun sets for a rank, in addition to `run.env`.
+
+    Args:
+        run: the request.
+        rank: the rank.
+        port: the TCP port of the rendezvous.
+    """
     if not run.ranks:
         return {}
-    more = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
-            "WORLD_SIZE": str(run.ranks), "LOCAL_WORLD_SIZE": str(run.ranks),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            # env:// then uses the store that the manager serves, so no port can be lost.
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
+    variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
+                 "WORLD_SIZE": str(run.ranks), "LOCAL_WORLD_SIZE": str(run.ranks),
+                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                 # env:// then uses the store that the manager serves, so no port can be lost.
+                 "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}
     if run.ranks > 1:
-        more["OMP_NUM_THREADS"] = run.env.get("OMP_NUM_THREADS", "1")
+        variables["OMP_NUM_THREADS"] = run.env.get("OMP_NUM_THREADS", "1")
     if run.backend == "gloo":
-        more["GLOO_SOCKET_IFNAME"] = run.env.get("GLOO_SOCKET_IFNAME", "lo")
-    return more
+        variables["GLOO_SOCKET_IFNAME"] = run.env.get("GLOO_SOCKET_IFNAME", "lo")
+    return variables
 
 
-def be(run: Run, task: tuple[Callable, tuple], more: dict[str, str], report: int, stack: int,
-       parent: int) -> NoReturn:
-    """Be a rank, or a program's only process, until its end.
+def run_rank(run: RunRequest, task: tuple[Callable, tuple], variables: dict[str, str], report: int,
+             stack: int, parent: int) -> NoReturn:
+    """Run a rank, or a program's only process, and end this process.
 
     Args:
         run: the request.
         task: the function and its arguments.
-        more: additions to the environment.
-        report: the descriptor of a pipe that takes the outcome.
-        stack: the descriptor of a file that takes the frames at a timeout.
-        parent: the manager's process id.
+        variables: additions to the environment.
+        report: the descriptor of a pipe for the outcome.
+        stack: the descriptor of a file for the frames at a timeout.
+        parent: the manager's process ID.
     """
     started = time.monotonic()
     try:
-        _settle(run, more, stack, parent)
+        _prepare(run, variables, stack, parent)
         if run.is_program:
-            _end(_program(run, task[0], task[1]))
-        outcome = _outcome(run, *task)
+            _exit(_run_program(run, task[0], task[1]))
+        outcome = _call(run, *task)
         outcome.seconds = time.monotonic() - started
         _flush()
         _write(report, pickle.dumps(outcome))
-        while True:  # its connections stay open until all ranks are done: then it is killed
+        while True:  # keep connections open until all ranks are done and the manager kills this one
             signal.pause()
     except BaseException:
         traceback.print_exc()
         os._exit(1)
 
 
-def _settle(run: Run, more: dict[str, str], stack: int, parent: int) -> None:
+def _prepare(run: RunRequest, variables: dict[str, str], stack: int, parent: int) -> None:
     end_with_parent(parent)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     faulthandler.register(STACK_SIGNAL, file=stack, all_threads=False)
-    os.environ |= more
+    os.environ |= variables
     encoding = os.environ.get("PYTHONIOENCODING", "utf-8").partition(":")[0] or "utf-8"
     sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 - stays open
     sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", 1, encoding, "backslashreplace", closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     if isinstance(sys.stdout, io.TextIOWrapper) and not run.is_program:
-        sys.stdout.reconfigure(line_buffering=True)  # lines of several ranks stay whole
+        sys.stdout.reconfigure(line_buffering=True)  # so that ranks do not mix within a line
     if "torch" in sys.modules or run.backend:
         import torch
 
@@ -91,7 +97,7 @@ def _settle(run: Run, more: dict[str, str], stack: int, parent: int) -> None:
     gc.enable()
 
 
-def _outcome(run: Run, function: Callable, arguments: tuple) -> Outcome:
+def _call(run: RunRequest, function: Callable, arguments: tuple) -> RankOutcome:
     """Call the function; an exception becomes part of the outcome."""
     try:
         if run.backend:
@@ -103,14 +109,14 @@ def _outcome(run: Run, function: Callable, arguments: tuple) -> Outcome:
             content = pickling.dumps(value)
         except TypeError as error:
             raise TypeError(f"the return value {type(value).__name__} {error}") from None
-        return Outcome("returned", value=content)
+        return RankOutcome("returned", value=content)
     except BaseException as error:
         line = "".join(traceback.format_exception_only(error)).strip()
-        return Outcome("raised", error=line, traceback=traceback_text(error))
+        return RankOutcome("raised", error=line, traceback=traceback_text(error))
 
 
-def _program(run: Run, main: Callable, arguments: tuple) -> int:
-    """Call a program's main function as the interpreter does; return its exit code."""
+def _run_program(run: RunRequest, main: Callable, arguments: tuple) -> int:
+    """Call a program's main function as the interpreter does, and return its exit code."""
     sys.argv[:] = run.argv
     try:
         code = main(*arguments)
@@ -127,8 +133,8 @@ def _program(run: Run, main: Callable, arguments: tuple) -> int:
         return 1
 
 
-def _end(code: int) -> NoReturn:
-    """End as the interpreter does: wait for threads, run what was registered, flush."""
+def _exit(code: int) -> NoReturn:
+    """Exit as the interpreter does: wait for threads, run exit handlers, and flush."""
     with contextlib.suppress(Exception):
         threading._shutdown()
         atexit._run_exitfuncs()
@@ -148,8 +154,8 @@ def _write(descriptor: int, body: bytes) -> None:
         view = view[os.write(descriptor, view):]
 
 
-def parsed(content: bytearray) -> Any:
-    """Return the outcome that a rank wrote; None while it is incomplete."""
+def parse_outcome(content: bytearray) -> Any:
+    """Return the outcome that a rank wrote, or None while it is incomplete."""
     if len(content) < HEADER.size:
         return None
     (size,) = HEADER.unpack(content[:HEADER.size])

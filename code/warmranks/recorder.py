@@ -1,4 +1,4 @@
-"""A gloo process group that records every call and publishes what its rank waits for."""
+"""Record every call of a gloo process group, and publish what its rank waits for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from warmranks.records import Call
+from warmranks.records import CommunicationCall
 from warmranks.waiting import waiting
 
 BACKEND = "recorded"
-MOST_CALLS = 100_000  # per rank
+MAX_CALLS = 100_000  # per rank
 
 
 @dataclass
-class Begun:
-    """A call that has begun, with the fields of `records.Call`."""
+class OpenCall:
+    """A call that may not have finished, with the fields of `records.CommunicationCall`."""
 
     op: str
     group: tuple[int, ...]
@@ -31,18 +31,18 @@ class Begun:
 
     def __str__(self) -> str:
         if self.op in ("send", "recv"):
-            who = "any rank" if self.peer is None else f"rank {self.peer}"
-            return f"{self.op} {'to' if self.op == 'send' else 'from'} {who}"
+            peer = "any rank" if self.peer is None else f"rank {self.peer}"
+            return f"{self.op} {'to' if self.op == 'send' else 'from'} {peer}"
         return f"{self.op} with ranks {', '.join(map(str, self.group))}"
 
 
-class Recorder(TorchDispatchMode):
+class CallRecorder(TorchDispatchMode):
     """Counts this rank's matmul FLOPs, and records the calls of all its process groups."""
 
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0
-        self.begun: list[Begun] = []
+        self.calls: list[OpenCall] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -52,7 +52,7 @@ class Recorder(TorchDispatchMode):
             self.flops += count(*args, **kwargs, out_val=out)
         return out
 
-    def begin(self, op: str, group: Sequence[int], peer: int | None, size: int) -> Begun:
+    def begin(self, op: str, group: Sequence[int], peer: int | None, size: int) -> OpenCall:
         """Record that a call begins.
 
         Args:
@@ -61,35 +61,36 @@ class Recorder(TorchDispatchMode):
             peer: the other rank, or the root; None if there is none.
             size: bytes of the tensors that this rank passes in.
 
-        Raises RuntimeError if the rank makes far too many calls, as in an endless loop.
+        Raises:
+            RuntimeError: the rank makes far too many calls, as in an endless loop.
         """
-        if len(self.begun) >= MOST_CALLS:
-            raise RuntimeError(f"more than {MOST_CALLS:,} calls of torch.distributed on one rank")
-        self.begun.append(Begun(op, tuple(group), peer, size, self.flops))
-        return self.begun[-1]
+        if len(self.calls) >= MAX_CALLS:
+            raise RuntimeError(f"more than {MAX_CALLS:,} calls of torch.distributed on one rank")
+        self.calls.append(OpenCall(op, tuple(group), peer, size, self.flops))
+        return self.calls[-1]
 
     @staticmethod
-    def call(begun: Begun) -> Call:
-        return Call(**vars(begun))
+    def to_record(call: OpenCall) -> CommunicationCall:
+        return CommunicationCall(**vars(call))
 
 
-class RecordedWork(dist.Work):
+class RecordedHandle(dist.Work):
     """The work handle of a recorded call."""
 
-    def __init__(self, recorder: Recorder, begun: Begun, work: dist.Work) -> None:
+    def __init__(self, recorder: CallRecorder, call: OpenCall, work: dist.Work) -> None:
         """Args:
             recorder: this rank's recorder.
-            begun: the call.
+            call: the call.
             work: gloo's work handle.
         """
         super().__init__()
-        self.recorder, self.begun, self.work = recorder, begun, work
+        self.recorder, self.call, self.work = recorder, call, work
 
     def wait(self, timeout: Any = None) -> bool:
-        with waiting(str(self.begun)):
+        with waiting(str(self.call)):
             done = self.work.wait() if timeout is None else self.work.wait(timeout)
-        if self.begun.finished is None:
-            self.begun.finished = self.recorder.flops
+        if self.call.finished is None:
+            self.call.finished = self.recorder.flops
         return done
 
     synchronize = wait
@@ -116,8 +117,8 @@ class RecordedWork(dist.Work):
 class RecordedGroup(dist.ProcessGroup):
     """A process group that passes every call on to gloo and records it."""
 
-    def __init__(self, recorder: Recorder, inner: dist.ProcessGroup, gloo: dist.ProcessGroupGloo,
-                 ranks: list[int]) -> None:
+    def __init__(self, recorder: CallRecorder, inner: dist.ProcessGroup,
+                 gloo: dist.ProcessGroupGloo, ranks: list[int]) -> None:
         """Args:
             recorder: this rank's recorder.
             inner: the process group that does the work.
@@ -131,59 +132,59 @@ class RecordedGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return BACKEND
 
-    def noted(self, op: str, tensors: Any, call: Callable[[], dist.Work],
-              peer: int | None = None) -> RecordedWork:
+    def record(self, op: str, tensors: Any, start: Callable[[], dist.Work],
+               peer: int | None = None) -> RecordedHandle:
         """Start a call, and record it.
 
         Args:
             op: the name of the call.
             tensors: a tensor or nested lists of tensors, whose bytes are recorded.
-            call: starts the call on the inner group.
+            start: starts the call on the inner group.
             peer: the other rank, or the root, as a rank within this group.
         """
-        begun = self.recorder.begin(op, self.ranks, None if peer is None else self.ranks[peer],
-                                    total(tensors))
-        return RecordedWork(self.recorder, begun, call())
+        call = self.recorder.begin(op, self.ranks, None if peer is None else self.ranks[peer],
+                                   total_bytes(tensors))
+        return RecordedHandle(self.recorder, call, start())
 
-    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> RecordedWork:
-        return self.noted("send", tensors, lambda: self.inner.send(tensors, dst, tag), dst)
+    def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> RecordedHandle:
+        return self.record("send", tensors, lambda: self.inner.send(tensors, dst, tag), dst)
 
-    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> RecordedWork:
-        return self.noted("recv", tensors, lambda: self.inner.recv(tensors, src, tag), src)
+    def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> RecordedHandle:
+        return self.record("recv", tensors, lambda: self.inner.recv(tensors, src, tag), src)
 
-    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> RecordedWork:
-        return self.noted("recv", tensors, lambda: self.inner.recv_anysource(tensors, tag))
+    def recv_anysource(self, tensors: list[torch.Tensor], tag: int = 0) -> RecordedHandle:
+        return self.record("recv", tensors, lambda: self.inner.recv_anysource(tensors, tag))
 
-    def barrier(self, opts: Any = None) -> RecordedWork:
-        return self.noted("barrier", [], lambda: self.inner.barrier(opts=opts) if opts is not None
-                          else self.inner.barrier())
+    def barrier(self, opts: Any = None) -> RecordedHandle:
+        return self.record("barrier", [], lambda: self.inner.barrier(opts=opts)
+                           if opts is not None else self.inner.barrier())
 
 
-def total(tensors: Any) -> int:
+def total_bytes(tensors: Any) -> int:
     """Return the total size, in bytes, of a tensor or of nested lists of tensors."""
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
-    return sum(map(total, tensors))
+    return sum(map(total_bytes, tensors))
 
 
-def _collective(method: str, op: str, given: int) -> None:
+def _collective(method: str, op: str, position: int) -> None:
     """Add a method to RecordedGroup that records a collective.
 
     Args:
         method: the name of the method of torch.distributed.ProcessGroup.
         op: the name of the collective in the record.
-        given: the position of the argument with this rank's input.
+        position: the position of the argument that is this rank's input.
     """
-    def begin(self: RecordedGroup, *arguments: Any, **options: Any) -> RecordedWork:
+    def begin(self: RecordedGroup, *arguments: Any, **options: Any) -> RecordedHandle:
         opts = options.get("opts", arguments[-1])
         root = getattr(opts, "rootRank", None)
-        return self.noted(op, arguments[given],
-                          lambda: getattr(self.inner, method)(*arguments, **options), root)
+        return self.record(op, arguments[position],
+                           lambda: getattr(self.inner, method)(*arguments, **options), root)
 
     setattr(RecordedGroup, method, begin)
 
 
-for _method, _op, _given in (
+for _method, _op, _position in (
         ("allreduce", "all_reduce", 0), ("allreduce_coalesced", "all_reduce", 0),
         ("broadcast", "broadcast", 0), ("reduce", "reduce", 0),
         ("allgather", "all_gather", 1), ("allgather_coalesced", "all_gather", 1),
@@ -197,10 +198,10 @@ for _method, _op, _given in (
         ("gather", "gather", 1), ("scatter", "scatter", 1),
         ("alltoall", "all_to_all", 1), ("alltoall_base", "all_to_all", 1),
         ("all_to_all_single", "all_to_all", 1)):
-    _collective(_method, _op, _given)
+    _collective(_method, _op, _position)
 
 
-def register(recorder: Recorder) -> None:
+def register(recorder: CallRecorder) -> None:
     """Register the backend "recorded", whose process groups write to this recorder."""
     def make(options: Any, _: Any) -> RecordedGroup:
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))

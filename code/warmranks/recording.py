@@ -1,6 +1,6 @@
-"""The entry point of a rank whose communication is recorded.
+"""Run a function on a rank with recorded communication.
 
-torch is imported late, because the caller only names this module's function and may not have torch.
+torch is imported late, because the caller imports this module, too, and may not have torch.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from warmranks.records import Record
+from warmranks.records import RankRecord
 
 
-def recorded(function: Callable, keywords: dict[str, Any], *arguments: Any) -> Record:
+def recorded(function: Callable, keywords: dict[str, Any], *arguments: Any) -> RankRecord:
     """Call a function on this rank with a recording process group, and return the record.
 
     The default process group and all groups that the function creates use gloo.
@@ -23,11 +23,11 @@ def recorded(function: Callable, keywords: dict[str, Any], *arguments: Any) -> R
     """
     import torch.distributed as dist
 
-    from warmranks.recorder import Recorder, register
+    from warmranks.recorder import CallRecorder, register
 
-    recorder = Recorder()
+    recorder = CallRecorder()
     register(recorder)
     dist.init_process_group("recorded")
     with recorder:
         value = function(*arguments, **keywords)
-    return Record(value, tuple(map(recorder.call, recorder.begun)), recorder.flops)
+    return RankRecord(value, tuple(map(recorder.to_record, recorder.calls)), recorder.flops)

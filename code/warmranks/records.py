@@ -1,4 +1,4 @@
-"""The communication of a run's ranks, as plain data. Uses the standard library only."""
+"""Represent the communication of ranks as plain data, with the standard library only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Call:
+class CommunicationCall:
     """A collective, send, or receive that a rank started.
 
     Attributes:
@@ -14,8 +14,8 @@ class Call:
         group: the ranks of the process group.
         peer: the other rank of a send or receive, or the root of a collective that has one.
         bytes: size of the tensors that this rank passed in; for a receive, size of the buffer.
-        started: matmul FLOPs that this rank had done when the call began.
-        finished: the same, at the end of its wait for the call; None if it never waited.
+        started: matmul FLOPs that this rank had done at the start of the call.
+        finished: matmul FLOPs at the end of its wait for the call; None if it never waited.
     """
 
     op: str
@@ -27,15 +27,15 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Record:
+class RankRecord:
     """The result and the communication of one rank.
 
     Attributes:
         value: the function's return value.
-        calls: the calls of torch.distributed, in the order in which they began.
+        calls: the calls of torch.distributed, in the order of their start.
         flops: total matmul FLOPs of the rank.
     """
 
     value: object
-    calls: tuple[Call, ...]
+    calls: tuple[CommunicationCall, ...]
     flops: float

@@ -1,4 +1,4 @@
-"""Messages between the caller, the fork server, and the ranks."""
+"""Define the messages between the caller, the fork server, and the ranks."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 
 HEADER = struct.Struct(">Q")
 CHUNK = 1 << 20
-READY = b"ready"  # the server's first packet; anything else is why it did not start
-LARGEST_PACKET = 60_000  # bytes
+READY = b"ready"  # the server's first packet; any other first packet is an error message
+MAX_PACKET = 60_000  # bytes
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRequest:
     """A request to run one function on some ranks.
 
     Attributes:
         task: a pickled (function, arguments); see `pickling.py`.
         ranks: the number of processes; 0 for one process without a rank's environment.
-        backend: of the default process group, or None to create none.
-        is_program: whether the function is a program's `main`, which ends by an exit code.
+        backend: the backend of the default process group, or None to create no group.
+        is_program: whether the function is a program's `main`, which ends with an exit code.
         argv: `sys.argv` of a program.
         env: the whole environment.
         cwd: the working directory.
         path: `sys.path`.
         sources: `linecache` entries of code that is in no file, for tracebacks.
         timeout: seconds until all ranks are killed.
-        umask: of new files.
-        stall: seconds after which ranks that all wait for each other are a deadlock; None: never.
+        umask: the umask for new files.
+        stall: seconds after which ranks that all wait for each other are a deadlock; None to check
+            for no deadlock.
     """
 
     task: bytes
@@ -48,16 +49,16 @@ class Run:
 
 
 @dataclass
-class Outcome:
-    """Result of one rank.
+class RankOutcome:
+    """The result of one rank.
 
     Attributes:
         state: "running", "returned", "raised", or "died" (it ended without a report).
         value: the pickled return value of a rank that returned.
         error: the exception's type name and message, on one line.
-        traceback: of the exception, without our own frames.
+        traceback: the exception's traceback, without this package's frames.
         code: the exit code of a process that ended; negative for a signal.
-        stack: where a running rank was at the timeout, as faulthandler prints it.
+        stack: the frames of a running rank at the timeout, as faulthandler prints them.
         waits: what a running rank waited for at the timeout.
         seconds: elapsed time at its end.
     """
@@ -73,18 +74,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Result of a run.
+class RunReport:
+    """The result of a run.
 
     Attributes:
-        outcomes: one per rank.
+        outcomes: the outcome of each rank.
         cause: the rank whose failure ended the run.
-        timed_out: whether the run was ended at its timeout, or before it by a deadlock.
+        timed_out: whether the run was ended at its timeout, or earlier because of a deadlock.
         deadlock: whether all ranks that still ran waited for each other.
-        problem: why no rank was started: a traceback.
+        problem: the traceback of an error before any rank was started.
     """
 
-    outcomes: list[Outcome]
+    outcomes: list[RankOutcome]
     cause: int | None = None
     timed_out: bool = False
     deadlock: bool = False
@@ -98,7 +99,7 @@ def send(channel: socket.socket, message: Any) -> None:
 
 
 def receive(channel: socket.socket) -> Any:
-    """Return the next message. Raises EOFError when the other end was closed."""
+    """Return the next message. Raises EOFError if the other end is closed."""
     (size,) = HEADER.unpack(_read(channel, HEADER.size))
     return pickle.loads(_read(channel, size))
 

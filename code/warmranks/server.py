@@ -1,4 +1,4 @@
-"""The caller's side: a fork server, and runs on it."""
+"""Start a fork server and send it runs: the caller's side."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from typing import Any
 from warmranks import pickling
 from warmranks.failures import RankError, failure
 from warmranks.recording import recorded
-from warmranks.records import Record
-from warmranks.requests import LARGEST_PACKET, READY, Report, Run, receive, send
-from warmranks.starting import Process, fork, program
+from warmranks.records import RankRecord
+from warmranks.requests import MAX_PACKET, READY, RunReport, RunRequest, receive, send
+from warmranks.starting import ServerProcess, fork_server, spawn_server
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
          "warmranks.recorder")
-STALL = 1.0  # seconds
+STALL = 1.0  # seconds without progress that count as a deadlock
 
 
 class ForkServer:
     """A process that has imported torch or other modules, and that forks ranks on request.
 
     It ends with the `with` statement, with `close()`, or with this process, however that ends. It
-    starts in the background: only the first run waits for its imports.
+    starts in the background, so only the first run waits for its imports.
     """
 
     def __init__(self, preload: Sequence[str] = TORCH,
-                 start: Callable[[socket.socket, Sequence[str]], Process] = program) -> None:
+                 start: Callable[[socket.socket, Sequence[str]], ServerProcess] = spawn_server
+                 ) -> None:
         """Start the server.
 
         Args:
             preload: modules that the server imports. They must start no threads.
-            start: starts its process, as `program` does.
+            start: starts its process, as `spawn_server` does.
         """
         self.preload, self.owner = tuple(preload), os.getpid()
         self._lock = threading.Lock()
         self._ready = False
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self.process = start(theirs, self.preload)
+        self._control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with server_end:
+            self.process = start(server_end, self.preload)
 
     def __enter__(self) -> ForkServer:
         return self
@@ -62,15 +63,17 @@ class ForkServer:
         return self._control.fileno() >= 0 and self.process.poll() is None
 
     def close(self) -> None:
-        """End the server, with all that it runs."""
+        """Stop the server, and kill all that it runs."""
         self._control.close()
-        if self.owner == os.getpid():  # a fork has a copy of this object, and of the socket
+        if self.owner == os.getpid():  # a fork of this process has a copy of this object
             self.process.wait()
 
     def load(self, *modules: str) -> None:
-        """Have the server import more modules before its next run, unless it has; those that it
-        cannot import are left to the run. They must start no threads."""
-        with self._lock, contextlib.suppress(OSError):  # it ended: the next run reports that
+        """Have the server import more modules before its next run, unless it has already.
+
+        Modules that it cannot import are left to the run. They must start no threads.
+        """
+        with self._lock, contextlib.suppress(OSError):  # if it has ended, the next run reports that
             if missing := [name for name in modules if name not in self.preload]:
                 self._control.send(json.dumps(missing).encode())
                 self.preload += tuple(missing)
@@ -82,57 +85,59 @@ class ForkServer:
         """Call `function(*arguments)` on every rank and return the list of its return values.
 
         Each rank is a process with one torch thread, torchrun's variables in its environment, and
-        the default process group. A function that can be imported goes by its name; one that is
-        defined in a notebook goes by its code and the globals it uses.
+        the default process group. A function that can be imported is sent by its name; one that is
+        defined in a notebook is sent with its code and the globals that it uses.
 
         Args:
             function: called on each rank.
             ranks: the number of ranks, at least 1.
-            *arguments: of the function, the same on each rank; copies.
+            *arguments: its arguments, the same on each rank; each rank gets copies.
             timeout: seconds until all ranks are killed.
-            backend: of the default process group; None: the function creates its own (`env://`).
+            backend: the backend of the default process group; with None, the function creates its
+                own (`env://`).
             env: variables that are added to this process's environment.
             cwd: the working directory; this process's by default.
-            stdout: the descriptor that takes the ranks' standard output.
-            stderr: the descriptor that takes their standard error.
+            stdout: the descriptor for the ranks' standard output.
+            stderr: the descriptor for their standard error.
             stall: seconds after which ranks that all declare to wait for others (`waiting`) are a
-                deadlock; None: only the timeout ends them.
+                deadlock; with None, only the timeout ends them.
 
         Raises:
             RankError: a rank raised an exception or died, with its traceback in the message; or
                 its return value cannot be sent.
             RanksDeadlock: all ranks that still ran waited for others.
-            RanksTimeout: ranks were still running at the timeout; the message says where.
+            RanksTimeout: ranks were still running at the timeout; the message has their frames.
             TypeError: the function or an argument cannot be sent to another process.
         """
         if ranks < 1:
-            raise ValueError(f"ranks={ranks}: at least 1 is needed")
+            raise ValueError(f"ranks={ranks}: there must be at least 1 rank; nearest: 1")
         run = self._request((function, arguments), ranks, timeout, dict(os.environ) | dict(
             env or {}), cwd, backend=backend, stall=stall)
-        with open(os.devnull) as nothing:
-            report = self._send(run, [nothing.fileno(), stdout, stderr])
+        with open(os.devnull) as empty:
+            report = self._send(run, [empty.fileno(), stdout, stderr])
         if error := failure(run, report):
             raise error
         return [pickling.loads(one.value) for one in report.outcomes]
 
     def record_ranks(self, function: Callable, ranks: int, /, *arguments: Any,
                      keywords: Mapping[str, Any] | None = None, stall: float = STALL,
-                     env: Mapping[str, str] | None = None, **options: Any) -> list[Record]:
-        """Call `function(*arguments)` on every rank, and return what each rank did.
+                     env: Mapping[str, str] | None = None, **options: Any) -> list[RankRecord]:
+        """Call `function(*arguments)` on every rank, and return each rank's value and calls.
 
-        The ranks use gloo, and a record is kept of what they ask torch.distributed for. It is kept
-        in their own processes: code that wants to can forge it.
+        The ranks use gloo, and their calls of torch.distributed are recorded in their own
+        processes, so code that wants to can forge the record.
 
         Args:
             function: called on each rank.
             ranks: the number of ranks, at least 1.
-            *arguments: of the function, the same on each rank; copies.
-            keywords: of the function, too.
-            stall: as `run_ranks` takes it.
+            *arguments: its arguments, the same on each rank; each rank gets copies.
+            keywords: its keyword arguments.
+            stall: see `run_ranks`.
             env: variables that are added to this process's environment.
-            **options: as `run_ranks` takes them.
+            **options: further arguments of `run_ranks`.
 
-        Raises what `run_ranks` raises.
+        Raises:
+            RankError, RanksDeadlock, RanksTimeout, TypeError: see `run_ranks`.
         """
         return self.run_ranks(recorded, ranks, function, dict(keywords or {}), *arguments,
                               backend=None, stall=stall,
@@ -147,14 +152,14 @@ class ForkServer:
         Args:
             main: called with `sys.argv` set; it may return its exit code, raise SystemExit, or end
                 the process.
-            argv: the command line with the program's name.
-            *arguments: of `main`.
-            ranks: 0 for one process, else that many with torchrun's variables. Once one fails, the
-                others receive SIGTERM, and the first exit code other than 0 counts.
+            argv: the command line, with the program's name.
+            *arguments: the arguments of `main`.
+            ranks: 0 for one process, or the number of processes with torchrun's variables. Once one
+                fails, the others receive SIGTERM, and the first exit code other than 0 counts.
             timeout: seconds until all are killed.
             env: the whole environment, as in subprocess; this process's by default.
             cwd: the working directory; this process's by default.
-            input: standard input.
+            input: the text of standard input.
 
         Raises:
             subprocess.TimeoutExpired: it was still running at the timeout.
@@ -163,10 +168,10 @@ class ForkServer:
         run = self._request((main, arguments), ranks, timeout,
                             dict(os.environ if env is None else env), cwd, argv=list(argv))
         with contextlib.ExitStack() as stack:
-            given, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
-            given.write(input.encode())
-            given.seek(0)
-            report = self._send(run, [given.fileno(), out.fileno(), err.fileno()])
+            stdin, out, err = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            stdin.write(input.encode())
+            stdin.seek(0)
+            report = self._send(run, [stdin.fileno(), out.fileno(), err.fileno()])
             printed = []
             for file in (out, err):
                 file.seek(0)
@@ -180,41 +185,41 @@ class ForkServer:
 
     def _request(self, task: tuple[Callable, tuple], ranks: int, timeout: float,
                  env: dict[str, str], cwd: str | Path | None, backend: str | None = None,
-                 argv: list[str] | None = None, stall: float | None = None) -> Run:
+                 argv: list[str] | None = None, stall: float | None = None) -> RunRequest:
         content = pickling.dumps(task)
         umask = os.umask(0)
         os.umask(umask)
-        return Run(content, ranks, backend, argv is not None, argv or [], env,
-                   str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout, umask,
-                   stall)
+        return RunRequest(content, ranks, backend, argv is not None, argv or [], env,
+                          str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout,
+                          umask, stall)
 
-    def _send(self, run: Run, files: list[int]) -> Report:
-        """Have the server carry out a run; when this returns or raises, no rank is left."""
-        for stream in (sys.stdout, sys.stderr):  # what was printed before comes before
+    def _send(self, run: RunRequest, files: list[int]) -> RunReport:
+        """Have the server carry out a run; when this returns or raises, all its ranks are dead."""
+        for stream in (sys.stdout, sys.stderr):  # earlier output must come first
             with contextlib.suppress(Exception):
                 stream.flush()
         self._wait_until_ready()
-        channel, theirs = socket.socketpair()
+        channel, manager_end = socket.socketpair()
         with channel:
             try:
-                with theirs:
-                    socket.send_fds(self._control, [b"run"], [theirs.fileno(), *files])
+                with manager_end:
+                    socket.send_fds(self._control, [b"run"], [manager_end.fileno(), *files])
                 send(channel, run)
                 return receive(channel)
             except (EOFError, BrokenPipeError, ConnectionResetError):
-                raise RankError("the fork server was ended during a run", None,
-                                "the fork server was ended", "") from None
+                raise RankError("the fork server ended during a run", None,
+                                "the fork server ended", "") from None
             finally:
                 with contextlib.suppress(OSError):
                     channel.shutdown(socket.SHUT_WR)
-                    while channel.recv(LARGEST_PACKET):  # until the manager has killed the ranks
+                    while channel.recv(MAX_PACKET):  # until the manager has killed the ranks
                         pass
 
     def _wait_until_ready(self) -> None:
         with self._lock:
             if self._ready:
                 return
-            answer = self._control.recv(LARGEST_PACKET)
+            answer = self._control.recv(MAX_PACKET)
             if answer != READY:
                 raise RankError("the fork server did not start:\n" + (
                     answer.decode(errors="replace") or f"exit code {self.process.wait()}"),
@@ -229,17 +234,17 @@ _default: list[ForkServer] = []
 def preload(*modules: str) -> None:
     """Set the modules that the default server imports, in place of `TORCH`.
 
-    Call it before the server's first use; a later call counts once that server has ended.
+    Call it before the server's first use; a later call takes effect only after that server ended.
     """
     _modules[:] = modules
 
 
 def default_server() -> ForkServer:
     """Return this process's own server. The first call starts it, in the background."""
-    made = _default[0] if _default else None
-    if not (made and made.running and made.owner == os.getpid()):
-        made = _set_default(ForkServer(_modules))
-    return made
+    server = _default[0] if _default else None
+    if not (server and server.running and server.owner == os.getpid()):
+        server = _set_default(ForkServer(_modules))
+    return server
 
 
 def _set_default(server: ForkServer) -> ForkServer:
@@ -249,13 +254,15 @@ def _set_default(server: ForkServer) -> ForkServer:
 
 
 def split() -> None:
-    """Import what the default server imports in this process, and make a fork of it that server.
+    """Import the default server's modules in this process, and fork this process as that server.
 
-    So one import serves both. Call it when the program starts: the server keeps all that was
-    imported before, and a fork is safe only while this process has one thread. Raises RuntimeError
-    if it has several, or an import starts one.
+    So one import serves both. Call it when the program starts, because the server keeps everything
+    that was imported before, and because a fork is safe only while this process has one thread.
+
+    Raises:
+        RuntimeError: this process has several threads, or an import starts one.
     """
-    _set_default(ForkServer(_modules, fork))
+    _set_default(ForkServer(_modules, fork_server))
 
 
 def load(*modules: str) -> None:
@@ -273,7 +280,7 @@ def run_program(main: Callable, argv: Sequence[str], *arguments: Any, **options:
 
 
 def record_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any
-                 ) -> list[Record]:
+                 ) -> list[RankRecord]:
     return default_server().record_ranks(function, ranks, *arguments, **options)
 
 

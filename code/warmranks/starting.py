@@ -1,4 +1,4 @@
-"""Two ways to start a fork server's process: as a program, or as a fork of its caller."""
+"""Start a fork server's process in one of two ways: as a program, or as a fork of its caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", 
                                      "NUMEXPR_NUM_THREADS")}
 
 
-class Process(Protocol):
+class ServerProcess(Protocol):
     """The part of `subprocess.Popen` that a server's caller uses."""
 
     pid: int
@@ -31,8 +31,8 @@ class Process(Protocol):
     def wait(self) -> int: ...
 
 
-def program(control: socket.socket, preload: Sequence[str]) -> Process:
-    """Start a server as a program of its own.
+def spawn_server(control: socket.socket, preload: Sequence[str]) -> ServerProcess:
+    """Start a server as a new program.
 
     Args:
         control: the server's end of a socket pair.
@@ -43,51 +43,52 @@ def program(control: socket.socket, preload: Sequence[str]) -> Process:
         [sys.executable, "-c", START, str(control.fileno()), json.dumps(sys.path),
          json.dumps(preload)],
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=[control.fileno()],
-        env=os.environ | ONE_THREAD, start_new_session=True)  # Ctrl-C is the caller's
+        env=os.environ | ONE_THREAD, start_new_session=True)  # Ctrl-C must reach the caller only
 
 
-def fork(control: socket.socket, preload: Sequence[str]) -> Process:
+def fork_server(control: socket.socket, preload: Sequence[str]) -> ServerProcess:
     """Import the modules in this process, and start a server as a fork of it.
 
     Args:
         control: the server's end of a socket pair.
         preload: the modules.
 
-    Raises RuntimeError if this process has several threads, or a module starts one.
+    Raises:
+        RuntimeError: this process has several threads, or a module starts one.
     """
     if threads() > 1:
-        raise RuntimeError("a process with several threads cannot fork a server")
-    collects = gc.isenabled()
+        raise RuntimeError("a process with several threads cannot fork a server safely")
+    gc_enabled = gc.isenabled()
     try:
         forking.preload(preload)
     finally:
-        if collects:
+        if gc_enabled:
             gc.enable()
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         _serve(control.detach(), parent)
-    return Child(pid)
+    return ForkedServer(pid)
 
 
-class Child:
-    """A forked server."""
+class ForkedServer:
+    """A server that was forked, with the methods of ServerProcess."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        return self._ended(os.WNOHANG)
+        return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
-        return self._ended(0) or 0
+        return self._wait(0) or 0
 
-    def _ended(self, how: int) -> int | None:
+    def _wait(self, flags: int) -> int | None:
         if self.returncode is None:
             try:
-                pid, status = os.waitpid(self.pid, how)
-            except ChildProcessError:  # other code waited for it, as for any child
+                pid, status = os.waitpid(self.pid, flags)
+            except ChildProcessError:  # other code in this process already waited for it
                 pid, status = self.pid, 0
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
@@ -95,7 +96,7 @@ class Child:
 
 
 def _serve(control: int, parent: int) -> NoReturn:
-    """Be the server, with nothing of the parent's but its memory.
+    """Run the server in a fork that keeps only the parent's memory.
 
     Args:
         control: the descriptor of the server's end.
@@ -104,12 +105,12 @@ def _serve(control: int, parent: int) -> NoReturn:
     code = 1
     try:
         os.setsid()
-        nothing = os.open(os.devnull, os.O_RDWR)
+        null = os.open(os.devnull, os.O_RDWR)
         for number in (0, 1, 2):
-            os.dup2(nothing, number)
+            os.dup2(null, number)
         os.closerange(3, control)
         os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
-        gc.disable()  # a collection would close descriptors of the parent's objects
+        gc.disable()  # a collection could close descriptors of the parent's objects
         gc.freeze()
         forking.serve(socket.socket(fileno=control), parent)
         code = 0

@@ -1,9 +1,9 @@
-"""Deadlock detection: ranks publish what they wait for in shared memory, which their manager reads.
+"""Detect deadlocks: ranks publish what they wait for in shared memory, which their manager reads.
 
-A rank that waits for another rank writes so in its row of the board. No clock alone decides that
-there is a deadlock: every rank that is still running must wait for others, none of their threads
-may be runnable, and neither fact may have changed for a while. So a rank that computes, sleeps, or
-waits for a core on a busy machine never counts as hanging.
+A rank that waits for another rank writes that in its row of the board. Time alone does not make a
+deadlock: every rank that is still running must wait for others, none of their threads may be
+runnable, and neither may have changed for a while. So a rank that computes, sleeps, or waits for a
+core on a busy machine never counts as hanging.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROUNDS = 5  # in each round, every thread must be seen asleep
 ASLEEP = "SI"  # thread states in /proc that mean waiting for an event
 
 
-class Board:
+class WaitBoard:
     """Shared memory with one row per rank. Create it before forking the ranks."""
 
     def __init__(self, ranks: int) -> None:
@@ -31,7 +31,7 @@ class Board:
         """Set what a rank waits for.
 
         Args:
-            rank: whose row.
+            rank: the rank.
             text: such as "recv from rank 3"; empty if the rank does not wait.
         """
         content = text.encode()[:ROW - HEADER.size]
@@ -47,17 +47,17 @@ class Board:
         return changes, self._memory[start:start + size].decode(errors="replace")
 
 
-_mine: list[tuple[Board, int]] = []  # this process's board and rank; empty if it is not a rank
+_rows: list[tuple[WaitBoard, int]] = []  # this process's board and rank; empty if it is not a rank
 
 
-def sit(board: Board, rank: int) -> None:
+def use_row(board: WaitBoard, rank: int) -> None:
     """Make `waiting` write to this rank's row from now on.
 
     Args:
         board: the board that the manager reads.
         rank: this process's rank.
     """
-    _mine[:] = [(board, rank)]
+    _rows[:] = [(board, rank)]
 
 
 @contextlib.contextmanager
@@ -67,29 +67,29 @@ def waiting(what: str) -> Iterator[None]:
     Args:
         what: a description for people, such as "recv from rank 3".
     """
-    for board, rank in _mine:
+    for board, rank in _rows:
         board.write(rank, what)
     try:
         yield
     finally:
-        for board, rank in _mine:
+        for board, rank in _rows:
             board.write(rank, "")
 
 
-class Stall:
+class DeadlockDetector:
     """Detects that all running ranks wait for one another."""
 
-    def __init__(self, board: Board, seconds: float) -> None:
+    def __init__(self, board: WaitBoard, seconds: float) -> None:
         """Args:
-            board: what each rank waits for.
-            seconds: how long nothing may have changed before this counts as a deadlock.
+            board: the ranks' board.
+            seconds: the time without any change after which the ranks are deadlocked.
         """
         self.board, self.seconds = board, seconds
         self._before: object = None
         self._since, self._rounds = 0.0, 0
         self._unseen: set[Path] = set()  # threads not yet seen asleep in this round
 
-    def found(self, running: Mapping[int, int]) -> bool:
+    def is_deadlocked(self, running: Mapping[int, int]) -> bool:
         """Return whether the ranks are deadlocked. Call it repeatedly.
 
         Args:
@@ -103,14 +103,14 @@ class Stall:
                 self._before, self._since, self._rounds = now, time.monotonic(), 0
                 self._unseen = set()
                 return False
-            self._look(running.values())
+            self._check_threads(running.values())
         except OSError:  # a rank is ending
             self._before = None
             return False
         return self._rounds >= ROUNDS and time.monotonic() - self._since >= self.seconds
 
-    def _look(self, processes: Iterable[int]) -> None:
-        """Count the round once every thread has been seen asleep."""
+    def _check_threads(self, processes: Iterable[int]) -> None:
+        """Count a round once every thread has been seen asleep."""
         if not self._unseen:
             self._unseen = {thread for process in processes
                             for thread in Path(f"/proc/{process}/task").iterdir()}

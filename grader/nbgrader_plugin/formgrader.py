@@ -13,7 +13,7 @@ from grader.course import Course
 from grader.gradebook.guard import protected
 from grader.gradebook.records import gradebook_file
 from grader.nbgrader_plugin.steps import ISOLATED_VARIABLE
-from lab.hub import HubServer, place_from
+from lab.hub import HubServer, address_from
 from lab.jupyter import Jupyter
 from lab.start import only_once, say, undisturbed
 from labcore.errors import LabError
@@ -57,5 +57,5 @@ def _jupyter(course: Course, port: int | None, ip: str, hub: Sequence[str] | Non
     variables = {"LAB_COURSE": str(course.root), ISOLATED_VARIABLE: "1", "PYTHONSAFEPATH": "1"}
     if hub is None:
         return Jupyter(course.root, variables, port, ip, instructor=True)
-    return HubServer(course.root, variables, place_from(os.environ), hub, instructor=True,
+    return HubServer(course.root, variables, address_from(os.environ), hub, instructor=True,
                      own=Path.home())

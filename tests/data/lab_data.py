@@ -35,7 +35,7 @@ def hidden(home) -> set[str]:
 
 
 def small(jsonl, **more) -> data.Options:
-    return data.Options((str(jsonl),), gpt2_entries=900, small_entries=400, **more)
+    return data.DataOptions((str(jsonl),), gpt2_entries=900, small_entries=400, **more)
 
 
 def lab(*words, home):

@@ -47,14 +47,14 @@ def test_own_text(built, jsonl, tmp_path, texts):
 
 
 def test_what_an_image_brings_is_copied_and_not_made(built, jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "READY", built[0] / "data")
+    monkeypatch.setattr(data, "PREBUILT", built[0] / "data")
     monkeypatch.setattr(data_files.Builder, "build", None)
     data.make(tmp_path, quiet, small(jsonl))
     assert files(tmp_path) == files(built[0]) and hidden(tmp_path) == {".lock", ".stamp.json"}
 
 
 def test_what_an_image_brings_of_another_text_is_left_alone(built, jsonl, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "READY", built[1] / "data")
+    monkeypatch.setattr(data, "PREBUILT", built[1] / "data")
     lines = []
     data.make(tmp_path, lines.append, small(jsonl))
     assert files(tmp_path) == files(built[0]) and not any("copying" in one for one in lines)
@@ -89,7 +89,7 @@ def test_ensure_leaves_alone_what_the_student_wrote_over(home, own):
     lines = []
     data.ensure(home, lines.append)
     assert (root / f"{GPT2_PREFIX}.bin").read_bytes() == b"tokens of the student's own"
-    assert lines[-1] == ("changed since `lab data` made it, and left alone: "
+    assert lines[-1] == ("changed since `lab data` made it, and kept: "
                          f"{GPT2_PREFIX}.bin")
 
 
@@ -115,7 +115,7 @@ def test_other_text_replaces_all_and_drops_the_trainers_maps(home, built, jsonl)
 def test_several_inputs_are_read_in_order(jsonl, tmp_path, texts):
     more = tmp_path / "more.jsonl"
     more.write_text('{"text": "the last one"}\n')
-    data.make(tmp_path, quiet, data.Options((str(jsonl), str(more)), gpt2_entries=900,
+    data.make(tmp_path, quiet, data.DataOptions((str(jsonl), str(more)), gpt2_entries=900,
                                             small_entries=400))
     assert len(IndexedDataset(tmp_path / "data" / GPT2_PREFIX)) == len(texts) + 1
 
@@ -126,7 +126,7 @@ def test_short_text_borrows_the_librarys_for_the_vocabulary_only(tmp_path, monke
     source.write_text('{"text": "hello hello world"}\n')
     lines = []
     data.make(tmp_path, lines.append, small(source))
-    assert any("trained on the Python library's text too" in line for line in lines)
+    assert any("also trained on the Python library's text" in line for line in lines)
     assert len(IndexedDataset(tmp_path / "data" / GPT2_PREFIX)) == 1
 
 
@@ -143,8 +143,8 @@ def test_the_users_vocabulary_is_used_as_it_is(jsonl, tmp_path, texts):
 @pytest.mark.parametrize(("words", "says"), [
     (["--input", "/nowhere.jsonl"], "cannot read /nowhere.jsonl"),
     (["--size-mb", "0"], "--size-mb 0"),
-    (["--size-mb", "5", "--input", "x"], "--size-mb caps"),
-    (["--vocab-file", "/dev/null"], "give --merge-file as well"),
+    (["--size-mb", "5", "--input", "x"], "--size-mb limits"),
+    (["--vocab-file", "/dev/null"], "pass --merge-file, too"),
 ])
 def test_refusals(tmp_path, monkeypatch, words, says):
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
@@ -154,8 +154,8 @@ def test_refusals(tmp_path, monkeypatch, words, says):
 
 
 def test_a_vocabulary_of_another_size_is_refused(tmp_path, jsonl, vocabulary):
-    with pytest.raises(LabError, match=r"has 1,000 entries; the labs count on GPT-2's 50,257"):
-        data.make(tmp_path, quiet, data.Options((str(jsonl),), *map(str, vocabulary)))
+    with pytest.raises(LabError, match=r"has 1,000 entries, but the labs need GPT-2's 50,257"):
+        data.make(tmp_path, quiet, data.DataOptions((str(jsonl),), *map(str, vocabulary)))
 
 
 def test_an_unwritable_home_is_refused(tmp_path, jsonl):

@@ -60,7 +60,7 @@ def test_killed_while_files_are_put_in_place(jsonl, built, tmp_path, monkeypatch
     twice.write_text(once.read_text() * 2)
 
     def make(source):
-        monkeypatch.setattr(data, "READY", built[source == twice] / "data")
+        monkeypatch.setattr(data, "PREBUILT", built[source == twice] / "data")
         data.make(tmp_path, quiet, small(source))
 
     for renames in range(len(FILES) + 2):
@@ -87,7 +87,7 @@ def test_killed_while_files_are_put_in_place(jsonl, built, tmp_path, monkeypatch
 
 def test_two_at_once_wait_for_each_other(jsonl, tmp_path):
     code = ("import sys\nfrom corpus_tools import cli as data\n"
-            "data.make(sys.argv[1], print, data.Options((sys.argv[2],), gpt2_entries=900,"
+            "data.make(sys.argv[1], print, data.DataOptions((sys.argv[2],), gpt2_entries=900,"
             " small_entries=400))")
     runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(jsonl)],
                              stdout=subprocess.PIPE, text=True) for _ in range(2)]

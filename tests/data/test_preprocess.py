@@ -114,14 +114,14 @@ def test_gzip_and_byte_order_mark(preprocess, tmp_path, tokenizer):
     (b'{"text": "' + b"x" * 500 + b"\n", "begins '{\"text\": \"" + "x" * 50 + "...'"),
     (b"[1, 2]\n", "line 1: a JSON list, not an object"),
     (b'{"text": "a"}\n{"body": "b", "id": 1}\n', "line 2: no key 'text' (its keys: 'body', 'id')"),
-    (b'{"text": null}\n', "line 1: the value of 'text' is NoneType, not text"),
-    (b'{"text": 5}\n', "the value of 'text' is int, not text"),
+    (b'{"text": null}\n', "line 1: the value of 'text' is NoneType, not a string"),
+    (b'{"text": 5}\n', "the value of 'text' is int, not a string"),
     (b'{"text": "a"}\n{"text": "caf\xe9"}\n', "line 2, column 14: the byte 0xe9 is not UTF-8"),
-    (b'{"text": "a \\ud800 b"}\n', "line 1: the text has half a character, \\ud800"),
+    (b'{"text": "a \\ud800 b"}\n', "line 1: the text has a lone surrogate, \\ud800"),
     (b"[" * 100_000 + b"\n", "line 1: not readable as JSON"),
     (b'{"text": ' + b"9" * 5000 + b"}\n", "line 1: not readable as JSON"),
-    (b"", "holds no text (0 documents, all empty)"),
-    (b'\n  \n{"text": ""}\n', "holds no text (1 documents, all empty)"),
+    (b"", "contains no text (0 documents, all empty)"),
+    (b'\n  \n{"text": ""}\n', "contains no text (1 documents, all empty)"),
 ])
 def test_bad_input_is_refused_with_the_place(refused, content, says):
     assert says in refused(content)
@@ -135,10 +135,10 @@ def test_a_damaged_gzip_is_named(preprocess, tmp_path, jsonl):
     source = tmp_path / "cut.jsonl.gz"
     source.write_bytes(gzip.compress(jsonl.read_bytes())[:-500])
     code, stderr = preprocess(source)
-    assert code == 1 and "cut.jsonl.gz is damaged after line" in stderr
+    assert code == 1 and "cut.jsonl.gz is corrupted after line" in stderr
     source.write_bytes(b"no gzip")
     code, stderr = preprocess(source)
-    assert code == 1 and "cut.jsonl.gz is damaged after line 0" in stderr
+    assert code == 1 and "cut.jsonl.gz is corrupted after line 0" in stderr
 
 
 @pytest.mark.parametrize(("flags", "says"), [
@@ -147,7 +147,7 @@ def test_a_damaged_gzip_is_named(preprocess, tmp_path, jsonl):
     (["--dataset-impl", "lazy"], "--dataset-impl lazy is not supported: use mmap"),
     (["--workers", "0"], "--workers 0"),
     (["--log-interval", "-1"], "--log-interval -1"),
-    (["--json-keys", "text", "text"], "names a key twice"),
+    (["--json-keys", "text", "text"], "a key is repeated"),
     (["--tokenizer-type", "BertWordPieceCase"], "--tokenizer-type BertWordPieceCase"),
     (["--vocab-file", "nowhere.json"], "--vocab-file nowhere.json does not exist"),
     (["--output-prefix", "/nowhere/out"], "there is no folder /nowhere"),

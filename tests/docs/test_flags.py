@@ -57,7 +57,7 @@ def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
 
 @cache
 def lab_parser() -> argparse.ArgumentParser:
-    return cli.parser()
+    return cli.build_parser()
 
 
 def refused(words: list[str]) -> str | None:

@@ -57,6 +57,6 @@ def test_an_unknown_card_is_refused_with_the_nearest(name, capsys):
 
 
 def test_the_commands_do_not_load_the_cards():
-    code = "import sys, lab.cli; lab.cli.parser(); print('virtualgpu' in sys.modules)"
+    code = "import sys, lab.cli; lab.cli.build_parser(); print('virtualgpu' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr

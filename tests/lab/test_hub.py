@@ -16,14 +16,14 @@ from tests.ports import free_port
     ("http://127.0.0.1:40001/user/ada/", ("127.0.0.1", 40001, "/user/ada/")),
     ("http://[::]:8888/user/ada/", ("::", 8888, "/user/ada/"))])
 def test_the_hub_says_where(url, place):
-    assert hub.place_from({hub.URL: url, hub.PREFIX: "/user/ada/"}) == place
+    assert hub.address_from({hub.URL: url, hub.PREFIX: "/user/ada/"}) == place
 
 
 @pytest.mark.parametrize("url", ["", "http://0.0.0.0/user/ada/", "https://0.0.0.0:8888/", "ada",
                                  "http://0.0.0.0:port/"])
 def test_without_a_hub_it_is_refused(url):
     with pytest.raises(LabError, match=f"{hub.URL} is '{url}'.*leave --hub out"):
-        hub.place_from({hub.URL: url})
+        hub.address_from({hub.URL: url})
 
 
 def test_the_hubs_own_words_are_passed_on():
@@ -53,7 +53,7 @@ http.server.HTTPServer(("127.0.0.1", {port}), Handler).serve_forever()
     whole = hub.HubServer._program
     monkeypatch.setattr(hub.HubServer, "_program",
                         lambda self: [str(program), *whole(self)[2:]])
-    place = hub.Place("localhost", port, "/user/ada/")
+    place = hub.HubAddress("localhost", port, "/user/ada/")
     made = hub.HubServer(tmp_path, {"SLURM_CONF": "x"}, place, ["--debug"])
     yield made
     made.stop()

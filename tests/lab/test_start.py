@@ -36,7 +36,7 @@ def home(tmp_path_factory, make_cluster):  # make_cluster: skips where there is 
     words = ["".join(draw.choices("abcdefghij", k=6)) for _ in range(200)]
     text.write_text("".join(json.dumps({"text": " ".join(draw.choices(words, k=100))}) + "\n"
                             for _ in range(50)))
-    options = data.Options(inputs=(str(text),), gpt2_entries=300, small_entries=280)
+    options = data.DataOptions(inputs=(str(text),), gpt2_entries=300, small_entries=280)
     data.make(home, lambda line: None, options)
     yield home
     assert not leftovers(home)
@@ -142,10 +142,10 @@ def test_until_the_address_and_back(home, number, flags, reached, real):
     again = subprocess.run([LAB, "start"], env={**os.environ, "LAB_HOME": str(home)},
                            capture_output=True, text=True, timeout=60)
     assert again.returncode == 1
-    assert f"the lab already runs in {home}: {address}" in again.stderr
+    assert f"the lab is already running in {home}: {address}" in again.stderr
     code, out, err = started.stop(number)
     assert code == 130, err
-    assert "Ctrl-C stops all of it" in out and "Stopping the cluster" in out
+    assert "Ctrl-C stops everything" in out and "Stopping the cluster" in out
     assert not leftovers(home)
 
 

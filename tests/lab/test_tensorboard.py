@@ -74,7 +74,7 @@ def test_jupyter_knows_the_server_and_fills_in_its_base_path():
 
 
 def test_the_lab_command_does_not_wait_for_tensorboard():
-    code = ("import sys; from lab.cli import parser; parser(); "
+    code = ("import sys; from lab.cli import build_parser; build_parser(); "
             "print([name for name in ('torch', 'tensorboard', 'plotly') if name in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
@@ -88,8 +88,8 @@ def test_a_path_prefix_in_any_spelling(given, kept):
 @pytest.mark.parametrize("flags, message", [
     ("--port 80", "80 is not a port from 1024 to 65535; nearest: 6006"),
     ("--port x", "x is not a port"),
-    ("--path-prefix a//b", "'a//b' is not a path; for example: /tensorboard"),
-    ("--logdir nowhere", "--logdir nowhere is not a folder; without it: "),
+    ("--path-prefix a//b", "'a//b' is not a path; nearest: /tensorboard"),
+    ("--logdir nowhere", "--logdir nowhere is not a folder; nearest: "),
 ])
 def test_bad_flags(flags, message, capsys):
     try:
@@ -109,7 +109,7 @@ def test_another_version_of_the_profiler_s_pages_is_refused(tmp_path):
         page = tmp_path / name
         before = page.read_text()
         page.write_text(before.replace(gone, "elsewhere"))
-        with pytest.raises(LabError, match=f"{name} does not hold .*torch-tb-profiler==0.4.3"):
+        with pytest.raises(LabError, match=f"{name} does not contain .*torch-tb-profiler==0.4.3"):
             plugin.pages(tmp_path)
         page.write_text(before)
 

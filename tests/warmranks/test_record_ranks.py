@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from warmranks import Call, RankError, RanksDeadlock, record_ranks
+from warmranks import CommunicationCall, RankError, RanksDeadlock, record_ranks
 
 from . import steps
 
@@ -40,7 +40,7 @@ def test_every_collective_is_recorded_with_its_group_and_root():
     in_pair, between = records[1].calls[len(expected):]
     assert (in_pair.op, in_pair.group) == ("all_reduce", (1, 2))
     assert (between.op, between.peer) == ("send", 2)
-    assert records[2].calls[-1] == Call("recv", world, None, one, 0.0, 0.0)
+    assert records[2].calls[-1] == CommunicationCall("recv", world, None, one, 0.0, 0.0)
     assert len(records[0].calls) == len(expected)
 
 
@@ -61,7 +61,7 @@ def test_torch_s_own_data_parallelism_is_recorded():
 
 
 @pytest.mark.parametrize("function, arguments, ranks, lines", [
-    (steps.deadlocks, (), 3, ["ranks 0 and 1 of 3 wait for ranks that never get there",
+    (steps.deadlocks, (), 3, ["ranks 0 and 1 of 3 wait for ranks that never respond",
                               "rank 0 waits in recv from rank 1", "rank 2 returned",
                               "dist.recv(torch.empty(1), 1 - dist.get_rank())"]),
     (steps.skips_a_collective, (1,), 3, ["rank 0 waits in all_reduce with ranks 0, 1, 2",

@@ -1,4 +1,4 @@
-"""`lab mytrainer`: test the pieces of the student's trainer, and measure what they buy."""
+"""Test the pieces of the student's trainer, and measure what they gain: `lab mytrainer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNFINISHED = "NotImplementedError: Your turn"  # the error of an exercise's stub
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    text = "test the pieces of your own trainer, and measure what they buy"
+    text = "test the pieces of your own trainer, and measure what they gain"
     parser = subparsers.add_parser(
         "mytrainer", help=text, description="Test the files that you have written in mytrainer/ on "
         "two ranks, then run code/my_trainer.py with them on virtual GPUs.")
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\n".join(worked.install(pieces.find(arguments.worked), arguments.force)))
         return 0
     if arguments.force:
-        raise LabError("--force belongs to --worked, which is not given")
+        raise LabError("--force is only for --worked, which is not given")
     from virtualgpu import VirtualGpuError
     from virtualgpu.launch.cluster import parse
 
@@ -48,20 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
     except VirtualGpuError as error:
         raise LabError(str(error)) from error
     print(f"Your trainer: {workspace.home() / pieces.FOLDER}\n", flush=True)
-    states = {piece.name: state_of(piece) for piece in PIECES.values()}
-    if broken := [f"  {state.problem}" for state in states.values() if state.problem]:
-        print("\nFix these first; then `lab mytrainer` also measures what they buy:\n")
+    results = {piece.name: test(piece) for piece in PIECES.values()}
+    if broken := [f"  {result.problem}" for result in results.values() if result.problem]:
+        print("\nFix these first; then `lab mytrainer` also measures what they gain:\n")
         print("\n".join(broken), file=sys.stderr)
         return 1
-    if states["ddp"].unfinished:
-        print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it buys.")
+    if results["ddp"].unfinished:
+        print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it gains.")
         return 0
-    show_gain(arguments.gpus, arguments.nodes, states["ddp"].works)
+    show_gain(arguments.gpus, arguments.nodes, results["ddp"].works)
     return 0
 
 
 @dataclass(frozen=True)
-class State:
+class TestResult:
     """The result of testing a piece.
 
     Attributes:
@@ -75,7 +75,7 @@ class State:
     problem: str | None
 
 
-def state_of(piece: Piece) -> State:
+def test(piece: Piece) -> TestResult:
     """Test a piece, and print the result."""
     from lab.mytrainer import selfcheck
 
@@ -90,7 +90,7 @@ def state_of(piece: Piece) -> State:
     state = (f"not written yet: {piece.lab} has the exercise" if not exists or unfinished else
              bad("does not work") if problem else good(f"works on {selfcheck.RANKS} ranks"))
     print(f"  {piece.shown:<26} {piece.purpose:<18} {state}", flush=True)
-    return State(exists and problem is None, unfinished, None if unfinished else problem)
+    return TestResult(exists and problem is None, unfinished, None if unfinished else problem)
 
 
 def show_gain(gpus: str, nodes: int, parallel: bool) -> None:

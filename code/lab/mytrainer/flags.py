@@ -32,8 +32,8 @@ NO_VALIDATION = {"eval_iters": 0}
 def parse(argv: Sequence[str]) -> Config:
     """Parse the command line into the trainer's Config, whose device is `cpu` or `cuda`.
 
-    Raises UserError for anything that pretrain_gpt.py refuses, and for flags that the loop would
-    ignore.
+    Raises:
+        UserError: pretrain_gpt.py would refuse the command line, or the loop would ignore a flag.
     """
     config, given = parse_arguments(argv), parse_unchecked(argv)
     for name, flag in table_of(Config).items():
@@ -41,7 +41,7 @@ def parse(argv: Sequence[str]) -> Config:
         if flag.derived or name in USED or value in (flag.default, NO_VALIDATION.get(name)):
             continue
         shown = flag.spellings[0] if isinstance(value, bool) else f"{flag.spelling} {value}"
-        raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or give it "
+        raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or pass it "
                         "to megatron/Megatron-LM/pretrain_gpt.py")
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"

@@ -48,14 +48,15 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
     Args:
         gpus: the GPU model and the number per node, such as "h100:8".
         nodes: the number of nodes.
-        link: the network between them, such as "ethernet:25gbit"; None: the GPU model's usual one.
-        flags: the flags of my_trainer.py that describe the model and the batch; None: MODEL.
+        link: the network between them, such as "ethernet:25gbit"; None for the GPU model's own.
+        flags: the flags of my_trainer.py for the model and the batch; None for MODEL.
 
-    Raises LabError if the run fails, with the line of the piece that caused it.
+    Raises:
+        LabError: the run fails; the message begins with the line of the piece that caused it.
     """
     from virtualgpu import run
 
-    with contextlib.redirect_stderr(io.StringIO()):  # the error is in the result, too
+    with contextlib.redirect_stderr(io.StringIO()):  # the result contains the error, too
         (rank,) = run(partial(train, MODEL if flags is None else flags), gpus, nodes, link=link,
                       present=[0])
     if rank.error is not None:
@@ -67,17 +68,20 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
 
 
 def train(flags: str) -> int:
-    """Run the loop as one rank, discarding its output. Return the world size. Raises LabError.
+    """Run the loop as one rank without its output, and return the world size.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
+
+    Raises:
+        LabError: there is no text to train on, or the run fails.
     """
     data = workspace.home() / "data" / "bpe-4096"
     if not (data / "text_document.bin").exists():
         raise LabError(f"{data} has no text to train on; create it with `lab data`")
-    with (open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing),
+    with (open(os.devnull, "w") as null, contextlib.redirect_stdout(null),
           tempfile.TemporaryDirectory() as cache):
-        os.dup2(nothing.fileno(), 1)  # sys.stdout is not file 1 in a notebook
+        os.dup2(null.fileno(), 1)  # in a notebook, sys.stdout is not file descriptor 1
         sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
                     "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",
                     "--merge-file", f"{data}/merges.txt", "--data-cache-path", cache]
@@ -89,7 +93,7 @@ def train(flags: str) -> int:
 
 
 def table(gains: list[Gain]) -> list[str]:
-    """Return the lines of a table with one row per measurement."""
+    """Return the lines of a table, with one row per measurement."""
     lines = [f"{'GPUs':>6} {'tokens/s':>12} {'speedup':>9} {'peak memory':>13}   "
              "exposed communication"]
     for gain in gains:

@@ -18,7 +18,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 FOLDER = "mytrainer"
-PATIENCE = 3  # seconds that other ranks wait before they print an error that rank 0 has, too
+ERROR_DELAY = 3  # seconds that other ranks wait before they print an error that rank 0 has, too
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ PIECES = {piece.name: piece for piece in (
 
 
 class PieceError(LabError):
-    """A piece cannot be used. The message names the file and what to do."""
+    """Raised if a piece cannot be used. The message names the file and what to do."""
 
 
 def find(name: str) -> Piece:
@@ -70,7 +70,8 @@ def find(name: str) -> Piece:
 def load(name: str) -> ModuleType | None:
     """Import a piece from the workspace. Return None if its file does not exist.
 
-    Raises PieceError if the file cannot be imported or does not define the piece's name.
+    Raises:
+        PieceError: the file cannot be imported, or it does not define the piece's name.
     """
     piece = PIECES[name]
     if not piece.path.exists():
@@ -83,10 +84,10 @@ def load(name: str) -> ModuleType | None:
     try:
         module = importlib.import_module(f"{FOLDER}.{name}")
     except Exception as error:  # the student's code can raise anything
-        place = blame(error)
-        if not place.startswith(FOLDER):
-            place = f"{piece.shown}: {place}"
-        raise PieceError(f"{place}; `lab mytrainer` tests the file once you have fixed it"
+        message = blame(error)
+        if not message.startswith(FOLDER):
+            message = f"{piece.shown}: {message}"
+        raise PieceError(f"{message}; `lab mytrainer` tests the file once you have fixed it"
                          ) from error
     if not hasattr(module, piece.defines):
         raise PieceError(f"{piece.shown} does not define {piece.defines}{_near_name(piece)}")
@@ -124,20 +125,20 @@ def run(main: Callable[[], None]) -> None:
     try:
         main()
     except (LabError, UserError) as error:
-        if rank:  # usually all ranks have this error: rank 0 prints it, and the launcher ends them
-            time.sleep(PATIENCE)
+        if rank:  # usually all ranks have this error; rank 0 prints it, and the launcher kills them
+            time.sleep(ERROR_DELAY)
         print(f"[rank {rank}] error: {error}", file=sys.stderr, flush=True)
         leave(1)
     except Exception as error:
         print_unexpected_error(error, rank)
-        place = blame(error)
-        if place.startswith(FOLDER) and lost_peer(error) is None:
-            print(f"[rank {rank}] error: {place}", file=sys.stderr, flush=True)
-        leave(1)  # at once: collectives that wait for other ranks would hang or abort
+        message = blame(error)
+        if message.startswith(FOLDER) and lost_peer(error) is None:
+            print(f"[rank {rank}] error: {message}", file=sys.stderr, flush=True)
+        leave(1)  # immediately: collectives that wait for other ranks would hang or abort
 
 
 def _near_name(piece: Piece) -> str:
-    """Return a hint that names the closest match among the file's functions and classes."""
+    """Return a hint with the closest match among the file's functions and classes."""
     names = [node.name for node in ast.parse(piece.path.read_bytes()).body
              if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     folded = {name.lower(): name for name in names}
@@ -146,7 +147,7 @@ def _near_name(piece: Piece) -> str:
 
 
 def _explain_near_file(piece: Piece) -> None:
-    """Raise PieceError if the folder has a file whose name is almost right."""
+    """Raise PieceError if a file in the folder has almost the right name."""
     files = {path.stem.lower(): path.name for path in piece.path.parent.glob("*.py")
              if path.stem not in PIECES and not path.stem.startswith(f"{piece.name}.")}
     near = difflib.get_close_matches(piece.name, files, n=1, cutoff=0.65)

@@ -1,4 +1,4 @@
-"""A quick test of each piece on two ranks. The checks of the labs are more thorough."""
+"""Test each piece on two ranks in seconds. The checks of the labs are more thorough."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from labcore.errors import LabError
 from warmranks import RankError, RanksTimeout, record_ranks
 
 RANKS = 2
-SECONDS = 40
+TIMEOUT = 40  # seconds
 FRAME = re.compile(rf'File ".*/({pieces.FOLDER}/\w+\.py)", line (\d+)')
 
 
 def problem(piece: pieces.Piece) -> str | None:
-    """Test a piece on two ranks. Return its error, or None if it works."""
+    """Test a piece on two ranks, and return its error, or None if it works."""
     try:
-        record_ranks(on_a_rank, RANKS, piece.name, timeout=SECONDS)
+        record_ranks(test_on_rank, RANKS, piece.name, timeout=TIMEOUT)
     except RanksTimeout as error:
-        return stuck(piece, error)
+        return describe_hang(piece, error)
     except RankError as error:
         return error.error.partition(": ")[2] or error.error
     return None
 
 
-def on_a_rank(name: str) -> None:
+def test_on_rank(name: str) -> None:
     """Load and test a piece. Raises LabError."""
     module = pieces.load(name)
     try:
@@ -40,21 +40,21 @@ def on_a_rank(name: str) -> None:
         raise LabError(pieces.blame(error)) from error
 
 
-def stuck(piece: pieces.Piece, error: RanksTimeout) -> str:
+def describe_hang(piece: pieces.Piece, error: RanksTimeout) -> str:
     """Return an error that names the line in which each rank still waits.
 
     Args:
         piece: the piece that was tested.
         error: the timeout or deadlock, with the stack of each rank.
     """
-    found = {rank: FRAME.findall(stack) for rank, stack in error.stacks.items()}
-    places = [f"rank {rank} waits in {places[-1][0]}, line {places[-1][1]}"
-              for rank, places in found.items() if places]
-    return "; ".join([f"{piece.shown}: two ranks never finish", *places])
+    frames = {rank: FRAME.findall(stack) for rank, stack in error.stacks.items()}
+    waits = [f"rank {rank} waits in {lines[-1][0]}, line {lines[-1][1]}"
+             for rank, lines in frames.items() if lines]
+    return "; ".join([f"{piece.shown}: two ranks never finish", *waits])
 
 
 def test_collectives(module) -> None:
-    """Sum tensors of several lengths, divisible by the number of ranks and not."""
+    """All-reduce tensors of several lengths, some of them not divisible by the number of ranks."""
     rank = dist.get_rank()
     for length in (1, 2, 5, 1000):
         tensor = (rank + 1.0) * torch.arange(1, length + 1)
@@ -66,7 +66,7 @@ def test_collectives(module) -> None:
                            f"of {short(expected)}")
 
 
-class Tiny(nn.Module):
+class TinyGPT(nn.Module):
     """A toy GPT: tied embeddings of 9 tokens, a width of 4, a layer norm, and a loss."""
 
     def __init__(self, seed: int) -> None:
@@ -81,41 +81,41 @@ class Tiny(nn.Module):
 
 def test_ddp(module) -> None:
     """Compare the averaged gradients with those of a single process that has all the data."""
-    rank, alone = dist.get_rank(), Tiny(seed=0)
+    rank, single = dist.get_rank(), TinyGPT(seed=0)
     micro_batches = torch.randint(9, (2, RANKS, 12), generator=torch.Generator().manual_seed(1))
     for batches in micro_batches:
         for batch in batches:
-            (alone(batch) / RANKS).backward()
-    parallel = module.DataParallel(Tiny(seed=rank), bucket_mb=1e-5)
-    compare("after the constructor, parameter {} differs from rank 0's", parallel, alone,
+            (single(batch) / RANKS).backward()
+    parallel = module.DataParallel(TinyGPT(seed=rank), bucket_mb=1e-5)
+    compare("after the constructor, parameter {} differs from rank 0's", parallel, single,
             lambda parameter: parameter.data)
     with parallel.no_sync():
         parallel(micro_batches[0, rank]).backward()
     parallel(micro_batches[1, rank]).backward()
     parallel.finish()
-    compare("after finish(), the gradient of {} is not the mean over the ranks", parallel, alone,
+    compare("after finish(), the gradient of {} is not the mean over the ranks", parallel, single,
             lambda parameter: parameter.grad)
 
 
-def compare(text: str, parallel: nn.Module, alone: nn.Module,
-            part: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
+def compare(text: str, parallel: nn.Module, single: nn.Module,
+            select: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
     """Raise LabError unless this rank's parameters or gradients match a single process's.
 
     Args:
         text: the error message, with {} in place of the parameter's name.
         parallel: the model on this rank.
-        alone: the model of the single process.
-        part: returns the tensor to compare, such as the gradient, given a parameter.
+        single: the model of the single process.
+        select: returns the tensor to compare, such as the gradient, given a parameter.
     """
-    expected = dict(alone.named_parameters())
-    found = list(parallel.parameters())
-    if len(found) != len(expected):
-        raise LabError(f"mytrainer/ddp.py: DataParallel has {len(found)} parameters, and the "
+    expected = dict(single.named_parameters())
+    parameters = list(parallel.parameters())
+    if len(parameters) != len(expected):
+        raise LabError(f"mytrainer/ddp.py: DataParallel has {len(parameters)} parameters, but the "
                        f"module that it wraps has {len(expected)}")
-    for parameter, (name, other) in zip(found, expected.items(), strict=True):
-        mine, right = part(parameter), part(other)
-        if mine is None or not torch.allclose(mine, right, rtol=1e-4, atol=1e-7):
-            shown = "None" if mine is None else short(mine)
+    for parameter, (name, other) in zip(parameters, expected.items(), strict=True):
+        actual, right = select(parameter), select(other)
+        if actual is None or not torch.allclose(actual, right, rtol=1e-4, atol=1e-7):
+            shown = "None" if actual is None else short(actual)
             raise LabError(f"mytrainer/ddp.py: {text.format(name)}: rank {dist.get_rank()} has "
                            f"{shown} instead of {short(right)}")
 

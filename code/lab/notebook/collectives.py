@@ -1,4 +1,4 @@
-"""Figures of collectives for lab 04: a ring all-reduce step by step, and when gradients travel."""
+"""Draw collectives for lab 04: a ring all-reduce step by step, and the overlap of all-reduces."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pipeline_schedules import Drawing
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from warmranks import Record
+    from warmranks import RankRecord
 
 INK, SENT, PARTIAL, COMPLETE = "#22313f", "#e67e22", "#fce5cd", "#cfe2f3"
 
 
 def ring(ranks: int = 4) -> Flipbook:
-    """Return a ring all-reduce to step through: who holds which partial sums, who sends what.
+    """Return a ring all-reduce to step through, with each rank's partial sums and transfers.
 
     Args:
-        ranks: how many; the tensor has as many chunks.
+        ranks: the number of ranks, and of chunks of the tensor.
     """
-    # Of each rank's chunks, whose contributions they contain.
+    # The ranks whose contributions are in each rank's chunks.
     held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
     drawings = [_ring_step(held, {}, "Before the first step, every rank has its own tensor.")]
     for step in range(2 * (ranks - 1)):
@@ -54,11 +54,11 @@ def _ring_step(held: Sequence[Sequence[set[int]]], sent: Mapping[int, int], titl
     for rank, chunks in enumerate(held):
         axes.text(-0.1, -rank - 0.5, f"rank {rank}", ha="right", va="center", color=INK)
         for chunk, parts in enumerate(chunks):
-            leaves = sent.get(rank) == chunk
+            is_sent = sent.get(rank) == chunk
             axes.add_patch(Rectangle(
-                (chunk + 0.04, -rank - 0.92), 0.92, 0.84, zorder=2 if leaves else 1,
+                (chunk + 0.04, -rank - 0.92), 0.92, 0.84, zorder=2 if is_sent else 1,
                 facecolor=_face(len(parts), ranks),
-                edgecolor=SENT if leaves else INK, linewidth=3 if leaves else 0.8))
+                edgecolor=SENT if is_sent else INK, linewidth=3 if is_sent else 0.8))
             text = "sum of all" if len(parts) == ranks else "+".join(map(str, sorted(parts)))
             axes.text(chunk + 0.5, -rank - 0.5, text, ha="center", va="center", fontsize=9,
                       color=INK, zorder=3)
@@ -68,7 +68,7 @@ def _ring_step(held: Sequence[Sequence[set[int]]], sent: Mapping[int, int], titl
         Patch(facecolor=COMPLETE, edgecolor=INK, label="sum over all ranks"),
         Patch(facecolor="white", edgecolor=SENT, linewidth=2, label="sent in this step")])
     axes.text((ranks - 0.8) / 2, 0.55, title, ha="center", fontsize=9, color=INK)
-    rows = "; ".join(f"rank {rank} holds " + ", ".join(
+    rows = "; ".join(f"rank {rank} has " + ", ".join(
         "the sum" if len(parts) == ranks else "+".join(map(str, sorted(parts)))
         for parts in chunks) for rank, chunks in enumerate(held))
     return Drawing(figure, f"{title} By chunk, {rows}.")
@@ -78,25 +78,26 @@ def _face(parts: int, ranks: int) -> str:
     """Return the color of a chunk.
 
     Args:
-        parts: whose contributions it contains.
-        ranks: how many there are.
+        parts: the number of contributions that it contains.
+        ranks: the number of ranks.
     """
     return COMPLETE if parts == ranks else PARTIAL if parts > 1 else "white"
 
 
 def overlap(layers: int = 6, per_bucket: int = 2) -> Flipbook:
-    """Return a backward pass to step through, in which each full bucket is all-reduced at once.
+    """Return a backward pass to step through, which all-reduces each bucket once it is full.
 
     Args:
-        layers: of the model; each has one gradient, which takes one unit of time.
-        per_bucket: gradients in a bucket.
+        layers: the number of layers, each with one gradient that takes one unit of time.
+        per_bucket: gradients per bucket.
     """
     drawings = []
     for now in range(layers + per_bucket + 1):
         full = min(now, layers) // per_bucket
-        begun = [(1 + bucket) * per_bucket for bucket in range(full)]
+        starts = [(1 + bucket) * per_bucket for bucket in range(full)]
         alt = (f"After {now} units of time, {min(now, layers)} of {layers} gradients are computed "
-               f"and {full} buckets are full; their all-reduces start at {begun or 'no time yet'}.")
+               f"and {full} buckets are full; their all-reduces start at "
+               f"{starts or 'no time yet'}.")
         drawings.append(_overlap_step(layers, per_bucket, now, alt))
     return Flipbook(drawings, "time")
 
@@ -123,62 +124,62 @@ def _bar(axes: Axes, row: int, start: float, length: float, text: str, color: st
     """Draw one box of a timeline.
 
     Args:
-        axes: where.
+        axes: the axes to draw on.
         row: its height.
         start: its left edge.
         length: its width.
-        text: in it.
-        color: of its face.
+        text: the text in it.
+        color: the color of its face.
     """
     axes.barh(row, length, left=start, height=0.7, color=color, edgecolor=INK)
     axes.text(start + length / 2, row, text, ha="center", va="center", fontsize=9, color=INK)
 
 
-def timeline(records: Mapping[str, Record]) -> Drawing:
-    """Draw when one rank's all-reduces began and were waited for, over the work that it had done.
+def timeline(records: Mapping[str, RankRecord]) -> Drawing:
+    """Draw one rank's all-reduces from start to wait, over the FLOPs that the rank had done.
 
     Args:
-        records: of one rank each, by what to call them.
+        records: the records of one rank, by name.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 0.9 * len(records) + 0.8))
     axes = figure.subplots()
-    said = []
+    described = []
     for row, (name, record) in enumerate(records.items()):
         calls = [call for call in record.calls if call.op == "all_reduce"]
-        begun = [100 * call.started / record.flops for call in calls]
+        starts = [100 * call.started / record.flops for call in calls]
         ends = [100 * (call.finished or record.flops) / record.flops for call in calls]
-        for at, (start, end) in enumerate(zip(begun, ends, strict=True)):
+        for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
             height = row + 0.7 * (at + 0.5) / len(calls) - 0.35
             axes.plot([start, max(end, start + 0.4)], [height, height], color=SENT, linewidth=3)
-        first = f"the first at {min(begun):.0f}% of the FLOPs" if calls else "none"
-        said.append(f"{name}: {len(calls)} all-reduces, {first}")
+        first = f"the first at {min(starts):.0f}% of the FLOPs" if calls else "none"
+        described.append(f"{name}: {len(calls)} all-reduces, {first}")
     axes.set(xlim=(0, 103), ylim=(len(records) - 0.5, -0.5), yticks=range(len(records)),
              yticklabels=list(records), xlabel="FLOPs of the step that the rank had done (%)")
     axes.grid(axis="x", alpha=0.3)
-    return Drawing(figure, "All-reduces in flight: " + "; ".join(said) + ".")
+    return Drawing(figure, "All-reduces in flight: " + "; ".join(described) + ".")
 
 
 def efficiency(curves: Mapping[str, Mapping[int, float]]) -> Drawing:
     """Plot scaling efficiency over the number of GPUs.
 
     Args:
-        curves: by name, the efficiency (1.0 is ideal) by the number of GPUs.
+        curves: the efficiency (1.0 is ideal) by number of GPUs, by name.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
-    markers, said = "osD^v", []
+    markers, described = "osD^v", []
     for number, (name, points) in enumerate(curves.items()):
         axes.plot(list(points), [100 * value for value in points.values()],
                   marker=markers[number % len(markers)], label=name)
         ends = list(points.items())
-        said.append(f"{name}: {100 * ends[0][1]:.0f}% on {ends[0][0]} GPUs, "
-                    f"{100 * ends[-1][1]:.0f}% on {ends[-1][0]:,}")
+        described.append(f"{name}: {100 * ends[0][1]:.0f}% on {ends[0][0]} GPUs, "
+                         f"{100 * ends[-1][1]:.0f}% on {ends[-1][0]:,}")
     axes.set_xscale("log", base=2)
     axes.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105), title="Scaling efficiency")
     axes.grid(alpha=0.3)
     axes.legend()
-    return Drawing(figure, "Scaling efficiency. " + "; ".join(said) + ".")
+    return Drawing(figure, "Scaling efficiency. " + "; ".join(described) + ".")

@@ -1,4 +1,4 @@
-"""Curves of functions that a student wrote."""
+"""Plot functions that a student wrote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 STAGES = (2, 4, 8, 16)
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-MARKERS = "osD^v*"  # not by color alone
+MARKERS = "osD^v*"  # so that color is not the only difference
 
 
 def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
@@ -24,7 +24,8 @@ def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
         stages: the numbers of stages.
         micro_batches: the numbers of micro-batches.
 
-    Raises LabError if `bubble` does not return a number yet.
+    Raises:
+        LabError: `bubble` does not return a number yet.
     """
     from matplotlib.figure import Figure
 
@@ -32,7 +33,7 @@ def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
 
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
-    said = []
+    described = []
     for number, p in enumerate(stages):
         shares = [bubble(p, m) for m in micro_batches]
         if not all(isinstance(share, int | float) for share in shares):
@@ -40,11 +41,11 @@ def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
                            "number: write the function first")
         axes.plot(micro_batches, [100 * share for share in shares], markersize=4,
                   marker=MARKERS[number % len(MARKERS)], label=f"p = {p}")
-        said.append(f"p = {p} from {shares[0]:.0%} to {shares[-1]:.0%}")
+        described.append(f"p = {p} from {shares[0]:.0%} to {shares[-1]:.0%}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(micro_batches, [str(m) for m in micro_batches])
     axes.set(xlabel="micro-batches m", ylabel="idle, % of the time", title="Bubble fraction")
     axes.grid(alpha=0.3)
     axes.legend(title="stages")
     return Drawing(figure, f"Bubble fraction over {micro_batches[0]} to {micro_batches[-1]} "
-                           f"micro-batches: {'; '.join(said)}.")
+                           f"micro-batches: {'; '.join(described)}.")

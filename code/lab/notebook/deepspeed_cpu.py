@@ -1,15 +1,15 @@
-"""DeepSpeed 0.19.8 on CPUs, without a compiler. Import this before using it.
+"""Run DeepSpeed 0.19.8 on CPUs, without a compiler. Import this before using it.
 
-What it changes, and why:
+It changes five things:
 1. Collectives go through gloo. `init_distributed` would compile an operator for shared memory
    (20 s, and it needs g++) that a pipeline's sends and receives never use.
 2. `seed_layers=True` works. DeepSpeed counts layers with NumPy integers, which Python's
    `random.seed` no longer accepts.
-3. `get_global_grad_norm()` returns the gradient norm without ZeRO, too; DeepSpeed computes it for
+3. `get_global_grad_norm()` returns the gradient norm without ZeRO, too. DeepSpeed computes it for
    clipping, and discards it.
 4. `read_config` rejects a configuration that would compile an optimizer.
-5. Log lines below warnings are left out; DeepSpeed writes dozens for each rank. So is torch's
-   warning that a broadcast has no gradient: it is that of the tied weights, at the start.
+5. Log lines below warnings are not printed, since DeepSpeed writes dozens per rank. Neither is
+   torch's warning that a broadcast has no gradient, which is about the tied weights at the start.
 A program ends with `leave`, which skips the interpreter's cleanup: during it, gloo's threads
 occasionally abort a process that has finished.
 """
@@ -39,7 +39,7 @@ shims.require("deepspeed", "0.19.8")
 logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
 warnings.filterwarnings("ignore", "c10d::broadcast_: an autograd kernel was not registered")
 
-# By its entry in sys.modules: `deepspeed.comm.torch` as an attribute is torch itself.
+# Found in sys.modules, because the attribute `deepspeed.comm.torch` is torch itself.
 shims.replace(sys.modules["deepspeed.comm.torch"], "build_shm_op", lambda: None)
 
 
@@ -57,14 +57,14 @@ original_seed = shims.replace(utils, "set_random_seed", set_random_seed)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration from a JSON file. Raises LabError for one that cannot be used here."""
+    """Read a configuration from a JSON file. Raises LabError if it cannot be used here."""
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise LabError(f"--config {path} cannot be read as JSON: {error}") from error
     if not isinstance(config, dict):
-        raise LabError(f"--config {path} holds a {type(config).__name__}: it should be an object, "
-                       'as in {"train_micro_batch_size_per_gpu": 2}')
+        raise LabError(f"--config {path} contains a {type(config).__name__}, not an object such as "
+                       '{"train_micro_batch_size_per_gpu": 2}')
     optimizer = config.get("optimizer", {})
     kind = str(optimizer.get("type", ""))
     if "adam" in kind.lower() and not optimizer.get("params", {}).get("torch_adam"):

@@ -1,4 +1,4 @@
-"""Several drawings of one process, one at a time, with a button for each."""
+"""Show several drawings of one process, one at a time, with a button for each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Flipbook:
 
     def __init__(self, drawings: Sequence[Drawing], label: str = "step") -> None:
         """Args:
-            drawings: in order.
+            drawings: the drawings, in order.
             label: what the numbers on the buttons count.
         """
         self.drawings, self.label = tuple(drawings), label

@@ -1,4 +1,4 @@
-"""Transfer times between two ranks, measured or modeled."""
+"""Measure or model the transfer times between two ranks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from pipeline_schedules import Drawing
     from virtualgpu.net.topology import Topology
 
-SIZES = tuple(4**n for n in range(1, 16))  # bytes, of virtual transfers: 4 B to 1 GiB
-LINE = re.compile(r"^message of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)  # of code/messages.py
+SIZES = tuple(4**n for n in range(1, 16))  # bytes of modeled transfers, from 4 B to 1 GiB
+LINE = re.compile(r"^message of (\d+) bytes: (\d+(?:\.\d+)?) us$", re.M)  # from code/messages.py
 
 
 class Fit(NamedTuple):
-    """A transfer of s bytes takes latency + s / bandwidth, in seconds and bytes per second."""
+    """A transfer of s bytes takes `latency` (seconds) + s / `bandwidth` (bytes per second)."""
 
     latency: float
     bandwidth: float
@@ -33,8 +33,8 @@ class Curve:
     """Measured or modeled transfers in one direction.
 
     Attributes:
-        name: of the link.
-        sizes: in bytes.
+        name: the name of the link.
+        sizes: the sizes, in bytes.
         seconds: the fastest measurement of each size.
         points: all measurements, as pairs (bytes, seconds).
     """
@@ -49,7 +49,7 @@ class Curve:
         """Return the curve of some measurements.
 
         Args:
-            name: of the link.
+            name: the name of the link.
             points: pairs (bytes, seconds), with one or more of each size.
         """
         sizes = tuple(dict.fromkeys(size for size, _ in points))
@@ -58,11 +58,10 @@ class Curve:
 
     @property
     def fit(self) -> Fit:
-        """Latency and bandwidth, estimated so that a busy machine does not spoil them.
+        """Latency and bandwidth, estimated so that other load on the machine hardly matters.
 
-        The fastest small transfer is all latency. Large ones differ by their bytes alone; of the
-        last three differences, the median counts. (A least-squares line would follow caches and
-        buffers.)
+        The fastest small transfer is all latency. The bandwidth is the median of the last three
+        differences between large transfers. (A least-squares line would follow caches and buffers.)
         """
         steps = [(size - before, time - earlier) for (before, earlier), (size, time) in pairwise(
             zip(self.sizes[-4:], self.seconds[-4:], strict=True))]
@@ -77,25 +76,26 @@ class Curve:
 
 
 def read(name: str, path: str | Path) -> Curve:
-    """Read what code/messages.py printed.
+    """Read the output of code/messages.py.
 
     Args:
-        name: of the link.
-        path: of the file, absolute or relative to the workspace.
+        name: the name of the link.
+        path: the file, absolute or relative to the workspace.
 
-    Raises LabError if the file has fewer than two measurements.
+    Raises:
+        LabError: the file has fewer than two measurements.
     """
-    place = workspace.home() / path
+    file = workspace.home() / path
     try:
-        text = place.read_text(errors="replace")
+        text = file.read_text(errors="replace")
     except OSError as error:
-        raise LabError(f"no measurement at {place}: {error.strerror}; run the cell that measures "
+        raise LabError(f"no measurement at {file}: {error.strerror}; run the cell that measures "
                        "first") from error
-    found = LINE.findall(text)
-    if len(found) < 2:
+    rows = LINE.findall(text)
+    if len(rows) < 2:
         last = (text.strip().splitlines() or ["nothing"])[-1]
-        raise LabError(f"{place} holds no measurement; its last line is: {last}")
-    return Curve.of(name, [(int(size), float(microseconds) / 1e6) for size, microseconds in found])
+        raise LabError(f"{file} contains no measurement; its last line is: {last}")
+    return Curve.of(name, [(int(size), float(microseconds) / 1e6) for size, microseconds in rows])
 
 
 def virtual(card: str, network: str | None = None) -> Curve:
@@ -103,9 +103,11 @@ def virtual(card: str, network: str | None = None) -> Curve:
 
     Args:
         card: the GPU model.
-        network: between the nodes of the two, such as "ethernet:25gbit"; None: both are on one.
+        network: the network between their nodes, such as "ethernet:25gbit"; None if both are on
+            one node.
 
-    Raises LabError for an unknown GPU model or network.
+    Raises:
+        LabError: the GPU model or the network is unknown.
     """
     from virtualgpu.net.collectives import message
     from virtualgpu.net.inside import SHARED_MEMORY, pair
@@ -128,9 +130,10 @@ def all_reduce(card: str, gpus: Sequence[int], size: int) -> float:
     Args:
         card: the GPU model.
         gpus: their numbers on the node.
-        size: of the tensor, in bytes.
+        size: the tensor's size, in bytes.
 
-    Raises LabError for an unknown GPU model.
+    Raises:
+        LabError: the GPU model is unknown.
     """
     from virtualgpu.net.collectives import all_reduce
 
@@ -145,10 +148,11 @@ def _topology(card: str, nodes: tuple[str, ...], network: str | None = None,
     Args:
         card: the GPU model.
         nodes: the node of each GPU.
-        network: between the nodes; None: the one that is usual with this model.
-        slots: the number of each GPU on its node; empty: in order.
+        network: the network between the nodes; None for the usual one of this model.
+        slots: the number of each GPU on its node; empty if they are in order.
 
-    Raises LabError for an unknown GPU model or network.
+    Raises:
+        LabError: the GPU model or the network is unknown.
     """
     from virtualgpu.core.cards import find
     from virtualgpu.core.errors import VirtualGpuError
@@ -171,7 +175,7 @@ def plot(*curves: Curve) -> Drawing:
     figure = Figure(figsize=(9.5, 4), layout="constrained")
     times, rates = figure.subplots(1, 2)
     for number, curve in enumerate(curves):
-        marker, color = "osD^v*"[number % 6], f"C{number}"  # not by color alone
+        marker, color = "osD^v*"[number % 6], f"C{number}"  # so that color is not all
         fitted = [curve.fit.latency + size / curve.fit.bandwidth for size in curve.sizes]
         bandwidths = _rates(curve.sizes, curve.seconds)
         times.loglog(curve.sizes, curve.seconds, marker=marker, markersize=4, linestyle="",
@@ -181,7 +185,7 @@ def plot(*curves: Curve) -> Drawing:
                      color=color)
         rates.loglog(curve.sizes, _rates(curve.sizes, fitted), linewidth=1, color=color)
     times.set(xlabel="bytes", ylabel="seconds", title="Time of a transfer")
-    rates.set(xlabel="bytes", ylabel="bytes per second", title="Bandwidth that it reaches")
+    rates.set(xlabel="bytes", ylabel="bytes per second", title="Bandwidth of a transfer")
     for axes in (times, rates):
         axes.grid(alpha=0.3)
     times.legend(fontsize=8)

@@ -1,4 +1,4 @@
-"""Cases for lab 14: a model on a cluster with several kinds of GPUs, as virtual GPUs measure it."""
+"""Build cases for lab 14: a model on several kinds of GPUs, timed on virtual GPUs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from layout_estimator.cluster_planner.profiles import Profile
     from pipeline_schedules import Drawing
     from virtualgpu.core.card import Card
+    from virtualgpu.net.cluster_spec import NodeGroup
     from virtualgpu.net.network import Link
 
 
@@ -21,13 +23,12 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
         global_batch: micro-batches per step, over all replicas.
         micro_batch: samples per micro-batch.
         replicas: the numbers of replicas that a plan may use.
-        sequence: tokens per sample; 0 means the model's own.
+        sequence: tokens per sample; 0 for the model's own number.
 
     Raises:
         VirtualGpuError: the text describes no cluster.
         LabError: there is no such model.
     """
-    from labkit.contest.contests.plans import RESERVED
     from layout_estimator.cluster_planner.models import SHAPES, model_flags
     from layout_estimator.cluster_planner.profiles import Key
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
@@ -35,32 +36,44 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
     from virtualgpu.net.cluster_spec import parse_cluster
     from virtualgpu.net.network import parse
 
-    nodes, flags = parse_cluster(cluster), model_flags(model)
-    layers, hidden, _, usual, _ = SHAPES[model]
-    sequence = sequence or usual
+    groups, flags = parse_cluster(cluster), model_flags(model)
+    layers, hidden, _, default_sequence, _ = SHAPES[model]
+    sequence = sequence or default_sequence
     flags += ["--fp16", "--timing-log-level", "0", "--seq-length", str(sequence),
               "--max-position-embeddings", str(sequence)]
-    slowest = min((parse(group.card.network) for group in nodes), key=lambda link: link.effective)
-    profiles = VirtualProfiles(flags, {group.card.name: group.per_node for group in nodes})
-    parts = [profiles.get(Key(group.card.name, 1, micro_batch, "none")) for group in nodes]
-    layer, each = parts[0].layer, state_bytes("fp16")
-    gradients = each.gradients * layer.parameters / 1e9
-    kinds = {}
-    for group, profile, part in zip(nodes, parts, cluster.split(","), strict=True):
-        card = group.card
-        times = {name: [round(1000 * one.forward, 3), round(1000 * one.backward, 3)]
-                 for name, one in vars(profile).items()}
-        kinds[part.partition(":")[0].strip()] = {
-            "gpus": group.gpus, "per_node": group.per_node, **times,
-            "memory": round(card.memory / 2**30 - RESERVED, 1),
-            "inside": _ring(card, slowest, gradients, ["0"] * group.per_node),
-            "network": _ring(card, slowest, gradients, ["0", "1"])}
+    slowest = min((parse(group.card.network) for group in groups), key=lambda link: link.effective)
+    profiles = VirtualProfiles(flags, {group.card.name: group.per_node for group in groups})
+    parts = [profiles.get(Key(group.card.name, 1, micro_batch, "none")) for group in groups]
+    layer, state = parts[0].layer, state_bytes("fp16")
+    gradients = state.gradients * layer.parameters / 1e9
+    kinds = {text.partition(":")[0].strip(): _kind(group, part, slowest, gradients)
+             for group, part, text in zip(groups, parts, cluster.split(","), strict=True)}
     return {"layers": layers, "replicas": list(replicas), "global_batch": global_batch,
             "link": round(1000 * (slowest.latency + 2 * micro_batch * sequence * hidden
                                   / slowest.effective), 3),
-            "state": round(each.resident * layer.parameters / 2**30, 3),
+            "state": round(state.resident * layer.parameters / 2**30, 3),
             "activation": round(layer.activation_bytes / 2**30, 3),
             "gradients": round(gradients, 4), "kinds": kinds}
+
+
+def _kind(group: NodeGroup, profile: Profile, network: Link, gradients: float) -> dict[str, Any]:
+    """Return the part of a case that describes one kind of GPU.
+
+    Args:
+        group: its nodes.
+        profile: the times of the model's parts on it.
+        network: the network between nodes.
+        gradients: GB of a layer's gradients.
+    """
+    from labkit.contest.contests.plans import RESERVED
+
+    card = group.card
+    times = {name: [round(1000 * one.forward, 3), round(1000 * one.backward, 3)]
+             for name, one in vars(profile).items()}
+    return {"gpus": group.gpus, "per_node": group.per_node, **times,
+            "memory": round(card.memory / 2**30 - RESERVED, 1),
+            "inside": _ring(card, network, gradients, ["0"] * group.per_node),
+            "network": _ring(card, network, gradients, ["0", "1"])}
 
 
 def _ring(card: Card, link: Link, gigabytes: float, nodes: list[str]) -> float:
@@ -69,7 +82,7 @@ def _ring(card: Card, link: Link, gigabytes: float, nodes: list[str]) -> float:
     Args:
         card: the GPU model.
         link: the network between nodes.
-        gigabytes: of the gradients.
+        gigabytes: the size of the gradients, in GB.
         nodes: the node of each GPU.
     """
     from virtualgpu.net import collectives
@@ -81,7 +94,7 @@ def _ring(card: Card, link: Link, gigabytes: float, nodes: list[str]) -> float:
 
 
 def show(case: dict[str, Any]) -> None:
-    """Print a case: the model, and a line for each kind of GPU."""
+    """Print a case: the model, and a line per kind of GPU."""
     print(f"{case['layers']} layers, {case['global_batch']} micro-batches per step (modeled)")
     print(f"  per layer: {case['state']:.2f} GiB of state, {case['activation']:.2f} GiB per "
           f"micro-batch in flight, {case['gradients']:.3f} GB of gradients")
@@ -96,12 +109,12 @@ def show(case: dict[str, Any]) -> None:
 
 
 def dollars(plan: dict[str, Any], milliseconds: float, steps: int) -> float:
-    """Return what some steps of a plan cost, at the on-demand prices of its GPUs.
+    """Return the dollars for some steps of a plan, at the on-demand prices of its GPUs.
 
     Args:
         plan: the plan.
-        milliseconds: of a step.
-        steps: how many.
+        milliseconds: the step time.
+        steps: the number of steps.
     """
     from layout_estimator.prices import DOLLARS_PER_HOUR
     from virtualgpu.core import cards
@@ -119,21 +132,22 @@ def front(offers: Sequence[tuple[str, float, float]], best: Sequence[str]) -> Dr
 
     figure = Figure(figsize=(7.5, 4))
     axes = figure.subplots()
-    found = {name: (time, cost) for name, time, cost in offers}
-    rest = [point for name, point in found.items() if name not in best]
+    points = {name: (time, cost) for name, time, cost in offers}
+    rest = [point for name, point in points.items() if name not in best]
     if rest:
         axes.plot(*zip(*rest, strict=True), linestyle="", marker="x", color="C7", label="beaten")
     if best:
-        axes.plot(*zip(*(found[name] for name in best), strict=True), marker="o", color="C0",
+        axes.plot(*zip(*(points[name] for name in best), strict=True), marker="o", color="C0",
                   label="the front")
     for name in best:
-        axes.annotate(name, found[name], xytext=(6, 6), textcoords="offset points", fontsize=9,
+        axes.annotate(name, points[name], xytext=(6, 6), textcoords="offset points", fontsize=9,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85})
     axes.set(xlabel="ms per step", ylabel="dollars per 1,000 steps",
              title="Time against dollars (modeled)")
     axes.margins(x=0.15, y=0.15)
     axes.grid(alpha=0.3)
     axes.legend()
-    said = "; ".join(f"{name}: {found[name][0]:.0f} ms and ${found[name][1]:.2f}" for name in best)
-    return Drawing(figure, f"Dollars per 1,000 steps over ms per step of {len(found)} plans. "
-                           f"On the front: {said}.")
+    described = "; ".join(f"{name}: {points[name][0]:.0f} ms and ${points[name][1]:.2f}"
+                          for name in best)
+    return Drawing(figure, f"Dollars per 1,000 steps over ms per step of {len(points)} plans. "
+                           f"On the front: {described}.")

@@ -1,4 +1,4 @@
-"""Figures of a student's own runs, each with alternative text."""
+"""Draw figures of a student's own runs, each with alternative text."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
 def loss(**runs: Log) -> Drawing:
     """Plot the loss over samples, one line per run: `plots.loss(first=log, second=other)`.
 
-    Raises LabError for a run without a loss.
+    Raises:
+        LabError: a run has no loss.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
-    said = []
-    markers = "osD^v*"  # not by color alone
+    described = []
+    markers = "osD^v*"  # so that color is not the only difference
     for number, (name, log) in enumerate(runs.items()):
         points = [(one.samples, one.loss) for one in log.iterations if one.loss is not None]
         if not points:
             raise LabError(f"{name}: the log has no loss yet")
         samples, losses = zip(*points, strict=True)
         axes.plot(samples, losses, marker=markers[number % len(markers)], markersize=4, label=name)
-        said.append(f"{name} from {losses[0]:.2f} to {losses[-1]:.2f} "
-                    f"over {samples[-1]:,} samples")
+        described.append(f"{name} from {losses[0]:.2f} to {losses[-1]:.2f} "
+                         f"over {samples[-1]:,} samples")
     axes.set(xlabel="samples", ylabel="loss", title="Training loss")
     axes.grid(alpha=0.3)
     axes.legend()
-    return Drawing(figure, "Training loss over samples: " + "; ".join(said) + ".")
+    return Drawing(figure, "Training loss over samples: " + "; ".join(described) + ".")
 
 
 def loss_scale(log: Log) -> Drawing:
     """Plot the loss scale over the steps, and mark the lines of the log with skipped steps.
 
-    Raises LabError for a log without a loss scale.
+    Raises:
+        LabError: the log has no loss scale.
     """
     from matplotlib.figure import Figure
 
@@ -56,8 +58,8 @@ def loss_scale(log: Log) -> Drawing:
               color="C7", linewidth=1)
     kinds = {"steps that were skipped": ("x", [one for one in lines if one.skipped]),
              "steps that were made": ("o", [one for one in lines if not one.skipped])}
-    for name, (marker, some) in kinds.items():
-        axes.plot([one.iteration for one in some], [one.loss_scale for one in some],
+    for name, (marker, iterations) in kinds.items():
+        axes.plot([one.iteration for one in iterations], [one.loss_scale for one in iterations],
                   linestyle="", marker=marker, label=name)
     axes.set_yscale("log", base=2)
     axes.set(xlabel="iteration", ylabel="loss scale", title="Loss scale")
@@ -70,7 +72,7 @@ def loss_scale(log: Log) -> Drawing:
 
 
 def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
-    """Return the timeline of a schedule or a run. Raises LabError.
+    """Return the timeline of a schedule or a run. Raises LabError if it cannot be read.
 
     Args:
         run: a schedule, or the folder that a run wrote with --timeline, absolute or relative to the
@@ -88,13 +90,13 @@ def timeline(run: Drawable, dp: int = 0, tp: int = 0) -> Timeline:
 
 def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps: bool = False,
              simulated: bool = False, dp: int = 0, tp: int = 0) -> Drawing | Steps:
-    """Draw a pipeline, with one row per stage. Raises LabError.
+    """Draw a pipeline, with one row per stage. Raises LabError if it cannot be read.
 
     Args:
-        run: what timeline() reads.
-        title: of the figure.
-        live: also draw the activations that every stage keeps.
-        steps: with a slider.
+        run: a schedule or a folder, as for timeline().
+        title: the title of the figure.
+        live: also draw the activations that every stage holds.
+        steps: add a slider that steps through the actions.
         simulated: below a run, draw its order of passes simulated with their mean durations, on the
             same time scale.
         dp: the data-parallel replica.
@@ -104,27 +106,32 @@ def pipeline(run: Drawable, title: str = "Pipeline", *, live: bool = True, steps
     from pipeline_schedules.drawing import unit_of
 
     if steps and simulated:
-        raise LabError("plots.pipeline: give one of steps and simulated")
-    found, unit = timeline(run, dp, tp), unit_of(run, None)
+        raise LabError("plots.pipeline: steps and simulated exclude each other; pass one of them")
+    run_timeline, unit = timeline(run, dp, tp), unit_of(run, None)
     if simulated:
-        return draw_beside({f"{title}, as it ran": found, f"{title}, simulated": replayed(found)},
-                           unit, live)
-    return draw_steps(found, title, unit, live) if steps else draw(found, title, unit, live)
+        return draw_beside({f"{title}, as it ran": run_timeline,
+                            f"{title}, simulated": replayed(run_timeline)}, unit, live)
+    return (draw_steps(run_timeline, title, unit, live) if steps
+            else draw(run_timeline, title, unit, live))
 
 
 def pipelines(*, live: bool = True, **runs: Drawable) -> Drawing:
-    """Draw several pipelines on one time scale:
-    `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`. Raises LabError.
+    """Draw several pipelines on one time scale.
+
+    For example, `plots.pipelines(gpipe="megatron/timeline/gpipe", mine=...)`.
 
     Args:
-        live: also draw the activations that every stage keeps.
-        runs: by name, either runs or schedules. A schedule has no milliseconds, so it cannot be
-            drawn next to a run.
+        live: also draw the activations that every stage holds.
+        runs: runs or schedules, by name. A schedule has no milliseconds, so it cannot be drawn next
+            to a run.
+
+    Raises:
+        LabError: there is none, one cannot be read, or a schedule is next to a run.
     """
     from pipeline_schedules import draw_beside
 
     if not runs:
-        raise LabError("plots.pipelines: give at least one, as name=run")
+        raise LabError("plots.pipelines: pass at least one run, as name=run")
     files = [isinstance(run, str | Path) for run in runs.values()]
     if any(files) and any(isinstance(run, list | tuple) for run in runs.values()):
         raise LabError("plots.pipelines: a schedule has no milliseconds, so it cannot be drawn "

@@ -1,6 +1,6 @@
-"""Small models for lab 04, the same on every rank, and what one process computes with them.
+"""Build small models for lab 04, and train them in one process for comparison.
 
-Parameters and batches are values of sines, so they are the same on every machine.
+Parameters and batches are values of sines, so they are the same on every rank and machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 WIDTH = 6
-RATE = 0.2  # of SGD
+RATE = 0.2  # learning rate of SGD
 
 
 class Small(nn.Module):
@@ -18,8 +18,8 @@ class Small(nn.Module):
     def __init__(self, kind: str, seed: int) -> None:
         """Args:
             kind: "plain"; "tied" (the last layer has the first one's weight); "frozen" (the first
-                layer is not trained); "unused" (one parameter takes no part in the forward pass).
-            seed: of the parameters.
+                layer is not trained); "unused" (one parameter is not in the forward pass).
+            seed: the seed of the parameters.
         """
         super().__init__()
         self.first, self.middle, self.last = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
@@ -42,8 +42,8 @@ def batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets, both [samples, 6].
 
     Args:
-        seed: of the values.
-        samples: how many.
+        seed: the seed of the values.
+        samples: the number of samples.
     """
     angles = torch.arange(samples * WIDTH).view(samples, WIDTH) + float(seed)
     return (0.37 * angles).sin(), (0.53 * angles).cos()
@@ -53,7 +53,7 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return the mean squared error (one element).
 
     Args:
-        model: Small, or something that wraps it.
+        model: Small, or a module that wraps it.
         x: inputs [b, 6].
         y: targets [b, 6].
     """
@@ -61,13 +61,13 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def losses_of_one_process(kind: str, seed: int, samples: int, steps: int) -> list[float]:
-    """Train on the whole batch; return the loss on it after each step.
+    """Train on the whole batch, and return the loss on it after each step.
 
     Args:
-        kind: of the model.
-        seed: of the model and the batch.
-        samples: in the batch.
-        steps: of SGD.
+        kind: the kind of model, as for Small.
+        seed: the seed of the model and the batch.
+        samples: the number of samples in the batch.
+        steps: the number of steps of SGD.
     """
     model = Small(kind, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
@@ -85,10 +85,10 @@ def gradient_norm_of_one_process(kind: str, seed: int, samples: int, batch_seed:
     """Return the norm of the whole batch's gradient.
 
     Args:
-        kind: of the model.
-        seed: of the model.
-        samples: in the batch.
-        batch_seed: of the batch.
+        kind: the kind of model, as for Small.
+        seed: the seed of the model.
+        samples: the number of samples in the batch.
+        batch_seed: the seed of the batch.
     """
     model = Small(kind, seed)
     loss(model, *batch(batch_seed, samples)).backward()
@@ -96,6 +96,6 @@ def gradient_norm_of_one_process(kind: str, seed: int, samples: int, batch_seed:
 
 
 def gradient_norm(model: nn.Module) -> float:
-    """Return the norm of all gradients together; a parameter without one counts as zeros."""
+    """Return the norm of all gradients together; a missing gradient counts as zeros."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return torch.cat([gradient.flatten() for gradient in gradients]).norm().item()

@@ -1,7 +1,7 @@
-"""Activation memory: the tensors that autograd saves for the backward pass, and their bytes.
+"""Measure activation memory: the tensors that autograd saves for the backward pass.
 
-torch hands every tensor that an operation saves to a pair of hooks. Counting there works on any
-device and sees only activations, which a process's resident memory cannot tell apart.
+torch passes every tensor that an operation saves to a pair of hooks. Counting there works on any
+device, and it counts only activations, which a process's resident memory cannot tell apart.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 class SavedTensors(saved_tensors_hooks):
-    """Count what autograd saves inside `with SavedTensors(model.parameters()) as saved:`.
+    """Counts what autograd saves inside `with SavedTensors(model.parameters()) as saved:`.
 
     Put the forward pass or both passes inside. Views of one tensor share its storage, which counts
     once.
 
     Args:
-        weights: tensors that do not count, because they occupy memory anyway.
+        weights: tensors that do not count, because they are in memory anyway.
 
     Attributes:
         now: bytes of the storages that are saved at the moment.
@@ -28,10 +28,10 @@ class SavedTensors(saved_tensors_hooks):
     """
 
     def __init__(self, weights: Iterable[torch.Tensor] = ()) -> None:
-        super().__init__(self._pack, lambda kept: kept.tensor)
+        super().__init__(self._pack, lambda saved: saved.tensor)
         self.now = self.peak = 0
-        self._alive: dict[int, dict[int, torch.Tensor]] = {}  # storage: its saved tensors, by id
-        # A tensor may be dropped by the garbage collector while this very thread counts another.
+        self._alive: dict[int, dict[int, torch.Tensor]] = {}  # saved tensors by ID, by storage
+        # The garbage collector may drop a tensor while this thread counts another.
         self._lock = threading.RLock()
         self._weights = {weight.untyped_storage().data_ptr(): weight for weight in weights}
 
@@ -40,21 +40,18 @@ class SavedTensors(saved_tensors_hooks):
         return self
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the tensors that are saved now, one per storage: the largest.
-
-        Single numbers are left out.
-        """
+        """Return the largest tensor of each storage that is saved now, without single numbers."""
         with self._lock:
             largest = [max(users.values(), key=lambda one: one.nbytes)
                        for users in self._alive.values()]
         return [tensor for tensor in largest if tensor.numel() > 1]
 
-    def _pack(self, tensor: torch.Tensor) -> _Kept:
-        # Detached: a result that its own operation saves would keep itself alive.
-        return _Kept(self, tensor.detach())
+    def _pack(self, tensor: torch.Tensor) -> _SavedTensor:
+        # Detached, because a result that its own operation saves would keep itself alive.
+        return _SavedTensor(self, tensor.detach())
 
-    def _add(self, kept: _Kept) -> None:
-        storage = kept.tensor.untyped_storage()
+    def _add(self, saved: _SavedTensor) -> None:
+        storage = saved.tensor.untyped_storage()
         if storage.data_ptr() in self._weights:
             return
         with self._lock:
@@ -62,29 +59,29 @@ class SavedTensors(saved_tensors_hooks):
             if not users:
                 self.now += storage.nbytes()
                 self.peak = max(self.peak, self.now)
-            users[id(kept)] = kept.tensor
+            users[id(saved)] = saved.tensor
 
-    def _remove(self, kept: _Kept) -> None:
-        storage = kept.tensor.untyped_storage()
+    def _remove(self, saved: _SavedTensor) -> None:
+        storage = saved.tensor.untyped_storage()
         if storage.data_ptr() in self._weights:
             return
         with self._lock:
             users = self._alive[storage.data_ptr()]
-            del users[id(kept)]
+            del users[id(saved)]
             if not users:
                 del self._alive[storage.data_ptr()]
                 self.now -= storage.nbytes()
 
 
-class _Kept:
-    """A saved tensor; counted until autograd lets go of it."""
+class _SavedTensor:
+    """A saved tensor, which counts until autograd releases it."""
 
-    def __init__(self, saved: SavedTensors, tensor: torch.Tensor) -> None:
-        self.saved, self.tensor = saved, tensor
-        saved._add(self)
+    def __init__(self, counter: SavedTensors, tensor: torch.Tensor) -> None:
+        self.counter, self.tensor = counter, tensor
+        counter._add(self)
 
     def __del__(self) -> None:
-        self.saved._remove(self)
+        self.counter._remove(self)
 
 
 def show(f: Callable[..., torch.Tensor], *inputs: torch.Tensor,
@@ -97,15 +94,15 @@ def show(f: Callable[..., torch.Tensor], *inputs: torch.Tensor,
         weights: tensors that do not count.
 
     Returns:
-        The bytes of all of them.
+        The bytes of all of them together.
     """
     with SavedTensors(weights) as saved:
-        result = f(*inputs)  # its graph holds them while they are counted
-    found = saved.tensors()
+        result = f(*inputs)  # its graph keeps the saved tensors alive while they are counted
+    tensors = saved.tensors()
     del result
-    for one in found:
+    for one in tensors:
         shape, dtype = "x".join(map(str, one.shape)), str(one.dtype).removeprefix("torch.")
         print(f"  {shape:>14} {dtype:8} {one.nbytes:>10,} bytes")
-    total = sum(one.nbytes for one in found)
+    total = sum(one.nbytes for one in tensors)
     print(f"  {'together':>14} {'':8} {total:>10,} bytes")
     return total

@@ -1,5 +1,7 @@
-"""Attribute the step time of data-parallel training to compute, bandwidth, and latency, for lab 04;
-print a virtual cluster's links."""
+"""Break down the step time of data-parallel training, for lab 04, and print a cluster's links.
+
+A step's time is split into compute, bandwidth, and latency.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def show_links(gpus: str, nodes: int, link: str | None = None) -> None:
     Args:
         gpus: the GPU model and the number per node, such as "h100:8".
         nodes: the number of nodes.
-        link: the network between them; None is the one that is usual with these GPUs.
+        link: the network between them; None for the usual one of these GPUs.
     """
     topology = parse(gpus, nodes, link).topology()
     near, network = topology.path((0, 1)), topology.network
@@ -36,18 +38,17 @@ def show_links(gpus: str, nodes: int, link: str | None = None) -> None:
 
 @contextlib.contextmanager
 def no_latency() -> Iterator[None]:
-    """Model collectives without latency, neither that of links nor that of starting one, within
-    the `with` block."""
+    """Model collectives without the latency of links and of their start, within the context."""
     path = Topology.path
 
-    def without(self: Topology, ranks: Sequence[int]) -> Path:
+    def path_without_latency(self: Topology, ranks: Sequence[int]) -> Path:
         return replace(path(self, ranks), near=0.0, far=0.0)
 
     # Virtual ranks fork from this process.
-    with (mock.patch.object(Topology, "path", without),
+    with (mock.patch.object(Topology, "path", path_without_latency),
           mock.patch.object(collectives, "LAUNCH", 0.0)):
         if collectives.all_reduce(parse("v100:2", 2).topology().path(range(4)), 0):
-            raise RuntimeError("the model of an all-reduce has a latency that is not known here")
+            raise RuntimeError("the model of an all-reduce has a latency that is not removed here")
         yield
 
 
@@ -57,7 +58,7 @@ class Split:
 
     Attributes:
         ideal: the time of one GPU for the whole batch, divided by the number of GPUs.
-        small: what a GPU needs in addition because its share of the batch is small.
+        small: additional compute time because a GPU's part of the batch is small.
         bandwidth: exposed communication that would remain without latency.
         latency: the rest of the exposed communication.
     """
@@ -80,7 +81,7 @@ class Split:
 
 def split(seconds_per_step: Callable[[int, int], float], alone: float, gpus: int, tokens: int
           ) -> Split:
-    """Run a step as it is, without latency, and without communication, and split its time.
+    """Model a step as it is, without latency, and without communication, and split its time.
 
     Args:
         seconds_per_step: returns the step time for a number of GPUs and of tokens per GPU.
@@ -97,7 +98,7 @@ def split(seconds_per_step: Callable[[int, int], float], alone: float, gpus: int
 
 
 def show_splits(splits: dict[int, Split]) -> None:
-    """Print a table in milliseconds, with one row for each number of GPUs."""
+    """Print a table in milliseconds, with one row per number of GPUs."""
     print(f"{'GPUs':>5} {'step ms':>8} = {'ideal':>8} + {'small batch':>11} + {'bandwidth':>9} + "
           f"{'latency':>8}   efficiency")
     for gpus, split in splits.items():

@@ -1,5 +1,4 @@
-"""Topology matrices (`nvidia-smi topo -m`) of three servers, and the rings of their GPUs,
-for lab 01."""
+"""Describe three servers for lab 01: their topology matrices, and the rings of their GPUs."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from virtualgpu.core.cards import find
 from virtualgpu.net.inside import Seat
 from virtualgpu.net.nodes import NODES
 
-GPUS = 8  # of each server
-SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")  # and then NV1, NV2, ...
+GPUS = 8  # per server
+SLOWEST_FIRST = ("SYS", "NODE", "PHB", "PXB", "PIX")  # followed by NV1, NV2, ...
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,8 @@ class Server:
     Attributes:
         cells: the rows of its GPUs, then those of its NICs, without the names.
         numa: the NUMA node of each GPU.
-        numa_nodes: how many it has.
-        cores: how many it has; each of them has two hardware threads.
+        numa_nodes: the number of NUMA nodes.
+        cores: the number of cores, with two hardware threads each.
     """
 
     cells: tuple[tuple[str, ...], ...]
@@ -34,14 +33,14 @@ class Server:
     cores: int
 
     def affinity(self, gpu: int) -> str:
-        """Return the hardware threads next to a GPU."""
-        each = self.cores // self.numa_nodes
-        first = self.numa[gpu] * each
-        return ",".join(f"{start}-{start + each - 1}" for start in (first, self.cores + first))
+        """Return the hardware threads on a GPU's NUMA node."""
+        per_node = self.cores // self.numa_nodes
+        first = self.numa[gpu] * per_node
+        return ",".join(f"{start}-{start + per_node - 1}" for start in (first, self.cores + first))
 
 
-def _sold(card: str, cores: int) -> Server:
-    """Return the server in which a GPU model is usually sold."""
+def _dgx(card: str, cores: int) -> Server:
+    """Return the DGX server of a GPU model."""
     sheet = find(card)
     node = NODES[sheet.node]
     cells = table.links([Seat(sheet, slot) for slot in range(GPUS)], node.adapters)
@@ -49,8 +48,8 @@ def _sold(card: str, cores: int) -> Server:
                   node.numa_nodes, cores)
 
 
-# One NVLink bridge for each pair of GPUs below one socket, and cascaded switches below the other.
-# So the ring of three or four GPUs with the most bandwidth in total is not the best one.
+# One NVLink bridge per pair of GPUs on one socket, and cascaded switches on the other. So the ring
+# of three or four GPUs with the most bandwidth in total is not the best one.
 CASCADED = """
 X    NV4  NODE NODE SYS  SYS  SYS  SYS  PXB
 NV4  X    NODE NODE SYS  SYS  SYS  SYS  PXB
@@ -63,8 +62,8 @@ SYS  SYS  SYS  SYS  PXB  PXB  PIX  X    SYS
 PXB  PXB  NODE NODE SYS  SYS  SYS  SYS  X
 """
 SERVERS = {
-    "DGX-1 (V100)": _sold("v100", cores=40),
-    "DGX A100": _sold("a100", cores=128),
+    "DGX-1 (V100)": _dgx("v100", cores=40),
+    "DGX A100": _dgx("a100", cores=128),
     "dual-socket PCIe server": Server(
         tuple(tuple(table.SELF if cell == "X" else cell for cell in line.split())
               for line in CASCADED.strip().splitlines()),
@@ -72,13 +71,14 @@ SERVERS = {
 
 
 def topology(server: str, order: Sequence[int] = range(GPUS)) -> str:
-    """Return what `nvidia-smi topo -m` prints. Raises KeyError for an unknown server.
-
-    The columns about NUMA nodes are left out, so that a line fits into a notebook.
+    """Return the output of `nvidia-smi topo -m`, without the NUMA columns, to fit a notebook.
 
     Args:
         server: a key of SERVERS.
-        order: which GPU of the server's cells has the number 0, 1, and so on.
+        order: the GPUs of the server's cells, in the order of their numbers in the output.
+
+    Raises:
+        KeyError: there is no such server.
     """
     wiring = SERVERS[server]
     devices = [*order, *range(GPUS, len(wiring.cells))]
@@ -98,7 +98,7 @@ def fastest(server: str, count: int) -> str:
 
     Args:
         server: a key of SERVERS.
-        count: how many GPUs are in the ring, 2 or more.
+        count: the number of GPUs in the ring, at least 2.
     """
     # A ring has no beginning, so each one may start at its lowest GPU.
     rings = ((first, *rest) for first, *others in combinations(range(GPUS), count)
@@ -107,18 +107,18 @@ def fastest(server: str, count: int) -> str:
 
 
 def _hops(server: str, order: Sequence[int], ring: Sequence[int]) -> list[str]:
-    """Return the links of a ring, that from the last GPU to the first one included."""
+    """Return the links of a ring, including the one from the last GPU to the first."""
     cells = SERVERS[server].cells
     return [cells[order[one]][order[other]]
             for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
 
 
 def is_ring(ring: object, count: int) -> bool:
-    """Return whether this is a list of different GPU numbers.
+    """Return whether an answer is a list of different GPU numbers.
 
     Args:
-        ring: an answer.
-        count: how many GPUs it should have.
+        ring: the answer.
+        count: the number of GPUs that it should have.
     """
     return (isinstance(ring, list) and all(type(gpu) is int for gpu in ring)
             and len(ring) == count == len({*ring} & {*range(GPUS)}))
@@ -132,8 +132,9 @@ def slowest_hop(server: str, order: Sequence[int], ring: Sequence[int]) -> dict:
         order: the numbering of the GPUs, as in `topology`.
         ring: GPU numbers.
 
-    Returns a dictionary: "link", "from", "to", "closes" (whether it is the hop back to the first
-    GPU), and "enough" (whether no ring has a faster slowest hop).
+    Returns:
+        A dictionary with "link", "from", "to", "closes" (whether it is the hop back to the first
+        GPU), and "enough" (whether no ring has a faster slowest hop).
     """
     count, hops = len(ring), _hops(server, order, ring)
     at = min(range(count), key=lambda at: speed(hops[at]))

@@ -1,5 +1,5 @@
-"""Tools for shims: require the version of the library that a shim was written for, and replace
-attributes of it."""
+"""Check and patch third-party libraries: the version that a shim was written for, and attributes.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def require(library: str, wanted: str) -> None:
     """Raise LabError unless exactly this version of a library is installed.
 
     Args:
-        library: its name.
+        library: the library's name.
         wanted: the version.
     """
-    found = version(library)
-    if found.partition("+")[0] != wanted:
-        raise LabError(f"{library} {found} is installed, and the course's shim was written for "
+    installed = version(library)
+    if installed.partition("+")[0] != wanted:
+        raise LabError(f"{library} {installed} is installed, but the course's shim was written for "
                        f"{wanted}: pip install {library}=={wanted}")
 
 
@@ -27,12 +27,12 @@ def replace(owner: Any, name: str, new: Any) -> Any:
 
     Args:
         owner: the module or class.
-        name: of the attribute.
-        new: what replaces it.
+        name: the name of the attribute.
+        new: its new value.
     """
     if not hasattr(owner, name):
         raise LabError(f"{owner.__name__} has no {name} (any more): the course's shim, which "
-                       "replaces it, does not fit this version")
+                       "replaces it, does not work with this version")
     old = getattr(owner, name)
     setattr(owner, name, new)
     return old

@@ -1,6 +1,6 @@
-"""A two-layer MLP for lab 02, the same on every rank, and what one process computes with it.
+"""Build a two-layer MLP for lab 02, and compute its gradients in one process for comparison.
 
-Weights and samples are values of sines, so they are the same on every machine.
+Weights and samples are values of sines, so they are the same on every rank and machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-WIDTH = 6  # of a sample
+WIDTH = 6  # features of a sample
 
 
 class Problem(NamedTuple):
@@ -34,7 +34,7 @@ def problem(seed: int, samples: int, hidden: int = 8) -> Problem:
     """Return the samples, targets, and weights for a seed.
 
     Args:
-        seed: of all values.
+        seed: the seed of all values.
         samples: the batch size b.
         hidden: the hidden size h.
     """
@@ -48,10 +48,10 @@ def _sines(rows: int, columns: int, start: float) -> Tensor:
 
 
 def one_process(seed: int, samples: int, hidden: int = 8) -> list[Any]:
-    """Return the loss of the whole batch, and its gradients of x, first, and second as arrays.
+    """Return the loss of the whole batch, and its gradients with respect to x, first, and second.
 
     Args:
-        seed: of the problem.
+        seed: the seed of the problem.
         samples: the batch size.
         hidden: the hidden size.
     """

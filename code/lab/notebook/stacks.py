@@ -10,27 +10,27 @@ from pathlib import Path
 
 from labcore.errors import LabError
 
-PLACE = re.compile(r"^rank (\d+): PID (\d+) on (\S+)$", re.M)
-SECONDS = 50  # until all ranks have printed where they are
-TIMEOUT = 10  # seconds for the stack of one rank: a cell has a minute
+RANK_LINE = re.compile(r"^rank (\d+): PID (\d+) on (\S+)$", re.M)
+START_TIMEOUT = 50  # seconds until all ranks have printed their line
+TIMEOUT = 10  # seconds for the stack of one rank, because a cell has a minute
 
 
 def dump(job: int, log: Path, ranks: int) -> list[str]:
-    """Return what `py-spy dump` prints for each rank of a running job, in the order of the ranks.
+    """Return the output of `py-spy dump` for each rank of a running job, in the order of the ranks.
 
-    Prints the command of rank 0.
+    It also prints the command for rank 0.
 
     Args:
-        job: its number.
+        job: the job's ID.
         log: its log, in which each rank has printed a line such as `rank 0: PID 42 on node1`.
-        ranks: how many there are.
+        ranks: the number of ranks.
 
     Raises:
-        LabError: not all ranks have printed where they are, or py-spy cannot read a stack
-            or takes longer than TIMEOUT.
+        LabError: not all ranks have printed their line, or py-spy cannot read a stack or takes
+            longer than TIMEOUT.
     """
     places = _places(log, ranks)
-    plain = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # kernels force colors
+    environment = {**os.environ, "CLICOLOR_FORCE": "0", "NO_COLOR": "1"}  # kernels force colors
     stacks = []
     for rank in range(ranks):
         pid, node = places[rank]
@@ -40,7 +40,7 @@ def dump(job: int, log: Path, ranks: int) -> list[str]:
             print("$", " ".join(command))
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT,
-                                  env=plain)
+                                  env=environment)
         except subprocess.TimeoutExpired:
             raise LabError(f"no stack of rank {rank} within {TIMEOUT} s: run this cell "
                            "again") from None
@@ -52,12 +52,12 @@ def dump(job: int, log: Path, ranks: int) -> list[str]:
 
 def _places(log: Path, ranks: int) -> dict[int, tuple[str, str]]:
     """Return each rank's (process ID, node) once all have printed it. Raises LabError."""
-    end = time.monotonic() + SECONDS
+    end = time.monotonic() + START_TIMEOUT
     while True:
         text = log.read_text(errors="replace") if log.exists() else ""
-        found = {int(rank): (pid, node) for rank, pid, node in PLACE.findall(text)}
-        if len(found) >= ranks:
-            return found
+        places = {int(rank): (pid, node) for rank, pid, node in RANK_LINE.findall(text)}
+        if len(places) >= ranks:
+            return places
         if time.monotonic() > end:
-            raise LabError(f"{len(found)} of {ranks} ranks have started: run this cell again")
+            raise LabError(f"{len(places)} of {ranks} ranks have started: run this cell again")
         time.sleep(0.3)

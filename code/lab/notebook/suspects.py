@@ -1,5 +1,5 @@
-"""Training jobs on virtual GPUs, each with a different bottleneck, and the timeline of one of their
-GPUs."""
+"""Run training jobs on virtual GPUs, each with a different bottleneck, and record one GPU's events.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Event = dict[str, str | int | float]
 
 
 @dataclass(frozen=True)
-class Job:
-    """One step of data-parallel training, in bf16, of a stack of linear layers.
+class ModeledJob:
+    """Data-parallel training of a stack of linear layers in bf16.
 
     Attributes:
-        layers: linear layers, each with a layer norm and a GELU.
-        width: features in and out of each.
-        tokens: per GPU and step.
+        layers: number of linear layers, each with a layer norm and a GELU.
+        width: input and output features of each.
+        tokens: tokens per GPU and step.
         gpus: GPU model and GPUs per node, such as "h100:8".
-        nodes: nodes of the job.
-        link: network between them; None: the one that is usual with these GPUs.
-        bucketed: whether all gradients are all-reduced at once, not one by one.
+        nodes: number of nodes.
+        link: network between them; None for the usual one of these GPUs.
+        bucketed: whether all gradients are all-reduced at once rather than one by one.
     """
 
     layers: int
@@ -41,20 +41,21 @@ class Job:
         return self.nodes * int(self.gpus.partition(":")[2] or 1)
 
 
-JOBS: Mapping[str, Job] = {
-    "A": Job(layers=48, width=512, tokens=256),
-    "B": Job(layers=8, width=8192, tokens=16384),
-    "C": Job(layers=8, width=256, tokens=262_144),
-    "D": Job(layers=24, width=1024, tokens=8192, gpus="h100:8", nodes=128, bucketed=False),
-    "E": Job(layers=8, width=4096, tokens=8192, gpus="a100:8", nodes=2, link="ethernet:100gbit"),
+JOBS: Mapping[str, ModeledJob] = {
+    "A": ModeledJob(layers=48, width=512, tokens=256),
+    "B": ModeledJob(layers=8, width=8192, tokens=16384),
+    "C": ModeledJob(layers=8, width=256, tokens=262_144),
+    "D": ModeledJob(layers=24, width=1024, tokens=8192, gpus="h100:8", nodes=128, bucketed=False),
+    "E": ModeledJob(layers=8, width=4096, tokens=8192, gpus="a100:8", nodes=2,
+                    link="ethernet:100gbit"),
 }
 
 
-def gpu_of(job: Job) -> dict[str, float]:
-    """Return the data sheet of a job's GPU: dense bf16 peak, and bandwidths in GB/s per direction.
+def gpu_of(job: ModeledJob) -> dict[str, float]:
+    """Return the data sheet of a job's GPU: dense bf16 TFLOP/s, and GB/s per direction.
 
-    The network's bandwidth is that of all NICs of a node: the rings of an all-reduce over all GPUs
-    use each of them once per direction.
+    The network's bandwidth is that of all NICs of a node, because the rings of an all-reduce over
+    all GPUs use each of them once per direction.
     """
     from virtualgpu.launch.cluster import parse
     from virtualgpu.net import network
@@ -65,9 +66,8 @@ def gpu_of(job: Job) -> dict[str, float]:
             "network_gb_per_s": network.parse(cluster.link).bandwidth / 1e9}
 
 
-def timeline(job: Job) -> list[Event]:
-    """Return the first GPU's events in one training step, after a warm-up step, in order of their
-    start.
+def timeline(job: ModeledJob) -> list[Event]:
+    """Return the first GPU's events in a training step after warm-up, in the order of their start.
 
     An event has a "name", a "kind" ("kernel" or "communication"), "start" and "end" in
     microseconds, and the "flops" and "bytes" of a kernel, or the "bytes" that a ring sends.
@@ -75,12 +75,12 @@ def timeline(job: Job) -> list[Event]:
     return _run(job)[0]
 
 
-def tokens_per_second(job: Job) -> float:
+def tokens_per_second(job: ModeledJob) -> float:
     """Return the job's modeled throughput, over all GPUs."""
     return job.world * job.tokens / _run(job)[1]
 
 
-def _run(job: Job) -> tuple[list[Event], float]:
+def _run(job: ModeledJob) -> tuple[list[Event], float]:
     import virtualgpu
 
     (rank,) = virtualgpu.run(lambda: _program(job), job.gpus, job.nodes, link=job.link, present=[0])
@@ -89,7 +89,7 @@ def _run(job: Job) -> tuple[list[Event], float]:
     return rank.value
 
 
-def _program(job: Job) -> tuple[list[Event], float]:
+def _program(job: ModeledJob) -> tuple[list[Event], float]:
     """Run two steps, and return the events and the duration in seconds of the second one."""
     import torch
     import torch.distributed as dist
@@ -115,12 +115,11 @@ def _program(job: Job) -> tuple[list[Event], float]:
     return sorted(events, key=lambda event: event["start"]), gpu.now() - begin
 
 
-def _step(job: Job, model, x) -> None:
-    """The forward pass, backward pass, and gradient all-reduce of one data-parallel step (no
-    optimizer).
+def _step(job: ModeledJob, model, x) -> None:
+    """Run one data-parallel step without an optimizer: forward, backward, and all-reduce.
 
     Args:
-        job: how the gradients are all-reduced.
+        job: the job, which determines the all-reduces.
         model: the stack of layers.
         x: its input, [tokens, width].
     """
@@ -132,7 +131,7 @@ def _step(job: Job, model, x) -> None:
     if job.world == 1:
         return
     gradients = [parameter.grad for parameter in model.parameters()]
-    if job.bucketed:  # and not copied back: without an optimizer, nobody reads them
+    if job.bucketed:  # nothing is copied back, because no optimizer reads the gradients
         gradients = [torch.cat([gradient.flatten() for gradient in gradients])]
     for gradient in gradients:
         dist.all_reduce(gradient)
@@ -162,8 +161,8 @@ def plot(timelines: Mapping[str, Sequence[Event]], count: int = 24) -> Drawing:
     """Draw the last events of each timeline, as a profiler would.
 
     Args:
-        timelines: by the job's name.
-        count: events to draw.
+        timelines: the events of each job, by its name.
+        count: the number of events to draw.
     """
     from matplotlib.figure import Figure
 
@@ -171,7 +170,7 @@ def plot(timelines: Mapping[str, Sequence[Event]], count: int = 24) -> Drawing:
 
     figure = Figure(figsize=(9, 1.1 * len(timelines) + 0.4), layout="constrained")
     rows = figure.subplots(len(timelines), 1, squeeze=False)[:, 0]
-    said = []
+    described = []
     for axes, (name, events) in zip(rows, timelines.items(), strict=True):
         shown = list(events)[-count:]
         begin = shown[0]["start"]
@@ -185,7 +184,8 @@ def plot(timelines: Mapping[str, Sequence[Event]], count: int = 24) -> Drawing:
         axes.set_title(f"job {name}", fontsize=9, loc="left")
         axes.tick_params(labelsize=8)
         busy = sum(event["end"] - event["start"] for event in shown)
-        said.append(f"job {name}: busy {busy / (shown[-1]['end'] - begin):.0%} of "
-                    f"{shown[-1]['end'] - begin:,.0f} microseconds")
+        described.append(f"job {name}: busy {busy / (shown[-1]['end'] - begin):.0%} of "
+                         f"{shown[-1]['end'] - begin:,.0f} microseconds")
     rows[-1].set_xlabel("microseconds", fontsize=8)
-    return Drawing(figure, f"Timelines of one GPU, {count} events each: " + "; ".join(said) + ".")
+    return Drawing(figure, f"Timelines of one GPU, {count} events each: " + "; ".join(described)
+                   + ".")

@@ -1,12 +1,12 @@
-"""torchgpipe 0.0.7 with the stages on CPU cores instead of GPUs. Import this before using it.
+"""Run torchgpipe 0.0.7 with the stages on CPU cores instead of GPUs. Import this before using it.
 
-What it changes, and why:
-1. A worker thread for each partition. torchgpipe starts one for each *device*, which is right if
-   devices run asynchronously; stages that share `cpu` would share one thread, and take turns.
+It changes three things:
+1. Each partition has its own worker thread. torchgpipe starts one per *device*, which is right if
+   devices run asynchronously, but stages on `cpu` would share one thread and take turns.
 2. Autocast and hooks on saved tensors apply in the workers. In torch, both are thread-local.
 3. `balance_by_size` measures on a CPU: it counts the tensors that autograd saves, where torchgpipe
    asks the GPU's allocator.
-On a GPU, torchgpipe is unchanged. Autograd runs the backward pass, on a CPU always in one thread,
+On a GPU, torchgpipe is unchanged. On a CPU, autograd always runs the backward pass in one thread,
 so only the forward passes of stages overlap.
 """
 
@@ -34,13 +34,13 @@ shims.require("torchgpipe", "0.0.7")
 
 @contextlib.contextmanager
 def spawn_workers(devices: list[torch.device]) -> Iterator[tuple[list[Queue], list[Queue]]]:
-    """Start a worker for each partition, and yield (their task queues, their result queues)."""
+    """Start a worker per partition, and yield their task queues and their result queues."""
     if any(device.type != "cpu" for device in devices):
         with original_workers(devices) as queues:
             yield queues
         return
     tasks, results = [Queue() for _ in devices], [Queue() for _ in devices]
-    threads = [Thread(target=work, args=(caller_state(), *arguments), daemon=True)
+    threads = [Thread(target=run_worker, args=(caller_state(), *arguments), daemon=True)
                for arguments in zip(tasks, results, devices, strict=True)]
     for thread in threads:
         thread.start()
@@ -48,26 +48,26 @@ def spawn_workers(devices: list[torch.device]) -> Iterator[tuple[list[Queue], li
         yield tasks, results
     finally:
         for queue, thread in zip(tasks, threads, strict=True):
-            queue.put(None)  # the worker's signal to end
+            queue.put(None)  # tells the worker to end
             thread.join()
 
 
 def caller_state() -> dict[str, Any]:
-    """Return torch's thread-local state, which a worker has to take over."""
+    """Return torch's thread-local state, which a worker must copy."""
     return {"grad": torch.is_grad_enabled(),
             "autocast": torch.is_autocast_enabled("cpu"),
             "dtype": torch.get_autocast_dtype("cpu"),
             "hooks": torch._C._autograd._top_saved_tensors_default_hooks(True)}
 
 
-def work(state: dict[str, Any], tasks: Queue, results: Queue, device: torch.device) -> None:
-    """Run torchgpipe's own loop in the caller's state.
+def run_worker(state: dict[str, Any], tasks: Queue, results: Queue, device: torch.device) -> None:
+    """Run torchgpipe's own worker loop in the caller's state.
 
     Args:
-        state: from caller_state().
+        state: the state from caller_state().
         tasks: the queue of the tasks.
         results: the queue of their results.
-        device: of the partition.
+        device: the partition's device.
     """
     hooks = state["hooks"]
     with (torch.autocast("cpu", state["dtype"], enabled=state["autocast"]),
@@ -77,25 +77,26 @@ def work(state: dict[str, Any], tasks: Queue, results: Queue, device: torch.devi
 
 def profile_sizes(module: nn.Sequential, input: Any, chunks: int, param_scale: float,
                   device: torch.device) -> list[int]:
-    """Return the bytes of each layer: of the tensors that it saves for one micro-batch, and of its
-    weights. As in torchgpipe, one sample is measured and scaled up.
+    """Return the bytes of each layer: tensors saved for one micro-batch, plus weights.
+
+    As in torchgpipe, one sample is measured and scaled up.
 
     Args:
         module: the layers.
-        input: of the first layer, a tensor or a tuple of tensors.
-        chunks: micro-batches in the input.
-        param_scale: by which the bytes of the weights are multiplied.
-        device: on which to measure.
+        input: the input of the first layer, a tensor or a tuple of tensors.
+        chunks: the number of micro-batches in the input.
+        param_scale: the factor for the bytes of the weights.
+        device: the device on which to measure.
     """
     if device.type != "cpu":
         return original_sizes(module, input, chunks, param_scale, device)
     batch, sizes, weights = Batch(input), [], []
     samples = batch[0].size(0) / chunks
-    for at, x in enumerate(batch):  # a copy: a slice would count as the whole tensor
+    for at, x in enumerate(batch):  # copies, because a slice would count as the whole tensor
         batch[at] = x[:1].detach().clone().requires_grad_(x.requires_grad)
     for layer in layerwise_sandbox(module, device):
         detach(batch)
-        weights += layer.parameters()  # all so far: a layer may use an earlier one's (skip)
+        weights += layer.parameters()  # all so far, because a layer may use an earlier one's (skip)
         with SavedTensors(weights) as saved:
             batch = batch.call(layer)
         own = sum(weight.untyped_storage().nbytes() for weight in layer.parameters())

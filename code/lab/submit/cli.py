@@ -1,4 +1,4 @@
-"""`lab submit`: check a run's configuration, write its batch scripts, and submit them."""
+"""Check a run's configuration, write its batch scripts, and submit them: `lab submit`."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from labcore import workspace
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from lab.submit.layout import Layout
-    from lab.submit.memory import StageMemory
+    from lab.submit.layout import RunLayout
+    from lab.submit.memory import RankMemory
     from lab.submit.scripts import Script
 
-HELP = "check a training run's configuration, and submit it as one job, or as several"
+HELP = "check a training run's configuration, and submit it as one or several jobs"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("submit", help=HELP, description=HELP)
     parser.add_argument("conf", metavar="CONF.TOML", type=Path,
-                        help="its keys are in docs/heterogeneous.md")
+                        help="the configuration file; docs/heterogeneous.md explains its keys")
     parser.add_argument("--dry-run", action="store_true",
-                        help="check, and print the scripts; write and submit nothing")
+                        help="check, and print the scripts, but write and submit nothing")
     parser.add_argument("--profile", action="store_true",
-                        help="record a timeline of one step on all ranks, as with profile = true")
+                        help="record a timeline of one step on all ranks, like profile = true")
     parser.set_defaults(run=run)
     if "plan" in subparsers.choices:  # the planner is below this package and cannot import it
         subparsers.choices["plan"].set_defaults(submit_file=submit)
@@ -50,28 +50,29 @@ def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
     """
     from lab.submit import conf, containers, layout, memory, nodes, scripts
 
-    read = conf.read(path)
+    settings = conf.read(path)
     if profile:
-        read = replace(read, profile=True)
-    placed = layout.place(read)
+        settings = replace(settings, profile=True)
+    placed = layout.place(settings)
     memory.check_flags(placed)
-    containers.check(read, workspace.home())
-    there = _nodes(dry_run)
-    if there is not None:
-        placed = nodes.matched(placed, there)
+    containers.check(settings, workspace.home())
+    available = _available_nodes(dry_run)
+    if available is not None:
+        placed = nodes.match(placed, available)
     stages = memory.check(placed)
-    written = scripts.of(placed)
+    batch_scripts = scripts.render(placed)
     if dry_run:
-        print("\n".join(f"==> {script.path} <==\n{script.text}" for script in written), end="")
+        print("\n".join(f"==> {script.path} <==\n{script.text}" for script in batch_scripts),
+              end="")
         return
     _check_workspace(workspace.home())
-    scripts.write(workspace.home(), written)
+    scripts.write(workspace.home(), batch_scripts)
     print(summary(placed, stages))
-    _submit(written)
+    _submit(batch_scripts)
 
 
-def _nodes(dry_run: bool) -> list | None:
-    """Return the cluster's nodes; None if the scripts are only printed and no cluster is up."""
+def _available_nodes(dry_run: bool) -> list | None:
+    """Return the cluster's nodes, or None if `--dry-run` was given and no cluster is up."""
     from lab.submit import nodes
     from slurmbox.clients import NOT_RUNNING
 
@@ -88,11 +89,11 @@ def _check_workspace(home: Path) -> None:
     for path, command in (("code/run_node.sh", "make lab"),
                           ("data/GPT-2_assets/my-gpt2_text_document.bin", "lab data")):
         if not (home / path).exists():
-            raise LabError(f"{home / path} is missing: {command}")
+            raise LabError(f"{home / path} is missing; create it with {command}")
 
 
-def summary(layout: Layout, stages: list[StageMemory]) -> str:
-    """Return what is submitted: each component, and the memory of its fullest stage."""
+def summary(layout: RunLayout, stages: list[RankMemory]) -> str:
+    """Return a description of the run: each component, and the memory of its fullest stage."""
     from lab.submit import scripts
     from lab.submit.memory import GIB
 
@@ -105,20 +106,20 @@ def summary(layout: Layout, stages: list[StageMemory]) -> str:
     return "\n".join(lines)
 
 
-def _submit(written: list[Script]) -> None:
+def _submit(batch_scripts: list[Script]) -> None:
     """Submit the scripts; if one is refused, cancel those before it. Raises LabError."""
     from lab.submit import nodes
 
-    numbers: list[str] = []
+    job_ids: list[str] = []
     try:
-        for script in written:
-            words = [] if not numbers else [numbers[0]]
+        for script in batch_scripts:
+            words = [] if not job_ids else [job_ids[0]]
             done = nodes.slurm("sbatch", "--parsable", str(script.path), *words)
-            numbers.append(done.strip().partition(";")[0])
-            joins = f", joins job {numbers[0]}" if words else ""
-            print(f"job {numbers[-1]}: sbatch {' '.join([str(script.path), *words])}{joins}")
+            job_ids.append(done.strip().partition(";")[0])
+            joins = f", joins job {job_ids[0]}" if words else ""
+            print(f"job {job_ids[-1]}: sbatch {' '.join([str(script.path), *words])}{joins}")
     except LabError:
-        if numbers:
-            nodes.slurm("scancel", *numbers)
+        if job_ids:
+            nodes.slurm("scancel", *job_ids)
         raise
-    print(f"watch it: lab top {numbers[0]}")
+    print(f"watch it: lab top {job_ids[0]}")

@@ -1,4 +1,4 @@
-"""The configuration file of a run: its keys, their types, and their defaults."""
+"""Read the configuration file of a run: its keys, their types, and their defaults."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from labcore.errors import LabError
 from layout_estimator.cluster_planner.models import SHAPES
 
 
-class Model(NamedTuple):
-    """Shape of a GPT-2 model."""
+class ModelShape(NamedTuple):
+    """The shape of a GPT-2 model."""
 
     layers: int
     hidden_size: int
@@ -24,7 +24,8 @@ class Model(NamedTuple):
     sequence_length: int
 
 
-MODELS = {name: Model(*SHAPES[f"gpt2-{name}"][:4]) for name in ("small", "medium", "large", "xl")}
+MODELS = {name: ModelShape(*SHAPES[f"gpt2-{name}"][:4])
+          for name in ("small", "medium", "large", "xl")}
 HOMOGENEOUS, HETEROGENEOUS, JOINED = "homogeneous", "heterogeneous", "joined"
 CHOICES = {"model": tuple(MODELS), "job": (HOMOGENEOUS, HETEROGENEOUS, JOINED),
            "precision": ("fp32", "fp16", "bf16"), "device": ("virtual", "cuda")}
@@ -38,11 +39,11 @@ class Conf:
     """One run, as its file describes it. A key is a field's name with hyphens.
 
     Attributes:
-        file: where it was read, for messages.
-        cluster: the nodes it uses, as in a100:4x2,a10:4x4 (KIND:GPUSxNODES).
-        stages: the GPU kind of each pipeline stage; empty: in the order of `cluster`.
-        partition: Transformer layers of each stage, as in 0-11-8-8-8-8-5-0; empty: equal.
-        network: between nodes of virtual GPUs; empty: the cluster's.
+        file: the file's path, for messages.
+        cluster: the nodes to use, such as a100:4x2,a10:4x4 (KIND:GPUSxNODES).
+        stages: the GPU kind of each pipeline stage; empty for the order of `cluster`.
+        partition: Transformer layers of each stage, such as 0-11-8-8-8-8-5-0; empty for equal ones.
+        network: the network between nodes of virtual GPUs; empty for the cluster's.
         flags: further flags of the trainer.
     """
 
@@ -73,11 +74,11 @@ class Conf:
     flags: tuple[str, ...] = ()
 
     @property
-    def shape(self) -> Model:
-        """The model's shape: the named one, with what the file overrides."""
+    def shape(self) -> ModelShape:
+        """The shape of the named model, with the file's changes."""
         named = MODELS[self.model]
-        return Model(*(getattr(self, field) or value
-                       for field, value in named._asdict().items()))
+        return ModelShape(*(getattr(self, field) or value
+                            for field, value in named._asdict().items()))
 
     def error(self, key: str, why: str, nearest: object) -> LabError:
         """Return an error that names the file, the key with its value, and the nearest value."""
@@ -98,41 +99,41 @@ def read(path: Path) -> Conf:
         LabError: it cannot be read, a key is unknown or missing, or a value has the wrong type.
     """
     try:
-        found = tomllib.loads(path.read_text())
+        fields = tomllib.loads(path.read_text())
     except FileNotFoundError:
         near = nearest(path.name, (one.name for one in path.parent.glob("*.toml")))
-        raise LabError(f"{path}: there is no such file"
+        raise LabError(f"{path}: no such file"
                        + (f"; nearest: {path.with_name(near)}" if near else "")) from None
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise LabError(f'{path}: {error}; strings need quotes, as in model = "xl"') from error
-    for key, value in found.items():
+    for key, value in fields.items():
         if key not in FIELDS:
-            raise LabError(f"{path}: {key} = {_toml(value)}: there is no such key; "
+            raise LabError(f"{path}: {key} = {_toml(value)}: no such key; "
                            f"nearest: {nearest(key, FIELDS)}")
-    values = {key.replace("-", "_"): _typed(path, key, value) for key, value in found.items()}
+    values = {key.replace("-", "_"): _typed(path, key, value) for key, value in fields.items()}
     for key in REQUIRED:
-        if key not in found:
+        if key not in fields:
             example = {"model": '"xl"', "cluster": '"a10:4x8"'}.get(key, "64")
             raise LabError(f"{path}: {key} is missing; for example: {key} = {example}")
     return dataclasses.replace(Conf(path, **values), name=_name(path, values.get("name")))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the most similar of the known words; empty where there is none."""
+    """Return the most similar of the known words, or "" if there is none."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=0)), "")
 
 
 def _typed(path: Path, key: str, value: object) -> object:
-    """Return a value if it has the type of its field, and is one of its choices."""
+    """Return a value if it has its field's type and is valid. Raises LabError."""
     shown = f"{path}: {key} = {_toml(value)}"
     kind = str(FIELDS[key].type)
     if kind == "bool" and not isinstance(value, bool):
-        raise LabError(f"{shown}: true or false; nearest: {str(bool(value)).lower()}")
+        raise LabError(f"{shown}: not true or false; nearest: {str(bool(value)).lower()}")
     if kind == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         near = max(1, round(value)) if isinstance(value, int | float) else _digits(value)
-        raise LabError(f"{shown}: not a whole number of at least 1; nearest: {near}")
+        raise LabError(f"{shown}: not an integer of at least 1; nearest: {near}")
     if key in ARRAYS:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise LabError(f"{shown}: not an array of strings; nearest: {_toml([str(value)])}")
@@ -140,7 +141,7 @@ def _typed(path: Path, key: str, value: object) -> object:
     if kind == "str" and (not isinstance(value, str) or not value.strip() or "\n" in value):
         raise LabError(f"{shown}: not a string of one line; nearest: {_toml(str(value) or 'text')}")
     if key in CHOICES and value not in CHOICES[key]:
-        raise LabError(f"{shown}: one of {', '.join(CHOICES[key])}; nearest: "
+        raise LabError(f"{shown}: not one of {', '.join(CHOICES[key])}; nearest: "
                        f"{_toml(nearest(str(value), CHOICES[key]))}")
     if key == "time" and not TIME.fullmatch(str(value)):
         raise LabError(f'{shown}: not Slurm\'s hours:minutes:seconds; nearest: "01:00:00"')
@@ -148,22 +149,22 @@ def _typed(path: Path, key: str, value: object) -> object:
 
 
 def _name(path: Path, given: object) -> str:
-    """Return the job's name: as given, or the file's name without its suffix."""
+    """Return the job's name: the given one, or the file's name without its suffix."""
     name = path.stem if given is None else str(given)
     if not NAME.fullmatch(name):
         near = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_-")[:80] or "run"
-        raise LabError(f"{path}: name = {_toml(name)}: it names files, so letters, digits, _, and "
-                       f'- only; nearest: "{near}"')
+        raise LabError(f"{path}: name = {_toml(name)}: it names files, so it can only have "
+                       f'letters, digits, _, and -; nearest: "{near}"')
     return name
 
 
 def _digits(value: object) -> str:
-    found = re.search(r"[1-9]\d*", str(value))
-    return found[0] if found else "1"
+    digits = re.search(r"[1-9]\d*", str(value))
+    return digits[0] if digits else "1"
 
 
 def _toml(value: object) -> str:
-    """Return a value as the file spells it."""
+    """Return a value in TOML's spelling."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

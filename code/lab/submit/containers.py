@@ -1,4 +1,4 @@
-"""reload-container: pull the image of the site's containers again."""
+"""Check whether the image of the site's containers can be pulled again (reload-container)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from slurmbox.layout import Layout
 
 
 def check(conf: Conf, home: Path) -> None:
-    """Raise LabError if the run asks for a new image, and no image is cached."""
+    """Raise LabError if the run requests a new image, but no image is cached."""
     if not conf.reload_container:
         return
-    found = site.read(home).container if Layout(home).site.exists() else None
-    if found is None:
-        why = "jobs run in no container here (site.toml has no [container])"
-    elif found.start == "pyxis":
+    container = site.read(home).container if Layout(home).site.exists() else None
+    if container is None:
+        why = "jobs do not run in a container here (site.toml has no [container])"
+    elif container.start == "pyxis":
         why = "pyxis unpacks the image for every step"
-    elif "://" not in found.image:
-        why = f"every job reads {found.image} itself"
+    elif "://" not in container.image:
+        why = f"every job reads {container.image} itself"
     else:
         return
     raise conf.error("reload-container", why, "false")

@@ -17,15 +17,15 @@ from virtualgpu.net.cluster_spec import NodeGroup, parse_cluster
 
 
 @dataclass(frozen=True)
-class Component:
-    """Equal nodes that hold consecutive stages: a component of a heterogeneous job.
+class JobComponent:
+    """Equal nodes for consecutive stages: a component of a heterogeneous job.
 
     Attributes:
         card: the GPU model.
-        kind: what the file calls it.
+        kind: its name in the file.
         per_node: GPUs per node.
-        nodes: how many nodes there are.
-        stages: numbers of the pipeline stages on them.
+        nodes: the number of nodes.
+        stages: the numbers of the pipeline stages on them.
     """
 
     card: Card
@@ -42,24 +42,24 @@ class Component:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where a run's ranks are.
+class RunLayout:
+    """The placement of a run's ranks on nodes.
 
     Attributes:
         conf: the configuration.
-        components: in the order of the stages, and so of the node ranks.
-        data_parallel: data-parallel size.
-        split: Transformer layers of each stage.
+        components: the job's components, in the order of the stages, and so of the node ranks.
+        data_parallel: the data-parallel size.
+        split: the Transformer layers of each stage.
     """
 
     conf: Conf
-    components: tuple[Component, ...]
+    components: tuple[JobComponent, ...]
     data_parallel: int
     split: tuple[int, ...]
 
     @property
     def world_size(self) -> int:
-        """Number of ranks, each on a GPU of its own."""
+        """Number of ranks, each on its own GPU."""
         return sum(one.nodes * one.per_node for one in self.components)
 
     @property
@@ -69,16 +69,16 @@ class Layout:
 
     @property
     def job(self) -> str:
-        """How it is submitted: as the file says, or else by the number of components."""
+        """The kind of job: the file's choice, or else by the number of components."""
         return self.conf.job or (HOMOGENEOUS if len(self.components) == 1 else HETEROGENEOUS)
 
 
-def place(conf: Conf) -> Layout:
+def place(conf: Conf) -> RunLayout:
     """Return a run's layout.
 
     Raises:
-        LabError: sizes do not multiply to the number of GPUs, the batch does not divide, the
-            partition does not fit, or the stages cannot be placed on whole nodes.
+        LabError: the parallel sizes do not multiply to the number of GPUs, the batch is not
+            divisible, the partition does not fit, or the stages cannot be placed on whole nodes.
     """
     try:
         groups = parse_cluster(conf.cluster)
@@ -88,7 +88,7 @@ def place(conf: Conf) -> Layout:
     _check_batch(conf, data)
     split = _split(conf)
     kinds = _kinds(conf, groups, data)
-    layout = Layout(conf, _components(conf, groups, kinds, data), data, split)
+    layout = RunLayout(conf, _components(conf, groups, kinds, data), data, split)
     if conf.job == HOMOGENEOUS and len(layout.components) > 1:
         raise conf.error("job", "the cluster has several GPU kinds", '"heterogeneous"')
     if conf.job not in ("", HOMOGENEOUS) and len(layout.components) == 1:
@@ -109,7 +109,7 @@ def _data_parallel(conf: Conf, gpus: int) -> int:
     if conf.data_parallel not in (0, data):
         raise conf.error("data-parallel", f"tensor-parallel {conf.tensor_parallel} x data-parallel "
                          f"{conf.data_parallel} x pipeline-parallel {conf.pipeline_parallel} is "
-                         f"{model_parallel * conf.data_parallel}, and the cluster has {gpus} GPUs",
+                         f"{model_parallel * conf.data_parallel}, but the cluster has {gpus} GPUs",
                          data)
     return data
 
@@ -132,48 +132,50 @@ def _split(conf: Conf) -> tuple[int, ...]:
                              "many equal stages", f'partition = "{even}"')
         return (layers // stages,) * stages
     if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})*", conf.partition):
-        raise conf.error("partition", "the layers of each stage, joined by hyphens", f'"{even}"')
+        raise conf.error("partition", "not the layers of each stage, joined by hyphens",
+                         f'"{even}"')
     split = tuple(map(int, conf.partition.split("-")))
     if len(split) != stages:
-        raise conf.error("partition", f"it has {len(split)} stages, and pipeline-parallel is "
+        raise conf.error("partition", f"it has {len(split)} stages, but pipeline-parallel is "
                          f"{stages}", f'"{even}"')
     if sum(split) != layers:
         near = "-".join(map(str, nearest_split(split, layers)))
-        raise conf.error("partition", f"it has {sum(split)} layers, and the model has {layers}",
+        raise conf.error("partition", f"it has {sum(split)} layers, but the model has {layers}",
                          f'"{near}"')
     if 0 in split[1:-1]:
         raise conf.error("partition", "only the first stage (the embedding) and the last one (the "
-                         "output layer) may have no Transformer layer", f'"{even}"')
+                         "output layer) can be without a Transformer layer", f'"{even}"')
     return split
 
 
 def _kinds(conf: Conf, groups: tuple[NodeGroup, ...], data: int) -> list[NodeGroup]:
-    """Return the group of nodes on which each stage is."""
-    ranks = conf.tensor_parallel * data  # of a stage
+    """Return the group of nodes for each stage."""
+    ranks = conf.tensor_parallel * data  # per stage
     if not conf.stages:
         starts = range(0, conf.pipeline_parallel * ranks, ranks)
-        of_rank = [group for group in groups for _ in range(group.gpus)]
+        group_of_rank = [group for group in groups for _ in range(group.gpus)]
         for stage, start in enumerate(starts):
-            if of_rank[start] != of_rank[start + ranks - 1]:
+            if group_of_rank[start] != group_of_rank[start + ranks - 1]:
                 raise conf.error(
                     "cluster", f"stage {stage} has {ranks} ranks (tensor-parallel x data-parallel),"
-                    f" and they would be on both {of_rank[start]} and {of_rank[start + ranks - 1]}",
+                    f" which would be on both {group_of_rank[start]} and "
+                    f"{group_of_rank[start + ranks - 1]}",
                     f"a multiple of {ranks} GPUs of each kind")
-        return [of_rank[start] for start in starts]
+        return [group_of_rank[start] for start in starts]
     if len(conf.stages) != conf.pipeline_parallel:
-        raise conf.error("stages", f"it names {len(conf.stages)} stages, and pipeline-parallel is "
+        raise conf.error("stages", f"it names {len(conf.stages)} stages, but pipeline-parallel is "
                          f"{conf.pipeline_parallel}", f"{conf.pipeline_parallel} names")
-    found = [_group_of(conf, kind, groups) for kind in conf.stages]
+    stage_groups = [_find_group(conf, kind, groups) for kind in conf.stages]
     for group in groups:
-        if found.count(group) * ranks != group.gpus:
+        if stage_groups.count(group) * ranks != group.gpus:
             raise conf.error(
-                "stages", f"{found.count(group)} stage(s) of {ranks} ranks on {group.card.name}, of"
-                f" which the cluster has {group.gpus} GPUs",
+                "stages", f"{stage_groups.count(group)} stage(s) of {ranks} ranks on "
+                f"{group.card.name}, of which the cluster has {group.gpus} GPUs",
                 f"{group.gpus // ranks} stage(s) on {group.card.name}")
-    return found
+    return stage_groups
 
 
-def _group_of(conf: Conf, kind: str, groups: tuple[NodeGroup, ...]) -> NodeGroup:
+def _find_group(conf: Conf, kind: str, groups: tuple[NodeGroup, ...]) -> NodeGroup:
     try:
         card = cards.find(kind)
     except VirtualGpuError as error:
@@ -186,19 +188,19 @@ def _group_of(conf: Conf, kind: str, groups: tuple[NodeGroup, ...]) -> NodeGroup
 
 
 def _components(conf: Conf, groups: tuple[NodeGroup, ...], kinds: list[NodeGroup], data: int
-                ) -> tuple[Component, ...]:
-    """Return runs of stages on the same kind of GPU, each of whole nodes."""
-    written = dict(zip(groups, (part.partition(":")[0].strip().lower()
-                                for part in conf.cluster.split(",")), strict=True))
+                ) -> tuple[JobComponent, ...]:
+    """Return consecutive stages on the same kind of GPU, each on whole nodes."""
+    names = dict(zip(groups, (part.partition(":")[0].strip().lower()
+                              for part in conf.cluster.split(",")), strict=True))
     components, first = [], 0
     for group, run in groupby(kinds):
         count = len(list(run))
         ranks = count * conf.tensor_parallel * data
         if ranks % group.per_node:
             raise conf.error("stages", f"stages {first} to {first + count - 1} have {ranks} ranks, "
-                             f"which do not fill nodes of {group.per_node} {written[group]}",
-                             f"stages on {written[group]} next to each other")
-        components.append(Component(group.card, written[group], group.per_node,
-                                    ranks // group.per_node, range(first, first + count)))
+                             f"which do not fill nodes of {group.per_node} {names[group]}",
+                             f"adjacent stages on {names[group]}")
+        components.append(JobComponent(group.card, names[group], group.per_node,
+                                       ranks // group.per_node, range(first, first + count)))
         first += count
     return tuple(components)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from job_monitor.slurm import run_command
-from lab.submit.layout import Layout
+from lab.submit.layout import RunLayout
 from labcore import workspace
 from labcore.errors import LabError
 from virtualgpu.core import cards
@@ -19,7 +19,7 @@ GRES = re.compile(r"gpu:([A-Za-z][\w.-]*):(\d+)")
 
 
 class SlurmNode(NamedTuple):
-    """A node of the running cluster: its GPUs' type in Slurm's GRES, and their number."""
+    """A node of the running cluster, with the GRES type and the number of its GPUs."""
 
     name: str
     kind: str
@@ -34,24 +34,28 @@ def slurm(*words: str) -> str:
     return done.stdout
 
 
-def usable() -> list[SlurmNode]:
-    """Return the cluster's nodes with GPUs that jobs can use. Raises LabError without a cluster."""
+def usable_nodes() -> list[SlurmNode]:
+    """Return the cluster's usable nodes with GPUs. Raises LabError without a cluster."""
     return parse(slurm("sinfo", "--noheader", "--Node", "--format=%N|%G|%T"))
 
 
 def parse(text: str) -> list[SlurmNode]:
-    """Return the nodes in `sinfo --Node --format=%N|%G|%T`, each once."""
-    found = {}
+    """Return the nodes in `sinfo --Node --format=%N|%G|%T`, each of them once."""
+    nodes = {}
     for line in text.splitlines():
         name, gres, state = [*line.strip().split("|"), "", ""][:3]
         match = GRES.search(gres)
         if match and not UNUSABLE.search(state):
-            found[name] = SlurmNode(name, match[1], int(match[2]))
-    return list(found.values())
+            nodes[name] = SlurmNode(name, match[1], int(match[2]))
+    return list(nodes.values())
 
 
-def matched(layout: Layout, there: list[SlurmNode]) -> Layout:
+def match(layout: RunLayout, available: list[SlurmNode]) -> RunLayout:
     """Return the layout with Slurm's own names of the GPU types.
+
+    Args:
+        layout: the run.
+        available: the cluster's usable nodes.
 
     Raises:
         LabError: the cluster has too few nodes of a kind.
@@ -60,21 +64,21 @@ def matched(layout: Layout, there: list[SlurmNode]) -> Layout:
     components = []
     for component in layout.components:
         card, per_node = component.card.name, component.per_node
-        kinds = [node.kind for node in there
+        kinds = [node.kind for node in available
                  if node.gpus >= per_node and _card(node.kind) == card]
         needed[card, per_node] += component.nodes
         if needed[card, per_node] > len(kinds):
-            has = ", ".join(f"{count} of {gpus} x {kind}" for (kind, gpus), count in
-                            Counter((node.kind, node.gpus) for node in there).items())
+            running = ", ".join(f"{count} of {gpus} x {kind}" for (kind, gpus), count in
+                                Counter((node.kind, node.gpus) for node in available).items())
             raise layout.conf.error(
-                "cluster", f"{_total(layout, card, per_node)} node(s) of {per_node} x "
-                f"{component.kind} are needed, and the running cluster has nodes {has or 'none'}"
-                " with GPUs", f"lab cluster down; {up(layout)}")
+                "cluster", f"the run needs {_total(layout, card, per_node)} node(s) of {per_node} "
+                f"x {component.kind}, but the running cluster has nodes {running or 'none'}"
+                " with GPUs", f"lab cluster down; {up_command(layout)}")
         components.append(replace(component, kind=kinds[0]))
     return replace(layout, components=tuple(components))
 
 
-def up(layout: Layout) -> str:
+def up_command(layout: RunLayout) -> str:
     """Return the command that starts a cluster with the layout's nodes."""
     counts: Counter[tuple[str, int]] = Counter()
     for one in layout.components:
@@ -83,13 +87,12 @@ def up(layout: Layout) -> str:
         f"{count}x{kind}:{gpus}" for (kind, gpus), count in counts.items())
 
 
-def _total(layout: Layout, card: str, per_node: int) -> int:
+def _total(layout: RunLayout, card: str, per_node: int) -> int:
     return sum(one.nodes for one in layout.components
                if (one.card.name, one.per_node) == (card, per_node))
 
-
 def _card(kind: str) -> str | None:
-    """Return the GPU model that a GRES type is, or None where no model has this name."""
+    """Return the GPU model of a GRES type, or None if no model has this name."""
     try:
         return cards.find(kind).name
     except VirtualGpuError:

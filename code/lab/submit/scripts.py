@@ -11,16 +11,16 @@ from typing import NamedTuple
 
 from lab.submit import trainer_flags
 from lab.submit.conf import HETEROGENEOUS, JOINED
-from lab.submit.layout import Component, Layout
+from lab.submit.layout import JobComponent, RunLayout
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.terminal import visible
 
-FOLDER = Path("code")  # of the workspace, where the course's own scripts are
+FOLDER = Path("code")  # the workspace's folder of batch scripts
 MARK = "# lab submit replaces this file unless you change it: "
 LOG_INTERVAL = 10
-TIMELINE_ITERATION = 3  # the first that is neither the start nor the allocator's
-WIDTH = 99
+TIMELINE_ITERATION = 3  # the first without one-time costs of the start and the allocator
+MAX_WIDTH = 99  # characters of a line
 
 
 class Script(NamedTuple):
@@ -30,9 +30,11 @@ class Script(NamedTuple):
     text: str
 
 
-def of(layout: Layout) -> list[Script]:
-    """Return the scripts of a run in the order of their node ranks: one, or one for each component
-    if the components are jobs that join the first."""
+def render(layout: RunLayout) -> list[Script]:
+    """Return the scripts of a run in the order of their node ranks.
+
+    There is one script, or one per component if the components are jobs that join the first.
+    """
     name = layout.conf.name
     if layout.job != JOINED:
         path = FOLDER / f"{name}.sh"
@@ -40,17 +42,17 @@ def of(layout: Layout) -> list[Script]:
         return [_script(layout, path, own=layout.components, command=f"sbatch {path}",
                         het_group=het[0] if layout.job == HETEROGENEOUS else "")]
     ranks = [0, *accumulate(component.nodes for component in layout.components)]
-    found = []
+    scripts = []
     for part, component in enumerate(layout.components):
         path = FOLDER / (f"{name}.join{part}.sh" if part else f"{name}.master.sh")
-        found.append(_script(
+        scripts.append(_script(
             layout, path, own=[component], first_node_rank=ranks[part], join=part,
             master=not part, parts=range(1, len(layout.components)), het_group="",
             command=f"sbatch {path}" + (" MASTER_JOB" if part else "")))
-    return found
+    return scripts
 
 
-def _script(layout: Layout, path: Path, own: Sequence[Component], **values: object) -> Script:
+def _script(layout: RunLayout, path: Path, own: Sequence[JobComponent], **values: object) -> Script:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(loader=PackageLoader("lab.submit", "."), trim_blocks=True,
@@ -64,7 +66,7 @@ def _script(layout: Layout, path: Path, own: Sequence[Component], **values: obje
          "file": visible(conf.file.name), "groups": groups, "nodes": layout.nodes,
          "title": title(layout),
          "own": own,
-         # The same on all nodes, since a step's option holds for each of its components.
+         # The same number on all nodes, because a step's option holds for all its components.
          "cpus": max(component.per_node for component in own),
          "arrays": " ".join(f'"${{{name}[@]}}"' for name in groups),
          "log_interval": min(LOG_INTERVAL, conf.iterations),
@@ -72,8 +74,8 @@ def _script(layout: Layout, path: Path, own: Sequence[Component], **values: obje
     return Script(path, text + MARK + _digest(text) + "\n")
 
 
-def title(layout: Layout) -> str:
-    """Return a line about the run."""
+def title(layout: RunLayout) -> str:
+    """Return a line that describes the run."""
     conf, shape = layout.conf, layout.conf.shape
     return (f"GPT-2 {conf.model}, {shape.layers} layers, hidden size {shape.hidden_size}: "
             f"tensor {conf.tensor_parallel} x data {layout.data_parallel} x "
@@ -81,11 +83,11 @@ def title(layout: Layout) -> str:
 
 
 def _wrapped(name: str, flags: Sequence[str]) -> str:
-    """Return the words of a bash array, on lines that are aligned below its first word."""
+    """Return the words of a bash array, in lines that are aligned with its first word."""
     indent = " " * (len(name) + 2)
     lines: list[str] = []
-    for word in map(shlex.quote, flags):  # whole words: a quoted one may contain white space
-        if lines and len(indent) + len(lines[-1]) + 1 + len(word) <= WIDTH:
+    for word in map(shlex.quote, flags):  # word by word, because a quoted one may have white space
+        if lines and len(indent) + len(lines[-1]) + 1 + len(word) <= MAX_WIDTH:
             lines[-1] += f" {word}"
         else:
             lines.append(word)
@@ -96,20 +98,21 @@ def write(home: Path, scripts: Sequence[Script]) -> None:
     """Write the scripts to the workspace: all of them, or none.
 
     Raises:
-        LabError: one of the files was changed since `lab submit` wrote it, or is another script.
+        LabError: a file was changed since `lab submit` wrote it, or is another script.
     """
     for script in scripts:
         path = home / script.path
-        if path.exists() and not _is_ours(path):
+        if path.exists() and not _is_unchanged(path):
+            near = f'name = "{path.name.partition(".")[0]}_2"'
             raise LabError(
-                f"{script.path} is not as lab submit wrote it, so it stays: submit it with sbatch, "
-                f'or choose another name; nearest: name = "{path.name.partition(".")[0]}_2"')
+                f"{script.path} is not what lab submit wrote, so it is not replaced: submit it "
+                f"with sbatch, or choose another name; nearest: {near}")
     for script in scripts:
         write_atomic(home / script.path, script.text.encode(), 0o755)
 
 
-def _is_ours(path: Path) -> bool:
-    """Return whether `lab submit` wrote the file, and nobody changed it."""
+def _is_unchanged(path: Path) -> bool:
+    """Return whether `lab submit` wrote the file, and it has not been changed."""
     text, mark, digest = path.read_text(errors="replace").rpartition(MARK)
     return bool(mark) and digest.strip() == _digest(text)
 

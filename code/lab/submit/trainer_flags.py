@@ -1,11 +1,11 @@
-"""The trainer's flags of a run, grouped by what they are about."""
+"""Translate a run's configuration into the trainer's flags, in groups."""
 
 from __future__ import annotations
 
 from lab.submit.conf import Conf
-from lab.submit.layout import Layout
+from lab.submit.layout import RunLayout
 
-# Flags of the trainer that a key of the file sets.
+# The trainer's flags that keys of the file set.
 KEYS = {"--num-layers": "layers", "--hidden-size": "hidden-size", "--seq-length": "sequence-length",
         "--num-attention-heads": "attention-heads", "--balance": "partition",
         "--max-position-embeddings": "sequence-length", "--device": "device",
@@ -16,8 +16,8 @@ KEYS = {"--num-layers": "layers", "--hidden-size": "hidden-size", "--seq-length"
         "--timeline": "profile"}
 
 
-def groups(layout: Layout) -> dict[str, list[str]]:
-    """Return {name in the script: flags}, without those of data, optimizer, and output."""
+def groups(layout: RunLayout) -> dict[str, list[str]]:
+    """Return the flags by the name of their array in the script, without data and optimizer."""
     conf, shape = layout.conf, layout.conf.shape
     stages = str(conf.pipeline_parallel)
     return {

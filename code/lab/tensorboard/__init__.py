@@ -1,24 +1,29 @@
-"""TensorBoard in the notebooks: `link()` shows where it is, whatever base path is in front."""
+"""Link to TensorBoard from notebooks, behind any base path: `tensorboard.link()`."""
 
 from __future__ import annotations
 
-from lab.notebook.served import Link, our_server
+from lab.notebook.served import ServerLink, find_server
 from lab.tensorboard.proxy import NAME
 from labcore.errors import LabError
 
 TABS = {None: "", "scalars": "#timeseries", "profiler": "#pytorch_profiler"}
 
 
-def link(tab: str | None = None) -> Link:
-    """A link to TensorBoard over the workspace's runs; as the last line of a cell it is shown.
+def link(tab: str | None = None) -> ServerLink:
+    """Return a link to TensorBoard, which a notebook shows if it is the last line of a cell.
 
-    `tab`: None, "scalars" or "profiler". Raises LabError for another one.
+    Args:
+        tab: the tab to open: "scalars", "profiler", or None for the first one.
+
+    Raises:
+        LabError: there is no such tab.
     """
     if tab not in TABS:
-        raise LabError(f"tensorboard.link({tab!r}): there is no such tab; "
+        raise LabError(f"tensorboard.link({tab!r}): no such tab; "
                        f"nearest: {', '.join(repr(name) for name in TABS if name)}, or nothing")
     profiler = tab == "profiler"
-    return Link("Open the profiler in TensorBoard" if profiler else "Open TensorBoard",
-                f"{NAME}/{TABS[tab]}", our_server(),
-                "TensorBoard: run `lab tensorboard` in a terminal, and open the URL that it prints"
-                + (", tab PYTORCH_PROFILER" if profiler else ""))
+    return ServerLink(
+        "Open the profiler in TensorBoard" if profiler else "Open TensorBoard",
+        f"{NAME}/{TABS[tab]}", find_server(),
+        "TensorBoard: run `lab tensorboard` in a terminal, and open the URL that it prints"
+        + (", tab PYTORCH_PROFILER" if profiler else ""))

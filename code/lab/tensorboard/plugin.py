@@ -1,7 +1,7 @@
-"""The profiler's tab without internet: torch_tb_profiler's pages, patched in memory.
+"""Make the profiler's tab work without internet, by patching torch_tb_profiler's pages in memory.
 
-Two of its pages load scripts from elsewhere. They get ours instead: a stand-in for Google Charts
-that draws with Plotly, and the part of Web Components version 0 that the trace viewer needs.
+Two of its pages load scripts from the internet. They get ours instead: a replacement for Google
+Charts that draws with Plotly, and the part of Web Components version 0 that the trace viewer needs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from werkzeug import wrappers
 
 from labcore.errors import LabError
 
-SECONDS_BETWEEN_LOOKS = 2
+POLL_INTERVAL = 2  # seconds between two searches for traces
 INDEX, TRACE, VIEWER = "index.html", "trace_embedding.html", "trace_viewer_full.html"
-# What each page holds in the version that we know, and what takes its place.
+# Texts in each page of the known version, and their replacements.
 MARKERS = {
     INDEX: {'<script src="https://www.gstatic.com/charts/loader.js"></script>':
             '<script src="plotly.min.js"></script><script src="charts.js"></script>'
             '<script src="timeline.js"></script>'},
     TRACE: {'<script src="https://cdnjs.cloudflare.com/ajax/libs/webcomponentsjs/0.7.24/'
             'webcomponents.min.js"></script>': '<script src="web_components.js"></script>',
-            # Browsers have dropped HTML imports too: the viewer comes in the page itself.
+            # Browsers have dropped HTML imports, too, so the viewer is embedded in the page.
             '<link rel="import" href="trace_viewer_full.html" '
             'onerror="onTraceViewerImportFail(event)">': "VIEWER"},
 }
@@ -41,34 +41,43 @@ SCRIPTS = ("charts.js", "timeline.js", "web_components.js")
 TYPES = {"html": "text/html", "js": "text/javascript"}
 
 
-def patched(page: str, text: str, viewer: str) -> str:
-    """`text` of the page with our scripts. Raises LabError where a marker is not in it once."""
+def patch(page: str, text: str, viewer: str) -> str:
+    """Return a page's text with our scripts.
+
+    Args:
+        page: the page's file name.
+        text: its text.
+        viewer: the text of the trace viewer, which is embedded.
+
+    Raises:
+        LabError: a text to replace does not occur exactly once.
+    """
     for marker, ours in MARKERS[page].items():
         if text.count(marker) != 1:
             version = importlib.metadata.version("torch-tb-profiler")
-            raise LabError(f"torch-tb-profiler {version}: its {page} does not hold {marker} once, "
-                           "so its tab cannot be made to work without internet; nearest version "
-                           "that it works with: pip install torch-tb-profiler==0.4.3")
+            raise LabError(f"torch-tb-profiler {version}: its {page} does not contain {marker} "
+                           "exactly once, so its tab cannot work without internet; nearest version "
+                           "that works: pip install torch-tb-profiler==0.4.3")
         text = text.replace(marker, viewer if ours == "VIEWER" else ours)
     return text
 
 
 def pages(static: Traversable | None = None) -> dict[str, bytes]:
-    """Every page and script of the tab by name. Raises LabError for an unknown version."""
+    """Return every page and script of the tab by name. Raises LabError for an unknown version."""
     static = static or resources.files(torch_tb_profiler) / "static"
     texts = {name: (static / name).read_text("utf-8") for name in (INDEX, TRACE, VIEWER)}
-    found = {page: patched(page, texts[page], texts[VIEWER]) for page in (INDEX, TRACE)}
-    ours = resources.files("lab.tensorboard")
-    found |= {name: (ours / name).read_text("utf-8") for name in SCRIPTS}
+    patched = {page: patch(page, texts[page], texts[VIEWER]) for page in (INDEX, TRACE)}
+    own_files = resources.files("lab.tensorboard")
+    patched |= {name: (own_files / name).read_text("utf-8") for name in SCRIPTS}
     charts = resources.files(plotly) / "package_data" / "plotly.min.js"
-    return {name: text.encode() for name, text in found.items()} | {
+    return {name: text.encode() for name, text in patched.items()} | {
         "plotly.min.js": charts.read_bytes()}
 
 
 class OfflineProfiler(TorchProfilerPlugin):
-    """The profiler's tab with our pages, which also sees traces that come late or again."""
+    """The profiler's tab with our pages, which also shows traces that appear or change later."""
 
-    contents: ClassVar[dict[str, bytes]] = {}  # set before TensorBoard makes the plugin
+    contents: ClassVar[dict[str, bytes]] = {}  # set before TensorBoard creates the plugin
     _unsettled = True
 
     def get_plugin_apps(self):
@@ -83,24 +92,27 @@ class OfflineProfiler(TorchProfilerPlugin):
 
     @property
     def is_loading(self) -> bool:
-        """Also while a run is still being written: the tab then asks again by itself."""
+        """True while a run is still being written, too, so that the tab asks again."""
         return self._unsettled or super().is_loading
 
     def _traces(self) -> dict[str, frozenset]:
-        """Each folder with traces, and what is in it: a run's ranks write one after another."""
-        found: dict[str, set] = {}
+        """Return the (name, size) of each folder's traces; ranks write theirs one after another."""
+        traces: dict[str, set] = {}
         for root, _, files in os.walk(self.logdir, followlinks=True):
             for name in filter(utils.is_chrome_trace_file, files):
                 size = os.path.getsize(os.path.join(root, name))
-                found.setdefault(root, set()).add((name, size))
-        return {root: frozenset(names) for root, names in found.items()}
+                traces.setdefault(root, set()).add((name, size))
+        return {root: frozenset(names) for root, names in traces.items()}
 
     def _monitor_runs(self) -> None:
-        """Load a folder once it is at rest, again when it has changed, and forget it when gone."""
+        """Load a folder once it no longer changes, reload it after a change, and drop removed ones.
+
+        This replaces a method of the base class, which runs in a thread.
+        """
         loaded: dict[str, frozenset] = {}
         before: dict[str, frozenset] = {}
         while True:
-            with contextlib.suppress(OSError):  # a trace that went away while we looked
+            with contextlib.suppress(OSError):  # a trace may be removed during the search
                 now = self._traces()
                 for root in loaded.keys() - now.keys():
                     del loaded[root]
@@ -113,10 +125,10 @@ class OfflineProfiler(TorchProfilerPlugin):
                         self._start_loading(root)
                 self._unsettled = any(now[root] != loaded.get(root) for root in changed)
                 before = now
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL)
 
     def _start_loading(self, root: str) -> None:
         thread = threading.Thread(target=self._load_run, args=(root,), daemon=True)
-        with self._load_lock:  # _load_run takes itself off the list
+        with self._load_lock:  # _load_run removes itself from the list
             self._load_threads.append(thread)
         thread.start()

@@ -1,4 +1,4 @@
-"""TensorBoard in the foreground, with the profiler's tab that works without internet."""
+"""Run TensorBoard in the foreground, with the profiler's tab that works without internet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from labcore.errors import LabError
 
 
 def assets_behind_a_prefix() -> io.BytesIO:
-    """TensorBoard's own files; its page asks for its fonts below itself, not below the host."""
+    """Return TensorBoard's own files, with relative URLs of fonts, which work behind a proxy."""
     changed = io.BytesIO()
     with (assets.get_default_assets_zip_provider()() as file, zipfile.ZipFile(file) as before,
           zipfile.ZipFile(changed, "w") as after):
@@ -32,21 +32,30 @@ def assets_behind_a_prefix() -> io.BytesIO:
 
 
 def start(logdir: Path, port: int | None, prefix: str) -> str:
-    """Serve `logdir` from a thread of this process; returns the address. Raises LabError."""
+    """Serve a folder from a thread of this process, and return the URL.
+
+    Args:
+        logdir: the folder.
+        port: the port; None for the first free one.
+        prefix: the start of its paths.
+
+    Raises:
+        LabError: the port is taken, or TensorBoard does not start.
+    """
     plugin.OfflineProfiler.contents = plugin.pages()
     others = [one for one in default.get_plugins() if one is not TorchProfilerPlugin]
     tensorboard = program.TensorBoard(plugins=[*others, plugin.OfflineProfiler],
                                       assets_zip_provider=assets_behind_a_prefix)
     options = {"logdir": str(logdir), "path_prefix": prefix, "host": "127.0.0.1",
-               "load_fast": "false"}  # no second process, no notice; our logs are small
+               "load_fast": "false"}  # avoids a second process and a notice; our logs are small
     if port is not None:
         options["port"] = port
     tensorboard.configure(**options)
     try:
         return tensorboard.launch()
     except TensorBoardPortInUseError as error:
-        raise LabError(f"--port {port} is taken; leave --port out, and the first free one from "
-                       "6006 on is chosen") from error
+        raise LabError(f"--port {port} is taken; leave --port out to use the first free one from "
+                       "6006") from error
     except TensorBoardServerException as error:
         raise LabError(f"TensorBoard does not start on {logdir}: {error}") from error
 

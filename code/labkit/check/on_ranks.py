@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.check import wire
 
 if TYPE_CHECKING:
-    from warmranks import Call, Record
+    from warmranks import CommunicationCall, RankRecord
 
 MOST_RANKS, MOST_TEXT = 16, 8_000
 MOST_CALLS = 5_000  # limit for the calls of all ranks together that are passed on
@@ -41,14 +41,14 @@ class RanksRun:
 
     state: str
     text: str = ""
-    records: tuple[Record, ...] = ()
+    records: tuple[RankRecord, ...] = ()
 
     @property
     def values(self) -> list[Any]:
         """The driver's return value on each rank."""
         return [record.value for record in self.records]
 
-    def calls(self, rank: int, *ops: str) -> list[Call]:
+    def calls(self, rank: int, *ops: str) -> list[CommunicationCall]:
         """Return the calls of one rank, in the order in which they began.
 
         Args:
@@ -140,16 +140,16 @@ def read(outcome: Any, ranks: int) -> RanksRun:
                                             for one in zip(*lists, strict=True)))
 
 
-def _record(value: Any, flops: Any, calls: Any, ranks: int) -> Record:
-    from warmranks import Record
+def _record(value: Any, flops: Any, calls: Any, ranks: int) -> RankRecord:
+    from warmranks import RankRecord
 
     if not (_is_count(flops) and isinstance(calls, list) and len(calls) <= MOST_CALLS):
         raise Forged("a rank's record")
-    return Record(value, tuple(_call(one, ranks) for one in calls), float(flops))
+    return RankRecord(value, tuple(_call(one, ranks) for one in calls), float(flops))
 
 
-def _call(sent: Any, ranks: int) -> Call:
-    from warmranks import Call
+def _call(sent: Any, ranks: int) -> CommunicationCall:
+    from warmranks import CommunicationCall
 
     if not (isinstance(sent, list) and len(sent) == 6):
         raise Forged("a call")
@@ -161,7 +161,7 @@ def _call(sent: Any, ranks: int) -> Call:
              and _is_count(started) and (finished is None or _is_count(finished)))
     if not sound:
         raise Forged("a call's fields")
-    return Call(op, tuple(group), peer, size, started, finished)
+    return CommunicationCall(op, tuple(group), peer, size, started, finished)
 
 
 def _is_rank(value: Any, ranks: int) -> bool:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from lab.cli import parser
+from lab.cli import build_parser
 
-parser()
+build_parser()

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from lab.mytrainer.worked import FOLDER_OF_WORKED
+from lab.mytrainer.worked import WORKED_FOLDER
 from labcore.workspace import CHECKOUT, CODE
 from tests.lab.mytrainer.program import SCRIPT, main
 from tests.minimegatron.conftest import Run, checked, dataset, train  # noqa: F401  fixtures
 from warmranks import ForkServer
 
-WORKED = CHECKOUT / FOLDER_OF_WORKED
+WORKED = CHECKOUT / WORKED_FOLDER
 
 
 class Student:

@@ -68,7 +68,7 @@ def test_stubs_are_not_broken(lab, student):
     assert (code, err) == (0, "")
     assert "data parallelism   not written yet: lab 04 has the exercise" in out
     assert out.splitlines()[-1] == ("Once mytrainer/ddp.py is written, `lab mytrainer` also "
-                                    "measures what it buys.")
+                                    "measures what it gains.")
 
 
 def test_a_stub_that_another_piece_calls_does_not_make_that_piece_unfinished(lab, student):
@@ -127,7 +127,7 @@ def test_bad_arguments(lab, text):
     code, out, err = lab("--gpus", "h999:8")
     assert (code, out) == (1, "") and err.startswith("lab: error: ") and "h999" in err
     code, _, err = lab("--force")
-    assert (code, err) == (1, "lab: error: --force belongs to --worked, which is not given\n")
+    assert (code, err) == (1, "lab: error: --force is only for --worked, which is not given\n")
     code, _, err = lab("--worked", "dpp")
     assert code == 1 and err.endswith("nearest: ddp\n")
 
@@ -135,8 +135,8 @@ def test_bad_arguments(lab, text):
 @pytest.fixture
 def checkout(tmp_path, monkeypatch):
     """A checkout with one worked piece."""
-    (tmp_path / worked.FOLDER_OF_WORKED).mkdir(parents=True)
-    (tmp_path / worked.FOLDER_OF_WORKED / "ddp.py").write_text("worked = 1\n")
+    (tmp_path / worked.WORKED_FOLDER).mkdir(parents=True)
+    (tmp_path / worked.WORKED_FOLDER / "ddp.py").write_text("worked = 1\n")
     monkeypatch.setattr(workspace, "CHECKOUT", tmp_path)
 
 
@@ -145,10 +145,10 @@ def test_the_worked_version_comes_only_on_request_and_never_over_the_students(
     mine = student.folder / "ddp.py"
     assert lab("--worked", "ddp")[:2] == (0, "mytrainer/ddp.py is now the worked version\n")
     assert mine.read_text() == "worked = 1\n"
-    assert lab("--worked", "ddp")[:2] == (0, "mytrainer/ddp.py is the worked version already\n")
+    assert lab("--worked", "ddp")[:2] == (0, "mytrainer/ddp.py is already the worked version\n")
     student.write("ddp", "mine = 1\n")
     code, _, err = lab("--worked", "ddp")
-    assert code == 1 and "mytrainer/ddp.py exists, and it is yours; add --force" in err
+    assert code == 1 and "mytrainer/ddp.py is your own file; add --force" in err
     assert mine.read_text() == "mine = 1\n"
     for backup in ("ddp.mine.py", "ddp.mine2.py"):
         student.write("ddp", "mine = 1\n")

@@ -78,9 +78,9 @@ def test_a_run_is_the_same_every_time(runs):
 
 
 @pytest.mark.parametrize(("settings", "said"), [
-    ({"policy": "1f1b"}, "policy '1f1b': there are naive, pipedream, 2bw, flush"),
+    ({"policy": "1f1b"}, "policy '1f1b': not one of naive, pipedream, 2bw, flush"),
     ({"policy": "flush", "batches": 0}, "0 batches"),
-    ({"policy": "2bw", "stages": 5}, "take at least 5")])
+    ({"policy": "2bw", "stages": 5}, "use at least 5")])
 def test_bad_input_is_named(settings, said):
     with pytest.raises(LabError, match=said):
         async_pipeline.run(**settings)

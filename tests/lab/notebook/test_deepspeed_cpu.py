@@ -30,7 +30,7 @@ def test_seeds_of_numpys_kind_are_taken():
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ("{", "cannot be read as JSON"), ("[]", "holds a list: it should be an object"),
+    ("{", "cannot be read as JSON"), ("[]", "contains a list, not an object"),
     (json.dumps({"optimizer": {"type": "Adam"}}), 'optimizer "Adam" would compile'),
     (json.dumps({"optimizer": {"type": "AdamW", "params": {"lr": 1}}}), "torch_adam"),
 ], ids=["cut", "list", "Adam", "AdamW"])

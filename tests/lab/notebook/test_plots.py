@@ -35,7 +35,7 @@ def test_its_simulation_stands_beside_it_on_the_same_scale(run):
 def test_a_run_and_a_student_s_schedule_have_a_slider(run):
     assert "ms" in plots.pipeline(run, steps=True).html()
     assert "F0 of stage 0" in plots.pipeline(["F0 B0", "F0 B0"], steps=True).html()
-    with pytest.raises(LabError, match="one of steps and simulated"):
+    with pytest.raises(LabError, match="steps and simulated exclude each other"):
         plots.pipeline(run, steps=True, simulated=True)
 
 

@@ -37,7 +37,7 @@ def test_a_measurement_is_read(put):
 
 @pytest.mark.parametrize("text", ["", "copy of 10 bytes: 1.0 us\n", "2 threads\nKilled\n"])
 def test_half_a_measurement_is_refused(put, text):
-    with pytest.raises(LabError, match="not hold a complete measurement"):
+    with pytest.raises(LabError, match="contains no complete measurement"):
         roofline.read(put(text))
 
 

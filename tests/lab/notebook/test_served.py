@@ -41,7 +41,7 @@ def test_what_the_server_does_not_show_has_no_link(folder, tmp_path, monkeypatch
 
 
 def test_a_job_that_is_waited_for_links_its_log(folder, monkeypatch, capsys):
-    monkeypatch.setattr(jobs, "show", lambda job: jobs.State(
+    monkeypatch.setattr(jobs, "show", lambda job: jobs.JobState(
         7, "short", "COMPLETED", "", 3, folder / "short_7.txt"))
     jobs.wait(7)
     said = capsys.readouterr().out

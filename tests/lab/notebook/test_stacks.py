@@ -47,6 +47,6 @@ def test_a_stack_that_takes_too_long_is_an_error(log, monkeypatch):
 
 
 def test_ranks_that_have_not_started_are_counted(log, monkeypatch):
-    monkeypatch.setattr(stacks, "SECONDS", 0)
+    monkeypatch.setattr(stacks, "START_TIMEOUT", 0)
     with pytest.raises(LabError, match="2 of 3 ranks have started"):
         stacks.dump(7, log, 3)

@@ -17,22 +17,22 @@ MIXED = {"model": '"small"', "cluster": '"a100:2x1,a10:2x1"', "pipeline-parallel
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({"partitoin": '"4"'}, 'partitoin = "4": there is no such key; nearest: partition'),
-    ({"micro-batch": "1"}, "micro-batch = 1: there is no such key; nearest: micro-batch-size"),
-    ({"model": '"xs"'}, 'model = "xs": one of small, medium, large, xl; nearest: "xl"'),
+    ({"partitoin": '"4"'}, 'partitoin = "4": no such key; nearest: partition'),
+    ({"micro-batch": "1"}, "micro-batch = 1: no such key; nearest: micro-batch-size"),
+    ({"model": '"xs"'}, 'model = "xs": not one of small, medium, large, xl; nearest: "xl"'),
     ({"model": ""}, 'model is missing; for example: model = "xl"'),
-    ({"profile": '"yes"'}, 'profile = "yes": true or false; nearest: true'),
-    ({"iterations": "0"}, "iterations = 0: not a whole number of at least 1; nearest: 1"),
-    ({"iterations": "2.6"}, "iterations = 2.6: not a whole number of at least 1; nearest: 3"),
-    ({"iterations": "true"}, "iterations = true: not a whole number"),
-    ({"iterations": '"50 steps"'}, 'iterations = "50 steps": not a whole number of at least 1; '
+    ({"profile": '"yes"'}, 'profile = "yes": not true or false; nearest: true'),
+    ({"iterations": "0"}, "iterations = 0: not an integer of at least 1; nearest: 1"),
+    ({"iterations": "2.6"}, "iterations = 2.6: not an integer of at least 1; nearest: 3"),
+    ({"iterations": "true"}, "iterations = true: not an integer"),
+    ({"iterations": '"50 steps"'}, 'iterations = "50 steps": not an integer of at least 1; '
      "nearest: 50"),
     ({"precision": '"fp8"'}, 'one of fp32, fp16, bf16; nearest: "fp32"'),
     ({"flags": '"--sequence-parallel"'}, 'nearest: ["--sequence-parallel"]'),
     ({"time": '"soon"'}, "not Slurm's hours:minutes:seconds"),
     ({"name": '"a b/c"'}, 'nearest: "a_b_c"'),
     ({"cluster": "8"}, 'cluster = 8: not a string of one line; nearest: "8"'),
-    ({"job": '"mixed"'}, 'job = "mixed": one of homogeneous, heterogeneous, joined; nearest: '),
+    ({"job": '"mixed"'}, 'job = "mixed": not one of homogeneous, heterogeneous, joined; nearest: '),
     ({"model": "xl"}, "strings need quotes"),
 ])
 def test_a_value_that_cannot_be_read_is_named_with_the_nearest(write, changed, said):
@@ -44,20 +44,20 @@ def test_a_value_that_cannot_be_read_is_named_with_the_nearest(write, changed, s
 
 def test_a_missing_file_is_named_with_the_nearest(write):
     path = write(XL)
-    with pytest.raises(LabError, match=r"there is no such file; nearest: .*/run\.toml"):
+    with pytest.raises(LabError, match=r"no such file; nearest: .*/run\.toml"):
         conf.read(path.with_name("rum.toml"))
 
 
 @pytest.mark.parametrize(("base", "changed", "said"), [
     (XL, {"partition": '"0-11-8-8-8-8-4-0"'},
-     'it has 47 layers, and the model has 48; nearest: "0-11-8-8-8-8-5-0"'),
+     'it has 47 layers, but the model has 48; nearest: "0-11-8-8-8-8-5-0"'),
     (XL, {"partition": '"12-12-12-12"'},
-     'it has 4 stages, and pipeline-parallel is 8; nearest: "6-6-6-6-6-6-6-6"'),
+     'it has 4 stages, but pipeline-parallel is 8; nearest: "6-6-6-6-6-6-6-6"'),
     (XL, {"partition": '"11,8"'}, 'joined by hyphens; nearest: "6-6-6-6-6-6-6-6"'),
-    (XL, {"partition": '"8-0-8-8-8-8-8-0"'}, "may have no Transformer layer"),
+    (XL, {"partition": '"8-0-8-8-8-8-8-0"'}, "can be without a Transformer layer"),
     (XL, {"partition": "", "layers": "44"}, 'nearest: partition = "6-6-6-6-5-5-5-5"'),
     (XL, {"data-parallel": "2"}, "tensor-parallel 1 x data-parallel 2 x pipeline-parallel 8 is 16, "
-     "and the cluster has 32 GPUs; nearest: 4"),
+     "but the cluster has 32 GPUs; nearest: 4"),
     (XL, {"pipeline-parallel": "6"}, "32 GPUs are not divisible by tensor-parallel 1 x "
      "pipeline-parallel 6; nearest: 4"),
     (XL, {"global-batch-size": "63"},
@@ -67,8 +67,8 @@ def test_a_missing_file_is_named_with_the_nearest(write):
     (XL, {"job": '"joined"'}, 'all stages are on a10 nodes; nearest: "homogeneous"'),
     (MIXED, {"job": '"homogeneous"'}, 'several GPU kinds; nearest: "heterogeneous"'),
     (MIXED, {"cluster": '"a100:1x1,a10:3x1"'},
-     "stage 0 has 2 ranks (tensor-parallel x data-parallel), and they would be on both"),
-    (MIXED, {"stages": '["a100"]'}, "it names 1 stages, and pipeline-parallel is 2"),
+     "stage 0 has 2 ranks (tensor-parallel x data-parallel), which would be on both"),
+    (MIXED, {"stages": '["a100"]'}, "it names 1 stages, but pipeline-parallel is 2"),
     (MIXED, {"stages": '["a100", "a1o"]'}, "nearest: a10"),
     (MIXED, {"stages": '["a100", "v100"]'}, "the cluster has no v100; nearest: a100-80gb, a10"),
     (MIXED, {"stages": '["a100", "a100"]'}, "2 stage(s) of 2 ranks on a100-80gb, of which the "
@@ -97,7 +97,8 @@ def test_stages_fill_nodes_in_the_order_of_the_cluster_or_as_named(place):
 
 
 def test_stages_of_a_kind_that_fill_no_whole_node_are_refused(place):
-    with pytest.raises(LabError, match=r"which do not fill nodes of 4 a10.*next to each other"):
+    with pytest.raises(LabError, match="which do not fill nodes of 4 a10; "
+                       "nearest: adjacent stages on a10"):
         place(MIXED | {"cluster": '"a100:2x1,a10:4x1"', "pipeline-parallel": "3",
                        "partition": '"2-8-2"', "stages": '["a10", "a100", "a10"]'})
 
@@ -108,7 +109,7 @@ def test_shipped_configurations_are_valid_and_their_stages_fit():
     for path in shipped:
         placed = layout.place(conf.read(path))
         memory.check_flags(placed)
-        assert nodes.up(placed) in path.read_text() or placed.job == "heterogeneous"
+        assert nodes.up_command(placed) in path.read_text() or placed.job == "heterogeneous"
         assert all(one.fits for one in memory.check(placed)), path
 
 
@@ -116,7 +117,7 @@ def test_every_stage_is_held_against_the_memory_of_its_own_gpu(place):
     heavy = MIXED | {"model": '"xl"', "partition": '"24-24"', "micro-batch-size": "4",
                      "global-batch-size": "32"}
     with pytest.raises(LabError, match=r"partition = \"24-24\": stage 1 \(24 layers\) needs "
-                       r"\d\d\.\d\d GiB at its peak, and the a10 has 22\.03 GiB; nearest: ") as no:
+                       r"\d\d\.\d\d GiB at its peak, but the a10 has 22\.03 GiB; nearest: ") as no:
         memory.check(place(heavy))
     near = re.search(r'nearest: partition = ("[\d-]+")', str(no.value))
     assert near, no.value
@@ -156,17 +157,17 @@ def test_nodes_are_counted_once_and_only_if_jobs_can_use_them():
 
 def test_nodes_that_the_cluster_lacks_are_named_with_the_command(place):
     there = nodes.parse(SINFO)
-    assert nodes.matched(place(MIXED), there).components == place(MIXED).components
+    assert nodes.match(place(MIXED), there).components == place(MIXED).components
     with pytest.raises(LabError) as refused:
-        nodes.matched(place(XL), there)
-    assert ("8 node(s) of 4 x a10 are needed, and the running cluster has nodes 1 of 2 x a100, 1 "
-            "of 2 x a10 with GPUs; nearest: lab cluster down; lab cluster up --gpus 8xa10:4"
+        nodes.match(place(XL), there)
+    assert ("the run needs 8 node(s) of 4 x a10, but the running cluster has nodes 1 of 2 x a100, "
+            "1 of 2 x a10 with GPUs; nearest: lab cluster down; lab cluster up --gpus 8xa10:4"
             ) in str(refused.value)
 
 
 def test_slurm_s_own_name_of_the_gpu_type_goes_into_the_script(place):
     full = place(MIXED, cluster='"a100-80gb:2x1,a10:2x1"')
-    (script,) = scripts.of(nodes.matched(full, nodes.parse(SINFO)))
+    (script,) = scripts.render(nodes.match(full, nodes.parse(SINFO)))
     assert "#SBATCH --gpus-per-node=a100:2" in script.text
 
 

@@ -14,7 +14,7 @@ from .test_conf import MIXED, XL
 
 
 def test_a_homogeneous_job(place):
-    (script,) = scripts.of(place(XL))
+    (script,) = scripts.render(place(XL))
     assert str(script.path) == "code/run.sh"
     assert "#SBATCH hetjob" not in script.text and "--het-group" not in script.text
     assert "#SBATCH --nodes=8\n" in script.text
@@ -23,7 +23,7 @@ def test_a_homogeneous_job(place):
 
 
 def test_a_heterogeneous_job_is_one_step_over_all_components(place):
-    (script,) = scripts.of(place(MIXED))
+    (script,) = scripts.render(place(MIXED))
     header = [line for line in script.text.splitlines() if line.startswith("#SBATCH")]
     at = header.index("#SBATCH hetjob")
     assert "#SBATCH --gpus-per-node=a100:2" in header[:at]
@@ -35,7 +35,7 @@ def test_a_heterogeneous_job_is_one_step_over_all_components(place):
 def test_joined_jobs_share_an_address_and_count_their_nodes_on(place):
     values = MIXED | {"cluster": '"a100:2x2,a10:2x1"', "pipeline-parallel": "3", "job": '"joined"',
                       "partition": '"5-5-2"'}
-    master, join = scripts.of(place(values))
+    master, join = scripts.render(place(values))
     assert (str(master.path), str(join.path)) == ("code/run.master.sh", "code/run.join1.sh")
     assert "--node_rank $((0 + SLURM_PROCID))" in master.text
     assert "--node_rank $((2 + SLURM_PROCID))" in join.text
@@ -45,7 +45,7 @@ def test_joined_jobs_share_an_address_and_count_their_nodes_on(place):
 
 
 def test_options_of_the_file_reach_the_script(place):
-    (script,) = scripts.of(place(MIXED | {
+    (script,) = scripts.render(place(MIXED | {
         "profile": "true", "network": '"ethernet:25gbit"', "schedule": '"gpipe"',
         "precision": '"bf16"', "iterations": "2", "reload-container": "true",
         "flags": '["--recompute-granularity", "selective"]'}))
@@ -62,7 +62,7 @@ HOSTILE = ["--save", "my  folder", "--load", "$(touch run); 'a' \"b\" `c` \\d", 
 
 def test_flags_reach_the_trainer_as_they_are_in_the_file(place, tmp_path):
     made = place(MIXED | {"flags": json.dumps(HOSTILE)})
-    (script,) = scripts.of(made)
+    (script,) = scripts.render(made)
     at = script.text.index("MORE=(")
     array = script.text[at:script.text.index("\nOPTIMIZER=", at)]
     done = subprocess.run(["bash", "-c", array + '\nprintf "%s\\0" "${MORE[@]}"'], cwd=tmp_path,
@@ -73,7 +73,7 @@ def test_flags_reach_the_trainer_as_they_are_in_the_file(place, tmp_path):
 def test_a_file_name_stays_in_its_comment(place):
     made = place(MIXED | {"name": '"run"'})
     named = replace(made, conf=replace(made.conf, file=Path("a.toml\ntouch run\n#")))
-    (script,) = scripts.of(named)
+    (script,) = scripts.render(named)
     assert "\ntouch" not in script.text
 
 
@@ -86,7 +86,7 @@ def test_a_file_name_stays_in_its_comment(place):
 ])
 def test_a_master_believes_only_a_running_job_that_joins_it(place, tmp_path, record, has_joined):
     values = MIXED | {"job": '"joined"'}
-    master, _ = scripts.of(place(values))
+    master, _ = scripts.render(place(values))
     at = master.text.index("joined() {")
     function = master.text[at:master.text.index("\n}\n", at) + 3]
     (tmp_path / "joined.1").write_text("7\n")
@@ -109,14 +109,14 @@ def check_syntax(script):
 
 
 def test_what_a_student_changed_is_never_overwritten(place, tmp_path):
-    first, second = scripts.of(place(MIXED)), scripts.of(place(MIXED, iterations="7"))
+    first, second = scripts.render(place(MIXED)), scripts.render(place(MIXED, iterations="7"))
     (tmp_path / "code").mkdir()
     scripts.write(tmp_path, first)
     scripts.write(tmp_path, second)  # unchanged, so it is replaced
     path = tmp_path / "code" / "run.sh"
     assert path.read_text() == second[0].text and path.stat().st_mode & 0o100
     path.write_text(path.read_text().replace("--train-iters 7", "--train-iters 8"))
-    with pytest.raises(LabError, match=r'code/run\.sh is not as lab submit .* name = "run_2"'):
+    with pytest.raises(LabError, match=r'code/run\.sh is not what lab submit .* name = "run_2"'):
         scripts.write(tmp_path, first)
     assert "--train-iters 8" in path.read_text()
 
@@ -125,5 +125,5 @@ def test_all_scripts_are_written_or_none(place, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "run.join1.sh").write_text("echo mine\n")
     with pytest.raises(LabError):
-        scripts.write(tmp_path, scripts.of(place(MIXED, job='"joined"')))
+        scripts.write(tmp_path, scripts.render(place(MIXED, job='"joined"')))
     assert [one.name for one in (tmp_path / "code").iterdir()] == ["run.join1.sh"]

@@ -23,10 +23,9 @@
 # that hangs. Each time you look at the evidence, then write a function that makes the diagnosis, or repair the job. At
 # the end, you run out of memory on purpose, and split one model over both nodes.
 #
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
-# turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
-# are not counted. Some jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real,
-# but time and memory are modeled, so the numbers are the same on every machine.
+# Some jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real, but time and memory are
+# modeled, so the numbers are the same on every machine. Where a cell asks for a guess, commit to a number *before* you
+# run the next one.
 
 # %% tags=["setup"]
 import os
@@ -47,7 +46,6 @@ check.mask("job_monitor.causes", "job_monitor.channels", "job_monitor.logs", "jo
            "virtualgpu")
 
 # %% tags=["explore"]
-import re
 import time
 
 from job_monitor import channels, logs, traces
@@ -86,7 +84,7 @@ jobs.connect()
 #
 # The ranks are **data-parallel**: each holds a copy of the model, reads its own samples (a micro-batch of 2), and
 # averages its gradients with all other ranks, so the global batch is 8. How many milliseconds does a step take if all
-# four ranks share this machine's CPUs? Commit to a number.
+# four ranks share this machine's CPUs?
 
 # %% answer="guess-milliseconds"
 ### BEGIN SOLUTION
@@ -99,9 +97,6 @@ STEPS = "--train-iters 30 --log-interval 2 --eval-iters 0"
 !squeue
 
 # %% [markdown]
-# In the column `ST`, `PD` means pending and `R` running. The next cell waits for the job; if it is not over yet,
-# run it again.
-
 # %% tags=["explore"]
 job = jobs.wait()
 
@@ -125,15 +120,15 @@ single = jobs.wait()
 plots.loss(two_nodes=log, one_node=logs.read(single.log))
 
 # %% [markdown]
-# Splitting the work across ranks does not change what the model learns: the curves coincide. So you can choose the
-# layout by speed. TensorBoard shows these curves while a job runs:
+# The curves coincide: splitting the work across ranks does not change what the model learns. TensorBoard shows these
+# curves while a job runs:
 
 # %% tags=["explore"]
 tensorboard.link()
 
 # %% [markdown]
-# Is the second node worth it? Here, all ranks share the same CPUs, so these jobs cannot tell. Ask the model of real
-# hardware instead: GPT-2 small in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
+# Is the second node worth it? Here, all ranks share the same CPUs, so these jobs cannot tell. A model of real hardware
+# can: GPT-2 small in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --gpus-per-node 2 --num-layers 12 "
@@ -149,8 +144,7 @@ costs.show(costs.of({
 # %% [markdown]
 # ## Detective 1: silent mistakes
 #
-# Two colleagues want the same four ranks and write their own scripts. Look for the mistake in each before you run it.
-# What will the log show?
+# Two colleagues want the same four ranks. Look for the mistake in each script before you run it.
 
 # %% tags=["explore"]
 %%writefile code/case_a.sh
@@ -283,8 +277,8 @@ for case in (case_a, case_b, job):
 # %% [markdown]
 # ## Detective 2: a rendezvous that never completes
 #
-# A third colleague tells `torchrun` that there are two nodes. The script uses the rendezvous backend `c10d`. With it,
-# the launchers agree on their node ranks at the rendezvous, so no `bash -c` is needed:
+# A third colleague tells `torchrun` that there are two nodes. With the rendezvous backend `c10d`, the launchers agree on
+# their node ranks themselves, so no `bash -c` is needed:
 
 # %% tags=["explore"]
 %%writefile code/case_c.sh
@@ -312,15 +306,14 @@ time.sleep(3)
 !scancel {case_c.job}
 
 # %% [markdown]
-# The job runs, but no rank has started, and the log is empty. `srun --overlap` runs a command inside a running job,
-# so you can look around on its nodes. Both print 127.0.0.1, the loopback address, by which every machine reaches
-# itself. So **`localhost` is a different machine on every node**. Each launcher waits for the other one at its own
-# address, until the rendezvous times out after 10 minutes. (If `lab cluster status` reports loopback mode, all nodes
-# share your machine's network, and this job starts after all.)
+# The job runs, but no rank has started, and the log is empty. Both nodes print 127.0.0.1, the loopback address, by which
+# every machine reaches itself. So **`localhost` is a different machine on every node**. Each launcher waits for the other
+# one at its own address, until the rendezvous times out after 10 minutes. (If `lab cluster status` reports loopback mode,
+# all nodes share your machine's network, and this job starts after all.)
 #
-# A similar hang occurs when a node has several networks and the ranks pick one that does not connect the nodes. NCCL
-# avoids Docker's `docker0` [by default](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), but it
-# cannot know every private network. `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME` name the interface to use.
+# A similar hang occurs when a node has several networks and the ranks pick one that does not connect the nodes.
+# `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME`
+# [name the interface](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) to use.
 #
 # ### Exercise 2: one world of four
 #
@@ -328,10 +321,7 @@ time.sleep(3)
 # nodes, and two GPUs on each), and launch `$PROGRAM "$@"` with a c10d rendezvous on the first node. Choose a port
 # that no other job uses, such as one computed from the job ID. `code/dp_two_nodes.sh`, above, shows how to find both.
 #
-# Remember that `srun` does not inherit `--cpus-per-task` from the directives
-# ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and many clusters
-# then bind all ranks of a node to a single core. So pass it on: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases
-# B and C forget this, too.)
+# Remember to pass on the CPUs: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases B and C forget this, too.)
 
 # %% answer="my-two-nodes"
 %%writefile code/my_two_nodes.sh
@@ -423,8 +413,7 @@ check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on 
 #
 # Run your script. `--profile-execution yes` records what each rank does in two steps, and `NCCL_DEBUG=INFO` makes
 # **NCCL**, NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs,
-# `nvidia-smi` shows its GPUs. What fraction of a step, in percent, do they spend on communication? Commit to a
-# number.
+# `nvidia-smi` shows its GPUs. What fraction of a step, in percent, do they spend on communication?
 
 # %% answer="guess-waiting"
 ### BEGIN SOLUTION
@@ -447,11 +436,11 @@ four = jobs.wait()
 # %% tags=["explore"]
 print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
 !grep -h "NCCL INFO Channel 00" {four.log}
+print("connections:", channels.connections(four.log.read_text().splitlines()))
 
 # %% [markdown]
-# The line with `Channel 00/` lists the ranks of a **ring** in order. Every other line is a connection. Read it from
-# left to right: node, process, and thread; the GPU's index on its node; the channel; the sender `->` the receiver,
-# each with its GPU's bus address in brackets; and after `via`, the transport:
+# The line with `Channel 00/` lists the ranks of a **ring** in order. Every other line is a connection: the sender `->` the
+# receiver, each with its GPU's bus address in brackets, and after `via`, the transport:
 #
 # | transport | |
 # |---|---|
@@ -459,136 +448,11 @@ print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"
 # | `SHM/...` | shared host memory, within a node, if the GPUs cannot access each other's memory |
 # | `NET/Socket/0`, `NET/IB/0` | between nodes, over TCP or InfiniBand |
 #
-# Sender and receiver both report a connection between nodes (`[send]`, `[receive]`). NCCL opens several **channels**
-# to use more of the bandwidth, and each connection appears once per channel. These lines have the form of NCCL 2.10.
-# [Newer versions](https://github.com/NVIDIA/nccl/issues/1027) write `Channel 00/0 : 0[0] -> 1[1] via`, with the GPU's
-# index in the brackets. NCCL also builds
-# [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey, 2019), because
-# a ring's latency grows with the number of ranks. A real log contains their connections, too.
-#
-# ### Exercise 3: list the connections
-#
-# Turn the log into a list of connections, `(sender, receiver, transport)`. Ranks are integers, and the transport is
-# only the first word (`"P2P"`, `"SHM"`, or `"NET"`). List each connection once, sorted, and skip all other lines. Your
-# function should read both forms.
-
-# %% answer="talks"
-def talks(lines):
-    """Return the sorted list of (sender, receiver, transport) in a log with NCCL_DEBUG=INFO.
-
-    Args:
-        lines: the log, a list of strings, such as
-            "slurmnode1:126:126 [1] NCCL INFO Channel 00 : 1[1c000] -> 2[1b000] [send] via NET/Socket/0"
-    """
-    ### BEGIN SOLUTION
-    import re
-
-    found = set()
-    for line in lines:
-        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
-        if hop:
-            found.add((int(hop[1]), int(hop[2]), hop[3]))
-    return sorted(found)
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-from virtualgpu.core.cards import find
-from virtualgpu.net import nccl, network
-from virtualgpu.net.topology import Topology
-
-
-def channel_lines(nodes, gpu="v100", link="ethernet:25gbit", channels=2):
-    """Return what the ranks on `nodes` print; one letter for each rank's node."""
-    topology = Topology(tuple(nodes), (find(gpu),) * len(nodes), network.parse(link))
-    ranks = range(len(nodes))
-    return [line for me in ranks for line in nccl.lines(topology, ranks, me, channels)]
-
-
-NEWER = [
-    "NCCL version 2.21.5+cuda12.4",
-    "gpu7:251:258 [0] NCCL INFO Channel 00/02 :    0   1",
-    "gpu7:251:258 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1",
-    "gpu7:251:258 [0] NCCL INFO Channel 00/0 : 0[4] -> 1[5] via P2P/direct pointer",
-    "gpu7:252:259 [1] NCCL INFO Channel 00/0 : 1[5] -> 0[4] via P2P/direct pointer"]
-
-# %% check="talks" points=3
-check.function(
-    talks,
-    cases=[{"lines": channel_lines("aabb")},
-           {"lines": channel_lines("aa", gpu="rtx3090", channels=1)},
-           {"lines": channel_lines("aabb", link="infiniband:8x200gbit", channels=1)},
-           {"lines": NEWER}],
-    expected=[[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
-              [(0, 1, "SHM"), (1, 0, "SHM")],
-              [(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
-              [(0, 1, "P2P"), (1, 0, "P2P")]],
-    hints={
-        "Each connection once: there are several channels, and between nodes both sides report.":
-            [[(0, 1, "P2P"), (0, 1, "P2P"), (1, 2, "NET"), (1, 2, "NET"), (1, 2, "NET"),
-              (1, 2, "NET"), (2, 3, "P2P"), (2, 3, "P2P"), (3, 0, "NET"), (3, 0, "NET"),
-              (3, 0, "NET"), (3, 0, "NET")],
-             [(0, 1, "SHM"), (1, 0, "SHM")], [], [(0, 1, "P2P"), (1, 0, "P2P")]],
-        "The lines with [send] and [receive] are missing: what may come between rank and via?":
-            [[(0, 1, "P2P"), (2, 3, "P2P")], [(0, 1, "SHM"), (1, 0, "SHM")],
-             [(0, 1, "P2P"), (2, 3, "P2P")], [(0, 1, "P2P"), (1, 0, "P2P")]],
-        "Return only the first word of the transport, up to the slash.":
-            [[(0, 1, "P2P/IPC"), (1, 2, "NET/Socket/0"), (2, 3, "P2P/IPC"), (3, 0, "NET/Socket/0")],
-             [(0, 1, "SHM/direct/direct"), (1, 0, "SHM/direct/direct")], [],
-             [(0, 1, "P2P/direct"), (1, 0, "P2P/direct")]],
-        "This log is from a newer NCCL: its lines have Channel 00/0.":
-            [[(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")],
-             [(0, 1, "SHM"), (1, 0, "SHM")],
-             [(0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")], []],
-        "Sender and receiver are swapped: look at the arrow.":
-            [[(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")],
-             [(0, 1, "SHM"), (1, 0, "SHM")],
-             [(0, 3, "NET"), (1, 0, "P2P"), (2, 1, "NET"), (3, 2, "P2P")],
-             [(0, 1, "P2P"), (1, 0, "P2P")]],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(12, per_node=[1, 2, 4, 8], nodes=[1, 2, 3, 12], gpu=["v100", "rtx3090", "a100"],
-                   link=["ethernet:25gbit", "infiniband:8x200gbit"], channels=[1, 2, 3])
-for case in drawn:
-    size = case["per_node"] * case["nodes"]
-    if size == 1:
-        continue
-    inside = "SHM" if case["gpu"] == "rtx3090" else "P2P"
-    places = "".join(letter * case["per_node"] for letter in "abcdefghijkl"[:case["nodes"]])
-    rings = Topology(tuple(places), (find(case["gpu"]),) * size,
-                     network.parse(case["link"])).rings(range(size))[:case["channels"]]
-    right = sorted({(one, other, inside if places[one] == places[other] else "NET")
-                    for ring in rings for one, other in zip(ring, [*ring[1:], ring[0]])})
-    check.function(talks, cases=[{"lines": channel_lines(
-        places, case["gpu"], case["link"], case["channels"])}], expected=[right])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="talks" hint="Each connection once"
-# -    found = set()
-# +    found = []
-# -            found.add((int(hop[1]), int(hop[2]), hop[3]))
-# +            found.append((int(hop[1]), int(hop[2]), hop[3]))
-
-# %% [raw] mutant="talks" hint="[send] and [receive] are missing"
-# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
-# +        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\] via (\w+)", line)
-
-# %% [raw] mutant="talks" hint="up to the slash"
-# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
-# +        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\S+)", line)
-
-# %% [raw] mutant="talks" hint="from a newer NCCL"
-# -        hop = re.search(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
-# +        hop = re.search(r"Channel \d+ : (\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)", line)
-
-# %% [raw] mutant="talks" hint="look at the arrow"
-# -            found.add((int(hop[1]), int(hop[2]), hop[3]))
-# +            found.add((int(hop[2]), int(hop[1]), hop[3]))
-
-# %% tags=["explore"]
-talks(four.log.read_text().splitlines())
-
-# %% [markdown]
-# It is a ring, and two of its four hops cross the network.
+# Between nodes, both sides report a connection (`[send]`, `[receive]`), and NCCL opens several **channels** to use more
+# of the bandwidth. The last line of the output lists each connection once: two of the ring's four hops cross the
+# network. [Newer versions](https://github.com/NVIDIA/nccl/issues/1027) of NCCL write `Channel 00/0 : 0[0] -> 1[1] via`.
+# NCCL also builds [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey,
+# 2019), because a ring's latency grows with the number of ranks.
 #
 # ## Detective 3: busy, yet waiting
 #
@@ -626,8 +490,8 @@ check.compare("percent of a step for communication (virtual)", guess_waiting,
 
 # %% [markdown]
 # **The GPUs are busy nearly all the time, and more than half of that time they only wait for the network.** A
-# collective is a kernel too, and it counts as utilization while it waits for other ranks. So never take the
-# utilization that `nvidia-smi` shows for useful work. Look at tokens/s, or at MFU.
+# collective is a kernel, too, and counts as utilization while it waits for other ranks. So never take the utilization
+# that `nvidia-smi` shows for useful work. Look at tokens/s, or at MFU.
 #
 # This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce, so all have the
 # same step time, and all GPUs look busy. Here is such a job:
@@ -672,7 +536,7 @@ slow = shares("case_d/run_slow")
 # %% [markdown]
 # The step takes longer than before, and the GPUs of ranks 0 and 1 communicate *more*. Are they the problem?
 #
-# ### Exercise 4: find the straggler
+# ### Exercise 3: find the straggler
 #
 # Write the function that finds stragglers from the time that each rank's GPU computes and communicates per step. A
 # rank is a straggler if it takes more than 10% longer than the fastest one to reach the collectives. Which of the two
@@ -708,6 +572,8 @@ check.function(
             [([3], 100.0), ([1, 3], 4.0), ([0, 1], 220.0), ([0, 1], 100.0)],
         "A whole node can be slow: list all of its ranks.":
             [([3], 100.0), ([], 0.0), ([1], 220.0), ([0, 1], 100.0)],
+        "The ranks are late at the same time, so only the slowest one sets the step time.":
+            [([3], 100.0), ([], 0.0), ([0, 1], 420.0), ([0, 1], 130.0)],
         "Compare every rank with the fastest one, not with the median or the mean.":
             [([3], 100.0), ([], 0.0), ([0, 1], 220.0), ([1], 100.0)],
     })
@@ -731,6 +597,10 @@ for case in check.draw(12, ranks=[4, 8, 16], slow=[0, 1, 2, 3], extra=range(30, 
 #     least = min(communication)
 #     slow = [rank for rank, time in enumerate(communication) if time > 1.1 * least]
 #     return slow, max(compute) - min(compute) if slow else 0.0
+
+# %% [raw] mutant="stragglers" hint="only the slowest one sets"
+# -    return slow, max(compute) - fastest if slow else 0.0
+# +    return slow, float(sum(compute[rank] - fastest for rank in slow))
 
 # %% [raw] mutant="stragglers" hint="Small differences are noise"
 # def stragglers(compute, communication):
@@ -762,8 +632,8 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 # In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, all ranks
 # of a node share one core, or one rank gets longer samples. MegaScale ([Jiang et al.,
 # 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs by comparing the computation
-# time of all ranks, just as you did. Two profiled steps are enough here, because a virtual GPU's step time does not vary. Real
-# ones do, so compare the medians of many.
+# time of all ranks, just as you did. Two profiled steps are enough here, because a virtual GPU's step time does not
+# vary. A real one's does, so compare the medians of many steps.
 #
 # ## Detective 4: a job that hangs
 #
@@ -805,7 +675,7 @@ print(*dumps, sep="\n")
 # All ranks wait in a collective, but not all in the same one. Every rank must enter the same collectives in the same
 # order, so look for the rank that is in a different place from the rest.
 #
-# ### Exercise 5: name the rank, and repair the program
+# ### Exercise 4: name the rank, and repair the program
 #
 # First write the diagnosis for any job in which exactly one rank is in a different place from all others. Return its
 # number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame
@@ -1082,8 +952,7 @@ costs.show(sizes)
 check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(one.fits for one in sizes))
 
 # %% [markdown]
-# Every rank reports an error, then the launchers, then Slurm, but only the **first** error matters. Our virtual GPUs
-# use PyTorch's wording of 2021. Today's PyTorch writes:
+# Only the **first** error in the log matters. Our virtual GPUs use PyTorch's wording of 2021. Today's PyTorch writes:
 #
 # ```text
 # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of
@@ -1096,169 +965,34 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # empty segments to CUDA. What is still reserved but unallocated consists of holes between tensors. If the new tensor
 # would fit into the holes and the free memory together, but into no single one of them, the problem is
 # **fragmentation**. Then `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` since PyTorch 2.9)
-# often helps: its segments grow instead of leaving holes. Otherwise the job needs more memory than the GPU has.
-#
-# ### Exercise 6: read the last words
-#
-# Write the function that reads both messages, with amounts in bytes, KiB, MiB, or GiB (1 GiB is 1,024 MiB). It returns
-# how many MiB were missing, which is what the job tried to allocate minus what was free; how many MiB PyTorch had
-# reserved without using them; and a verdict: `"fragmentation"` if free and unused memory together would have sufficed,
-# otherwise `"memory"`.
+# often helps: its segments grow instead of leaving holes. Otherwise the job needs more memory than the GPU has. In the
+# message above, 12.73 GiB are free and 9.35 GiB are in holes, together 0.70 GiB less than the tensor needs. So
+# fragmentation was not the problem. Check your job's message in the same way: compare what it tried to allocate with what
+# is free plus what is reserved minus what is allocated.
 
-# %% answer="last-words"
-def last_words(message):
-    """Return (missing, unused, verdict) from the message of a `CUDA out of memory` error.
-
-    Args:
-        message: a string, in PyTorch's wording of 2021 or of today.
-    """
-    ### BEGIN SOLUTION
-    import re
-
-    def mib(pattern):
-        found = re.search(pattern.replace("#", r"([\d.]+) (bytes|KiB|MiB|GiB)"), message)
-        if not found:
-            return None
-        return float(found[1]) * {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 1024}[found[2]]
-
-    tried, unused = mib("Tried to allocate #"), mib("# is reserved by PyTorch but unallocated")
-    free = mib("# is free") if unused is not None else mib("# free")
-    if unused is None:
-        unused = mib("# reserved in total") - mib("# already allocated")
-    verdict = "fragmentation" if free + unused >= tried else "memory"
-    return tried - free, unused, verdict
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-def amount(mib):
-    """Return a number of MiB as CUDA's messages have it."""
-    if mib == 0:
-        return "0 bytes"
-    return f"{mib / 1024:.2f} GiB" if mib >= 1024 else f"{mib:.2f} MiB"
-
-
-def classic(tried, free, allocated, unused, capacity=40960):
-    """Return PyTorch's message of 2021; all arguments are in MiB."""
-    return (f"RuntimeError: CUDA out of memory. Tried to allocate {amount(tried)} (GPU 0; "
-            f"{amount(capacity)} total capacity; {amount(allocated)} already allocated; "
-            f"{amount(free)} free; {amount(allocated + unused)} reserved in total by PyTorch)")
-
-
-def modern(tried, free, allocated, unused, capacity=40960, pools=False):
-    """Return PyTorch's message of today; all arguments are in MiB.
-
-    Args:
-        tried: the size of the failed allocation.
-        free: the memory that was free.
-        allocated: what tensors use.
-        unused: what is reserved but unallocated.
-        capacity: the GPU's memory.
-        pools: whether the message mentions private pools.
-    """
-    private = "with 46.00 MiB allocated in private pools (e.g., CUDA Graphs), " if pools else ""
-    return (f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {amount(tried)}. GPU 0 has "
-            f"a total capacity of {amount(capacity)} of which {amount(free)} is free. Including "
-            f"non-PyTorch memory, this process has {amount(capacity - free)} memory in use. Of the "
-            f"allocated memory {amount(allocated)} is allocated by PyTorch, {private}and "
-            f"{amount(unused)} is reserved by PyTorch but unallocated. If reserved but unallocated "
-            "memory is large try setting PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid "
-            "fragmentation.")
-
-# %% check="last-words" points=3
-check.function(
-    last_words, rel=1e-4,
-    cases=[{"message": classic(1280, 512, 36864, 1024)}, {"message": classic(2048, 512, 38400, 256)},
-           {"message": modern(2048, 0, 30720, 8192)},
-           {"message": modern(6144, 768, 38400, 1024, pools=True)}],
-    expected=[(768.0, 1024.0, "fragmentation"), (1536.0, 256.0, "memory"),
-              (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
-    hints={
-        "A part of what the job tried to allocate was free.":
-            [(1280.0, 1024.0, "fragmentation"), (2048.0, 256.0, "memory"),
-             (2048.0, 8192.0, "fragmentation"), (6144.0, 1024.0, "memory")],
-        "In the message of 2021, the reserved memory includes the allocated memory.":
-            [(768.0, 37888.0, "fragmentation"), (1536.0, 38656.0, "fragmentation"),
-             (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
-        "There is unused memory in nearly every such message. Is it enough for this tensor?":
-            [(768.0, 1024.0, "fragmentation"), (1536.0, 256.0, "fragmentation"),
-             (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "fragmentation")],
-        "The free memory counts for the verdict, too: 512 MiB are free here.":
-            [(768.0, 1024.0, "memory"), (1536.0, 256.0, "memory"),
-             (2048.0, 8192.0, "fragmentation"), (5376.0, 1024.0, "memory")],
-        "1 GiB is 1,024 MiB, not 1,000.":
-            [(738.0, 1000.0, "fragmentation"), (1488.0, 250.0, "memory"),
-             (2000.0, 8000.0, "fragmentation"), (5232.0, 1000.0, "memory")],
-    })
-### BEGIN HIDDEN TESTS
-for case in check.draw(16, tried=range(2, 40), free=range(0, 1000, 8), unused=range(0, 24),
-                       gib=range(20, 36), kind=["classic", "modern", "pools"]):
-    tried, unused = 256 * case["tried"] + 1024, 256 * case["unused"]
-    if 0 < unused < 1024:
-        unused += 1024
-    numbers = tried, case["free"], 1024 * case["gib"], unused
-    message = classic(*numbers) if case["kind"] == "classic" else modern(
-        *numbers, pools=case["kind"] == "pools")
-    check.function(last_words, cases=[{"message": message}], rel=1e-4, expected=[
-        (float(tried - case["free"]), float(unused),
-         "fragmentation" if case["free"] + unused >= tried else "memory")])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="last-words" hint="A part of what the job tried"
-# -    return tried - free, unused, verdict
-# +    return tried, unused, verdict
-
-# %% [raw] mutant="last-words" hint="includes the allocated memory"
-# -        unused = mib("# reserved in total") - mib("# already allocated")
-# +        unused = mib("# reserved in total")
-
-# %% [raw] mutant="last-words" hint="Is it enough for this tensor"
-# -    verdict = "fragmentation" if free + unused >= tried else "memory"
-# +    verdict = "fragmentation" if unused > 0 else "memory"
-
-# %% [raw] mutant="last-words" hint="The free memory counts"
-# -    verdict = "fragmentation" if free + unused >= tried else "memory"
-# +    verdict = "fragmentation" if unused >= tried else "memory"
-
-# %% [raw] mutant="last-words" hint="not 1,000"
-# -        return float(found[1]) * {"bytes": 2**-20, "KiB": 2**-10, "MiB": 1, "GiB": 1024}[found[2]]
-# +        return float(found[1]) * {"bytes": 1e-6, "KiB": 1e-3, "MiB": 1, "GiB": 1000}[found[2]]
-
-# %% tags=["explore"]
-print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
-
-# %% [markdown]
-# Your job simply needs more memory.
-#
 # ## Split the model
 #
-# So far, every GPU held the whole model. You know two ways to split it from lab 02:
-#
-# - **Tensor parallelism** (TP; [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)) splits the matmuls between
-#   ranks, which all-reduce activations or their gradients four times per layer and micro-batch. These ranks belong
-#   **on one node**, where NVLink connects them.
-# - **Pipeline parallelism** (PP; [Huang et al., 2019](https://arxiv.org/abs/1811.06965)) splits the layers into
-#   **stages** of consecutive layers. Only activations and their gradients travel between stages, so the network
-#   between nodes is fast enough.
+# So far, every GPU held the whole model. Of the two ways to split it that you know from lab 02, tensor parallelism (TP)
+# all-reduces activations or their gradients four times per layer and micro-batch, so its ranks belong **on one node**,
+# where NVLink connects them. Pipeline parallelism (PP) sends activations and their gradients only between
+# **stages**, so the network between nodes is fast enough:
 #
 # ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 0 to 5;
 # each computes half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
 # are stage 1: layers 6 to 11, the logits, and the loss. Activations go from rank 0 to 2 and
 # from 1 to 3, and their gradients back.](../images/hybrid_ranks.svg)
 #
-# A stage is idle until the one before it has sent something. So the batch is split into micro-batches that follow
-# each other through the pipeline. With $p$ stages that take equally long and $m$ micro-batches, each GPU is idle
-# for a fraction $(p-1)/(m+p-1)$ of the time, the **bubble**.
+# The price of the pipeline is the bubble, whose formula is in [lab 02](02_single_node.ipynb).
 #
-# ### Exercise 7: a hybrid script
+# ### Exercise 5: a hybrid layout
 #
-# Write a job with tensor parallelism within the nodes and a pipeline between them: two nodes with two GPUs each,
-# TP 2, PP 2, and a global batch of 16. Choose the size of the micro-batch so that the bubble is below **30%**.
-# The trainer's flags are `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`; it makes ranks 0
-# and 1, and ranks 2 and 3, tensor-parallel. The script defines `$DEVICE`, `$MODEL`, `$TEXT`, and `$OUTPUT`: pass them
-# all to `pretrain_gpt.py`, and add the layout and the batch.
+# Write a layout with tensor parallelism within the nodes and a pipeline between them: TP 2, PP 2, and a global batch
+# of 16. Choose the size of the micro-batch so that the bubble is below **30%**. Only one line is missing,
+# `LAYOUT="..."`, with the flags for both sizes (`--tensor-model-parallel-size`, `--pipeline-model-parallel-size`) and
+# for both batches. The trainer makes ranks 0 and 1, and ranks 2 and 3, tensor-parallel.
 #
-# The check starts your script with stand-ins for `srun` and `torchrun`, and models the job's time. The last stage
-# also computes the logits, so the bubble is a bit larger than the formula says.
+# The check models the job's time. The last stage also computes the logits, so the bubble is a bit larger than the
+# formula says.
 
 # %% answer="my-script"
 %%writefile code/my_hybrid.sh
@@ -1266,47 +1000,35 @@ print(last_words(logs.lines(full.log, "CUDA out of memory")[0]))
 #SBATCH --job-name=my_hybrid
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
-### BEGIN SOLUTION
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=4
 #SBATCH --gpus-per-node=2
-### END SOLUTION
 set -euo pipefail
 
-NAME=$SLURM_JOB_NAME
 export OMP_NUM_THREADS=1
 DATA=$LAB_HOME/data/GPT-2_assets
-
 DEVICE="--device virtual:v100 --virtual-network ethernet:25gbit"
 MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
        --seq-length 1024 --max-position-embeddings 1024"
 TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
       --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-OUTPUT="--train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
-        --profile-execution yes --profile-name hybrid \
-        --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
+OUTPUT="--train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0"
 ### BEGIN SOLUTION
-LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-BATCH="--micro-batch-size 2 --global-batch-size 16"
+LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+### END SOLUTION
 FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 PORT=$((20000 + SLURM_JOB_ID % 10000))
 
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
     --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" --rdzv_id "$SLURM_JOB_ID" \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    $DEVICE $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
-### END SOLUTION
+    $DEVICE $LAYOUT $MODEL $TEXT $OUTPUT
 
-# %% check="my-script" points=5
+# %% check="my-script" points=3
 script = check.script("code/my_hybrid.sh", only=[
-    "--nodes", "--nproc_per_node", "--gpus-per-node", "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"])
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--micro-batch-size", "--global-batch-size"])
 flags = script.flags
-check.that(script.nodes == 2 and script.ranks_per_node == 2,
-           f"It starts {script.nodes} x {script.ranks_per_node} ranks instead of 2 x 2.")
-check.that(script.gpus_per_node == 2, f"It requests {script.gpus_per_node} GPUs per node for two "
-           "ranks: some would be idle.")
 check.that(flags.tensor_model_parallel_size <= 2,
            "This tensor-parallel group spans both nodes: each layer's all-reduces cross the network.")
 check.that(flags.tensor_model_parallel_size == 2,
@@ -1321,57 +1043,36 @@ check.that(cost.bubble < 0.30, f"The bubble is {cost.bubble:.0%}, not below 30%.
            "micro-batches does your script split the global batch?")
 
 # %% [raw] mutant="my-script" hint="This would go wrong"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
-# +torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
-
-# %% [raw] mutant="my-script" hint="This would go wrong"
-# -#SBATCH --nodes=2
-# +# SBATCH --nodes=2
-
-# %% [raw] mutant="my-script" hint="This would go wrong"
-# -BATCH="--micro-batch-size 2 --global-batch-size 16"
-# +BATCH="--micro-batch-size 3 --global-batch-size 16"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 3 --global-batch-size 16"
 
 # %% [raw] mutant="my-script" hint="not below 30%"
-# -BATCH="--micro-batch-size 2 --global-batch-size 16"
-# +BATCH="--micro-batch-size 8 --global-batch-size 16"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 8 --global-batch-size 16"
 
 # %% [raw] mutant="my-script" hint="global batch is not 16"
-# -BATCH="--micro-batch-size 2 --global-batch-size 16"
-# +BATCH="--micro-batch-size 4 --global-batch-size 64"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 4 --global-batch-size 64"
 
 # %% [raw] mutant="my-script" hint="spans both nodes"
-# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-# +LAYOUT="--tensor-model-parallel-size 4 --pipeline-model-parallel-size 1"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 4 --micro-batch-size 2 --global-batch-size 16"
 
 # %% [raw] mutant="my-script" hint="Nothing is tensor-parallel"
-# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-# +LAYOUT="--tensor-model-parallel-size 1 --pipeline-model-parallel-size 4"
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--pipeline-model-parallel-size 4 --micro-batch-size 2 --global-batch-size 16"
 
 # %% [raw] mutant="my-script" hint="do not form a pipeline of two stages"
-# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-# +LAYOUT="--tensor-model-parallel-size 2"
-
-# %% [raw] mutant="my-script" hint="instead of 2 x 2"
-# -#SBATCH --gpus-per-node=2
-# +#SBATCH --gpus-per-node=4
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 4 \
-
-# %% [raw] mutant="my-script" hint="the job requests none"
-# -#SBATCH --gpus-per-node=2
-
-# %% [raw] mutant="my-script" hint="GPUs per node for two ranks"
-# -#SBATCH --gpus-per-node=2
-# +#SBATCH --gpus-per-node=4
+# -LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 2 --global-batch-size 16"
 
 # %% [raw] mutant="my-script" hint="--num-layers 6; the exercise uses 12"
 # -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
 # +MODEL="--num-layers 6 --hidden-size 768 --num-attention-heads 12 \
 
 # %% [raw] mutant="my-script" hint="--device auto; the exercise uses virtual:v100"
-# -    $DEVICE $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
-# +    $LAYOUT $MODEL $BATCH $TEXT $OUTPUT
+# -    $DEVICE $LAYOUT $MODEL $TEXT $OUTPUT
+# +    $LAYOUT $MODEL $TEXT $OUTPUT
 
 # %% [markdown]
 # With `NCCL_DEBUG=INFO`, the log also shows whether each process group is where it belongs:
@@ -1385,129 +1086,12 @@ hybrid = jobs.wait()
 # %% tags=["explore"]
 print(mark(logs.lines(hybrid.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
 for ranks, lines in channels.of(hybrid.log).items():
-    print(f"ranks {ranks} of the job, numbered from 0 within the group:", talks(lines))
+    print(f"ranks {ranks} of the job, numbered from 0 within the group:", channels.connections(lines))
 
 # %% [markdown]
 # Each process group has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and
 # the pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks
 # together compute the norm of the gradient.)
-#
-# ## A plateau in the memory curve
-#
-# The profile also contains the memory over time. The figure shows one rank of each stage, and the longest stretch
-# near the peak is shaded.
-
-# %% tags=["explore"]
-stages = traces.read("megatron/tensorboard/my_hybrid/run_hybrid", 0, 2)
-traces.memory(stages)
-
-# %% tags=["explore"]
-traces.show(stages)
-
-# %% [markdown]
-# Every hill is a micro-batch: up in its forward pass, one step per layer, and down in its backward pass. Stage 0
-# climbs higher, because it starts the second micro-batch before the gradients of the first one return.
-#
-# ### Exercise 8: why is there a plateau?
-#
-# Both curves have a plateau between forward and backward, but for different reasons. One stage *computes*. After its
-# last layer come the **logits**, one fp32 number per token and entry of the vocabulary, and the loss. The GEMMs take
-# long, but they allocate nothing except the logits, which the loss and its gradient overwrite in place. The other
-# stage only *waits* for gradients.
-#
-# Write `logits_gib`, which returns how many GiB of logits a rank holds on its plateau. The vocabulary is sharded across
-# the tensor-parallel ranks, and padded first. For GPT-2's 50,257 entries, the trainer logs a padded size of 50,304
-# without tensor parallelism, 50,432 with TP 2, and 50,688 with TP 4. What is the rule?
-
-# %% answer="logits-step"
-def logits_gib(stage, stages, micro_batch, tensor_parallel, sequence=1024, vocabulary=50257):
-    """Return the GiB of logits that a rank holds between the forward and the backward pass.
-
-    Args:
-        stage: this rank's pipeline stage, counted from 0.
-        stages: the number of pipeline stages.
-        micro_batch: samples per micro-batch.
-        tensor_parallel: the number of ranks that share the vocabulary.
-        sequence: tokens per sample.
-        vocabulary: the size of the vocabulary before padding.
-    """
-    ### BEGIN SOLUTION
-    if stage < stages - 1:
-        return 0.0
-    multiple = 128 * tensor_parallel
-    padded = -(-vocabulary // multiple) * multiple
-    return micro_batch * sequence * padded / tensor_parallel * 4 / 2**30
-    ### END SOLUTION
-
-# %% check="logits-step" points=3
-check.function(
-    logits_gib, rel=1e-5,
-    cases=[(1, 2, 2, 2), (0, 2, 2, 2), (0, 1, 4, 1), (3, 4, 1, 4, 2048, 131072)],
-    expected=[0.1923828125, 0.0, 0.767578125, 0.25],
-    hints={
-        "Which stage computes the logits? The other one only waits for gradients.":
-            [0.1923828125, 0.1923828125, 0.767578125, 0.25],
-        "The first stage has the embedding; the logits come after the last layer.":
-            [0.0, 0.1923828125, 0.767578125, 0.0],
-        "Each rank has only its shard of the vocabulary.": [0.384765625, 0.0, 0.767578125, 1.0],
-        "The padding depends on the tensor-parallel size.":
-            [0.19189453125, 0.0, 0.767578125, 0.25],
-        "That is without any padding.": [0.191715240478515625, 0.0, 0.7668609619140625, 0.25],
-        "Every token has logits, not only the last one of a sample.":
-            [0.00018787384033203125, 0.0, 0.000749588012695312, 0.0001220703125],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(24, stages=[1, 2, 4, 8], place=range(8), micro_batch=range(1, 17),
-                   tensor_parallel=[1, 2, 4, 8], sequence=[512, 1024, 4096],
-                   vocabulary=[32000, 50257, 128256])
-check.function(
-    logits_gib, rel=1e-5,
-    cases=[(case["place"] % case["stages"], case["stages"], case["micro_batch"],
-            case["tensor_parallel"], case["sequence"], case["vocabulary"]) for case in drawn],
-    expected=lambda stage, stages, micro_batch, tensor_parallel, sequence, vocabulary:
-        micro_batch * sequence * 128 * -(-vocabulary // (128 * tensor_parallel)) / 2**28
-        if stage + 1 == stages else 0.0)
-### END HIDDEN TESTS
-
-# %% [raw] mutant="logits-step" hint="only waits for gradients"
-# -    if stage < stages - 1:
-# +    if stage >= stages:
-
-# %% [raw] mutant="logits-step" hint="after the last layer"
-# -    if stage < stages - 1:
-# +    if stage > 0:
-
-# %% [raw] mutant="logits-step" hint="shard of the vocabulary"
-# -    return micro_batch * sequence * padded / tensor_parallel * 4 / 2**30
-# +    return micro_batch * sequence * padded * 4 / 2**30
-
-# %% [raw] mutant="logits-step" hint="depends on the tensor-parallel size"
-# -    multiple = 128 * tensor_parallel
-# +    multiple = 128
-
-# %% [raw] mutant="logits-step" hint="without any padding"
-# -    multiple = 128 * tensor_parallel
-# +    multiple = 1
-
-# %% [raw] mutant="logits-step" hint="Every token has logits"
-# -    return micro_batch * sequence * padded / tensor_parallel * 4 / 2**30
-# +    return micro_batch * padded / tensor_parallel * 4 / 2**30
-
-# %% tags=["explore"]
-text = hybrid.log.read_text()
-micro_batch = int(re.search(r"micro_batch_size \.+ (\d+)", text)[1])
-words = int(re.search(r"padded vocab \(size: (\d+)\)", text)[1])
-mine = logits_gib(1, 2, micro_batch, 2, vocabulary=words)
-!grep -h "padded vocab" {hybrid.log}
-print(f"your function, last stage: {result(f'{mine:.4f} GiB')}")
-print(f"freed at once, by the profile: {result(f'{stages[1].flat.freed:.4f} GiB')} (virtual)")
-
-# %% [markdown]
-# The padding makes all shards equal and their size divisible by 128, which keeps the GEMMs fast (lab 01).
-#
-# So a plateau has one of two causes, and the profiler tells them apart. If **kernels run**, the stage is computing the
-# logits, which takes long but allocates little. If **nothing runs**, the stage is waiting. That is the bubble, and a
-# better schedule can shrink it ([lab 10](10_pipeline_1.ipynb)).
 #
 # ## Discuss
 #
@@ -1527,15 +1111,15 @@ print(f"freed at once, by the profile: {result(f'{stages[1].flat.freed:.4f} GiB'
 # %% tags=["explore"]
 !scancel --quiet {case_c.job} {case_e.job}
 !rm -rf megatron/checkpoints/dp_two_nodes megatron/checkpoints/dp_single_node
-!rm -rf megatron/tensorboard/my_two_nodes megatron/tensorboard/case_d megatron/tensorboard/my_hybrid
+!rm -rf megatron/tensorboard/my_two_nodes megatron/tensorboard/case_d
 !squeue
 
 # %% [markdown]
 # ## What you can do now
 #
 # You can start one job on several nodes, and you know what to look at when it misbehaves: the start-up lines for a
-# silent mistake, NCCL's lines for the links, computation time per rank for a straggler, `py-spy dump` for a hang,
-# the first error for out of memory. What you have not touched yet is the all-reduce itself. In
+# silent mistake, NCCL's lines for the links, computation time per rank for a straggler, `py-spy dump` for a hang, and the
+# first error for out of memory. What you have not touched yet is the all-reduce itself. In
 # [lab 04](04_data_parallelism.ipynb), you build it, and hide it behind the backward pass.
 #
 # ## Read next

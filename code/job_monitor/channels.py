@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from job_monitor import logs
@@ -10,6 +11,7 @@ from labcore.errors import LabError
 
 NCCL_LINE = re.compile(r"^(\S+:\d+):\d+ \[\d+\] NCCL INFO (.*)$")  # NODE:PID identifies the rank
 COMMUNICATOR = re.compile(r"a modeled communicator of the job's rank\(s\) ([\d,]+)$")
+CONNECTION = re.compile(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)")
 
 
 def of(path: str | Path) -> dict[str, list[str]]:
@@ -40,3 +42,16 @@ def of(path: str | Path) -> dict[str, list[str]]:
                        "--export=ALL,NCCL_DEBUG=INFO")
     return dict(sorted(channels.items(),
                        key=lambda item: [int(rank) for rank in item[0].split(",")]))
+
+
+def connections(lines: Iterable[str]) -> list[tuple[int, int, str]]:
+    """Return the sorted connections (sender, receiver, transport) in the lines of a log.
+
+    The transport is its first word: P2P, SHM, or NET. A connection counts once, however many
+    channels use it, and whether its sender, its receiver, or both report it.
+
+    Args:
+        lines: the log with NCCL_DEBUG=INFO, of NCCL 2.10 or of a newer version.
+    """
+    matches = (CONNECTION.search(line) for line in lines)
+    return sorted({(int(match[1]), int(match[2]), match[3]) for match in matches if match})

@@ -1,45 +1,19 @@
-"""Read GPU profiles in a notebook: memory over time, and what a GPU does near the peak."""
+"""Read GPU profiles in a notebook: memory over time, and what a GPU does meanwhile."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labcore import workspace
-from labcore.colors import result
 from labcore.errors import LabError
-
-if TYPE_CHECKING:
-    from pipeline_schedules import Drawing
 
 MIB_IN_GIB = 1024
 CUDA = 1  # c10::DeviceType, in a profile's memory events
-PLATEAU = 0.97  # of the peak; fluctuations within single operations are smaller than the rest
 KINDS = {"gemm": "GEMMs", "nccl": "communication"}  # by a substring of the kernel's name
 OTHER = "other kernels"
-
-
-@dataclass(frozen=True)
-class Plateau:
-    """The longest interval in which the memory stays near its peak.
-
-    Attributes:
-        start: its start, in milliseconds.
-        end: its end, in milliseconds.
-        freed: GiB freed at once at its end.
-        shares: the fraction of its time spent in each kind of kernel.
-        busy: the fraction of its time in which any kernel runs.
-    """
-
-    start: float
-    end: float
-    freed: float
-    shares: dict[str, float]
-    busy: float
 
 
 @dataclass(frozen=True)
@@ -55,23 +29,6 @@ class GpuTrace:
     rank: int
     memory: tuple[tuple[float, float], ...]
     kernels: tuple[tuple[str, float, float], ...]
-
-    @property
-    def peak(self) -> float:
-        return max(level for _, level in self.memory)
-
-    @property
-    def plateau(self) -> Plateau:
-        """The longest interval in which the memory stays near its peak."""
-        threshold, start, best = PLATEAU * self.peak, None, (0.0, 0.0, 0.0)
-        for (time, level), (after, lower) in pairwise(self.memory):
-            if level < threshold:
-                start = None
-                continue
-            start = time if start is None else start
-            if after - start > best[1] - best[0]:
-                best = (start, after, max(level - lower, 0.0))
-        return Plateau(*best, *self.during(*best[:2]))
 
     def during(self, start: float, end: float) -> tuple[dict[str, float], float]:
         """Return the share of an interval by kind of kernel, and the share with any kernel.
@@ -150,38 +107,3 @@ def _measured_memory(events: Sequence[dict]) -> list[tuple[float, float]]:
 
 def _kind(kernel: str) -> str:
     return next((kind for word, kind in KINDS.items() if word in kernel), OTHER)
-
-
-def show(traces: Sequence[GpuTrace]) -> None:
-    """Print when each rank's memory stays near its peak, and what its GPU does meanwhile."""
-    for trace in traces:
-        flat = trace.plateau
-        print(f"rank {trace.rank}: flat from {flat.start:.0f} to {flat.end:.0f} ms near "
-              f"{trace.peak:.2f} GiB (virtual), then "
-              f"{result(f'{flat.freed:.3f} GiB')} are freed at once")
-        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in flat.shares.items())
-        print(f"        meanwhile: {shares}; {result(f'idle {1 - flat.busy:.0%}')}")
-
-
-def memory(traces: Sequence[GpuTrace]) -> Drawing:
-    """Plot the memory of each rank over time, with the plateau shaded."""
-    from matplotlib.figure import Figure
-
-    from pipeline_schedules import Drawing
-
-    figure = Figure(figsize=(9, 1 + 2.1 * len(traces)), layout="constrained")
-    panels = figure.subplots(len(traces), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-    described = []
-    for axes, trace in zip(panels, traces, strict=True):
-        times, levels = zip(*trace.memory, strict=True)
-        flat = trace.plateau
-        axes.axvspan(flat.start, flat.end, color="C1", alpha=0.25)
-        axes.step(times, levels, where="post", linewidth=1)
-        axes.set(ylabel="GiB", title=f"rank {trace.rank} (virtual)")
-        axes.grid(alpha=0.3)
-        described.append(f"rank {trace.rank} between {min(levels):.1f} and {trace.peak:.1f} GiB, "
-                         f"flat near the peak from {flat.start:.0f} to {flat.end:.0f} ms")
-    panels[-1].set_xlabel("ms; shaded: the longest flat stretch near the peak")
-    panels[0].set_ylim(bottom=0)
-    return Drawing(figure, "Memory allocated over time, in hills that rise and fall in stairs: "
-                   + "; ".join(described) + ".")

@@ -46,3 +46,13 @@ def test_a_log_without_such_lines_says_which_setting_makes_them(tmp_path):
         channels.of(log)
     with pytest.raises(LabError, match="has the job started"):
         channels.of(tmp_path / "none.txt")
+
+
+def test_a_connection_counts_once_in_old_and_new_lines(monkeypatch):
+    lines = [line for rank in said(monkeypatch, [0, 1, 2, 3], [10, 11, 10, 11]) for line in rank]
+    assert channels.connections(lines) == [
+        (0, 1, "P2P"), (1, 2, "NET"), (2, 3, "P2P"), (3, 0, "NET")]
+    newer = ["gpu7:251:258 [0] NCCL INFO Channel 00/02 :    0   1",
+             "gpu7:251:258 [0] NCCL INFO Trees [0] 1/-1/-1->0->-1 [1] 1/-1/-1->0->-1",
+             "gpu7:251:258 [0] NCCL INFO Channel 00/0 : 0[4] -> 1[5] via P2P/direct pointer"]
+    assert channels.connections(newer) == [(0, 1, "P2P")]

@@ -1,7 +1,6 @@
-"""The memory curve of a GPU's profile, and what the GPU does where it is flat."""
+"""The memory curve of a GPU's profile, and what the GPU does meanwhile."""
 
 import json
-import re
 
 import pytest
 
@@ -25,14 +24,12 @@ WORK = [kernel("volta_sgemm_64x64_nn", 0, 4), kernel("ncclDevKernel_SendRecv", 3
         kernel("exp_kernel", 11, 15), kernel("volta_sgemm_64x64_nn", 8, 9, cat="runtime")]
 
 
-def test_the_longest_flat_stretch_and_what_ran_in_it():
+def test_what_ran_in_an_interval():
     trace = traces.parse(0, [*reversed(HILL), *WORK])
-    assert trace.peak == 4.0 and trace.memory[0] == (0.0, 1.0)
-    flat = trace.plateau
-    assert (flat.start, flat.end, flat.freed) == (2.0, 12.0, 1.0)
-    assert flat.shares == pytest.approx({"GEMMs": 0.2, "communication": 0.3,
-                                         "other kernels": 0.1})
-    assert flat.busy == pytest.approx(0.5)  # product and message overlap for 1 ms
+    assert trace.memory[0] == (0.0, 1.0)
+    shares, busy = trace.during(2.0, 12.0)
+    assert shares == pytest.approx({"GEMMs": 0.2, "communication": 0.3, "other kernels": 0.1})
+    assert busy == pytest.approx(0.5)  # a GEMM and a collective overlap for 1 ms
 
 
 def test_the_memory_events_of_a_real_gpu_give_the_same_curve():
@@ -50,24 +47,13 @@ def test_the_memory_events_of_a_real_gpu_give_the_same_curve():
         traces.parse(0, host)
 
 
-def test_what_is_shown_says_it_all(capsys):
-    trace = traces.parse(3, HILL + WORK)
-    traces.show([trace])
-    said = re.sub("\033\\[[0-9;]*m", "", capsys.readouterr().out)
-    assert "rank 3: flat from 2 to 12 ms near 4.00 GiB (virtual), then 1.000 GiB are freed" in said
-    assert "communication 30%" in said and "idle 50%" in said
-    picture = traces.memory([trace, trace])
-    assert "rank 3 between 1.0 and 4.0 GiB, flat near the peak from 2 to 12 ms" in repr(picture)
-    assert len(picture.figure.axes) == 2 and picture.png().startswith(b"\x89PNG")
-
-
 def test_the_latest_profile_of_each_rank_is_read(tmp_path):
     for number, mib in ((1, 1024), (2, 2048)):
         (tmp_path / f"run_a_gpu1.{number}.pt.trace.json").write_text(
             json.dumps({"traceEvents": [level(0, mib), level(1, mib)]}))
     (tmp_path / "run_a_gpu11.3.pt.trace.json").write_text("not this one")
     (found,) = traces.read(tmp_path, 1)
-    assert (found.rank, found.peak) == (1, 2.0)
+    assert (found.rank, found.memory[-1]) == (1, (1.0, 2.0))
 
 
 def test_what_is_not_there_is_said(tmp_path):

@@ -1,4 +1,4 @@
-"""Lab 03: other ways to launch the ranks of exercise 7, and what the text claims."""
+"""Lab 03: other right answers to exercises 2 and 5, and what the text claims."""
 
 import pytest
 
@@ -9,26 +9,19 @@ from tests.labs.test_labs import lab_of
 
 LAB = workspace.CHECKOUT / "solutions" / "03_multi_node.py"
 
-FIRST = """LAYOUT="--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
-BATCH="--micro-batch-size 1 --global-batch-size 16"
-MASTER_ADDR=$(scontrol show hostnames | head -n 1)
-"""
-TRAINER = "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py $DEVICE $LAYOUT $MODEL $BATCH " \
-          "$TEXT $OUTPUT"
-TOLD = "--nnodes 2 --nproc_per_node 2 --master_addr $MASTER_ADDR --master_port 6000"
-RENDEZVOUS = "--nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint $MASTER_ADDR:6000"
+LAYOUT = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 "
+TORCHRUN = ('torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d '
+            '--rdzv_endpoint "$FIRST_NODE:$PORT"')
 RIGHT = {
-    "double quotes": f'srun bash -c "torchrun --node_rank \\$SLURM_NODEID {TOLD} {TRAINER}"',
-    "here-document": f"cat > code/inner.sh <<EOF\ntorchrun --node_rank \\$SLURM_NODEID {TOLD} "
-                     f"{TRAINER}\nEOF\nsrun bash code/inner.sh",
-    "array": f'run=(torchrun {RENDEZVOUS} {TRAINER})\nsrun "${{run[@]}}"',
+    "array": f'run=({TORCHRUN} $PROGRAM)\nsrun -c 4 "${{run[@]}}" "$@"',
+    "shell": f"export FIRST_NODE PORT\nsrun -c 4 bash -c '{TORCHRUN} \"$@\"' x $PROGRAM \"$@\"",
+    "variable": f'export SRUN_CPUS_PER_TASK=4\nsrun {TORCHRUN} $PROGRAM "$@"',
 }
 WRONG = {
-    "another sequence length": (f"srun torchrun {RENDEZVOUS} {TRAINER} --seq-length 128",
+    "another sequence length": (f'srun -c 4 {TORCHRUN} $PROGRAM --seq-length 128 "$@"',
                                 "--seq-length 128; the exercise uses 1024"),
-    "the last node's address": (FIRST.replace("head", "tail") + "export MASTER_ADDR\nsrun bash -c '"
-                                f'torchrun --node_rank $SLURM_NODEID {TOLD} "$@"\' x {TRAINER}',
-                                "address is slurmnode2, but rank 0 runs on slurmnode1"),
+    "each node its own": (f'srun -c 4 {TORCHRUN.replace("$FIRST_NODE", "127.0.0.1")} $PROGRAM "$@"',
+                          "every node resolves it to itself"),
 }
 
 
@@ -37,27 +30,41 @@ def judged(tmp_path_factory):
     home = tmp_path_factory.mktemp("workspace")
     shipping.make_workspace(home)
     lab = lab_of(LAB)
-    pieces = lab.answers["my-script"].source.split("### BEGIN SOLUTION")
-    given = pieces[0] + pieces[1] + pieces[2].partition("### END SOLUTION")[2]
 
-    def judge(lines: str) -> str:
-        outcome = graded.run(
-            lab, home, lambda cell: f"{given.rstrip()}\n{FIRST}{lines}\n"
-            if cell.grade_id == "my-script" else cell.source, {"my-script-check"})
-        return graded.text(outcome.checks["my-script-check"])
+    def judge(answer, change):
+        outcome = graded.run(lab, home, lambda cell: change(cell.source) if
+                             cell.grade_id == answer else cell.source, {f"{answer}-check"})
+        return graded.text(outcome.checks[f"{answer}-check"])
 
     return judge
 
 
+def launched_by(lines):
+    """Exercise 2's script with other lines in place of the launch."""
+    return lambda source: source[:source.index("\nsrun ")] + f"\n{lines}\n"
+
+
+def laid_out_by(layout):
+    """Exercise 5's script with another layout."""
+    return lambda source: "\n".join(f'LAYOUT="{layout}"' if line.startswith("LAYOUT=") else line
+                                    for line in source.split("\n"))
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_other_ways_to_start_the_ranks_are_right(judged, name):
-    assert judged(RIGHT[name]) == "None"
+    assert judged("my-two-nodes", launched_by(RIGHT[name])) == "None"
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_other_trainings_are_wrong_and_told_why(judged, name):
     lines, said = WRONG[name]
-    assert said in judged(lines)
+    assert said in judged("my-two-nodes", launched_by(lines))
+
+
+@pytest.mark.parametrize("layout", [LAYOUT + "--micro-batch-size 4 --global-batch-size 16",
+                                    LAYOUT + "--global-batch-size=16 --micro-batch-size=1"])
+def test_other_micro_batches_are_right(judged, layout):
+    assert judged("my-script", laid_out_by(layout)) == "None"
 
 
 GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --gpus-per-node 2 --num-layers 12 "
@@ -78,7 +85,7 @@ def test_a_micro_batch_of_8_runs_out_of_memory_and_one_of_6_does_not():
     assert six.fits and not eight.fits
 
 
-def test_exercise_7_separates_no_two_sensible_micro_batches():
+def test_exercise_5_separates_no_two_sensible_micro_batches():
     """The ideal bubble with 4 or more micro-batches is at most 20%, with fewer at least 33%."""
     layout = GPT2 + ("--world-size 4 --tensor-model-parallel-size 2 --global-batch-size 16 "
                      "--pipeline-model-parallel-size 2 ")

@@ -17,9 +17,9 @@
 # A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
 # To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
-# holds a part of every layer, or holds some of the layers. You will write all three, on two **ranks**, the processes of
-# a distributed program. Then you will compare them in a full trainer: their time, memory, and communication. On the way,
-# you will find out why a colleague's job runs at half the speed that it should.
+# holds a part of every layer, or holds some of the layers. You will read the first way and write the other two, on two
+# **ranks**, the processes of a distributed program. Then you will compare all three in a full trainer: their time, memory,
+# and communication. On the way, you will find out why a colleague's job runs at half the speed that it should.
 #
 # **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your turn*,
 # replace that line with your answer; the cell below checks it at once. Guesses are not graded: commit to yours *before*
@@ -42,8 +42,7 @@ os.chdir(workspace.home())  # all paths in this lab are relative to the workspac
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "layout_estimator", "minimegatron",
-           "torch.nn.parallel.DistributedDataParallel", "virtualgpu")
+check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "layout_estimator", "minimegatron", "virtualgpu")
 
 # %% tags=["explore"]
 import json
@@ -85,25 +84,13 @@ print(line)
 print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB"))
 
 # %% [markdown]
-# The allocation that failed is small; it was only the last of many. The second line shows why the second GPU did not
-# help: the data-parallel size is 2, so there are two copies of the model, and each GPU holds a whole one. At 16 bytes
-# per parameter, a copy fills most of the GPU's memory before there is a single activation.
+# The second line shows why the second GPU did not help: the data-parallel size is 2, so each GPU holds a whole copy of
+# the model. At 16 bytes per parameter, a copy fills most of the GPU's memory before there is a single activation.
 
 # %% [markdown]
-# ## A node, a script, and a log
+# ## A script and a log
 #
-# Slurm gives you nodes, CPUs, and GPUs as an **allocation**. You know `sbatch`, which runs a script on the job's first
-# node, and `srun`, which runs a command once per task. `salloc` waits for the allocation and then opens a shell *where
-# you are*: only `srun` takes a command to the node. (Some sites configure it to open the shell there.) The allocation is
-# yours until the shell ends, whether you type or not, so keep `--time` short. A notebook has no terminal, so this cell
-# passes the shell its commands:
-
-# %% tags=["explore"]
-!salloc --nodes=1 --cpus-per-task=2 --time=00:05:00 bash -c \
-    'echo "without srun: $(hostname)"; echo "with srun:    $(srun hostname)"; squeue --me'
-
-# %% [markdown]
-# And this is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
+# This is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
 
 # %% tags=["explore"]
 !cat code/gpt2_small.sh
@@ -115,10 +102,9 @@ print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB")
 # - `BATCH`: the **micro-batch** is the number of samples that a rank processes in one forward and backward pass. The
 #   **global batch** is the number of samples that all ranks together process in one optimizer step.
 # - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one counts.
-# - `srun --cpus-per-task` repeats the `#SBATCH` line, because since Slurm 22.05, `srun` does not inherit it
-#   ([srun](https://slurm.schedmd.com/srun.html#OPT_cpus-per-task)). Without it, a task gets one CPU, and on a cluster
-#   that binds tasks to their CPUs, *all* ranks of the launcher share that one.
-#   `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works, too.
+# - `srun --cpus-per-task` passes the CPUs on (lab 00). Without it, a task gets one CPU, and on a cluster that binds tasks
+#   to their CPUs, *all* ranks of the launcher share that one. `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works,
+#   too.
 #
 # What does a rank do? `pretrain_gpt.py` is a loop around this method:
 
@@ -130,12 +116,12 @@ from minimegatron.training import Trainer
 print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
-# It clears the gradients, accumulates those of all micro-batches, sums them over the ranks that share a parameter
+# It accumulates the gradients of all micro-batches, sums them over the ranks that share a parameter
 # (`self.tied_embedding`, `self.ddp`), and updates the parameters. The method is the same for every **layout**, that is,
 # for every way to split the training. Layouts differ in what a rank holds, and in the ranks with which it communicates.
 #
 # The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core
-# of this machine. `sbatch` passes the variable `RANKS` on to the script, which starts two ranks if it is not set:
+# of this machine:
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !RANKS=1 sbatch --job-name=one_rank code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
@@ -150,7 +136,7 @@ line = logs.lines(one_rank.log, "elapsed time per iteration")[-1]
 print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 
 # %% [markdown]
-# Remember the elapsed time per iteration. In *Half the speed*, you will compare another job with it.
+# Remember the elapsed time per iteration: you will compare another job with it.
 
 # %% [markdown]
 # ## Three ways to split
@@ -167,14 +153,13 @@ print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 # | **tensor parallelism** (TP) | a part of every layer | all samples | activations, in every layer |
 # | **pipeline parallelism** (PP) | some of the layers, a **stage** | all samples | activations, between stages |
 #
-# Your model for the next three exercises is the MLP of a transformer layer, in miniature,
+# Your model for all three is the MLP of a transformer layer, in miniature,
 #
 # $$ \text{output} = \text{GELU}(x A)\,B, \qquad
 #    \text{loss} = \frac{1}{b\,d}\,\lVert \text{output} - y \rVert^2, $$
 #
 # with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`,
-# `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch. The
-# checks recompute them, and look at the record of what your ranks communicated.
+# `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch.
 #
 # The process group already exists. `dist.get_rank()` returns a rank's own number, counted from 0, and
 # `dist.get_world_size()` the number of ranks. `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over
@@ -192,15 +177,14 @@ def mean_squared_error(output, y):
     return (output - y).square().mean()
 
 # %% [markdown]
-# ### Exercise 1: data parallelism
+# ### Data parallelism, for a start
 #
-# Every rank has the whole model and its own share of the batch; all shares have the same size. Write the forward and
-# backward pass of one step. To save memory, run the share as `micro_batches` micro-batches of equal size, one after the
-# other (`tensor.chunk(n)` splits rows; `backward()` adds to `.grad`). Afterwards, `first.grad` and `second.grad` must be
-# the gradients of the loss of the *whole* batch on every rank, and the function returns that loss. The only collective
-# that you need is `dist.all_reduce`. Communicate as few bytes as you can.
+# Here is the first way, complete. Every rank has the whole model and its own share of the batch; all shares have the
+# same size. To save memory, a rank runs its share as `micro_batches` micro-batches, one after the other: `chunk` splits
+# the rows, and `backward()` adds to `.grad`. Two lines make the result equal to one process with the whole batch. What
+# would go wrong without each?
 
-# %% answer="data-parallel"
+# %% tags=["setup"]
 def data_parallel_step(x, y, first, second, micro_batches):
     """Run forward and backward on this rank's share of the batch.
 
@@ -213,123 +197,42 @@ def data_parallel_step(x, y, first, second, micro_batches):
 
     Returns the loss of the whole batch, a tensor with one element, the same on every rank.
     """
-    ### BEGIN SOLUTION
     total = torch.zeros(1)
     for part_x, part_y in zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True):
         loss = mean_squared_error(mlp(part_x, first, second), part_y)
         loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
         loss.backward()
         total += loss.detach()
-    for tensor in (first.grad, second.grad, total):
+    for tensor in (first.grad, second.grad, total):  # once per step, not per micro-batch
         dist.all_reduce(tensor)
     return total
-    ### END SOLUTION
 
-# %% tags=["driver"]
-def data_parallel(seed, samples, micro_batches, norms=True):
-    """Run a step on this rank's share; return the loss and the gradients, or their norms."""
+
+def data_parallel(seed, samples, micro_batches):
+    """Run a step on this rank's share; return the loss and the norms of the gradients."""
     from lab.notebook import splits
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, y, first, second = splits.problem(seed, samples)
     first.requires_grad_()
     second.requires_grad_()
-    loss = data_parallel_step(x.chunk(ranks)[rank], y.chunk(ranks)[rank], first, second,
-                              micro_batches)
-    gradients = [first.grad, second.grad]
-    return [float(loss), *([one.norm().item() for one in gradients] if norms else gradients)]
-
-# %% check="data-parallel" points=3
-(run,) = check.ranks(
-    data_parallel, cases=[{"seed": 1, "samples": 16, "micro_batches": 4}], ranks=2, rel=1e-4,
-    expected=[[[0.6687233, 1.661155, 0.1996288]] * 2],
-    # The values are [loss, norm of first.grad, norm of second.grad] for each rank.
-    hints={
-        "Every rank has the loss and the gradients of its own share only. Which collective sums them?":
-            [[[0.3368036, 0.8341981, 0.09856893], [0.3319197, 0.8274868, 0.1012059]]],
-        "These are the gradients of a sum, not of a mean: a mean over two shares of equal size is the mean of "
-        "two means.": [[[1.337447, 3.322309, 0.3992577]] * 2],
-        "These are too large by a factor of the number of micro-batches: backward() adds up the gradients of "
-        "all of them.":
-            [[[2.674893, 6.644619, 0.7985154]] * 2],
-        "After the all-reduce of a micro-batch, .grad is a sum over the ranks, and the all-reduce of the next one "
-        "adds it up once more.": [[[0.6687233, 6.343512, 0.708559]] * 2],
-        "The gradients are right, but each rank returns the loss of its own share.":
-            [[[0.3368036, 1.661155, 0.1996288], [0.3319197, 1.661155, 0.1996288]]]})
-sent = run.bytes(0, "all_reduce")
-others = {call.op for call in run.calls(0)} - {"all_reduce"}
-check.that(not others, f"The record shows {', '.join(sorted(others))}. One collective suffices: "
-           "all_reduce.")
-check.that(sent <= 2 * 48 * 4 + 16,
-           f"Rank 0 passes {sent} bytes to all_reduce. Each of the two gradients has 48 elements of 4 bytes. "
-           "The micro-batches' gradients add up in .grad, so communicate once, after the last one.")
-### BEGIN HIDDEN TESTS
-from lab.notebook import splits
-
-
-def whole(ranks, seed, samples, **_):
-    loss, _, first, second = splits.one_process(seed, samples)
-    return [[loss, first, second]] * ranks
-
-
-tried = check.ranks(data_parallel, ranks=[1, 3], rel=1e-3, expected=whole,
-                    cases=check.draw(1, seed=range(2, 90), samples=[12, 24], micro_batches=[1, 2],
-                                     norms=[False]))
-### END HIDDEN TESTS
-
-# %% [raw] mutant="data-parallel" hint="of its own share only"
-# -    for tensor in (first.grad, second.grad, total):
-# -        dist.all_reduce(tensor)
-
-# %% [raw] mutant="data-parallel" hint="of a sum, not of a mean"
-# -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
-# +        loss = loss / micro_batches
-
-# %% [raw] mutant="data-parallel" hint="by a factor of the number of micro-batches"
-# -        loss = loss / micro_batches / dist.get_world_size()  # a mean of means of equal size
-# +        loss = loss / dist.get_world_size()
-
-# %% [raw] mutant="data-parallel" hint="adds it up once more"
-# -        loss.backward()
-# -        total += loss.detach()
-# -    for tensor in (first.grad, second.grad, total):
-# -        dist.all_reduce(tensor)
-# +        loss.backward()
-# +        loss = loss.detach()
-# +        for tensor in (first.grad, second.grad, loss):
-# +            dist.all_reduce(tensor)
-# +        total += loss
-
-# %% [raw] mutant="data-parallel" hint="returns the loss of its own share"
-# -    for tensor in (first.grad, second.grad, total):
-# +    for tensor in (first.grad, second.grad):
-
-# %% [raw] mutant="data-parallel" hint="communicate once"
-# -        loss.backward()
-# -        total += loss.detach()
-# -    for tensor in (first.grad, second.grad, total):
-# -        dist.all_reduce(tensor)
-# +        sums = torch.autograd.grad(loss, (first, second))
-# +        for tensor in (*sums, loss.detach()):
-# +            dist.all_reduce(tensor)
-# +        first.grad = sums[0] if first.grad is None else first.grad + sums[0]
-# +        second.grad = sums[1] if second.grad is None else second.grad + sums[1]
-# +        total += loss.detach()
-
-# %% [raw] mutant="data-parallel" hint="One collective suffices"
-# -        dist.all_reduce(tensor)
-# +        dist.reduce(tensor, 0)
-# +        dist.broadcast(tensor, 0)
+    loss = data_parallel_step(x.chunk(ranks)[rank], y.chunk(ranks)[rank], first, second, micro_batches)
+    return [float(loss), first.grad.norm().item(), second.grad.norm().item()]
 
 # %% [markdown]
-# ### Exercise 2: tensor parallelism
+# Without the division, the gradients are those of a sum instead of a mean, too large by the number of ranks times the
+# number of micro-batches. Without the all-reduce, each rank has the gradients of its own share, and the copies of the model
+# drift apart. In [lab 04](04_data_parallelism.ipynb), you will build this properly, with buckets and overlap.
+
+# %% [markdown]
+# ### Exercise 1: tensor parallelism
 #
 # Now split the weights. Write `shard`, which returns a rank's part of both weights, and `tensor_parallel_step`, which
-# runs one forward and backward pass with these parts. Every column of $A$ produces one column of $xA$, so each rank can
-# hold some columns and compute its part of the hidden layer alone: the layer is **column-parallel**. GELU works on each
-# element, so it needs no communication either. In $\text{GELU}(xA)\,B$, each column of the hidden layer is multiplied
-# by one *row* of $B$. So a rank needs only the rows that match its columns: the second layer is **row-parallel**. Each
-# rank ends up with a partial sum of the output,
+# runs one forward and backward pass with these parts. Every column of $A$ produces one column of $xA$, so each rank
+# holds some columns and computes its part of the hidden layer alone: the layer is **column-parallel**. GELU works on
+# each element, so it needs no communication. Each column of the hidden layer is multiplied by one *row* of $B$, so a
+# rank needs only the rows that match its columns: the second layer is **row-parallel**. Each rank ends up with a
+# partial sum of the output,
 #
 # $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
 #
@@ -404,7 +307,9 @@ def tensor_parallel(seed, samples, hidden=8, norms=True):
             [[[0.6737998, 1.182635, 1.178128, 0.141395], [0.6737998, 1.205408, 1.181654, 0.1356546]]],
         "The loss is right, but the gradients of the weights are twice as large. Every rank already has the whole "
         "gradient of the output, and an all-reduce counts it once per rank.":
-            [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]]})
+            [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]],
+        "The loss is right, but the ranks have other columns and rows: rank 0 has the first ones, rank 1 the next.":
+            [[[0.6737998, 2.157136, 1.416416, 0.1288994], [0.6737998, 2.157136, 0.8820746, 0.1475794]]]})
 for rank in (0, 1):
     used = [(call.op, call.bytes) for call in run.calls(rank)]
     check.that(used == [("all_reduce", 96)] * 2,
@@ -437,6 +342,10 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # %% [raw] mutant="tensor-parallel" hint="its own partial sum of the gradient of x"
 # -    dist.all_reduce(x.grad)
 
+# %% [raw] mutant="tensor-parallel" hint="other columns and rows"
+# -    return first.chunk(ranks, dim=1)[rank], second.chunk(ranks, dim=0)[rank]
+# +    return first[:, rank::ranks], second[rank::ranks]
+
 # %% [raw] mutant="tensor-parallel" hint="of the weights are twice as large"
 # -    part.backward(output.grad)
 # +    dist.all_reduce(output.grad)
@@ -455,7 +364,7 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # +    part = part @ torch.cat([second] * ranks) / ranks
 
 # %% [markdown]
-# ### Exercise 3: pipeline parallelism
+# ### Exercise 2: pipeline parallelism
 #
 # Now split between the two layers. Write `pipeline_step`, which both ranks call. Rank 0 is the first stage, with the
 # samples and $A$. Rank 1 is the last stage, with the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$.
@@ -601,7 +510,7 @@ tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
 #     return total
 
 # %% [markdown]
-# Run your three answers on the same 16 samples, and print all that rank 0 communicates in one step:
+# Run all three on the same 16 samples, and print everything that rank 0 communicates in one step:
 
 # %% tags=["explore"]
 for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), (pipeline, (1, 16, 4))):
@@ -610,10 +519,9 @@ for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), 
           ", ".join(f"{call.op} {call.bytes} B" for call in records[0].calls))
 
 # %% [markdown]
-# All three losses are the same. The layouts differ in what they communicate, and how often. Data parallelism
-# all-reduces gradients *once per step*. Tensor parallelism all-reduces activations *once per MLP and direction*, for
-# each micro-batch if there are several. Pipeline parallelism sends activations and their gradients *once per boundary
-# and micro-batch*.
+# All three losses are the same. Data parallelism all-reduces gradients *once per step*. Tensor parallelism all-reduces
+# activations *once per MLP and direction*, for each micro-batch if there are several. Pipeline parallelism sends
+# activations and their gradients *once per boundary and micro-batch*.
 
 # %% [markdown]
 # ## The same three in a full trainer
@@ -676,9 +584,9 @@ for run, formula in ((dp, 4 * P), (tp, (4 * L + 2) * m * 4 * b * s * h),
           f"{result(f'{run.sent[0] / 1e6:9,.2f}')} MB")
 
 # %% [markdown]
-# The record is the trainer's profile (`--profile-execution yes`). The formulas for data and pipeline parallelism agree
-# with it. The one for tensor parallelism leaves out the loss: with a split vocabulary, the cross-entropy all-reduces
-# three numbers per token (the maximum, the sum of exponentials, and the logit of the correct token). Now the memory:
+# The recorded bytes come from the trainer's profile. The formulas for data and pipeline parallelism agree with them. The
+# one for tensor parallelism leaves out the loss: with a split vocabulary, the cross-entropy all-reduces three numbers per token (the
+# maximum, the sum of exponentials, and the logit of the correct token). Now the memory:
 
 # %% tags=["explore"]
 for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", tp),
@@ -688,18 +596,18 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
         print(f"{name:18} rank {rank}: {held:12,} parameters, {gib:6.2f} GiB at the peak (virtual)")
 
 # %% [markdown]
-# - **Data-parallel**: the gradients are all-reduced once per step, here after the backward pass. `--overlap-grad-reduce`
-#   starts it during the backward pass. But plain data parallelism saves no memory. ZeRO does, by
-#   sharding optimizer state, gradients, and parameters over the replicas
-#   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)). PyTorch calls this FSDP.
+# - **Data-parallel**: one all-reduce per step, here after the backward pass; `--overlap-grad-reduce` starts it earlier.
+#   But plain data parallelism saves no memory. ZeRO does, by sharding optimizer state, gradients, and parameters over
+#   the replicas ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)). PyTorch's version is FSDP.
 # - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
 #   only within a node, and even there it costs time: these two GPUs of a DGX-1 are connected by one NVLink, which
-#   carries 25 GB/s in each direction (lab 01). In return, tensor parallelism halves parameters, gradients, optimizer
+#   carries 25 GB/s in each direction (lab 01). (Megatron-LM hides the all-reduces of the backward pass behind the
+#   GEMMs of the weight gradients, which this trainer does not.) In return, it halves parameters, gradients, optimizer
 #   state, and most activations.
-# - **Pipeline-parallel**: few bytes between the stages, but each stage waits for the other at the start and the end of
-#   the step. With $p$ equal stages and $m$ micro-batches, this **bubble** takes a fraction of $(p-1)/(m+p-1)$ of the
-#   step. Here, the last stage also has the output matrix, so the stages are not equal. And rank 0 starts its second
-#   micro-batch before the gradient of the first one comes back, so its activations are not halved.
+# - **Pipeline-parallel**: few bytes, but each stage waits for the other at the start and the end of the step. With $p$
+#   equal stages and $m$ micro-batches, this **bubble** takes a fraction of $(p-1)/(m+p-1)$ of the step. Here, the last
+#   stage also has the output matrix, so the stages are not equal. And rank 0 starts its second micro-batch before the
+#   gradient of the first one comes back, so its activations are not halved.
 
 # %% tags=["explore"]
 bubble = 1 / (4 + 2 - 1)
@@ -709,9 +617,9 @@ print(f"no waiting: {one.milliseconds / 2:.0f} ms; with a bubble of {bubble:.0%}
 # %% [markdown]
 # ## Half the speed
 #
-# On the CPU, a colleague trains the small model with two data-parallel ranks, each with a core of its own, and
-# complains: "Two ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the
-# cause is rarely in plain sight.
+# A colleague trains the small model with two data-parallel ranks, each with a core of its own, and complains: "Two
+# ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the cause is rarely in
+# plain sight.
 
 # %% tags=["explore"] short={"--train-iters 2000": "--train-iters 2000 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/half_speed.sh --train-iters 2000 --log-interval 1 --eval-iters 0
@@ -741,8 +649,8 @@ print(f"one rank: {milliseconds(one_rank):.0f} ms; two ranks: {result(f'{millise
 
 # %% [markdown]
 # Both ranks run at the same pace, neither is stalled, and there is no error. What are they doing?
-# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. It must run on the job's
-# node, so start it there with `srun`. `--overlap` lets the new step share the CPUs of the running one:
+# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. `srun` starts it on the job's
+# node, and `--overlap` lets it share the CPUs of the running ranks:
 
 # %% tags=["explore"]
 found = !lab top --json {slow.job}
@@ -774,7 +682,7 @@ evidence = !srun --jobid={slow.job} --overlap bash code/cpus_of.sh {pids}
 print("\n".join(evidence))
 
 # %% [markdown]
-# ### Exercise 4: who bound the ranks?
+# ### Exercise 3: who bound the ranks?
 #
 # Write a function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
 # prints it: `0-3,8` means the CPUs 0, 1, 2, 3, and 8.
@@ -944,17 +852,16 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 !cat code/one_core.sh
 
 # %% [markdown]
-# `one_core.sh` does what it should if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1
-# for the other. Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a
-# cluster that binds tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if
-# `--cpu-bind` names too few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does
-# not bind.)
+# `one_core.sh` works if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1 for the other.
+# Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a cluster that
+# binds tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if `--cpu-bind`
+# names too few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does not bind.)
 
 # %% tags=["explore"]
 !scancel {slow.job}
 
 # %% [markdown]
-# ### Exercise 5: repair the job
+# ### Exercise 4: repair the job
 #
 # Write the last command of the script. It starts two ranks with one launcher (`--nproc_per_node 2`), and each of them
 # can use a core of its own, also on a cluster that binds tasks. Everything else stays as it is, so pass the trainer the
@@ -997,6 +904,9 @@ check.that(job.run.bound is None or job.run.bound >= 2,
 cpus = int(job.run.cpus_per_task or 1) if job.run.by_srun else job.cpus_per_node
 check.that(cpus >= 2, "Where Slurm binds tasks, both ranks share a CPU: the launcher has only one, unless the job "
            "requests two and you pass it the CPUs of the task.")
+more = check.program("code/my_two_ranks.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"])
+check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
+           'The flags that follow the script in sbatch do not reach the trainer. What does "$@" stand for?')
 
 # %% [raw] mutant="repaired" hint="and both ranks inherit that"
 # -    torchrun --standalone --nproc_per_node 2 \
@@ -1035,6 +945,10 @@ check.that(cpus >= 2, "Where Slurm binds tasks, both ranks share a CPU: the laun
 # -    torchrun --standalone --nproc_per_node 2 \
 # +torchrun --standalone --nproc_per_node 2 \
 
+# %% [raw] mutant="repaired" hint="do not reach the trainer"
+# -    "$TRAINER" $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT "$@"
+# +    "$TRAINER" $MODEL $BATCH $OPTIMIZER $TEXT $OUTPUT
+
 # %% [raw] mutant="repaired" hint="nodes x ranks per node"
 # -    torchrun --standalone --nproc_per_node 2 \
 # +    torchrun --standalone --nproc_per_node 1 \
@@ -1052,9 +966,9 @@ for name, job in (("one rank", one_rank), ("two ranks on one core", slow), ("two
 # %% [markdown]
 # ## Do they learn the same?
 #
-# No training happens on virtual GPUs: their tensors have shapes but no values. But you have just trained the small
-# model for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how
-# far apart** will the largest and the smallest of the four losses be?
+# No training happens on virtual GPUs: their tensors have shapes but no values. But you have trained the small model
+# for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how far
+# apart** will the largest and the smallest of the four losses be?
 
 # %% answer="guess-apart"
 ### BEGIN SOLUTION
@@ -1086,115 +1000,20 @@ plots.loss(**small)
 # model learns.** So if the curve of a new layout is different, look for a bug.
 
 # %% [markdown]
-# ## Choose a layout
+# ## Make it fit
 #
-# ### Exercise 6: the fastest
+# For GPT-2 small, your table has the answer: if the model fits, data parallelism is the fastest of the three. But the
+# model of this lab's first job did not fit.
 #
-# Write the script that trains GPT-2 small on one node with two virtual V100s and a global batch of 16, as fast as you
-# can. The `#SBATCH` lines for nodes, tasks, CPUs, and GPUs (`--gpus-per-node`), the micro-batch, the layout, and the
-# launch are up to you. The model, the data, and fp32 stay. The check prints an estimate of your job's step time and peak
-# memory on these GPUs. The estimate's error is several percent, so the check accepts every layout that is at most about
-# a third slower than the fastest known, as long as a GPU waits for the other stage for less than a tenth of the step,
-# and does not compute the whole forward pass twice.
-
-# %% answer="fastest"
-%%writefile code/my_fastest.sh
-#!/bin/bash
-#SBATCH --job-name=my_fastest
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-### BEGIN SOLUTION
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=2
-### END SOLUTION
-set -euo pipefail
-
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024 --device virtual:v100"
-OPTIMIZER="--lr 1.5e-4 --min-lr 1e-5 --lr-decay-style cosine"
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-OUTPUT="--train-iters 4 --log-interval 1 --eval-iters 0"
-TRAINER=$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py
-### BEGIN SOLUTION
-LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
-    "$TRAINER" $MODEL $LAYOUT $OPTIMIZER $TEXT $OUTPUT
-### END SOLUTION
-
-# %% check="fastest" points=3
-script = check.script("code/my_fastest.sh", only=[
-    "--nodes", "--nproc_per_node", "--gpus-per-node",
-    "--micro-batch-size", "--global-batch-size", "--tensor-model-parallel-size",
-    "--sequence-parallel", "--pipeline-model-parallel-size", "--schedule", "--balance",
-    "--use-distributed-optimizer", "--overlap-grad-reduce", "--ddp-bucket-size",
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
-    "--distribute-saved-activations"])
-flags = script.flags
-check.that(flags.global_batch_size == 16,
-           "The global batch is not 16: --global-batch-size counts the samples of all ranks.")
-check.that(script.nodes == 1 and script.ranks_per_node == 2,
-           "There are two GPUs, both on one node: start one rank for each.")
-cost = check.figures(script, "virtual:v100")
-check.that(cost.fits, "This ends in CUDA out of memory: the activations of a micro-batch are what you can "
-           "shrink.")
-check.that(cost.bubble < 0.1, f"It fits. But the stages wait for each other for {cost.bubble:.0%} of the step.")
-every = flags.recompute_method != "block" or flags.recompute_num_layers >= flags.num_layers
-check.that(flags.recompute_granularity != "full" or not every,
-           "It fits. But the GPUs compute the whole forward pass twice, although the activations would fit.")
-check.that(cost.milliseconds < 1000,
-           f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual), which is far from the fastest. What "
-           "do your GPUs wait for?")
-
-# %% [raw] mutant="fastest" hint="ends in CUDA out of memory"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 8 --global-batch-size 16"
-
-# %% [raw] mutant="fastest" hint="stages wait for each other"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 2 --global-batch-size 16 --pipeline-model-parallel-size 2"
-
-# %% [raw] mutant="fastest" hint="the whole forward pass twice"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 2 --global-batch-size 16 --recompute-granularity full --recompute-method uniform"
-
-# %% [raw] mutant="fastest" hint="far from the fastest"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 1 --global-batch-size 16 --tensor-model-parallel-size 2 --recompute-activations"
-
-# %% [raw] mutant="fastest" hint="one rank for each"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 \
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
-
-# %% [raw] mutant="fastest" hint="Request them with"
-# -#SBATCH --gpus-per-node=2
-
-# %% [raw] mutant="fastest" hint="The global batch is not 16"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 4"
-
-# %% [raw] mutant="fastest" hint="This would go wrong"
-# -LAYOUT="--micro-batch-size 4 --global-batch-size 16"
-# +LAYOUT="--micro-batch-size 3 --global-batch-size 16"
-
-# %% [raw] mutant="fastest" hint="--num-layers 6; the exercise uses 12"
-# -MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-# +MODEL="--num-layers 6 --hidden-size 768 --num-attention-heads 12 \
-
-# %% [markdown]
-# ### Exercise 7: make it fit, and fast
+# ### Exercise 5: make it fit, and fast
 #
-# Back to the model that did not fit. Train GPT-2 large on the same two V100s, with a global batch of 16 and in fp32.
-# Only one line is missing, `LAYOUT="..."`, with the layout, the micro-batch, and the global batch. The job must fit,
-# and be at most about a quarter slower than the fastest known. Which of the three ways saves memory for parameters, and
-# which for activations? Two more flags save memory, both from
+# Train GPT-2 large on the same two V100s, with a global batch of 16 and in fp32. Only one line is missing,
+# `LAYOUT="..."`, with the layout, the micro-batch, and the global batch. The check models your job's step time and peak
+# memory. The job must fit, and be at most about a quarter slower than the fastest known. Which of the three ways saves
+# memory for parameters, and which for activations? Two more flags save memory, both from
 # [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198). With tensor parallelism, `--sequence-parallel` also
 # splits the activations of which both ranks would have a copy. `--recompute-activations` discards the largest
-# activations inside the attention, and computes them again in the backward pass.
+# activations inside the attention, and recomputes them in the backward pass.
 
 # %% answer="large"
 %%writefile code/my_large.sh
@@ -1273,8 +1092,7 @@ check.that(cost.milliseconds < 5550,
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --fp16"
 
 # %% [markdown]
-# Run it on the same GPUs for which the first job of this lab was too large. `nvidia-smi` shows the GPUs of the node where
-# it runs, so start it on the job's node, with `srun --overlap`:
+# Run it on the GPUs for which the first job of this lab was too large. While it runs, `nvidia-smi` shows them:
 
 # %% tags=["explore"] short={"sbatch code/my_large.sh": "sed 's/layers 36/layers 2/; s/size 1280/size 640/; s/size 16/size 4/' code/my_large.sh | sbatch"}
 !sbatch code/my_large.sh
@@ -1290,11 +1108,11 @@ print("\n".join(screen))
 
 # %% [markdown]
 # `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
-# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran. It does not tell you how well these
-# kernels used the GPU. So look at the step time in the log, and compare it with estimates of other layouts. In the
-# table, `states` are the GiB of parameters, gradients, and optimizer state, and `activ.` those of the activations.
-# `update` is what the optimizer step allocates when the activations are freed, and `all` the peak memory. `of peak` is
-# the MFU (lab 01), and `waiting` the share of the step in which a GPU waits for collectives:
+# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran, however well it used the GPU. So look at
+# the step time in the log, and compare it with estimates of other layouts. In the table, `states` are the GiB of
+# parameters, gradients, and optimizer state, and `activ.` those of the activations. `update` is what the optimizer step
+# allocates when the activations are freed, and `all` the peak memory. `of peak` is the MFU (lab 01), and `waiting` the
+# share of the step in which a GPU waits for collectives:
 
 # %% tags=["explore"]
 my_large = jobs.wait()
@@ -1334,11 +1152,11 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # %% [markdown]
 # ## What you have learned
 #
-# The second GPU did not help because it held a second copy of the same model. Tensor parallelism splits the parameters
-# and most activations, and pays with two all-reduces per layer and direction. Pipeline parallelism splits the
-# parameters, sends little, and pays with a bubble. Data parallelism is the simplest, and usually the fastest if the
-# model fits. With each of them, the model learns the same. And before you blame the layout for a slow job, check which
-# CPUs its processes may use.
+# The second GPU did not help because it held a second copy of the model. Tensor parallelism splits the parameters and
+# most activations, and pays with two all-reduces per layer and direction. Pipeline parallelism splits the parameters,
+# sends little, and pays with a bubble. Data parallelism is the simplest, and usually the fastest if the model fits. With
+# each of them, the model learns the same. And before you blame the layout for a slow job, check which CPUs its processes
+# may use.
 #
 # In [the next lab](03_multi_node.ipynb), the ranks of one training run are on two nodes, with a network between them.
 #
@@ -1348,7 +1166,7 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 #   $f$ and $g$ in a few lines of code.
 # - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the bubble, and recomputation.
 # - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed*: what DistributedDataParallel adds to
-#   your first exercise.
+#   the data parallelism of this lab.
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
 #   clusters*: how to combine the three, with measurements on up to 3,072 GPUs.
 # - [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), *Reducing activation recomputation in large

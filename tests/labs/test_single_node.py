@@ -9,14 +9,10 @@ from tests.labs.test_labs import lab_of
 LAB = workspace.CHECKOUT / "solutions" / "02_single_node.py"
 BATCH = " --global-batch-size 16"
 TENSOR, FULL = "--tensor-model-parallel-size 2 ", "--recompute-granularity full --recompute-method "
-RIGHT = [("fastest", "--micro-batch-size 2 --overlap-grad-reduce"),
-         ("fastest", TENSOR + "--sequence-parallel --micro-batch-size 4"),
-         ("large", TENSOR + "--sequence-parallel --micro-batch-size 1"),
+RIGHT = [("large", TENSOR + "--sequence-parallel --micro-batch-size 1"),
          ("large", "--pipeline-model-parallel-size 2 --recompute-activations --micro-batch-size 2"),
          ("large", "--use-distributed-optimizer --recompute-activations --micro-batch-size 2")]
-WRONG = [("fastest", "--pipeline-model-parallel-size 2 --micro-batch-size 1",
-          "stages wait for each other"),
-         ("fastest", "--micro-batch-size 2 --attention-dropout 0 --use-flash-attn",
+WRONG = [("large", TENSOR + "--micro-batch-size 1 --attention-dropout 0 --use-flash-attn",
           "--attention-dropout 0.0; the exercise uses"),
          ("large", FULL + "uniform --pipeline-model-parallel-size 2 --micro-batch-size 1",
           "more computed twice than necessary?")]

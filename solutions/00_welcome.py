@@ -159,6 +159,7 @@ check.function(
         "That would be steps that train on one sample each. How many samples does a step have?":
             [3907, 32, 13],
         "A fraction of a step cannot run: return an int.": [976.5625, 4.0, 3.0009765625],
+        "The number is right, but it is a float: return an int.": [977.0, 4.0, 4.0],
         "That is one step too many if the division comes out even.": [977, 5, 4],
     })
 ### BEGIN HIDDEN TESTS
@@ -195,13 +196,17 @@ check.function(
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens / (global_batch * sequence_length)
 
+# %% [raw] mutant="steps-for" hint="but it is a float"
+# def steps_for(tokens, global_batch, sequence_length):
+#     return float(-(-tokens // (global_batch * sequence_length)))
+
 # %% [raw] mutant="steps-for" hint="comes out even"
 # def steps_for(tokens, global_batch, sequence_length):
 #     return tokens // (global_batch * sequence_length) + 1
 
 # %% [markdown]
-# Models are trained on trillions of tokens: Llama 3 405B was trained on 15.6 trillion. With your job's batch, that
-# would take a while:
+# Models are trained on trillions of tokens: Llama 3 405B, on [15.6 trillion](https://arxiv.org/abs/2407.21783). With
+# your job's batch, that would take a while:
 
 # %% tags=["explore"]
 needed = steps_for(156 * 10**11, 4, 256)
@@ -267,6 +272,8 @@ check.function(
             [(2000.0, 5.12), (156.05, 0.273417), (2000.0, 0.0)],
         "The second number is in seconds.":
             [(128_000.0, 307.2), (1248.4, 16.405), (128_000.0, 0.0)],
+        "The numbers are in the wrong order: return the tokens per second first.":
+            [(5.12, 128_000.0), (0.273417, 1248.4), (0.0, 128_000.0)],
         "The step time in the log is in milliseconds.":
             [(128.0, 5120.0), (1.2484, 273.417), (128.0, 0.0)],
         "The second number is the time of the whole run. Part of it is over.":
@@ -292,6 +299,10 @@ check.function(
 # %% [raw] mutant="progress" hint="tokens of one sample per second"
 # -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
 # +    return sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+
+# %% [raw] mutant="progress" hint="in the wrong order"
+# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
+# +    return (int(last) - int(step)) * seconds / 60, batch * sequence_length / seconds
 
 # %% [raw] mutant="progress" hint="is in seconds"
 # -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
@@ -472,7 +483,8 @@ check.function(
     never_start, cases=[(reasons,), (chains,), ("",)],
     expected=[[34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
     hints={
-        "A job whose dependency will never start will never start, either. Its own reason does not show that.":
+        "A job whose dependency will never start will never start, either, be it afterok, afterany, or afternotok. Its "
+        "own reason does not show that.":
             [[34, 35, 38, 39, 40, 41], [17], []],
         "You followed the dependencies one step. Chains can be longer.":
             [[34, 35, 38, 39, 40, 41], [18, 22, 17], []],
@@ -526,12 +538,16 @@ check.function(never_start, cases=[(one["queue"][0],) for one in drawn],
                expected=[one["queue"][1] for one in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="never-start" hint="Its own reason does not show that"
+# %% [raw] mutant="never-start" hint="own reason does not show that"
 # -    size = -1
 # -    while size != len(stuck):  # until no more jobs are found
 # -        size = len(stuck)
 # -        stuck |= {int(job) for job, _, dependencies in rows
 # -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+
+# %% [raw] mutant="never-start" hint="be it afterok, afterany, or afternotok"
+# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
+# +                  if stuck & set(map(int, re.findall(r"afterok:(\d+)", dependencies)))}
 
 # %% [raw] mutant="never-start" hint="Chains can be longer"
 # -    size = -1
@@ -704,13 +720,13 @@ refused = "Last error:\nsocketProgressOpt: call to recv failed: Connection refus
 check.function(
     first_cause,
     cases=[(failed_log([(0, "FileNotFoundError: no a.json"), (1, closed), (3, closed)], blamed=0),),
-           (failed_log([(1, closed), (2, "RuntimeError: the batch has 0 samples"), (4, "KeyError: 'lr'"),
-                        (0, "BrokenPipeError: [Errno 32] Broken pipe"), (6, "ValueError: the loss is NaN"),
+           (failed_log([(1, closed), (4, "RuntimeError: the batch has 0 samples"), (5, "KeyError: 'lr'"),
+                        (0, "BrokenPipeError: [Errno 32] Broken pipe"), (2, "ValueError: the loss is NaN"),
                         (3, late)], blamed=3),),
            (failed_log([(5, f"{exited}\n{refused}"), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
            (failed_log([(5, closed), (7, "AssertionError")], blamed=5),),
            (failed_log([(2, late), (0, closed)], blamed=2),)],
-    expected=[(0, "FileNotFoundError: no a.json"), (2, "RuntimeError: the batch has 0 samples"),
+    expected=[(0, "FileNotFoundError: no a.json"), (4, "RuntimeError: the batch has 0 samples"),
               (17, "KeyError: 'text'"), (7, "AssertionError"), None],
     hints={
         "The rank is an int.": [("0", "FileNotFoundError: no a.json"), "", "", "", ""],
@@ -724,9 +740,9 @@ check.function(
             ["", (3, "RuntimeError: Timed out waiting 1800000ms"),
              (4, "RuntimeError: Connection closed by peer"), "", ""],
         "A RuntimeError can be a cause: look at its text, not at its type.":
-            ["", (4, "KeyError: 'lr'"), "", "", ""],
-        "That is the last cause in the log. The first one counts.":
-            ["", (6, "ValueError: the loss is NaN"), "", "", ""],
+            ["", (5, "KeyError: 'lr'"), "", "", ""],
+        "That is the last cause in the log, and the lowest rank that has one. The first one in the log counts.":
+            ["", (2, "ValueError: the loss is NaN"), "", "", ""],
         "That is a later line of rank 5's message. The error is in the line after the indented ones.":
             ["", "", (5, "Last error:"), "", ""],
         "A rank can have more than one digit.": ["", "", None, "", ""],
@@ -772,7 +788,18 @@ check.function(first_cause, cases=[(one["log"][0],) for one in drawn],
 # -        if not any(words in text for words in LOST):
 # +        if not text.startswith("RuntimeError") and not any(words in text for words in LOST):
 
-# %% [raw] mutant="first-cause" hint="The first one counts"
+# %% [raw] mutant="first-cause" hint="The first one in the log counts"
+# -        if not any(words in text for words in LOST):
+# -            return int(rank), text
+# -    return None
+# +        if not any(words in text for words in LOST):
+# +            found.append((int(rank), text))
+# +    return min(found, default=None)
+# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# +    found = []
+# +    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+
+# %% [raw] mutant="first-cause" hint="The first one in the log counts"
 # -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
 # +    for rank, text in reversed(re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M)):
 
@@ -1109,8 +1136,8 @@ plots.loss(my_first=log)
 # ## What you have learned
 #
 # Both cases are solved. The first job would have waited forever, since nobody was going to give it the node that it
-# asked for by name. In the second one, rank 0 failed first; everything else in the log, and the state `COMPLETED`,
-# were consequences.
+# asked for by name. In the second one, rank 0 failed first. The other errors in the log were consequences, and the last
+# command of the script hid the failure from Slurm.
 #
 # - `sbatch` submits a script, `squeue` shows the queue, `scancel` cancels a job, `sacct` lists jobs that have ended,
 #   and `sinfo` lists the nodes.

@@ -522,7 +522,8 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # %% [markdown]
 # ### Exercise 3: naive DDP
 #
-# Write the two missing parts of `NaiveDDP`. You call it just as you would call the module that it wraps.
+# Write the two missing parts of `NaiveDDP`, which does for any module what `data_parallel_step` in lab 02 did for one MLP.
+# You call it just as you would call the module that it wraps.
 
 # %% answer="naive"
 class NaiveDDP(torch.nn.Module):

@@ -53,7 +53,7 @@ class Recorder:
             return Listed(seconds(gpu, work), work)
 
         def launched(gpu, name, length, kernels):
-            product = length.work.product
+            product = length.work.gemm
             recorder.now.append(("kernel", length.work.bytes, kernels, product))
             launch(gpu, name, length, kernels)
 
@@ -230,7 +230,7 @@ def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
                      for column in zip(*matmul.TILES, strict=True))
     slices = np.array(matmul.SLICES, dtype=float)[None, None, :]
     tiles = batch * np.ceil(m / rows) * np.ceil(n / columns)
-    quality = (rows * columns / matmul.BEST) ** at["quality"]
+    quality = (rows * columns / matmul.LARGEST_AREA) ** at["quality"]
     rate = A100.tflops["fp16"] * 1e12 * at["matmul"] / A100.sms * quality
     seconds = (np.ceil(tiles * slices / A100.sms) * 2 * rows * columns
                * (k / slices + at["ramp"]) / rate)

@@ -29,7 +29,7 @@ def predict(row: Mapping, card: Card) -> Prediction:
     """
     found = estimator(card, row.get("network"), row.get("per_node", 8)).estimate(
         configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"]))
-    total = max(map(sum, zip(found.peak, found.taken, strict=True)))
+    total = max(map(sum, zip(found.peak, found.outside, strict=True)))
     return Prediction(found.seconds, found.fits, max(found.peak), total)
 
 

@@ -68,7 +68,7 @@ def run(quick: bool) -> Result:
         quick: train only the largest model.
     """
     product, result = torch.cuda.get_device_name(0), Result()
-    card = cards.card_of(product)
+    card = cards.card_by_product(product)
     result.notes += [
         f"Step times are medians over steps {WARM} to {ITERATIONS} of a single run. They include "
         "idle time between kernels and the transfer of each batch. MFU is the model FLOP/s "

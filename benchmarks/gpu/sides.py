@@ -46,7 +46,7 @@ def _name() -> str:
 
 def model_of(name: str) -> Card:
     """Return the GPU model of a product; raise Failed if there is none."""
-    card = cards.card_of(name)
+    card = cards.card_by_product(name)
     if card is None:
         raise Failed(f"virtualgpu has no model of {name!r}; it has {', '.join(cards.CARDS)}")
     return card

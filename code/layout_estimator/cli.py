@@ -13,12 +13,15 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
-    from layout_estimator.planner import Plan
+    from matplotlib.axes import Axes
+
+    from layout_estimator.planner import RunPlan
     from minimegatron.arguments import Config
 
 HELP = """\
@@ -33,19 +36,19 @@ The flags are those of pretrain_gpt.py --estimate. These are varied unless you g
 MICRO_BATCHES = (1, 2, 4, 8)
 RECOMPUTE = {"none": [], "selective": ["--recompute-granularity", "selective"],
              "full": ["--recompute-granularity", "full", "--recompute-method", "uniform"]}
-SHOWN = 20
+MAX_ROWS = 20  # of the table, besides the Pareto front
 
 
-class Choice(NamedTuple):
-    """An estimated layout.
+class EstimatedLayout(NamedTuple):
+    """A layout with its estimate.
 
     Attributes:
-        plan: its estimate.
+        plan: its time, memory, and cost.
         micro_batch: samples per micro-batch.
-        recompute: a key of RECOMPUTE.
+        recompute: its recomputation, a key of RECOMPUTE.
     """
 
-    plan: Plan
+    plan: RunPlan
     micro_batch: int
     recompute: str
 
@@ -66,13 +69,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the estimates; LabError if no layout is possible."""
-    flags = plain(arguments.flags)
+    flags = split_flags(arguments.flags)
     if not flags or {"-h", "--help"} & set(flags):
         print(arguments.parser.format_help())
         return
     as_json = "--json" in flags
     flags = [flag for flag in flags if flag != "--json"]
-    plot = take(flags, "--plot")
+    plot = pop_figure_path(flags, "--plot")
     tried, choices = 0, []
     for tried, choice in enumerate(sweep(flags), 1):
         if sys.stderr.isatty():
@@ -88,67 +91,69 @@ def run(arguments: argparse.Namespace) -> None:
         draw(choices, best, plot)
 
 
-def plain(flags: Sequence[str]) -> list[str]:
+def split_flags(flags: Sequence[str]) -> list[str]:
     """Split `--name=value` into two words, and expand the short name of a varied flag."""
     words = [word for flag in flags
              for word in (flag.split("=", 1) if flag.startswith("--") else [flag])]
     return ["--micro-batch-size" if word == "-b" else word for word in words]
 
 
-def take(flags: list[str], name: str) -> str | None:
-    """Remove `name VALUE` from the flags, and return the value, or None if it is not there.
+def pop_figure_path(flags: list[str], name: str) -> str | None:
+    """Remove `name PATH` from the flags; return the path, or None if the flag is absent.
 
     Args:
-        flags: is changed in place.
-        name: a flag whose value is the path of a figure.
+        flags: the command line, changed in place.
+        name: a flag whose value is the path of a figure, such as --plot.
 
     Raises:
         LabError: the value is missing, or is not a path for a figure.
     """
     if name not in flags:
         return None
-    at = flags.index(name)
-    value = flags[at + 1] if at + 1 < len(flags) else ""
+    index = flags.index(name)
+    value = flags[index + 1] if index + 1 < len(flags) else ""
     if not value.endswith((".svg", ".png")):
         raise LabError(f"{name} {value}: a file that ends in .svg or .png")
     if not os.path.isdir(os.path.dirname(value) or "."):
         raise LabError(f"{name} {value}: there is no folder {os.path.dirname(value)}")
-    del flags[at:at + 2]
+    del flags[index:index + 2]
     return value
 
 
-def sweep(flags: Sequence[str]) -> Iterator[Choice]:
+def sweep(flags: Sequence[str]) -> Iterator[EstimatedLayout]:
     """Yield every layout that the trainer accepts; LabError with its reason if there is none."""
     from layout_estimator.requests import EstimateError, estimate, read_flags
 
-    measured, refused, found = {}, None, False
+    measured, first_error, any_accepted = {}, None, False
     for words, micro_batch, recompute in layouts(flags):
         try:
             config = read_flags([*flags, *words])
             keep_on_nodes(config)
             plan = estimate(config, measured).plan
         except EstimateError as error:
-            refused = refused or error
+            first_error = first_error or error
             continue
-        found = True
-        yield Choice(plan, micro_batch or config.micro_batch_size, recompute)
-    if not found:
-        raise LabError(f"estimate: {refused or 'no layout is left to try'}")
+        any_accepted = True
+        yield EstimatedLayout(plan, micro_batch or config.micro_batch_size, recompute)
+    if not any_accepted:
+        raise LabError(f"estimate: {first_error or 'no layout is left to try'}")
 
 
 def keep_on_nodes(config: Config) -> None:
-    """Raise EstimateError if a node's GPUs are not enough for whole tensor-parallel groups."""
+    """Raise EstimateError if a tensor-parallel group would not fit in one node."""
     from layout_estimator.requests import EstimateError
     from virtualgpu.net.cluster_spec import parse_nodes
 
     size, name = config.tensor_model_parallel_size, "--tensor-model-parallel-size"
     if config.cluster is None and size > config.gpus_per_node:
-        raise EstimateError(f"{name} {size}: these ranks stay on a node, of --gpus-per-node "
-                            f"{config.gpus_per_node}")
+        raise EstimateError(f"{name} {size}: a tensor-parallel group stays on one node, and "
+                            f"nodes have --gpus-per-node {config.gpus_per_node}; nearest: "
+                            f"{name} {config.gpus_per_node}")
     for group in parse_nodes(config.cluster) if config.cluster else ():
         if group.per_node % size:
-            raise EstimateError(f"{name} {size}: these ranks stay on a node, and {group} in "
-                                f"--cluster has nodes of {group.per_node}")
+            raise EstimateError(f"{name} {size}: a tensor-parallel group stays on one node, and "
+                                f"{group} in --cluster has {group.per_node} GPU(s) per node; "
+                                f"nearest: {name} {gcd(size, group.per_node)}")
 
 
 def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
@@ -160,12 +165,13 @@ def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]
     from layout_estimator.requests import with_cluster
 
     given = dict(pairwise(with_cluster(flags))).get("--world-size", "1")
-    # The trainer's parser says what is wrong with any other.
+    # The trainer's parser reports any other value.
     world = int(given) if given.isdecimal() and int(given) else 1
     divisors = [size for size in range(1, world + 1) if world % size == 0]
 
-    def values(name: str, wanted: Sequence[int]) -> list[tuple[list[str], int | None]]:
-        return [([], None)] if name in flags else [([name, str(value)], value) for value in wanted]
+    def values(name: str, candidates: Sequence[int]) -> list[tuple[list[str], int | None]]:
+        return ([([], None)] if name in flags
+                else [([name, str(value)], value) for value in candidates])
 
     recompute = ({"as given": []} if any(flag.startswith(("--recompute", "--activations"))
                                          for flag in flags) else RECOMPUTE)
@@ -176,24 +182,28 @@ def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]
                     yield [*tensor, *pipeline, *micro, *words], size, name
 
 
-def pareto(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the layouts that fit and that no other beats in both time and memory."""
-    best: list[Choice] = []
-    for choice in choices:  # the fastest first
+def pareto(choices: Sequence[EstimatedLayout]) -> list[EstimatedLayout]:
+    """Return the Pareto front of the layouts that fit, in time and memory.
+
+    Args:
+        choices: layouts, the fastest first.
+    """
+    best: list[EstimatedLayout] = []
+    for choice in choices:
         if choice.plan.fits and (not best or choice.gib < best[-1].gib):
             best.append(choice)
     return best
 
 
-def record(choice: Choice, best: bool) -> dict:
+def record(choice: EstimatedLayout, best: bool) -> dict:
     from layout_estimator.planner import as_json
 
     return {"micro_batch": choice.micro_batch, "recompute": choice.recompute, "pareto": best,
             **as_json(choice.plan)}
 
 
-def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
-    """Return a table of the fastest layouts that fit, and of the Pareto front, marked by stars."""
+def table(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout]) -> str:
+    """Return a table of the fastest layouts that fit and of the Pareto front, marked with stars."""
     first = choices[0].plan
     fitting = [choice for choice in choices if choice.plan.fits]
     gpus = " + ".join(f"virtual {name} x {count}" for name, count in first.gpus.items())
@@ -202,8 +212,8 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
              f"{' and '.join(sizes)} GiB; modeled, nothing was run",
              "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
              "collectives    GiB"]
-    shown = fitting[:SHOWN] + [choice for choice in best if choice not in fitting[:SHOWN]]
-    for choice in shown or choices[:SHOWN]:
+    shown = fitting[:MAX_ROWS] + [choice for choice in best if choice not in fitting[:MAX_ROWS]]
+    for choice in shown or choices[:MAX_ROWS]:
         plan = choice.plan
         lines.append(
             f" {'*' if choice in best else ' '} {plan.tensor:6d} {plan.pipeline:8d} {plan.data:4d} "
@@ -215,7 +225,8 @@ def table(choices: Sequence[Choice], best: Sequence[Choice]) -> str:
     return "\n".join(lines)
 
 
-def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
+def draw(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout], path: str
+         ) -> None:
     """Plot the layouts' time against their memory."""
     import matplotlib
 
@@ -223,9 +234,31 @@ def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-    figure, (axes, names) = pyplot.subplots(1, 2, figsize=(9, 4.4), width_ratios=(3, 1),
-                                            layout="constrained")
-    names.axis("off")
+    figure, (axes, legend) = pyplot.subplots(1, 2, figsize=(9, 4.4), width_ratios=(3, 1),
+                                             layout="constrained")
+    _draw_points(axes, choices, best)
+    _list_front(legend, best)
+    plan = choices[0].plan
+    for capacity in plan.capacities.values():
+        axes.axvline(capacity / 2**30, color="black", linestyle="--", linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="GiB of the fullest rank at its peak",
+             ylabel="seconds per iteration",
+             title=f"{plan.world_size} {plan.card}, {plan.network}")
+    decimal = FuncFormatter(lambda value, _: f"{value:g}")  # 20, not 2 x 10^1
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(decimal)
+        axis.set_minor_formatter(NullFormatter())
+    times = sorted(choice.plan.seconds_per_iteration for choice in choices)
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.set_ylim(0.95 * times[0], 1.05 * times[-1])
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_points(axes: Axes, choices: Sequence[EstimatedLayout],
+                 best: Sequence[EstimatedLayout]) -> None:
+    """Draw one point per layout, and number those of the Pareto front."""
     for fits, color, label in ((True, "#3b6ea5", "fits"), (False, "#c0c0c0", "does not fit")):
         some = [choice for choice in choices if choice.plan.fits == fits]
         axes.scatter([choice.gib for choice in some],
@@ -237,25 +270,14 @@ def draw(choices: Sequence[Choice], best: Sequence[Choice], path: str) -> None:
     for number, choice in enumerate(best, 1):
         axes.annotate(str(number), (choice.gib, choice.plan.seconds_per_iteration), fontsize=8,
                       xytext=(-3, -13), textcoords="offset points")
+
+
+def _list_front(axes: Axes, best: Sequence[EstimatedLayout]) -> None:
+    """List the layouts of the Pareto front, with their numbers."""
+    axes.axis("off")
     lines = ["   tensor pipe data micro recompute"]
     lines += [f"{number:2d} {choice.plan.tensor:6d} {choice.plan.pipeline:4d} "
               f"{choice.plan.data:4d} {choice.micro_batch:5d} {choice.recompute}"
               for number, choice in enumerate(best, 1)]
-    names.text(0, 1, "\n".join(lines), va="top", fontsize=7, family="monospace",
-               in_layout=False)
-    plan = choices[0].plan
-    for capacity in plan.capacities.values():
-        axes.axvline(capacity / 2**30, color="black", linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="GiB of the fullest rank at its peak",
-             ylabel="seconds per iteration",
-             title=f"{plan.world_size} {plan.card}, {plan.network}")
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(plain)
-        axis.set_minor_formatter(NullFormatter())
-    times = sorted(choice.plan.seconds_per_iteration for choice in choices)
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_ylim(0.95 * times[0], 1.05 * times[-1])
-    axes.legend(fontsize=8)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    axes.text(0, 1, "\n".join(lines), va="top", fontsize=7, family="monospace",
+              in_layout=False)

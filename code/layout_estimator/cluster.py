@@ -1,4 +1,4 @@
-"""A modeled cluster on which no process runs, as one of its GPUs sees it."""
+"""A modeled cluster, seen from one of its GPUs; no process runs on the others."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minimegatron.device.virtual import VirtualDevice
 from virtualgpu.core.card import Card
 from virtualgpu.core.workspaces import sizes
 from virtualgpu.net import collectives, nccl, network
-from virtualgpu.net.collectives import Path
+from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology
 
@@ -18,8 +18,8 @@ class ModeledCluster:
     """The GPUs of a cluster, and the time and memory that communication between them takes.
 
     Attributes:
-        device: the virtual GPU that the modeled ranks use in turn; all of its GPU model.
-        topology: of all ranks.
+        device: the virtual GPU that all modeled ranks with its GPU model use in turn.
+        topology: the GPUs and links of all ranks.
         replicas_differ: whether data-parallel ranks may differ in their GPUs or links, so that
             their collectives end when the slowest of them is ready.
     """
@@ -36,9 +36,9 @@ class ModeledCluster:
         """
         return VirtualGroup(self.device.gpu, self.topology, list(ranks), index)
 
-    def path_between(self, one: int, other: int) -> Path | None:
-        """Return the path of collectives between two ranks; None from a rank to itself."""
-        return None if one == other else self.topology.path((one, other))
+    def path_between(self, first: int, second: int) -> CommunicationPath | None:
+        """Return the path of collectives between two ranks; None if they are the same rank."""
+        return None if first == second else self.topology.path((first, second))
 
     def buffer_bytes(self, ranks: Sequence[int]) -> int:
         """Return the GPU memory that a communicator of `ranks` takes once it is used, in bytes."""
@@ -56,7 +56,7 @@ class ModeledCluster:
 
     def send_seconds(self, source: int, target: int, size: int) -> float:
         """Return the modeled time, in seconds, of sending `size` bytes between two ranks."""
-        return collectives.message(self.topology.wire(source, target), size)
+        return collectives.message(self.topology.p2p_path(source, target), size)
 
 
 @contextmanager
@@ -66,7 +66,8 @@ def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
 
     Args:
         card: the GPU model.
-        link: between nodes, as for --virtual-network; None for the one that the nodes come with.
+        link: the network between nodes, as for --virtual-network; None for the one that nodes with
+            these GPUs have.
         world_size: the number of ranks.
         per_node: GPUs per node.
     """
@@ -83,13 +84,13 @@ def modeled_gpu(card: Card, topology: Topology, replicas_differ: bool = False
 
     Args:
         card: the GPU model.
-        topology: of the whole cluster.
+        topology: the whole cluster's GPUs and links.
         replicas_differ: see ModeledCluster.
     """
     with ExitStack() as stack:
         device = VirtualDevice(card, None)
         stack.push(device.gpu)  # the device's constructor activated it
-        # So a pass needs the same memory whatever ran before it, and layers add up.
+        # A pass then needs the same memory whatever ran before it, so layers add up.
         device.gpu.memory.split_always()
-        device.gpu.workspaces = None  # not of a pass: workspace_bytes has them
+        device.gpu.workspaces = None  # workspace_bytes counts them once per rank, not per pass
         yield ModeledCluster(device, topology, replicas_differ)

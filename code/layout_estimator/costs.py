@@ -20,17 +20,17 @@ class Cost:
     """The estimate of one setting, as `pretrain_gpt.py --estimate` computes it.
 
     Attributes:
-        name: of the setting.
+        name: name of the setting.
         card: the virtual GPU.
-        milliseconds: per iteration.
-        tokens_per_second: of the whole cluster.
+        milliseconds: time per iteration.
+        tokens_per_second: throughput of the whole cluster.
         states: GiB of parameters, gradients, and optimizer state of the fullest rank.
         activations: GiB of its activations at the peak of the passes.
         update: GiB that the optimizer step allocates after the activations are freed.
         total: GiB allocated at its peak, including CUDA and NCCL.
-        capacity: GiB of the GPU.
+        capacity: GiB of memory that the GPU has.
         fits: whether every rank fits.
-        share_of_peak: achieved FLOP/s over the data sheet's, from 0 to 1.
+        share_of_peak: MFU, from 0 to 1.
         communication: share of time waiting for collectives, from 0 to 1.
         bubble: share of time waiting for other stages, from 0 to 1.
         by_stage: GiB of activations of a rank of each pipeline stage.
@@ -56,7 +56,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
     """Return the cost of each setting.
 
     Args:
-        settings: {name: its own flags}.
+        settings: {name: the flags that only this setting has}.
         flags: the flags that all settings share.
 
     Raises:
@@ -64,21 +64,21 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
     """
     from layout_estimator.requests import EstimateError, estimate
 
-    found, measured = [], {}
+    costs, measured = [], {}
     for name, own in settings.items():
         try:
             config, _, plan = estimate([*flags.split(), *own.split()], measured)
         except EstimateError as error:
             raise LabError(f"{name}: {error}") from None
         full = plan.fullest
-        found.append(Cost(
+        costs.append(Cost(
             name, plan.card, 1000 * plan.seconds_per_iteration,
             config.global_batch_size * config.seq_length / plan.seconds_per_iteration,
             (full.weights + full.gradients + full.optimizer) / GIB, full.activations / GIB,
             full.update / GIB, full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
             plan.communication, plan.bubble,
             tuple(stage.activations / GIB for stage in plan.memory)))
-    return found
+    return costs
 
 
 def show(costs: Sequence[Cost]) -> None:
@@ -102,12 +102,12 @@ def plot(costs: Sequence[Cost]) -> Drawing:
 
     figure = Figure(figsize=(7, 3.8))
     axes = figure.subplots()
-    across = max(cost.total for cost in costs) - min(cost.total for cost in costs)
-    upward = max(cost.milliseconds for cost in costs) - min(cost.milliseconds for cost in costs)
+    width = max(cost.total for cost in costs) - min(cost.total for cost in costs)
+    height = max(cost.milliseconds for cost in costs) - min(cost.milliseconds for cost in costs)
     for cost in costs:
         # The label goes left of its point if another point is close on the right.
-        left = any(0 < other.total - cost.total < 0.25 * across
-                   and abs(cost.milliseconds - other.milliseconds) < 0.08 * upward
+        left = any(0 < other.total - cost.total < 0.25 * width
+                   and abs(cost.milliseconds - other.milliseconds) < 0.08 * height
                    for other in costs)
         axes.plot(cost.total, cost.milliseconds, linestyle="", markersize=7,
                   marker="o" if cost.fits else "x", color="C0" if cost.fits else "C3")
@@ -119,6 +119,6 @@ def plot(costs: Sequence[Cost]) -> Drawing:
              "memory against time (modeled; x: does not fit)")
     axes.margins(x=0.2, y=0.15)
     axes.grid(alpha=0.3)
-    said = "; ".join(f"{cost.name} {cost.milliseconds:.0f} ms and {cost.total:.1f} GiB"
+    descriptions = "; ".join(f"{cost.name} {cost.milliseconds:.0f} ms and {cost.total:.1f} GiB"
                      + ("" if cost.fits else ", which does not fit") for cost in costs)
-    return Drawing(figure, f"Time over memory on a {costs[0].card}: {said}.")
+    return Drawing(figure, f"Time over memory on a {costs[0].card}: {descriptions}.")

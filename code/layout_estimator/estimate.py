@@ -1,10 +1,10 @@
 """Estimate a run on a cluster that does not exist: one process stands for the whole grid.
 
 All ranks of a pipeline stage do the same at the same time, so one represents them. Each stage is
-built as the trainer builds it, on a virtual GPU, with groups whose other ranks are modeled. One
-micro-batch's passes and the end of a step run once (measurement.py), and the interpreter of
+built as the trainer builds it, on a virtual GPU, with groups whose other ranks are modeled. The
+passes of one micro-batch and the end of a step run once (measurement.py), and the interpreter of
 schedules combines them as the ranks' clocks would (step_time.py, memory.py). Stages with the same
-layers at the same place are measured only once.
+layers and links are measured only once.
 """
 
 from __future__ import annotations
@@ -55,16 +55,17 @@ class StageRanks(NamedTuple):
 class Estimate:
     """Estimated time and memory of one iteration.
 
-    Per stage means: for each item of `ranks`, where a stage with several GPU models has several.
+    A tuple has one value for each item of `ranks`: one per stage, or several for a stage whose
+    ranks have several GPU models.
 
     Attributes:
-        seconds: of the iteration.
+        seconds: the iteration's duration.
         forward: seconds of each stage's forward pass of one micro-batch.
         backward: seconds of each stage's backward pass of one micro-batch.
-        passes_peak: bytes allocated at the peak of the passes on a rank of each stage.
-        end_peak: bytes allocated at the peak of the end of the step, with the optimizer's.
-        taken: bytes of the CUDA context and of NCCL on a rank of each stage.
-        fits: whether both fit the GPU's memory.
+        passes_peak: bytes that PyTorch has allocated at the peak of the passes, on one rank.
+        end_peak: bytes that it has allocated at the peak of the optimizer step, on one rank.
+        outside: bytes of the CUDA context and of NCCL on one rank, outside PyTorch's allocator.
+        fits: whether the GPU's memory holds the higher peak and `outside`.
         communication: the share of time in which a GPU waits for collectives, over all stages.
         bubble: the share of time in which a GPU waits for other stages, or for slower replicas of
             its own stage, over all stages.
@@ -76,7 +77,7 @@ class Estimate:
     backward: tuple[float, ...]
     passes_peak: tuple[int, ...]
     end_peak: tuple[int, ...]
-    taken: tuple[int, ...]
+    outside: tuple[int, ...]
     fits: bool
     communication: float
     bubble: float
@@ -94,7 +95,8 @@ class Estimator:
 
     Attributes:
         card: the GPU model.
-        link: between nodes, as for --virtual-network; None for the one that the nodes come with.
+        link: the network between nodes, as for --virtual-network; None for the one that nodes
+            with these GPUs have.
         per_node: GPUs per node.
     """
 
@@ -108,8 +110,8 @@ class Estimator:
         """Return the estimate of a run.
 
         Args:
-            config: its flags, as parse_arguments returns them for the whole world.
-            vocab_size: padded.
+            config: the run's flags, as parse_arguments returns them for the whole world.
+            vocab_size: the padded vocabulary size.
 
         Raises:
             UserError: the schedule does not fit the layout.
@@ -121,7 +123,7 @@ class Estimator:
             stages = [representative_context(config, cluster, stage)
                       for stage in range(config.pipeline_model_parallel_size)]
             costs = [self.measure(ctx, vocab_size, split) for ctx in stages]
-            taken = tuple(self.card.context + communicator_bytes(ctx) for ctx in stages)
+            outside = tuple(self.card.context + communicator_bytes(ctx) for ctx in stages)
             workspaces = cluster.workspace_bytes
             cluster.device.closing()
             send_seconds = send_times(config, cluster)
@@ -130,14 +132,14 @@ class Estimator:
         memory = PeakMemory(costs, config, [workspaces] * len(costs))
         replay(program, clock)
         replay(program, memory)
-        return self._summary(config, costs, clock, memory, taken)
+        return self._summary(config, costs, clock, memory, outside)
 
     def activation_bytes(self, config: Config, vocab_size: int) -> float:
         """Return the bytes that the first model chunk saves for the backward of a micro-batch.
 
         Args:
             config: the run's flags.
-            vocab_size: padded.
+            vocab_size: the padded vocabulary size.
         """
         with self._cluster(config) as cluster:
             ctx = representative_context(config, cluster, stage=0)
@@ -164,40 +166,40 @@ class Estimator:
         """Return the cost of the context's stage; equal chunks and stages are measured only once.
 
         Args:
-            ctx: of a rank with this estimator's GPU model.
-            vocab_size: padded.
-            split: whether weight gradients are a pass of their own.
+            ctx: the context of a rank with this estimator's GPU model.
+            vocab_size: the padded vocabulary size.
+            split: whether the schedule computes weight gradients in a pass of their own (W).
         """
         config, grid = ctx.config, ctx.grid
         stages, stage = grid.pp.size, grid.pp.index
         last = len(config.layers_per_chunk) - 1
-        chunks_here = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last)
+        stage_chunks = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last)
                             for virtual in range(stage, last + 1, stages))
         key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
                vocab_size, split, _path(grid.tp))
         chunks = []
-        for number, chunk in enumerate(chunks_here):
+        for number, chunk in enumerate(stage_chunks):
             # A pass receives messages only where there are several stages.
             chunk_key = *key, chunk, stages > 1
             if chunk_key not in self._chunks:
                 self._chunks[chunk_key] = chunk_cost(ctx, vocab_size, number, split)
             chunks.append(self._chunks[chunk_key])
-        step_key = (*key, chunks_here, _path(grid.dp), _path(grid.model),
+        step_key = (*key, stage_chunks, _path(grid.dp), _path(grid.model),
                     ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]))
         if step_key not in self._steps:
             self._steps[step_key] = step_cost(ctx, vocab_size)
         return StageCost(tuple(chunks), self._steps[step_key], self.card.efficiency)
 
     def _summary(self, config: Config, costs: Sequence[StageCost], clock: StepClock,
-                 memory: PeakMemory, taken: tuple[int, ...]) -> Estimate:
+                 memory: PeakMemory, outside: tuple[int, ...]) -> Estimate:
         passes_peak, end_peak = memory.peaks()
-        needed = map(sum, zip(map(max, passes_peak, end_peak), taken, strict=True))
+        needed = map(sum, zip(map(max, passes_peak, end_peak), outside, strict=True))
         seconds, stages = clock.finish(), len(costs)
         communication = sum(cost.communication(config.num_micro_batches) for cost in costs)
         return Estimate(
             seconds, tuple(cost.seconds(FORWARD) for cost in costs),
             tuple(cost.seconds(BACKWARD, WEIGHT) for cost in costs), passes_peak, end_peak,
-            taken, max(needed) <= self.card.memory,
+            outside, max(needed) <= self.card.memory,
             communication / stages / seconds, sum(clock.waited) / stages / seconds,
             tuple(StageRanks(stage, self.card) for stage in range(stages)))
 
@@ -215,13 +217,13 @@ def load_schedule(config: Config) -> Schedule:
 
 
 def _path(group: Group) -> object:
-    """Return the links that a group's messages take: equal paths take equal time."""
+    """Return the path of a group's collectives; on equal paths they take equal time."""
     return None if group.process_group is None else group.process_group.path
 
 
 def send_times(config: Config, cluster: ModeledCluster, replica: int = 0
                ) -> list[dict[int, float]]:
-    """Return, per stage, {receiving stage: seconds of a message}, for a replica of the model."""
+    """Return how long sends take: per stage of a replica, {receiving stage: seconds}."""
     stages, tensor = config.pipeline_model_parallel_size, config.tensor_model_parallel_size
     ranks = [(stage * config.data_parallel_size + replica) * tensor for stage in range(stages)]
     size = message_bytes(config)

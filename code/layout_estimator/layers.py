@@ -15,7 +15,7 @@ def virtual(flags: str) -> list[float]:
     """Return the modeled time of a micro-batch's forward and backward pass, in milliseconds.
 
     Args:
-        flags: those of `pretrain_gpt.py --estimate`, without a layout.
+        flags: flags of `pretrain_gpt.py --estimate`, without a layout.
 
     Returns:
         The times of the embedding, of each layer, and of the head with the loss.
@@ -28,9 +28,9 @@ def virtual(flags: str) -> list[float]:
     # Three stages, of which only the middle one has a layer; all layers take the same time.
     stages = ["--pipeline-model-parallel-size", "3", "--world-size", "3", "--balance", "0-1-0"]
     layers = read_flags(flags.split()).num_layers
-    found = estimate([*flags.split(), "--num-layers", "1", *stages]).estimate
+    by_stage = estimate([*flags.split(), "--num-layers", "1", *stages]).estimate
     first, layer, last = (1000 * (forward + backward) for forward, backward
-                          in zip(found.forward, found.backward, strict=True))
+                          in zip(by_stage.forward, by_stage.backward, strict=True))
     return [first, *[layer] * layers, last]
 
 
@@ -41,7 +41,7 @@ def measured(timeline: Timeline, balance: str) -> list[float]:
     were disturbed.
 
     Args:
-        timeline: of a recorded run.
+        timeline: a recorded run.
         balance: the run's layers per stage, such as 0-2-2-0, where the outer stages have only the
             embedding and the head.
 
@@ -49,18 +49,18 @@ def measured(timeline: Timeline, balance: str) -> list[float]:
         One time per layer; a stage without layers counts as one.
 
     Raises:
-        LabError: the run has another number of stages.
+        LabError: the balance is for a different number of stages than the run has.
     """
     layers = [int(number) for number in balance.split("-")]
     if len(layers) != len(timeline.spans):
         raise LabError(f"balance {balance} is for {len(layers)} stages, but the run has "
                        f"{len(timeline.spans)}")
-    found: list[float] = []
+    times: list[float] = []
     for count, spans in zip(layers, timeline.spans.values(), strict=True):
         fastest = sum(min(span.end - span.start for span in spans if span.kind == kind)
                       for kind in {span.kind for span in spans})
-        found += [fastest / max(count, 1)] * max(count, 1)
-    return found
+        times += [fastest / max(count, 1)] * max(count, 1)
+    return times
 
 
 def table(times: Sequence[float]) -> None:

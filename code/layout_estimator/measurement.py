@@ -1,5 +1,7 @@
-"""Measure one pipeline stage: the trainer's own code runs its passes and the end of its step once,
-on a virtual GPU."""
+"""Measure one pipeline stage on a virtual GPU.
+
+The trainer's own code runs the stage's passes and the end of a step once.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from functools import partial
 
 import torch
 
-from layout_estimator.representative import RepresentativeContext
+from layout_estimator.representative import CollectiveRecord, RepresentativeContext
 from layout_estimator.stage_cost import ChunkCost, PassCost, StepCollective, StepCost
 from minimegatron.arguments import Config
 from minimegatron.data.batches import Batches
@@ -58,10 +60,10 @@ class Meter:
 
 
 class ArrivedPeers(Peers):
-    """Other stages whose tensors have always arrived already, and that receive at once."""
+    """Neighboring stages whose messages have always arrived, and that receive instantly."""
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
-        tensor.contiguous()  # a copy, where the tensor is not
+        tensor.contiguous()  # costs a copy if the tensor is not
 
     def receive(self, message: Message) -> Transfer:
         tensor = torch.empty(self.shape, device=self.device, dtype=self.dtype)
@@ -72,11 +74,11 @@ class ArrivedPeers(Peers):
 
 
 class ArrivedParts(ScatterGatherPeers, ArrivedPeers):
-    """The same, where each tensor-parallel rank receives a part, and all-gathers the parts."""
+    """ArrivedPeers whose tensors arrive as one part per tensor-parallel rank, then all-gathered."""
 
 
 class ZeroDataset:
-    """As many samples as anyone asks for, of zeros."""
+    """A data set of unlimited length whose tokens are all 0."""
 
     def __init__(self, sequence: int) -> None:
         import numpy as np
@@ -102,9 +104,9 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
 
     Args:
         ctx: the context of the chunk's stage.
-        vocab_size: padded.
-        chunk: its number on the stage.
-        split: whether weight gradients are a pass of their own.
+        vocab_size: the padded vocabulary size.
+        chunk: the chunk's number on the stage.
+        split: whether the schedule computes weight gradients in a pass of their own (W).
     """
     config = ctx.config
     virtual_stage = chunk * ctx.grid.pp.size + ctx.grid.pp.index
@@ -120,20 +122,20 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
 
     if layers <= MEASURED_LAYERS or grouped:
         return measure(layers)
-    less, more = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
+    fewer, full = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
     return ChunkCost(*(
         {kind: cost.plus(cost.plus(small[kind], -1), layers - MEASURED_LAYERS)
          for kind, cost in large.items()}
-        for small, large in ((less.passes, more.passes), (less.first, more.first))))
+        for small, large in ((fewer.passes, full.passes), (fewer.first, full.first))))
 
 
 def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split: bool
                     ) -> ChunkCost:
-    """Run three micro-batches: the step's first, another, and one with the host far ahead."""
+    """Measure three micro-batches: the step's first, a later one, and one with a host far ahead."""
     meter, ddp = Meter(ctx), data_parallel(ctx, stage)
     ddp.overlap = None
     kinds = (FORWARD, BACKWARD, WEIGHT) if split else (FORWARD, BACKWARD)
-    # The passes run only the chunk in question.
+    # Only the measured chunk runs, so one stage may stand in for all of them.
     pipeline = _pipeline(ctx, [stage] * ctx.config.chunks, ddp, kinds)
     _begin(ctx, pipeline)
     batch = draw_micro_batch(ctx)
@@ -153,7 +155,7 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
 
 def _pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage], ddp: DistributedDataParallel,
               kinds: Sequence[str] = ()) -> Pipeline:
-    """Return the trainer's pipeline, whose messages have arrived before it needs them."""
+    """Return the trainer's pipeline, with peers whose messages have always arrived."""
     program = [[Action(kind, 0) for kind in kinds]] * ctx.grid.pp.size
     peers = ArrivedParts if ctx.config.scatter_gather_tensors_in_pipeline else ArrivedPeers
     return Pipeline(ctx, chunks, program, ddp, Timers(ctx.device.now, NO_TIMERS),
@@ -169,12 +171,12 @@ def _run(pipeline: Pipeline, action: Action, batch: MicroBatch) -> None:
     """Run one action, with the messages that it receives and sends.
 
     Args:
-        pipeline: one that `_begin` began.
-        action: of micro-batch 0.
+        pipeline: a pipeline on which `_begin` was called.
+        action: an action of micro-batch 0.
         batch: that micro-batch.
     """
-    where = pipeline.stage, action, pipeline.stages, len(pipeline.chunks)
-    source, target = sender(*where), receiver(*where)
+    position = pipeline.stage, action, pipeline.stages, len(pipeline.chunks)
+    source, target = sender(*position), receiver(*position)
     items: list[Item] = [action]
     if source is not None:
         items = [Message(RECEIVE, source[1], source[0], pipeline.stage), *items]
@@ -197,11 +199,11 @@ def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageActio
 
 
 def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
-    """Measure a step besides its passes.
+    """Measure a step without its passes: drawing a micro-batch, collectives, and the optimizer.
 
     Args:
         ctx: the context of a stage.
-        vocab_size: padded.
+        vocab_size: the padded vocabulary size.
     """
     config, gpu, meter = ctx.config, ctx.device.gpu, Meter(ctx)
     before = gpu.memory.live
@@ -216,7 +218,7 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
         _backward_twice(ctx, chunks, ddp, batches[0])
     else:
         for accumulator in ddp.accumulators.values():
-            accumulator.writes = 1  # as after a backward pass: nothing has to be zeroed
+            accumulator.writes = 1  # as after a backward pass, so nothing is zeroed
     ctx.records.clear()
 
     def end_of_step() -> None:
@@ -229,20 +231,31 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
 
     start = gpu.clock.synchronize()
     cost = meter.run(end_of_step)
+    last_end = ctx.records[-1].ended if ctx.records else start
+    return StepCost(draw, _collectives(ctx.records, start), start + cost.latency - last_end,
+                    cost.communication, state_bytes, draw.retained, cost.peak)
+
+
+def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[StepCollective, ...]:
+    """Return the collectives at the end of a step.
+
+    Args:
+        records: recorded collectives, in order.
+        start: the time, in seconds, at which the passes end.
+    """
     now, collectives = start, []
-    for record in ctx.records:
+    for record in records:
         in_passes = record.ready < start
         collectives.append(StepCollective(
             record.waited - now, record.seconds, record.group,
             (start if in_passes else record.waited) - record.ready, in_passes))
         now = record.ended
-    return StepCost(draw, tuple(collectives), start + cost.latency - now, cost.communication,
-                    state_bytes, draw.retained, cost.peak)
+    return tuple(collectives)
 
 
 def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: DistributedDataParallel,
                     batch: MicroBatch) -> None:
-    """Run two steps of one micro-batch: the first shows the second when a bucket is complete."""
+    """Run two steps of one micro-batch; overlap needs the first to learn when buckets fill."""
     pipeline = _pipeline(ctx, chunks, ddp)
     _begin(ctx, pipeline)
     numbers = range(len(chunks))
@@ -257,6 +270,6 @@ def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: Distri
 
 
 def runs_timers(config: Config) -> bool:
-    """Return True if passes are timed one by one, which makes the host wait for the GPU."""
+    """Return True if every pass is timed, which makes the host wait for the GPU."""
     return config.timing_log_level is None or (
         config.timing_log_level >= LEVELS["forward-compute"])

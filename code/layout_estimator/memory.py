@@ -1,4 +1,4 @@
-"""Memory of every stage's ranks, from the measured memory of one rank of each stage."""
+"""Peak memory of every stage, from the measured memory of its passes."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def communicator_bytes(ctx: RepresentativeContext) -> int:
 
 
 @dataclass
-class StageMemory:
+class StageAllocations:
     """Memory of one rank of a stage during a step.
 
     Attributes:
-        allocated: bytes at the moment, without messages in transit.
-        peak: the most bytes in the passes so far.
-        end_peak: the most bytes in the end of the step.
-        sent: the last messages of each channel, which the sender still holds.
-        only_sent: those of them whose tensors nothing else holds.
-        posted: receives whose tensors no action has consumed yet.
+        allocated: bytes allocated now, without messages in transit.
+        peak: bytes allocated at the peak of the passes so far.
+        end_peak: bytes allocated at the peak of the optimizer step.
+        sent: the last sends of each channel, whose tensors the sender still holds.
+        only_sent: sends whose tensors nothing but the channel holds.
+        posted: number of posted receives whose tensors no action has consumed yet.
     """
 
     allocated: float
@@ -60,36 +60,37 @@ class StageMemory:
     posted: int = 0
 
     def held(self) -> set[Action]:
-        """Return the actions whose results are among the last messages."""
+        """Return the actions whose results the channels still hold."""
         return set().union(*self.sent.values())
 
 
 class PeakMemory(CostHandler):
-    """Adds up the memory of every stage, and remembers the peak."""
+    """Tracks the memory of every stage through a step, and its peak."""
 
     def __init__(self, costs: Sequence[StageCost], config: Config, workspaces: Sequence[int]
                  ) -> None:
         """Start with what a rank holds before its first pass.
 
         Args:
-            costs: of every stage.
+            costs: costs of every stage.
             config: the run's flags.
-            workspaces: bytes of cuBLAS's workspaces on a rank of every stage.
+            workspaces: bytes of cuBLAS's workspaces, per stage.
         """
         super().__init__(costs)
-        # A part that is sent keeps the tensor that it is a part of.
+        # A scattered send is a view, so the sender holds the full tensor; a receive is only a part.
         self.sent_bytes, self.posted_bytes = activation_bytes(config), message_bytes(config)
         self.stages = []
         for cost, reserved in zip(costs, workspaces, strict=True):
             allocated = (cost.step.state_bytes + reserved
                          + config.num_micro_batches * cost.step.batch_bytes)
             # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
-            held: dict = defaultdict(lambda: deque(maxlen=len(costs)))
-            self.stages.append(StageMemory(allocated, allocated, allocated + cost.step.peak, held))
+            sent: dict = defaultdict(lambda: deque(maxlen=len(costs)))
+            self.stages.append(StageAllocations(allocated, allocated, allocated + cost.step.peak,
+                                                sent))
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
         memory, cost = self.stages[stage], self.pass_cost(stage, action)
-        memory.posted -= source is not None  # now a part of the pass's own memory
+        memory.posted -= source is not None  # its tensor now counts as memory of the pass
         messages = self.sent_bytes * len(memory.only_sent) + self.posted_bytes * memory.posted
         memory.peak = max(memory.peak, memory.allocated + cost.peak + messages)
         memory.allocated += cost.retained

@@ -23,7 +23,7 @@ from layout_estimator.estimate import (
 )
 from layout_estimator.measurement import runs_timers
 from layout_estimator.memory import PeakMemory, communicator_bytes
-from layout_estimator.replicas import Cell, Replica, time_step
+from layout_estimator.replicas import Replica, StageReplica, time_step
 from layout_estimator.representative import representative_context
 from layout_estimator.stage_cost import StageCost
 from minimegatron.arguments import Config
@@ -37,26 +37,26 @@ from virtualgpu.net.topology import Topology
 
 
 class RankCost(NamedTuple):
-    """Cost of the first rank of one stage of one replica.
+    """Cost of the first rank of a stage in one data-parallel replica.
 
     Attributes:
         card: its GPU model.
         stage: the stage's cost.
-        taken: bytes of the CUDA context and of NCCL.
+        outside: bytes of the CUDA context and of NCCL, outside PyTorch's allocator.
         workspaces: bytes of cuBLAS's workspaces.
-        sends: {receiving stage: seconds of a message}.
+        sends: {receiving stage: seconds of a send}.
     """
 
     card: Card
     stage: StageCost
-    taken: int
+    outside: int
     workspaces: int
     sends: dict[int, float]
 
     @property
     def key(self) -> tuple:
-        """What makes two ranks alike; estimators measure equal stages only once."""
-        return (self.card, *map(id, self.stage.chunks), id(self.stage.step), self.taken,
+        """Equal for ranks with equal costs; estimators measure equal stages only once."""
+        return (self.card, *map(id, self.stage.chunks), id(self.stage.step), self.outside,
                 *sorted(self.sends.items()))
 
 
@@ -65,9 +65,9 @@ class MixedEstimator:
     """Estimates for one cluster of several kinds of nodes; reuses what it measured.
 
     Attributes:
-        groups: of equal nodes, in the order of the ranks.
-        link: between nodes, as for --virtual-network; None for the slowest that a kind of node
-            comes with.
+        groups: groups of equal nodes, in the order of the ranks.
+        link: the network between nodes, as for --virtual-network; None for the slowest of those
+            that nodes with these GPUs have.
     """
 
     groups: tuple[NodeGroup, ...]
@@ -77,14 +77,14 @@ class MixedEstimator:
     per_node: ClassVar[None] = None  # nodes differ
 
     def gpus(self, world_size: int) -> dict[Card, int]:
-        """Return the number of GPUs of each model, of which there are `world_size` together."""
-        found: Counter[Card] = Counter()
+        """Return the number of GPUs of each model; they add up to `world_size`."""
+        counts: Counter[Card] = Counter()
         for group in self.groups:
-            found[group.card] += group.gpus
-        return found
+            counts[group.card] += group.gpus
+        return counts
 
     def nodes(self, world_size: int) -> int:
-        """Return the number of nodes, which have `world_size` GPUs."""
+        """Return the number of nodes; `world_size` is the number of their GPUs."""
         return sum(group.nodes for group in self.groups)
 
     @property
@@ -96,7 +96,7 @@ class MixedEstimator:
     @property
     def topology(self) -> Topology:
         """The GPUs of all ranks."""
-        nodes = [(f"{at}.{node}", group.card) for at, group in enumerate(self.groups)
+        nodes = [(f"{index}.{node}", group.card) for index, group in enumerate(self.groups)
                  for node in range(group.nodes) for _ in range(group.per_node)]
         names, cards = zip(*nodes, strict=True)
         return Topology(names, cards, self.network)
@@ -105,8 +105,8 @@ class MixedEstimator:
         """Return the estimate of a run on all GPUs of the cluster.
 
         Args:
-            config: its flags, as parse_arguments returns them for the whole world.
-            vocab_size: padded.
+            config: the run's flags, as parse_arguments returns them for the whole world.
+            vocab_size: the padded vocabulary size.
 
         Raises:
             UserError: the schedule does not fit the layout, or the ranks of a tensor-parallel group
@@ -114,47 +114,47 @@ class MixedEstimator:
             VirtualGpuError: too much of the time would be a guess.
         """
         topology, schedule = self.topology, load_schedule(config)
-        cells = cells_by_card(config, topology)
-        costs: dict[Cell, RankCost] = {}
-        for card, mine in cells.items():
+        by_card = stages_by_card(config, topology)
+        costs: dict[StageReplica, RankCost] = {}
+        for card, card_members in by_card.items():
             with modeled_gpu(replace(card, memory=UNLIMITED_MEMORY), topology, True) as cluster:
-                for cell in mine:
-                    costs[cell] = self._measure(config, vocab_size, cluster, card, cell,
+                for member in card_members:
+                    costs[member] = self._measure(config, vocab_size, cluster, card, member,
                                                 splits_backward(schedule))
                 cluster.device.closing()
-        rows = [[costs[Cell(replica, stage)]
+        rows = [[costs[StageReplica(replica, stage)]
                  for stage in range(config.pipeline_model_parallel_size)]
                 for replica in range(config.data_parallel_size)]
         counts = Counter(tuple(cost.key for cost in row) for row in rows)
-        alike = {tuple(cost.key for cost in row): row for row in rows}
-        kinds = list(alike.values())
+        distinct = {tuple(cost.key for cost in row): row for row in rows}
+        distinct_rows = list(distinct.values())
         replicas = [Replica(tuple(cost.stage for cost in row), [cost.sends for cost in row],
-                            counts[key]) for key, row in alike.items()]
+                            counts[key]) for key, row in distinct.items()]
         program = add_communication(schedule)
         time = time_step(replicas, program, config.num_micro_batches, runs_timers(config))
         memory = [PeakMemory(replica.costs, config, [cost.workspaces for cost in row])
-                  for replica, row in zip(replicas, kinds, strict=True)]
+                  for replica, row in zip(replicas, distinct_rows, strict=True)]
         for handler in memory:
             replay(program, handler)
-        return summary(config, kinds, replicas, time.seconds, time.waited,
+        return summary(config, distinct_rows, replicas, time.seconds, time.waited,
                        [handler.peaks() for handler in memory])
 
     def _measure(self, config: Config, vocab_size: int, cluster: ModeledCluster, card: Card,
-                 cell: Cell, split: bool) -> RankCost:
-        ctx = representative_context(config, cluster, cell.stage, cell.replica)
+                 member: StageReplica, split: bool) -> RankCost:
+        ctx = representative_context(config, cluster, member.stage, member.replica)
         estimator = self._estimators.setdefault(card, Estimator(card))
         return RankCost(card, estimator.measure(ctx, vocab_size, split),
                         card.context + communicator_bytes(ctx), cluster.workspace_bytes,
-                        send_times(config, cluster, cell.replica)[cell.stage])
+                        send_times(config, cluster, member.replica)[member.stage])
 
 
-def cells_by_card(config: Config, topology: Topology) -> dict[Card, list[Cell]]:
-    """Return the stages of all replicas by their GPU model.
+def stages_by_card(config: Config, topology: Topology) -> dict[Card, list[StageReplica]]:
+    """Return the stages of all replicas, grouped by GPU model.
 
     Raises:
         UserError: the ranks of a tensor-parallel group have different GPU models.
     """
-    found: dict[Card, list[Cell]] = {}
+    by_card: dict[Card, list[StageReplica]] = {}
     tensor, replicas = config.tensor_model_parallel_size, config.data_parallel_size
     for first in range(0, config.world_size, tensor):
         stage, replica = divmod(first // tensor, replicas)
@@ -162,40 +162,40 @@ def cells_by_card(config: Config, topology: Topology) -> dict[Card, list[Cell]]:
         if len(cards) > 1:
             raise UserError(
                 f"--tensor-model-parallel-size {tensor}: ranks {first} to {first + tensor - 1} "
-                f"have different GPUs ({', '.join(card.name for card in cards)}), and no estimate "
-                "splits a layer between them; nearest: a size that divides the GPUs of every node")
-        found.setdefault(cards[0], []).append(Cell(replica, stage))
-    return found
+                f"have different GPUs ({', '.join(card.name for card in cards)}), and a layer "
+                "cannot be split between them; nearest: a size that divides the GPUs of every node")
+        by_card.setdefault(cards[0], []).append(StageReplica(replica, stage))
+    return by_card
 
 
 def summary(config: Config, rows: Sequence[Sequence[RankCost]], replicas: Sequence[Replica],
             seconds: float, waited: Sequence[Sequence[float]],
             peaks: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> Estimate:
-    """Return the estimate: of each stage and GPU model, the slowest and the fullest rank.
+    """Return the estimate: for each stage and GPU model, the slowest and the fullest rank.
 
     Args:
         config: the run's flags.
-        rows: costs of the stages, per replica.
-        replicas: the same, with the number of each.
-        seconds: of the step.
+        rows: the stages' costs, one row per distinct replica.
+        replicas: the distinct replicas, with the number of each.
+        seconds: duration of the step.
         waited: seconds that each stage waits, per replica.
-        peaks: of the passes and of the step's end, per stage, per replica.
+        peaks: bytes at the peak of the passes and of the step's end, per stage, per replica.
     """
     ranks: dict[StageRanks, list[tuple]] = {}
     for row, (passes, ends) in zip(rows, peaks, strict=True):
         for stage, cost in enumerate(row):
             ranks.setdefault(StageRanks(stage, cost.card), []).append((
                 cost.stage.seconds(FORWARD), cost.stage.seconds(BACKWARD, WEIGHT),
-                passes[stage], ends[stage], cost.taken))
-    order = sorted(ranks, key=lambda one: one.stage)
-    worst = [tuple(map(max, zip(*ranks[one], strict=True))) for one in order]
-    forward, backward, passes_peak, end_peak, taken = zip(*worst, strict=True)
-    fits = all(max(passes, end) + own <= one.card.memory for one, passes, end, own
-               in zip(order, passes_peak, end_peak, taken, strict=True))
-    everyone = seconds * config.pipeline_model_parallel_size * config.data_parallel_size
+                passes[stage], ends[stage], cost.outside))
+    order = sorted(ranks, key=lambda kind: kind.stage)
+    worst = [tuple(map(max, zip(*ranks[kind], strict=True))) for kind in order]
+    forward, backward, passes_peak, end_peak, outside = zip(*worst, strict=True)
+    fits = all(max(passes, end) + own <= kind.card.memory for kind, passes, end, own
+               in zip(order, passes_peak, end_peak, outside, strict=True))
+    gpu_seconds = seconds * config.pipeline_model_parallel_size * config.data_parallel_size
     return Estimate(
-        seconds, forward, backward, passes_peak, end_peak, taken, fits,
+        seconds, forward, backward, passes_peak, end_peak, outside, fits,
         sum(replica.count * cost.communication(config.num_micro_batches)
-            for replica in replicas for cost in replica.costs) / everyone,
-        sum(replica.count * sum(mine) for replica, mine in zip(replicas, waited, strict=True))
-        / everyone, tuple(order))
+            for replica in replicas for cost in replica.costs) / gpu_seconds,
+        sum(replica.count * sum(waits) for replica, waits in zip(replicas, waited, strict=True))
+        / gpu_seconds, tuple(order))

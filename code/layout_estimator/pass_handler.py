@@ -1,4 +1,4 @@
-"""Base of the handlers that add up the costs of a program's passes."""
+"""Base class of the handlers that add up the costs of a program's passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline_schedules import Action, Handler
 
 
 class CostHandler(Handler):
-    """A handler that knows the cost of each action that it computes."""
+    """Looks up the measured cost of each action of a program."""
 
     def __init__(self, costs: Sequence[StageCost]) -> None:
         self.costs = costs

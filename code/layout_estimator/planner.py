@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from layout_estimator.estimate import Estimate, Estimator
@@ -24,30 +24,31 @@ from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import parse_nodes
-from virtualgpu.net.nodes import most_gpus
+from virtualgpu.net.nodes import max_gpus
 
 GIB = 2**30
-PARTS = ("weights", "gradients", "optimizer", "activations", "update", "outside")  # of Memory
+PARTS = ("weights", "gradients", "optimizer", "activations", "update", "outside")
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Bytes of one rank of a stage.
+class MemoryBreakdown:
+    """Peak memory of one rank of a stage, in bytes, by use.
 
     Activations are freed before the optimizer step, and what the step allocates is freed after it,
     so the peak is in one or the other.
 
     Attributes:
         weights: parameters in the training precision.
-        gradients: as the backward pass accumulates them.
+        gradients: gradients, as the backward pass accumulates them.
         optimizer: Adam's moments and, in mixed precision, fp32 master weights.
-        activations: and everything else that PyTorch allocates at the peak of the passes.
+        activations: activations, and everything else that PyTorch allocates at the peak of the
+            passes.
         update: what PyTorch allocates at the peak of the step's end, such as the fp32 main
             gradients of fp16.
         outside: the CUDA context, and NCCL's buffers.
         stage: the pipeline stage.
         card: the GPU model; a stage may have several.
-        capacity: bytes of the GPU.
+        capacity: memory of the GPU.
     """
 
     weights: float
@@ -66,7 +67,7 @@ class Memory:
         return (self.weights + self.gradients + self.optimizer + self.outside
                 + max(self.activations, self.update))
 
-    def place(self, mixed: bool) -> str:
+    def stage_label(self, mixed: bool) -> str:
         """Return the stage, with its GPU model if the cluster has several."""
         return f"stage {self.stage}" + (f" ({self.card})" if mixed else "")
 
@@ -78,11 +79,13 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The fields of `--json`; `format_plan` formats them for people.
 
-    `share_of_peak` is of the sum of all GPUs' peaks. Of clusters with several kinds of nodes,
-    `gpus_per_node` is None, and `capacity` is that of the GPU with the least room left.
+    Attributes:
+        share_of_peak: MFU, from 0 to 1, against the sum of all GPUs' data-sheet peaks.
+        gpus_per_node: GPUs per node; None if the cluster has several kinds of nodes.
+        capacity: memory, in bytes, of the GPU with the least free memory.
     """
 
     card: str
@@ -104,7 +107,7 @@ class Plan:
     share_of_peak: float
     communication: float
     bubble: float
-    memory: tuple[Memory, ...]
+    memory: tuple[MemoryBreakdown, ...]
     capacity: int
     fits: bool
     tokens: float
@@ -115,24 +118,29 @@ class Plan:
     @property
     def capacities(self) -> dict[str, int]:
         """Bytes of the GPUs of each model that a stage has."""
-        return {one.card: one.capacity for one in self.memory}
+        return {stage.card: stage.capacity for stage in self.memory}
 
     @property
-    def fullest(self) -> Memory:
-        """The memory of the rank with the least room left."""
-        return min(self.memory, key=lambda one: one.capacity - one.total)
+    def fullest(self) -> MemoryBreakdown:
+        """The rank with the least free memory."""
+        return fullest(self.memory)
 
 
-def report(config: Config, made: Plan) -> str:
+def fullest(memory: Sequence[MemoryBreakdown]) -> MemoryBreakdown:
+    """Return the memory of the rank with the least free memory."""
+    return min(memory, key=lambda rank: rank.capacity - rank.total)
+
+
+def report(config: Config, plan: RunPlan) -> str:
     """Return the plan as text, or as JSON with --json; write the figure of --plot."""
     if config.plot is not None:
         from layout_estimator.figure import save  # matplotlib: slow to import
 
-        save(made, config.plot)
-    return json.dumps(as_json(made), indent=2) if config.json else format_plan(made)
+        save(plan, config.plot)
+    return json.dumps(as_json(plan), indent=2) if config.json else format_plan(plan)
 
 
-def estimator_of(config: Config) -> Estimator | MixedEstimator:
+def make_estimator(config: Config) -> Estimator | MixedEstimator:
     """Return the estimator of the cluster that the flags describe or, where they leave it open, the
     variables VIRTUAL_GPU and VIRTUAL_NETWORK.
 
@@ -150,7 +158,7 @@ def estimator_of(config: Config) -> Estimator | MixedEstimator:
         raise UserError("--device virtual: VIRTUAL_GPU is not set, so no GPU is declared here; "
                         "nearest: --device virtual:a100-80gb")
     card = virtual_card(config, name, source)
-    most, reason = most_gpus(card)
+    most, reason = max_gpus(card)
     if config.gpus_per_node > most:
         raise UserError(f"--gpus-per-node {config.gpus_per_node}: {reason}; "
                         f"nearest: --gpus-per-node {most}")
@@ -176,10 +184,10 @@ def cluster_estimator(config: Config) -> Estimator | MixedEstimator:
     return MixedEstimator(groups, link)
 
 
-def as_json(made: Plan) -> dict:
+def as_json(plan: RunPlan) -> dict:
     """Return the plan as a dictionary, with the total of each stage's memory."""
-    return {**dataclasses.asdict(made), "memory": [
-        {**dataclasses.asdict(stage), "total": stage.total} for stage in made.memory]}
+    return {**dataclasses.asdict(plan), "memory": [
+        {**dataclasses.asdict(stage), "total": stage.total} for stage in plan.memory]}
 
 
 def padded_vocabulary(config: Config) -> int:
@@ -188,13 +196,13 @@ def padded_vocabulary(config: Config) -> int:
                           config.tensor_model_parallel_size)
 
 
-def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: Estimate) -> Plan:
+def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: Estimate) -> RunPlan:
     """Return the plan of a run.
 
     Args:
         config: the run's flags.
         estimator: the cluster it runs on.
-        estimate: what the estimator found for these flags.
+        estimate: the estimator's result for these flags.
     """
     vocabulary, world = padded_vocabulary(config), config.world_size
     gpt, gpus = shape_of(config, vocabulary), estimator.gpus(world)
@@ -210,16 +218,16 @@ def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: E
     tokens = config.tokens or batch_tokens * (
         config.train_iters or config.train_samples // config.global_batch_size)
     hours = tokens / batch_tokens * seconds / 3600
-    held = memory(config, estimate, stages)
-    return Plan(
+    per_stage = memory_breakdown(config, estimate, stages)
+    return RunPlan(
         f"virtual {' and '.join(card.name for card in gpus)}",
         {card.name: count for card, count in gpus.items()}, estimator.nodes(world),
         "; ".join(dict.fromkeys(map(stacks.describe, gpus))), estimator.network.name, world,
         estimator.per_node, config.tensor_model_parallel_size, config.pipeline_model_parallel_size,
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
-        max(stages), seconds, rate, rate / peak, estimate.communication, estimate.bubble, held,
-        min(held, key=lambda one: one.capacity - one.total).capacity, estimate.fits, tokens,
-        hours / 24, hours * world, dollars(config, gpus, hours))
+        max(stages), seconds, rate, rate / peak, estimate.communication, estimate.bubble,
+        per_stage, fullest(per_stage).capacity, estimate.fits, tokens, hours / 24,
+        hours * world, dollars(config, gpus, hours))
 
 
 def dollars(config: Config, gpus: Mapping[Card, int], hours: float) -> float | None:
@@ -232,54 +240,58 @@ def dollars(config: Config, gpus: Mapping[Card, int], hours: float) -> float | N
     return sum(hours * count * prices[card] for card, count in gpus.items())
 
 
-def memory(config: Config, estimate: Estimate, stages: list[int]) -> tuple[Memory, ...]:
+def memory_breakdown(config: Config, estimate: Estimate, stages: list[int]
+                     ) -> tuple[MemoryBreakdown, ...]:
     """Return each stage's memory: states by the formula, and the rest of the measured peak.
 
     Args:
         config: the run's flags.
-        estimate: of the run.
-        stages: parameters on a rank of each stage.
+        estimate: the run's estimate.
+        stages: number of parameters on a rank of each stage.
     """
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
                        config.data_parallel_size, config.use_distributed_optimizer)
-    return tuple(Memory(each.weights * stages[stage], each.gradients * stages[stage],
-                        each.optimizer * stages[stage],
-                        *(max(0.0, peak - each.resident * stages[stage]) for peak in peaks), taken,
-                        stage, card.name, card.memory)
-                 for (stage, card), *peaks, taken in zip(
-                     estimate.ranks, estimate.passes_peak, estimate.end_peak, estimate.taken,
-                     strict=True))
+    rows = zip(estimate.ranks, estimate.passes_peak, estimate.end_peak, estimate.outside,
+               strict=True)
+    return tuple(MemoryBreakdown(
+        each.weights * stages[stage], each.gradients * stages[stage],
+        each.optimizer * stages[stage],
+        *(max(0.0, peak - each.resident * stages[stage]) for peak in peaks), outside, stage,
+        card.name, card.memory) for (stage, card), *peaks, outside in rows)
 
 
-def format_plan(made: Plan) -> str:
+def format_plan(plan: RunPlan) -> str:
     """Return the plan as text, one quantity per line."""
-    held, mixed = made.fullest, len(made.gpus) > 1
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.parts.items()
+    rank, mixed = plan.fullest, len(plan.gpus) > 1
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in rank.parts.items()
                       if name != "outside")
-    gpus = " + ".join(f"{count} virtual {name}" for name, count in made.gpus.items())
+    gpus = " + ".join(f"{count} virtual {name}" for name, count in plan.gpus.items())
     rows = {
-        "cluster": f"{gpus} on {made.nodes} node(s), {made.network}",
-        "software stack": made.software,
-        "layout": f"tensor {made.tensor} x pipeline {made.pipeline} x data {made.data}, schedule "
-                  f"{made.schedule}, {made.micro_batches} micro-batch(es) per step",
-        "parameters": f"{made.parameters / 1e9:,.3f} billion, {made.parameters_of_rank / 1e9:,.3f} "
+        "cluster": f"{gpus} on {plan.nodes} node(s), {plan.network}",
+        "software stack": plan.software,
+        "layout": f"tensor {plan.tensor} x pipeline {plan.pipeline} x data {plan.data}, schedule "
+                  f"{plan.schedule}, {plan.micro_batches} micro-batch(es) per step",
+        "parameters": f"{plan.parameters / 1e9:,.3f} billion, {plan.parameters_of_rank / 1e9:,.3f} "
                       "on the fullest rank",
-        "time per iteration": f"{made.seconds_per_iteration:.4g} s",
-        "throughput": f"{made.teraflops_per_gpu:.1f} TFLOP/s per GPU, {made.share_of_peak:.1%} of "
+        "time per iteration": f"{plan.seconds_per_iteration:.4g} s",
+        "throughput": f"{plan.teraflops_per_gpu:.1f} TFLOP/s per GPU, {plan.share_of_peak:.1%} of "
                       "the data-sheet peak, counting the model's FLOPs",
-        "communication": f"{made.communication:.1%} of the time, waiting for collectives",
-        "bubble": f"{made.bubble:.1%} of the time, waiting for other stages",
-        "memory": f"{held.total / GIB:.2f} of {held.capacity / GIB:.2f} GiB at the peak on "
-                  f"{held.place(mixed)} ({parts}, CUDA's and NCCL's own {held.outside / GIB:.2f})",
-        "fits": "yes" if made.fits else "NO: CUDA out of memory"
-                + (f" on {held.place(mixed)}" if mixed else ""),
-        "training": f"{made.tokens:.4g} tokens: {made.days:,.2f} days, "
-                    f"{made.gpu_hours:,.0f} GPU-hours"
-                    + ("" if made.dollars is None else f", {made.dollars:,.0f} dollars"),
+        "communication": f"{plan.communication:.1%} of the time, waiting for collectives",
+        "bubble": f"{plan.bubble:.1%} of the time, waiting for other stages",
+        "memory": f"{rank.total / GIB:.2f} of {rank.capacity / GIB:.2f} GiB at the peak on "
+                  f"{rank.stage_label(mixed)} ({parts}, CUDA's and NCCL's own "
+                  f"{rank.outside / GIB:.2f})",
+        "fits": "yes" if plan.fits else "NO: CUDA out of memory"
+                + (f" on {rank.stage_label(mixed)}" if mixed else ""),
+        "training": f"{plan.tokens:.4g} tokens: {plan.days:,.2f} days, "
+                    f"{plan.gpu_hours:,.0f} GPU-hours"
+                    + ("" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"),
     }
-    lines = [f"estimate on {made.card}: modeled, nothing was run",
+    lines = [f"estimate on {plan.card}: modeled, nothing was run",
              *(f"  {name:<20}{value}" for name, value in rows.items())]
     if mixed:
-        lines += [f"  {one.place(mixed):<24}{one.total / GIB:8.2f} of {one.capacity / GIB:6.2f} GiB"
-                  + ("" if one.total <= one.capacity else "  does not fit") for one in made.memory]
+        lines += [f"  {rank.stage_label(mixed):<24}{rank.total / GIB:8.2f} of "
+                  f"{rank.capacity / GIB:6.2f} GiB"
+                  + ("" if rank.total <= rank.capacity else "  does not fit")
+                  for rank in plan.memory]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""A representative rank: all ranks of a pipeline stage do the same, so one stands for them."""
+"""A representative rank: all ranks of a pipeline stage do the same work, so one is enough."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from virtualgpu.net.work import Work
 
 @dataclass(frozen=True)
 class CollectiveRecord:
-    """A collective in which ranks take part that may be ready at another time. Times in seconds.
+    """A collective whose ranks may reach it at different times. Times are in seconds.
 
     Attributes:
-        group: the name of its group.
+        group: name of its process group.
         ready: when this rank reached it.
         seconds: its duration.
         waited: when this rank began to wait for it.
@@ -33,15 +33,15 @@ class CollectiveRecord:
     ended: float
 
 
-class RecordedWork:
-    """A collective that this rank started and will wait for later."""
+class RecordedCollective:
+    """A collective that this rank has started and will wait for later."""
 
     def __init__(self, group: RepresentativeGroup, work: Work) -> None:
         self.group, self.work, self.clock = group, work, work.group.gpu.clock
         self.ready = self.clock.ready()
 
     def wait(self) -> None:
-        """Wait for it, and record it; a group's collectives run one after another."""
+        """Wait for the collective and record it; a group runs one collective at a time."""
         waited, free = self.clock.ready(), self.work.group.last_end
         self.work.wait()
         self.group.records.append(CollectiveRecord(
@@ -54,8 +54,8 @@ class RepresentativeGroup(Group):
     """A group whose other ranks are modeled: they reach every collective when this rank does.
 
     Attributes:
-        name: of the group.
-        records: its collectives, for groups whose ranks are not alike; else None.
+        name: name of the group.
+        records: its collectives, if its ranks may reach them at different times; else None.
     """
 
     name: str = ""
@@ -93,8 +93,8 @@ class RepresentativeGroup(Group):
         self._wait(self.process_group.reduce_scatter_single(part, whole.contiguous()))
         return part
 
-    def _started(self, work: Work) -> Work | RecordedWork:
-        return work if self.records is None else RecordedWork(self, work)
+    def _started(self, work: Work) -> Work | RecordedCollective:
+        return work if self.records is None else RecordedCollective(self, work)
 
     def _wait(self, work: Work) -> None:
         self._started(work).wait()
@@ -102,7 +102,12 @@ class RepresentativeGroup(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class RepresentativeGrid(Grid):
-    """The grid of a representative rank; its attributes are those of its context."""
+    """The grid of a representative rank.
+
+    Attributes:
+        cluster: as in RepresentativeContext.
+        records: as in RepresentativeContext.
+    """
 
     cluster: ModeledCluster
     records: list[CollectiveRecord]
@@ -120,7 +125,7 @@ class RepresentativeContext(Context):
 
     Attributes:
         cluster: the cluster of the rank's device.
-        records: the collectives of ranks that are not alike, in order.
+        records: the collectives that ranks may reach at different times, in order.
     """
 
     cluster: ModeledCluster
@@ -133,7 +138,7 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
 
     Args:
         config: the run's flags.
-        cluster: the cluster that it would run on.
+        cluster: the modeled cluster.
         stage: the pipeline stage.
         replica: the data-parallel replica.
     """
@@ -141,13 +146,13 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
              config.tensor_model_parallel_size)
     rank = (stage * sizes[1] + replica) * sizes[2]
     records: list[CollectiveRecord] = []
-    unlike = {name for name in ("pp", "model") if sizes[0] > 1}
+    recorded = {name for name in ("pp", "model") if sizes[0] > 1}
     if cluster.replicas_differ:
-        unlike.add("dp")
+        recorded.add("dp")
     groups = {}
     for name in GROUPS:
         ranks = next(ranks for ranks in groups_along(name, *sizes) if rank in ranks)
-        groups[name] = _group(cluster, name, ranks, rank, records if name in unlike else None)
+        groups[name] = _group(cluster, name, ranks, rank, records if name in recorded else None)
     grid = RepresentativeGrid(rank=rank, world_size=config.world_size, **groups, cluster=cluster,
                               records=records)
     return RepresentativeContext(config, grid, cluster.device, cluster, records)

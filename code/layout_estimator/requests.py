@@ -1,4 +1,4 @@
-"""From the trainer's flags to a plan: every estimate goes through here and raises one error."""
+"""Turn the trainer's flags into an estimate: all callers come through here, and catch one error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from labcore.errors import LabError
 if TYPE_CHECKING:
     from layout_estimator.estimate import Estimate, Estimator
     from layout_estimator.mixed import MixedEstimator
-    from layout_estimator.planner import Plan
+    from layout_estimator.planner import RunPlan
     from minimegatron.arguments import Config
 
 
@@ -19,15 +19,15 @@ CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
 
 
 class EstimateError(LabError):
-    """The trainer's explanation of why it cannot estimate these flags."""
+    """Raised if the trainer rejects the flags or cannot estimate them; carries its explanation."""
 
 
-class Estimated(NamedTuple):
-    """A configuration with its estimate by stage and its plan as a whole."""
+class EstimateResult(NamedTuple):
+    """The flags of a run, its estimate by stage, and its plan."""
 
     config: Config
     estimate: Estimate
-    plan: Plan
+    plan: RunPlan
 
 
 def read_flags(flags: Sequence[str]) -> Config:
@@ -73,20 +73,20 @@ def with_cluster(flags: Sequence[str]) -> list[str]:
 
 
 def estimate(flags: Sequence[str] | Config,
-             measured: dict[tuple, Estimator | MixedEstimator] | None = None) -> Estimated:
+             measured: dict[tuple, Estimator | MixedEstimator] | None = None) -> EstimateResult:
     """Estimate what a run with these flags would cost, on the virtual cluster that they describe.
 
     Args:
-        flags: the trainer's flags, or what read_flags returned for them.
-        measured: filled with one estimator per cluster. Pass the same dictionary again to measure
-            what several estimates have in common only once.
+        flags: the trainer's flags, or the configuration that read_flags made of them.
+        measured: estimators by cluster, filled in by this call. Estimates that share this
+            dictionary measure equal stages only once.
 
     Raises:
         EstimateError: the trainer does not accept the flags, or cannot estimate them.
     """
     config = read_flags(flags) if isinstance(flags, Sequence) else flags
     # torch is slow to import, so only after the command line is known to be right.
-    from layout_estimator.planner import estimator_of, make_plan, padded_vocabulary
+    from layout_estimator.planner import make_estimator, make_plan, padded_vocabulary
     from minimegatron.arguments.virtual_device import virtual_link
     from minimegatron.errors import UserError
     from virtualgpu.core.errors import VirtualGpuError
@@ -96,8 +96,8 @@ def estimate(flags: Sequence[str] | Config,
         cluster = (config.cluster, config.device, config.precision, config.software_stack,
                    virtual_link(config), config.gpus_per_node)
         if cluster not in measured:
-            measured[cluster] = estimator_of(config)
-        found = measured[cluster].estimate(config, padded_vocabulary(config))
-        return Estimated(config, found, make_plan(config, measured[cluster], found))
+            measured[cluster] = make_estimator(config)
+        result = measured[cluster].estimate(config, padded_vocabulary(config))
+        return EstimateResult(config, result, make_plan(config, measured[cluster], result))
     except (UserError, VirtualGpuError) as error:
         raise EstimateError(str(error)) from None

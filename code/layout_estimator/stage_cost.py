@@ -18,8 +18,8 @@ class PassCost:
         latency: seconds until an initially idle GPU finishes.
         busy: GPU seconds when the host is far ahead.
         communication: seconds of `busy` spent waiting for collectives.
-        retained: bytes allocated after it and not before.
-        peak: bytes allocated at its peak and not before.
+        retained: bytes that it allocates and does not free.
+        peak: bytes allocated at its peak, beyond those allocated before it.
     """
 
     host: float = 0.0
@@ -40,8 +40,8 @@ class ChunkCost:
     """Costs of one model chunk's passes for one micro-batch, by kind (F, B, W).
 
     Attributes:
-        passes: those of every micro-batch but the first.
-        first: those of the step's first micro-batch, whose gradients overwrite the last step's
+        passes: costs for every micro-batch but the first.
+        first: costs for the step's first micro-batch, whose gradients overwrite the last step's
             instead of accumulating.
     """
 
@@ -50,12 +50,12 @@ class ChunkCost:
 
 
 class StepCollective(NamedTuple):
-    """A collective at the end of a step in which ranks take part that are not alike.
+    """A collective at the end of a step whose ranks may reach it at different times.
 
     Attributes:
         before: seconds from the previous collective's end until the rank waits for this one.
         seconds: its duration.
-        group: the name of its group.
+        group: name of its process group.
         ahead: seconds between reaching it and waiting for it; 0 if it blocks.
         in_passes: whether it starts during the passes, `ahead` seconds before their end.
     """
@@ -73,9 +73,10 @@ class StepCost:
 
     Attributes:
         draw: cost of drawing one micro-batch.
-        collectives: those at the step's end in which ranks take part that are not alike.
-        after: seconds after the last of them.
-        communication: seconds of collectives in the step's end.
+        collectives: collectives at the end of the step whose ranks may reach them at different
+            times.
+        after: seconds from the end of the last of them to the end of the step.
+        communication: seconds that collectives take at the end of the step.
         state_bytes: bytes of parameters, gradients, and optimizer state during the passes.
         batch_bytes: bytes of one micro-batch.
         peak: further bytes at the peak of the step's end, such as fp32 main gradients.
@@ -92,12 +93,12 @@ class StepCost:
 
 @dataclass(frozen=True)
 class StageCost:
-    """Costs of one stage.
+    """Costs of one pipeline stage.
 
     Attributes:
-        chunks: of its model chunks' passes.
-        step: of its step besides the passes.
-        efficiency: of its GPU model, for the host's times.
+        chunks: costs of its model chunks' passes.
+        step: costs of a step besides the passes.
+        efficiency: launch overheads of its GPU model.
     """
 
     chunks: tuple[ChunkCost, ...]
@@ -120,6 +121,6 @@ class StageCost:
                    if kind in chunk.passes)
 
     def communication(self, micro_batches: int) -> float:
-        """Return the seconds of a step in which its GPU waits for collectives."""
+        """Return how many seconds of a step its GPU waits for collectives."""
         return self.step.communication + micro_batches * sum(
-            one.communication for chunk in self.chunks for one in chunk.passes.values())
+            cost.communication for chunk in self.chunks for cost in chunk.passes.values())

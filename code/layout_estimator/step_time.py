@@ -24,11 +24,11 @@ class StepClock(CostHandler):
         """Start the clocks.
 
         Args:
-            costs: of the stages.
-            micro_batches: of a step.
-            send_seconds: per stage, {receiving stage: seconds of a message}.
+            costs: costs of the stages.
+            micro_batches: micro-batches per step.
+            send_seconds: per stage, {receiving stage: seconds of a send}.
             synchronous: whether the host waits for the GPU around every pass.
-            starts: when the last collective of the step before ended on each stage; None for 0.
+            starts: when the previous step's last collective ended on each stage; None for 0.
         """
         super().__init__(costs)
         self.send_seconds, self.synchronous = send_seconds, synchronous
@@ -36,10 +36,10 @@ class StepClock(CostHandler):
         self.host, self.gpu = [], []
         for start, cost in zip(starts or [0.0] * len(costs), costs, strict=True):
             draw = cost.step.draw
-            begun = start + cost.step.after + cost.efficiency.step
-            gpu = begun + (micro_batches - 1) * draw.host + draw.latency
+            step_start = start + cost.step.after + cost.efficiency.step
+            gpu = step_start + (micro_batches - 1) * draw.host + draw.latency
             self.gpu.append(gpu)
-            self.host.append(max(begun + micro_batches * draw.host, gpu))
+            self.host.append(max(step_start + micro_batches * draw.host, gpu))
         self.arrivals: dict[StageAction, float] = {}
         self.channel_free: dict[MessageQueue, float] = {}
         self.last_sent = [0.0] * len(costs)
@@ -54,7 +54,7 @@ class StepClock(CostHandler):
             self.waited[stage] += max(0.0, arrival - max(host, gpu))
             gpu = max(gpu, arrival)
         if self.synchronous:
-            # The host waits for the GPU, also for its sends.
+            # The host waits for the GPU, including its sends.
             host = max(host, gpu, self.last_sent[stage])
         cost = self.pass_cost(stage, action)
         gpu = max(host + cost.latency, gpu + cost.busy)
@@ -79,8 +79,8 @@ class StepClock(CostHandler):
         """Return when the last collective of all stages ends, or the step of a single stage."""
         ends = self.ends()
         if len(ends) == 1:
-            return ends[0] + sum(one.before + one.seconds
-                                 for one in self.costs[0].step.collectives)
+            return ends[0] + sum(collective.before + collective.seconds
+                                 for collective in self.costs[0].step.collectives)
         queues = [list(cost.step.collectives) for cost in self.costs]
         while any(queues):
             self._collective(ends, queues)
@@ -97,8 +97,9 @@ class StepClock(CostHandler):
         members = [stage for stage, queue in enumerate(queues)
                    if queue and queue[0].group == "ends"] or list(range(len(ends)))
         collectives = {stage: queues[stage].pop(0) for stage in members}
-        ready = {stage: ends[stage] + one.before for stage, one in collectives.items()}
+        ready = {stage: ends[stage] + collective.before
+                 for stage, collective in collectives.items()}
         start = max(ready.values())
-        for stage, one in collectives.items():
+        for stage, collective in collectives.items():
             self.waited[stage] += start - ready[stage]
-            ends[stage] = start + one.seconds
+            ends[stage] = start + collective.seconds

@@ -1,11 +1,11 @@
-"""FP8 training with Transformer Engine's names, readable and without a GPU.
+"""FP8 training with Transformer Engine's names, in readable code that needs no GPU.
 
-On a CPU, tensors are rounded to real float8 values and multiplied with float32 accumulation, so a
-loss curve is the one that the recipe's rounding gives; nothing is faster. recipes.py says which
-format and scale each tensor gets, quantize.py rounds, functional.py is a linear layer's three
-GEMMs, state.py holds the autocast context, amax histories, and cached weights, and module.py and
-transformer.py are the layers. Where `transformer_engine` and a GPU are present, the names below
-are Transformer Engine's own.
+On a CPU, tensors are rounded to real float8 values and multiplied with float32 accumulation, so
+loss curves show the effect of a recipe's rounding, but nothing is faster. recipes.py chooses each
+tensor's format and scale, quantize.py rounds, functional.py has the three GEMMs of a linear layer,
+state.py holds the autocast context, amax histories, and cached weights, and module.py and
+transformer.py have the layers. If `transformer_engine` and a GPU are available, the names below are
+Transformer Engine's own.
 
 The package may import torch and nothing else. Begin with quantize.py, then functional.py.
 """
@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 
-def _real() -> bool:
+def _engine_is_available() -> bool:
     return importlib.util.find_spec("transformer_engine") is not None and torch.cuda.is_available()
 
 
-if _real():
+if _engine_is_available():
     _engine = importlib.import_module("transformer_engine.pytorch")
     globals().update({name: getattr(_engine, name) for name in __all__ if hasattr(_engine, name)})
     recipe = importlib.import_module("transformer_engine.common.recipe")

@@ -1,7 +1,7 @@
 """The three GEMMs of a linear layer in FP8, and the quantizers that feed them.
 
-A layer with collectives around its GEMMs calls the pieces: `Quantizer.pair` once per tensor, then
-`gemm` on the rows' and the columns' version, in the order of `_Linear`.
+A layer with collectives between its GEMMs calls the pieces itself: `Quantizer.pair` once per
+tensor, then `gemm` on the matrices and their transposes, in the order of `_Linear`.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from minite.quantize import (
 )
 from minite.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
 
-Pair = tuple[Quantized, Quantized]
+QuantizedPair = tuple[Quantized, Quantized]
 
 
 class Quantizer:
-    """Quantize one tensor of a layer as a recipe without history says.
+    """Quantizes one tensor of a layer by a recipe that needs no amax history.
 
     Args:
+        recipe: the recipe.
         role: "input", "weight", or "grad".
     """
 
@@ -37,7 +38,7 @@ class Quantizer:
         self.recipe, self.role, self.dtype = recipe, role, recipe.dtype(role)
 
     def __call__(self, x: Tensor) -> Quantized:
-        """Quantize a matrix whose rows a GEMM contracts."""
+        """Quantize a matrix [m, k] for a GEMM that contracts over k."""
         recipe = self.recipe
         if isinstance(recipe, MXFP8BlockScaling):
             return quantize_mx(x, self.dtype)
@@ -47,21 +48,22 @@ class Quantizer:
         if isinstance(recipe, Float8CurrentScaling):
             scale = scale_from_amax(amax_of(x), self.dtype, power_of_2=recipe.use_power_2_scales)
             return quantize_tensor(x, scale, self.dtype)
-        raise TypeError(f"{type(recipe).__name__} needs a history: use LinearState.quantizers")
+        raise TypeError(
+            f"{type(recipe).__name__} needs an amax history: use LinearState.quantizers")
 
     def observe(self, x: Tensor) -> None:
-        """Record the amax of a tensor that stays unquantized; without history, nothing to do."""
+        """Record the amax of a tensor that is not quantized; a no-op without an amax history."""
 
-    def pair(self, x: Tensor) -> Pair:
-        """Quantize a matrix [rows, columns] for a GEMM over its columns, and one over its rows.
+    def pair(self, x: Tensor) -> QuantizedPair:
+        """Quantize a matrix for GEMMs that contract over its columns and over its rows.
 
         Returns:
-            the matrix and its transpose. One scale per tensor or square block suits both; 1xN
-            blocks run along the contraction, so those are two roundings of `x`.
+            The matrix and its transpose. They have the same values if there is one scale per tensor
+            or square block. 1xN blocks follow the contraction, so `x` is then rounded twice.
         """
-        rows = self(x)
-        one_rounding = rows.block is None or rows.block[0] == rows.block[1]
-        return rows, rows.t() if one_rounding else self(x.t())
+        matrix = self(x)
+        same_values = matrix.block is None or matrix.block[0] == matrix.block[1]
+        return matrix, matrix.t() if same_values else self(x.t())
 
 
 class Quantizers(NamedTuple):
@@ -73,20 +75,20 @@ class Quantizers(NamedTuple):
 
     @classmethod
     def of(cls, recipe: Recipe) -> Quantizers:
-        """Return those of a recipe without history."""
+        """Return the quantizers of a recipe that needs no amax history."""
         return cls(*(Quantizer(recipe, role) for role in cls._fields))
 
 
 def gemm(a: Quantized, b: Quantized, dtype: torch.dtype) -> Tensor:
-    """Return a @ b^T, accumulated in float32, of shape [m, n] for [m, k] and [n, k].
+    """Return a @ b^T [m, n] of a [m, k] and b [n, k], accumulated in float32.
 
-    With one scale per tensor this is `torch._scaled_mm`, exact products on a CPU; on CUDA, it has
-    never been run here. Blocks are dequantized first: their products are exact where scales are
-    powers of two, and within float32's rounding otherwise.
+    With one scale per tensor this is `torch._scaled_mm`, whose products are exact on a CPU; it has
+    never been run on CUDA here. Blocks are dequantized first, so products are exact if scales are
+    powers of two, and otherwise rounded to float32.
     """
     if a.block is None and b.block is None:
         return torch._scaled_mm(a.data, b.data.t(), a.scale_inv, b.scale_inv, out_dtype=dtype)
-    with torch.autocast(a.data.device.type, enabled=False):  # it would multiply in 16 bits
+    with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in 16 bits
         return (a.dequantize() @ b.dequantize().t()).to(dtype)
 
 
@@ -95,21 +97,21 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quantizers,
-                weights: Pair, fp8_wgrad: bool, after_backward: Callable | None) -> Tensor:
+                weights: QuantizedPair, fp8_wgrad: bool, after_backward: Callable | None) -> Tensor:
         wgrad = ctx.needs_input_grad[1]
         if wgrad and fp8_wgrad:
-            rows, columns = quantizers.input.pair(x)
-            kept, ctx.input_block = (columns.data, columns.scale_inv), columns.block
+            matrix, transposed = quantizers.input.pair(x)
+            saved, ctx.input_block = (transposed.data, transposed.scale_inv), transposed.block
         else:
-            rows, kept = quantizers.input(x), (x, None) if wgrad else (None, None)
-        transposed = weights[1]
-        ctx.save_for_backward(*kept, transposed.data, transposed.scale_inv)
-        ctx.weight_block, ctx.grad_quantizer = transposed.block, quantizers.grad
+            matrix, saved = quantizers.input(x), (x, None) if wgrad else (None, None)
+        transposed_weight = weights[1]
+        ctx.save_for_backward(*saved, transposed_weight.data, transposed_weight.scale_inv)
+        ctx.weight_block, ctx.grad_quantizer = transposed_weight.block, quantizers.grad
         ctx.fp8_wgrad, ctx.after_backward = fp8_wgrad, after_backward
         w_dtype = weight.grad_dtype if weight.is_leaf else None  # FP8 weights have wider gradients
         ctx.dtypes = x.dtype, w_dtype or weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        y = gemm(rows, weights[0], x.dtype)
+        y = gemm(matrix, weights[0], x.dtype)
         return y if bias is None else y + bias.to(y.dtype)
 
     @staticmethod
@@ -118,14 +120,14 @@ class _Linear(torch.autograd.Function):
         x_dtype, w_dtype = ctx.dtypes
         dx = dw = db = None
         if ctx.needs_input_grad[1] and ctx.fp8_wgrad:
-            rows, columns = ctx.grad_quantizer.pair(grad)
-            dw = gemm(columns, Quantized(x, x_scale_inv, ctx.input_block), w_dtype)
+            dy, transposed = ctx.grad_quantizer.pair(grad)
+            dw = gemm(transposed, Quantized(x, x_scale_inv, ctx.input_block), w_dtype)
         else:
-            rows = ctx.grad_quantizer(grad)
+            dy = ctx.grad_quantizer(grad)
             if ctx.needs_input_grad[1]:
                 dw = (grad.t() @ x).to(w_dtype)
         if ctx.needs_input_grad[0]:
-            dx = gemm(rows, Quantized(w, w_scale_inv, ctx.weight_block), x_dtype)
+            dx = gemm(dy, Quantized(w, w_scale_inv, ctx.weight_block), x_dtype)
         if ctx.needs_input_grad[2]:
             db = grad.sum(0).to(ctx.bias_dtype)
         if ctx.after_backward is not None:
@@ -134,7 +136,7 @@ class _Linear(torch.autograd.Function):
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quantizers,
-               weights: Pair | None = None, fp8_wgrad: bool = True,
+               weights: QuantizedPair | None = None, fp8_wgrad: bool = True,
                after_backward: Callable[[], None] | None = None) -> Tensor:
     """Return x weight^T + bias, with all three GEMMs in FP8.
 
@@ -142,13 +144,13 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quant
         x: [..., k].
         weight: [n, k].
         bias: [n], or None.
-        quantizers: the recipe's; one with history comes from `LinearState.quantizers`.
-        weights: `quantizers.weight.pair(weight)` of an earlier micro-batch of this step.
-        fp8_wgrad: False computes the weight's gradient from unrounded operands.
+        quantizers: the recipe's quantizers; `LinearState.quantizers` returns those with a history.
+        weights: `quantizers.weight.pair(weight)` from an earlier micro-batch of this step, or None.
+        fp8_wgrad: whether the weight's gradient is computed in FP8.
         after_backward: called at the end of the backward pass.
 
     Raises:
-        ValueError: dimensions that FP8 GEMMs cannot read.
+        ValueError: a dimension is not divisible as FP8 GEMMs require.
     """
     quantizers.input.recipe.check_shape(x, "input")
     quantizers.weight.recipe.check_shape(weight, "weight")

@@ -13,30 +13,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minite.functional import Pair, Quantizers, fp8_linear
+from minite.functional import QuantizedPair, Quantizers, fp8_linear
 from minite.quantize import Quantized
 from minite.recipes import DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
-from minite.state import LinearState, current, end_backward, take_first
+from minite.state import LinearState, current, end_backward, is_first_layer
 
 Init = Callable[[Tensor], Any]
-GATED = {"geglu": lambda x: F.gelu(x, approximate="tanh"), "reglu": F.relu, "swiglu": F.silu}
-PLAIN = {"gelu": GATED["geglu"], "relu": F.relu, "silu": F.silu}
+GATED_ACTIVATIONS = {"geglu": lambda x: F.gelu(x, approximate="tanh"), "reglu": F.relu,
+                     "swiglu": F.silu}
+ACTIVATIONS = {"gelu": GATED_ACTIVATIONS["geglu"], "relu": F.relu, "silu": F.silu}
 _quantized_init: list[tuple[Recipe, bool] | None] = [None]
 
 
 @contextlib.contextmanager
 def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None,
                          preserve_high_precision_init_val: bool = False) -> Iterator[None]:
-    """Create modules that hold their weights in FP8 only.
+    """Create modules in the block that hold their weights in FP8 only.
 
     Each weight is a float8 parameter with a buffer NAME_scale_inv and a gradient in the module's
-    dtype. An optimizer keeps its own copy, and returns it with `Module.set_weight`.
+    dtype. An optimizer keeps its own master weights, and writes them back with `Module.set_weight`.
 
     Args:
-        recipe: as in `autocast`; MXFP8BlockScaling is refused, because its weights have two
-            roundings.
-        preserve_high_precision_init_val: weights get the methods get_high_precision_init_val and
-            clear_high_precision_init_val.
+        enabled: whether to hold weights in FP8.
+        recipe: as in `autocast`, but not MXFP8BlockScaling, whose weights are rounded twice.
+        preserve_high_precision_init_val: whether weights have the methods
+            get_high_precision_init_val and clear_high_precision_init_val.
+
+    Raises:
+        ValueError: the recipe is MXFP8BlockScaling.
     """
     if enabled and isinstance(recipe, MXFP8BlockScaling):
         raise ValueError("recipe=MXFP8BlockScaling: weights would need a copy per direction; use "
@@ -53,7 +57,7 @@ fp8_model_init = quantized_model_init
 
 
 def _weight_quantizer(recipe: Recipe) -> Any:
-    """Return one that works on a single tensor; delayed scaling begins with the current amax."""
+    """Return the quantizer of a stored weight; delayed scaling starts from the current amax."""
     if isinstance(recipe, DelayedScaling):
         recipe = Float8CurrentScaling(recipe.fp8_format)
     return Quantizers.of(recipe).weight
@@ -62,18 +66,18 @@ def _weight_quantizer(recipe: Recipe) -> Any:
 class Module(nn.Module):
     """A module with FP8 GEMMs and their state.
 
-    `_extra_state` is in the state dict only once there is an amax history, so those of nn.Linear
-    and nn.LayerNorm load, and load ours.
+    `_extra_state` is in the state dict only once there is an amax history, so state dicts are
+    interchangeable with those of nn.Linear and nn.LayerNorm.
     """
 
     def __init__(self, gemms: int, dtype: torch.dtype | None, device: Any) -> None:
         super().__init__()
         self.states = [LinearState() for _ in range(gemms)]
-        self.made_with = {"dtype": dtype, "device": device}
+        self.factory_kwargs = {"dtype": dtype, "device": device}
         self.fp8_recipe: Recipe | None = None
 
     def _add_weight(self, name: str, rows: int, columns: int, init: Init | None) -> None:
-        weight = torch.empty(rows, columns, **self.made_with)
+        weight = torch.empty(rows, columns, **self.factory_kwargs)
         (init or (lambda w: nn.init.normal_(w, 0.0, 0.023)))(weight)
         setattr(self, name, nn.Parameter(weight))
         if _quantized_init[-1] is None:
@@ -86,12 +90,12 @@ class Module(nn.Module):
         setattr(self, name, parameter)
         self.register_buffer(f"{name}_scale_inv", quantized.scale_inv)
         if preserve:
-            kept = [weight.cpu()]
-            parameter.get_high_precision_init_val = lambda: kept[0] if kept else None
-            parameter.clear_high_precision_init_val = kept.clear
+            initial = [weight.cpu()]
+            parameter.get_high_precision_init_val = lambda: initial[0] if initial else None
+            parameter.clear_high_precision_init_val = initial.clear
 
-    def _add_bias(self, name: str, size: int, value: float = 0.0) -> None:
-        setattr(self, name, nn.Parameter(torch.full((size,), value, **self.made_with)))
+    def _add_vector(self, name: str, size: int, value: float = 0.0) -> None:
+        setattr(self, name, nn.Parameter(torch.full((size,), value, **self.factory_kwargs)))
 
     @torch.no_grad()
     def set_weight(self, name: str, value: Tensor) -> None:
@@ -101,10 +105,10 @@ class Module(nn.Module):
         getattr(self, f"{name}_scale_inv").copy_(quantized.scale_inv)
 
     def _stored(self, name: str, recipe: Recipe) -> Quantized:
-        """Return an FP8-only weight, for GEMMs of the recipe that it was made for."""
+        """Return an FP8-only weight; raise ValueError unless it was created for the recipe."""
         if type(recipe) is not type(self.fp8_recipe):
-            raise ValueError(f"{type(recipe).__name__}: {name} was created in FP8 for "
-                             f"{type(self.fp8_recipe).__name__}")
+            raise ValueError(f"recipe={type(recipe).__name__}: {name} was created in FP8 for "
+                             f"{type(self.fp8_recipe).__name__}; use that recipe")
         data, scale_inv = getattr(self, name).detach(), getattr(self, f"{name}_scale_inv")
         block = None if scale_inv.dim() == 0 else (
             data.shape[0] // scale_inv.shape[0], data.shape[1] // scale_inv.shape[1])
@@ -112,7 +116,7 @@ class Module(nn.Module):
 
     def _gemm(self, gemm: int, x: Tensor, name: str, weight: Tensor, bias: Tensor | None,
               is_first_microbatch: bool | None) -> Tensor:
-        """Return x weight^T + bias as the innermost autocast context says."""
+        """Return x weight^T + bias in the precision of the innermost autocast context."""
         context, state = current(), self.states[gemm]
         if not context.enabled:
             if weight.dtype.itemsize == 1:
@@ -125,16 +129,16 @@ class Module(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         quantizers = state.quantizers(context, x.device)
-        weights: Pair | None = None
+        weights: QuantizedPair | None = None
         if weight.dtype.itemsize == 1:
             stored = self._stored(name, context.recipe)
             weights = stored, stored.t()
         else:
             context.recipe.check_shape(weight, name)
             weights = state.weights(quantizers.weight, weight, is_first_microbatch)
-        trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        last = end_backward if trains and take_first() else None
-        return fp8_linear(x, weight, bias, quantizers, weights, after_backward=last)
+        needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        after_backward = end_backward if needs_grad and is_first_layer() else None
+        return fp8_linear(x, weight, bias, quantizers, weights, after_backward=after_backward)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -155,8 +159,8 @@ class Linear(Module):
     """y = x weight^T + bias.
 
     Args:
-        parameters_split: store weight and bias as one parameter per name, such as "query_weight",
-            of equal sizes, or of those that a dictionary gives.
+        parameters_split: names of the parts of weight and bias, such as "query", each stored as a
+            parameter of its own ("query_weight"). Parts are equal unless a dictionary sets sizes.
     """
 
     def __init__(self, in_features: int, out_features: int, *, init_method: Init | None = None,
@@ -175,7 +179,7 @@ class Linear(Module):
         for part, rows in zip(self.parts, split.values(), strict=True):
             self._add_weight(f"{part}weight", rows, in_features, init_method)
             if bias:
-                self._add_bias(f"{part}bias", rows)
+                self._add_vector(f"{part}bias", rows)
         if not bias and parameters_split is None:
             self.register_parameter("bias", None)
 
@@ -183,34 +187,35 @@ class Linear(Module):
         """Return [..., out_features].
 
         Args:
-            is_first_microbatch: True quantizes the weight and keeps it, False uses the kept one,
+            inp: [..., in_features].
+            is_first_microbatch: True quantizes the weight and caches it, False uses the cached one,
                 and None quantizes it every time.
         """
         weights = [getattr(self, f"{part}weight") for part in self.parts]
         biases = [getattr(self, f"{part}bias") for part in self.parts] if self.use_bias else [None]
-        weight, bias = (several[0] if len(several) == 1 else torch.cat(several)
-                        for several in (weights, biases))
+        weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts)
+                        for parts in (weights, biases))
         return self._gemm(0, inp, "weight", weight, bias, is_first_microbatch)
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's layer norm, by Transformer Engine's name."""
+    """torch's layer norm under Transformer Engine's name."""
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMS norm, with Transformer Engine's epsilon."""
+    """torch's RMSNorm with Transformer Engine's epsilon."""
 
-    def __init__(self, normalized_shape: int, eps: float = 1e-5, **made_with: Any) -> None:
-        super().__init__(normalized_shape, eps, **made_with)
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, **factory_kwargs: Any) -> None:
+        super().__init__(normalized_shape, eps, **factory_kwargs)
 
 
 def _add_norm(module: Module, size: int, normalization: str, eps: float) -> None:
     if normalization not in ("LayerNorm", "RMSNorm"):
-        raise ValueError(f'normalization={normalization!r}: "LayerNorm" or "RMSNorm"')
+        raise ValueError(f'normalization={normalization!r}: expected "LayerNorm" or "RMSNorm"')
     module.eps = eps
-    module._add_bias("layer_norm_weight", size, 1.0)
+    module._add_vector("layer_norm_weight", size, 1.0)
     if normalization == "LayerNorm":
-        module._add_bias("layer_norm_bias", size)
+        module._add_vector("layer_norm_bias", size)
 
 
 def _norm(module: Module, x: Tensor) -> Tensor:
@@ -220,7 +225,7 @@ def _norm(module: Module, x: Tensor) -> Tensor:
 
 
 class LayerNormLinear(Linear):
-    """A norm, then a linear layer. The remaining arguments are those of Linear."""
+    """A norm followed by a linear layer; `options` are the arguments of Linear."""
 
     def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *,
                  normalization: str = "LayerNorm", **options: Any) -> None:
@@ -233,10 +238,10 @@ class LayerNormLinear(Linear):
 
 
 class LayerNormMLP(Module):
-    """A norm, then two linear layers around an activation.
+    """A norm followed by two linear layers with an activation between them.
 
-    Gated activations (geglu, reglu, swiglu) double fc1's rows: the first half is activated and
-    multiplied with the second.
+    Gated activations (geglu, reglu, swiglu) double fc1's output: the activation of the first half
+    is multiplied by the second half.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *,
@@ -244,24 +249,25 @@ class LayerNormMLP(Module):
                  bias: bool = True, normalization: str = "LayerNorm", activation: str = "gelu",
                  params_dtype: torch.dtype | None = None, device: Any = None) -> None:
         super().__init__(2, params_dtype, device)
-        if activation not in PLAIN and activation not in GATED:
-            raise ValueError(f"activation={activation!r}: one of {', '.join([*PLAIN, *GATED])}")
+        if activation not in ACTIVATIONS and activation not in GATED_ACTIVATIONS:
+            raise ValueError(f"activation={activation!r}: expected one of "
+                             f"{', '.join([*ACTIVATIONS, *GATED_ACTIVATIONS])}")
         self.activation, self.use_bias = activation, bias
         _add_norm(self, hidden_size, normalization, eps)
-        rows = ffn_hidden_size * (2 if activation in GATED else 1)
+        rows = ffn_hidden_size * (2 if activation in GATED_ACTIVATIONS else 1)
         self._add_weight("fc1_weight", rows, hidden_size, init_method)
         self._add_weight("fc2_weight", hidden_size, ffn_hidden_size, output_layer_init_method)
         for name, size in (("fc1_bias", rows), ("fc2_bias", hidden_size)) if bias else ():
-            self._add_bias(name, size)
+            self._add_vector(name, size)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., hidden_size]; see Linear.forward."""
         biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
         x = self._gemm(0, _norm(self, inp), "fc1_weight", self.fc1_weight, biases[0],
                        is_first_microbatch)
-        if self.activation in GATED:
+        if self.activation in GATED_ACTIVATIONS:
             gate, x = x.chunk(2, -1)
-            x = GATED[self.activation](gate) * x
+            x = GATED_ACTIVATIONS[self.activation](gate) * x
         else:
-            x = PLAIN[self.activation](x)
+            x = ACTIVATIONS[self.activation](x)
         return self._gemm(1, x, "fc2_weight", self.fc2_weight, biases[1], is_first_microbatch)

@@ -13,25 +13,27 @@ BLOCK, MX_BLOCK = 128, 32
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round to the nearest FP8 number, ties to even; larger magnitudes become the largest one.
+    """Round to the nearest FP8 number, ties to even, and saturate at the largest one.
 
-    Without the clamp, E5M2 would round them to infinity. NaN stays NaN.
+    Without saturation, E5M2 would overflow to infinity. NaN stays NaN.
     """
     largest = torch.finfo(dtype).max
     return x.float().clamp(-largest, largest).to(dtype)
 
 
 def amax_of(x: Tensor) -> Tensor:
-    """Return the largest magnitude, a float32 scalar."""
+    """Return the largest absolute value as a float32 scalar."""
     return x.detach().abs().amax().float()
 
 
 def scale_from_amax(amax: Tensor, dtype: torch.dtype, margin: int = 0, power_of_2: bool = False,
                     fallback: Tensor | float = 1.0) -> Tensor:
-    """Return the scale that maps amax to the largest FP8 number, over 2^margin.
+    """Return the scale that maps amax to the largest FP8 number, divided by 2^margin.
 
     Args:
-        amax: of any shape, float32.
+        amax: float32 tensor of any shape.
+        dtype: the FP8 dtype.
+        margin: the scale is divided by 2^margin.
         power_of_2: round the scale down to a power of two, which loses no mantissa bits.
         fallback: the scale where amax is 0, infinite, or NaN.
     """
@@ -49,12 +51,15 @@ def update_history(history: Tensor, scale: Tensor, dtype: torch.dtype, margin: i
     Args:
         history: amax per step and tensor, [steps, tensors]; row 0 is the step that ends.
         scale: the scale that this step used, [tensors].
+        dtype: the FP8 dtype.
+        margin: see scale_from_amax.
+        algo: see DelayedScaling.amax_compute_algo.
     """
     amax = algo(history) if callable(algo) else history[0] if algo == "most_recent" else (
         history.amax(0))
-    following = history.roll(-1, 0)
-    following[0] = 0
-    return following, scale_from_amax(amax, dtype, margin, fallback=scale)
+    next_history = history.roll(-1, 0)
+    next_history[0] = 0
+    return next_history, scale_from_amax(amax, dtype, margin, fallback=scale)
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Quantized:
     Attributes:
         data: float8, [rows, columns].
         scale_inv: 1 / scale; a scalar, or one per block, [rows / r, columns / c].
-        block: (r, c), or None with one scale per tensor.
+        block: (r, c), or None for one scale per tensor.
     """
 
     data: Tensor
@@ -83,7 +88,7 @@ class Quantized:
         return data.to(dtype)
 
     def t(self) -> Quantized:
-        """Return the transpose, with the same values: no rounding."""
+        """Return the transpose, with the same values."""
         return Quantized(self.data.t().contiguous(), self.scale_inv.t(),
                          self.block and self.block[::-1])
 
@@ -105,15 +110,15 @@ def quantize_blocks(x: Tensor, dtype: torch.dtype, block: tuple[int, int] = (1, 
 def quantize_mx(x: Tensor, dtype: torch.dtype) -> Quantized:
     """Quantize a matrix with one E8M0 exponent per 32 values of a row.
 
-    The exponent is rounded up, as on Blackwell, so that no value saturates; the OCP format
-    rounds down and lets the largest ones saturate.
+    The exponent is rounded up, as on Blackwell, so that no value saturates. The OCP format rounds
+    it down, so the largest values saturate.
     """
     tiles = _tiles(x, (1, MX_BLOCK))
     mantissa, exponent = torch.frexp(tiles.abs().amax((1, 3)) / torch.finfo(dtype).max)
     exponent = (exponent - (mantissa == 0.5).int()).clamp(-127, 127)
     exponent = torch.where(mantissa > 0, exponent, -127)
     biased = (exponent + 127).to(torch.uint8)  # E8M0's bits
-    # Two factors: 2^127 x 2^-127 each fit float32, and their products with x too.
+    # Scale in two steps, because 2^-exponent itself can overflow or underflow float32.
     half = exponent // 2
     scaled = torch.ldexp(torch.ldexp(tiles, -half[:, None, :, None]),
                          -(exponent - half)[:, None, :, None])
@@ -124,6 +129,6 @@ def quantize_mx(x: Tensor, dtype: torch.dtype) -> Quantized:
 def _tiles(x: Tensor, block: tuple[int, int]) -> Tensor:
     """Split a matrix into blocks: [rows / r, r, columns / c, c], float32."""
     if x.shape[0] % block[0] or x.shape[1] % block[1]:
-        raise ValueError(f"a matrix of shape {tuple(x.shape)} has no whole number of blocks of "
+        raise ValueError(f"a matrix of shape {tuple(x.shape)} cannot be divided into blocks of "
                          f"{block[0]}x{block[1]}")
     return x.detach().float().unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0]))

@@ -1,6 +1,6 @@
-"""Recipes: which FP8 format each tensor is rounded to, and where its scale comes from.
+"""Recipes: the FP8 format and the scale of each tensor.
 
-The names, fields and defaults are those of `transformer_engine.common.recipe`.
+The names, fields, and defaults are those of `transformer_engine.common.recipe`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ class Format(Enum):
 
 @dataclass
 class Recipe:
-    """What all recipes share.
+    """Base class of all recipes.
 
     Attributes:
-        ROWS, COLUMNS: what the product of all dimensions but the last, and the last one,
-            must be divisible by.
+        ROWS: divisor of the product of all dimensions but the last.
+        COLUMNS: divisor of the last dimension.
+        fp8_format: formats of the forward and the backward pass.
     """
 
     ROWS: ClassVar[int] = 8
@@ -51,15 +52,16 @@ class Recipe:
     def check_shape(self, tensor: torch.Tensor, name: str) -> None:
         """Raise ValueError unless FP8 GEMMs can read the tensor."""
         rows, columns = math.prod(tensor.shape[:-1]), tensor.shape[-1]
-        for size, multiple, which in (
+        for size, multiple, description in (
                 (rows, self.ROWS, "the product of all dimensions but the last"),
                 (columns, self.COLUMNS, "the last dimension")):
             if size % multiple:
                 lower = size // multiple * multiple
                 nearest = f"{lower} and {lower + multiple}" if lower else f"{multiple}"
                 raise ValueError(
-                    f"{name} of shape {tuple(tensor.shape)}: {type(self).__name__} needs {which} "
-                    f"to be divisible by {multiple}, not {size}; the nearest that fit: {nearest}")
+                    f"{name} of shape {tuple(tensor.shape)}: {type(self).__name__} needs "
+                    f"{description} to be divisible by {multiple}, not {size}; the nearest that "
+                    f"fit: {nearest}")
 
 
 @dataclass
@@ -82,10 +84,11 @@ class DelayedScaling(Recipe):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.amax_history_len < 1:
-            raise ValueError(f"amax_history_len={self.amax_history_len}: at least 1")
+            raise ValueError(f"amax_history_len={self.amax_history_len}: expected at least 1")
         algo = self.amax_compute_algo
         if not callable(algo) and algo not in ("max", "most_recent"):
-            raise ValueError(f'amax_compute_algo={algo!r}: "max", "most_recent", or a function')
+            raise ValueError(f'amax_compute_algo={algo!r}: expected "max", "most_recent", or a '
+                             'function')
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What FP8 remembers: the autocast context, amax histories, cached weights, recomputation."""
+"""FP8 state: the autocast context, amax histories, cached weights, and recomputation."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from minite.functional import Pair, Quantizer, Quantizers
+from minite.functional import QuantizedPair, Quantizer, Quantizers
 from minite.quantize import Quantized, amax_of, quantize_tensor, update_history
 from minite.recipes import DelayedScaling, Recipe
 
-FORWARD, BACKWARD = ("input", "weight"), ("grad",)  # the roles whose scales one update sets
+FORWARD, BACKWARD = ("input", "weight"), ("grad",)  # roles whose scales are updated together
 
 
 @dataclass
-class Context:
-    """What the innermost autocast set."""
+class AutocastContext:
+    """The arguments of an autocast block."""
 
     enabled: bool = False
     calibrating: bool = False
@@ -30,11 +30,12 @@ class Context:
 
 @dataclass
 class Scaling:
-    """The amax history and the scales of some tensors under delayed scaling.
+    """The amax history and the scales of a group of tensors under delayed scaling.
 
     Attributes:
+        roles: the tensors' roles, FORWARD or BACKWARD.
         history: amax per step and tensor, [amax_history_len, tensors]; row 0 is the current step.
-        scale: [tensors]; replaced by each update, never written to.
+        scale: current scales, [tensors]; each update replaces the tensor, never writes to it.
     """
 
     roles: tuple[str, ...]
@@ -42,7 +43,10 @@ class Scaling:
     scale: Tensor
 
     def resize(self, steps: int) -> None:
-        """Keep the newest steps; row 0 first, then the oldest."""
+        """Change the length of the history, keeping the newest steps.
+
+        Row 0 is the current step, and rows 1, 2, ... are the earlier ones, oldest first.
+        """
         if steps == len(self.history):
             return
         newest = self.history[1:][-(steps - 1):] if steps > 1 else self.history[:0]
@@ -53,31 +57,33 @@ class Scaling:
         self.history = resized
 
 
-_stack: list[Context] = [Context()]
-_tapes: list[Iterator | list] = []  # of checkpoints: scales to record, or to replay
-_pending: dict[tuple[str, ...], dict[int, tuple[Scaling, Context]]] = {FORWARD: {}, BACKWARD: {}}
-_first = [False]  # the next layer is the first of its forward pass, so the last one backward
+_stack: list[AutocastContext] = [AutocastContext()]
+_tapes: list[Iterator | list] = []  # per checkpoint, the scales to record or to replay
+_pending: dict[tuple[str, ...], dict[int, tuple[Scaling, AutocastContext]]] = {FORWARD: {},
+                                                                               BACKWARD: {}}
+_next_is_first = [False]  # whether the next layer is the first one, whose backward pass is last
 
 
-def current() -> Context:
-    """Return the innermost context; outside of autocast, one that is off."""
+def current() -> AutocastContext:
+    """Return the innermost context; outside of autocast, a disabled one."""
     return _stack[-1]
 
 
 @contextlib.contextmanager
 def autocast(enabled: bool = True, calibrating: bool = False, recipe: Recipe | None = None,
              amax_reduction_group: Any = None) -> Iterator[None]:
-    """Run the layers inside in FP8.
+    """Run the layers inside the block in FP8.
 
     Args:
-        enabled: whether GEMMs are FP8.
-        calibrating: record amax (and set scales) even if they are not.
-        recipe: DelayedScaling() unless given.
-        amax_reduction_group: the ranks that share scales; all of them unless given.
+        enabled: whether GEMMs run in FP8.
+        calibrating: whether to record amax and set scales even if GEMMs do not run in FP8.
+        recipe: the recipe; None for DelayedScaling().
+        amax_reduction_group: the process group whose ranks share scales; None for all ranks.
     """
     if len(_stack) == 1:
-        _first[0] = True
-    _stack.append(Context(enabled, calibrating, recipe or DelayedScaling(), amax_reduction_group))
+        _next_is_first[0] = True
+    _stack.append(
+        AutocastContext(enabled, calibrating, recipe or DelayedScaling(), amax_reduction_group))
     try:
         yield
     finally:
@@ -90,14 +96,14 @@ def autocast(enabled: bool = True, calibrating: bool = False, recipe: Recipe | N
 def fp8_autocast(enabled: bool = True, calibrating: bool = False,
                  fp8_recipe: Recipe | None = None, fp8_group: Any = None
                  ) -> contextlib.AbstractContextManager[None]:
-    """Transformer Engine's older name of `autocast`."""
+    """Call `autocast` by Transformer Engine's older name and argument names."""
     return autocast(enabled, calibrating, fp8_recipe, fp8_group)
 
 
 def update_scales(roles: tuple[str, ...]) -> None:
     """End a step of delayed scaling: reduce amax over the group, then set the scales.
 
-    One all-reduce (max) per group. Ranks of a group must have run the same layers.
+    This takes one all-reduce (max) per group. All ranks of a group must have run the same layers.
 
     Args:
         roles: FORWARD or BACKWARD.
@@ -123,48 +129,50 @@ def update_scales(roles: tuple[str, ...]) -> None:
 
 
 class _Delayed(Quantizer):
-    """Quantize with the scale of earlier steps, and record this step's amax."""
+    """Quantizes with the scale of earlier steps, and records this step's amax."""
 
-    def __init__(self, context: Context, role: str, scaling: Scaling, scale: Tensor | None,
-                 counts: bool) -> None:
+    def __init__(self, context: AutocastContext, role: str, scaling: Scaling, scale: Tensor | None,
+                 records_amax: bool) -> None:
         super().__init__(context.recipe, role)
-        self.context, self.scaling, self.scale, self.counts = context, scaling, scale, counts
+        self.context, self.scaling, self.scale = context, scaling, scale
+        self.records_amax = records_amax
         self.column = scaling.roles.index(role)
 
     def __call__(self, x: Tensor) -> Quantized:
-        if self.counts:
+        if self.records_amax:
             self.observe(x)
         scale = self.scaling.scale if self.scale is None else self.scale
         return quantize_tensor(x, scale[self.column], self.dtype)
 
     def observe(self, x: Tensor) -> None:
-        """Raise the current step's amax to this tensor's, and wait for the update."""
+        """Raise the current step's amax to this tensor's, and schedule the update."""
         row = self.scaling.history[0]
         row[self.column] = torch.maximum(row[self.column], amax_of(x))
         _pending[self.scaling.roles][id(self.scaling)] = self.scaling, self.context
 
 
 class LinearState:
-    """One linear layer's FP8 state: two histories, and its weight in FP8."""
+    """The FP8 state of one linear layer: two amax histories, and its weight in FP8."""
 
     def __init__(self) -> None:
         self.scalings: dict[tuple[str, ...], Scaling] = {}
-        self.cached: tuple[Recipe, Pair] | None = None
+        self.cached: tuple[Recipe, QuantizedPair] | None = None
 
-    def quantizers(self, context: Context, device: torch.device | str = "cpu") -> Quantizers:
-        """Return the quantizers of one forward pass and its backward pass, whenever that runs."""
+    def quantizers(self, context: AutocastContext,
+                   device: torch.device | str = "cpu") -> Quantizers:
+        """Return the quantizers of one forward pass and of its backward pass."""
         if not isinstance(context.recipe, DelayedScaling):
             return Quantizers.of(context.recipe)
         forward, backward = (self._scaling(roles, context.recipe.amax_history_len, device)
                              for roles in (FORWARD, BACKWARD))
-        scale, counts = forward.scale, True
-        for tape in _tapes:  # the outermost first: a checkpoint may contain checkpoints
+        scale, records_amax = forward.scale, True
+        for tape in _tapes:  # the outermost first, because checkpoints may be nested
             if isinstance(tape, list):
                 tape.append(scale)
             else:
-                scale, counts = next(tape), False
-        return Quantizers(_Delayed(context, "input", forward, scale, counts),
-                          _Delayed(context, "weight", forward, scale, counts),
+                scale, records_amax = next(tape), False
+        return Quantizers(_Delayed(context, "input", forward, scale, records_amax),
+                          _Delayed(context, "weight", forward, scale, records_amax),
                           _Delayed(context, "grad", backward, None, True))
 
     def _scaling(self, roles: tuple[str, ...], steps: int, device: torch.device | str) -> Scaling:
@@ -174,10 +182,12 @@ class LinearState:
         self.scalings[roles].resize(steps)
         return self.scalings[roles]
 
-    def weights(self, quantizer: Quantizer, weight: Tensor, first: bool | None) -> Pair:
+    def weights(self, quantizer: Quantizer, weight: Tensor, first: bool | None) -> QuantizedPair:
         """Return the weight in FP8, quantized once per step.
 
         Args:
+            quantizer: the weight's quantizer.
+            weight: the weight, [n, k].
             first: whether this is a step's first micro-batch; None quantizes every time.
         """
         recipe = quantizer.recipe
@@ -196,7 +206,7 @@ class LinearState:
                                      ("scale", self.scalings[roles].scale))}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore `state_dict`."""
+        """Restore the tensors that `state_dict` returned."""
         for direction, roles in (("fwd", FORWARD), ("bwd", BACKWARD)):
             if f"scale_{direction}" in state:
                 self.scalings[roles] = Scaling(roles, state[f"amax_history_{direction}"].clone(),
@@ -204,19 +214,19 @@ class LinearState:
         self.cached = None
 
 
-def take_first() -> bool:
-    """Return True once per outermost context: to the layer whose backward pass runs last."""
-    first, _first[0] = _first[0], False
-    return first
+def is_first_layer() -> bool:
+    """Return True for the first layer of an outermost autocast: its backward pass runs last."""
+    is_first, _next_is_first[0] = _next_is_first[0], False
+    return is_first
 
 
 def end_backward() -> None:
-    """Update the gradients' scales; the last layer's backward pass calls it."""
+    """Update the gradients' scales; called at the end of the backward pass."""
     update_scales(BACKWARD)
 
 
 @contextlib.contextmanager
-def _checkpointed(tape: Iterator | list, *contexts: Context) -> Iterator[None]:
+def _checkpointed(tape: Iterator | list, *contexts: AutocastContext) -> Iterator[None]:
     _tapes.append(tape)
     _stack.extend(contexts)
     try:
@@ -229,8 +239,8 @@ def _checkpointed(tape: Iterator | list, *contexts: Context) -> Iterator[None]:
 def recomputation() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
     """Return the contexts of a checkpointed forward pass and of its recomputation.
 
-    The second uses the scales of the first, in its context, and counts no amax. They are what
-    `torch.utils.checkpoint` takes as `context_fn`.
+    The recomputation uses the forward pass's scales and autocast context, and records no amax. This
+    function is a `context_fn` of `torch.utils.checkpoint`.
     """
     scales: list[Tensor] = []
     return _checkpointed(scales), _checkpointed(iter(scales), current())

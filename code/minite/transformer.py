@@ -1,4 +1,4 @@
-"""Attention, a Transformer layer, and activation checkpointing that counts amax once."""
+"""Attention, a Transformer layer, and activation checkpointing that records amax only once."""
 
 from __future__ import annotations
 
@@ -24,67 +24,74 @@ class RotaryPositionEmbedding(nn.Module):
         self.register_buffer("inv_freq", rotary_base ** -(torch.arange(0, dim, 2) / dim))
 
     def forward(self, max_seq_len: int, offset: int = 0) -> Tensor:
-        """Return angles [s, 1, 1, dim], the first half equal to the second."""
+        """Return angles [s, 1, 1, dim], in which the second half repeats the first."""
         positions = torch.arange(max_seq_len, device=self.inv_freq.device) + offset
         angles = torch.outer(positions.float(), self.inv_freq)
         return torch.cat((angles, angles), -1)[:, None, None]
 
 
 def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate x [..., d] by angles that broadcast; dimensions i and i + d/2 form a pair."""
+    """Rotate x [..., d] by angles that broadcast to it; dimensions i and i + d/2 form a pair."""
     first, second = x.float().chunk(2, -1)
-    turned = torch.cat((-second, first), -1)
-    return (x.float() * angles.cos() + turned * angles.sin()).to(x.dtype)
+    quarter_turn = torch.cat((-second, first), -1)
+    return (x.float() * angles.cos() + quarter_turn * angles.sin()).to(x.dtype)
 
 
 class DotProductAttention(nn.Module):
-    """softmax(q k^T / sqrt(d)) v, in the inputs' precision."""
+    """softmax(q k^T / sqrt(d)) v in the precision of the inputs."""
 
     def __init__(self, num_attention_heads: int, kv_channels: int,
                  num_gqa_groups: int | None = None, attention_dropout: float = 0.0,
                  qkv_format: str = "sbhd", attn_mask_type: str = "causal") -> None:
         super().__init__()
         if qkv_format not in ("sbhd", "bshd"):
-            raise ValueError(f'qkv_format={qkv_format!r}: "sbhd" or "bshd"')
+            raise ValueError(f'qkv_format={qkv_format!r}: expected "sbhd" or "bshd"')
         self.grouped = num_gqa_groups not in (None, num_attention_heads)
         self.attention_dropout, self.qkv_format = attention_dropout, qkv_format
         self.attn_mask_type = attn_mask_type
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor,
                 attention_mask: Tensor | None = None, attn_mask_type: str | None = None) -> Tensor:
-        """Attend.
+        """Compute attention.
 
         Args:
-            query_layer, key_layer, value_layer: [s, b, heads, d], or [b, s, heads, d] as bshd.
-            attention_mask: True where a key is hidden; broadcast to [b, heads, query, key].
+            query_layer: [s, b, heads, d], or [b, s, heads, d] with qkv_format="bshd".
+            key_layer: as query_layer, with num_gqa_groups heads.
+            value_layer: as key_layer.
+            attention_mask: True where a key is masked; broadcast to [b, heads, query, key].
+            attn_mask_type: overrides the constructor's.
 
         Returns:
-            [s, b, heads x d], or [b, s, heads x d].
+            [s, b, heads * d], or [b, s, heads * d] with qkv_format="bshd".
+
+        Raises:
+            ValueError: the mask type is unknown, or needs an attention_mask.
         """
-        kind = attn_mask_type or self.attn_mask_type
-        if kind not in MASKS:
-            raise ValueError(f"attn_mask_type={kind!r}: one of {', '.join(MASKS)}")
-        if attention_mask is None and kind not in ("causal", "no_mask"):
-            raise ValueError(f"attn_mask_type={kind!r} needs attention_mask")
+        mask_type = attn_mask_type or self.attn_mask_type
+        if mask_type not in MASKS:
+            raise ValueError(f"attn_mask_type={mask_type!r}: expected one of {', '.join(MASKS)}")
+        if attention_mask is None and mask_type not in ("causal", "no_mask"):
+            raise ValueError(f"attn_mask_type={mask_type!r} needs attention_mask")
         to_bhsd = (1, 2, 0, 3) if self.qkv_format == "sbhd" else (0, 2, 1, 3)
         q, k, v = (x.permute(to_bhsd) for x in (query_layer, key_layer, value_layer))
-        visible = None if kind in ("causal", "no_mask") else ~attention_mask
-        if kind == "padding_causal":
+        visible = None if mask_type in ("causal", "no_mask") else ~attention_mask
+        if mask_type == "padding_causal":
             visible = visible & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool,
                                            device=q.device).tril()
         y = F.scaled_dot_product_attention(
             q, k, v, visible, self.attention_dropout if self.training else 0.0,
-            is_causal=kind == "causal", enable_gqa=self.grouped)
-        back = (2, 0, 1, 3) if self.qkv_format == "sbhd" else (0, 2, 1, 3)
-        return y.permute(back).flatten(2)
+            is_causal=mask_type == "causal", enable_gqa=self.grouped)
+        from_bhsd = (2, 0, 1, 3) if self.qkv_format == "sbhd" else (0, 2, 1, 3)
+        return y.permute(from_bhsd).flatten(2)
 
 
 class MultiheadAttention(nn.Module):
     """Self-attention with its projections.
 
     Args:
-        fuse_qkv_params: one weight, its rows ordered by group: queries, key, value. Otherwise
-            query_weight, key_weight, and value_weight.
+        fuse_qkv_params: whether queries, keys, and values share one weight, whose rows are ordered
+            by group: queries, key, value. Otherwise there are query_weight, key_weight, and
+            value_weight.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: int | None = None,
@@ -101,14 +108,14 @@ class MultiheadAttention(nn.Module):
             raise ValueError(f"hidden_size={hidden_size}: not divisible by "
                              f"num_attention_heads={self.heads}")
         if self.heads % self.groups:
-            raise ValueError(f"num_gqa_groups={self.groups}: num_attention_heads={self.heads} is "
-                             "not divisible by it")
+            raise ValueError(f"num_gqa_groups={self.groups}: does not divide "
+                             f"num_attention_heads={self.heads}")
         self.channels = kv_channels or hidden_size // self.heads
         self.fused = fuse_qkv_params
         q, kv = self.heads * self.channels, self.groups * self.channels
-        made_with = {"bias": bias, "params_dtype": params_dtype, "device": device}
+        factory_kwargs = {"bias": bias, "params_dtype": params_dtype, "device": device}
         split = None if fuse_qkv_params else {"query": q, "key": kv, "value": kv}
-        first = {"init_method": init_method, "parameters_split": split, **made_with}
+        first = {"init_method": init_method, "parameters_split": split, **factory_kwargs}
         if input_layernorm:
             self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, layernorm_epsilon,
                                                  normalization=normalization, **first)
@@ -116,12 +123,12 @@ class MultiheadAttention(nn.Module):
             self.qkv = Linear(hidden_size, q + 2 * kv, **first)
         self.core_attention = DotProductAttention(
             self.heads, self.channels, self.groups, attention_dropout, qkv_format, attn_mask_type)
-        self.proj = Linear(q, hidden_size, init_method=output_layer_init_method, **made_with)
+        self.proj = Linear(q, hidden_size, init_method=output_layer_init_method, **factory_kwargs)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
                 attn_mask_type: str | None = None, is_first_microbatch: bool | None = None,
                 rotary_pos_emb: Tensor | None = None) -> Tensor:
-        """Return [s, b, h], or [b, s, h] as bshd."""
+        """Return [s, b, h], or [b, s, h] with qkv_format="bshd"."""
         project = self.layernorm_qkv if hasattr(self, "layernorm_qkv") else self.qkv
         qkv = project(hidden_states, is_first_microbatch)
         per_group = self.heads // self.groups
@@ -141,10 +148,10 @@ class MultiheadAttention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and an MLP, each after a norm and inside a residual connection.
+    """Attention and an MLP, each with a norm before it and a residual connection around it.
 
     Args:
-        output_layernorm: normalize the output instead of attention's input.
+        output_layernorm: whether to normalize the output instead of attention's input.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int,
@@ -157,7 +164,7 @@ class TransformerLayer(nn.Module):
                  activation: str = "gelu", normalization: str = "LayerNorm", device: Any = None,
                  attn_input_format: str = "sbhd") -> None:
         super().__init__()
-        both = {"init_method": init_method, "output_layer_init_method": output_layer_init_method,
+        shared = {"init_method": init_method, "output_layer_init_method": output_layer_init_method,
                 "params_dtype": params_dtype, "bias": bias, "normalization": normalization,
                 "device": device}
         self.layer_number, self.hidden_dropout = layer_number, hidden_dropout
@@ -165,9 +172,9 @@ class TransformerLayer(nn.Module):
             hidden_size, num_attention_heads, kv_channels, attention_dropout, layernorm_epsilon,
             attn_mask_type=self_attn_mask_type, num_gqa_groups=num_gqa_groups,
             input_layernorm=not output_layernorm, fuse_qkv_params=fuse_qkv_params,
-            qkv_format=attn_input_format, **both)
+            qkv_format=attn_input_format, **shared)
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon,
-                                          activation=activation, **both)
+                                          activation=activation, **shared)
         norm = RMSNorm if normalization == "RMSNorm" else LayerNorm
         self.layernorm = norm(hidden_size, layernorm_epsilon, dtype=params_dtype, device=device
                               ) if output_layernorm else nn.Identity()
@@ -175,7 +182,7 @@ class TransformerLayer(nn.Module):
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
                 self_attn_mask_type: str | None = None, is_first_microbatch: bool | None = None,
                 rotary_pos_emb: Tensor | None = None) -> Tensor:
-        """Return [s, b, h], or [b, s, h] as bshd."""
+        """Return [s, b, h], or [b, s, h] with qkv_format="bshd"."""
         y = self.self_attention(hidden_states, attention_mask, attn_mask_type=self_attn_mask_type,
                                 is_first_microbatch=is_first_microbatch,
                                 rotary_pos_emb=rotary_pos_emb)
@@ -185,10 +192,10 @@ class TransformerLayer(nn.Module):
 
 
 def checkpoint(function: Callable, *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
-    """Call a function and discard its activations; recompute them in the backward pass.
+    """Call a function, discard its activations, and recompute them in the backward pass.
 
-    The recomputation uses the forward pass's recipe and scales, and counts no amax. It is
-    torch's non-reentrant one, whatever `use_reentrant` says.
+    The recomputation uses the forward pass's recipe and scales, and records no amax. It is always
+    torch's non-reentrant variant; `use_reentrant` is accepted for compatibility.
     """
     return torch_checkpoint.checkpoint(function, *args, use_reentrant=False,
                                        context_fn=recomputation, **kwargs)

@@ -1,4 +1,4 @@
-"""How many micro-batches' activations a schedule stores at once."""
+"""Count the micro-batches whose activations a schedule stores at once."""
 
 from __future__ import annotations
 

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
 
 INK, IDLE, LIVE = "#22313f", "#eceff1", "#8d6bb0"
 COLORS = {FORWARD: "#92cff2", BACKWARD: "#e08a1e", WEIGHT: "#4cb894"}  # after Okabe and Ito
-HATCHED = 0.22  # share of a weight gradient's box, from below, that is hatched
+HATCHED = 0.22  # share of a weight gradient's box that is hatched, at its bottom
 ROW, BOX = 0.62, 0.54  # inches: from row to row, and the height of a box
 STRIP = 0.26  # inches that the strip of activations in flight adds to a row
-LARGEST, SMALLEST = 10, 5  # points
+MAX_FONT, MIN_FONT = 10, 5  # points
 CHARACTER = 0.66  # width of a character, in units of the font size
 LINE = 1.25  # height of a line, in the same units
 
 
 def chunks_of(timeline: Timeline) -> int:
+    """Return the number of model chunks per stage."""
     return 1 + max(span.chunk for spans in timeline.spans.values() for span in spans)
 
 
 def label_of(span: Span, chunks: int) -> str:
+    """Return the label of an action's box, such as F3, or F3.1 with several chunks."""
     chunk = f".{span.chunk}" if chunks > 1 else ""
     return f"{span.kind}{span.micro_batch}{chunk}"
 
@@ -36,7 +38,7 @@ def live_steps(spans: list[Span], split: bool) -> list[tuple[float, int]]:
     reads it, as in activations.live_activations.
 
     Args:
-        spans: of the stage.
+        spans: the stage's spans, in order of time.
         split: whether the schedule has W actions.
     """
     last, alive, steps = WEIGHT if split else BACKWARD, 0, []
@@ -52,10 +54,10 @@ def draw_strip(axes: Axes, top: float, spans: list[Span], timeline: Timeline, fu
     """Draw the activations in flight over time.
 
     Args:
-        axes: of the figure.
+        axes: the timeline's axes.
         top: the strip's upper edge, in inches.
-        spans: of the stage.
-        timeline: of all stages.
+        spans: the stage's spans, in order of time.
+        timeline: the timeline of all stages.
         full: the number of whole stages' activations at which the strip is full; one of v chunks
             counts 1/v.
     """
@@ -76,10 +78,10 @@ def draw_row(axes: Axes, top: float, spans: list[Span], timeline: Timeline, scal
     """Draw one box per action.
 
     Args:
-        axes: of the figure.
+        axes: the timeline's axes.
         top: the row's upper edge, in inches.
-        spans: of the stage.
-        timeline: of all stages.
+        spans: the stage's spans, in order of time.
+        timeline: the timeline of all stages.
         scale: inches per unit of time.
     """
     from matplotlib.patches import Rectangle
@@ -108,9 +110,9 @@ def _fit(label: str, width: float, height: float) -> tuple[str, float]:
     The label is one line, or letter over number over chunk. The alternative text has all labels.
 
     Args:
-        label: of the action.
-        width: of the box, in inches.
-        height: of the box, in inches.
+        label: the action's label.
+        width: width of the box, in inches.
+        height: height of the box, in inches.
     """
     number, dot, chunk = label[1:].partition(".")
     stacked = "\n".join([label[0], number, *([dot + chunk] if dot else [])])
@@ -118,15 +120,15 @@ def _fit(label: str, width: float, height: float) -> tuple[str, float]:
     for text in (label, stacked):
         lines = text.split("\n")
         longest = max(map(len, lines))
-        size = min(LARGEST, 72 * (width - 0.03) / (CHARACTER * longest),
+        size = min(MAX_FONT, 72 * (width - 0.03) / (CHARACTER * longest),
                    72 * height / (LINE * len(lines)))
-        if size >= SMALLEST and size > best[1]:
+        if size >= MIN_FONT and size > best[1]:
             best = (text, size)
     return best
 
 
 def _shade(span: Span, chunks: int) -> str:
-    """Return the color of the action's kind: palest for the first chunk, full for the last."""
+    """Return the color of the action's kind: palest for the first chunk, strongest for the last."""
     from matplotlib.colors import to_hex, to_rgb
 
     strength = 1 if chunks == 1 else 0.55 + 0.45 * span.chunk / (chunks - 1)

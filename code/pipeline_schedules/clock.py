@@ -36,8 +36,8 @@ class Durations:
         backward: the gradient of the inputs.
         weight: the gradient of the weights. A backward that is not split takes
             `backward` + `weight`.
-        link: from the end of an action to the earliest start of an action of another stage that
-            consumes its result; in a list, by receiving stage.
+        link: time from the end of an action to the earliest start of an action on another stage
+            that consumes its result; in a list, by receiving stage.
     """
 
     forward: float | Sequence[float] = 1
@@ -49,7 +49,7 @@ class Durations:
         """Return {attribute: one number per stage}.
 
         Raises:
-            ScheduleError: an attribute has another number of stages, or is not a length of time.
+            ScheduleError: a list has the wrong length, or a number is not a length of time.
         """
         numbers = {}
         for field in fields(self):
@@ -67,7 +67,7 @@ class Durations:
         return numbers
 
 
-class Clock(Handler):
+class ScheduleClock(Handler):
     """Times of the actions of a schedule.
 
     Attributes:
@@ -91,7 +91,7 @@ class Clock(Handler):
         start = self.idle_since[stage]
         if source is not None:
             start = max(start, self.ends[source] + self.link[stage])
-        # Without chunks nothing is divided, so that exact numbers stay exact.
+        # One chunk is not divided, so that integers and fractions stay exact.
         length = self.times[action.kind][stage]
         end = start + (length / self.chunks if self.chunks > 1 else length)
         self.starts[stage, action] = start

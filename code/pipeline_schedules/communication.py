@@ -1,11 +1,11 @@
 """Add sends and receives to a schedule, in an order on which both peers agree.
 
-Messages carry no names (NCCL ignores tags), so peers that disagree on their order swap tensors
-without an error or deadlock. Two rules prevent that. First, every direction and chunk has a channel
-of its own: with two stages the previous and the next rank are the same, and its activations and
-gradients must not mix. Second, all messages of all stages are sorted into one order, that of a
-simulated run, and each stage's list is its part of it. So even if every send blocked until its
-receive is reached, the earliest unfinished message could always proceed.
+Messages carry no names (NCCL ignores tags), so peers that disagree on their order exchange the
+wrong tensors without an error or a deadlock. Two rules prevent that. First, every direction and
+chunk has a channel of its own: with two stages the previous and the next rank are the same, and its
+activations and gradients must not mix. Second, all messages of all stages are sorted into one
+order, that of a simulated run, and each stage's list is its part of it. So even if every send
+blocked until its receive is reached, the earliest unfinished message could always proceed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline_schedules.actions import Action, StageAction
-from pipeline_schedules.clock import Clock, Durations
+from pipeline_schedules.clock import Durations, ScheduleClock
 from pipeline_schedules.interpreter import replay
 from pipeline_schedules.messages import RECEIVE, SEND, Message, Program
 
@@ -50,12 +50,12 @@ def add_communication(schedule: Sequence[Sequence[Action]],
     return program
 
 
-class _Events(Clock):
-    """A clock that lists actions and messages with the key by which to sort them."""
+class _Events(ScheduleClock):
+    """A clock that lists actions and messages with their sort keys."""
 
     def __init__(self, schedule: Sequence[Sequence[Action]], durations: Durations) -> None:
         super().__init__(schedule, durations)
-        self.numbers: dict[StageAction, int] = {}  # place in the order of replay
+        self.numbers: dict[StageAction, int] = {}  # position in the order of replay
         self.events: list[tuple[tuple[float, int, int], StageAction, int | None]] = []
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
@@ -64,5 +64,5 @@ class _Events(Clock):
         number = self.numbers[key] = len(self.numbers)
         self.events.append(((self.starts[key], number, 0), key, None))
         if source is not None:
-            # Also after a producer that takes no time, and before everything that consumes it.
+            # Sorted after its producer, even one that takes no time, and before its consumers.
             self.events.append(((self.ends[source], self.numbers[source], 1), source, stage))

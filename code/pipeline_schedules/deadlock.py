@@ -1,4 +1,4 @@
-"""Explain a deadlock: which stages wait for each other, and for what."""
+"""Explain a deadlock: name the stages that wait for each other and the items they wait for."""
 
 from __future__ import annotations
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {FORWARD: "F forward", BACKWARD: "B backward", WEIGHT: "W gradient of the weights"}
-NARROWEST, WIDEST = 8.8, 22.0  # inches
-LEFT, RIGHT, RIGHT_OF_STRIP = 0.85, 0.2, 0.55  # inches beside the axes
-AXIS, WORDS, LEGEND = 0.57, 0.62, 0.3  # inches: below the axes, title and summary, the legend
+MIN_WIDTH, MAX_WIDTH = 8.8, 22.0  # of a figure, in inches
+LEFT, RIGHT, RIGHT_OF_STRIP = 0.85, 0.2, 0.55  # margins beside the axes, in inches
+AXIS, HEADER, LEGEND = 0.57, 0.62, 0.3  # heights in inches: axis labels; title and summary; legend
 
 
 class Drawing:
@@ -46,7 +46,7 @@ class Drawing:
     Args:
         figure: the figure.
         alt: the alternative text, which describes the figure for screen readers.
-        crop: fit the picture to the figure's content, for figures with default margins.
+        crop: whether to crop the image to the figure's content, for figures with default margins.
     """
 
     def __init__(self, figure: Figure, alt: str, crop: bool = True) -> None:
@@ -83,12 +83,12 @@ class Drawing:
         return f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}">'
 
 
-def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False
+def draw(drawable: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False
          ) -> Drawing:
     """Draw a schedule, a timeline, or a recorded run.
 
     Args:
-        thing: anything that timeline_of accepts.
+        drawable: anything that timeline_of accepts.
         title: the figure's title.
         unit: the unit of time on the axis; by default "ms" for a recorded run, else none.
         live: whether to draw the activations in flight below every stage.
@@ -96,29 +96,29 @@ def draw(thing: Drawable, title: str = "Pipeline", unit: str | None = None, live
     Raises:
         ScheduleError: timeline_of rejects it.
     """
-    timeline, unit = timeline_of(thing), unit_of(thing, unit)
+    timeline, unit = timeline_of(drawable), unit_of(drawable, unit)
     figure, top = _figure([timeline], live)
     _panel(figure, timeline, top, title, unit, float(timeline.total), _fullest([timeline]) * live)
     _legend(figure, [timeline], live)
     return Drawing(figure, alt_text(timeline, title, unit), crop=False)
 
 
-def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: bool = False
+def draw_beside(drawables: Mapping[str, Drawable], unit: str | None = None, live: bool = False
                 ) -> Drawing:
     """Draw several timelines below each other, on one scale of time.
 
     Args:
-        things: {title: anything that timeline_of accepts}.
+        drawables: {title: anything that timeline_of accepts}.
         unit: as for draw().
         live: as for draw().
 
     Raises:
         ScheduleError: timeline_of rejects one, or there are none.
     """
-    if not things:
-        raise ScheduleError("draw_beside: there is nothing to draw")
-    unit = next(iter({unit_of(thing, unit) for thing in things.values()} - {""}), "")
-    timelines = {title: timeline_of(thing) for title, thing in things.items()}
+    if not drawables:
+        raise ScheduleError("draw_beside: no timelines; pass {title: timeline}")
+    unit = next(iter({unit_of(drawable, unit) for drawable in drawables.values()} - {""}), "")
+    timelines = {title: timeline_of(drawable) for title, drawable in drawables.items()}
     longest = max(float(timeline.total) for timeline in timelines.values())
     figure, top = _figure(list(timelines.values()), live)
     fullest = _fullest(timelines.values()) * live
@@ -130,18 +130,18 @@ def draw_beside(things: Mapping[str, Drawable], unit: str | None = None, live: b
     return Drawing(figure, alt, crop=False)
 
 
-def unit_of(thing: Drawable, unit: str | None) -> str:
-    """Return the given unit, or by default that of a trace file."""
-    return unit if unit is not None else "ms" if isinstance(thing, str | Path) else ""
+def unit_of(drawable: Drawable, unit: str | None) -> str:
+    """Return the given unit; the default is "ms" for a trace file, else none."""
+    return unit if unit is not None else "ms" if isinstance(drawable, str | Path) else ""
 
 
 def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str:
-    """Describe the figure in words: each stage's order, the total time, bubble, and memory.
+    """Return a text that describes the figure: each stage's order, total time, bubble, and memory.
 
     Args:
         timeline: the timeline.
-        title: of the figure.
-        unit: of time.
+        title: the figure's title.
+        unit: the unit of time, or "".
     """
     chunks = chunks_of(timeline)
     sentences = [f"{title}: {len(timeline.spans)} stages over time. {summary(timeline, unit)}."]
@@ -151,6 +151,7 @@ def alt_text(timeline: Timeline, title: str = "Pipeline", unit: str = "") -> str
 
 
 def summary(timeline: Timeline, unit: str = "") -> str:
+    """Return the total time, the bubble, and the peak live activations as text."""
     total = f"{float(timeline.total):.4g}" + (f" {unit}" if unit else "")
     peak, chunks = ", ".join(map(str, timeline.peak_live)), chunks_of(timeline)
     unit_of_memory = f" (of 1/{chunks} stage each)" if chunks > 1 else ""
@@ -170,7 +171,7 @@ def _row(live: bool) -> float:
 
 def _height(timeline: Timeline, live: bool) -> float:
     """Return the height of a panel in inches: text, rows, and axis."""
-    return WORDS + len(timeline.spans) * _row(live) + AXIS
+    return HEADER + len(timeline.spans) * _row(live) + AXIS
 
 
 def _figure(timelines: list[Timeline], live: bool) -> tuple[Figure, float]:
@@ -187,9 +188,9 @@ def _width(timeline: Timeline) -> float:
     lengths = sorted(span.end - span.start for spans in timeline.spans.values() for span in spans)
     short = float(lengths[len(lengths) // 10])
     if not short:
-        return WIDEST
-    wanted = float(timeline.total) / short * 0.27 + LEFT + RIGHT
-    return min(WIDEST, max(NARROWEST, wanted))
+        return MAX_WIDTH
+    width = float(timeline.total) / short * 0.27 + LEFT + RIGHT
+    return min(MAX_WIDTH, max(MIN_WIDTH, width))
 
 
 def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str, longest: float,
@@ -197,18 +198,18 @@ def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str
     """Draw one timeline.
 
     Args:
-        figure: to draw in.
+        figure: the figure to draw in.
         timeline: the timeline.
         top: the panel's upper edge, in inches from below.
-        title: of the panel.
-        unit: of time.
+        title: the panel's title.
+        unit: the unit of time, or "".
         longest: length of the axis, in units of time.
         fullest: the activations in flight at which a strip is full; 0 for no strips.
     """
     width, height = figure.get_size_inches()
     rows, row = len(timeline.spans), _row(bool(fullest))
     inches = width - LEFT - (RIGHT_OF_STRIP if fullest else RIGHT)
-    axes = figure.add_axes((LEFT / width, (top - WORDS - rows * row) / height, inches / width,
+    axes = figure.add_axes((LEFT / width, (top - HEADER - rows * row) / height, inches / width,
                             rows * row / height))
     axes.set(xlim=(0, longest or 1), ylim=(rows * row, 0))
     for number, spans in enumerate(timeline.spans.values()):
@@ -218,13 +219,13 @@ def _panel(figure: Figure, timeline: Timeline, top: float, title: str, unit: str
             draw_strip(axes, begin + BOX, spans, timeline, fullest)
     axes.set_yticks([number * row + ROW / 2 for number in range(rows)],
                     [f"stage {stage}" for stage in timeline.spans])
-    _plain(axes, f"time ({unit})" if unit else "time")
+    _style_axes(axes, f"time ({unit})" if unit else "time")
     for text, below, style in ((title, 0.1, {"fontsize": 12, "weight": "bold"}),
                                (summary(timeline, unit), 0.35, {"fontsize": 9.5})):
         figure.text(LEFT / width, (top - below) / height, text, color=INK, va="top", **style)
 
 
-def _plain(axes: Axes, label: str) -> None:
+def _style_axes(axes: Axes, label: str) -> None:
     axes.set_xlabel(label, color=INK)
     axes.tick_params(axis="y", length=0, labelsize=10, labelcolor=INK)
     axes.tick_params(axis="x", labelsize=9, labelcolor=INK)

@@ -54,7 +54,7 @@ def from_python(path: Path, stages: int, micro_batches: int, chunks: int) -> Sch
     except (Exception, SystemExit) as error:
         raise ScheduleError(_where_it_failed(path, error)) from error
     return parse(value, f"{name}({stages}, {micro_batches}"
-                        + (f", {chunks})" if chunks != 1 else ")"))
+                 + (f", {chunks})" if chunks != 1 else ")"))
 
 
 def _call(function: Callable[..., Schedule], name: str, stages: int, micro_batches: int,
@@ -64,8 +64,8 @@ def _call(function: Callable[..., Schedule], name: str, stages: int, micro_batch
         return function(stages, micro_batches)
     if _takes(function, 3):
         return function(stages, micro_batches, chunks)
-    wanted = "(stages, micro_batches)" if chunks == 1 else "(stages, micro_batches, chunks)"
-    raise ScheduleError(f"{name} should take {wanted}, not {inspect.signature(function)}")
+    expected = "(stages, micro_batches)" if chunks == 1 else "(stages, micro_batches, chunks)"
+    raise ScheduleError(f"{name} should take {expected}, not {inspect.signature(function)}")
 
 
 def _takes(function: Callable, count: int) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from pipeline_schedules.actions import Action, ScheduleError
 from pipeline_schedules.activations import peak_live
-from pipeline_schedules.clock import Clock, Durations
+from pipeline_schedules.clock import Durations, ScheduleClock
 from pipeline_schedules.interpreter import replay
 from pipeline_schedules.parsing import well_formed
 from pipeline_schedules.validation import check
@@ -49,9 +49,9 @@ class Timeline:
             spans[stage] = [_span(item, f"recorded: stage {stage}, position {position}")
                             for position, item in enumerate(recorded[stage])]
             spans[stage].sort(key=lambda span: (span.start, span.end))
-            _refuse_overlap(stage, spans[stage])
+            _reject_overlap(stage, spans[stage])
         if not any(spans.values()):
-            raise ScheduleError("recorded: no stage did anything")
+            raise ScheduleError("recorded: no stage has any spans")
         return cls(spans)
 
     @property
@@ -100,7 +100,7 @@ def simulate(schedule: Sequence[Sequence[Action]], durations: Durations | None =
         ScheduleError: check() rejects the schedule, or the durations do not fit it.
     """
     check(schedule)
-    clock = Clock(schedule, durations or Durations())
+    clock = ScheduleClock(schedule, durations or Durations())
     replay(schedule, clock)
     spans: dict[int, list[Span]] = {stage: [] for stage in range(len(schedule))}
     for (stage, action), start in clock.starts.items():
@@ -125,8 +125,8 @@ def _span(item: Sequence, where: str) -> Span:
     return span
 
 
-def _refuse_overlap(stage: int, spans: list[Span]) -> None:
-    # A start plus a length, as traces have it, may round to just above the next start.
+def _reject_overlap(stage: int, spans: list[Span]) -> None:
+    # A trace has starts and lengths; their sum may round to just above the next start.
     slack = 1e-6 * (spans[-1].end - spans[0].start) if spans else 0
     for before, after in pairwise(spans):
         if after.start < before.end - slack:

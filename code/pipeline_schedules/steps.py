@@ -1,7 +1,7 @@
-"""A timeline step by step: a slider uncovers the figure, and a table shows each stage's action.
+"""A timeline shown step by step: a slider reveals the figure, and a table each stage's action.
 
-The HTML contains its data and script (steps.js), so it works in JupyterLab and in an exported page,
-without a network. Where scripts are not allowed, it shows the complete figure.
+The HTML contains its data and script (steps.js), so it works offline in JupyterLab and in an
+exported page. If scripts are disabled, it shows the complete figure.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline_schedules.simulation import Timeline
 from pipeline_schedules.traces import Drawable, timeline_of
 
 SCRIPT = Path(__file__).with_name("steps.js")
-MOST_STEPS = 5_000  # steps; more would be megabytes in a notebook
+MAX_STEPS = 5_000  # more would take megabytes in a notebook
 # Scripts of the buttons: one moves the slider by some steps, the other plays it to its end.
 MOVE = ("const s=this.closest('figure').querySelector('input');s.value=Number(s.value)+({by});"
         "s.oninput()")
@@ -108,7 +108,7 @@ class Steps:
                 "unit": self.unit and f" {self.unit}"}
 
     def _needed(self, stage: int, action: Action, chunks: int) -> str:
-        """Return the action of another stage that this one depends on, in words, or ""."""
+        """Return a phrase for the other stage's action that this one depends on, or ""."""
         source = sender(stage, action, len(self.timeline.spans), chunks)
         return "" if source is None else f"{source[1]} of stage {source[0]}"
 
@@ -119,12 +119,12 @@ def moments(timeline: Timeline) -> list[float]:
                    for time in (span.start, span.end)})
 
 
-def draw_steps(thing: Drawable, title: str = "Pipeline", unit: str | None = None,
+def draw_steps(drawable: Drawable, title: str = "Pipeline", unit: str | None = None,
                live: bool = True) -> Steps:
     """Draw a timeline with a slider over the moments at which an action starts or ends.
 
     Args:
-        thing: as for draw().
+        drawable: as for draw().
         title: as for draw().
         unit: as for draw().
         live: as for draw().
@@ -132,8 +132,8 @@ def draw_steps(thing: Drawable, title: str = "Pipeline", unit: str | None = None
     Raises:
         ScheduleError: timeline_of rejects it, or there are too many moments.
     """
-    timeline, unit = timeline_of(thing), unit_of(thing, unit)
-    if len(moments(timeline)) > MOST_STEPS:
+    timeline, unit = timeline_of(drawable), unit_of(drawable, unit)
+    if len(moments(timeline)) > MAX_STEPS:
         raise ScheduleError(f"{len(moments(timeline)):,} steps are too many for a slider, which "
-                            f"has {MOST_STEPS:,} at most; draw() draws them all at once")
+                            f"has {MAX_STEPS:,} at most; draw() draws them all at once")
     return Steps(draw(timeline, title, unit, live), timeline, unit)

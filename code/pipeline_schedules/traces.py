@@ -1,5 +1,7 @@
-"""Read and write timelines as trace-event files, which Perfetto (ui.perfetto.dev) and
-chrome://tracing open, with one process per rank."""
+"""Read and write timelines as trace-event files with one process per rank.
+
+Perfetto (ui.perfetto.dev) and chrome://tracing open them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from pipeline_schedules.clock import Durations
 from pipeline_schedules.parsing import parse
 from pipeline_schedules.simulation import Timeline, simulate
 
-FILE = "timeline.json"  # what --timeline FOLDER writes there
+FILE = "timeline.json"  # the file that --timeline FOLDER writes
 SECTIONS = {FORWARD: "forward-compute", BACKWARD: "backward-compute", WEIGHT: "backward-compute"}
 Drawable = Timeline | Mapping[int, Sequence[Sequence]] | Sequence[object] | str | Path
 
 
-def timeline_of(thing: Drawable, durations: Durations | None = None, dp: int = 0, tp: int = 0
+def timeline_of(drawable: Drawable, durations: Durations | None = None, dp: int = 0, tp: int = 0
                 ) -> Timeline:
     """Return the timeline of anything that has one.
 
     Args:
-        thing: a timeline; a schedule that parse() reads; recorded spans as {stage: [(kind,
+        drawable: a timeline; a schedule that parse() reads; recorded spans as {stage: [(kind,
             micro_batch, chunk, start, end)]}; or the folder or the file of a run with --timeline.
         durations: times of the passes, to simulate a schedule.
         dp: the data-parallel replica, to read from a file.
@@ -32,13 +34,13 @@ def timeline_of(thing: Drawable, durations: Durations | None = None, dp: int = 0
     Raises:
         ScheduleError: it is none of these, or is malformed.
     """
-    if isinstance(thing, Timeline):
-        return thing
-    if isinstance(thing, str | Path):
-        return read(thing, dp, tp)
-    if isinstance(thing, Mapping):
-        return Timeline.of(thing)
-    return simulate(parse(thing), durations)
+    if isinstance(drawable, Timeline):
+        return drawable
+    if isinstance(drawable, str | Path):
+        return read(drawable, dp, tp)
+    if isinstance(drawable, Mapping):
+        return Timeline.of(drawable)
+    return simulate(parse(drawable), durations)
 
 
 def measured(timeline: Timeline) -> Durations:
@@ -61,9 +63,9 @@ def measured(timeline: Timeline) -> Durations:
 
 
 def replayed(timeline: Timeline) -> Timeline:
-    """Simulate a recorded run's own order with each stage's mean times and free links.
+    """Simulate a recorded run's own order with each stage's mean times and instant communication.
 
-    The recorded run is longer by its communication and by the variance of its actions' times.
+    The recorded run takes longer because of communication and the variance of its actions' times.
     """
     order = [[Action(*span[:3]) for span in spans] for spans in timeline.spans.values()]
     return simulate(order, measured(timeline))
@@ -73,8 +75,8 @@ def perfetto(ranks: list[dict], label: str = "") -> dict:
     """Return a trace with one process per rank, and times in microseconds from the first start.
 
     Args:
-        ranks: {"rank", "pp", "dp", "tp", "sections": [(name, start and end in seconds, an action
-            as a tuple or None)]} of each.
+        ranks: per rank, a dictionary with "rank", "pp", "dp", "tp", and "sections", a list of
+            (name, start in seconds, end in seconds, action as a tuple or None).
         label: added to each title, such as the name of a modeled GPU.
     """
     begin = min(start for rank in ranks for _, start, _, _ in rank["sections"])
@@ -99,24 +101,25 @@ def perfetto(ranks: list[dict], label: str = "") -> dict:
     return {"displayTimeUnit": "ms", "traceEvents": events}
 
 
-def export(thing: Drawable, path: str | Path, milliseconds: float = 1) -> None:
+def export(drawable: Drawable, path: str | Path, milliseconds: float = 1) -> None:
     """Write a timeline as a trace file.
 
     Args:
-        thing: anything that timeline_of accepts.
+        drawable: anything that timeline_of accepts.
         path: the file.
-        milliseconds: the length of the timeline's unit of time.
+        milliseconds: the timeline's unit of time, in milliseconds.
 
     Raises:
         ScheduleError: timeline_of rejects it, or the file cannot be written.
     """
-    timeline = timeline_of(thing)
+    timeline = timeline_of(drawable)
     seconds = milliseconds / 1e3
     ranks = [{"rank": rank, "pp": stage, "dp": 0, "tp": 0, "sections": [
         (SECTIONS[span.kind], float(span.start) * seconds, float(span.end) * seconds, span[:3])
         for span in spans]} for rank, (stage, spans) in enumerate(timeline.spans.items())]
     try:
-        write(Path(path), perfetto(ranks, "simulated" if isinstance(thing, list | tuple) else ""))
+        write(Path(path),
+              perfetto(ranks, "simulated" if isinstance(drawable, list | tuple) else ""))
     except OSError as error:
         raise ScheduleError(f"{path}: {error.strerror}") from error
 

@@ -23,7 +23,7 @@ from pipeline_schedules.activations import live_activations
 from pipeline_schedules.interpreter import Deadlock, Handler, replay
 
 Lists = Sequence[Sequence[Action]]
-SHOWN = 5  # problems in one error; more would bury the first
+MAX_SHOWN = 5  # problems in one error message; more would hide the first
 
 
 def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | None = None,
@@ -45,9 +45,9 @@ def check(schedule: Lists, *, stages: int | None = None, micro_batches: int | No
     errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
                       max_live=max_live)
     if errors:
-        text = "\n  ".join(errors[:SHOWN])
-        if len(errors) > SHOWN:
-            text += f"\n  and {len(errors) - SHOWN} more"
+        text = "\n  ".join(errors[:MAX_SHOWN])
+        if len(errors) > MAX_SHOWN:
+            text += f"\n  and {len(errors) - MAX_SHOWN} more"
         raise ScheduleError(f"{source}: {text}")
 
 
@@ -62,7 +62,8 @@ def problems(schedule: Lists, *, stages: int | None = None, micro_batches: int |
     Args:
         schedule: per stage, its actions.
         stages: the number of pipeline stages; by default, that of the lists.
-        micro_batches: their number; by default, one more than the highest in the schedule.
+        micro_batches: micro-batches per step; by default, one more than the highest in the
+            schedule.
         chunks: model chunks per stage; by default, one more than the highest in the schedule.
         max_live: the most (micro-batch, chunk) pairs that may be in flight on a stage, one number
             or one per stage.
@@ -130,17 +131,16 @@ def _completeness(schedule: Lists, micro_batches: int, chunks: int) -> list[str]
     used = sorted({action.micro_batch for action in every})
     errors = (_unused(set(used), micro_batches, "micro-batch")
               or _unused({action.chunk for action in every}, chunks, "chunk"))
-    if errors:  # most likely one wrong number, which a list for every stage would bury
+    if errors:  # probably one wrong number, which one error per stage would hide
         return errors
     for stage, actions in enumerate(schedule):
         times = Counter(actions)
         errors += [f"stage {stage} runs {action} {number} times instead of once"
                    for action, number in times.items() if number > 1]
         for kind in kinds:
-            wanted = [Action(kind, k, chunk) for k in used
-                      for chunk in range(chunks)]
+            expected = [Action(kind, k, chunk) for k in used for chunk in range(chunks)]
             errors += [MISSING[kind].format(stage=stage, action=action, k=action.micro_batch)
-                       for action in wanted if action not in times]
+                       for action in expected if action not in times]
     return errors
 
 

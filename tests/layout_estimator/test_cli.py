@@ -61,7 +61,8 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     (["--gpus-per-node", "16"], "--gpus-per-node 16: a node with v100-sxm2-16gb GPUs (DGX-1 with "
                                 "V100) has 8; nearest: --gpus-per-node 8"),
     (["--world-size", "0"], "--world-size 0: must be a number of at least 1"),
-    (["--tensor-model-parallel-size", "4"], "--tensor-model-parallel-size 4: these ranks stay on"),
+    (["--tensor-model-parallel-size", "4"],
+     "--tensor-model-parallel-size 4: a tensor-parallel group stays on one node"),
     (["--plot", "nowhere/x.svg"], "--plot nowhere/x.svg: there is no folder nowhere"),
     (["--device", "virtual"], "VIRTUAL_GPU is not set"),
 ])

@@ -100,8 +100,8 @@ def test_the_report_names_the_stage_and_the_gpu_model_that_memory_is_too_small_f
 
 @pytest.mark.parametrize("flags, why", [
     ("--cluster a100:4x2,a1000:4x4", "--cluster: cluster 'a1000:4x4': no virtual GPU model"),
-    ("--cluster a100", "--cluster: cluster 'a100': KIND:GPUSxNODES"),
-    ("--cluster=a100:4x", "--cluster: cluster 'a100:4x': KIND:GPUSxNODES"),
+    ("--cluster a100", "--cluster: cluster 'a100': expected KIND:GPUSxNODES"),
+    ("--cluster=a100:4x", "--cluster: cluster 'a100:4x': expected KIND:GPUSxNODES"),
     ("--cluster", "--cluster: expected one argument"),
     (f"{CLUSTER} --world-size 8", "--world-size 8: --cluster a100:2x1,a10:2x2 describes the GPUs, "
      "6 in all; nearest: leave out --world-size"),
@@ -171,4 +171,5 @@ def test_lab_estimate_sweeps_a_mixed_cluster(capsys, tmp_path):
     assert capsys.readouterr().out.startswith("virtual a100-80gb x 2 + virtual a10 x 4, ")
     assert path.read_text().startswith("<?xml")
     assert main(["estimate", *words, "--cluster=a100:2x1,a10:1x2"]) == 1
-    assert "a10:1x2 in --cluster has nodes of 1" in capsys.readouterr().err
+    assert ("a10:1x2 in --cluster has 1 GPU(s) per node; nearest: --tensor-model-parallel-size 1"
+            in capsys.readouterr().err)

@@ -43,7 +43,7 @@ def test_a_replica_s_pipeline_is_read_back_in_milliseconds(recorded, replica, st
 
 @pytest.mark.parametrize("text, said", [
     ("{", "contains no timeline"), ("[]", "contains no timeline"),
-    ('{"traceEvents": []}', "no stage did anything"),
+    ('{"traceEvents": []}', "no stage has any spans"),
     ('{"traceEvents": [{"args": {"action": ["F", 0, 0], "dp": 0, "tp": 0, "pp": 0}}]}', "'ts'"),
 ])
 def test_what_is_no_timeline_is_refused(tmp_path, text, said):

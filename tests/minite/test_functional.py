@@ -14,7 +14,7 @@ from minite.recipes import (
     Format,
     MXFP8BlockScaling,
 )
-from minite.state import BACKWARD, FORWARD, Context, LinearState, update_scales
+from minite.state import BACKWARD, FORWARD, AutocastContext, LinearState, update_scales
 from warmranks import run_ranks
 
 from . import oracle, steps
@@ -77,7 +77,7 @@ def test_dtypes_and_leading_dimensions():
 def test_dimensions_that_do_not_fit(recipe, shape, text):
     with pytest.raises(ValueError, match=text):
         fp8_linear(torch.ones(shape), torch.ones(128, shape[1]), None,
-                   LinearState().quantizers(Context(True, recipe=recipe)))
+                   LinearState().quantizers(AutocastContext(True, recipe=recipe)))
 
 
 def test_a_quantizer_without_history_cannot_delay():
@@ -86,8 +86,8 @@ def test_a_quantizer_without_history_cannot_delay():
 
 
 def test_delayed_scaling_uses_the_amax_of_earlier_steps():
-    state, context = LinearState(), Context(True, recipe=DelayedScaling(margin=1,
-                                                                        amax_history_len=2))
+    state, context = LinearState(), AutocastContext(True, recipe=DelayedScaling(margin=1,
+                                                                                amax_history_len=2))
     scale, before = [1.0, 1.0], (0.0, 0.0)
     for factor in (1.0, 8.0, 1.0, 1.0, 1.0):
         x, w, dy = operands()
@@ -111,7 +111,7 @@ def test_delayed_scaling_uses_the_amax_of_earlier_steps():
 
 def test_a_longer_or_shorter_history_keeps_the_newest_steps():
     state = LinearState()
-    state.quantizers(Context(True, recipe=DelayedScaling(amax_history_len=4)))
+    state.quantizers(AutocastContext(True, recipe=DelayedScaling(amax_history_len=4)))
     scaling = state.scalings[FORWARD]
     scaling.history[:] = torch.tensor([[0.0], [1], [2], [3]])
     for steps_kept, rows in ((2, [0, 3]), (4, [0, 0, 0, 3]), (1, [0]), (3, [0, 0, 0])):

@@ -285,15 +285,17 @@ def test_an_fp8_only_checkpoint_round_trips(which, tmp_path):
 
 
 @pytest.mark.parametrize("wrong, text", [
-    (lambda: te.LayerNormMLP(16, 16, activation="tanh"), "activation='tanh': one of gelu"),
+    (lambda: te.LayerNormMLP(16, 16, activation="tanh"), "activation='tanh': expected one of gelu"),
     (lambda: te.LayerNormLinear(16, 16, normalization="Batch"), "normalization='Batch'"),
     (lambda: te.TransformerLayer(30, 64, 4), "hidden_size=30: not divisible by"),
-    (lambda: te.TransformerLayer(32, 64, 4, 3), "num_gqa_groups=3: num_attention_heads=4"),
-    (lambda: te.DotProductAttention(2, 8, qkv_format="thd"), 'qkv_format=\'thd\': "sbhd" or'),
+    (lambda: te.TransformerLayer(32, 64, 4, 3),
+     "num_gqa_groups=3: does not divide num_attention_heads=4"),
+    (lambda: te.DotProductAttention(2, 8, qkv_format="thd"),
+     'qkv_format=\'thd\': expected "sbhd" or'),
     (lambda: te.DotProductAttention(2, 8)(*torch.ones(3, 4, 1, 2, 8), None, "padding"),
      "'padding' needs attention_mask"),
     (lambda: te.DotProductAttention(2, 8)(*torch.ones(3, 4, 1, 2, 8), None, "causl"),
-     "attn_mask_type='causl': one of causal"),
+     "attn_mask_type='causl': expected one of causal"),
 ])
 def test_bad_arguments(wrong, text):
     with pytest.raises(ValueError, match=text):

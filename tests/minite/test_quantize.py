@@ -108,8 +108,8 @@ def test_the_history_over_four_steps(algo, expected):
 
 @pytest.mark.parametrize("wrong, text", [
     (lambda: DelayedScaling(fp8_format=Format.E5M2), "Format.HYBRID"),
-    (lambda: DelayedScaling(amax_history_len=0), "amax_history_len=0: at least 1"),
-    (lambda: DelayedScaling(amax_compute_algo="mean"), "'mean': \"max\", \"most_recent\""),
+    (lambda: DelayedScaling(amax_history_len=0), "amax_history_len=0: expected at least 1"),
+    (lambda: DelayedScaling(amax_compute_algo="mean"), "'mean': expected \"max\", \"most_recent\""),
     (lambda: Float8BlockScaling(fp8_format="e4m3"), "fp8_format=e4m3"),
 ])
 def test_bad_recipes(wrong, text):

@@ -122,8 +122,8 @@ def test_rounding_of_a_clock_is_no_overlap():
 
 
 @pytest.mark.parametrize("recorded, message", [
-    ({}, "no stage did anything"),
-    ({0: []}, "no stage did anything"),
+    ({}, "no stage has any spans"),
+    ({0: []}, "no stage has any spans"),
     ({0: [("F", 0, 0, 1.0)]}, r"stage 0, position 0: .* is not \(kind, micro_batch, chunk, start"),
     ({0: [3]}, "stage 0, position 0: 3 is not"),
     ({2: [("X", 0, 0, 0, 1)]}, "stage 2, position 0: an action's kind is F, B, or W, not 'X'"),

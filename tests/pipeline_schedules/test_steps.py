@@ -71,7 +71,7 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path):
     assert all(link.startswith("data:image/png;base64,") for link in tags.links)
     assert tags.alt == steps.drawing.alt == repr(steps) and "F0 F1 B0 B1" in tags.alt
     assert steps._repr_html_() == steps.html() == draw_steps(one_f_one_b(2, 2),
-                                                            'a "title" <b>').html()
+                                                             'a "title" <b>').html()
     with pytest.raises(ScheduleError, match=r"saved as \.html"):
         steps.save(tmp_path / "steps.svg")
 

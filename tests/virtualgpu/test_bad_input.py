@@ -56,7 +56,7 @@ def test_operations_without_a_rule_are_counted_and_their_share_shown():
     busy = gpu.busy
     share = busy["aten.cumprod"] / sum(busy.values())
     assert 0 < share < 0.02
-    assert line == ("virtual a100-80gb: operations without a cost rule, taken for elementwise "
+    assert line == ("virtual a100-80gb: operations without a cost rule, costed as elementwise "
                     f"ones: aten.cumprod (3 calls); {share:.2%} of the kernels' time")
 
 
@@ -67,7 +67,7 @@ def test_too_much_unknown_time_is_an_error():
         for _ in range(5):
             big.cumprod(0)
     with pytest.raises(UnknownCost, match=r"aten.cumprod \(5 calls\); .*%.*more than 2%: the times "
-                       "cannot be believed"):
+                       "are not reliable"):
         gpu.unknown_costs()
 
 

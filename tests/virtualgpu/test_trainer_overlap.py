@@ -59,8 +59,8 @@ def large_layer(tp, flags, monkeypatch):
     flops, start = Counter(), VirtualGpu.start
 
     def counted(gpu, func, args, kwargs, plan, out):
-        if plan.work.product is not None:
-            flops["products"] += plan.work.product.flops
+        if plan.work.gemm is not None:
+            flops["products"] += plan.work.gemm.flops
         start(gpu, func, args, kwargs, plan, out)
 
     world = {"RANK": "0", "WORLD_SIZE": str(3 * tp)}

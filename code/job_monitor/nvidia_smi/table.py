@@ -7,9 +7,9 @@ from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
 from slurmbox.profile import CPUS
-from virtualgpu.net import inside
-from virtualgpu.net.inside import Seat
-from virtualgpu.net.nodes import NODES, NodeType, Place
+from virtualgpu.net import intranode
+from virtualgpu.net.intranode import GpuSlot
+from virtualgpu.net.nodes import NODES, DeviceLocation, NodeType
 
 MODELED = "virtual GPUs: modeled, no hardware"
 SELF = " X "
@@ -75,7 +75,7 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
         adapters: whether the node has the InfiniBand adapters of its type.
     """
     node = NODES[gpus[0].card.node]
-    seats = [Seat(gpu.card, gpu.number) for gpu in gpus]
+    seats = [GpuSlot(gpu.card, gpu.number) for gpu in gpus]
     cells = links(seats, node.adapters if adapters else ())
     names = [f"GPU{gpu.index}" for gpu in gpus]
     threads, numa = zip(*map(affinity, seats), strict=True)
@@ -84,7 +84,7 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
     return f"{topology(names, cells, columns)}\n{modeled_notice(node)}"
 
 
-def links(seats: Sequence[Seat], nics: Sequence[Place]) -> list[list[str]]:
+def links(seats: Sequence[GpuSlot], nics: Sequence[DeviceLocation]) -> list[list[str]]:
     """Return the cells of the matrix: a row for each GPU of one node, then one for each NIC.
 
     Args:
@@ -121,21 +121,21 @@ def topology(gpus: Sequence[str], cells: Sequence[Sequence[str]],
     return f"{text}\nNIC Legend:\n\n{legend}" if nics else text
 
 
-def gpu_link(one: Seat, other: Seat) -> str:
+def gpu_link(one: GpuSlot, other: GpuSlot) -> str:
     """Return the cell of two GPUs, such as NV2 or PHB."""
     if one == other:
         return SELF
-    count = inside.nvlinks(one, other)
-    return f"NV{count}" if count else inside.path(one, other)
+    count = intranode.nvlinks(one, other)
+    return f"NV{count}" if count else intranode.path(one, other)
 
 
-def adapter_link(seat: Seat, nic: Place) -> str:
+def adapter_link(seat: GpuSlot, nic: DeviceLocation) -> str:
     """Return the cell of a GPU and an InfiniBand adapter."""
     node = NODES[seat.card.node]
     return node.path(node.place(seat.slot), nic)
 
 
-def affinity(seat: Seat) -> tuple[str, str]:
+def affinity(seat: GpuSlot) -> tuple[str, str]:
     """Return the CPUs on a GPU's NUMA node, and the number of that node."""
     node = NODES[seat.card.node]
     numa = node.place(seat.slot).numa % node.numa_nodes

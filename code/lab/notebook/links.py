@@ -110,11 +110,11 @@ def virtual(card: str, network: str | None = None) -> Curve:
         LabError: the GPU model or the network is unknown.
     """
     from virtualgpu.net.collectives import message
-    from virtualgpu.net.inside import SHARED_MEMORY, pair
+    from virtualgpu.net.intranode import SHARED_MEMORY, pair
 
     nodes = ("node1", "node1") if network is None else ("node1", "node2")
     topology = _topology(card, nodes, network)
-    wire = topology.wire(0, 1)
+    wire = topology.p2p_path(0, 1)
     if network is None:
         name = pair(*topology.seats).name
         kind = "PCIe via host memory" if name == SHARED_MEMORY else name

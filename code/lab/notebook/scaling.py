@@ -13,7 +13,7 @@ from unittest import mock
 from labcore.colors import result
 from virtualgpu.launch.cluster import parse
 from virtualgpu.net import collectives
-from virtualgpu.net.collectives import Path
+from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.net.topology import Topology
 
 
@@ -41,7 +41,7 @@ def no_latency() -> Iterator[None]:
     """Model collectives without the latency of links and of their start, within the context."""
     path = Topology.path
 
-    def path_without_latency(self: Topology, ranks: Sequence[int]) -> Path:
+    def path_without_latency(self: Topology, ranks: Sequence[int]) -> CommunicationPath:
         return replace(path(self, ranks), near=0.0, far=0.0)
 
     # Virtual ranks fork from this process.

@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 from job_monitor.nvidia_smi import table
 from virtualgpu.core.cards import find
-from virtualgpu.net.inside import Seat
+from virtualgpu.net.intranode import GpuSlot
 from virtualgpu.net.nodes import NODES
 
 GPUS = 8  # per server
@@ -43,7 +43,7 @@ def _dgx(card: str, cores: int) -> Server:
     """Return the DGX server of a GPU model."""
     sheet = find(card)
     node = NODES[sheet.node]
-    cells = table.links([Seat(sheet, slot) for slot in range(GPUS)], node.adapters)
+    cells = table.links([GpuSlot(sheet, slot) for slot in range(GPUS)], node.adapters)
     return Server(tuple(map(tuple, cells)), tuple(slot.numa for slot in node.slots),
                   node.numa_nodes, cores)
 

@@ -95,7 +95,7 @@ def _program(job: ModeledJob) -> tuple[list[Event], float]:
     import torch.distributed as dist
 
     from virtualgpu.export.ledger import Ledger
-    from virtualgpu.export.trace import Recorder
+    from virtualgpu.export.trace import TraceRecorder
 
     gpu = Ledger.current.gpu
     if job.world > 1:
@@ -106,7 +106,7 @@ def _program(job: ModeledJob) -> tuple[list[Event], float]:
     x = torch.empty(job.tokens, job.width, device="cuda", dtype=torch.bfloat16)
     _step(job, model, x)
     torch.cuda.synchronize()
-    recorder, begin = Recorder(gpu), gpu.now()
+    recorder, begin = TraceRecorder(gpu), gpu.now()
     recorder.start()
     _step(job, model, x)
     torch.cuda.synchronize()
@@ -139,13 +139,13 @@ def _step(job: ModeledJob, model, x) -> None:
 
 def _events(note) -> list[Event]:
     """Return a note of the virtual GPU as an event, if it takes time on the GPU."""
-    from virtualgpu.export.trace import Message, Operation
+    from virtualgpu.export.trace import CommunicationNote, OperationNote
 
-    if isinstance(note, Operation) and note.plan.kernels and note.plan.work:
+    if isinstance(note, OperationNote) and note.plan.kernels and note.plan.work:
         work = note.plan.work
         return [_event(note.plan.name, "kernel", note.end - note.plan.seconds, note.end,
-                       work.product.flops if work.product else work.flops, work.bytes)]
-    if isinstance(note, Message) and note.end is not None:
+                       work.gemm.flops if work.gemm else work.flops, work.bytes)]
+    if isinstance(note, CommunicationNote) and note.end is not None:
         ranks = len(note.ranks)
         sent = 2 * (ranks - 1) * note.sent * note.dtype.itemsize // ranks
         return [_event(f"nccl:{note.name}", "communication", note.ready, note.end, 0, sent)]

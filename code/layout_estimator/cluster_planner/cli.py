@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labcore.errors import LabError
-from layout_estimator.cli import take
+from layout_estimator.cli import pop_figure_path
 
 if TYPE_CHECKING:
     from layout_estimator.cluster_planner.search import Found, Search
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
 
     if arguments.plot is not None:
-        take(["--plot", arguments.plot], "--plot")  # checks it
+        pop_figure_path(["--plot", arguments.plot], "--plot")  # checks it
     if (path := _conf(arguments)) is not None:
         conf.check(path, arguments.model)
     groups, flags = _groups(arguments), _flags(arguments)

@@ -16,7 +16,7 @@ from math import factorial, prod
 from virtualgpu.core.card import Card
 from virtualgpu.net import nccl, network
 from virtualgpu.net.cluster_spec import NodeGroup
-from virtualgpu.net.collectives import Path, message
+from virtualgpu.net.collectives import CommunicationPath, message
 from virtualgpu.net.topology import Topology
 
 MOST_ORDERS = 256
@@ -60,7 +60,7 @@ class Placement:
         """The GPU models of all stages."""
         return tuple(self.cards(stage) for stage in range(self.grid.pipeline))
 
-    def data_path(self, stage: int) -> Path | None:
+    def data_path(self, stage: int) -> CommunicationPath | None:
         """Return the slowest path of a stage's data-parallel groups, or None with one replica."""
         tensor, data = self.grid.tensor, self.grid.data
         if data == 1:
@@ -68,7 +68,7 @@ class Placement:
         base = stage * tensor * data
         return _path(self.topology, tuple(base + tensor * replica for replica in range(data)))
 
-    def ends_path(self) -> Path:
+    def ends_path(self) -> CommunicationPath:
         """Return the path between the first and the last stage's copies of the embedding."""
         return _path(self.topology,
                      (0, (self.grid.pipeline - 1) * self.grid.tensor * self.grid.data))
@@ -114,13 +114,13 @@ def _topology(order: tuple[NodeGroup, ...], link: str) -> Topology:
 
 
 @lru_cache(maxsize=65536)
-def _path(topology: Topology, ranks: tuple[int, ...]) -> Path:
+def _path(topology: Topology, ranks: tuple[int, ...]) -> CommunicationPath:
     return topology.path(ranks)
 
 
 @lru_cache(maxsize=65536)
-def _wire(topology: Topology, source: int, target: int) -> Path:
-    return topology.wire(source, target)
+def _wire(topology: Topology, source: int, target: int) -> CommunicationPath:
+    return topology.p2p_path(source, target)
 
 
 def slowest_network(groups: Sequence[NodeGroup]) -> str:

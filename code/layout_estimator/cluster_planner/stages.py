@@ -12,7 +12,7 @@ from layout_estimator.cluster_planner.placement import Grid, Placement
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
 from minimegatron.formulas import in_flight, state_bytes
 from virtualgpu.core.card import Card
-from virtualgpu.net.collectives import Path, all_gather, all_reduce, ring, tree
+from virtualgpu.net.collectives import CommunicationPath, all_gather, all_reduce, ring, tree
 
 ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
 
@@ -136,7 +136,7 @@ class _Place(NamedTuple):
     last: bool
     in_flight: int
     buffers: int
-    path: Path | None
+    path: CommunicationPath | None
 
 
 @lru_cache(maxsize=16384)

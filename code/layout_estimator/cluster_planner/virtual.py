@@ -9,7 +9,7 @@ from layout_estimator.cluster import ModeledCluster, modeled_cluster
 from layout_estimator.cluster_planner.profiles import Key, Part, Profile
 from layout_estimator.estimate import UNLIMITED_MEMORY
 from layout_estimator.measurement import chunk_cost, step_cost
-from layout_estimator.planner import estimator_of, padded_vocabulary
+from layout_estimator.planner import make_estimator, padded_vocabulary
 from layout_estimator.representative import representative_context
 from layout_estimator.requests import EstimateError, read_flags
 from layout_estimator.stage_cost import ChunkCost, StepCost
@@ -56,7 +56,7 @@ class VirtualProfiles:
     def _measure(self, key: Key) -> Profile:
         one, two = self._config(key, 1), self._config(key, 2)
         vocabulary = padded_vocabulary(one)
-        card, link = estimator_of(one).card, estimator_of(one).link
+        card, link = make_estimator(one).card, make_estimator(one).link
         with modeled_cluster(_unlimited(card), link, one.world_size, one.gpus_per_node) as cluster:
 
             def passes(config: Config, stage: int) -> ChunkCost:

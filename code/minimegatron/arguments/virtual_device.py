@@ -33,7 +33,8 @@ def virtual_card(config: Config, name: str, source: str = "") -> Card:
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
-    return stacks.under(card, software_stack(config.software_stack or stacks.usual(card)))
+    return stacks.under(card,
+                        software_stack(config.software_stack or stacks.default_megatron(card)))
 
 
 def virtual_link(config: Config) -> str | None:
@@ -72,7 +73,7 @@ def check_device(config: Config) -> None:
         software_stack(config.software_stack)
 
 
-def software_stack(name: str) -> stacks.Stack:
+def software_stack(name: str) -> stacks.SoftwareStack:
     """Return the software stack with a name. Raises UserError."""
     try:
         return stacks.find_stack(name)

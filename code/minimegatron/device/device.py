@@ -89,7 +89,7 @@ class Device(ABC):
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
-    def profile(self, folder: str, worker: str) -> profiler.Profile | None:
+    def profile(self, folder: str, worker: str) -> profiler.StepProfiler | None:
         """Return the device's own profiler, or None to use PyTorch's (logging/profiler.py)."""
         return None
 

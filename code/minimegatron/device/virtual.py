@@ -74,9 +74,9 @@ class VirtualDevice(Device):
         memory = self.gpu.memory
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
 
-    def profile(self, folder: str, worker: str) -> profiler.Profile:
+    def profile(self, folder: str, worker: str) -> profiler.StepProfiler:
         cards_here = max(self.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-        return profiler.Profile(self.gpu, folder, worker, trace.Place(
+        return profiler.StepProfiler(self.gpu, folder, worker, trace.RankPlacement(
             dist.get_rank(), dist.get_world_size(), self.local_rank, cards_here))
 
     def mark(self, name: str) -> AbstractContextManager:
@@ -89,7 +89,7 @@ class VirtualDevice(Device):
             utilization = min(1.0, (busy - last_busy) / (now - last_now))
         self.last_status = now, busy, utilization
         return {**super().status(), "card": self.gpu.card.name, "gpu": self.local_rank,
-                "slot": self.slot, "memory_used": memory.taken + memory.reserved,
+                "slot": self.slot, "memory_used": memory.non_pytorch + memory.reserved,
                 "memory_total": memory.capacity, "virtual_seconds": now, "utilization": utilization}
 
     def connect(self) -> list[str]:

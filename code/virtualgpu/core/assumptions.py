@@ -1,7 +1,7 @@
 """Assumptions that a modeled run makes because it cannot know better.
 
-A figure that rests on an assumption is only as good as the assumption, so every one that is made is
-recorded here, and the report prints them all.
+A modeled figure is only as good as the assumptions behind it, so each is recorded here, and the
+report prints them all.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ class Assumption(NamedTuple):
 
 
 class Assumptions:
-    """All assumptions of a virtual GPU, in order, with how often each was made."""
+    """The assumptions of a run on a virtual GPU, in order, and how often each was made."""
 
     def __init__(self) -> None:
-        self.made: dict[Assumption, int] = {}
+        self.counts: dict[Assumption, int] = {}
 
     def note(self, text: str, file: str | None = None, line: int | None = None) -> None:
         """Record one more use of an assumption.
 
         Args:
             text: the assumption, as a sentence.
-            file: the program's file where it was made.
+            file: the program's file that it concerns.
             line: the line in that file.
         """
-        one = Assumption(text, file, line)
-        self.made[one] = self.made.get(one, 0) + 1
+        assumption = Assumption(text, file, line)
+        self.counts[assumption] = self.counts.get(assumption, 0) + 1

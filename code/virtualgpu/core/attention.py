@@ -1,8 +1,7 @@
-"""The rate of fused attention kernels: it depends on the kernel, the pass, the width of a head, and
-the length of a row.
+"""The rate of fused attention kernels, by kernel, pass, head dimension, and row length.
 
 A kernel processes tiles of the score matrix. Short rows leave too few tiles to hide the latency of
-loads, and with a causal mask, the tiles on the diagonal are computed whole although half of each is
+loads. With a causal mask, the tiles on the diagonal are computed in full although half of each is
 discarded. So for rows of s tokens, the rate is
 
     peak x card.efficiency.attention x share / (1 + (startup + diagonal [if causal]) / s).
@@ -15,16 +14,16 @@ from typing import NamedTuple
 from virtualgpu.core.card import Card
 
 FLASH, CUDNN, EFFICIENT = "flash", "cudnn", "efficient"
-STACK = "stack"  # the kernel that the software stack has (Efficiency.fused)
+STACK = "stack"  # the software stack's kernel (Efficiency.fused)
 
 
-class Attention(NamedTuple):
+class AttentionKernel(NamedTuple):
     """A fused attention kernel.
 
     Attributes:
         kernel: FLASH, CUDNN, EFFICIENT, or STACK.
         backward: whether it computes the gradients.
-        width: elements of a head's queries.
+        width: head dimension of the queries.
         rows: tokens that a query can attend to.
         causal: whether half of them are masked.
     """
@@ -36,15 +35,15 @@ class Attention(NamedTuple):
     causal: bool
 
 
-class Shares(NamedTuple):
-    """What a kernel reaches, relative to FlashAttention-2's forward pass over long unmasked rows
-    with heads of 128.
+class AttentionRates(NamedTuple):
+    """Rate of a kernel, relative to FlashAttention-2's forward pass over long unmasked rows with a
+    head dimension of 128.
 
     Attributes:
-        narrow: with heads of at most 64 elements.
-        wide: with wider heads.
-        startup: tokens, see above.
-        diagonal: tokens, see above.
+        narrow: rate for head dimensions up to 64.
+        wide: rate for larger head dimensions.
+        startup: tokens lost per row, see the formula above.
+        diagonal: tokens lost per causal row, see the formula above.
     """
 
     narrow: float
@@ -57,9 +56,12 @@ class Shares(NamedTuple):
 # 16,384 tokens (benchmarks/results/gpu_h100.md). The mean error of these rates is 1 to 3% per row.
 # Key: (kernel, backward).
 HOPPER = {
-    (FLASH, False): Shares(0.90, 1.0, 22, 382), (FLASH, True): Shares(0.85, 0.93, 239, 413),
-    (CUDNN, False): Shares(1.43, 1.89, 65, 395), (CUDNN, True): Shares(1.39, 1.70, 377, 691),
-    (EFFICIENT, False): Shares(0.39, 0.50, 21, 198), (EFFICIENT, True): Shares(0.31, 0.39, 1, 278),
+    (FLASH, False): AttentionRates(0.90, 1.0, 22, 382),
+    (FLASH, True): AttentionRates(0.85, 0.93, 239, 413),
+    (CUDNN, False): AttentionRates(1.43, 1.89, 65, 395),
+    (CUDNN, True): AttentionRates(1.39, 1.70, 377, 691),
+    (EFFICIENT, False): AttentionRates(0.39, 0.50, 21, 198),
+    (EFFICIENT, True): AttentionRates(0.31, 0.39, 1, 278),
 }
 
 # fp32, which runs on no Tensor Core: 29 to 33 of 67 TFLOP/s for causal rows of 1,024 to 4,096
@@ -67,15 +69,15 @@ HOPPER = {
 FP32 = 0.46
 
 
-def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
+def attention_rate(card: Card, dtype: str, attention: AttentionKernel) -> float:
     """Return the FLOP/s of a fused attention kernel.
 
-    Assumed: on GPUs before Hopper, all kernels are as fast as FlashAttention-2; Blackwell's kernels
-    are to its peak as Hopper's.
+    Assumed: before Hopper, all kernels are as fast as FlashAttention-2; on Blackwell, they reach
+    the same share of the peak as on Hopper.
 
     Args:
         card: the GPU model.
-        dtype: dtype of the operands.
+        dtype: dtype of the operands, as in Card.tflops.
         attention: the kernel.
     """
     if dtype == "fp32":
@@ -83,8 +85,8 @@ def attention_rate(card: Card, dtype: str, attention: Attention) -> float:
     kernel = card.efficiency.fused if attention.kernel == STACK else attention.kernel
     if card.architecture not in ("hopper", "blackwell"):
         kernel = FLASH
-    shares = HOPPER[kernel, attention.backward]
-    full = shares.narrow if attention.width <= 64 else shares.wide
-    lost = shares.startup + shares.diagonal * attention.causal
-    return (card.tflops[dtype] * 1e12 * card.efficiency.attention * full
+    rates = HOPPER[kernel, attention.backward]
+    relative = rates.narrow if attention.width <= 64 else rates.wide
+    lost = rates.startup + rates.diagonal * attention.causal
+    return (card.tflops[dtype] * 1e12 * card.efficiency.attention * relative
             / (1 + lost / max(attention.rows, 1)))

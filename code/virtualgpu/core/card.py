@@ -1,4 +1,4 @@
-"""GPU models: their data sheets, and the share of them that programs reach."""
+"""GPU models: their data sheets, and the share of them that programs achieve."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Efficiency:
-    """The share of a data sheet that programs reach, as measured (each GPU model's file cites by
-    whom), and the cost of launching kernels.
+    """The measured share of a data sheet that programs achieve, and the cost of launching kernels.
+
+    Each GPU model's file cites the measurements.
 
     Attributes:
         matmul: share of the peak that large GEMMs reach, by dtype ("fp32", "tf32", "fp16", "bf16",
@@ -22,10 +23,10 @@ class Efficiency:
         link: share of the links' bandwidth that NCCL reaches.
         p2p: share of `link` that a point-to-point send reaches within a node; between nodes, the
             network has its own share (network.KINDS).
-        pace: time from one kernel to the next under a framework whose host does not run ahead of
-            the GPU, in seconds; 0 if it does, as in this trainer.
-        fused: kernel of fused attention where a program leaves the choice open (attention.py).
-        step: time of the host per training step during which the GPU is idle, in seconds.
+        pace: seconds from one kernel to the next in a framework whose host does not run ahead of
+            the GPU; 0 if it does, as in this trainer.
+        fused: fused attention kernel for programs that leave the choice open (attention.py).
+        step: host time per training step during which the GPU is idle, in seconds.
     """
 
     matmul: Mapping[str, float]
@@ -55,16 +56,16 @@ class Card:
             lacks the dtypes that are missing.
         sms: number of streaming multiprocessors.
         nvlink: bytes/s of all NVLinks together, per direction; 0 if there are none.
-        pcie: bytes/s per direction.
-        peer: whether GPUs of a node access each other's memory over PCIe; otherwise, they
+        pcie: bytes/s of the PCIe link, per direction.
+        peer: whether GPUs of a node access each other's memory over PCIe (P2P); otherwise, they
             communicate through the host's memory.
         network: default network between nodes, in the form that network.parse reads.
         node: kind of node that it comes in, a key of net.nodes.NODES.
         context: bytes of memory used by CUDA, its libraries, and their workspaces.
-        efficiency: the share of these figures that programs reach.
+        efficiency: the share of these figures that programs achieve.
         sources: where the figures come from, one line per topic.
-        stack: name of the software stack whose efficiency this is (stacks.py); empty if it is that
-            of single kernels.
+        stack: name of the software stack whose efficiency this is (stacks.py); empty if the
+            efficiency is that of single kernels.
     """
 
     name: str

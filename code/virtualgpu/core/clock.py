@@ -2,17 +2,17 @@
 
 The host runs ahead of the GPU. A kernel starts when the host has launched it and its stream is
 free. Small kernels end before the next launch, so programs that launch many of them are
-launch-bound, as on real GPUs. All times are in seconds since the start and result from additions
-and maxima alone, so they are the same on every machine.
+launch-bound, as on real GPUs. All times are in seconds since the start and are computed by
+additions and maxima alone, so they are the same on every machine.
 
-Exposed communication is the time in which a stream has nothing to run because it waits for
-communication: from the moment when everything launched on it so far is done, and the host has
-reached the wait, until the communication ends. A stream can wait indirectly: FSDP's compute stream
+Exposed communication is the time in which a stream is idle because it waits for communication. It
+begins when everything launched on the stream so far is done and the host has reached the wait, and
+lasts until the communication ends. A stream can wait indirectly: FSDP's compute stream
 waits for an event on the stream that copies gathered parameters out, which in turn waited for the
 all-gather. Only the part of such a wait counts in which the other stream itself waited for
-communication; the copy does not count. A stream that has work to do, or waits for a kernel on
-another stream or for the host, exposes no communication. While the host waits for a stream, the
-compute stream has nothing to run either, so the same rule applies to it.
+communication; the copy does not count. A stream that is busy, or that waits for a kernel on another
+stream or for the host, exposes no communication. While the host waits for a stream, the compute
+stream is idle, too, so the same rule applies to it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 COMPUTE = "compute"
 
 
-class Span(NamedTuple):
+class StreamSpan(NamedTuple):
     """A kernel or a communication that ran on a stream.
 
     Attributes:
@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 Interval = tuple[float, float]
-REMEMBERED = 256  # waits per stream; earlier ones ended long ago
+MAX_WAITS = 256  # remembered per stream; earlier ones ended long ago
 
 
 class Clock:
@@ -49,7 +49,7 @@ class Clock:
 
     Attributes:
         host: when the host launches its next kernel.
-        streams: by name, when everything launched so far is done.
+        streams: by stream, when everything launched on it so far is done.
         exposed: by stream, seconds of exposed communication.
         watcher: a list to which every kernel is appended, or None.
     """
@@ -58,12 +58,12 @@ class Clock:
         self.host = 0.0
         self.streams: defaultdict[str, float] = defaultdict(float)
         self.exposed: defaultdict[str, float] = defaultdict(float)
-        self.watcher: list[Span] | None = None
+        self.watcher: list[StreamSpan] | None = None
         self._waits: defaultdict[str, deque[Interval]] = defaultdict(
-            lambda: deque(maxlen=REMEMBERED))  # for communication, in order
+            lambda: deque(maxlen=MAX_WAITS))  # for communication, in order
 
     def work(self, seconds: float) -> None:
-        """Keep the host busy for a time, in seconds."""
+        """Keep the host busy for this many seconds."""
         self.host += seconds
 
     def run(self, name: str, seconds: float, stream: str = COMPUTE) -> None:
@@ -77,7 +77,7 @@ class Clock:
         start = max(self.host, self.streams[stream])
         self.streams[stream] = start + seconds
         if self.watcher is not None:
-            self.watcher.append(Span(name, stream, start, start + seconds))
+            self.watcher.append(StreamSpan(name, stream, start, start + seconds))
 
     def ready(self, stream: str = COMPUTE) -> float:
         """Return the time when everything launched on a stream so far is done."""
@@ -95,16 +95,16 @@ class Clock:
         self.streams[stream] = max(self.streams[stream], end)
         self._waits[stream].append((start, end))
         if self.watcher is not None:
-            self.watcher.append(Span(name, stream, start, end))
+            self.watcher.append(StreamSpan(name, stream, start, end))
 
     def wait(self, until: float, stream: str = COMPUTE, source: str | None = None) -> None:
-        """Make a stream wait for an event: what is launched on it from now on starts later.
+        """Make a stream wait for an event: kernels launched from now on start after it.
 
         Args:
             until: when the event occurs.
             stream: the stream that waits.
-            source: the stream on which the event was recorded, to find out whether this is a wait
-                for communication.
+            source: the stream on which the event was recorded; it tells whether this is a wait for
+                communication.
         """
         if source is not None:
             self._expose(stream, until, self._waits[source])
@@ -136,17 +136,17 @@ class Clock:
         return self.host
 
     def _expose(self, stream: str, until: float, waits: Iterable[Interval]) -> None:
-        """Record which part of a stream's wait is exposed communication.
+        """Record the part of a stream's wait that is exposed communication.
 
         Args:
             stream: the stream that waits.
             until: when its wait ends.
             waits: the intervals in which there was communication.
         """
-        at = self.ready(stream)
-        for start, end in sorted(wait for wait in waits if wait[1] > at):
-            start, end = max(start, at), min(end, until)
+        now = self.ready(stream)
+        for start, end in sorted(wait for wait in waits if wait[1] > now):
+            start, end = max(start, now), min(end, until)
             if end > start:
                 self._waits[stream].append((start, end))
                 self.exposed[stream] += end - start
-                at = end
+                now = end

@@ -1,19 +1,19 @@
-"""Errors of virtual GPUs, in the user's terms."""
+"""Errors that virtual GPUs raise."""
 
 from __future__ import annotations
 
 
 class VirtualGpuError(ValueError):
-    """A virtual GPU does not have what the program asks for; the message names what it has."""
+    """Raised if a virtual GPU lacks what the program asks for; the message names what it has."""
 
 
 class UnknownCard(VirtualGpuError):
-    """There is no such GPU model; the message names the nearest ones."""
+    """Raised for an unknown GPU model; the message names the nearest ones."""
 
 
 class NoValue(VirtualGpuError):
-    """The program read a value where there is none, or needs arithmetic that the GPU lacks."""
+    """Raised if a program reads a value that was not computed, or uses unsupported arithmetic."""
 
 
 class UnknownCost(VirtualGpuError):
-    """Too much of the time was spent in operations without a cost rule."""
+    """Raised if operations without a cost rule take too much of the time."""

@@ -1,5 +1,6 @@
-"""Cost of the kernels that CUDA runs and our trainer does not: attention, optimizers over lists of
-tensors, scaled matrix multiplications, convolutions.
+"""Cost rules for kernels that CUDA runs and our trainer does not.
+
+These are fused attention, optimizers over lists of tensors, scaled GEMMs, and convolutions.
 
 Each rule's docstring names its source, or says that it is an estimate.
 """
@@ -12,14 +13,14 @@ from collections.abc import Sequence
 import torch
 
 from virtualgpu.core import rms_norm
-from virtualgpu.core.attention import CUDNN, EFFICIENT, FLASH, Attention
+from virtualgpu.core.attention import CUDNN, EFFICIENT, FLASH, AttentionKernel
 from virtualgpu.core.loss_rules import LOSS_RULES
 from virtualgpu.core.rules import (
     DTYPES,
     RULES,
-    Product,
+    Gemm,
+    KernelWork,
     Rule,
-    Work,
     lookup,
     moved,
     read_and_write,
@@ -28,36 +29,37 @@ from virtualgpu.core.rules import (
     write,
 )
 
-# ATen/native/cuda/MultiTensorApply.cuh, built for CUDA 12: a launch takes up to CHUNKS chunks of
-# CHUNK elements, and as many tensors as fit into a kernel's arguments, by the number of lists.
-CHUNK, CHUNKS = 65536, 320
-TENSORS = (110, 64, 48, 36, 30)
-NORMS = 400  # tensors per launch of the kernel that ends _foreach_norm (foreach_reduce.cuh)
+# ATen/native/cuda/MultiTensorApply.cuh, built for CUDA 12: a launch takes up to MAX_CHUNKS chunks
+# of CHUNK_ELEMENTS elements, and as many tensors as fit into a kernel's arguments, by the number of
+# lists.
+CHUNK_ELEMENTS, MAX_CHUNKS = 65536, 320
+MAX_TENSORS = (110, 64, 48, 36, 30)
+NORM_TENSORS = 400  # tensors per launch of the kernel that ends _foreach_norm (foreach_reduce.cuh)
 
 
-def attention(kernel: str, products: int, causal: int) -> Rule:
+def attention(kernel: str, gemms: int, causal: int) -> Rule:
     """Cost of fused attention: FLOPs as in FlashAttention-2 (Dao 2023, arXiv:2307.08691, 4.1).
 
     A forward pass has two matrix multiplications, a backward pass five, because it recomputes the
     scores. A causal mask halves both. The scores never leave the chip.
 
     Args:
-        kernel: which one (see attention.py).
-        products: matrix multiplications of the kernel: 2 forward, 5 backward.
+        kernel: name of the kernel (attention.py).
+        gemms: matrix multiplications in the kernel: 2 forward, 5 backward.
         causal: position of the argument `is_causal`.
     """
-    first = 0 if products == 2 else 1  # the gradient comes first
-    by_value = products // 2  # as wide as a head of the values; the others as one of the queries
+    first = 0 if gemms == 2 else 1  # a backward pass takes the gradient first
+    by_value = gemms // 2  # GEMMs as wide as a value head; the others are as wide as a query head
 
-    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
         query, key, value = arguments[first:first + 3]
         batch, heads, rows, width = query.shape
-        widths = (products - by_value) * width + by_value * value.shape[3]
+        widths = (gemms - by_value) * width + by_value * value.shape[3]
         flops = 2 * batch * heads * rows * key.shape[2] * widths
         half = len(arguments) > causal and arguments[causal] is True
         return read_and_write(arguments, results)._replace(
             flops=flops // 2 if half else flops, dtype=DTYPES.get(query.dtype, "fp32"),
-            attention=Attention(kernel, products > 2, width, key.shape[2], half))
+            attention=AttentionKernel(kernel, gemms > 2, width, key.shape[2], half))
     return rule
 
 
@@ -69,39 +71,39 @@ def multi_tensor(written: Sequence[int] = (0,), *, read: bool = True, steps: boo
     Args:
         written: positions of the lists that it writes in place.
         read: whether the first list is read before it is written.
-        steps: whether the last list has the step counts, which do not count among the lists that
-            limit a launch (FusedOptimizerTensorListMetadata in the same file).
+        steps: whether the last list holds step counts, which are not among the lists that limit a
+            launch (FusedOptimizerTensorListMetadata in the same file).
     """
-    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
         lists = [item for item in arguments if isinstance(item, (list, tuple)) and tensors([item])]
         size = sum(moved(item) for some in lists[0 if read else 1:] for item in tensors([some]))
         size += sum(map(moved, results)) if results else sum(
-            moved(item) for at in written for item in tensors([arguments[at]]))
-        return Work(size, kernels=_launches(lists[0], len(lists) - steps + bool(results)))
+            moved(item) for position in written for item in tensors([arguments[position]]))
+        return KernelWork(size, kernels=_launches(lists[0], len(lists) - steps + bool(results)))
     return rule
 
 
-def foreach_norm(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def foreach_norm(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """_foreach_norm(tensors, ..): a kernel zeroes a number per chunk, one reduces the chunks, and
     one reduces their results (ATen/native/cuda/ForeachReduceOp.cu)."""
     given = arguments[0]
-    kernels = 1 + _launches(given, 1) + -(-len(given) // NORMS)
+    kernels = 1 + _launches(given, 1) + -(-len(given) // NORM_TENSORS)
     return read_and_write(arguments, results)._replace(kernels=kernels)
 
 
 def _launches(given: Sequence[torch.Tensor], lists: int) -> int:
-    """Return how many launches a kernel over lists of tensors takes.
+    """Return the number of launches of a kernel over lists of tensors.
 
     Args:
-        given: tensors of one list.
-        lists: how many lists the kernel reads or writes.
+        given: the tensors of one list.
+        lists: number of lists that the kernel reads or writes.
     """
-    chunks = sum(-(-item.numel() // CHUNK) for item in given)
-    most = TENSORS[min(lists, len(TENSORS)) - 1]
-    return max(-(-chunks // CHUNKS), -(-len(given) // most), 1)
+    chunks = sum(-(-item.numel() // CHUNK_ELEMENTS) for item in given)
+    most = MAX_TENSORS[min(lists, len(MAX_TENSORS)) - 1]
+    return max(-(-chunks // MAX_CHUNKS), -(-len(given) // most), 1)
 
 
-def scaled_product(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def scaled_gemm(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """_scaled_mm(a, b, scale_a, scale_b, ..): two FP8 or FP4 matrices at the GPU's measured rate.
 
     Assumed: block scales do not slow the GEMM down, apart from reading them. An element of a
@@ -109,114 +111,115 @@ def scaled_product(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work
     """
     (m, k), n = arguments[0].shape, arguments[1].shape[1]
     dtype, packed = ("fp4", 2) if arguments[0].dtype == torch.float4_e2m1fn_x2 else ("fp8", 1)
-    return Work(sum(map(moved, arguments[:4])) + moved(results[0]), product=Product(
+    return KernelWork(sum(map(moved, arguments[:4])) + moved(results[0]), gemm=Gemm(
         dtype, 1, m, n, packed * k))
 
 
-def convolution(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def convolution(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """convolution(input, weight, bias, stride, padding, dilation, transposed, .., groups): an
     implicit matrix multiplication (Chetlur et al. 2014, cuDNN, arXiv:1410.0759). A second kernel
     adds the bias in place (ATen/native/Convolution.cpp)."""
-    product = _convolution(arguments[0], arguments[1], results[0], arguments[6], arguments[8])
+    gemm = _convolution_gemm(arguments[0], arguments[1], results[0], arguments[6], arguments[8])
     biased = arguments[2] is not None
     size = read_and_write(arguments, results).bytes + 2 * biased * moved(results[0])
-    return Work(size, 1 + biased, product)
+    return KernelWork(size, 1 + biased, gemm)
 
 
-def convolution_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def convolution_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """convolution_backward(grad, input, weight, .., transposed, .., groups, mask): the gradients of
     the input and of the weight are a matrix multiplication each, with the forward pass's FLOPs
-    (Chetlur et al. 2014). The bias's is a sum in two passes, as aten.sum."""
+    (Chetlur et al. 2014). The bias's gradient is a sum in two passes, as in aten.sum."""
     grad, x, weight, *_ = arguments
-    of_input, of_weight, of_bias = map(bool, arguments[10])
-    read = (of_input * (moved(grad) + moved(weight)) + of_weight * (moved(grad) + moved(x))
-            + of_bias * moved(grad))
-    products, product = of_input + of_weight, None
-    if products:
-        product = _convolution(x, weight, grad, arguments[7], arguments[9])
-        product = product._replace(k=products * product.k)
-    return Work(read + sum(map(moved, results)), products + 2 * of_bias, product)
+    for_input, for_weight, for_bias = map(bool, arguments[10])
+    read = (for_input * (moved(grad) + moved(weight)) + for_weight * (moved(grad) + moved(x))
+            + for_bias * moved(grad))
+    count, gemm = for_input + for_weight, None
+    if count:
+        gemm = _convolution_gemm(x, weight, grad, arguments[7], arguments[9])
+        gemm = gemm._replace(k=count * gemm.k)
+    return KernelWork(read + sum(map(moved, results)), count + 2 * for_bias, gemm)
 
 
-def _convolution(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, transposed: bool,
-                 groups: int) -> Product:
-    """The matrix multiplication in a convolution: a row per position of its output.
+def _convolution_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor,
+                      transposed: bool, groups: int) -> Gemm:
+    """Return the GEMM of a convolution, with one row per position of its output.
 
     A transposed convolution is the input gradient of the one that leads from its output to its
-    input (Dumoulin and Visin 2016, arXiv:1603.07285), so it has that one's product.
+    input (Dumoulin and Visin 2016, arXiv:1603.07285), so it has the same GEMM.
     """
     if transposed:
         out = x
     rows = out.shape[0] * math.prod(out.shape[2:])
-    return Product(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
-                   weight[0].numel())
+    return Gemm(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
+                weight[0].numel())
 
 
 def index_put(copies: bool) -> Rule:
-    """index_put(target, indices, values, accumulate): only the elements that are named are written,
-    and read first where values are added.
+    """index_put(target, indices, values, accumulate): writes only the indexed elements, and reads
+    them first if it accumulates.
 
-    An estimate: adding sorts the indices first, which is not counted; how many elements a mask
-    names is unknown, so it counts as all of them.
+    An estimate: accumulating sorts the indices first, which is not counted. The number of elements
+    that a mask selects is unknown, so it counts as all of them.
 
     Args:
-        copies: whether the target is copied first, and the copy changed.
+        copies: whether the target is copied first, and the copy is written.
     """
-    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
         target, indices = arguments[:2]
-        found = tensors([indices])
-        if any(item.dtype in (torch.bool, torch.uint8) for item in found):
+        index_tensors = tensors([indices])
+        if any(item.dtype in (torch.bool, torch.uint8) for item in index_tensors):
             return read_and_write(arguments, results)
-        named = math.prod(torch.broadcast_shapes(*(item.shape for item in found)))
+        indexed = math.prod(torch.broadcast_shapes(*(item.shape for item in index_tensors)))
         rest = math.prod(size for dim, size in enumerate(target.shape)
                          if dim >= len(indices) or indices[dim] is None)
         passes = 2 if len(arguments) > 3 and arguments[3] else 1
-        return _changed(arguments, passes * named * rest, copies)
+        return _partial_write(arguments, passes * indexed * rest, copies)
     return rule
 
 
 def scatter(copies: bool) -> Rule:
-    """scatter(target, dim, index, source or value): only the elements that the index names are
-    written. An estimate: as if none of them shared a cache line with others.
+    """scatter(target, dim, index, source or value): writes only the indexed elements.
+
+    An estimate: as if no two of them shared a cache line.
 
     Args:
-        copies: whether the target is copied first, and the copy changed.
+        copies: whether the target is copied first, and the copy is written.
     """
-    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-        return _changed(arguments, arguments[2].numel(), copies)
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+        return _partial_write(arguments, arguments[2].numel(), copies)
     return rule
 
 
-def _changed(arguments: Sequence, elements: int, copies: bool) -> Work:
-    """Cost of changing some elements of a tensor.
+def _partial_write(arguments: Sequence, elements: int, copies: bool) -> KernelWork:
+    """Cost of writing some elements of a tensor.
 
     Args:
-        arguments: the tensor, and all that is read.
-        elements: of the tensor, that are read or written.
+        arguments: the tensor, then the other operands, which are read.
+        elements: number of its elements that are read or written.
         copies: whether all of it is copied first.
     """
     target, *others = arguments
-    return Work(elements * target.element_size() + sum(map(moved, tensors(others)))
-                + 2 * copies * moved(target), kernels=1 + copies)
+    return KernelWork(elements * target.element_size() + sum(map(moved, tensors(others)))
+                      + 2 * copies * moved(target), kernels=1 + copies)
 
 
-def into_zeros(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """The result is filled, and the first argument copied into a part of it, as in slice_backward
-    (ATen/native/TensorShape.cpp) and constant_pad_nd (ATen/native/PadNd.cpp)."""
-    return Work(2 * moved(arguments[0]) + sum(map(moved, results)), kernels=2)
+def into_zeros(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+    """Cost of zeroing the result and copying the first argument into a part of it, as
+    slice_backward (ATen/native/TensorShape.cpp) and constant_pad_nd (ATen/native/PadNd.cpp) do."""
+    return KernelWork(2 * moved(arguments[0]) + sum(map(moved, results)), kernels=2)
 
 
-def group_norm(whole: int, kernels: int) -> Rule:
+def group_norm(activations: int, kernels: int) -> Rule:
     """Cost of group normalization: the statistics, or their gradients, take a pass of their own
     over the activations (ATen/native/cuda/group_norm_kernel.cu).
 
     Args:
-        whole: how many arguments, the first ones, are as large as the activations.
-        kernels: launches, with a weight and a bias.
+        activations: number of leading arguments that are as large as the activations.
+        kernels: number of launches, with a weight and a bias.
     """
-    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-        again = sum(map(moved, arguments[:whole]))
-        return Work(read_and_write(arguments, results).bytes + again, kernels)
+    def rule(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+        statistics = sum(map(moved, arguments[:activations]))
+        return KernelWork(read_and_write(arguments, results).bytes + statistics, kernels)
     return rule
 
 
@@ -231,7 +234,7 @@ FUSED_RULES: dict[str, Rule] = {
     "aten._scaled_dot_product_efficient_attention_backward": attention(EFFICIENT, 5, 11),
     "aten._scaled_dot_product_cudnn_attention": attention(CUDNN, 2, 6),
     "aten._scaled_dot_product_cudnn_attention_backward": attention(CUDNN, 5, 14),
-    "aten._scaled_mm": scaled_product,
+    "aten._scaled_mm": scaled_gemm,
     "aten.convolution": convolution,
     "aten.convolution_backward": convolution_backward,
     "aten._foreach_norm": foreach_norm,
@@ -242,11 +245,11 @@ FUSED_RULES: dict[str, Rule] = {
     "aten._fused_adamw_": multi_tensor((0, 2, 3, 4), steps=True),
     "aten._fused_sgd_": multi_tensor((0, 2)),
     "aten._fused_adagrad_": multi_tensor((0, 2), steps=True),
-    "aten.embedding_dense_backward": lambda a, r: Work(2 * moved(a[0]) + sum(map(moved, r))),
+    "aten.embedding_dense_backward": lambda a, r: KernelWork(2 * moved(a[0]) + sum(map(moved, r))),
     "aten.scatter": scatter(True), "aten.scatter_": scatter(False),
     "aten.index_put": index_put(True), "aten.index_put_": index_put(False),
     # The rank's shards are copied into its part of the all-gather's output.
-    "fsdp.all_gather_copy_in": lambda a, r: Work(2 * sum(map(moved, a[0]))),
+    "fsdp.all_gather_copy_in": lambda a, r: KernelWork(2 * sum(map(moved, a[0]))),
     # An estimate for sort and topk: CUDA sorts long rows in more passes, by the width of the type.
     "aten.cumsum": two_passes, "aten.sort": two_passes, "aten.topk": two_passes,
     "aten.prod": two_passes, "aten.var_mean": two_passes,

@@ -22,13 +22,13 @@ from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.matmul import matmul_seconds
 from virtualgpu.core.plan import (
     HOST,
-    Kind,
-    Plan,
+    OperationKind,
+    OperationPlan,
     changed_argument,
     changed_tensor,
     kind_of,
-    make,
-    misfits,
+    make_tensors,
+    needs_shape_check,
     needs_values,
     nested,
     refuse_other_devices,
@@ -37,15 +37,15 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.precisions import refuse, require
-from virtualgpu.core.rules import Work, is_free, moved, read_and_write, tensors
+from virtualgpu.core.rules import KernelWork, is_free, moved, read_and_write, tensors
 from virtualgpu.core.storages import Storages
 from virtualgpu.core.workspaces import Workspaces
 
 CUDA = torch.device("cuda", 0)
 DETACH = torch.ops.aten.detach.default
 READ_LATENCY = 10e-6  # seconds to copy a few bytes from the GPU to the host
-MOST_UNKNOWN = 0.02  # largest share of the time in operations without a cost rule
-OWN = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
+MAX_UNKNOWN = 0.02  # largest share of the time in operations without a cost rule
+LIBRARY_CODE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent), "<frozen ")
 
 
 class VirtualGpu(Storages, TorchDispatchMode):
@@ -55,24 +55,24 @@ class VirtualGpu(Storages, TorchDispatchMode):
         """Create a virtual GPU.
 
         Args:
-            card: its model.
-            watched: type of device whose tensors are in its memory; tests watch the CPU's.
+            card: the GPU model.
+            watched: type of device whose tensors are in its memory; tests use the CPU's.
         """
         super().__init__(card)
         self.clock, self.watched = Clock(), watched
         self.busy: defaultdict[str, float] = defaultdict(float)  # seconds, by operation
         self.computing = 0.0  # seconds in kernels, without communication
         self.unknown: defaultdict[str, int] = defaultdict(int)  # calls without a rule
-        self._plans: dict[tuple, Plan] = {}  # by operation and its arguments
-        self._kinds: dict[torch._ops.OpOverload, Kind] = {}
-        self.stream = COMPUTE  # where kernels are launched now
-        self.workspaces: Workspaces | None = None  # of cuBLAS, where PyTorch allocates them
+        self._plans: dict[tuple, OperationPlan] = {}  # by operation and its arguments
+        self._kinds: dict[torch._ops.OpOverload, OperationKind] = {}
+        self.stream = COMPUTE  # the current stream
+        self.workspaces: Workspaces | None = None  # cuBLAS workspaces, where PyTorch allocates them
         self.assumptions = Assumptions()
-        self.values: object | None = None  # the known values of tensors, under virtualrun
+        self.values: object | None = None  # known values of tensors, under virtualrun
         self.on_host: Collection[int] = frozenset()  # meta storages that are in the host's memory
 
     def truth(self) -> AbstractContextManager:
-        """Return a context in which Python sees devices as C++ does."""
+        """Return a context in which Python sees the devices that C++ sees."""
         return nullcontext()
 
     @classmethod
@@ -84,28 +84,28 @@ class VirtualGpu(Storages, TorchDispatchMode):
         return self.execute(func, args, kwargs or {})[0]
 
     def execute(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
-                setting: object = None) -> tuple[object, Plan | None]:
+                setting: object = None) -> tuple[object, OperationPlan | None]:
         """Run an operation in modeled time and memory.
 
         Args:
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            setting: anything else that its cost depends on; hashable.
+            setting: anything else that its cost depends on; must be hashable.
 
         Returns:
-            The result, and the plan that was followed: HOST for an operation that does not run on
-            this GPU, and None for one that launches no kernel of its own.
+            The result and the plan. The plan is HOST for an operation that does not run on this
+            GPU, and None for one that launches no kernel of its own.
         """
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
-        if kind is Kind.COMPOSITE:  # only inference mode passes these: torch decomposes them
+        if kind is OperationKind.COMPOSITE:  # torch decomposes them, except in inference mode
             with self:
                 out = func.decompose(*args, **kwargs)
             if out is not NotImplemented:
                 return out, None
-        elif kind is Kind.SHARES:
+        elif kind is OperationKind.VIEW:
             if func is DETACH and self.ledger is not None:
                 self.ledger.detached(args[0])
             return func(*args, **kwargs), None
@@ -141,42 +141,43 @@ class VirtualGpu(Storages, TorchDispatchMode):
         """Return the tensor's device as error messages name it: this GPU is cuda:0."""
         return CUDA if self.holds(tensor) else tensor.device
 
-    def _plan(self, func, args: Sequence, kwargs: dict) -> Plan:
-        """Plan an operation. Raises NoValue if it needs the values of tensors."""
+    def _plan(self, func, args: Sequence, kwargs: dict) -> OperationPlan:
+        """Return the plan of an operation. Raises NoValue if it needs the values of tensors."""
         operands = tensors((*args, *kwargs.values()))
         target = kwargs.get("device")
         changed = changed_argument(func, args, kwargs) if operands else None
         if changed not in (None, -1):
             target = self.device_of(changed_tensor(args, kwargs, changed))
-        mine = any(map(self.holds, operands))
-        away = target is not None and torch.device(target).type not in (self.watched, "cuda")
-        if mine and (needs_values(func, operands) or away):
-            raise NoValue(f"{place()} reads a value of a tensor, and on the virtual "
-                          f"{self.card.name} tensors have none; a trainer that only needs it for "
-                          "the log reads it with ctx.read, which gives None there")
-        if not mine and (target is None or away):
+        on_gpu = any(map(self.holds, operands))
+        to_host = target is not None and torch.device(target).type not in (self.watched, "cuda")
+        if on_gpu and (needs_values(func, operands) or to_host):
+            raise NoValue(f"{program_line()} reads a value of a tensor, but on the virtual "
+                          f"{self.card.name} tensors have no values; to read one for the log, use "
+                          "ctx.read, which returns None on virtual GPUs")
+        if not on_gpu and (target is None or to_host):
             return HOST
         specs = None
         refuse_other_devices(func, args, kwargs, self.device_of)
         refuse(self.card, func, args)
-        if misfits(func, operands, changed):
-            func(*args, **kwargs)  # raises torch's error if they do not fit together
+        if needs_shape_check(func, operands, changed):
+            func(*args, **kwargs)  # raises torch's error if the shapes do not match
         if changed is None:
             specs = shapes.results(func, args, kwargs)
             if specs is None:
                 out = func(*to_meta(args), **to_meta(kwargs))
-                specs = shapes.of_results(out)
+                specs = shapes.result_specs(out)
         name = str(func._overloadpacket)
         if is_free(func):
-            return Plan(specs, changed, name, 0.0, 0, False)
+            return OperationPlan(specs, changed, name, 0.0, 0, False)
         produced = (results_in_place(args, kwargs, changed) if changed is not None else
-                    list(nested(make(specs))))
+                    list(nested(make_tensors(specs))))
         crossing = sum(moved(item) for item in operands if item.dim() and not self.holds(item))
         seconds, work = self.cost(func, args, produced, crossing)
-        return Plan(specs, changed, name, seconds, work.kernels, rule_of(func) is None, work)
+        return OperationPlan(specs, changed, name, seconds, work.kernels, rule_of(func) is None,
+                             work)
 
     def cost(self, func: torch._ops.OpOverload, args: Sequence, produced: Sequence[torch.Tensor],
-             crossing: int) -> tuple[float, Work]:
+             crossing: int) -> tuple[float, KernelWork]:
         """Return the duration of an operation's kernels, in seconds, and the work they do.
 
         Args:
@@ -189,20 +190,20 @@ class VirtualGpu(Storages, TorchDispatchMode):
         bus = crossing / self.card.pcie
         return max(bus + self.card.efficiency.kernel, self.seconds(work)), work
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: KernelWork) -> float:
         """Return the duration of the kernels that do this work, in seconds."""
-        card, best = self.card, self.card.efficiency
-        seconds = work.bytes / (card.bandwidth * best.vector)
-        if work.product is not None:
-            require(card, work.product.dtype)
-            seconds = max(seconds, matmul_seconds(card, *work.product))
+        card, efficiency = self.card, self.card.efficiency
+        seconds = work.bytes / (card.bandwidth * efficiency.vector)
+        if work.gemm is not None:
+            require(card, work.gemm.dtype)
+            seconds = max(seconds, matmul_seconds(card, *work.gemm))
         elif work.flops:
             require(card, work.dtype)
             seconds = max(seconds,
                           work.flops / attention_rate(card, work.dtype, work.attention))
-        return max(seconds + work.kernels * best.kernel, work.kernels * best.pace)
+        return max(seconds + work.kernels * efficiency.kernel, work.kernels * efficiency.pace)
 
-    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
+    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
               out: object) -> None:
         """Launch the kernels of an operation.
 
@@ -210,11 +211,11 @@ class VirtualGpu(Storages, TorchDispatchMode):
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            plan: their cost.
-            out: its result.
+            plan: the operation's plan, with their cost.
+            out: the operation's result.
         """
         if self.workspaces is not None:
-            for workspace in self.workspaces.wanted(plan, self.stream):
+            for workspace in self.workspaces.allocate(plan, self.stream):
                 self.hold(workspace)
         self.launch(plan.name, plan.seconds, plan.kernels)
 
@@ -251,9 +252,9 @@ class VirtualGpu(Storages, TorchDispatchMode):
     def read(self) -> None:
         """Make the host wait for a value, as reading one on a real GPU does."""
         self.now()
-        self.latency()
+        self.read_latency()
 
-    def latency(self) -> None:
+    def read_latency(self) -> None:
         """Make the host wait for a copy of a few bytes from the GPU."""
         self.clock.work(READ_LATENCY)
         if self.journal is not None:
@@ -273,25 +274,25 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if not self.unknown:
             return None
         names = ", ".join(f"{name} ({calls} calls)" for name, calls in sorted(self.unknown.items()))
-        said = (f"virtual {self.card.name}: operations without a cost rule, taken for elementwise "
+        line = (f"virtual {self.card.name}: operations without a cost rule, costed as elementwise "
                 f"ones: {names}; {self.unknown_share:.2%} of the kernels' time")
-        if self.unknown_share > MOST_UNKNOWN:
-            raise UnknownCost(f"{said}, more than {MOST_UNKNOWN:.0%}: the times cannot be believed")
-        return said
+        if self.unknown_share > MAX_UNKNOWN:
+            raise UnknownCost(f"{line}, more than {MAX_UNKNOWN:.0%}: the times are not reliable")
+        return line
 
 
 def caller() -> tuple[str, int, str]:
-    """Return file, line number, and text of the innermost frame outside torch and virtualgpu."""
+    """Return the file, line number, and text of the innermost line outside torch and virtualgpu."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith(OWN):
+        if not file.startswith(LIBRARY_CODE):
             return file, frame.f_lineno, linecache.getline(file, frame.f_lineno).strip()
         frame = frame.f_back
     return "the program", 0, ""
 
 
-def place() -> str:
-    """Return the program's current line, as error messages name it."""
+def program_line() -> str:
+    """Return the program's current line for an error message."""
     file, line, text = caller()
     return f"{file}, line {line} ({text})" if line else file

@@ -1,4 +1,4 @@
-"""Fused kernels: operations that GPUs run as one kernel, and torch on meta tensors as several.
+"""Fused kernels: operations that are one kernel on GPUs but several in torch on meta tensors.
 
 Each saves for the backward pass exactly what the modeled kernel saves. They have shapes and costs
 (rules.py) but no values, so torch has no kernel for tensors on other devices. They model
@@ -183,8 +183,8 @@ class _AddBias(torch.autograd.Function):
 
 
 def add_bias(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return x [.., h] itself, at no cost: the next kernel adds bias [h] to it, as Megatron-LM's
-    bias-dropout-add does."""
+    """Return x [.., h] itself, at no cost: the next kernel adds bias [h], as in Megatron-LM's
+    bias-dropout-add."""
     return _AddBias.apply(x, bias)
 
 
@@ -209,9 +209,10 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
 
 
 def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """Compute fused causal attention of query, key, and value [s, b*heads, d] to query's shape.
+    """Compute fused causal attention of query, key, and value [s, b*heads, d]; return query's
+    shape.
 
-    Keys and values may have fewer heads, each of which several heads of the queries share.
+    Keys and values may have fewer heads (grouped-query attention).
     """
     return _FlashAttention.apply(query, key, value)
 
@@ -227,7 +228,7 @@ def swiglu(x: torch.Tensor) -> torch.Tensor:
 
 
 def rotary(x: torch.Tensor) -> torch.Tensor:
-    """Rotate the heads of x [s, n, d] in one kernel, which saves nothing of x."""
+    """Apply rotary embeddings to x [s, n, d] in one kernel, which does not save x."""
     return _Rotary.apply(x)
 
 

@@ -6,20 +6,21 @@ from collections.abc import Sequence
 
 import torch
 
-from virtualgpu.core.rules import Rule, Work, moved, read_and_write, tensors
+from virtualgpu.core.rules import KernelWork, Rule, moved, read_and_write, tensors
 
 
-def elementwise(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def elementwise(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """mse_loss(input, target, .., reduction) and its like: one kernel, then the reduction."""
     return _reduced(sum(map(moved, tensors(arguments))), 1, arguments[0], results[0])
 
 
-def with_logits(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
+def with_logits(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction).
 
-    Its kernels are log_sigmoid and 1 - target, which read one operand, and a product and a
-    difference in place, which read two. `weight` is one more product in place. `pos_weight` is
-    decremented, then multiplied by the target, incremented in place, and multiplied in place.
+    Its kernels are log_sigmoid and 1 - target, which read one operand, and an in-place
+    multiplication and subtraction, which read two. `weight` is one more in-place multiplication.
+    `pos_weight` is decremented, multiplied by the target, incremented in place, and multiplied in
+    place.
     """
     weight, pos_weight = (*arguments[2:4], None, None)[:2]
     weighted, positive = weight is not None, pos_weight is not None
@@ -28,34 +29,34 @@ def with_logits(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
     return _reduced(size, 4 + weighted + 4 * positive, arguments[0], results[0])
 
 
-def _reduced(size: int, kernels: int, given: torch.Tensor, result: torch.Tensor) -> Work:
-    """Cost of a loss: a reduction, where there is one, reads what the last kernel wrote, in two
-    kernels, as aten.sum.
+def _reduced(size: int, kernels: int, given: torch.Tensor, result: torch.Tensor) -> KernelWork:
+    """Cost of a loss: its elementwise kernels and, if it is reduced, a reduction in two kernels, as
+    in aten.sum.
 
     Args:
-        size: bytes that the kernels before move, but for the last one's result.
-        kernels: how many of them there are.
+        size: bytes that the elementwise kernels move, without the last one's result.
+        kernels: number of elementwise kernels.
         given: the input.
         result: the loss.
     """
     if result.shape == given.shape:
-        return Work(size + moved(result), kernels)
-    return Work(size + 2 * moved(given) + moved(result), kernels + 2)
+        return KernelWork(size + moved(result), kernels)
+    return KernelWork(size + 2 * moved(given) + moved(result), kernels + 2)
 
 
-def nll_loss(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """nll_loss_forward(input, target, weight, ..): one element per target is read of the input."""
-    named = arguments[1].numel() * arguments[0].element_size()
-    return Work(named + sum(map(moved, tensors(arguments[1:]))) + sum(map(moved, results)))
+def nll_loss(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+    """nll_loss_forward(input, target, weight, ..): reads one element of the input per target."""
+    selected = arguments[1].numel() * arguments[0].element_size()
+    return KernelWork(selected + sum(map(moved, tensors(arguments[1:]))) + sum(map(moved, results)))
 
 
-def nll_loss_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> Work:
-    """nll_loss_backward(grad, input, target, weight, ..): the result is zeroed, and one element per
-    target written; the input is not read."""
+def nll_loss_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+    """nll_loss_backward(grad, input, target, weight, ..): zeroes the result and writes one element
+    per target; does not read the input."""
     grad, given, *others = arguments
-    named = arguments[2].numel() * given.element_size()
+    selected = arguments[2].numel() * given.element_size()
     read = moved(grad) + sum(map(moved, tensors(others)))
-    return Work(read + sum(map(moved, results)) + named, kernels=2)
+    return KernelWork(read + sum(map(moved, results)) + selected, kernels=2)
 
 
 LOSS_RULES: dict[str, Rule] = {

@@ -13,17 +13,17 @@ from collections.abc import Iterator
 
 from virtualgpu.core.card import Card
 
-# Rows and columns of a tile. Small ones fetch more bytes for a FLOP: the rate goes with the area's
-# QUALITY-th power. QUALITY and RAMP are fitted to half of vTrain's measured iterations on the A100
+# Rows and columns of a tile. Small tiles fetch more bytes per FLOP: the rate is proportional to
+# area^QUALITY. QUALITY and RAMP are fitted to half of vTrain's measured iterations on the A100
 # (benchmarks/virtual_calibration.py).
 TILES = ((256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64),
          (32, 64), (64, 32), (32, 32))
-BEST, QUALITY = 256 * 128, 0.08
-RAMP = 37  # filling a tile's pipeline and writing it out take as long as so many steps of k
-SLICES = (1, 2, 4, 8)  # a long k may be divided among multiprocessors
-WIDEST = 16  # bytes of one load: rows that start at multiples of it are read at the full rate
-# The share of the full rate that Tensor Cores reach if the rows of a matrix are an odd multiple of
-# 2 bytes, and if they are a multiple of 4 or 8. cuBLAS uses Tensor Cores for all sizes since
+LARGEST_AREA, QUALITY = 256 * 128, 0.08
+RAMP = 37  # steps of k that take as long as filling a tile's pipeline and writing the tile out
+SLICES = (1, 2, 4, 8)  # parts of a long k on different multiprocessors (split-K)
+FULL_ALIGNMENT = 16  # bytes of the widest load; rows aligned to it are read at the full rate
+# The share of the full rate that Tensor Cores reach if a matrix's rows are an odd multiple of 2
+# bytes, and if they are a multiple of 4 or 8 bytes. cuBLAS uses Tensor Cores for all sizes since
 # version 11, and is fastest if the rows of all three matrices are multiples of 16 bytes, or 8
 # elements of 16 bits (NVIDIA, "Matrix Multiplication Background User's Guide", section 2.2).
 # Hopper: an H100 with torch 2.11 and CUDA 13 (benchmarks/results/gpu_h100.md). Six bf16 GEMMs
@@ -35,15 +35,15 @@ WIDEST = 16  # bytes of one load: rows that start at multiples of it are read at
 # Assumed: the same share for rows of 4 or 8 bytes, and for Volta, Turing, and Ampere;
 # Blackwell as Hopper.
 UNALIGNED = {"hopper": (0.17, 0.34), "blackwell": (0.17, 0.34)}
-OTHERS = (0.71, 0.71)
+UNALIGNED_DEFAULT = (0.71, 0.71)
 
 
 def alignment(*rows: int) -> int:
     """Return the largest power of two, at most 16, that divides the matrices' rows, in bytes."""
-    return math.gcd(WIDEST, *rows)
+    return math.gcd(FULL_ALIGNMENT, *rows)
 
 
-def rate(card: Card, dtype: str, aligned: int = WIDEST) -> float:
+def rate(card: Card, dtype: str, aligned: int = FULL_ALIGNMENT) -> float:
     """Return the FLOP/s that large GEMMs reach.
 
     Args:
@@ -52,14 +52,14 @@ def rate(card: Card, dtype: str, aligned: int = WIDEST) -> float:
         aligned: result of `alignment`, in bytes.
     """
     full = card.tflops[dtype] * 1e12 * card.efficiency.matmul[dtype]
-    if aligned == WIDEST or dtype not in ("tf32", "fp16", "bf16"):
+    if aligned == FULL_ALIGNMENT or dtype not in ("tf32", "fp16", "bf16"):
         return full
-    odd, even = UNALIGNED.get(card.architecture, OTHERS)
+    odd, even = UNALIGNED.get(card.architecture, UNALIGNED_DEFAULT)
     return full * (odd if aligned <= 2 else even)
 
 
 def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
-                   aligned: int = WIDEST) -> float:
+                   aligned: int = FULL_ALIGNMENT) -> float:
     """Return the compute time of `batch` GEMMs [m, k] x [k, n], in seconds, without memory traffic.
 
     Args:
@@ -75,8 +75,8 @@ def matmul_seconds(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
 
 
 def best_tile(card: Card, dtype: str, batch: int, m: int, n: int, k: int,
-              aligned: int = WIDEST) -> tuple[int, int, int]:
-    """Return the fastest tile's rows and columns, and how many parts k is cut into.
+              aligned: int = FULL_ALIGNMENT) -> tuple[int, int, int]:
+    """Return the fastest tile's rows and columns, and the number of slices of k.
 
     The arguments are those of matmul_seconds.
     """
@@ -91,7 +91,7 @@ def choices(card: Card, dtype: str, batch: int, m: int, n: int, k: int, aligned:
     """
     per_sm = rate(card, dtype, aligned) / card.sms
     for rows, columns in TILES:
-        quality = (rows * columns / BEST) ** QUALITY
+        quality = (rows * columns / LARGEST_AREA) ** QUALITY
         tiles = batch * -(-m // rows) * -(-n // columns)
         for slices in SLICES:
             if slices > 1 and (k < 1024 * slices or tiles * slices > 2 * card.sms):

@@ -1,4 +1,4 @@
-"""The memory of one GPU, managed as PyTorch's caching allocator does with its default settings.
+"""The memory of one GPU, managed like PyTorch's caching allocator with its default settings.
 
 The allocator takes segments from CUDA, splits them into blocks, and keeps the blocks that are freed
 (c10/cuda/CUDACachingAllocator.cpp; segments.py has the blocks). A request is rounded up to 512
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.pool import Pool
-from virtualgpu.core.segments import Block, FreeBlocks
+from virtualgpu.core.segments import FreeBlocks, MemoryBlock
 
 MIB = 2**20
 ROUND, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB
@@ -19,44 +19,46 @@ MEDIUM, MEDIUM_SEGMENT, LARGE_ROUND = 10 * MIB, 20 * MIB, 2 * MIB
 
 
 class OutOfMemory(Exception):
-    """A request does not fit; the message is PyTorch's."""
+    """Raised if a request does not fit; the message is PyTorch's."""
 
 
-def up(size: int, unit: int) -> int:
+def round_up(size: int, unit: int) -> int:
+    """Return the smallest multiple of `unit` that is at least `size`."""
     return -(-size // unit) * unit
 
 
 def segment_size(rounded: int) -> int:
-    """Return how many bytes CUDA is asked for when no free block can serve a request."""
+    """Return the size, in bytes, of the segment that serves a request when no free block can."""
     if rounded <= SMALL:
         return SMALL_SEGMENT
-    return MEDIUM_SEGMENT if rounded < MEDIUM else up(rounded, LARGE_ROUND)
+    return MEDIUM_SEGMENT if rounded < MEDIUM else round_up(rounded, LARGE_ROUND)
 
 
 class Allocator:
-    """Bytes allocated and reserved, now and at the peak.
+    """The allocator of one GPU: bytes allocated and reserved, now and at the peak.
 
     Attributes:
         capacity: the GPU's memory in bytes, as CUDA reports it.
-        taken: bytes of CUDA's context and the communication buffers. `take` adds to them.
+        non_pytorch: bytes of CUDA's context and of communication buffers (allocate_outside).
         small: blocks of up to 1 MiB, each split if at least 512 bytes remain.
         large: the other blocks, each split if more than 1 MiB remains.
-        peak, peak_reserved, peak_requested, peak_count, peak_segments: since the last reset_peaks.
+        peak, peak_reserved, peak_requested, peak_count, peak_segments: peaks since the last
+            reset_peaks.
         run_peak, run_peak_reserved: peaks since the start.
-        refused: requests that did not fit.
-        retries: requests for which the cache had to be released.
-        made: segments that CUDA gave.
+        ooms: number of requests that did not fit.
+        retries: number of requests for which the cache had to be released.
+        segment_allocations: number of segments that CUDA allocated.
     """
 
-    def __init__(self, capacity: int, taken: int = 0) -> None:
-        self.capacity, self.taken = capacity, taken
+    def __init__(self, capacity: int, non_pytorch: int = 0) -> None:
+        self.capacity, self.non_pytorch = capacity, non_pytorch
         self.small, self.large = Pool(ROUND), Pool(SMALL + ROUND)
         self.peak = self.peak_reserved = 0
         self.peak_requested = self.peak_count = self.peak_segments = 0
-        self.refused = self.retries = self.made = 0
+        self.ooms = self.retries = self.segment_allocations = 0
         self.message = pytorch_1_message  # formats the out-of-memory message
         self._past_peaks = 0, 0  # allocated and reserved, before the last reset
-        self._end = 0  # the address after the last segment: no two segments ever have the same
+        self._end = 0  # the address after the last segment; addresses are never reused
 
     @property
     def live(self) -> int:
@@ -84,7 +86,7 @@ class Allocator:
     @property
     def free(self) -> int:
         """Bytes that CUDA could still allocate."""
-        return self.capacity - self.taken - self.reserved
+        return self.capacity - self.non_pytorch - self.reserved
 
     @property
     def run_peak(self) -> int:
@@ -104,14 +106,14 @@ class Allocator:
             pool.reset_peaks()
 
     def split_always(self) -> None:
-        """Split large blocks, too, even if only 512 bytes remain.
+        """Split every block, even if only 512 bytes remain.
 
-        `live` is then the sum of the rounded requests, whatever was freed before. By default, each
+        `live` is then the sum of the rounded requests, whatever was freed before. By default, a
         large block in use can be up to 1 MiB larger than its request.
         """
-        self.large.least_rest = ROUND
+        self.large.min_remainder = ROUND
 
-    def take(self, size: int) -> None:
+    def allocate_outside(self, size: int) -> None:
         """Allocate memory outside of PyTorch, such as a communicator's buffers.
 
         Raises:
@@ -121,9 +123,9 @@ class Allocator:
             self.release_cached()
             if size > self.free:
                 raise OutOfMemory(self.message(self, size))
-        self.taken += size
+        self.non_pytorch += size
 
-    def allocate(self, size: int, stream: str = COMPUTE) -> Block:
+    def allocate(self, size: int, stream: str = COMPUTE) -> MemoryBlock:
         """Allocate a block.
 
         Args:
@@ -136,9 +138,9 @@ class Allocator:
         rounded = -(-size // ROUND) * ROUND
         small, large = self.small, self.large
         pool = small if rounded <= SMALL else large
-        free = pool.streams.get(stream) or pool.of(stream)
+        free = pool.streams.get(stream) or pool.free_blocks(stream)
         if not rounded:  # PyTorch does not ask its allocator for empty tensors
-            return Block(0, 0, free)
+            return MemoryBlock(0, 0, free)
         block = free.take(rounded) or free.take(rounded, self._segment(rounded, free))
         block.requested = size
         pool.add(block.size, size)
@@ -153,7 +155,7 @@ class Allocator:
             self.peak_count = count
         return block
 
-    def release(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Release a block, and merge it with its free neighbors."""
         size, free = block.size, block.free
         if size:
@@ -161,9 +163,9 @@ class Allocator:
             pool.live -= size
             pool.requested -= block.requested
             pool.count -= 1
-            free.give_back(block)
+            free.release(block)
 
-    def _segment(self, rounded: int, free: FreeBlocks) -> Block:
+    def _segment(self, rounded: int, free: FreeBlocks) -> MemoryBlock:
         """Take a segment from CUDA, and return it as one block.
 
         Args:
@@ -175,12 +177,12 @@ class Allocator:
             self.release_cached()
             self.retries += 1
             if size > self.free:
-                self.refused += 1
+                self.ooms += 1
                 raise OutOfMemory(self.message(self, size))
-        block = Block(self._end, size, free)
+        block = MemoryBlock(self._end, size, free)
         self._end += size
         free.pool.grow(size)
-        self.made += 1
+        self.segment_allocations += 1
         self.peak_reserved = max(self.peak_reserved, self.reserved)
         self.peak_segments = max(self.peak_segments, self.segments)
         return block
@@ -213,7 +215,7 @@ def pytorch_2_message(memory: Allocator, size: int, index: int = 0) -> str:
         size: the bytes that CUDA was asked for.
         index: the GPU's number, as in cuda:INDEX.
     """
-    used, unused = memory.taken + memory.reserved, memory.reserved - memory.live
+    used, unused = memory.non_pytorch + memory.reserved, memory.reserved - memory.live
     return (f"CUDA out of memory. Tried to allocate {amount(size)}. GPU {index} has a total "
             f"capacity of {amount(memory.capacity)} of which {amount(memory.free)} is free. "
             f"Including non-PyTorch memory, this process has {amount(used)} memory in use. Of the "

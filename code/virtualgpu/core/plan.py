@@ -1,7 +1,6 @@
-"""Plans of operations: their results and costs, cached by name and arguments.
+"""Plans of operations: their results and costs, cached by operation and arguments.
 
-A training step repeats the same few hundred operations. Each is planned once, and looked up after
-that.
+A training step repeats a few hundred operations. Each is planned once and then looked up.
 """
 
 from __future__ import annotations
@@ -13,21 +12,22 @@ from typing import NamedTuple
 import torch
 
 from virtualgpu.core import rms_norm  # noqa: F401  registers a kernel
-from virtualgpu.core.rules import Work, tensors
-from virtualgpu.core.shapes import Results, Spec
+from virtualgpu.core.rules import KernelWork, tensors
+from virtualgpu.core.shapes import Results, TensorSpec
 
 
-class Plan(NamedTuple):
+class OperationPlan(NamedTuple):
     """The result and the cost of one operation on arguments of these shapes.
 
     Attributes:
-        results: new tensors, nested as the operation returns them; None if it changes one.
-        changed: position or name of the argument that it changes in place.
+        results: specifications of new tensors, nested as the operation returns them; None if it
+            works in place.
+        changed: position or name of the argument that it writes in place.
         name: the operation's name.
         seconds: duration of its kernels.
         kernels: number of launches; 0 if no kernel runs.
         unknown: whether the operation has no cost rule.
-        work: the work that the duration is derived from.
+        work: FLOPs and bytes that the duration is derived from.
     """
 
     results: Results
@@ -36,52 +36,51 @@ class Plan(NamedTuple):
     seconds: float
     kernels: int
     unknown: bool
-    work: Work | None = None
+    work: KernelWork | None = None
 
     def make(self, args: Sequence, kwargs: dict):
-        """Return what the operation returns."""
+        """Return the operation's result, with new tensors on meta."""
         if self.results is None:
             return changed_tensor(args, kwargs, self.changed)
-        return make(self.results)
+        return make_tensors(self.results)
 
 
-HOST = Plan(None, None, "", 0.0, 0, False)  # runs on the host
+HOST = OperationPlan(None, None, "", 0.0, 0, False)  # runs on the host
 
 
-class Kind(Enum):
+class OperationKind(Enum):
     """Kinds of operations.
 
-    COMPOSITE operations consist of others. SHARES are views, which torch makes without a kernel.
-    COSTS is everything else.
+    COMPOSITE operations consist of others. A VIEW shares its operand's storage and needs no kernel.
+    COSTED is everything else.
     """
 
-    COMPOSITE, SHARES, COSTS = range(3)
+    COMPOSITE, VIEW, COSTED = range(3)
 
 
-def kind_of(func: torch._ops.OpOverload) -> Kind:
+def kind_of(func: torch._ops.OpOverload) -> OperationKind:
     """Return the kind of an operation; a composite one with a meta kernel is not decomposed."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "Meta"):
-        return Kind.COMPOSITE
-    shares = (func.is_view or torch.Tag.inplace_view in func.tags
-              or func is torch.ops.aten._unsafe_view.default)
-    return Kind.SHARES if shares else Kind.COSTS
+        return OperationKind.COMPOSITE
+    is_view = (func.is_view or torch.Tag.inplace_view in func.tags
+               or func is torch.ops.aten._unsafe_view.default)
+    return OperationKind.VIEW if is_view else OperationKind.COSTED
 
 
 def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) -> bool:
     """Return whether the result, or its shape, depends on the values of its operands."""
     if torch.Tag.dynamic_output_shape in func.tags:
-        # The shape of a tensor indexed by numbers is known; of one indexed by a mask, it is not.
+        # Indexing by integers has a known shape, and indexing by a mask does not.
         return func._overloadpacket is not torch.ops.aten.index or any(
             item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
     return torch.Tag.data_dependent_output in func.tags
 
 
-def misfits(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
-            changed: int | str | None) -> bool:
-    """Return whether torch has to check the operands' shapes, because an operation in place on one
-    tensor has another of a different shape."""
-    if func._overloadpacket in MIXED or not operands:
+def needs_shape_check(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
+                      changed: int | str | None) -> bool:
+    """Return whether torch must check the shapes: an in-place operation's operands differ."""
+    if func._overloadpacket in MIXED_DEVICES or not operands:
         return False
     return (changed == 0 and torch.Tag.pointwise in func.tags
             and any(item.shape != operands[0].shape for item in operands if item.dim()))
@@ -101,41 +100,41 @@ def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: di
         RuntimeError: two operands are on different devices. A tensor without dimensions may be on
             any device, like a number.
     """
-    if func._overloadpacket in MIXED:
+    if func._overloadpacket in MIXED_DEVICES:
         return
     named = [*zip((item.name for item in func._schema.arguments), args, strict=False),
              *kwargs.items()]
-    found = [(name, device_of(item)) for name, value in named for item in tensors([value])
-             if item.dim()]
-    if len({device for _, device in found}) < 2:
+    devices = [(name, device_of(item)) for name, value in named for item in tensors([value])
+               if item.dim()]
+    if len({device for _, device in devices}) < 2:
         return
     if torch.Tag.pointwise in func.tags:
-        both = " and ".join(map(str, sorted({device for _, device in found}, key=str)[::-1]))
+        both = " and ".join(map(str, sorted({device for _, device in devices}, key=str)[::-1]))
         raise RuntimeError("Expected all tensors to be on the same device, but found at least two "
                            f"devices, {both}!")
-    common = found[0][1]
-    name, other = next(item for item in found if item[1] != common)
+    common = devices[0][1]
+    name, other = next(item for item in devices if item[1] != common)
     raise RuntimeError(f"Expected all tensors to be on the same device, but got {name} is on "
                        f"{other}, different from other tensors on {common} (when checking "
                        f"argument in method wrapper_CUDA_{func._schema.name.split('::')[1]})")
 
 
-# Operations with arguments that may be on other devices.
-MIXED = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.index,
-         torch.ops.aten.index_put_, torch.ops.aten.index_put}
+# Operations whose arguments may be on different devices.
+MIXED_DEVICES = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.index,
+                 torch.ops.aten.index_put_, torch.ops.aten.index_put}
 
 
-def make(specs: Results) -> Results:
-    """Replace specifications by meta tensors, and return everything else as it is."""
-    if isinstance(specs, Spec):
+def make_tensors(specs: Results) -> Results:
+    """Replace specifications with meta tensors, and return everything else unchanged."""
+    if isinstance(specs, TensorSpec):
         return torch.empty_strided(specs.shape, specs.strides, dtype=specs.dtype, device="meta")
     if isinstance(specs, (list, tuple)):
-        return tuple(map(make, specs))
+        return tuple(map(make_tensors, specs))
     return specs
 
 
 def nested(results: object) -> Iterator[torch.Tensor]:
-    """Iterate over the tensors in what an operation returns."""
+    """Yield the tensors in an operation's result, which may be nested."""
     if isinstance(results, torch.Tensor):
         yield results
     elif isinstance(results, (list, tuple)):
@@ -144,30 +143,30 @@ def nested(results: object) -> Iterator[torch.Tensor]:
 
 
 def signature(argument: object) -> object:
-    """Return the part of an argument that an operation's plan depends on; hashable."""
+    """Return the hashable part of an argument that determines an operation's plan."""
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype, argument.is_meta
     if isinstance(argument, (list, tuple)):
         return tuple(map(signature, argument))
     if isinstance(argument, (float, bool)):
-        return type(argument), argument  # 1.0 and True would find the plan of 1
+        return type(argument), argument  # 1.0 and True equal 1 as dictionary keys
     return argument
 
 
 def changed_argument(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> int | str | None:
-    """Return the position or name of the argument that an operation changes and returns.
+    """Return the position or name of the argument that an operation writes and returns.
 
-    Returns -1 if it changes one and returns nothing, and None if its result is new.
+    Returns -1 if it writes one and returns nothing, and None if its result is a new tensor.
     """
     returns = func._schema.returns
     if returns and returns[0].alias_info is None:
         return None
-    for at, argument in enumerate(func._schema.arguments):
+    for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             if not returns:
                 return -1
-            return at if at < len(args) else argument.name
-    raise NotImplementedError(f"{func} returns neither a new tensor nor one that it changes")
+            return position if position < len(args) else argument.name
+    raise NotImplementedError(f"{func} returns neither a new tensor nor one that it writes")
 
 
 def changed_tensor(args: Sequence, kwargs: dict, changed: int | str) -> torch.Tensor | None:
@@ -182,13 +181,13 @@ def results_in_place(args: Sequence, kwargs: dict, changed: int | str) -> list[t
     Args:
         args: its positional arguments.
         kwargs: its keyword arguments.
-        changed: as changed_argument found.
+        changed: result of changed_argument.
     """
     return tensors([kwargs.get("out") if changed == -1 else changed_tensor(args, kwargs, changed)])
 
 
 def to_meta(value):
-    """Return an argument with its tensors on meta."""
+    """Return an argument with its tensors and devices moved to meta."""
     if isinstance(value, torch.Tensor):
         return value.to("meta")
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The figures of one of the allocator's pools, and its free blocks."""
+"""Statistics and free blocks of one of the allocator's pools."""
 
 from __future__ import annotations
 
@@ -6,26 +6,36 @@ from virtualgpu.core.segments import FreeBlocks
 
 
 class Pool:
-    """Allocations of one size class: small ones, or the others.
+    """The blocks of one size class: small or large.
 
     Attributes:
-        least_rest: a block is split if at least this many bytes remain.
+        min_remainder: bytes that must remain for a block to be split.
         live: bytes in use.
-        reserved: bytes taken from CUDA.
+        reserved: bytes that CUDA allocated.
         requested: bytes in use, before rounding.
         count: allocations in use.
-        segments: segments taken from CUDA.
+        segments: segments that CUDA allocated.
         peaks: peaks of these five since their last reset, in this order.
-        totals: sums of everything added to these five since the totals' last reset.
+        totals: sums of the increases of these five since the totals' last reset.
         before: values of these five at that reset.
-        streams: the free blocks by stream.
+        streams: free blocks by stream.
     """
 
-    __slots__ = ("before", "count", "least_rest", "live", "peaks", "requested", "reserved",
-                 "segments", "streams", "totals")
+    __slots__ = (
+        "before",
+        "count",
+        "live",
+        "min_remainder",
+        "peaks",
+        "requested",
+        "reserved",
+        "segments",
+        "streams",
+        "totals",
+    )
 
-    def __init__(self, least_rest: int) -> None:
-        self.least_rest = least_rest
+    def __init__(self, min_remainder: int) -> None:
+        self.min_remainder = min_remainder
         self.live = self.reserved = self.requested = self.count = self.segments = 0
         self.peaks, self.totals, self.before = [0] * 5, [0] * 5, [0] * 5
         self.streams: dict[str, FreeBlocks] = {}
@@ -40,15 +50,15 @@ class Pool:
     def reset_totals(self) -> None:
         self.before, self.totals = list(self.levels), [0] * 5
 
-    def freed(self, at: int) -> int:
-        """Return how much was freed since the totals' last reset.
+    def freed(self, index: int) -> int:
+        """Return the amount freed since the totals' last reset.
 
         Args:
-            at: index in `levels`.
+            index: index of the quantity in `levels`.
         """
-        return self.before[at] + self.totals[at] - self.levels[at]
+        return self.before[index] + self.totals[index] - self.levels[index]
 
-    def of(self, stream: str) -> FreeBlocks:
+    def free_blocks(self, stream: str) -> FreeBlocks:
         """Return the free blocks of a stream."""
         free = self.streams.get(stream)
         if free is None:
@@ -63,7 +73,7 @@ class Pool:
             requested: bytes that the program asked for.
         """
         live = self.live = self.live + size
-        asked = self.requested = self.requested + requested
+        total_requested = self.requested = self.requested + requested
         count = self.count = self.count + 1
         totals, peaks = self.totals, self.peaks
         totals[0] += size
@@ -71,8 +81,8 @@ class Pool:
         totals[3] += 1
         if live > peaks[0]:
             peaks[0] = live
-        if asked > peaks[2]:
-            peaks[2] = asked
+        if total_requested > peaks[2]:
+            peaks[2] = total_requested
         if count > peaks[3]:
             peaks[3] = count
 
@@ -80,12 +90,12 @@ class Pool:
         """Count a segment of `size` bytes."""
         self.reserved += size
         self.segments += 1
-        for at, added in ((1, size), (4, 1)):
-            self.totals[at] += added
-            self.peaks[at] = max(self.peaks[at], self.levels[at])
+        for index, added in ((1, size), (4, 1)):
+            self.totals[index] += added
+            self.peaks[index] = max(self.peaks[index], self.levels[index])
 
     def release_cached(self) -> None:
-        """Return free blocks that are whole segments to CUDA."""
+        """Return free blocks that span a whole segment to CUDA."""
         for free in self.streams.values():
             for block in list(free.blocks):
                 if block.before is None and block.after is None:

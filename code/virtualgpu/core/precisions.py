@@ -1,6 +1,6 @@
-"""The arithmetic that GPU models have: dtypes of GEMMs, and the FP8 and FP4 recipes.
+"""The arithmetic that GPU models support: dtypes of GEMMs, and the FP8 and FP4 recipes.
 
-Recipes are those of Transformer Engine, which asks for the same compute capabilities
+Recipes are those of Transformer Engine, which requires the same compute capabilities
 (transformer_engine/pytorch/quantization.py: check_fp8_support and its neighbors).
 """
 
@@ -16,8 +16,8 @@ from virtualgpu.core.cards import CARDS
 from virtualgpu.core.cards.generations import GENERATIONS, generation
 from virtualgpu.core.errors import NoValue
 
-EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
-# By recipe: the architecture that was the first to have it, and what it needs.
+FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
+# Recipe: (first architecture that supports it, the hardware that it needs).
 RECIPES: dict[str, tuple[str, str]] = {
     "delayed": ("ada", "FP8 Tensor Cores"),
     "tensorwise": ("ada", "FP8 Tensor Cores"),
@@ -33,9 +33,10 @@ NO_MX = ("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling "
 
 
 def recipe_support(card: Card) -> dict[str, str]:
-    """Return why a GPU model lacks each recipe, by the recipe's name; an empty string if it has it.
+    """Return, for each recipe, why a GPU model does not support it; an empty string if it does.
 
-    The reason names what the recipe needs and the GPU model of the most similar memory that has it.
+    The reason names the hardware that the recipe needs and, of the GPU models that support it, the
+    one with the most similar memory.
     On Blackwell, Transformer Engine runs "blockwise" with MX scales, which PyTorch's own
     torch._scaled_mm does not (refuse).
     """
@@ -43,7 +44,7 @@ def recipe_support(card: Card) -> dict[str, str]:
 
 
 def require_recipe(card: Card, recipe: str) -> None:
-    """Raise NoValue if a GPU model lacks a recipe, and KeyError if there is no such recipe."""
+    """Raise NoValue if a GPU model does not support a recipe; KeyError for an unknown recipe."""
     reason = recipe_support(card)[recipe]
     if reason:
         raise NoValue(reason)
@@ -56,11 +57,11 @@ def _reason(card: Card, recipe: str) -> str:
         return ""
     return (f"the virtual {card.name} cannot run the {recipe} recipe: {needs} came with "
             f"{first.capitalize()} (compute capability {_dotted(least)}), and "
-            f"{_about(card, least)}")
+            f"{_capability(card, least)}")
 
 
-def _about(card: Card, least: tuple[int, int], most: tuple[int, int] = (99, 9)) -> str:
-    """Return a GPU model's compute capability, and the nearest model within these bounds."""
+def _capability(card: Card, least: tuple[int, int], most: tuple[int, int] = (99, 9)) -> str:
+    """Return a sentence: a GPU's compute capability, and the nearest model within these bounds."""
     able = [other for other in CARDS.values() if least <= generation(other)[:2] <= most]
     near = min(able, key=lambda other: abs(math.log(other.memory / card.memory)))
     return (f"it has compute capability {_dotted(generation(card)[:2])}; the nearest GPU model "
@@ -72,20 +73,22 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def scaling(arguments: Sequence) -> str:
-    """Return the recipe that a call of _scaled_mm(a, b, scale_a, scale_b, ..) belongs to; scales
-    per row run on the same GPUs as "tensorwise"."""
+    """Return the recipe of a call of _scaled_mm(a, b, scale_a, scale_b, ..).
+
+    Rowwise scales count as "tensorwise", since they run on the same GPUs.
+    """
     a, b, scale_a, scale_b = arguments[:4]
     if a.dtype == torch.float4_e2m1fn_x2:
         return "nvfp4" if scale_a.dtype == torch.float8_e4m3fn else "mxfp8"
     if scale_a.dtype == torch.float8_e8m0fnu:
         return "mxfp8"
-    whole = scale_a.numel() == scale_b.numel() == 1
-    rows = (*scale_a.shape, *scale_b.shape) == (a.shape[0], 1, 1, b.shape[1])
-    return "tensorwise" if whole or rows else "blockwise"
+    per_tensor = scale_a.numel() == scale_b.numel() == 1
+    rowwise = (*scale_a.shape, *scale_b.shape) == (a.shape[0], 1, 1, b.shape[1])
+    return "tensorwise" if per_tensor or rowwise else "blockwise"
 
 
 def refuse(card: Card, func: torch._ops.OpOverload, arguments: Sequence) -> None:
-    """Raise the error that CUDA raises for a GEMM on 8-bit operands that the GPU model lacks.
+    """Raise the error that CUDA raises for an 8-bit or 4-bit GEMM that the GPU does not support.
 
     Raises:
         RuntimeError: _scaled_mm before Ada, or with MX or NVFP4 scales before Blackwell, where
@@ -95,22 +98,22 @@ def refuse(card: Card, func: torch._ops.OpOverload, arguments: Sequence) -> None
     """
     name = str(func._overloadpacket)
     if name in ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"):
-        wrong = next((item.dtype for item in arguments[:3] if isinstance(item, torch.Tensor)
-                      and item.dtype in EIGHT_BITS), None)
-        if wrong is not None:
+        fp8 = next((item.dtype for item in arguments[:3] if isinstance(item, torch.Tensor)
+                    and item.dtype in FP8_DTYPES), None)
+        if fp8 is not None:
             kernel = "baddbmm_cuda" if name in ("aten.bmm", "aten.baddbmm") else "addmm_cuda"
-            said = str(wrong).removeprefix("torch.").capitalize()
-            raise NotImplementedError(f"\"{kernel}\" not implemented for '{said}'; multiply FP8 "
+            name = str(fp8).removeprefix("torch.").capitalize()
+            raise NotImplementedError(f"\"{kernel}\" not implemented for '{name}'; multiply FP8 "
                                       "matrices with torch._scaled_mm and their scales")
     if name != "aten._scaled_mm":
         return
-    has, recipe = generation(card)[:2], scaling(arguments)
-    if has < (8, 9):
-        raise RuntimeError(f"{NO_FP8} ({card.name}: {_about(card, (8, 9))})")
-    if recipe == "blockwise" and has[0] != 9:
-        raise NotImplementedError(f"{NO_BLOCKS} ({card.name}: {_about(card, (9, 0), (9, 9))})")
-    if recipe in ("mxfp8", "nvfp4") and has < (10, 0):
-        raise RuntimeError(f"{NO_MX} ({card.name}: {_about(card, (10, 0))})")
+    capability, recipe = generation(card)[:2], scaling(arguments)
+    if capability < (8, 9):
+        raise RuntimeError(f"{NO_FP8} ({card.name}: {_capability(card, (8, 9))})")
+    if recipe == "blockwise" and capability[0] != 9:
+        raise NotImplementedError(f"{NO_BLOCKS} ({card.name}: {_capability(card, (9, 0), (9, 9))})")
+    if recipe in ("mxfp8", "nvfp4") and capability < (10, 0):
+        raise RuntimeError(f"{NO_MX} ({card.name}: {_capability(card, (10, 0))})")
 
 
 def require(card: Card, dtype: str) -> None:

@@ -1,4 +1,4 @@
-"""Segments of GPU memory are split into blocks, and each stream has a list of its free ones.
+"""Blocks of GPU memory segments, and each stream's list of free ones.
 
 Every operation of a program allocates and frees, so this code is written for speed.
 """
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from virtualgpu.core.pool import Pool
 
-ADDRESS_BITS = 64  # free blocks are sorted by one number: the size, and the address below it
+ADDRESS_BITS = 64  # a sort key is the size, then the address in the low bits
 
 
-class Block:
+class MemoryBlock:
     """A part of a segment.
 
     Attributes:
-        address: of its first byte.
-        size: in bytes.
+        address: address of its first byte.
+        size: size in bytes.
         free: the free blocks of its pool and stream.
         requested: bytes that the program asked for.
         used: whether it is allocated.
@@ -28,8 +28,8 @@ class Block:
 
     __slots__ = ("address", "after", "before", "free", "requested", "size", "used")
 
-    def __init__(self, address: int, size: int, free: FreeBlocks, before: Block | None = None,
-                 after: Block | None = None) -> None:
+    def __init__(self, address: int, size: int, free: FreeBlocks, before: MemoryBlock | None = None,
+                 after: MemoryBlock | None = None) -> None:
         self.address, self.size, self.free = address, size, free
         self.before, self.after = before, after
         self.used, self.requested = False, 0
@@ -41,40 +41,40 @@ class FreeBlocks:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.keys: list[int] = []
-        self.blocks: list[Block] = []  # in the order of the keys
+        self.blocks: list[MemoryBlock] = []  # in the order of the keys
 
-    def take(self, size: int, segment: Block | None = None) -> Block | None:
-        """Return a block of at least `size` bytes, which is used from now on, or None.
+    def take(self, size: int, segment: MemoryBlock | None = None) -> MemoryBlock | None:
+        """Allocate a block of at least `size` bytes; return None if none is free.
 
-        It is the smallest that is free; of several with that size, the one with the lowest address.
-        If more remains than the pool leaves unsplit, the rest becomes a free block.
+        Best fit: the smallest free block, and of several with that size, the one with the lowest
+        address. If enough remains (Pool.min_remainder), the rest becomes a free block.
 
         Args:
             size: a multiple of 512 bytes.
-            segment: a new segment to take it from, instead of the free blocks.
+            segment: a new segment to split, instead of a free block.
         """
         keys, block = self.keys, segment
         if block is None:
-            at = bisect_left(keys, size << ADDRESS_BITS)
-            if at == len(keys):
+            index = bisect_left(keys, size << ADDRESS_BITS)
+            if index == len(keys):
                 return None
-            del keys[at]
-            block = self.blocks.pop(at)
+            del keys[index]
+            block = self.blocks.pop(index)
         remaining = block.size - size
-        if remaining >= self.pool.least_rest:
+        if remaining >= self.pool.min_remainder:
             address, after = block.address + size, block.after
             block.size = size
-            block.after = rest = Block(address, remaining, self, block, after)
+            block.after = rest = MemoryBlock(address, remaining, self, block, after)
             if after is not None:
                 after.before = rest
             key = remaining << ADDRESS_BITS | address
-            at = bisect_left(keys, key)
-            keys.insert(at, key)
-            self.blocks.insert(at, rest)
+            index = bisect_left(keys, key)
+            keys.insert(index, key)
+            self.blocks.insert(index, rest)
         block.used = True
         return block
 
-    def give_back(self, block: Block) -> None:
+    def release(self, block: MemoryBlock) -> None:
         """Free a block, and merge it with its free neighbors."""
         before, after = block.before, block.after
         if before is not None and not before.used:
@@ -92,11 +92,11 @@ class FreeBlocks:
                 after.before = block
         block.used = False
         key = block.size << ADDRESS_BITS | block.address
-        at = bisect_left(self.keys, key)
-        self.keys.insert(at, key)
-        self.blocks.insert(at, block)
+        index = bisect_left(self.keys, key)
+        self.keys.insert(index, key)
+        self.blocks.insert(index, block)
 
-    def remove(self, block: Block) -> None:
+    def remove(self, block: MemoryBlock) -> None:
         """Remove a free block."""
-        at = bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)
-        del self.keys[at], self.blocks[at]
+        index = bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)
+        del self.keys[index], self.blocks[index]

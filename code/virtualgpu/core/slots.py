@@ -1,4 +1,4 @@
-"""Slots of a node's GPUs: their PCI buses, which are made up but consistent, and their numbers."""
+"""A node's GPU slots: their numbers, and their PCI buses, which are invented but consistent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def bus(number: int) -> int:
 
 
 def visible(text: str, index: int) -> int | None:
-    """Return the number on its node of a GPU that a program sees, or None if it is not known.
+    """Return a visible GPU's number on its node, or None if it is not known.
 
     Args:
-        text: CUDA_VISIBLE_DEVICES, in which Slurm lists the numbers of a job's GPUs.
-        index: the program's number of the GPU, as in cuda:INDEX.
+        text: value of CUDA_VISIBLE_DEVICES, in which Slurm lists the numbers of a job's GPUs.
+        index: index of the GPU in the program, as in cuda:INDEX.
     """
     numbers = text.split(",")
-    found = numbers[index].strip() if 0 <= index < len(numbers) else ""
-    return int(found) if found.isdecimal() else None
+    number = numbers[index].strip() if 0 <= index < len(numbers) else ""
+    return int(number) if number.isdecimal() else None

@@ -1,9 +1,9 @@
-"""Software stacks: what the training software of a certain time makes of a GPU.
+"""Software stacks: the efficiency that training software achieves on a GPU.
 
-A GPU model's file has what single kernels reach in short runs. Whole training runs reach less, and
-how much less depends on the software: on clocks that drop under the power limit after minutes of
-GEMMs, on how well elementwise kernels are fused, on the version of the attention kernels, and on
-the time that the host needs for a launch and for a step.
+A GPU model's file has the efficiency of single kernels in short runs. Training runs achieve less,
+and how much less depends on the software: on clocks that drop under the power limit after minutes
+of GEMMs, on how well elementwise kernels are fused, on the version of the attention kernels, and on
+the host's overhead per launch and per step.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 
 HALF, NARROWER = ("fp16", "bf16"), ("fp8", "fp4")
-MODERN = ("hopper", "blackwell")  # architectures of Megatron Core's time
+MEGATRON_CORE = ("hopper", "blackwell")  # architectures that Megatron Core is the default for
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What whole training runs reach on one generation of GPUs; None: what the GPU's file says.
+class StackEfficiency:
+    """Efficiency of training runs on one architecture; None where the GPU's file applies.
 
     Attributes:
-        half: share of the 16-bit peak that large GEMMs reach. Those in FP8 and FP4 lose as much
+        half: share of the 16-bit peak that large GEMMs achieve. Those in FP8 and FP4 lose as much
             to dropping clocks, so their shares shrink in proportion.
-        vector: share of the memory bandwidth that elementwise kernels reach.
-        attention: share of the peak that fused attention reaches (Efficiency.attention).
+        vector: share of the memory bandwidth that elementwise kernels achieve.
+        attention: share of the peak that fused attention achieves (Efficiency.attention).
     """
 
     half: float | None = None
@@ -39,18 +39,18 @@ class Reach:
 
 
 @dataclass(frozen=True, eq=False)  # hashable, by identity
-class Stack:
+class SoftwareStack:
     """A software stack.
 
     Attributes:
         name: its name on the command line.
-        summary: what it stands for.
-        attention: its kernel of fused attention, for programs that leave the choice open.
+        summary: one line of description.
+        attention: its fused attention kernel, for programs that leave the choice open.
         dispatch: time that the host takes to launch a kernel, in seconds.
-        step: time of the host per training step during which the GPU is idle, in seconds.
-        reach: by generation of GPUs (Card.architecture).
-        error: mean error of modeled step times on published rows that nothing was fitted to, by
-            generation of GPUs.
+        step: host time per training step during which the GPU is idle, in seconds.
+        efficiency: efficiency by architecture (Card.architecture).
+        error: mean relative error of modeled step times on published results that were not used for
+            fitting, by architecture.
         sources: where the figures come from, and which were fitted.
     """
 
@@ -59,27 +59,27 @@ class Stack:
     attention: str
     dispatch: float
     step: float
-    reach: Mapping[str, Reach]
+    efficiency: Mapping[str, StackEfficiency]
     error: Mapping[str, float]
     sources: tuple[str, ...]
 
 
-MEGATRON_A100 = Reach(half=0.78, vector=0.68)
-STACKS: dict[str, Stack] = {stack.name: stack for stack in (
-    Stack(
+MEGATRON_A100 = StackEfficiency(half=0.78, vector=0.68)
+STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
+    SoftwareStack(
         "megatron-2021", "Megatron-LM of 2021",
         attention=FLASH, dispatch=5e-6, step=0.0,
-        reach={"ampere": MEGATRON_A100},
+        efficiency={"ampere": MEGATRON_A100},
         error={"ampere": 0.103, "volta": 0.074},
         sources=(
             "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
             "(VIA-Research/vTrain)",
         ),
     ),
-    Stack(
+    SoftwareStack(
         "megatron-core", "Megatron Core in bf16, without Transformer Engine",
         attention=CUDNN, dispatch=5e-6, step=0.01,
-        reach={"ampere": MEGATRON_A100, "hopper": Reach(half=0.75, vector=0.78)},
+        efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.75, vector=0.78)},
         error={},
         sources=(
             "hopper: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
@@ -87,10 +87,10 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
             "ampere: as in megatron-2021",
         ),
     ),
-    Stack(
+    SoftwareStack(
         "transformer-engine", "Megatron Core with Transformer Engine in bf16",
         attention=CUDNN, dispatch=5e-6, step=0.0,
-        reach={"ampere": MEGATRON_A100, "hopper": Reach(half=0.76, vector=0.82)},
+        efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.76, vector=0.82)},
         error={"hopper": 0.058},
         sources=(
             "hopper: chosen with NVIDIA's published step times of GPT-3 175B in view "
@@ -98,11 +98,11 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
             "ampere: as in megatron-2021",
         ),
     ),
-    Stack(
+    SoftwareStack(
         "torch-eager-fsdp", "plain PyTorch without torch.compile",
         attention=FLASH, dispatch=7.5e-6, step=0.0,
-        reach={"ampere": Reach(half=0.7, vector=0.88, attention=0.32),
-               "hopper": Reach(half=0.575, vector=0.745, attention=0.19)},
+        efficiency={"ampere": StackEfficiency(half=0.7, vector=0.88, attention=0.32),
+                    "hopper": StackEfficiency(half=0.575, vector=0.745, attention=0.19)},
         error={"ampere": 0.058, "hopper": 0.044},
         sources=(
             "ampere, hopper: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry)",
@@ -110,10 +110,10 @@ STACKS: dict[str, Stack] = {stack.name: stack for stack in (
         ),
     ),
 )}
-PLAIN = "torch-eager-fsdp"
+DEFAULT = "torch-eager-fsdp"  # for programs that are not Megatron-LM
 
 
-def find_stack(name: str) -> Stack:
+def find_stack(name: str) -> SoftwareStack:
     """Return the software stack with a name. Raises VirtualGpuError if there is none."""
     stack = STACKS.get(name.strip().lower())
     if stack is None:
@@ -123,43 +123,42 @@ def find_stack(name: str) -> Stack:
     return stack
 
 
-def usual(card: Card) -> str:
-    """Return the name of the Megatron-LM of a GPU model's time."""
-    return "megatron-core" if card.architecture in MODERN else "megatron-2021"
+def default_megatron(card: Card) -> str:
+    """Return the name of the Megatron-LM version that matches a GPU model's generation."""
+    return "megatron-core" if card.architecture in MEGATRON_CORE else "megatron-2021"
 
 
 def card_under(name: str, stack: str) -> Card:
-    """Return the GPU model with a name, under the software stack with a name, if that is not
-    empty. Raises VirtualGpuError if there is none."""
+    """Return the named GPU model with the efficiency of the named software stack, unless that is
+    empty. Raises VirtualGpuError for an unknown name."""
     card = cards.find(name)
     return under(card, find_stack(stack)) if stack else card
 
 
 @cache
-def under(card: Card, stack: Stack) -> Card:
-    """Return a GPU model with what training runs reach on it.
+def under(card: Card, stack: SoftwareStack) -> Card:
+    """Return a GPU model with the efficiency of a software stack.
 
     Args:
         card: the GPU model, as cards.find returns it.
         stack: the software.
     """
-    best, reach = card.efficiency, stack.reach.get(card.architecture, Reach())
-    matmul = dict(best.matmul)
-    if reach.half:
-        matmul |= {dtype: share * reach.half / best.matmul["bf16"]
+    single, training = card.efficiency, stack.efficiency.get(card.architecture, StackEfficiency())
+    matmul = dict(single.matmul)
+    if training.half:
+        matmul |= {dtype: share * training.half / single.matmul["bf16"]
                    for dtype, share in matmul.items() if dtype in NARROWER}
-        matmul |= {dtype: reach.half for dtype in HALF if dtype in matmul}
+        matmul |= {dtype: training.half for dtype in HALF if dtype in matmul}
     return replace(card, stack=stack.name, efficiency=replace(
-        best, matmul=matmul, vector=reach.vector or best.vector,
-        attention=reach.attention or best.attention, dispatch=stack.dispatch, step=stack.step,
+        single, matmul=matmul, vector=training.vector or single.vector,
+        attention=training.attention or single.attention, dispatch=stack.dispatch, step=stack.step,
         fused=stack.attention))
 
 
 def describe(card: Card) -> str:
-    """Return what the software stack of a GPU model stands for, and how large the error of modeled
-    step times is expected to be."""
+    """Return a description of a GPU model's software stack and of its expected modeling error."""
     if not card.stack:
-        return "none; what single kernels reach in short runs"
+        return "none; the efficiency of single kernels in short runs"
     stack = STACKS[card.stack]
     error = stack.error.get(card.architecture)
     known = (f"published step times on {card.architecture.capitalize()} GPUs were predicted with a "

@@ -9,37 +9,37 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.memory import Allocator, OutOfMemory
-from virtualgpu.core.segments import Block
+from virtualgpu.core.segments import MemoryBlock
 
 if TYPE_CHECKING:
     from virtualgpu.export.ledger import Ledger
-    from virtualgpu.export.trace import Recorder
+    from virtualgpu.export.trace import TraceRecorder
     from virtualgpu.replay.journal import Journal
 
 
 class Storages:
-    """Accounts for the storages on one GPU."""
+    """Allocates memory for the storages on one GPU and frees it with them."""
 
-    stream: str  # the current stream, whose memory allocations get
+    stream: str  # the current stream, which owns new allocations
 
     def __init__(self, card: Card) -> None:
         super().__init__()
         self.card = card
         self.memory = Allocator(card.memory, card.context)
-        self.blocks: dict[int, Block] = {}  # the memory of live storages, by identity
-        # After the allocator, these are notified of what is allocated, released, and resized.
-        self.journal: Journal | None = None  # while the run is recorded
-        self.ledger: Ledger | None = None  # while the run is accounted for
-        self.recorder: Recorder | None = None  # while a trace is recorded
+        self.blocks: dict[int, MemoryBlock] = {}  # the memory of live storages, by identity
+        # After the allocator, these are notified of every allocation, release, and resize.
+        self.journal: Journal | None = None  # while a record is written
+        self.ledger: Ledger | None = None  # while steps and memory are accounted for
+        self.recorder: TraceRecorder | None = None  # while a trace is recorded
 
-    def take(self, size: int) -> None:
+    def allocate_outside(self, size: int) -> None:
         """Allocate memory outside of PyTorch. Raises torch.OutOfMemoryError."""
         try:
-            self.memory.take(size)
+            self.memory.allocate_outside(size)
         except OutOfMemory as error:
             raise self._out_of_memory(error) from None
 
-    def allocate(self, size: int) -> Block:
+    def allocate(self, size: int) -> MemoryBlock:
         """Allocate memory that the caller releases. Raises torch.OutOfMemoryError."""
         try:
             return self.memory.allocate(size, self.stream)
@@ -49,7 +49,7 @@ class Storages:
             raise self._out_of_memory(error) from None
 
     def hold(self, tensor: torch.Tensor) -> None:
-        """Account for the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
+        """Allocate the tensor's memory until its storage dies. Raises torch.OutOfMemoryError."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.blocks:
@@ -64,14 +64,14 @@ class Storages:
     def release(self, key: int) -> None:
         """Release a storage's memory."""
         block = self.blocks.pop(key)
-        held = block.size  # it may be merged with its neighbors
+        size = block.size  # release may merge the block with its neighbors
         self.memory.release(block)
         for watcher in (self.journal, self.ledger, self.recorder):
             if watcher is not None:
-                watcher.released(key, held)
+                watcher.released(key, size)
 
     def resize(self, key: int, size: int) -> None:
-        """Account for a storage that is resized in place. Raises torch.OutOfMemoryError."""
+        """Reallocate a storage that is resized in place. Raises torch.OutOfMemoryError."""
         before, block = self.blocks[key], self.allocate(size)
         freed = before.size
         self.memory.release(before)

@@ -1,12 +1,12 @@
 """A Chakra execution trace of one rank, in the JSON form of the schema's protocol buffers.
 
-Chakra (Sridharan et al. 2023) is MLCommons' format for what a rank computes and communicates;
-simulators such as ASTRA-sim read it. The schema is et_def.proto; its traces call themselves version
-0.0.4. Field names are the schema's, so `google.protobuf.json_format.ParseDict` reads each node.
+Chakra (Sridharan et al. 2023) is MLCommons' format for a rank's computation and communication,
+which simulators such as ASTRA-sim read. The schema is et_def.proto; its traces have version 0.0.4.
+Field names are the schema's, so `google.protobuf.json_format.ParseDict` reads each node.
 
-A node depends on those that wrote the storages it reads (data_deps), and on the one before it on
-its stream (ctrl_deps). Storages, not tensors: operations on different views of one storage depend
-on each other here, although they need not.
+A node depends on the nodes that wrote the storages it reads (data_deps) and on the previous node of
+its stream (ctrl_deps). Dependencies are between storages, not tensors: operations on different
+views of one storage depend on each other here, although they need not.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable
 
 from virtualgpu.core.card import Card
-from virtualgpu.export.trace import Message, Operation, Place
+from virtualgpu.export.trace import CommunicationNote, OperationNote, RankPlacement
 
 VERSION = "0.0.4"
 COMPUTE, COLLECTIVE, SEND, RECEIVE = (
@@ -25,16 +25,24 @@ KINDS = {"all_reduce": 0, "reduce": 1, "all_gather": 2, "gather": 3, "scatter": 
          "all_to_all": 6, "reduce_scatter": 7, "barrier": 9}
 
 
-class Graph:
-    """Nodes so far. writers: the node that wrote each storage; last: of each stream."""
+class ChakraGraph:
+    """The nodes of a trace.
+
+    Attributes:
+        nodes: nodes so far, in the schema's form.
+        writers: the node that last wrote each storage.
+        last: the last node of each stream.
+        groups: ranks of each process group, by name.
+    """
 
     def __init__(self) -> None:
         self.nodes: list[dict] = []
         self.writers: dict[int, int] = {}
         self.last: dict[str, int] = {}
-        self.groups: dict[str, list[int]] = {}  # ranks by name
+        self.groups: dict[str, list[int]] = {}
 
-    def node(self, note: Operation | Message, kind: str, name: str, start: float, end: float,
+    def node(self, note: OperationNote | CommunicationNote, kind: str, name: str, start: float,
+             end: float,
              attributes: list[dict]) -> None:
         """Add a node after those that it depends on."""
         number = len(self.nodes) + 1
@@ -51,10 +59,10 @@ class Graph:
         self.last[note.stream] = number
         self.writers.update(dict.fromkeys(note.writes, number))
 
-    def operation(self, note: Operation) -> None:
+    def operation(self, note: OperationNote) -> None:
         plan = note.plan
         if not plan.kernels:
-            if plan.results is not None:  # new memory, perhaps where other memory was
+            if plan.results is not None:  # new memory, perhaps at the address of freed memory
                 for key in note.writes:
                     self.writers.pop(key, None)
             return
@@ -63,13 +71,13 @@ class Graph:
                 self.writers.pop(key, None)
         work, attributes = plan.work, []
         if work is not None:
-            flops = work.flops + (work.product.flops if work.product else 0)
+            flops = work.flops + (work.gemm.flops if work.gemm else 0)
             attributes = [attribute("num_ops", flops), attribute("tensor_size", work.bytes)]
         self.node(note, COMPUTE, plan.name.replace(".", "::", 1), note.end - plan.seconds, note.end,
                   attributes)
 
-    def message(self, note: Message) -> None:
-        if note.end is None:  # never over
+    def message(self, note: CommunicationNote) -> None:
+        if note.end is None:  # it never completed
             return
         group = ",".join(map(str, note.ranks))
         self.groups[group] = note.ranks
@@ -87,24 +95,24 @@ class Graph:
 
 
 def attribute(name: str, value: bool | int | str) -> dict:
-    """An AttributeProto."""
+    """Return an AttributeProto of the schema."""
     kind = {bool: "bool_val", int: "int64_val", str: "string_val"}[type(value)]
     return {"name": name, kind: value}
 
 
-def text(card: Card, place: Place, notes: Iterable) -> str:
-    """Return the whole file: the schema's GlobalMetadata, and its Nodes.
+def text(card: Card, place: RankPlacement, notes: Iterable) -> str:
+    """Return the file: the schema's GlobalMetadata and Nodes, as JSON.
 
     Args:
-        card: the GPU.
-        place: the rank's.
-        notes: of a recorder.
+        card: the GPU model.
+        place: the rank and its GPU.
+        notes: notes of a TraceRecorder.
     """
-    graph = Graph()
+    graph = ChakraGraph()
     for note in notes:
-        if isinstance(note, Operation):
+        if isinstance(note, OperationNote):
             graph.operation(note)
-        elif isinstance(note, Message):
+        elif isinstance(note, CommunicationNote):
             graph.message(note)
     about = [attribute("rank", place.rank), attribute("world_size", place.world),
              attribute("gpu", f"virtual {card.name}: modeled, not measured"),

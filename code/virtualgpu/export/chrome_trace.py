@@ -1,4 +1,4 @@
-"""A trace of a virtual GPU in Chrome's format, as torch.profiler writes it for a real card.
+"""A trace of a virtual GPU in Chrome's format, as torch.profiler writes it for a real GPU.
 
 TensorBoard's profiler and Perfetto read it. Its times are those of the virtual clock, which all
 ranks share, in microseconds with three decimals.
@@ -12,13 +12,19 @@ from collections.abc import Iterable, Iterator
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.export.trace import Place
-from virtualgpu.export.trace_events import BACKWARD_THREAD, RELEASES, Trace
+from virtualgpu.export.trace import RankPlacement
+from virtualgpu.export.trace_events import BACKWARD_THREAD, RELEASES, TraceBuilder
 
 
-def text(card: Card, place: Place, notes: Iterable) -> str:
-    """The whole file."""
-    trace = Trace(card, place)
+def text(card: Card, place: RankPlacement, notes: Iterable) -> str:
+    """Return the trace file, as JSON.
+
+    Args:
+        card: the GPU model.
+        place: the rank and its GPU.
+        notes: notes of a TraceRecorder.
+    """
+    trace = TraceBuilder(card, place)
     for note in notes:
         trace.READERS[type(note)](trace, note)
     trace.close()
@@ -26,7 +32,8 @@ def text(card: Card, place: Place, notes: Iterable) -> str:
                  "card": card.name, "note": "times and memory are modeled, nothing was measured"},
              "deviceProperties": [properties(card, index) for index in range(place.cards)],
              "distributedInfo": {"backend": "nccl", "rank": place.rank, "world_size": place.world}}
-    # The profiler's tab adds its counters behind the last bracket: the events come last.
+    # TensorBoard's profiler plugin appends its counters after the last bracket, so events come
+    # last.
     return json.dumps({**about, "traceEvents": [*titles(trace), *trace.events]},
                       separators=(",", ":"))
 
@@ -38,7 +45,7 @@ def properties(card: Card, index: int) -> dict[str, object]:
             "maxThreadsPerMultiprocessor": threads, "warpSize": 32, "numSms": card.sms}
 
 
-def titles(trace: Trace) -> Iterator[dict]:
+def titles(trace: TraceBuilder) -> Iterator[dict]:
     """Yield the names of the rows, the label that marks times as modeled, and the total time."""
     title = f"virtual {trace.card.name}"
     rows = [(trace.host, "rank", f"rank {trace.place.rank}: host of a {title}", trace.place.rank),

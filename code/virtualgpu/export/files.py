@@ -1,4 +1,4 @@
-"""Everything that `--trace DIR` writes of one rank."""
+"""The files that `--trace DIR` writes for one rank."""
 
 from __future__ import annotations
 
@@ -6,41 +6,41 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from virtualgpu.export import chakra, chrome_trace, memory_timeline
-from virtualgpu.export.blocks import Block
+from virtualgpu.export.blocks import Allocation
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import steps_of
 from virtualgpu.export.saving import save
-from virtualgpu.export.trace import Place, Recorder
+from virtualgpu.export.trace import RankPlacement, TraceRecorder
 
-MOST_EVENTS = 400_000  # of a rank's trace; viewers cannot handle more
+MAX_EVENTS = 400_000  # in a rank's trace; viewers cannot handle more
 
 
-class Traced:
-    """Records one rank from now on, and writes its files in the end.
+class TraceFiles:
+    """Records one rank from now on, and writes its files at the end.
 
     Args:
-        folder: made if it does not exist.
-        ledger: of the rank; not started yet.
-        place: the rank's.
+        folder: folder for the files, created if it does not exist.
+        ledger: the rank's ledger, before its start.
+        place: the rank and its GPU.
     """
 
-    def __init__(self, folder: str | Path, ledger: Ledger, place: Place) -> None:
+    def __init__(self, folder: str | Path, ledger: Ledger, place: RankPlacement) -> None:
         self.folder, self.ledger, self.place = Path(folder), ledger, place
-        self.recorder = Recorder(ledger.gpu, MOST_EVENTS, self._end)
-        self.freed: Sequence[Block] = ()
-        self.live: Sequence[Block] = ()
+        self.recorder = TraceRecorder(ledger.gpu, MAX_EVENTS, self._end)
+        self.freed: Sequence[Allocation] = ()
+        self.live: Sequence[Allocation] = ()
         self.end = 0.0
         ledger.blocks.history = []
         self.recorder.start()
 
     def _end(self) -> None:
-        """Keep the blocks of the memory timeline, which ends together with the trace."""
+        """Keep the allocations of the memory timeline, which ends when the trace does."""
         blocks = self.ledger.blocks
         self.freed, blocks.history = blocks.history, None
         self.live, self.end = list(blocks.live.values()), self.ledger.gpu.clock.ready()
 
     def write(self) -> list[Path]:
-        """Write the Chrome trace, the Chakra trace, and the memory timeline; returns the files."""
+        """Write the Chrome trace, the Chakra trace, and the memory timeline; return the paths."""
         self.recorder.stop()
         ledger, place, gpu = self.ledger, self.place, self.ledger.gpu
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ class Traced:
             "chakra.json": chakra.text(gpu.card, place, notes),
             "memory.json": memory_timeline.as_json(times, sizes, about),
             "memory.svg": memory_timeline.as_svg(times, sizes, about)}
-        made = [self.folder / f"rank{place.rank}.{end}" for end in texts]
-        for path, text in zip(made, texts.values(), strict=True):
+        paths = [self.folder / f"rank{place.rank}.{end}" for end in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
             save(path, text)
-        return made
+        return paths

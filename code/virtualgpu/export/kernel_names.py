@@ -1,4 +1,4 @@
-"""Kernel names and launch configurations of an operation on a GPU.
+"""Names and launch configurations of an operation's kernels.
 
 The names follow those of PyTorch, cuBLAS, NCCL, Apex, and Megatron-LM on each generation of GPUs,
 so that tools that recognize kernels by name (the profiler's "Tensor Cores used") read them right.
@@ -14,10 +14,10 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
-from virtualgpu.core.matmul import WIDEST, best_tile
-from virtualgpu.core.plan import Plan
-from virtualgpu.core.rules import Product
-from virtualgpu.core.shapes import Results, Spec
+from virtualgpu.core.matmul import FULL_ALIGNMENT, best_tile
+from virtualgpu.core.plan import OperationPlan
+from virtualgpu.core.rules import Gemm
+from virtualgpu.core.shapes import Results, TensorSpec
 
 KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
 # C++ names as the profiler writes them, and as kernels' template arguments.
@@ -28,8 +28,16 @@ CPP = {torch.float32: "float", torch.float16: "c10::Half", torch.bfloat16: "c10:
 
 
 class Kernel(NamedTuple):
-    """kind: KERNEL, COPY or SET. share: of the operation's time. limit: of the threads that a
-    multiprocessor holds, the share that its registers and shared memory allow."""
+    """One kernel of an operation.
+
+    Attributes:
+        name: name in a trace.
+        kind: KERNEL, COPY, or SET.
+        share: share of the operation's time.
+        grid: number of thread blocks.
+        block: threads per block.
+        limit: occupancy that registers and shared memory allow, from 0 to 1.
+    """
 
     name: str
     kind: str = KERNEL
@@ -39,29 +47,31 @@ class Kernel(NamedTuple):
     limit: float = 1.0
 
 
-class Shape(NamedTuple):
+class TensorShape(NamedTuple):
     """A tensor's part of a plan's key (plan.signature)."""
 
     size: torch.Size
     strides: tuple
     dtype: torch.dtype
-    on_card: bool
+    on_gpu: bool
 
 
-def shapes_of(key: tuple) -> Iterator[Shape]:
+def shapes_of(key: tuple) -> Iterator[TensorShape]:
     """Yield the shapes of an operation's tensors, including those in lists."""
     for mark in key:
         if isinstance(mark, tuple):
             if len(mark) == 4 and isinstance(mark[0], torch.Size):
-                yield Shape(*mark)
+                yield TensorShape(*mark)
             else:
                 yield from shapes_of(mark)
 
 
-def specs_of(results: Results) -> Iterator[Spec]:
-    """Yield the specifications of the tensors among a plan's results, which may hold numbers, too:
-    fused attention returns the longest sequence's length."""
-    if isinstance(results, Spec):
+def specs_of(results: Results) -> Iterator[TensorSpec]:
+    """Yield the specifications of the tensors in a plan's results.
+
+    Results may contain numbers: fused attention returns the longest sequence's length.
+    """
+    if isinstance(results, TensorSpec):
         yield results
     elif isinstance(results, list):
         for item in results:
@@ -69,59 +79,64 @@ def specs_of(results: Results) -> Iterator[Spec]:
 
 
 def occupancy(card: Card, kernel: Kernel) -> float:
-    """Percent of the threads that the card could hold, as the profiler estimates it."""
+    """Return the occupancy in percent, as the profiler estimates it."""
     _, _, threads = generation(card)
     return 100 * min(kernel.limit, kernel.grid * kernel.block / (card.sms * threads))
 
 
-def kernels_of(card: Card, key: tuple, plan: Plan) -> list[Kernel]:
+def kernels_of(card: Card, key: tuple, plan: OperationPlan) -> list[Kernel]:
     """Return the kernels that an operation launches; their shares of its time add up to 1."""
     shapes = list(shapes_of(key[1:]))
-    if plan.work is not None and plan.work.product is not None:
+    if plan.work is not None and plan.work.gemm is not None:
         added = plan.name not in ("aten.mm", "aten.bmm", "aten._scaled_mm")  # comes first
-        return [product(card, shapes[added:added + 2], plan.work.product)]
-    if plan.name in ("aten._to_copy", "aten.copy_") and not all(one.on_card for one in shapes):
+        return [gemm_kernel(card, shapes[added:added + 2], plan.work.gemm)]
+    if plan.name in ("aten._to_copy", "aten.copy_") and not all(shape.on_gpu for shape in shapes):
         return [Kernel("Memcpy HtoD (Pinned -> Device)", COPY)]
     if plan.name == "aten.copy_" and shapes[0] == shapes[1]:
         return [Kernel("Memcpy DtoD (Device -> Device)", COPY)]
     if plan.name == "aten.zero_":
         return [Kernel("Memset (Device)", SET)]
-    made = list(specs_of(plan.results))
-    sizes = [one.size for one in shapes] + [one.shape for one in made]
+    specs = list(specs_of(plan.results))
+    sizes = [shape.size for shape in shapes] + [spec.shape for spec in specs]
     widest = max(sizes, key=math.prod, default=torch.Size())
-    dtype = next((one.dtype for one in (*shapes, *made) if one.dtype.is_floating_point),
+    dtype = next((item.dtype for item in (*shapes, *specs) if item.dtype.is_floating_point),
                  torch.int64)
     name = plan.name + (" fp32" if dtype == torch.float32 else "")
-    forms = FORMS.get(name) or FORMS.get(plan.name) or elementwise(plan.name)
-    found = [named(form, CPP.get(dtype, str(dtype)), widest) for form in forms]
-    found += [found[-1]] * (plan.kernels - len(found))
-    return share_out(found[:plan.kernels])
+    templates = TEMPLATES.get(name) or TEMPLATES.get(plan.name) or elementwise(plan.name)
+    kernels = [kernel_from(template, CPP.get(dtype, str(dtype)), widest) for template in templates]
+    kernels += [kernels[-1]] * (plan.kernels - len(kernels))
+    return normalized(kernels[:plan.kernels])
 
 
-def share_out(kernels: list[Kernel]) -> list[Kernel]:
-    whole = sum(one.share for one in kernels)
-    return [one._replace(share=one.share / whole) for one in kernels]
+def normalized(kernels: list[Kernel]) -> list[Kernel]:
+    """Return the kernels with shares that add up to 1."""
+    total = sum(kernel.share for kernel in kernels)
+    return [kernel._replace(share=kernel.share / total) for kernel in kernels]
 
 
-def product(card: Card, factors: list[Shape], work: Product) -> Kernel:
-    """Column-major libraries see a row-major a @ b as b^T @ a^T: b's letter comes first."""
+def gemm_kernel(card: Card, factors: list[TensorShape], work: Gemm) -> Kernel:
+    """Return the kernel of a GEMM.
+
+    Column-major libraries see a row-major a @ b as b^T @ a^T, so b's letter comes first.
+    """
     rows, columns, slices = best_tile(card, *work)
     a, b = factors
-    layout = "".join("n" if one.strides[-1] == 1 else "t" for one in (b, a))
+    layout = "".join("n" if matrix.strides[-1] == 1 else "t" for matrix in (b, a))
     tile = f"{columns}x{rows}"
     tiles = work.batch * -(-work.m // rows) * -(-work.n // columns)
-    name = (gemm(card, work, tile, layout) if work.dtype not in ("fp8", "fp4") else
-            scaled_gemm(card, tile, layout, b.dtype, a.dtype)) + ("_splitK" if slices > 1 else "")
+    name = (gemm_name(card, work, tile, layout) if work.dtype not in ("fp8", "fp4") else
+            scaled_gemm_name(card, tile, layout, b.dtype, a.dtype)) + ("_splitK" if slices > 1
+                                                                       else "")
     # 128 threads compute a small tile, 256 a large one; registers leave room for 512 at a time.
     return Kernel(name, grid=tiles * slices, block=256 if rows * columns > 64 * 64 else 128,
                   limit=512 / generation(card)[2])
 
 
-def gemm(card: Card, work: Product, tile: str, layout: str) -> str:
-    """cuBLAS's names by generation: s884, s1688 and s16816 are the shapes of the Tensor Core
-    instructions of Volta, Turing and Ampere."""
+def gemm_name(card: Card, work: Gemm, tile: str, layout: str) -> str:
+    """Return cuBLAS's kernel name by generation: s884, s1688 and s16816 are the shapes of the
+    Tensor Core instructions of Volta, Turing and Ampere."""
     dtype, by = work.dtype, card.architecture
-    load = 8 if work.aligned == WIDEST else 1
+    load = 8 if work.aligned == FULL_ALIGNMENT else 1
     if dtype == "fp64":
         return f"{by}_dgemm_{tile}_{layout}"
     if dtype == "fp32":
@@ -137,8 +152,8 @@ def gemm(card: Card, work: Product, tile: str, layout: str) -> str:
             f"{layout}")
 
 
-def scaled_gemm(card: Card, tile: str, layout: str, b: torch.dtype, a: torch.dtype) -> str:
-    """cuBLASLt's names of GEMMs on 8-bit and 4-bit operands; "qq" is two 8-bit ones."""
+def scaled_gemm_name(card: Card, tile: str, layout: str, b: torch.dtype, a: torch.dtype) -> str:
+    """Return cuBLASLt's kernel name for 8-bit and 4-bit operands; "qq" means two 8-bit ones."""
     if card.architecture == "blackwell":
         letters = "oo" if a == torch.float4_e2m1fn_x2 else "qq"
         return f"nvjet_sm100_{letters}tst_{tile}_128x6_2x1_2cta_v_bz_{layout.upper()}T"
@@ -147,12 +162,12 @@ def scaled_gemm(card: Card, tile: str, layout: str, b: torch.dtype, a: torch.dty
     return f"{name}_xmma_gemm_{one}{other}_{one}f32_f32_{layout}_n_tilesize{tile}x128_cublas"
 
 
-def nccl(name: str, dtype: torch.dtype, tree: bool) -> str:
-    """NCCL's kernel for a message by torch's name for it."""
-    sum_of = f"Sum_{NCCL_TYPES.get(dtype, 'u8')}_"
-    kernel = {"all_reduce": f"AllReduce_{sum_of}{'TREE' if tree else 'RING'}_LL",
+def nccl_kernel_name(name: str, dtype: torch.dtype, tree: bool) -> str:
+    """Return the name of NCCL's kernel for a collective or a transfer."""
+    reduction = f"Sum_{NCCL_TYPES.get(dtype, 'u8')}_"
+    kernel = {"all_reduce": f"AllReduce_{reduction}{'TREE' if tree else 'RING'}_LL",
               "barrier": "AllReduce_Sum_f32_RING_LL", "all_gather": "AllGather_RING_LL",
-              "reduce_scatter": f"ReduceScatter_{sum_of}RING_LL",
+              "reduce_scatter": f"ReduceScatter_{reduction}RING_LL",
               "broadcast": "Broadcast_RING_LL"}.get(name, "SendRecv")
     return f"ncclDevKernel_{kernel}(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -161,27 +176,34 @@ NCCL_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
               torch.float64: "f64", torch.int64: "i64", torch.int32: "i32"}
 
 
-class Form(NamedTuple):
-    """A kernel's name, {t} for the type of its elements. per: what a block works on: 0: 512
-    elements, 1: a row. limit and share: as in Kernel."""
+class Template(NamedTuple):
+    """A kernel for any dtype and size.
+
+    Attributes:
+        name: its name, with {t} for the type of its elements.
+        per_row: 1 if a thread block processes a row, 0 if it processes 512 elements.
+        limit, share: as in Kernel.
+    """
 
     name: str
-    per: int = 0
+    per_row: int = 0
     limit: float = 1.0
     share: float = 1.0
 
 
-def named(form: Form, dtype: str, size: torch.Size) -> Kernel:
+def kernel_from(template: Template, dtype: str, size: torch.Size) -> Kernel:
+    """Return the kernel for a dtype, as C++ names it, and the size of the largest operand."""
     count = math.prod(size)
-    grid = math.prod(size[:-1]) if form.per and size else -(-count // 512)
-    return Kernel(form.name.replace("{t}", dtype), grid=max(1, grid), limit=form.limit,
-                  share=form.share)
+    grid = math.prod(size[:-1]) if template.per_row and size else -(-count // 512)
+    return Kernel(template.name.replace("{t}", dtype), grid=max(1, grid), limit=template.limit,
+                  share=template.share)
 
 
-def elementwise(name: str) -> list[Form]:
+def elementwise(name: str) -> list[Template]:
     short = name.partition(".")[2].strip("_")
     functor = FUNCTORS.get(short, f"{short}_kernel_cuda")
-    return [Form("void at::native::vectorized_elementwise_kernel<4, at::native::" + functor + ">")]
+    return [
+        Template("void at::native::vectorized_elementwise_kernel<4, at::native::" + functor + ">")]
 
 
 FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
@@ -192,68 +214,77 @@ FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
             "zeros_like": "FillFunctor<{t}>", "full_like": "FillFunctor<{t}>",
             "gelu": "GeluCUDAKernelImpl<{t}>",
             "gelu_backward": "GeluBackwardCUDAKernelImpl<{t}>"}
-COPIES = [Form("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
+COPIES = [
+    Template("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{t}, "
-NORM = [Form(REDUCE + "NormTwoOps> >"), Form(REDUCE + "NormTwoOps> >", share=0.05)]
-SUM = [Form(REDUCE + "sum_functor> >"), Form(REDUCE + "sum_functor> >", share=0.05)]
-LOOKUP = [Form("void at::native::vectorized_gather_kernel<16, long>")]
-SCATTER = [Form("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
-CAT = [Form("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
-MASK = Form("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
-FORMS = {
+NORM = [Template(REDUCE + "NormTwoOps> >"), Template(REDUCE + "NormTwoOps> >", share=0.05)]
+SUM = [Template(REDUCE + "sum_functor> >"), Template(REDUCE + "sum_functor> >", share=0.05)]
+LOOKUP = [Template("void at::native::vectorized_gather_kernel<16, long>")]
+SCATTER = [Template("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
+CAT = [Template("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
+MASK = Template("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
+TEMPLATES = {
     "aten._to_copy": COPIES, "aten.copy_": COPIES, "aten.clone": COPIES,
-    "aten.sum": SUM, "aten.mean": [Form(REDUCE + "MeanOps> >")], "aten.linalg_vector_norm": NORM,
-    "aten.amax": [Form(REDUCE + "MaxNanFunctor> >")], "aten.max": [Form(REDUCE + "MaxOps> >")],
-    "aten.any": [Form(REDUCE + "or_kernel_cuda> >")],
+    "aten.sum": SUM, "aten.mean": [Template(REDUCE + "MeanOps> >")],
+    "aten.linalg_vector_norm": NORM,
+    "aten.amax": [Template(REDUCE + "MaxNanFunctor> >")],
+    "aten.max": [Template(REDUCE + "MaxOps> >")],
+    "aten.any": [Template(REDUCE + "or_kernel_cuda> >")],
     "aten.embedding": LOOKUP, "aten.index_select": LOOKUP, "aten.gather": SCATTER,
     "aten.scatter_add_": SCATTER,
-    "aten.index_add_": [Form("void at::native::indexFuncLargeIndex<{t}, long>")],
+    "aten.index_add_": [Template("void at::native::indexFuncLargeIndex<{t}, long>")],
     "aten.cat": CAT, "aten.stack": CAT,
     "aten.native_layer_norm": [
-        Form("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
+        Template("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
     "aten.native_layer_norm_backward": [
-        Form("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1, share=0.65),
-        Form("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
+        Template("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1,
+                 share=0.65),
+        Template("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
     "aten._fused_rms_norm": [
-        Form("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
+        Template("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
     "aten._fused_rms_norm_backward": [
-        Form("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
-             share=0.6),
-        Form("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
-    "aten._softmax": [Form("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        Template("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
+                 share=0.6),
+        Template("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
+    "aten._softmax": [Template("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "aten._softmax_backward_data": [
-        Form("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
+        Template("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
     "aten._log_softmax": [
-        Form("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>", 1)],
+        Template("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>",
+                 1)],
     "aten._log_softmax_backward_data": [
-        Form("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
-             1)],
-    "aten.nll_loss_forward": [Form("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
+        Template("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
+                 1)],
+    "aten.nll_loss_forward": [
+        Template("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
     "aten.nll_loss_backward": [
-        Form("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
+        Template("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
     "virtualgpu.dropout": [
-        Form("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
+        Template("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
     "virtualgpu.dropout_backward": [
-        Form("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
-    "virtualgpu.dropout_add": [Form("void bias_dropout_add_kernel<{t}>")],
-    "virtualgpu.squared_relu": [Form("triton_poi_fused_pow_relu<{t}>")],
-    "virtualgpu.squared_relu_backward": [Form("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
-    "virtualgpu.swiglu": [Form("triton_poi_fused_mul_silu_split<{t}>")],
-    "virtualgpu.swiglu_backward": [Form("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
-    "virtualgpu.rotary": [Form("void fused_rope_forward_kernel<{t}>")],
+        Template("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
+    "virtualgpu.dropout_add": [Template("void bias_dropout_add_kernel<{t}>")],
+    "virtualgpu.squared_relu": [Template("triton_poi_fused_pow_relu<{t}>")],
+    "virtualgpu.squared_relu_backward": [
+        Template("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
+    "virtualgpu.swiglu": [Template("triton_poi_fused_mul_silu_split<{t}>")],
+    "virtualgpu.swiglu_backward": [Template("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
+    "virtualgpu.rotary": [Template("void fused_rope_forward_kernel<{t}>")],
     "virtualgpu.masked_softmax": [
-        Form("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
+        Template("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax_backward": [
-        Form("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
+        Template("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax fp32": [
-        MASK, Form("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        MASK, Template("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "virtualgpu.masked_softmax_backward fp32": [
-        Form("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
-    "virtualgpu.flash_attention": [Form("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
+        Template("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
+    "virtualgpu.flash_attention": [
+        Template("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
                                         0.125)],
     "virtualgpu.flash_attention_backward": [
-        Form("void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
+        Template(
+            "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
              0.125)],
-    "virtualgpu.adamw": [Form("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
-                              "multi_tensor_adam<{t}> >")],
+    "virtualgpu.adamw": [Template("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
+                                  "multi_tensor_adam<{t}> >")],
 }

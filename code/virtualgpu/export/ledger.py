@@ -1,7 +1,7 @@
-"""The account of a run on one virtual GPU: every operation, allocation, and collective is noted.
+"""The ledger of a run on one virtual GPU: it records every operation, allocation, and collective.
 
-Costs about a microsecond per operation. Raw notes are folded into one small record per step; what
-they mean is worked out in steps.py (time and FLOPs) and blocks.py (memory).
+It costs about a microsecond per operation. Raw notes are folded into one small record per step;
+steps.py (time and FLOPs) and blocks.py (memory) interpret them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.core.plan import Plan
+from virtualgpu.core.plan import OperationPlan
 from virtualgpu.export.blocks import (
     BACKWARD,
     FORWARD,
@@ -23,43 +23,43 @@ from virtualgpu.export.blocks import (
     PARAMETERS,
     RECOMPUTE,
     UPDATE,
-    Block,
-    Blocks,
-    Now,
+    Allocation,
+    Allocations,
+    LedgerTime,
 )
 from virtualgpu.export.owners import Owners, storages
-from virtualgpu.export.steps import MARK, OPTIMIZER_STEP, Notes, Step, fold
-from virtualgpu.export.work import Works
+from virtualgpu.export.steps import MARK, OPTIMIZER_STEP, ProgramStep, StepNotes, fold
+from virtualgpu.export.work import WorkCounter
 
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
-    from virtualgpu.export.files import Traced
+    from virtualgpu.export.files import TraceFiles
 
 in_backward = torch._C._current_graph_task_id
 current_node = torch._C._current_autograd_node
 keeps_forward_gradients = torch._C._is_fwd_grad_enabled  # off inside a Function's forward
-# Kernels that name their operands: parameters, gradients, and three lists of optimizer state.
+# Kernels that take parameters, gradients, and three lists of optimizer state.
 FUSED_UPDATES = {"aten._fused_adam_", "aten._fused_adamw_"}
 REDUCING = {"all_reduce", "reduce", "reduce_scatter"}
-FIRST_LOOK = 16  # allocations until modules are looked through; then twice as many, and so on
-MOST_OPERATIONS = 400_000  # that are remembered while no step ends
+FIRST_SCAN = 16  # allocations before the first scan of modules; the count doubles each time
+MAX_OPERATIONS = 400_000  # remembered while no step ends
 
 
 class Ledger:
     """Accounts for one virtual GPU between `start` and `stop`."""
 
-    current: Ledger | None = None  # of this process
+    current: Ledger | None = None  # this process's
 
     def __init__(self, gpu: VirtualGpu) -> None:
-        self.gpu, self.blocks, self.works = gpu, Blocks(gpu.memory), Works()
+        self.gpu, self.blocks, self.works = gpu, Allocations(gpu.memory), WorkCounter()
         self.streams = gpu.clock.streams
-        self.phase, self.outside, self.interval = FORWARD, FORWARD, 0
-        self.steps: list[Step] = []
-        self.notes = Notes(gpu.clock.ready(), gpu.computing, self._exposed())
-        self.look = FIRST_LOOK
+        self.phase, self.outer_phase, self.interval = FORWARD, FORWARD, 0
+        self.steps: list[ProgramStep] = []
+        self.notes = StepNotes(gpu.clock.ready(), gpu.computing, self._exposed())
+        self.next_scan = FIRST_SCAN
         self.counted = 0  # operations of finished steps
         self.first: weakref.ref[torch.optim.Optimizer] | None = None
-        self.traced: Traced | None = None  # where traces are asked for
+        self.traced: TraceFiles | None = None  # if traces are written
         self.owners = Owners(self.label, self._before, self._after)
 
     @property
@@ -75,30 +75,28 @@ class Ledger:
         Ledger.current = self
 
     def stop(self) -> None:
-        """Label what is alive now and stop counting; the program's objects must still exist."""
+        """Label live allocations and stop recording; the program's objects must still exist."""
         if self.gpu.ledger is self:
-            self.owners.look()
+            self.owners.scan()
             self.owners.stop()
             self.gpu.ledger = None
         if Ledger.current is self:
             Ledger.current = None
 
-    def now(self, steps: Sequence[Step]) -> Now:
-        """This moment; `steps` are the program's, however they were found."""
+    def now(self, steps: Sequence[ProgramStep]) -> LedgerTime:
+        """Return the current moment; `steps` are the program's, however they were detected."""
         count = self.blocks.count
         if self.steps or not steps:
-            return Now(self.interval, len(self.steps), count)
-        part = sum(step.operations for step in steps) / len(steps) / max(1, self.operations)
-        return Now(self.interval, 0, count, part * count)
+            return LedgerTime(self.interval, len(self.steps), count)
+        share = sum(step.operations for step in steps) / len(steps) / max(1, self.operations)
+        return LedgerTime(self.interval, 0, count, share * count)
 
-    # Called by the GPU.
-
-    def operation(self, plan: Plan, args: Sequence) -> None:
-        """It is about to run on these positional arguments."""
+    def operation(self, plan: OperationPlan, args: Sequence) -> None:
+        """Record an operation that is about to run on these positional arguments."""
         if plan.name in FUSED_UPDATES:
             self._fused_update(*args[:5])
         if in_backward() == -1:
-            phase = self.outside
+            phase = self.outer_phase
         elif torch.is_grad_enabled() or not keeps_forward_gradients():
             phase = RECOMPUTE
         else:
@@ -111,18 +109,18 @@ class Ledger:
         notes.phases.append(phase)
         notes.times.append(self.streams[COMPUTE])
         notes.busy.append(self.gpu.computing)
-        if len(notes.plans) > MOST_OPERATIONS:
-            notes.forget(MOST_OPERATIONS // 2)
+        if len(notes.plans) > MAX_OPERATIONS:
+            notes.forget(MAX_OPERATIONS // 2)
 
     def allocated(self, key: int, _size: int, held: int) -> None:
         block = self.blocks.allocated(key, held, self.phase, self.interval, len(self.steps))
         if self.blocks.history is not None:
             block.begin = self.gpu.clock.ready()
         if self.phase == BACKWARD:
-            self._of_parameter(block)
-        if block.number == self.look:  # a program without an optimizer has parameters, too
-            self.look *= 2
-            self.owners.look()
+            self._label_gradient(block)
+        if block.number == self.next_scan:  # a program without an optimizer has parameters, too
+            self.next_scan *= 2
+            self.owners.scan()
 
     def released(self, key: int, _held: int) -> None:
         block = self.blocks.released(key, self.interval, len(self.steps))
@@ -130,7 +128,7 @@ class Ledger:
             block.end = self.gpu.clock.ready()
 
     def resized(self, key: int, size: int, _before: int, held: int) -> None:
-        """A storage has grown or shrunk in place, as FSDP's do; what it holds stays the same."""
+        """Record a storage that was resized in place, as FSDP's are; its category stays."""
         old = self.blocks.released(key, self.interval, len(self.steps))
         self.allocated(key, size, held)
         if old is not None:
@@ -139,7 +137,7 @@ class Ledger:
             self.blocks.live[key].label = old.label
 
     def detached(self, tensor: torch.Tensor) -> None:
-        """Autograd detaches a gradient when it hands it to a parameter that has none yet."""
+        """Label the gradient that autograd detaches to assign it to a parameter without one."""
         node = current_node()
         if node is None or not isinstance(getattr(node, "variable", None), torch.nn.Parameter):
             return
@@ -149,12 +147,11 @@ class Ledger:
             self.label(key, PARAMETERS)
 
     def communicated(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
-        """A collective begins. What is reduced in a backward pass and was there before it holds
-        gradients: it is a bucket of DDP's.
+        """Label a tensor that is reduced in a backward pass but older than it: it is a DDP bucket.
 
         Args:
-            name: of the collective.
-            tensors: what goes in.
+            name: the collective.
+            tensors: its inputs.
         """
         if name in REDUCING and in_backward() != -1:
             for tensor in tensors:
@@ -165,10 +162,12 @@ class Ledger:
 
     def _fused_update(self, weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor],
                       *states: Sequence[torch.Tensor]) -> None:
-        """Label what an update reads. An optimizer that is not one of torch's has no hooks; weights
-        that no module owns and that need no gradient are its master weights."""
-        if self.outside != UPDATE:
-            self.owners.look()
+        """Label the operands of a fused update, since only torch's own optimizers have hooks.
+
+        Weights that no module owns and that need no gradient are master weights.
+        """
+        if self.outer_phase != UPDATE:
+            self.owners.scan()
         for weight in weights:
             for key in storages(weight):
                 self.label(key, PARAMETERS if weight.requires_grad else OPTIMIZER)
@@ -177,16 +176,14 @@ class Ledger:
                 for key in storages(tensor):
                     self.label(key, category)
 
-    # What the hooks find.
-
-    def _of_parameter(self, block: Block) -> None:
-        """Label a gradient that autograd copies before it hands it over."""
+    def _label_gradient(self, block: Allocation) -> None:
+        """Label a gradient that autograd copies before assigning it to its parameter."""
         node = current_node()
         if isinstance(getattr(node, "variable", None), torch.nn.Parameter):
             block.label = GRADIENTS
 
     def label(self, key: int, category: str) -> None:
-        """Say what a storage holds, unless that is known.
+        """Set the category of a storage, unless it has one.
 
         Args:
             key: identity of the storage.
@@ -197,10 +194,10 @@ class Ledger:
             block.label = category
 
     def _before(self, _optimizer: torch.optim.Optimizer) -> None:
-        self.outside = UPDATE
+        self.outer_phase = UPDATE
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        self.outside = FORWARD
+        self.outer_phase = FORWARD
         first = self.first and self.first()
         if first is None:
             self.first, first = weakref.ref(optimizer), optimizer
@@ -208,8 +205,8 @@ class Ledger:
             self._boundary(f"{OPTIMIZER_STEP} ({type(optimizer).__name__})")
 
     def mark(self) -> None:
-        """The program says that a step is over."""
-        self.owners.look()
+        """End a step that the program marked (mark_step)."""
+        self.owners.scan()
         self._boundary(MARK)
 
     def _boundary(self, kind: str) -> None:
@@ -221,15 +218,17 @@ class Ledger:
         step.exposed = Counter({stream: seconds - self.notes.exposed.get(stream, 0.0)
                                 for stream, seconds in exposed.items()})
         self.steps.append(step)
-        self.notes = Notes(time, self.gpu.computing, exposed)
+        self.notes = StepNotes(time, self.gpu.computing, exposed)
 
     def _exposed(self) -> dict[str, float]:
-        """Seconds of exposed communication so far, by the stream that waited."""
+        """Return the seconds of exposed communication so far, by the stream that waited."""
         return dict(self.gpu.clock.exposed)
 
 
 def mark_step() -> None:
-    """Say that a step of the program is over, for the report of `virtualrun`; elsewhere nothing
-    happens. Only needed where the report cannot find the steps by itself."""
+    """Mark the end of a step for the report of `virtualrun`; do nothing elsewhere.
+
+    Only needed if the report cannot detect the steps.
+    """
     if Ledger.current is not None:
         Ledger.current.mark()

@@ -1,5 +1,7 @@
-"""One rank's account as data: what the report prints and `--json` writes. docs/virtualrun-report.md
-has the schema; VERSION changes with it."""
+"""One rank's figures as data, which the report prints and `--json` writes.
+
+docs/virtualrun-report.md has the schema; VERSION changes with it.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +12,21 @@ from virtualgpu.core.assumptions import Assumption
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.export.ledger import Ledger
-from virtualgpu.export.steps import REPETITION, Step, merged, repeated
+from virtualgpu.export.steps import REPETITION, ProgramStep, merged, repeated
 
 VERSION = 1
-# Of the FLOPs of matrix products, a backward pass has twice those of its forward pass: one product
-# for the input's gradient, one for the weight's.
+# For each GEMM of a forward pass, the backward pass has two with the same FLOPs: one for the
+# input's gradient and one for the weight's.
 BACKWARD_PER_FORWARD, SLACK = 2.0, 1.01
 
 
 def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
-    """Return everything about one rank's run; times in seconds, sizes in bytes.
+    """Return the figures of one rank's run; times are in seconds and sizes in bytes.
 
     Args:
-        ledger: of the rank's virtual GPU; stopped.
-        rank: of the job.
-        error: what ended the program, if anything did.
+        ledger: ledger of the rank's virtual GPU, stopped.
+        rank: the rank in the job.
+        error: the error that ended the program, or None.
     """
     gpu, notes = ledger.gpu, []
     steps = steps_of(ledger)
@@ -44,8 +46,8 @@ def measure(ledger: Ledger, rank: int = 0, error: str | None = None) -> dict:
     }
 
 
-def steps_of(ledger: Ledger) -> list[Step]:
-    """The program's steps, by the best evidence there is; empty where there is none."""
+def steps_of(ledger: Ledger) -> list[ProgramStep]:
+    """Return the program's steps by the best evidence available; empty if there is none."""
     if len(ledger.steps) > 1:
         return merged(ledger.steps)
     gpu = ledger.gpu
@@ -53,13 +55,13 @@ def steps_of(ledger: Ledger) -> list[Step]:
             or ledger.steps)
 
 
-def typical(steps: Sequence[Step]) -> Step | None:
-    """The step with the median time, of those after the first."""
+def typical(steps: Sequence[ProgramStep]) -> ProgramStep | None:
+    """Return the step with the median time, excluding the first step; None without steps."""
     later = sorted(steps[1:] or steps, key=lambda step: step.seconds)
     return later[(len(later) - 1) // 2] if later else None
 
 
-def times(steps: Sequence[Step], step: Step) -> dict:
+def times(steps: Sequence[ProgramStep], step: ProgramStep) -> dict:
     later = [one.seconds for one in steps[1:]]
     return {"found_by": step.kind, "count": len(steps), "seconds": step.seconds,
             "first_seconds": steps[0].seconds,
@@ -69,17 +71,17 @@ def times(steps: Sequence[Step], step: Step) -> dict:
             "kernel_seconds": step.kernels}
 
 
-def tokens(step: Step) -> dict | None:
-    """Rows that the embedding with the most look-ups was asked for; None without embeddings."""
+def tokens(step: ProgramStep) -> dict | None:
+    """Return the tokens of a step: the lookups in the most used embedding; None without one."""
     count = max(step.work.tokens.values(), default=0)
     return {"per_step": count, "per_second": count / step.seconds} if count else None
 
 
-def flops(gpu: VirtualGpu, step: Step, notes: list[str]) -> dict | None:
-    """FLOPs of a step, and the share of the step that they would take at the data sheet's peak."""
+def flops(gpu: VirtualGpu, step: ProgramStep, notes: list[str]) -> dict | None:
+    """Return the FLOPs, MFU, and HFU of a step; None if there is no GEMM."""
     work = step.work
-    model, again = sum(work.model.values()), sum(work.again.values())
-    if not model + again:
+    model, recomputed = sum(work.model.values()), sum(work.recomputed.values())
+    if not model + recomputed:
         return None
 
     def share(*parts: dict[str, int]) -> float:
@@ -92,21 +94,21 @@ def flops(gpu: VirtualGpu, step: Step, notes: list[str]) -> dict | None:
         notes.append(f"the backward pass has {work.backward / work.forward:.2f} times the matmul "
                      "FLOPs of the forward pass, more than 2: it includes recomputation that "
                      "cannot be identified, so MFU is too high")
-    dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.again)}
-    return {"model_per_step": model, "recomputed_per_step": again,
+    dtypes = {dtype: gpu.card.tflops[dtype] for dtype in (*work.model, *work.recomputed)}
+    return {"model_per_step": model, "recomputed_per_step": recomputed,
             "recomputation_identified": not hidden, "peak_tflops": dtypes,
-            "mfu": share(work.model), "hfu": share(work.model, work.again)}
+            "mfu": share(work.model), "hfu": share(work.model, work.recomputed)}
 
 
-def communication(gpu: VirtualGpu, step: Step) -> dict:
-    """Seconds of a step in which streams waited for communication and had nothing else to do.
+def communication(gpu: VirtualGpu, step: ProgramStep) -> dict:
+    """Return the exposed communication of a step, in seconds.
 
     Args:
-        gpu: the rank's.
-        step: the typical one.
+        gpu: the rank's virtual GPU.
+        step: the typical step.
     """
     exposed = dict(step.exposed)
-    if step.kind == REPETITION:  # which does not say when communication was exposed: the average
+    if step.kind == REPETITION:  # then its own is not known, and the run's average is used
         exposed = {stream: seconds / gpu.clock.ready() * step.seconds
                    for stream, seconds in gpu.clock.exposed.items()}
     return {"exposed_seconds": exposed.get(COMPUTE, 0.0),
@@ -115,23 +117,24 @@ def communication(gpu: VirtualGpu, step: Step) -> dict:
                         for name, seconds in exposed.items()]}
 
 
-def memory(ledger: Ledger, steps: Sequence[Step]) -> dict:
-    """Bytes at the moment when the most was allocated; the categories add up to what was.
+def memory(ledger: Ledger, steps: Sequence[ProgramStep]) -> dict:
+    """Return the peak memory, in bytes, by category.
 
     Args:
-        ledger: of the rank's virtual GPU.
-        steps: of the program.
+        ledger: ledger of the rank's virtual GPU.
+        steps: steps of the program.
     """
     blocks, gpu = ledger.blocks, ledger.gpu
     parts = blocks.categories_at_peak(ledger.now(steps))
     return {"peak_allocated_bytes": blocks.peak, "reserved_at_peak_bytes": blocks.reserved,
             "peak_reserved_bytes": gpu.memory.run_peak_reserved, "capacity_bytes": gpu.card.memory,
             "at_peak": {name.replace(" ", "_"): size for name, size in parts.items()},
-            "nccl_bytes": gpu.memory.taken - gpu.card.context, "context_bytes": gpu.card.context}
+            "nccl_bytes": gpu.memory.non_pytorch - gpu.card.context,
+            "context_bytes": gpu.card.context}
 
 
 def without_rule(gpu: VirtualGpu) -> dict:
-    """Operations that were costed as elementwise ones for want of a rule, over the whole run."""
+    """Return the operations without a cost rule, which were costed as elementwise ones."""
     seconds = {name: gpu.busy[name] for name in gpu.unknown}
     return {"share_of_kernel_time": gpu.unknown_share,
             "operations": [{"name": name, "calls": gpu.unknown[name], "seconds": seconds[name]}
@@ -139,8 +142,8 @@ def without_rule(gpu: VirtualGpu) -> dict:
 
 
 def assumptions(gpu: VirtualGpu, more: Sequence[str]) -> list[dict]:
-    """Everything the run took for granted."""
-    found = list(gpu.assumptions.made.items()) + [
+    """Return the assumptions of the run."""
+    counted = list(gpu.assumptions.counts.items()) + [
         (Assumption(text), 1) for text in more]
-    return [{"text": one.text, "file": one.file, "line": one.line, "times": times}
-            for one, times in found]
+    return [{"text": assumption.text, "file": assumption.file, "line": assumption.line,
+             "times": count} for assumption, count in counted]

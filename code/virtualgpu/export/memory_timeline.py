@@ -1,4 +1,4 @@
-"""Allocated memory over time, by category: as data, and as a picture that needs nothing else."""
+"""Allocated memory over time, by category: as JSON, and as a self-contained SVG."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from virtualgpu.core.memory import amount
-from virtualgpu.export.blocks import CATEGORIES, Block, Now, category
+from virtualgpu.export.blocks import CATEGORIES, Allocation, LedgerTime, category
 
 SCHEMA, VERSION = "virtualgpu.memory_timeline", 1
-MOST_DATA, MOST_POINTS = 50_000, 2000  # in the data, in the picture
+MAX_JSON_POINTS, MAX_SVG_POINTS = 50_000, 2000
 WIDTH, HEIGHT, LEFT, TOP, LEGEND = 960, 420, 90, 30, 170
 COLORS = dict(zip(CATEGORIES, (
     "#4c78a8", "#f58518", "#54a24b", "#72b7b2", "#e45756", "#b8b0ac", "#9d755d"), strict=True))
 
 
-def points(blocks: Sequence[Block], live: Sequence[Block], now: Now, end: float
+def points(blocks: Sequence[Allocation], live: Sequence[Allocation], now: LedgerTime, end: float
            ) -> tuple[list[float], dict[str, list[int]]]:
-    """Return times (seconds) and bytes by category from each time on.
+    """Return times, in seconds, and the bytes by category from each time on.
 
     Args:
-        blocks: those that were freed.
-        live: those that were not.
+        blocks: allocations that were freed.
+        live: allocations that were not.
         now: the moment when the program ended.
-        end: its time.
+        end: its time, in seconds.
     """
-    # In the order in which it happened: much happens at one time.
+    # Sorted by order of events, because many have the same time.
     events = [(block.number, 0, block.begin, block, block.size) for block in (*blocks, *live)]
     events += [(block.last_number, 1, block.end, block, -block.size) for block in blocks]
     events.sort(key=lambda event: event[:2])
@@ -45,12 +45,12 @@ def points(blocks: Sequence[Block], live: Sequence[Block], now: Now, end: float
 
 def thinned(times: list[float], sizes: dict[str, list[int]], most: int
             ) -> tuple[list[float], dict[str, list[int]]]:
-    """Return at most so many points: of each stretch, the one with the most memory.
+    """Return at most `most` points: of each section, the one with the most memory.
 
     Args:
-        times: of the points.
+        times: times of the points, in seconds.
         sizes: bytes by category.
-        most: points to keep.
+        most: number of points to keep.
     """
     if len(times) <= most:
         return times, sizes
@@ -58,16 +58,16 @@ def thinned(times: list[float], sizes: dict[str, list[int]], most: int
     size = -(-len(times) // most)
     kept = [max(range(first, min(first + size, len(times))), key=totals.__getitem__)
             for first in range(0, len(times), size)]
-    return [times[at] for at in kept], {
-        name: [row[at] for at in kept] for name, row in sizes.items()}
+    return [times[index] for index in kept], {
+        name: [row[index] for index in kept] for name, row in sizes.items()}
 
 
 def as_json(times: list[float], sizes: dict[str, list[int]], about: str) -> str:
-    """Return the data: a point for every allocation and release, or for as many as are kept."""
-    whole = len(times)
-    times, sizes = thinned(times, sizes, MOST_DATA)
+    """Return the timeline as JSON, thinned to MAX_JSON_POINTS."""
+    total = len(times)
+    times, sizes = thinned(times, sizes, MAX_JSON_POINTS)
     return json.dumps({"schema": SCHEMA, "version": VERSION, "about": about,
-                       "complete": len(times) == whole,
+                       "complete": len(times) == total,
                        "units": {"seconds": "seconds of modeled time", "bytes": "bytes"},
                        "seconds": times, "bytes": {
                            name.replace(" ", "_"): row for name, row in sizes.items()}},
@@ -75,8 +75,8 @@ def as_json(times: list[float], sizes: dict[str, list[int]], about: str) -> str:
 
 
 def as_svg(times: list[float], sizes: dict[str, list[int]], about: str) -> str:
-    """Return a picture of stacked areas with a legend."""
-    times, sizes = thinned(times, sizes, MOST_POINTS)
+    """Return the timeline as an SVG of stacked areas with a legend."""
+    times, sizes = thinned(times, sizes, MAX_SVG_POINTS)
     most = max((sum(row) for row in zip(*sizes.values(), strict=True)), default=0) or 1
     begin, end = times[0], times[-1] if times[-1] > times[0] else times[0] + 1e-9
     svg = ElementTree.Element("svg", {
@@ -112,11 +112,11 @@ def as_svg(times: list[float], sizes: dict[str, list[int]], about: str) -> str:
 
 
 def steps(times: Sequence[float], sizes: Sequence[int], at) -> list[str]:
-    """Corners of a line that stays level between two times."""
-    found, last = [], None
+    """Return the corners of a step function."""
+    corners, last = [], None
     for time, size in zip(times, sizes, strict=True):
         if last is not None:
-            found.append(at(time, last))
-        found.append(at(time, size))
+            corners.append(at(time, last))
+        corners.append(at(time, size))
         last = size
-    return found
+    return corners

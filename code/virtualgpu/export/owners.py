@@ -1,8 +1,8 @@
 """Owners of tensors: modules (parameters, buffers), parameters (gradients), optimizers (state).
 
-Hooks of torch that apply to every module and every optimizer tell which objects there are.
-Parameters are labeled when modules register them. What modules and optimizers hold is looked up
-again at each optimizer step, since programs replace tensors.
+Torch's global hooks reveal every module and every optimizer. Parameters are labeled when modules
+register them. Modules and optimizers are scanned again at each optimizer step, since programs
+replace tensors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from virtualgpu.export.blocks import BUFFERS, GRADIENTS, OPTIMIZER, PARAMETERS
 
-PLAIN = {torch.Tensor, torch.nn.Parameter}
-Label = Callable[[int, str], None]  # takes the identity of a storage, and its category
+PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+Label = Callable[[int, str], None]  # takes a storage's identity and its category
 
 
-def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor, or those that a DTensor or another wrapper consists of."""
+def unwrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the tensor, or the tensors inside a DTensor or another wrapper."""
     if not is_traceable_wrapper_subclass(tensor):
         yield tensor
         return
@@ -31,27 +31,27 @@ def plain(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     for name in names:
         part = getattr(tensor, name)
         if isinstance(part, torch.Tensor):  # a DTensor names its mesh, too
-            yield from plain(part)
+            yield from unwrapped(part)
 
 
 def storages(tensor: torch.Tensor | None) -> Iterator[int]:
-    """Identities of the storages that a tensor lies in."""
+    """Yield the identities of a tensor's storages."""
     if tensor is not None:
-        for part in plain(tensor):
+        for part in unwrapped(tensor):
             if part.layout is torch.strided and not is_lazy(part):
                 yield part.untyped_storage()._cdata
 
 
-def inside(value: object) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples, and dictionaries."""
+def nested_tensors(value: object) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists, tuples, and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
         for item in value.values():
-            yield from inside(item)
+            yield from nested_tensors(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from inside(item)
+            yield from nested_tensors(item)
 
 
 class Owners:
@@ -60,7 +60,7 @@ class Owners:
     Args:
         label: called with each storage and its category.
         before: called before an optimizer's step, with the optimizer.
-        after: called after it.
+        after: called after an optimizer's step, with the optimizer.
     """
 
     def __init__(self, label: Label, before: Callable[[torch.optim.Optimizer], None],
@@ -71,11 +71,12 @@ class Owners:
         self.hooks: list = []
 
     def start(self) -> None:
-        def seen(one: torch.nn.Module, _name: str, value: object) -> None:
-            self.modules.add(one)
+        def registered(owner: torch.nn.Module, _name: str, value: object) -> None:
+            self.modules.add(owner)
             if isinstance(value, torch.nn.Module):
                 self.modules.add(value)
-            elif isinstance(value, torch.nn.Parameter):  # its module may be gone at the next look
+            elif isinstance(value,
+                            torch.nn.Parameter):  # its module may not live until the next scan
                 self._mark(value, PARAMETERS)
 
         def before(one: torch.optim.Optimizer, *_: object) -> None:
@@ -87,9 +88,9 @@ class Owners:
             self._states(one)
             self.after(one)
 
-        self.hooks = [module.register_module_parameter_registration_hook(seen),
-                      module.register_module_buffer_registration_hook(seen),
-                      module.register_module_module_registration_hook(seen),
+        self.hooks = [module.register_module_parameter_registration_hook(registered),
+                      module.register_module_buffer_registration_hook(registered),
+                      module.register_module_module_registration_hook(registered),
                       optimizer.register_optimizer_step_pre_hook(before),
                       optimizer.register_optimizer_step_post_hook(after)]
 
@@ -98,8 +99,8 @@ class Owners:
             hook.remove()
         self.hooks = []
 
-    def look(self) -> None:
-        """Label what modules and optimizers hold now."""
+    def scan(self) -> None:
+        """Label the tensors that modules and optimizers hold now."""
         self._parameters()
         for one in list(self.optimizers):
             self._states(one)
@@ -125,11 +126,11 @@ class Owners:
                     self._mark(parameter.main_grad, GRADIENTS)
 
     def _states(self, one: torch.optim.Optimizer) -> None:
-        for tensor in inside(list(one.state.values())):
+        for tensor in nested_tensors(list(one.state.values())):
             self._mark(tensor, OPTIMIZER)
 
     def _mark(self, tensor: torch.Tensor | None, category: str) -> None:
-        if type(tensor) in PLAIN:  # nearly all, and this is quicker
+        if type(tensor) in PLAIN_TYPES:  # nearly all tensors, and this is faster
             self.label(tensor.untyped_storage()._cdata, category)
             return
         for key in storages(tensor):

@@ -1,4 +1,4 @@
-"""torch.profiler.profile for a virtual GPU: watch two steps, then write their trace."""
+"""torch.profiler.profile for a virtual GPU: record two steps, then write their trace."""
 
 from __future__ import annotations
 
@@ -8,40 +8,43 @@ from pathlib import Path
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.export import chrome_trace
 from virtualgpu.export.saving import save
-from virtualgpu.export.trace import Place, Recorder
+from virtualgpu.export.trace import RankPlacement, TraceRecorder
 
 
-class Profile:
-    """torch.profiler.profile for a virtual card: the first step is not watched, nor the second, in
-    which a real profiler warms up; the next two are, and then FOLDER/WORKER.TIME.pt.trace.json is
-    written, as torch.profiler.tensorboard_trace_handler names it."""
+class StepProfiler:
+    """torch.profiler.profile for a virtual GPU.
+
+    The first step is not recorded, nor the second, in which a real profiler warms up. After the
+    next two it writes FOLDER/WORKER.TIME.pt.trace.json, named as
+    torch.profiler.tensorboard_trace_handler does.
+    """
 
     FIRST, STEPS = 2, 2
 
-    def __init__(self, gpu: VirtualGpu, folder: str | Path, worker: str, place: Place) -> None:
+    def __init__(self, gpu: VirtualGpu, folder: str | Path, worker: str,
+                 place: RankPlacement) -> None:
         self.gpu, self.folder, self.worker, self.place = gpu, Path(folder), worker, place
-        self.recorder: Recorder | None = None
+        self.recorder: TraceRecorder | None = None
         self.number = 0
 
     def start(self) -> None:
         self.number = 0
 
     def step(self) -> None:
-        """A step of the program is over. Around those that are watched it waits for the card, so
-        that a step's kernels are in it."""
+        """End a step. Around recorded steps, wait for the GPU, so that each has its own kernels."""
         if self.FIRST - 1 <= self.number < self.FIRST + self.STEPS:
             self.gpu.now()
         self._edge(False)
         self.number += 1
         if self.number == self.FIRST:
-            self.recorder = Recorder(self.gpu)
+            self.recorder = TraceRecorder(self.gpu)
             self.recorder.start()
         elif self.number == self.FIRST + self.STEPS:
             self._write()
         self._edge(True)
 
     def stop(self) -> None:
-        """The program is over: write what there is, if it is a whole step."""
+        """End the program: write the recording if it has a complete step."""
         if self.recorder is None:
             return
         self._edge(False)

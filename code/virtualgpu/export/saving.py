@@ -1,4 +1,4 @@
-"""Write a file so that readers find either the complete new text or the old one."""
+"""Write files atomically: readers see either the complete new file or the old one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def save(path: Path, text: str) -> None:
-    """Replace a file atomically; nothing is left behind where that fails."""
+    """Replace a file atomically; leave nothing behind if that fails."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(text)

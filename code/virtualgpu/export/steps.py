@@ -1,8 +1,7 @@
-"""Find the steps of a program, and account for each of them.
+"""Detect the steps of a program, and account for each of them.
 
-Marked steps (`virtualgpu.mark_step()`) come first, then the steps of the first optimizer, then the
-repetition of operations. Times are those at which the GPU, not the host, gets there: the host runs
-ahead of it.
+Marked steps (`virtualgpu.mark_step()`) have priority, then the steps of the first optimizer, then
+the repetition of operations. Times are the GPU's, not the host's, since the host runs ahead.
 """
 
 from __future__ import annotations
@@ -15,35 +14,41 @@ from dataclasses import dataclass, field
 
 import torch
 
-from virtualgpu.core.plan import Plan
+from virtualgpu.core.plan import OperationPlan
 from virtualgpu.export.blocks import BACKWARD
-from virtualgpu.export.work import Work, Works
+from virtualgpu.export.work import WorkCounter, WorkTotals
 
 MARK, OPTIMIZER_STEP, REPETITION = "marked steps", "optimizer steps", "repetition of operations"
-FEWEST = 3  # repetitions that make a step
-MOST_CANDIDATES = 64
+MIN_REPETITIONS = 3  # of a sequence that counts as a step
+MAX_CANDIDATES = 64
 
 
 @dataclass
-class Notes:
-    """Record of the current step: its operations, and what the program did at each of them.
+class StepNotes:
+    """Record of the current step.
 
-    For each operation, it also has the time at which the compute stream reached it and the kernel
-    time until then. `begin` is in seconds; `computing` and `exposed` are the GPU's kernel time and
-    the clock's exposed communication at the beginning of the step.
+    Attributes:
+        begin: when the step began, in seconds.
+        computing: the GPU's kernel time at the beginning, in seconds.
+        exposed: the clock's exposed communication at the beginning, in seconds by stream.
+        plans: plan of each operation.
+        phases: phase of the program at each operation.
+        times: when the compute stream reached each operation, in seconds.
+        busy: kernel time before each operation, in seconds.
+        forgotten: number of operations that were dropped.
     """
 
     begin: float
     computing: float
     exposed: dict[str, float]
-    plans: list[Plan] = field(default_factory=list)
+    plans: list[OperationPlan] = field(default_factory=list)
     phases: bytearray = field(default_factory=bytearray)
     times: array = field(default_factory=lambda: array("d"))
     busy: array = field(default_factory=lambda: array("d"))
     forgotten: int = 0
 
     def forget(self, count: int) -> None:
-        """Drop the oldest operations of a program whose steps nobody marks."""
+        """Drop the oldest operations of a program whose steps are not detected while it runs."""
         self.begin, self.computing = self.times[count], self.busy[count]
         self.forgotten += count
         for notes in (self.plans, self.phases, self.times, self.busy):
@@ -51,18 +56,26 @@ class Notes:
 
 
 @dataclass
-class Step:
-    """kind: how its end was found. seconds: on the GPU's clock. kernels: seconds of kernels.
-    operations: how many. exposed: seconds of exposed communication, by the stream that waited."""
+class ProgramStep:
+    """A step of the program.
+
+    Attributes:
+        kind: how its end was detected.
+        seconds: its duration on the GPU's clock.
+        kernels: seconds in kernels.
+        work: its FLOPs and tokens.
+        operations: number of operations.
+        exposed: seconds of exposed communication, by the stream that waited.
+    """
 
     kind: str
     seconds: float
     kernels: float
-    work: Work
+    work: WorkTotals
     operations: int = 0
     exposed: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Step) -> None:
+    def add(self, other: ProgramStep) -> None:
         self.seconds += other.seconds
         self.kernels += other.kernels
         self.operations += other.operations
@@ -70,80 +83,85 @@ class Step:
         self.exposed += other.exposed
 
 
-def fold(notes: Notes, works: Works, kind: str, end: float, computing: float) -> Step:
-    """Return what happened in a step, but for the exposed communication.
+def fold(notes: StepNotes, counter: WorkCounter, kind: str, end: float,
+         computing: float) -> ProgramStep:
+    """Return the account of a step, without its exposed communication.
 
     Args:
-        notes: everything since the step before.
-        works: adds up operations.
-        kind: how the step's end was found.
-        end: when the GPU was done (seconds).
-        computing: kernel time until then (seconds).
+        notes: the record since the end of the previous step.
+        counter: adds up operations.
+        kind: how the step's end was detected.
+        end: when the GPU finished the step, in seconds.
+        computing: the GPU's kernel time until then, in seconds.
     """
-    return Step(kind, end - notes.begin, computing - notes.computing,
-                works.of(notes.plans, notes.phases), len(notes.plans))
+    return ProgramStep(kind, end - notes.begin, computing - notes.computing,
+                       counter.total(notes.plans, notes.phases), len(notes.plans))
 
 
-def merged(steps: Sequence[Step]) -> list[Step]:
-    """The steps that count: if any were marked, what lies between two marks is one step."""
+def merged(steps: Sequence[ProgramStep]) -> list[ProgramStep]:
+    """Return the steps, merged between marks if the program marked any."""
     if not any(step.kind == MARK for step in steps):
         return list(steps)
-    found: list[Step] = []
-    current: Step | None = None
+    marked: list[ProgramStep] = []
+    current: ProgramStep | None = None
     for step in steps:
         if current is None:
-            current = Step(MARK, 0.0, 0.0, Work())
+            current = ProgramStep(MARK, 0.0, 0.0, WorkTotals())
         current.add(step)
         if step.kind == MARK:
-            found.append(current)
+            marked.append(current)
             current = None
-    return found
+    return marked
 
 
-def repeated(notes: Notes, works: Works, end: float, computing: float) -> list[Step]:
-    """Steps found by the repetition of operations; empty if most of them do not repeat, or if what
-    repeats has neither a backward pass nor a matrix product, such as the initialization of layers.
+def repeated(notes: StepNotes, counter: WorkCounter, end: float,
+             computing: float) -> list[ProgramStep]:
+    """Return the steps that the repetition of operations reveals.
+
+    There are none if most operations do not repeat, or if the repeated sequence has neither a
+    backward pass nor a GEMM, such as the initialization of layers.
 
     Args:
-        notes: everything that happened.
-        works: adds up operations.
-        end: when the GPU was done (seconds).
-        computing: kernel time of the run (seconds).
+        notes: the record of the run.
+        counter: adds up operations.
+        end: when the GPU finished, in seconds.
+        computing: kernel time of the run, in seconds.
     """
-    # Plans also differ by numbers, such as an offset, that change nothing about the work.
+    # Plans also differ by arguments, such as an offset, that do not change the work.
     kinds: dict[tuple[str, float], int] = {}
-    found = period([kinds.setdefault((plan.name, plan.seconds), len(kinds))
-                    for plan in notes.plans])
-    if found is None:
+    repetition = period([kinds.setdefault((plan.name, plan.seconds), len(kinds))
+                         for plan in notes.plans])
+    if repetition is None:
         return []
-    start, size, count = found
+    start, size, count = repetition
     steps, times, busy = [], [*notes.times, end], [*notes.busy, computing]
     for first in range(start, start + count * size, size):
         last = first + size
-        part = Notes(times[first], busy[first], {}, notes.plans[first:last],
-                     notes.phases[first:last])
-        steps.append(fold(part, works, REPETITION, times[last], busy[last]))
-    step = BACKWARD in notes.phases[start:start + size] or steps[0].work.computes
-    # Where the repeated work runs on other streams, this says nothing of its time.
-    return steps if step and min(one.seconds for one in steps) > 0 else []
+        part = StepNotes(times[first], busy[first], {}, notes.plans[first:last],
+                         notes.phases[first:last])
+        steps.append(fold(part, counter, REPETITION, times[last], busy[last]))
+    is_step = BACKWARD in notes.phases[start:start + size] or steps[0].work.computes
+    # Work on other streams would have no duration here.
+    return steps if is_step and min(step.seconds for step in steps) > 0 else []
 
 
 def period(tokens: Sequence[int]) -> tuple[int, int, int] | None:
-    """Find the shortest stretch that repeats at least three times in a row and makes up at least
-    half of a sequence. Returns where it first begins, its length, and how often it is there."""
-    if len(tokens) < FEWEST:
+    """Find the shortest subsequence that repeats at least three times in a row and makes up at
+    least half of a sequence. Return its start, its length, and its number of repetitions."""
+    if len(tokens) < MIN_REPETITIONS:
         return None
     with torch._C._DisableTorchDispatch():
         sequence = torch.tensor(tokens)
         _, kinds, counts = sequence.unique(return_inverse=True, return_counts=True)
-        often = counts[kinds]
-        rare = int(often[often >= FEWEST].min()) if bool((often >= FEWEST).any()) else 0
-        gaps = {int(gap) for kind in (counts == rare).nonzero().flatten()[:MOST_CANDIDATES]
+        frequency = counts[kinds]
+        frequent = frequency[frequency >= MIN_REPETITIONS]
+        rarest = int(frequent.min()) if len(frequent) else 0
+        gaps = {int(gap) for kind in (counts == rarest).nonzero().flatten()[:MAX_CANDIDATES]
                 for gap in (kinds == kind).nonzero().flatten().diff()}
-        for size in sorted(gaps)[:MOST_CANDIDATES]:
+        for size in sorted(gaps)[:MAX_CANDIDATES]:
             start, length = longest(sequence[size:] == sequence[:-size])
             count = (length + size) // size
-            if count >= FEWEST and 2 * count * size >= len(tokens):
+            if count >= MIN_REPETITIONS and 2 * count * size >= len(tokens):
                 return start, size, count
     return None
 

@@ -1,7 +1,7 @@
-"""Record what a virtual GPU does, for a trace in the profiler's format.
+"""Record the activity of a virtual GPU for a trace in the profiler's format.
 
-Events are raw and small, and chrome_trace.py completes them. They hold neither tensors nor autograd
-nodes, which would keep memory alive that the program has released.
+Notes are raw and small; trace_events.py turns them into events. They hold neither tensors nor
+autograd nodes, which would keep memory alive that the program has released.
 """
 
 from __future__ import annotations
@@ -17,33 +17,51 @@ import torch
 from torch.nn.modules import module
 
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.core.plan import Plan
+from virtualgpu.core.plan import OperationPlan
 
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
 
-Node = tuple[str, int] | None  # of autograd: name and sequence number; None in the forward pass
+AutogradNode = tuple[str, int] | None  # name and sequence number; None in the forward pass
 
 
-class Operation(NamedTuple):
-    """key: the operation and plan.signature of its arguments. host: when all was launched;
-    end: when its kernels are done (seconds). sequence: of the autograd node made last. stream:
-    where they run. reads, writes: identities of the storages that go in and come out."""
+class OperationNote(NamedTuple):
+    """An operation.
+
+    Attributes:
+        key: the operation and plan.signature of its arguments.
+        plan: its plan.
+        host: when the host had launched its kernels, in seconds.
+        end: when its kernels end, in seconds.
+        node: the autograd node that runs it.
+        sequence: sequence number of the latest autograd node.
+        stream: the stream that it runs on.
+        reads, writes: identities of the storages that it reads and writes.
+    """
 
     key: tuple
-    plan: Plan
+    plan: OperationPlan
     host: float
     end: float
-    node: Node
+    node: AutogradNode
     sequence: int
     stream: str = COMPUTE
     reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
 
 
-class Bytes(NamedTuple):
-    """Memory allocated (size > 0) or given back, and what is in use after it. ready: when the card
-    gets there: the host is ahead of it."""
+class MemoryNote(NamedTuple):
+    """An allocation (size > 0) or a release (size < 0).
+
+    Attributes:
+        address: identity of the storage.
+        size: bytes allocated or released.
+        live: bytes allocated afterwards.
+        reserved: bytes reserved afterwards.
+        host: when the host requests it, in seconds.
+        ready: when the GPU reaches it, in seconds; the host runs ahead.
+        node: the autograd node that requests it.
+    """
 
     address: int
     size: int
@@ -51,66 +69,87 @@ class Bytes(NamedTuple):
     reserved: int
     host: float
     ready: float
-    node: Node
+    node: AutogradNode
 
 
-class Wait(NamedTuple):
-    """The host waited for the card."""
+class WaitNote(NamedTuple):
+    """A wait of the host for the GPU, from `start` to `end`, in seconds."""
 
     start: float
     end: float
-    node: Node
+    node: AutogradNode
 
 
-class Edge(NamedTuple):
-    """A range (or a module's forward pass) of the program begins or ends. what: "range", "step"
-    or "module"."""
+class RangeNote(NamedTuple):
+    """The beginning or end of a range of the program.
 
-    what: str
+    Attributes:
+        kind: "range", "step", or "module" (a module's forward pass).
+        name: name of the range.
+        begins: whether it begins.
+        host: the host's time, in seconds.
+    """
+
+    kind: str
     name: str
     begins: bool
     host: float
 
 
 @dataclass
-class Message:
-    """A collective or a message between two ranks, as NCCL's kernel for it.
+class CommunicationNote:
+    """A collective or a transfer between two ranks.
 
-    ready: when this rank's kernel can start: it waits there for the others. end: None until known.
+    Attributes:
+        name: the collective or transfer.
+        stream: the stream that its kernel runs on.
+        ranks: ranks of the process group.
+        dtype: dtype of the tensors.
+        sent: number of elements of the inputs.
+        received: number of elements of the outputs.
+        tree: whether it uses a tree instead of rings.
+        channels: number of the communicator's channels.
+        host: when the host launched it, in seconds.
+        node: the autograd node that launched it.
+        ready: when this rank's kernel can start, in seconds; it then waits for the other ranks.
+        end: when it ends, in seconds; None until known.
+        reads, writes: identities of the storages that it reads and writes.
     """
 
     name: str
     stream: str
     ranks: list[int]
     dtype: torch.dtype
-    sent: int  # elements in
-    received: int  # elements out
+    sent: int
+    received: int
     tree: bool
     channels: int
     host: float
-    node: Node
+    node: AutogradNode
     ready: float
     end: float | None = None
-    reads: tuple[int, ...] = ()  # storages
+    reads: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
 
 
-Note = Operation | Bytes | Wait | Edge | Message
+Note = OperationNote | MemoryNote | WaitNote | RangeNote | CommunicationNote
 
 
-class Recorder:
-    """Takes the notes of one card."""
+class TraceRecorder:
+    """Records the notes of one virtual GPU."""
 
     def __init__(self, gpu: VirtualGpu, most: float = math.inf,
                  stopped: Callable[[], None] = lambda: None) -> None:
-        """Args:
+        """Create a recorder, which records from `start` on.
+
+        Args:
             gpu: the virtual GPU.
-            most: notes until it stops by itself.
-            stopped: called when it stops, whoever stops it.
+            most: number of notes after which it stops by itself.
+            stopped: called whenever it stops.
         """
         self.gpu, self.notes, self.most, self.stopped = gpu, [], most, stopped
         self._hooks: list = []
-        # Not to keep alive what the program drops.
+        # Weak, so that modules that the program drops can be freed.
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         self._classes: dict[str, int] = {}
 
@@ -123,7 +162,7 @@ class Recorder:
 
     @property
     def full(self) -> bool:
-        """Whether recording stopped by itself because the record is full."""
+        """True if recording stopped by itself because it has as many notes as it may."""
         return len(self.notes) >= self.most
 
     def stop(self) -> None:
@@ -141,17 +180,17 @@ class Recorder:
         if self.full:
             self.stop()
 
-    def operation(self, key: tuple, plan: Plan, given: object, out: object) -> None:
-        """Note an operation that has just been launched.
+    def operation(self, key: tuple, plan: OperationPlan, given: object, out: object) -> None:
+        """Record an operation that has just been launched.
 
         Args:
-            key: the operation and what decides its cost.
-            plan: what it does.
+            key: the operation and the signatures of its arguments.
+            plan: its plan.
             given: its arguments, nested in any way.
             out: its results.
         """
         clock, stream = self.gpu.clock, self.gpu.stream
-        self._add(Operation(
+        self._add(OperationNote(
             key, plan, clock.host, clock.streams[stream], node(),
             torch._C._autograd._get_sequence_nr() - 1, stream, keys(given), keys(out)))
 
@@ -166,43 +205,45 @@ class Recorder:
 
     def _memory(self, address: int, size: int) -> None:
         memory, clock = self.gpu.memory, self.gpu.clock
-        self._add(Bytes(address, size, memory.live, memory.reserved, clock.host, clock.ready(),
-                        node()))
+        self._add(MemoryNote(address, size, memory.live, memory.reserved, clock.host, clock.ready(),
+                             node()))
 
     def waited(self, since: float) -> None:
-        """The host has waited from then until now."""
+        """Record that the host has waited from `since` until now."""
         if self.gpu.clock.host > since:
-            self._add(Wait(since, self.gpu.clock.host, node()))
+            self._add(WaitNote(since, self.gpu.clock.host, node()))
 
     def message(self, name: str, stream: str, ranks: list[int], tensors: list[torch.Tensor],
                 sent: int, ready: float, *, channels: int, tree: bool = False,
-                given: Sequence[torch.Tensor] = ()) -> Message:
-        """Note a collective or a transfer that has just been launched; who knows its end sets it.
+                given: Sequence[torch.Tensor] = ()) -> CommunicationNote:
+        """Record a collective or a transfer that was just launched. The caller sets its `end`.
 
         Args:
-            name: of the collective.
-            stream: on which it runs.
-            ranks: of its process group.
-            tensors: what comes out.
-            sent: elements that go in.
-            ready: when this rank can start.
-            channels: of the communicator.
-            tree: whether it is a tree instead of a ring.
-            given: what goes in.
+            name: the collective.
+            stream: the stream that it runs on.
+            ranks: ranks of its process group.
+            tensors: its outputs.
+            sent: number of elements of its inputs.
+            ready: when this rank can start, in seconds.
+            channels: number of the communicator's channels.
+            tree: whether it uses a tree instead of rings.
+            given: its inputs.
         """
         dtype = tensors[0].dtype if tensors else torch.float32
-        note = Message(name, stream, ranks, dtype, sent, sum(map(torch.numel, tensors)), tree,
+        note = CommunicationNote(name, stream, ranks, dtype, sent, sum(map(torch.numel, tensors)),
+                                 tree,
                        channels, self.gpu.clock.host, node(), ready, None, keys(given),
                        keys(tensors))
         self._add(note)
         return note
 
-    def edge(self, what: str, name: str, begins: bool) -> None:
-        self._add(Edge(what, name, begins, self.gpu.clock.host))
+    def edge(self, kind: str, name: str, begins: bool) -> None:
+        """Record the beginning or end of a range; see RangeNote."""
+        self._add(RangeNote(kind, name, begins, self.gpu.clock.host))
 
     def _module(self, one: torch.nn.Module, begins: bool) -> None:
         name = self._names.get(one)
-        if name is None:  # as torch's profiler counts them: the class and a number
+        if name is None:  # as torch's profiler names modules: the class and a number
             kind = type(one).__name__
             number = self._classes[kind] = self._classes.get(kind, -1) + 1
             name = self._names[one] = f"{kind}_{number}"
@@ -210,7 +251,7 @@ class Recorder:
 
 
 def keys(value: object) -> tuple[int, ...]:
-    """Identities of the storages of all tensors in nested arguments."""
+    """Return the identities of the storages of all tensors in nested arguments."""
     if isinstance(value, torch.Tensor):
         return (value.untyped_storage()._cdata,)
     if isinstance(value, dict):
@@ -220,15 +261,22 @@ def keys(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(key for item in value for key in keys(item)))
 
 
-def node() -> Node:
+def node() -> AutogradNode:
     """Return the node that the autograd engine currently evaluates."""
-    found = torch._C._current_autograd_node()
-    return None if found is None else (found.name(), found._sequence_nr())
+    current = torch._C._current_autograd_node()
+    return None if current is None else (current.name(), current._sequence_nr())
 
 
 @dataclass(frozen=True)
-class Place:
-    """rank: of world ranks. index: the card's number on its node, of so many there."""
+class RankPlacement:
+    """A rank and its GPU.
+
+    Attributes:
+        rank: the rank in the job.
+        world: number of ranks.
+        index: number of the GPU on its node.
+        cards: number of GPUs on the node.
+    """
 
     rank: int
     world: int
@@ -238,7 +286,7 @@ class Place:
 
 @contextmanager
 def marked(gpu: VirtualGpu, name: str) -> Iterator[None]:
-    """A range of the program, in the trace if one is being recorded."""
+    """Record the block as a range of the program, if a trace is being recorded."""
     recorder = gpu.recorder
     if recorder is not None:
         recorder.edge("range", name, True)

@@ -1,7 +1,7 @@
-"""Notes of a virtual GPU as events of a trace in Chrome's format.
+"""Turn the notes of a virtual GPU into events of Chrome's trace format.
 
-What the host does in no modeled time (giving memory back, beginning a range) gets a nanosecond
-each, so that order and nesting are seen.
+Actions of the host that take no modeled time, such as releasing memory or beginning a range, get a
+nanosecond each, so that viewers show their order and nesting.
 """
 
 from __future__ import annotations
@@ -20,14 +20,22 @@ from virtualgpu.export.kernel_names import (
     SET,
     Kernel,
     kernels_of,
-    nccl,
+    nccl_kernel_name,
     occupancy,
     shapes_of,
 )
-from virtualgpu.export.memory_levels import Levels
-from virtualgpu.export.trace import Bytes, Edge, Message, Node, Operation, Place, Wait
+from virtualgpu.export.memory_levels import MemoryLevels
+from virtualgpu.export.trace import (
+    AutogradNode,
+    CommunicationNote,
+    MemoryNote,
+    OperationNote,
+    RangeNote,
+    RankPlacement,
+    WaitNote,
+)
 
-COMPUTE_STREAM, NCCL_STREAM = 7, 20  # torch's numbers: of the default stream, of others
+COMPUTE_STREAM, NCCL_STREAM = 7, 20  # torch's numbers of the default stream and of NCCL's first
 CALLS = {KERNEL: "cudaLaunchKernel", "gpu_memcpy": "cudaMemcpyAsync", SET: "cudaMemsetAsync"}
 FORWARD_THREAD, BACKWARD_THREAD, RELEASES = 0, 1, 2
 
@@ -36,24 +44,32 @@ def nanoseconds(seconds: float) -> int:
     return round(1e9 * seconds)
 
 
-class Trace:
-    """Events so far. at: the latest nanosecond in which the host did something."""
+class TraceBuilder:
+    """Builds the events of one rank's trace.
 
-    def __init__(self, card: Card, place: Place) -> None:
+    Attributes:
+        card: the GPU model.
+        place: the rank and its GPU.
+        host: process ID of the host in the trace.
+        events: events so far.
+        at: time of the host's latest action, in nanoseconds.
+        number: the last ID that was given out.
+        streams: numbers of the streams, by name.
+    """
+
+    def __init__(self, card: Card, place: RankPlacement) -> None:
         self.card, self.place, self.host = card, place, 1000 * (place.rank + 1)
         self.events: list[dict] = []
         self.at = self.number = 0
         self.streams: dict[str, int] = {COMPUTE: COMPUTE_STREAM}
-        self.over: dict[str, int] = {}  # when a stream's last kernel ends
-        self.known: dict[tuple, tuple[str, dict, list[Kernel]]] = {}
-        self.open: list[dict] = []  # ranges, outermost first
-        self.node: Node = None
+        self.stream_ends: dict[str, int] = {}  # when a stream's last kernel ends
+        self.described: dict[tuple, tuple[str, dict, list[Kernel]]] = {}
+        self.open_ranges: list[dict] = []  # outermost first
+        self.node: AutogradNode = None
         self.node_spans: list[dict] = []
-        self.pending: list[Bytes] = []  # of the operation that comes
-        self.levels = Levels()
-        self.forwards: dict[int, int] = {}  # when the operation with a sequence number began
-
-    # Times and events.
+        self.pending: list[MemoryNote] = []  # allocations of the next operation
+        self.levels = MemoryLevels()
+        self.forwards: dict[int, int] = {}  # start of forward operations, by sequence number
 
     def tick(self, seconds: float) -> int:
         self.at = max(self.at + 1, nanoseconds(seconds))
@@ -65,12 +81,13 @@ class Trace:
 
     def event(self, ph: str, cat: str, name: str, at: int, thread: int | None = None,
               stream: str = COMPUTE, **more: object) -> dict:
-        """thread: of the host; None: on a stream of the card."""
+        """Add an event on a thread of the host, or on a stream of the GPU if `thread` is None."""
         pid, tid = ((self.place.index, self.stream(stream)) if thread is None else
                     (self.host, self.host + thread))
-        made = {"ph": ph, "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": at / 1000, **more}
-        self.events.append(made)
-        return made
+        event = {"ph": ph, "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": at / 1000,
+                 **more}
+        self.events.append(event)
+        return event
 
     def span(self, cat: str, name: str, at: int, end: int, thread: int | None,
              args: dict, stream: str = COMPUTE) -> dict:
@@ -83,9 +100,7 @@ class Trace:
     def stream(self, name: str) -> int:
         return self.streams.setdefault(name, NCCL_STREAM + 4 * (len(self.streams) - 1))
 
-    # What is noted.
-
-    def operation(self, note: Operation) -> None:
+    def operation(self, note: OperationNote) -> None:
         plan = note.plan
         if not plan.kernels and not self.pending:
             return
@@ -101,15 +116,15 @@ class Trace:
         end = self.tick(note.host)
         self.end(span, end)
         first = start + (end - start) // 4  # then the launches
-        begin = max(nanoseconds(note.end - plan.seconds), self.over.get(note.stream, 0), end)
+        begin = max(nanoseconds(note.end - plan.seconds), self.stream_ends.get(note.stream, 0), end)
         cuts = list(self._cuts(begin, max(begin, nanoseconds(note.end)), kernels))
         for at, (kernel, start, stop) in enumerate(cuts):
             calls = [first + (end - first) * i // len(cuts) for i in (at, at + 1)]
             self._kernel(kernel, start, stop, calls, thread, number, args, note.stream)
 
     def _described(self, key: tuple, plan) -> tuple[str, dict, list[Kernel]]:
-        known = self.known.get(key)
-        if known is None:
+        described = self.described.get(key)
+        if described is None:
             args = {"Input Dims": [], "Input type": []}
             for mark in key[1:]:
                 if isinstance(mark, str):  # keyword arguments follow
@@ -119,13 +134,16 @@ class Trace:
                 args["Input type"].append("" if shape is None else
                                           CPP.get(shape.dtype, str(shape.dtype)))
             kernels = kernels_of(self.card, key, plan) if plan.kernels else []
-            known = self.known[key] = plan.name.replace(".", "::", 1), args, kernels
-        return known
+            described = plan.name.replace(".", "::", 1), args, kernels
+            self.described[key] = described
+        return described
 
     def _cuts(self, start: int, end: int, kernels: list[Kernel]
               ) -> Iterator[tuple[Kernel, int, int]]:
-        """Divide an operation's time among its kernels; each takes the shortest kernel's at
-        least."""
+        """Yield an operation's kernels with their start and end, in nanoseconds.
+
+        Each kernel lasts at least as long as the shortest possible one.
+        """
         least = nanoseconds(self.card.efficiency.kernel)
         least = least if least * len(kernels) <= end - start else 0
         rest, shares = end - start - least * len(kernels), 0.0
@@ -137,7 +155,7 @@ class Trace:
 
     def _kernel(self, kernel: Kernel, start: int, end: int, calls: list[int], thread: int,
                 operation: int, more: dict, stream: str = COMPUTE) -> None:
-        """With the call that launches it, and an arrow between them."""
+        """Add a kernel, the runtime call that launches it, and an arrow between them."""
         call = self.next()
         ids = {"External id": operation, "correlation": call}
         self.span("runtime", CALLS[kernel.kind], calls[0], calls[1], thread, ids)
@@ -151,14 +169,14 @@ class Trace:
                 args |= more
         else:
             args["bytes"] = math.prod(more["Input Dims"][0]) * SIZES.get(more["Input type"][0], 1)
-        self.over[stream] = end
+        self.stream_ends[stream] = end
         self.span(kernel.kind, kernel.name, start, end, None, args, stream)
         self.event("s", "ac2g", "ac2g", calls[0], thread, id=call)
         self.event("f", "ac2g", "ac2g", start, None, stream, id=call, bp="e")
 
-    def message(self, note: Message) -> None:
+    def message(self, note: CommunicationNote) -> None:
         self._allocated()
-        if note.end is None:  # its end lies behind the last step
+        if note.end is None:  # it ends after the last step
             return
         thread = self._on(note.node)
         start, number = self.tick(note.host - self.card.efficiency.dispatch), self.next()
@@ -170,14 +188,15 @@ class Trace:
         self.span("cpu_op", f"nccl:{note.name}", start, end, thread,
                   {"External id": number, "Input Dims": [[note.sent]], "Input type": [dtype],
                    **about})
-        begin = max(nanoseconds(note.ready), self.over.get(note.stream, 0), end)
-        if nanoseconds(note.end) <= begin:  # what is received had come already
+        begin = max(nanoseconds(note.ready), self.stream_ends.get(note.stream, 0), end)
+        if nanoseconds(note.end) <= begin:  # the tensor has already arrived
             return
-        kernel = Kernel(nccl(note.name, note.dtype, note.tree), grid=note.channels, block=512)
+        kernel = Kernel(nccl_kernel_name(note.name, note.dtype, note.tree), grid=note.channels,
+                        block=512)
         self._kernel(kernel, begin, nanoseconds(note.end), [start + (end - start) // 4, end],
                      thread, number, about, note.stream)
 
-    def memory(self, note: Bytes) -> None:
+    def memory(self, note: MemoryNote) -> None:
         if note.size > 0:
             self.pending.append(note)
         elif note.size:
@@ -185,7 +204,7 @@ class Trace:
             at = max(self.at, nanoseconds(note.ready))
             self._memory(note, at, RELEASES, self.levels.freed(note))
 
-    def _memory(self, note: Bytes, at: int, thread: int, level: tuple[int, int]) -> None:
+    def _memory(self, note: MemoryNote, at: int, thread: int, level: tuple[int, int]) -> None:
         self.event("i", "cpu_instant_event", "[memory]", at, thread, s="t", args={
             "Total Allocated": level[0], "Total Reserved": level[1], "Bytes": note.size,
             "Addr": self.levels.address(note), "Device Id": self.place.index, "Device Type": 1})
@@ -197,38 +216,44 @@ class Trace:
                          self.levels.allocated(note))
         self.pending.clear()
 
-    def wait(self, note: Wait) -> None:
+    def wait(self, note: WaitNote) -> None:
         self._allocated()
         thread, start = self._on(note.node), self.tick(note.start)
         self.span("runtime", "cudaDeviceSynchronize", start, self.tick(note.end), thread,
                   {"External id": 0, "correlation": self.next()})
 
-    def edge(self, note: Edge) -> None:
-        """The tab counts a user_annotation as work of the CPU, also where that waits: the
-        program's ranges have a category that it does not know."""
+    def edge(self, note: RangeNote) -> None:
+        """Begin or end a range.
+
+        TensorBoard's profiler plugin counts a user_annotation as CPU work even while the CPU waits,
+        so the program's ranges have a category that it does not know.
+        """
         self._allocated()
         self._on(None)
         if not note.begins:
-            if self.open and self.open[-1]["name"].endswith(note.name):  # else from before us
-                self.end(self.open.pop(), self.tick(note.host))
+            if self.open_ranges and self.open_ranges[-1]["name"].endswith(
+                note.name):  # else it began before the trace
+                self.end(self.open_ranges.pop(), self.tick(note.host))
             return
         at = self.tick(note.host)
         cat, name, args = "range", note.name, {"virtual": self.card.name}
-        if note.what == "step":
+        if note.kind == "step":
             cat, args["External id"] = "user_annotation", self.next()
-        elif note.what == "module":
-            parent = next((one["args"]["Python id"] for one in reversed(self.open)
-                           if "Python id" in one["args"]), None)
+        elif note.kind == "module":
+            parent = next((span["args"]["Python id"] for span in reversed(self.open_ranges)
+                           if "Python id" in span["args"]), None)
             cat, name = "python_function", f"nn.Module: {name}"
             args = {"Python id": self.next(), "Python parent id": parent,
                     "Python module id": int(name.rpartition("_")[2])}
-        self.open.append(self.span(cat, name, at, at, FORWARD_THREAD, args))
+        self.open_ranges.append(self.span(cat, name, at, at, FORWARD_THREAD, args))
 
-    def _on(self, node: Node) -> int:
-        """The thread for this node of autograd's; the spans around its operations are opened and
-        closed here. On a card, a thread of its own goes backwards."""
+    def _on(self, node: AutogradNode) -> int:
+        """Return the thread that runs an autograd node, and open and close the spans around nodes.
+
+        With a real GPU, autograd runs backward passes in a thread of its own.
+        """
         if node != self.node:
-            for span in reversed(self.node_spans):  # each a nanosecond after what is in it
+            for span in reversed(self.node_spans):  # each ends a nanosecond after its content
                 self.at += 1
                 self.end(span, self.at)
             self.node, self.node_spans = node, []
@@ -245,13 +270,14 @@ class Trace:
                     self.event("f", "fwdbwd", "fwdbwd", at, BACKWARD_THREAD, id=sequence, bp="e")
         return FORWARD_THREAD if node is None else BACKWARD_THREAD
 
-    READERS: ClassVar = {Operation: operation, Message: message, Bytes: memory, Wait: wait,
-                         Edge: edge}
+    READERS: ClassVar = {OperationNote: operation, CommunicationNote: message, MemoryNote: memory,
+                         WaitNote: wait,
+                         RangeNote: edge}
 
     def close(self) -> None:
         self._allocated()
         self._on(None)
-        for span in reversed(self.open):
+        for span in reversed(self.open_ranges):
             self.at += 1
             self.end(span, self.at)
 

@@ -1,4 +1,4 @@
-"""Sum up the operations of a step: FLOPs by dtype, tokens looked up, time without a cost rule.
+"""Add up the operations of a step: FLOPs by dtype, and tokens looked up in embeddings.
 
 Model FLOPs are those of GEMMs and fused attention in the forward and backward passes. A forward
 operation inside a backward pass is recomputation, which counts toward HFU but not MFU (Korthikanti
@@ -13,97 +13,108 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from virtualgpu.core.plan import Plan
+from virtualgpu.core.plan import OperationPlan
 from virtualgpu.export.blocks import BACKWARD, FORWARD, RECOMPUTE
 
-# The backward pass of fused attention has five products; one is the forward pass's, computed again.
+# The backward pass of fused attention has five GEMMs; one of them recomputes the scores.
 ATTENTION_BACKWARD = {
     "aten._scaled_dot_product_flash_attention_backward",
     "aten._scaled_dot_product_efficient_attention_backward",
     "aten._scaled_dot_product_cudnn_attention_backward",
     "virtualgpu.flash_attention_backward"}
-BACKWARD_PRODUCTS = 5
+BACKWARD_GEMMS = 5
 
 
-class Info(NamedTuple):
-    """One plan. product, fused: FLOPs of a matrix product, and of fused attention. again: those of
-    fused that recompute. table, tokens: as in core.rules.Work."""
+class PlanTotals(NamedTuple):
+    """The contribution of one call of an operation to the totals.
+
+    Attributes:
+        dtype: dtype of the FLOPs.
+        gemm: FLOPs of a GEMM.
+        fused: FLOPs of fused attention.
+        recomputed: FLOPs of `fused` that are recomputation.
+        table, tokens: as in core.rules.KernelWork.
+    """
 
     dtype: str = ""
-    product: int = 0
+    gemm: int = 0
     fused: int = 0
-    again: int = 0
+    recomputed: int = 0
     table: tuple[int, ...] | None = None
     tokens: int = 0
 
 
 @dataclass
-class Work:
-    """Totals of some operations.
+class WorkTotals:
+    """Totals of a number of operations.
 
-    model, again: FLOPs by dtype, and of those that were recomputed. forward, backward: FLOPs of
-    matrix products alone. tokens: by embedding table.
+    Attributes:
+        model: model FLOPs, by dtype.
+        recomputed: FLOPs of recomputation, by dtype.
+        forward: FLOPs of GEMMs in forward passes, without fused attention.
+        backward: the same in backward passes.
+        tokens: tokens looked up, by shape of the embedding table.
     """
 
     model: Counter[str] = field(default_factory=Counter)
-    again: Counter[str] = field(default_factory=Counter)
+    recomputed: Counter[str] = field(default_factory=Counter)
     forward: int = 0
     backward: int = 0
     tokens: Counter[tuple[int, ...]] = field(default_factory=Counter)
 
     @property
     def computes(self) -> bool:
-        """Whether the operations include a GEMM or fused attention."""
-        return bool(self.model or self.again)
+        """True if the operations include a GEMM or fused attention."""
+        return bool(self.model or self.recomputed)
 
-    def add(self, other: Work) -> None:
+    def add(self, other: WorkTotals) -> None:
         self.model += other.model
-        self.again += other.again
+        self.recomputed += other.recomputed
         self.forward += other.forward
         self.backward += other.backward
         self.tokens += other.tokens
 
 
-class Works:
-    """Looks plans up once and adds them."""
+class WorkCounter:
+    """Adds up operations; looks each plan up only once."""
 
     def __init__(self) -> None:
-        self.known: dict[int, Info] = {}  # by the plan's identity
+        self.known: dict[int, PlanTotals] = {}  # by the plan's identity
 
-    def of(self, plans: Sequence[Plan], phases: Sequence[int]) -> Work:
-        """Add up operations.
+    def total(self, plans: Sequence[OperationPlan], phases: Sequence[int]) -> WorkTotals:
+        """Return the totals of operations.
 
         Args:
-            plans: of the operations, in order.
-            phases: what the program did at each.
+            plans: plan of each operation, in order.
+            phases: the program's phase at each operation.
         """
-        total = Work()
+        total = WorkTotals()
         keys = list(map(id, plans))  # plans live as long as the GPU; hashing one takes longer
         missing = {key: plan for key, plan in zip(keys, plans, strict=True)
                    if key not in self.known}
         self.known |= {key: info_of(plan) for key, plan in missing.items()}
         for (key, phase), calls in Counter(zip(keys, phases, strict=True)).items():
             info = self.known[key]
-            if info.product or info.fused:
-                flops = info.product + info.fused
-                again = flops if phase == RECOMPUTE else info.again
-                total.again[info.dtype] += calls * again
-                total.model[info.dtype] += calls * (flops - again)
+            if info.gemm or info.fused:
+                flops = info.gemm + info.fused
+                recomputed = flops if phase == RECOMPUTE else info.recomputed
+                total.recomputed[info.dtype] += calls * recomputed
+                total.model[info.dtype] += calls * (flops - recomputed)
                 if phase == FORWARD:
-                    total.forward += calls * info.product
+                    total.forward += calls * info.gemm
                 elif phase == BACKWARD:
-                    total.backward += calls * info.product
+                    total.backward += calls * info.gemm
             if info.table is not None and phase == FORWARD:
                 total.tokens[info.table] += calls * info.tokens
         return total
 
 
-def info_of(plan: Plan) -> Info:
+def info_of(plan: OperationPlan) -> PlanTotals:
     """Return what one call of an operation adds to the totals."""
     work = plan.work
     if work is None:
-        return Info()
-    product = work.product
-    again = work.flops // BACKWARD_PRODUCTS if plan.name in ATTENTION_BACKWARD else 0
-    return Info(product.dtype if product else work.dtype, product.flops if product else 0,
-                work.flops, again, work.table, work.tokens)
+        return PlanTotals()
+    gemm = work.gemm
+    recomputed = work.flops // BACKWARD_GEMMS if plan.name in ATTENTION_BACKWARD else 0
+    return PlanTotals(gemm.dtype if gemm else work.dtype, gemm.flops if gemm else 0,
+                      work.flops, recomputed, work.table, work.tokens)

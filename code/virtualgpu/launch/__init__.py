@@ -1,6 +1,6 @@
-"""virtualrun: start a program on GPUs that you do not have, one process per rank or one for all.
+"""virtualrun: run a program on GPUs that you do not have, with one process per rank or one for all.
 
 command.py is the console script, and functions.py runs a function instead of a script. cluster.py
-says which GPUs there are, ranks.py forks and watches one process per rank, and process.py makes a
-process one of them. Builds on all other folders of this package.
+describes the GPUs, ranks.py forks and monitors one process per rank, and process.py turns a process
+into a rank. Builds on all other folders of this package.
 """

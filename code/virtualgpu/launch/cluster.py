@@ -1,4 +1,4 @@
-"""The GPUs that a program runs on: which, how many, and what connects their nodes."""
+"""The GPUs that a program runs on: their model, their number, and the network between nodes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import UnknownCard, VirtualGpuError
 from virtualgpu.net import network
-from virtualgpu.net.nodes import most_gpus
+from virtualgpu.net.nodes import max_gpus
 from virtualgpu.net.topology import Topology
 
-SEVERAL = 8  # GPUs in the node of an example
+EXAMPLE_GPUS = 8  # per node, in an error message
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes of equal GPUs.
+    """Equal nodes of equal GPUs.
 
     Attributes:
-        card: the GPU model, under a software stack.
-        per_node: GPUs on each node.
-        nodes: how many.
-        link: the network between nodes, as network.parse reads it.
+        card: the GPU model, with the efficiency of a software stack.
+        per_node: GPUs per node.
+        nodes: number of nodes.
+        link: the network between nodes, in the form that network.parse reads.
     """
 
     card: Card
@@ -32,7 +32,7 @@ class Cluster:
 
     @property
     def world(self) -> int:
-        """Ranks of a job on all GPUs."""
+        """Number of ranks of a job on all GPUs."""
         return self.per_node * self.nodes
 
     def topology(self) -> Topology:
@@ -46,17 +46,18 @@ class Cluster:
         return f"{title} on {self.nodes} nodes ({network.parse(self.link).name})"
 
 
-def parse(gpus: str, nodes: int = 1, link: str | None = None, stack: str = stacks.PLAIN
+def parse(gpus: str, nodes: int = 1, link: str | None = None, stack: str = stacks.DEFAULT
           ) -> Cluster:
-    """Read `h100:8`: a GPU model, and how many of them each node has.
+    """Parse the options of virtualrun that describe the GPUs.
 
     Args:
-        gpus: the model and the number.
-        nodes: how many nodes.
-        link: the network between them; None: the one that is usual with these GPUs.
+        gpus: GPU model and GPUs per node, such as h100:8.
+        nodes: number of nodes.
+        link: the network between them; None for the default of these GPUs.
         stack: name of the software stack (stacks.py).
 
-    Raises VirtualGpuError, which names the option.
+    Raises:
+        VirtualGpuError: an option is invalid; the message names it.
     """
     name, _, number = gpus.partition(":")
     try:
@@ -65,13 +66,13 @@ def parse(gpus: str, nodes: int = 1, link: str | None = None, stack: str = stack
         raise UnknownCard(f"--gpus {gpus}: {error}") from None
     if number and not (number.isdecimal() and int(number)):
         raise VirtualGpuError(f"--gpus {gpus}: the number of GPUs on a node must be 1 or more, as "
-                              f"in --gpus {name}:{SEVERAL}")
+                              f"in --gpus {name}:{EXAMPLE_GPUS}")
     count = int(number or 1)
-    most, reason = most_gpus(card)
+    most, reason = max_gpus(card)
     if count > most:
         raise VirtualGpuError(f"--gpus {gpus}: {reason}; nearest: --gpus {name}:{most}")
     if nodes < 1:
-        raise VirtualGpuError(f"--nodes {nodes}: there must be 1 node or more")
+        raise VirtualGpuError(f"--nodes {nodes}: expected 1 or more; nearest: --nodes 1")
     try:
         network.parse(link or card.network)
     except VirtualGpuError as error:

@@ -10,47 +10,49 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.core.stacks import PLAIN, STACKS
+from virtualgpu.core.stacks import DEFAULT, STACKS
 from virtualgpu.launch import cluster as clusters
 from virtualgpu.launch import host, launchers
 
 INTERRUPTED, TERMINATED, USAGE = 130, 143, 2
-AUTO = "auto"  # of --present
+AUTO = "auto"  # value of --present
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    result = argparse.ArgumentParser(
         prog="virtualrun", description="Run a PyTorch program on GPUs that you do not have: its "
         "time, memory, and communication are modeled, on the CPU.")
-    made.add_argument("--gpus", default="h100", metavar="MODEL:N",
-                      help="GPU model and how many each node has, such as h100:8 (default: h100)")
-    made.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
-    made.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
-                      "infiniband:8x400gbit (default: the usual one for these GPUs)")
-    made.add_argument("--stack", default=PLAIN, metavar="NAME", help="software whose efficiency is "
-                      f"modeled: {', '.join(STACKS)} (default: {PLAIN})")
-    alone = made.add_mutually_exclusive_group()
+    result.add_argument("--gpus", default="h100", metavar="MODEL:N",
+                        help="GPU model and how many each node has, such as h100:8 (default: h100)")
+    result.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
+    result.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
+                        "infiniband:8x400gbit (default: the usual one for these GPUs)")
+    result.add_argument("--stack", default=DEFAULT, metavar="NAME",
+                        help="software whose efficiency "
+                        f"is modeled: {', '.join(STACKS)} (default: {DEFAULT})")
+    alone = result.add_mutually_exclusive_group()
     alone.add_argument("--solo", action="store_true", help="one process stands for all ranks of a "
                        "symmetric program")
     alone.add_argument("--present", metavar="RANKS", help="ranks to run as processes, such "
                        "as 0,128; each other rank mirrors the nearest lower one of these; auto: "
                        "one rank per pipeline stage")
-    made.add_argument("--values", default="1MiB", metavar="SIZE", help="largest tensor whose "
-                      "values are computed; all, none (default: 1MiB)")
-    made.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
-                      help="True, False, or a number to assume where a line needs an unknown value")
-    made.add_argument("--fuse-pointwise", action="store_true", help="cost elementwise operations "
-                      "and reductions in torch.compile regions as fused kernels")
-    made.add_argument("--json", metavar="FILE", help="write every figure of every rank")
-    made.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
-                      "execution trace, and memory timeline")
-    made.add_argument("script", help="the program")
-    made.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
-    return made
+    result.add_argument("--values", default="1MiB", metavar="SIZE", help="largest tensor whose "
+                        "values are computed; all, none (default: 1MiB)")
+    result.add_argument("--assume", action="append", default=[], metavar="FILE:LINE=ANSWER",
+                        help="True, False, or a number to assume where a line needs an unknown "
+                        "value")
+    result.add_argument("--fuse-pointwise", action="store_true", help="cost elementwise operations "
+                        "and reductions in torch.compile regions as fused kernels")
+    result.add_argument("--json", metavar="FILE", help="write every figure of every rank")
+    result.add_argument("--trace", metavar="DIR", help="write each rank's Chrome trace, Chakra "
+                        "execution trace, and memory timeline")
+    result.add_argument("script", help="the program")
+    result.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     options = parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
@@ -64,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(options: argparse.Namespace) -> int:
-    """Check everything that can be checked first, then run the program."""
+    """Check every option, then run the program; return the exit status."""
     cluster = clusters.parse(options.gpus, options.nodes, options.link, options.stack)
     if not Path(options.script).is_file():
         raise VirtualGpuError(f"{options.script}: no such file")
@@ -76,7 +78,7 @@ def start(options: argparse.Namespace) -> int:
     if options.trace and options.fuse_pointwise:
         raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
                               "leave out one of them")
-    present = chosen(options, cluster.world)
+    present = present_ranks(options, cluster.world)
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
     if options.present == AUTO and own is not None:
@@ -88,8 +90,8 @@ def start(options: argparse.Namespace) -> int:
     return run(options, cluster, present, own)
 
 
-def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
-    """The ranks that are processes; None: all. Raises VirtualGpuError."""
+def present_ranks(options: argparse.Namespace, world: int) -> list[int] | None:
+    """Return the ranks that are processes, or None for all. Raises VirtualGpuError."""
     if options.solo:
         return [0]
     if options.present in (None, AUTO):
@@ -106,7 +108,7 @@ def chosen(options: argparse.Namespace, world: int) -> list[int] | None:
 
 def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[int] | None,
         own: int | None) -> int:
-    """Run the program on the ranks, and report. Torch is imported from here on."""
+    """Run the program on the ranks and print the report. This function imports torch."""
     from virtualgpu.launch import failures, process, ranks, report, stages
     from virtualgpu.launch.settings import Settings, parse_size
     from virtualgpu.pytorch import assumptions
@@ -115,21 +117,21 @@ def run(options: argparse.Namespace, cluster: clusters.Cluster, present: list[in
                         trace=options.trace, fuse=options.fuse_pointwise)
     program = process.script(options.script, options.arguments)
     if options.present == AUTO and cluster.world > 1:
-        found = stages.run(cluster, settings, program)
+        results = stages.run(cluster, settings, program)
     elif own is None and (cluster.world if present is None else len(present)) > 1:
-        found = ranks.run_ranks(cluster, settings, program, present)
+        results = ranks.run_ranks(cluster, settings, program, present)
     else:
         rank = own or 0
         gpu = process.become(cluster, rank, settings, present)
-        found = [process.execute(gpu, rank, program)]
-        if found[0].error:
-            failures.show([(rank, found[0].message or found[0].error)])
+        results = [process.execute(gpu, rank, program)]
+        if results[0].error:
+            failures.show([(rank, results[0].message or results[0].error)])
     if own in (None, 0):
-        if any(rank.seconds for rank in found):
-            failed = [(rank.rank, rank.error) for rank in found if rank.error]
+        if any(rank.seconds for rank in results):
+            failed = [(rank.rank, rank.error) for rank in results if rank.error]
             if failed:
                 report.say(f"{failures.headline(failed)}; the figures cover the run up to there")
-            report.show(cluster, found)
+            report.show(cluster, results)
         if options.json:
-            report.write(options.json, cluster, found)
-    return next((rank.status or 1 for rank in found if rank.error), 0)
+            report.write(options.json, cluster, results)
+    return next((rank.status or 1 for rank in results if rank.error), 0)

@@ -9,47 +9,49 @@ import textwrap
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 from virtualgpu.core.errors import VirtualGpuError
 
-OWN = (str(Path(__file__).parent), "<frozen runpy>")
+LAUNCHER_CODE = (str(Path(__file__).parent), "<frozen runpy>")
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-STOPPED = "Stopped"  # kind of the error of a rank that was ended because another one failed
-MOST = 80  # characters of an error that has been printed in full before
-NUMBERED = re.compile(r"(cuda:|GPU )\d+")  # what differs between ranks that failed alike
+STOPPED = "Stopped"  # error type of a rank that was stopped because another one failed
+MAX_HEADLINE = 80  # characters of an error that was already printed in full
+GPU_NUMBER = re.compile(r"(cuda:|GPU )\d+")  # differs between ranks with the same error
 
 
 def explain(error: BaseException) -> str:
-    """Return an error as it is printed: ours in one line, all others with the traceback.
+    """Return the text of an error: one line for a VirtualGpuError, or else its traceback.
 
-    torch raises RuntimeError, out of memory included. Its traceback has no frames of this package,
-    as it would have none with a real GPU.
+    Torch's errors, such as out of memory, are RuntimeErrors. Their tracebacks omit this package's
+    frames, which a real GPU would not have.
     """
-    ours = cause(error)
-    if ours is not None:
-        return str(ours)
-    found = traceback.TracebackException.from_exception(error.with_traceback(inside(error)))
-    for one in chain(found):
-        if issubclass(one.exc_type, RuntimeError):
-            one.stack[:] = [frame for frame in one.stack
-                            if not frame.filename.startswith(PACKAGE)] or one.stack
-    text = "".join(found.format()).rstrip()
+    own_error = cause(error)
+    if own_error is not None:
+        return str(own_error)
+    trimmed = error.with_traceback(program_traceback(error))
+    formatted = traceback.TracebackException.from_exception(trimmed)
+    for item in chain(formatted):
+        if issubclass(item.exc_type, RuntimeError):
+            item.stack[:] = [frame for frame in item.stack
+                             if not frame.filename.startswith(PACKAGE)] or item.stack
+    text = "".join(formatted.format()).rstrip()
     if isinstance(error, ModuleNotFoundError):
         text += (f"\nthe program imports {error.name!r}, which is not installed in this "
                  f"Python environment ({sys.executable})")
     return text
 
 
-def inside(error: BaseException):
-    """The traceback without the frames that started the program."""
-    found = error.__traceback__
-    while found is not None and found.tb_frame.f_code.co_filename.startswith(OWN):
-        found = found.tb_next
-    return found or error.__traceback__
+def program_traceback(error: BaseException) -> TracebackType | None:
+    """Return the traceback without the frames that started the program."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith(LAUNCHER_CODE):
+        frame = frame.tb_next
+    return frame or error.__traceback__
 
 
 def chain(error: traceback.TracebackException | None) -> Iterator[traceback.TracebackException]:
-    """An error, and those that it was raised from or after."""
+    """Yield an error and those that it was raised from or after."""
     if error is not None:
         yield error
         yield from chain(error.__cause__)
@@ -57,12 +59,13 @@ def chain(error: traceback.TracebackException | None) -> Iterator[traceback.Trac
 
 
 def cause(error: BaseException) -> VirtualGpuError | None:
-    """Our error that a library has wrapped, if there is one."""
+    """Return the VirtualGpuError that an error wraps, or None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, VirtualGpuError):
             return seen
-        for wrapped in getattr(seen, "failures", None) or {}:  # of DCP: exceptions by rank
+        for wrapped in getattr(seen, "failures",
+                               None) or {}:  # torch.distributed.checkpoint: exceptions by rank
             inner = seen.failures[wrapped][0] if isinstance(seen.failures, dict) else None
             if isinstance(inner, VirtualGpuError):
                 return inner
@@ -71,29 +74,29 @@ def cause(error: BaseException) -> VirtualGpuError | None:
 
 
 def show(messages: Iterable[tuple[int, str]]) -> None:
-    """Print messages of ranks; one that several ranks have is printed once."""
-    alike: dict[str, list[tuple[int, str]]] = {}
+    """Print the messages of ranks; a message of several ranks is printed once."""
+    groups: dict[str, list[tuple[int, str]]] = {}
     for rank, message in messages:
-        alike.setdefault(NUMBERED.sub(r"\1N", message), []).append((rank, message))
-    for found in alike.values():
-        who, text = spans([rank for rank, _ in found]), found[0][1]
+        groups.setdefault(GPU_NUMBER.sub(r"\1N", message), []).append((rank, message))
+    for group in groups.values():
+        who, text = spans([rank for rank, _ in group]), group[0][1]
         start = "\n" if "\n" in text else " "
         print(f"virtualrun: {who}:{start}{text}", file=sys.stderr, flush=True)
 
 
 def headline(errors: Sequence[tuple[int, str]]) -> str:
-    """Return which rank failed, and with which error, in one line.
+    """Return one line with the ranks that failed and the first error.
 
     Args:
-        errors: ranks and their errors; those that other ranks caused are not mentioned.
+        errors: ranks and their errors; those of stopped ranks are ignored.
     """
-    own = [one for one in errors if not one[1].startswith(f"{STOPPED}:")] or errors
-    first = textwrap.shorten(own[0][1].splitlines()[0], MOST, placeholder=" ...")
-    return f"{spans([rank for rank, _ in own])} failed: {first}"
+    causes = [item for item in errors if not item[1].startswith(f"{STOPPED}:")] or errors
+    first = textwrap.shorten(causes[0][1].splitlines()[0], MAX_HEADLINE, placeholder=" ...")
+    return f"{spans([rank for rank, _ in causes])} failed: {first}"
 
 
 def spans(ranks: Sequence[int]) -> str:
-    """Ranks in words, such as `rank 3`, or `ranks 0 to 7 and 9`."""
+    """Return ranks as text, such as `rank 3` or `ranks 0 to 7 and 9`."""
     parts: list[list[int]] = []
     for rank in sorted(ranks):
         if parts and rank == parts[-1][-1] + 1:

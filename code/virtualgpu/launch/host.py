@@ -1,4 +1,4 @@
-"""Memory of this machine that the ranks need."""
+"""Check that this machine has enough memory for the ranks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from pathlib import Path
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.memory import amount
 
-RANK = 150 * 2**20  # what a forked rank adds: Python's objects, plans, and a small model's twins
-BASE = 500 * 2**20  # torch itself, which forked ranks share
+BYTES_PER_RANK = 150 * 2**20  # of a forked rank: Python objects, plans, and values of small tensors
+BASE_BYTES = 500 * 2**20  # torch itself, which forked ranks share
 MEMBERSHIP, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-CACHE = ("active_file", "inactive_file")  # what the kernel reclaims when programs need memory
+RECLAIMABLE = ("active_file", "inactive_file")  # what the kernel reclaims when programs need memory
 
 
 def available() -> int | None:
-    """Bytes that programs can still take; None where the system does not tell."""
+    """Return the bytes that programs can still allocate, or None if they are not reported."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except FileNotFoundError:  # not Linux
         return None
     free = int(dict(line.split(":") for line in lines)["MemAvailable"].split()[0]) * 1024
-    left = limit()
-    return free if left is None else min(free, left)
+    remaining = cgroup_free()
+    return free if remaining is None else min(free, remaining)
 
 
-def limit(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
-    """Return the bytes that control groups leave this process; None where none has a limit.
+def cgroup_free(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
+    """Return the bytes that control groups allow this process, or None without a limit.
 
     Args:
         membership: the file that names this process's control group (version 2).
@@ -40,10 +40,11 @@ def limit(membership: Path = MEMBERSHIP, groups: Path = GROUPS) -> int | None:
         return None
     own = groups / path
     chain = [folder for folder in (own, *own.parents) if folder.is_relative_to(groups)]
-    return min((left for folder in chain if (left := left_in(folder)) is not None), default=None)
+    return min((remaining for folder in chain if (remaining := free_in(folder)) is not None),
+               default=None)
 
 
-def left_in(group: Path) -> int | None:
+def free_in(group: Path) -> int | None:
     """Return the bytes left in one control group, page cache included; None without a limit."""
     try:
         most = (group / "memory.max").read_text().strip()
@@ -51,27 +52,31 @@ def left_in(group: Path) -> int | None:
             return None
         used = int((group / "memory.current").read_text())
         lines = (group / "memory.stat").read_text().splitlines()
-    except FileNotFoundError:  # the root has none, nor a group outside of this namespace
+    except FileNotFoundError:  # the root has no limit, nor has a group outside this namespace
         return None
-    cache = sum(int(size) for name, size in map(str.split, lines) if name in CACHE)
+    cache = sum(int(size) for name, size in map(str.split, lines) if name in RECLAIMABLE)
     return max(0, int(most) - used + cache)
 
 
 def needed(ranks: int) -> int:
-    """Bytes that so many forked ranks take, roughly."""
-    return BASE + ranks * RANK
+    """Return the approximate memory, in bytes, of this many forked ranks."""
+    return BASE_BYTES + ranks * BYTES_PER_RANK
 
 
 def check(ranks: int) -> str:
-    """Return what the ranks need, in words. Raises VirtualGpuError where that is not there."""
+    """Return a sentence with the memory that the ranks need.
+
+    Raises:
+        VirtualGpuError: not enough memory is free.
+    """
     free, need = available(), needed(ranks)
-    said = f"{ranks} ranks need about {amount(need)} of this machine's memory"
+    sentence = f"{ranks} ranks need about {amount(need)} of this machine's memory"
     if free is None:
-        return said
+        return sentence
     if need > free:
-        fit = max(1, (free - BASE) // RANK)
+        fit = max(1, (free - BASE_BYTES) // BYTES_PER_RANK)
         raise VirtualGpuError(
-            f"{said}, but only {amount(free)} is free: {fit} ranks fit. Use --solo to run one "
+            f"{sentence}, but only {amount(free)} is free: {fit} ranks fit. Use --solo to run one "
             "process for all ranks of a symmetric program, or --present to run only some of "
             "the ranks")
-    return f"{said}; {amount(free)} is free"
+    return f"{sentence}; {amount(free)} is free"

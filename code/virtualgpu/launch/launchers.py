@@ -1,4 +1,4 @@
-"""Inside torchrun and srun this process is one rank already; they say which."""
+"""Detect the rank of a process that torchrun or srun has started."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.launch.cluster import Cluster
 
 PORTS = range(15_000, 30_000)  # for the rendezvous of srun's steps, by job and step
-# Slurm's names for what torchrun tells programs.
+# Slurm's equivalents of torchrun's environment variables.
 SLURM = {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_NTASKS", "LOCAL_RANK": "SLURM_LOCALID"}
 
 
 def adopt_slurm(environment: MutableMapping[str, str]) -> None:
-    """In a step of several tasks, set what torchrun would, unless that is set."""
+    """Set torchrun's variables in a Slurm step of several tasks, unless they are set."""
     if "RANK" in environment or int(environment.get("SLURM_NTASKS") or 1) < 2 or (
             "SLURM_PROCID" not in environment or "SLURM_STEP_ID" not in environment):
         return
@@ -28,15 +28,16 @@ def adopt_slurm(environment: MutableMapping[str, str]) -> None:
 
 
 def first_node(nodes: str) -> str:
-    """The first of Slurm's nodes, such as node07 of node[07-09,11],other3."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    return "".join(filter(None, found.groups())) if found else nodes
+    """Return the first node of Slurm's list, such as node07 of node[07-09,11],other3."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return "".join(filter(None, match.groups())) if match else nodes
 
 
 def own_rank(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank; None where nothing has started it as one.
+    """Return this process's rank, or None if no launcher has started it.
 
-    Raises VirtualGpuError where the launcher's ranks are not one per GPU.
+    Raises:
+        VirtualGpuError: the number of ranks is not the number of GPUs.
     """
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None

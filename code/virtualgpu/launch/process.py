@@ -1,4 +1,4 @@
-"""Make this process one rank of a job on virtual GPUs, and run the program."""
+"""Turn this process into one rank of a job on virtual GPUs, and run the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from virtualgpu.export import files
 from virtualgpu.export.ledger import Ledger
-from virtualgpu.export.trace import Place
+from virtualgpu.export.trace import RankPlacement
 from virtualgpu.launch import failures
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
@@ -31,7 +31,7 @@ FAILED = 1
 
 
 def variables(cluster: Cluster, rank: int) -> dict[str, str]:
-    """Return the variables that torchrun sets for a rank, apart from the rendezvous."""
+    """Return the environment variables that torchrun sets for a rank, without the rendezvous."""
     local = rank % cluster.per_node
     return {"RANK": str(rank), "LOCAL_RANK": str(local), "WORLD_SIZE": str(cluster.world),
             "LOCAL_WORLD_SIZE": str(cluster.per_node),
@@ -42,14 +42,14 @@ def variables(cluster: Cluster, rank: int) -> dict[str, str]:
 
 def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[int] | None = None,
            store: dist.Store | None = None) -> CudaGpu:
-    """Install a virtual GPU in this process for the rest of its life.
+    """Install a virtual GPU in this process permanently.
 
     Args:
-        cluster: all GPUs.
-        rank: of this process.
-        settings: of the user.
-        present: the ranks that are processes; None: all.
-        store: where they meet, if not all are.
+        cluster: the job's GPUs.
+        rank: this process's rank.
+        settings: the user's settings.
+        present: the ranks that are processes; None for all ranks.
+        store: the rendezvous store, if some ranks are absent.
     """
     os.environ.update(variables(cluster, rank))
     torch.set_num_threads(1)
@@ -67,8 +67,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
         Journal(gpu, rank, cluster.world)
     ledger = Ledger(gpu)
     if settings.trace is not None:
-        place = Place(rank, cluster.world, rank % cluster.per_node, cluster.per_node)
-        ledger.traced = files.Traced(settings.trace, ledger, place)
+        place = RankPlacement(rank, cluster.world, rank % cluster.per_node, cluster.per_node)
+        ledger.traced = files.TraceFiles(settings.trace, ledger, place)
     ledger.start()
     return gpu
 
@@ -83,12 +83,12 @@ def script(path: str, arguments: Sequence[str]) -> Callable[[], None]:
 
 
 def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
-    """Run a program to its end, and measure it. Its errors are returned.
+    """Run a program to its end; return its result, or its error.
 
     Args:
-        gpu: of this process.
-        rank: of this process.
-        program: the function that runs it.
+        gpu: this process's virtual GPU.
+        rank: this process's rank.
+        program: the function that runs the program.
     """
     value = None
     try:
@@ -97,15 +97,15 @@ def execute(gpu: CudaGpu, rank: int, program: Callable[[], object]) -> Rank:
                 value = program()
         except SystemExit as stop:
             if stop.code not in (None, 0):
-                return left(gpu, rank, stop.code)
-        backend.farewell()
+                return exited(gpu, rank, stop.code)
+        backend.check_complete()
         return measure(gpu, rank, value)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # of foreign code: anything
-        found = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
-        found.message, found.status = failures.explain(error), FAILED
-        return found
+    except BaseException as error:  # the program may raise anything
+        result = measure(gpu, rank, error=f"{type(error).__name__}: {error}")
+        result.message, result.status = failures.explain(error), FAILED
+        return result
 
 
 @contextmanager
@@ -128,15 +128,15 @@ def exits_raised() -> Iterator[None]:
         os._exit = exit_at_once
 
 
-def left(gpu: CudaGpu, rank: int, code: object) -> Rank:
-    """Measure a program that exited by itself with an error.
+def exited(gpu: CudaGpu, rank: int, code: object) -> Rank:
+    """Return the result of a program that called sys.exit with an error.
 
     Args:
-        gpu: of this process.
-        rank: of this process.
-        code: what it passed to sys.exit.
+        gpu: this process's virtual GPU.
+        rank: this process's rank.
+        code: the argument of sys.exit.
     """
     message = f"the program exited with {code!r}"
-    found = measure(gpu, rank, error=f"SystemExit: {message}")
-    found.message, found.status = message, code if isinstance(code, int) else FAILED
-    return found
+    result = measure(gpu, rank, error=f"SystemExit: {message}")
+    result.message, result.status = message, code if isinstance(code, int) else FAILED
+    return result

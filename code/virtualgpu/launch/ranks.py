@@ -1,4 +1,4 @@
-"""One process per rank, forked once torch is imported, and none of them left behind."""
+"""Fork one process per rank after importing torch, and leave none of them behind."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from virtualgpu.launch.settings import Settings
 from virtualgpu.pytorch import private_names
 
 PR_SET_PDEATHSIG = 1
-LAST_WORDS = 5.0  # seconds of real time for the other ranks to notice that one has failed
+GRACE_PERIOD = 5.0  # seconds of real time for the other ranks to notice a failure
 
 
 @dataclass
-class Child:
-    """A forked rank, and the pipe that its result comes through."""
+class RankProcess:
+    """A forked rank, and the pipe that carries its result."""
 
     rank: int
     pid: int
@@ -42,12 +42,13 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
     """Run a program on every rank, or on those that are present.
 
     Args:
-        cluster: all GPUs.
-        settings: of the user.
-        program: what every rank runs.
-        present: the ranks that are processes; None: all.
+        cluster: the job's GPUs.
+        settings: the user's settings.
+        program: the function that every rank runs.
+        present: the ranks that are processes; None for all ranks.
 
-    Returns the results of those ranks, in order. When one fails, the others are stopped.
+    Returns:
+        The results of those ranks, in order. If one fails, the others are stopped.
     """
     everyone = list(range(cluster.world)) if present is None else list(present)
     warm()
@@ -55,38 +56,38 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
     port = listener.getsockname()[1]
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    children: list[Child] = []
+    children: list[RankProcess] = []
     try:
         for rank in everyone:
             children.append(fork(cluster, settings, program, rank, present, listener))
-        # As torchrun does: ranks find this store at MASTER_PORT, and none of them has to serve one.
-        # It starts a thread: a rank forked later could inherit a lock that it holds.
+        # As with torchrun, ranks find this store at MASTER_PORT, and none of them has to host one.
+        # It starts a thread, so a rank forked later could inherit a lock that the thread holds.
         store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False,
                               master_listen_fd=listener.detach())
-        found = collect(children)
+        results = collect(children)
         del store
     finally:
         stop(children)
-    failures.show((one.rank, one.message or "") for one in found if one.error)
-    return found
+    failures.show((result.rank, result.message or "") for result in results if result.error)
+    return results
 
 
 def warm() -> None:
-    """Import before the forks what every rank would import after them."""
+    """Import the modules that every rank would otherwise import after the fork."""
     import torch._dynamo  # noqa: F401  optimizers do
 
-    private_names.check()  # imports the modules that it looks into
+    private_names.check()  # imports the modules of these names
 
 
 def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], rank: int,
-         present: Sequence[int] | None, listener: socket.socket) -> Child:
+         present: Sequence[int] | None, listener: socket.socket) -> RankProcess:
     """Start one rank."""
     reading, writing = os.pipe()
     parent = os.getpid()
     pid = os.fork()
     if pid:
         os.close(writing)
-        return Child(rank, pid, reading)
+        return RankProcess(rank, pid, reading)
     status = 1
     try:
         os.close(reading)
@@ -96,47 +97,47 @@ def fork(cluster: Cluster, settings: Settings, program: Callable[[], object], ra
         # The pipe tells the parent when the rank ends, so no child of the rank may keep it open.
         os.register_at_fork(after_in_child=lambda: os.close(writing))
         die_with(parent)
-        # Not in the parent: programs that it starts later would take this store for theirs.
+        # Not in the parent, because programs that it starts later would use this store.
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
                           TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT="0")
         for stream in (sys.stdout, sys.stderr):
             with suppress(AttributeError):
-                # A line in one piece, or those of several ranks would mix.
+                # Write complete lines, so that those of several ranks do not mix.
                 stream.reconfigure(line_buffering=True, write_through=False)
         store = None if present is None else dist.TCPStore("127.0.0.1", port, is_master=False)
         gpu = become(cluster, rank, settings, present, store)
-        found = execute(gpu, rank, program)
+        result = execute(gpu, rank, program)
         gpu.__exit__(None, None, None)
-        data = packed(found)
+        data = packed(result)
         sys.stdout.flush()
         sys.stderr.flush()
         with os.fdopen(writing, "wb") as pipe:
             pipe.write(data)
-        status = found.status
+        status = result.status
     finally:
         os._exit(status)
 
 
-def packed(found: Rank) -> bytes:
-    """The result as bytes; a value that cannot be sent is an error."""
+def packed(result: Rank) -> bytes:
+    """Return the pickled result; a value that cannot be pickled becomes an error."""
     try:
-        return pickle.dumps(found)
-    except Exception as error:  # of foreign objects: anything
-        found.error = f"{type(error).__name__}: the value cannot be returned: {error}"
-        found.message, found.value, found.status = found.error, None, 1
-        return pickle.dumps(found)
+        return pickle.dumps(result)
+    except Exception as error:  # the value's class may raise anything
+        result.error = f"{type(error).__name__}: the value cannot be returned: {error}"
+        result.message, result.value, result.status = result.error, None, 1
+        return pickle.dumps(result)
 
 
 def die_with(parent: int) -> None:
-    """Let Linux kill this process when its parent dies, however that happens."""
+    """Make Linux kill this process when its parent dies for any reason."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def collect(children: Sequence[Child]) -> list[Rank]:
-    """Wait for the ranks' results. Those that do not come after one failed are marked."""
+def collect(children: Sequence[RankProcess]) -> list[Rank]:
+    """Return the ranks' results; ranks that do not finish after a failure are marked as stopped."""
     results: dict[int, Rank] = {}
     limit: float | None = None
     with selectors.DefaultSelector() as selector:
@@ -155,15 +156,15 @@ def collect(children: Sequence[Child]) -> list[Rank]:
                 selector.unregister(child.pipe)
                 results[child.rank] = outcome(child)
                 if results[child.rank].error and limit is None:
-                    limit = time.monotonic() + LAST_WORDS
-    failed = next((rank for rank, found in sorted(results.items()) if found.error), None)
+                    limit = time.monotonic() + GRACE_PERIOD
+    failed = next((rank for rank, result in sorted(results.items()) if result.error), None)
     return [results.get(child.rank) or failure(
         child.rank, failures.STOPPED, f"stopped because rank {failed} failed", 1)
         for child in children]
 
 
-def outcome(child: Child) -> Rank:
-    """The result that a rank sent, or how it ended without one."""
+def outcome(child: RankProcess) -> Rank:
+    """Return the result that a rank sent, or one that says how it ended."""
     if child.data:
         return pickle.loads(child.data)
     code = ended(child)
@@ -176,19 +177,19 @@ def outcome(child: Child) -> Rank:
 
 
 def failure(rank: int, kind: str, message: str, status: int) -> Rank:
-    """The result of a rank that sent none.
+    """Return the result of a rank that sent none.
 
     Args:
-        rank: its number in the job.
-        kind: of its end, in place of an exception's type.
-        message: what happened to it.
+        rank: the rank in the job.
+        kind: takes the place of an exception's type.
+        message: description of the failure.
         status: exit status.
     """
     return Rank(rank, error=f"{kind}: {message}", message=message, status=status)
 
 
-def ended(child: Child) -> int:
-    """Exit code of a process that has closed its pipe; negative: the signal that ended it."""
+def ended(child: RankProcess) -> int:
+    """Return the exit code of a process that has closed its pipe; a signal is a negative number."""
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     end_group(child.pid)
     pid, child.pid = child.pid, 0
@@ -196,14 +197,14 @@ def ended(child: Child) -> int:
 
 
 def end_group(pid: int) -> None:
-    """Kill a rank and what it has started; nothing where all that is gone."""
+    """Kill a rank and its children, if they still run."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)
 
 
-def stop(children: Sequence[Child]) -> None:
-    """Leave nothing running, whatever state it is in."""
+def stop(children: Sequence[RankProcess]) -> None:
+    """Kill every rank that still runs."""
     for child in children:
         os.close(child.pipe)
         if child.pid:

@@ -60,12 +60,12 @@ def title(account: dict, what: str, ranks: int) -> None:
 
 
 def slowest(accounts: Sequence[dict]) -> dict:
-    """The rank with the longest step, or where there are no steps, with the longest run."""
+    """Return the rank with the longest step or, without steps, the longest run."""
     return max(accounts, key=lambda one: (one["step"] or one)["seconds"])
 
 
 def figures(account: dict) -> Iterator[str]:
-    """Time, throughput, and communication of a rank."""
+    """Yield the lines about a rank's time, throughput, and communication."""
     step = account["step"]
     yield f"run            {ms(account['seconds'])} of modeled time"
     if step is None:
@@ -86,7 +86,7 @@ def figures(account: dict) -> Iterator[str]:
 
 
 def spread(step: dict) -> str:
-    """Return how many steps the time of the typical one stands for, and how much they differ."""
+    """Return a phrase with the number of steps that the typical one represents, and their range."""
     if step["count"] == 1:
         return "the only step"
     first = f"excluding the first, {ms(step['first_seconds'])}"
@@ -104,29 +104,30 @@ def utilization(flops: dict) -> str:
     return f"{flops['mfu']:.1%} of {peaks}{again}"
 
 
-def memory(found: dict) -> Iterator[str]:
-    """Peak memory, by what it held."""
-    yield (f"peak memory    {amount(found['peak_allocated_bytes'])} allocated, "
-           f"{amount(found['peak_reserved_bytes'])} reserved, of "
-           f"{amount(found['capacity_bytes'])}")
-    parts = sorted(found["at_peak"].items(), key=lambda part: -part[1])
-    if found["peak_allocated_bytes"]:
+def memory(figures: dict) -> Iterator[str]:
+    """Yield the lines about peak memory, by category."""
+    yield (f"peak memory    {amount(figures['peak_allocated_bytes'])} allocated, "
+           f"{amount(figures['peak_reserved_bytes'])} reserved, of "
+           f"{amount(figures['capacity_bytes'])}")
+    parts = sorted(figures["at_peak"].items(), key=lambda part: -part[1])
+    if figures["peak_allocated_bytes"]:
         yield "  at the peak  " + ", ".join(f"{name.replace('_', ' ')} {amount(size)}"
                                             for name, size in parts if size)
-    yield (f"  non-PyTorch  CUDA context {amount(found['context_bytes'])}, "
-           f"NCCL {amount(found['nccl_bytes'])}")
+    yield (f"  non-PyTorch  CUDA context {amount(figures['context_bytes'])}, "
+           f"NCCL {amount(figures['nccl_bytes'])}")
 
 
-def without_rule(found: dict) -> Iterator[str]:
-    if found["operations"]:
+def without_rule(figures: dict) -> Iterator[str]:
+    """Yield a line about operations without a cost rule, if there are any."""
+    if figures["operations"]:
         names = ", ".join(f"{one['name']} ({one['calls']} calls, {ms(one['seconds'])})"
-                          for one in found["operations"])
-        yield (f"no cost rule   {found['share_of_kernel_time']:.2%} of kernel time, costed "
+                          for one in figures["operations"])
+        yield (f"no cost rule   {figures['share_of_kernel_time']:.2%} of kernel time, costed "
                f"as elementwise operations: {names}")
 
 
 def assumed(accounts: Sequence[dict]) -> Iterator[str]:
-    """Every assumption once, with the most often that a rank made it."""
+    """Yield every assumption once, with the largest number of times that a rank made it."""
     counts: Counter[tuple] = Counter()
     for account in accounts:
         for one in account["assumptions"]:
@@ -138,7 +139,7 @@ def assumed(accounts: Sequence[dict]) -> Iterator[str]:
 
 
 def warnings(ranks: Sequence[Rank]) -> list[str]:
-    """Return what is probably a mistake of the user's: answers that no rank asked for."""
+    """Return warnings about values (--assume) that no rank needed."""
     measured = [rank for rank in ranks if rank.account is not None]
     return [f"--assume {one} had no effect: {one.file}, line {one.line} never needed a value that "
             "was not computed" for one in (measured[0].unused if measured else ())
@@ -150,12 +151,12 @@ def ms(seconds: float) -> str:
 
 
 def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
-    """Write the figures of all ranks; the file is complete, or it is not there.
+    """Write the figures of all ranks atomically.
 
     Args:
-        path: of the file.
+        path: path of the file.
         cluster: the GPUs.
-        ranks: the results; ranks that were not processes of this run are not among them.
+        ranks: the results of the ranks that were processes.
     """
     accounts = [rank.account or {"rank": rank.rank, "error": rank.error} for rank in ranks]
     measured = [rank.account for rank in ranks if rank.account is not None]

@@ -1,4 +1,4 @@
-"""Results of ranks."""
+"""The result of a rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 
 from virtualgpu.core.assumptions import Assumption
 from virtualgpu.export import measures
-from virtualgpu.pytorch.assumptions import Answer
+from virtualgpu.pytorch.assumptions import AssumedValue
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import Space, hidden, space_of
 
@@ -19,22 +19,22 @@ class Rank:
     """One rank of a finished run.
 
     Attributes:
-        rank: its number in the job.
-        value: what the function returned; None for a script.
-        error: type and text of the exception that ended it; None where it succeeded.
-        message: the error as it is printed, with its traceback where it is the program's own.
+        rank: the rank in the job.
+        value: the function's return value; None for a script.
+        error: type and text of the exception that ended it; None if it succeeded.
+        message: the error to print, with a traceback if the program raised it.
         seconds: virtual time from its start to its end.
-        exposed: seconds in which the compute stream only waited for communication.
+        exposed: exposed communication of the compute stream, in seconds.
         peak: bytes of memory allocated at the peak.
-        busy: seconds by operation.
+        busy: kernel and communication time, in seconds by operation.
         reserved: bytes that PyTorch reserved at the peak.
-        assumptions: what was taken for granted, and how often.
-        unused: the user's answers (--assume) that no line asked for.
-        unknown: calls by operation that have no cost rule.
+        assumptions: the assumptions of the run, and how often each was made.
+        unused: the user's values (--assume) that no line needed.
+        unknown: number of calls of operations without a cost rule, by operation.
         unknown_share: their share of the kernels' time.
         status: exit status of the process.
-        record: of what it did, for virtualgpu.replay; None where none was asked for.
-        account: all of this in detail, as --json writes it (export/measures.py).
+        record: its record for virtualgpu.replay, if one was requested.
+        account: the figures that --json writes (export/measures.py).
     """
 
     rank: int = 0
@@ -46,7 +46,7 @@ class Rank:
     busy: dict[str, float] = field(default_factory=dict)
     reserved: int = 0
     assumptions: dict[Assumption, int] = field(default_factory=dict)
-    unused: tuple[Answer, ...] = ()
+    unused: tuple[AssumedValue, ...] = ()
     unknown: dict[str, int] = field(default_factory=dict)
     unknown_share: float = 0.0
     status: int = 0
@@ -56,13 +56,15 @@ class Rank:
 
 
 def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = None) -> Rank:
-    """The result of this process, once its program is over.
+    """Return the result of this process after its program has ended.
+
+    The program's objects must still exist, since the memory report labels them.
 
     Args:
-        gpu: with the ledger that was kept, if any.
-        rank: its number in the job.
-        value: what the program returned.
-        error: what ended it; its objects must still exist, for their memory to be told apart.
+        gpu: this process's virtual GPU.
+        rank: the rank in the job.
+        value: the program's return value.
+        error: the error that ended it, or None.
     """
     ledger = gpu.ledger
     if ledger is not None:
@@ -75,15 +77,17 @@ def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = N
     return Rank(
         rank=rank, value=portable(gpu, value), error=error, seconds=gpu.now(), exposed=gpu.exposed,
         peak=gpu.memory.run_peak, busy=dict(gpu.busy), reserved=gpu.memory.run_peak_reserved,
-        assumptions=dict(gpu.assumptions.made), unused=tuple(gpu.assumptions.unused()),
+        assumptions=dict(gpu.assumptions.counts), unused=tuple(gpu.assumptions.unused()),
         unknown=dict(gpu.unknown), unknown_share=gpu.unknown_share,
         record=None if gpu.journal is None else gpu.journal.finish(),
         account=None if ledger is None else measures.measure(ledger, rank, error))
 
 
 def portable(gpu: CudaGpu, value: object) -> object:
-    """The same value for a process without virtual GPUs: tensors become the CPU's, or meta tensors
-    where their values are unknown."""
+    """Return the value for a process without virtual GPUs.
+
+    GPU tensors become CPU tensors, or meta tensors if their values are unknown.
+    """
     def one(item: object) -> object:
         if not isinstance(item, torch.Tensor):
             return item

@@ -1,4 +1,4 @@
-"""Settings of a run, apart from the GPUs."""
+"""Settings of a run, except the GPUs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.pytorch.assumptions import Answer
+from virtualgpu.pytorch.assumptions import AssumedValue
 from virtualgpu.pytorch.values import LIMIT
 
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6,
@@ -20,16 +20,17 @@ class Settings:
 
     Attributes:
         values: bytes of the largest tensor whose values are computed.
-        answers: those given with --assume.
-        record: whether every rank returns a record of what it did (virtualgpu.replay).
+        answers: values that the user supplies with --assume.
+        record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
         fuse: whether elementwise kernels of compiled regions are fused.
 
-    Raises VirtualGpuError for options that exclude each other.
+    Raises:
+        VirtualGpuError: two settings exclude each other.
     """
 
     values: int = LIMIT
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[AssumedValue, ...] = ()
     record: bool = False
     trace: str | None = None
     fuse: bool = False
@@ -41,11 +42,11 @@ class Settings:
 
 
 def parse_size(text: str) -> int:
-    """Read `1MiB`, `all`, or `none`. Raises VirtualGpuError."""
+    """Parse a size in bytes, such as 1MiB, all, or none. Raises VirtualGpuError."""
     word = text.strip().lower()
     if word in ("all", "none"):
         return ALL if word == "all" else 0
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", word)
-    if not found or found[2] not in UNITS:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", word)
+    if not match or match[2] not in UNITS:
         raise VirtualGpuError(f"--values {text}: expected a size such as 1MiB, or all, or none")
-    return int(float(found[1]) * UNITS[found[2]])
+    return int(float(match[1]) * UNITS[match[2]])

@@ -1,8 +1,8 @@
 """`--present auto`: one process per pipeline stage, if the program has a pipeline.
 
-The program starts with one process that stands for all ranks. It comes to its end if all ranks do
-the same. If it makes a device mesh with a pipeline dimension, or sends from rank to rank, its
-stages differ, and it starts again with one rank of each stage.
+The program starts with one process that represents all ranks, and runs to its end if all ranks do
+the same. If it creates a device mesh with a pipeline dimension, or sends from rank to rank, its
+stages differ, and it restarts with one rank of each stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.launch import host
 from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.ranks import run_ranks
@@ -28,34 +28,35 @@ PIPELINE = re.compile(r"pp|pipe.*|stages?", re.I)  # names of mesh dimensions
 
 
 @dataclass(frozen=True)
-class Stages:
-    """One rank of each stage, and what showed that there are stages."""
+class PipelineRanks:
+    """One rank of each stage, and a phrase that says how the stages were detected."""
 
     ranks: list[int]
     shown_by: str
 
 
-class Found(BaseException):
-    """Ends the first start of a program that has stages; no `except Exception` may stop it."""
+class StagesDetected(BaseException):
+    """Ends the first run of a program that has stages. No `except Exception` can catch it."""
 
-    def __init__(self, stages: Stages) -> None:
+    def __init__(self, stages: PipelineRanks) -> None:
         super().__init__(stages)
         self.stages = stages
 
 
 def run(cluster: Cluster, settings: Settings, program: Callable[[], object]) -> list[Rank]:
-    """Run a program on as few ranks as can stand for all.
+    """Run a program on the fewest ranks that can represent all.
 
     Args:
-        cluster: all GPUs.
-        settings: of the user.
-        program: what every rank runs; it is started twice if it has stages.
+        cluster: the job's GPUs.
+        settings: the user's settings.
+        program: the function that every rank runs; it starts twice if it has stages.
 
-    Returns the results of the ranks that were processes.
+    Returns:
+        The results of the ranks that were processes.
     """
     first = run_ranks(cluster, settings, watched(program), [0])
     stages = first[0].value
-    if not isinstance(stages, Stages):
+    if not isinstance(stages, PipelineRanks):
         return first
     print(f"virtualrun: --present auto: {stages.shown_by}; restarting with one process "
           f"for each of ranks {', '.join(map(str, stages.ranks))}\n"
@@ -64,25 +65,26 @@ def run(cluster: Cluster, settings: Settings, program: Callable[[], object]) -> 
 
 
 def watched(program: Callable[[], object]) -> Callable[[], object]:
-    """The program, which returns its stages as soon as they are known."""
+    """Return the program, which now returns its stages as soon as they are detected."""
     def start() -> object:
         watch()
         try:
             return program()
-        except Found as found:
-            return found.stages
+        except StagesDetected as detected:
+            return detected.stages
     return start
 
 
 def watch() -> None:
-    """Raise Found in this process once the program shows its stages."""
+    """Make this process raise StagesDetected when the program reveals its stages."""
     init = device_mesh.DeviceMesh.__init__
 
     def made(self: device_mesh.DeviceMesh, *args: object, **kwargs: object) -> None:
         init(self, *args, **kwargs)
         ranks = along_pipeline(self)
         if len(ranks) > 1:
-            shows(ranks, f"the program makes a device mesh with {len(ranks)} pipeline stages")
+            report_stages(ranks,
+                          f"the program makes a device mesh with {len(ranks)} pipeline stages")
 
     device_mesh.DeviceMesh.__init__ = made
     for name in ("send", "recv"):
@@ -90,12 +92,12 @@ def watch() -> None:
 
 
 def along_pipeline(mesh: device_mesh.DeviceMesh) -> list[int]:
-    """The first rank of each stage; empty where no dimension of the mesh is a pipeline by name."""
+    """Return the first rank of each stage; empty if the mesh has no pipeline dimension."""
     names = mesh.mesh_dim_names or ()
-    found = next((at for at, name in enumerate(names) if PIPELINE.fullmatch(name)), None)
-    if found is None:
+    dim = next((index for index, name in enumerate(names) if PIPELINE.fullmatch(name)), None)
+    if dim is None:
         return []
-    return mesh.mesh.movedim(found, 0).flatten(1)[:, 0].tolist()
+    return mesh.mesh.movedim(dim, 0).flatten(1)[:, 0].tolist()
 
 
 def sends(function: Callable) -> Callable:
@@ -106,25 +108,28 @@ def sends(function: Callable) -> Callable:
 
 
 def communicates(ranks: list[int]) -> None:
-    """Ranks of a group send to each other: they are the stages, unless the group is the world.
+    """Treat the ranks of a group with sends as the stages, unless the group is the whole job.
 
-    Raises Found, or VirtualGpuError where nothing says which ranks are stages.
+    Raises:
+        StagesDetected: the stages are known.
+        VirtualGpuError: nothing tells which ranks are the stages.
     """
     frame, library = sys._getframe(1), False
     while frame is not None and not library:
         library = frame.f_globals.get("__name__", "").startswith("torch.distributed.pipelining")
         frame = frame.f_back
     if library or len(ranks) < dist.get_world_size():
-        shows(ranks, f"ranks send to each other in a group of {len(ranks)}")
+        report_stages(ranks, f"ranks send to each other in a group of {len(ranks)}")
     raise VirtualGpuError(
-        f"--present auto: {place()} sends among all {len(ranks)} ranks, so the pipeline stages "
-        "cannot be detected: list one rank of each, such as --present 0,1, or run all ranks as "
-        "processes (omit --present)")
+        f"--present auto: {program_line()} sends among all {len(ranks)} ranks, so the pipeline "
+        "stages cannot be detected: list one rank of each, such as --present 0,1, or run all ranks "
+        "as processes (omit --present)")
 
 
-def shows(ranks: list[int], shown_by: str) -> None:
-    """Raise Found. Raises VirtualGpuError where rank 0 is in another pipeline."""
+def report_stages(ranks: list[int], shown_by: str) -> None:
+    """Raise StagesDetected, or VirtualGpuError if rank 0 is in another pipeline."""
     if 0 not in ranks:
         raise VirtualGpuError(f"--present auto: rank 0 is not in the pipeline of ranks {ranks} "
-                              f"found at {place()}: list one rank of each stage with --present")
-    raise Found(Stages(sorted(ranks), shown_by))
+                              f"found at {program_line()}: list one rank of each stage with "
+                              "--present")
+    raise StagesDetected(PipelineRanks(sorted(ranks), shown_by))

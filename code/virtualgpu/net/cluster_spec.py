@@ -1,4 +1,4 @@
-"""A cluster in one line of text: its kinds of nodes, and how many of each there are."""
+"""Parse a cluster's kinds of nodes and their counts, such as a100:4x2,a10:4x4."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import groupby
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net.nodes import most_gpus
+from virtualgpu.net.nodes import max_gpus
 
-MOST_NODES = 4096
+MAX_NODES = 4096
 EXAMPLE = "a100:4x2,a10:4x4"
 
 
@@ -21,8 +21,8 @@ class NodeGroup:
 
     Attributes:
         card: the GPU model of all their GPUs.
-        per_node: GPUs of a node.
-        nodes: how many nodes there are.
+        per_node: GPUs per node.
+        nodes: number of nodes.
     """
 
     card: Card
@@ -39,25 +39,25 @@ class NodeGroup:
 
 
 def parse_nodes(text: str) -> tuple[NodeGroup, ...]:
-    """Return the nodes that a text describes, in its order; equal neighbors form one group.
+    """Return the nodes that a string describes, in its order; equal neighbors form one group.
 
     Each group is KIND:GPUSxNODES. So a100:4x2,a10:4x4 has two nodes of four A100 GPUs each and four
     nodes of four A10 GPUs each; a100:4 is a single node. A kind may occur again, as in
     a100:4x1,a10:4x4,a100:4x1.
 
     Raises:
-        VirtualGpuError: the text describes no cluster; the message names the nearest one.
+        VirtualGpuError: the string is invalid; the message names the nearest valid one.
     """
     runs = groupby(map(_group, text.split(",")), key=lambda group: (group.card, group.per_node))
     return tuple(NodeGroup(*key, sum(group.nodes for group in run)) for key, run in runs)
 
 
 def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
-    """Return the kinds of nodes that a text describes, in whichever order a run then uses them.
+    """Return the kinds of nodes that a string describes, for a run that chooses their order.
 
     Raises:
-        VirtualGpuError: the text describes no cluster, or names a kind of node twice; the message
-            names the nearest one.
+        VirtualGpuError: the string is invalid, or names a kind of node twice; the message names the
+            nearest valid one.
     """
     seen: dict[tuple[Card, int], NodeGroup] = {}
     for group in map(_group, text.split(",")):
@@ -73,18 +73,18 @@ def parse_cluster(text: str) -> tuple[NodeGroup, ...]:
 def _group(part: str) -> NodeGroup:
     match = re.fullmatch(r"([a-z0-9][a-z0-9-]*):(\d+)(?:x(\d+))?", part.strip().lower())
     if not match:
-        raise VirtualGpuError(f"cluster {part!r}: KIND:GPUSxNODES, one for each kind of node; "
+        raise VirtualGpuError(f"cluster {part!r}: expected KIND:GPUSxNODES for each kind of node; "
                               f"nearest: {EXAMPLE}")
     kind, per_node, nodes = match[1], int(match[2]), int(match[3] or 1)
     try:
         card = cards.find(kind)
     except VirtualGpuError as error:
         raise VirtualGpuError(f"cluster {part!r}: {error}") from error
-    most, reason = most_gpus(card)
+    most, reason = max_gpus(card)
     if not 1 <= per_node <= most:
         raise VirtualGpuError(f"cluster {part!r}: {reason}; nearest: "
                               f"{kind}:{min(max(per_node, 1), most)}x{max(nodes, 1)}")
-    if not 1 <= nodes <= MOST_NODES:
-        raise VirtualGpuError(f"cluster {part!r}: from 1 to {MOST_NODES} nodes; nearest: "
-                              f"{kind}:{per_node}x{min(max(nodes, 1), MOST_NODES)}")
+    if not 1 <= nodes <= MAX_NODES:
+        raise VirtualGpuError(f"cluster {part!r}: expected 1 to {MAX_NODES} nodes; nearest: "
+                              f"{kind}:{per_node}x{min(max(nodes, 1), MAX_NODES)}")
     return NodeGroup(card, per_node, nodes)

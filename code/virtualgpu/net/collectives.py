@@ -17,7 +17,7 @@ BARRIER = 4  # bytes that a barrier all-reduces
 
 
 @dataclass(frozen=True)
-class Path:
+class CommunicationPath:
     """The links between the ranks of a group.
 
     Attributes:
@@ -27,8 +27,8 @@ class Path:
         near: latency of a hop within a node, in seconds.
         far: latency of a hop between nodes, in seconds.
         adapters: number of each node's adapters that the group uses.
-        port: bytes/s that a rank can send to all others together, or None for `bandwidth`.
-        pair: lowest bytes/s between any two ranks of a node, or None for `bandwidth`.
+        port: bytes/s that a rank can send to all others in total; None for `bandwidth`.
+        pair: lowest bytes/s between any two ranks of a node; None for `bandwidth`.
     """
 
     size: int
@@ -43,15 +43,15 @@ class Path:
     @property
     def round(self) -> float:
         """Latency of one trip around the ring, in seconds."""
-        leaps = self.nodes if self.nodes > 1 else 0
-        return (self.size - leaps) * self.near + leaps * self.far
+        internode_hops = self.nodes if self.nodes > 1 else 0
+        return (self.size - internode_hops) * self.near + internode_hops * self.far
 
 
-def ring(path: Path, size: int, rounds: int) -> float:
+def ring(path: CommunicationPath, size: int, rounds: int) -> float:
     """Return the time of a ring algorithm, in seconds.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes of the whole buffer.
         rounds: trips around the ring: 2 for an all-reduce, otherwise 1.
     """
@@ -59,11 +59,11 @@ def ring(path: Path, size: int, rounds: int) -> float:
     return LAUNCH + rounds * (steps * size / path.bandwidth + steps * path.round)
 
 
-def tree(path: Path, size: int) -> float:
+def tree(path: CommunicationPath, size: int) -> float:
     """Return the time of an all-reduce up and down a tree, in seconds.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes of the tensor on each rank.
     """
     local = path.size / path.nodes
@@ -71,40 +71,40 @@ def tree(path: Path, size: int) -> float:
     return LAUNCH + 2 * (size / path.bandwidth + (local - 1) * path.near + depth * path.far)
 
 
-def all_reduce(path: Path, size: int) -> float:
+def all_reduce(path: CommunicationPath, size: int) -> float:
     """Return the time of an all-reduce, in seconds.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes of the tensor on each rank.
     """
     by_ring = ring(path, size, 2)
     return min(by_ring, tree(path, size)) if path.nodes > 1 else by_ring
 
 
-def all_gather(path: Path, size: int) -> float:
+def all_gather(path: CommunicationPath, size: int) -> float:
     """Return the time of an all-gather or a reduce-scatter, in seconds.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes of the gathered output, or of the reduce-scatter's input.
     """
     return ring(path, size, 1)
 
 
-def broadcast(path: Path, size: int) -> float:
+def broadcast(path: CommunicationPath, size: int) -> float:
     """Return the time of a broadcast along a chain of all ranks, in seconds.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes of the tensor.
     """
     latency = (path.size - path.nodes) * path.near + (path.nodes - 1) * path.far
     return LAUNCH + size / path.bandwidth + latency
 
 
-def reduce(path: Path, size: int) -> float:
-    """Return the time of a reduction of `size` bytes per rank to one rank, in seconds.
+def reduce(path: CommunicationPath, size: int) -> float:
+    """Return the time, in seconds, of a reduce of `size` bytes per rank to one rank.
 
     NCCL passes partial sums along a chain that ends at the root, as a broadcast does the other way
     around: every link carries all bytes once (nccl-tests, PERFORMANCE.md: the bus bandwidth of
@@ -113,7 +113,7 @@ def reduce(path: Path, size: int) -> float:
     return broadcast(path, size)
 
 
-def gather(path: Path, size: int) -> float:
+def gather(path: CommunicationPath, size: int) -> float:
     """Return the time of a gather, or of a scatter in the other direction, in seconds.
 
     torch.distributed implements both on NCCL as one group of sends and receives
@@ -121,13 +121,13 @@ def gather(path: Path, size: int) -> float:
     once, so only one hop's latency counts.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes at the root, of all ranks together.
     """
     return LAUNCH + _sends(path, size, (path.size - 1) / path.size) + _hop(path)
 
 
-def all_to_all(path: Path, size: int) -> float:
+def all_to_all(path: CommunicationPath, size: int) -> float:
     """Return the time of an all-to-all, in seconds.
 
     NCCL sends and receives all parts at once: a rank's link carries (n-1)/n of its bytes
@@ -136,7 +136,7 @@ def all_to_all(path: Path, size: int) -> float:
     node, the time is a lower bound, because sends that share a link are not modeled.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes that the busiest rank sends, or receives, including its own part.
     """
     if path.size == 1:
@@ -147,7 +147,7 @@ def all_to_all(path: Path, size: int) -> float:
     return LAUNCH + _sends(path, size, passing) + _hop(path)
 
 
-def _sends(path: Path, size: int, passing: float) -> float:
+def _sends(path: CommunicationPath, size: int, passing: float) -> float:
     """Return the time of sends between many pairs at once, without latency, in seconds.
 
     A send between two GPUs of a node uses the links of that pair, and all sends of a rank together
@@ -155,7 +155,7 @@ def _sends(path: Path, size: int, passing: float) -> float:
     switch, or between sockets.
 
     Args:
-        path: between the ranks.
+        path: the path between the ranks.
         size: bytes that the busiest rank sends or receives, including its own part.
         passing: the share of `size` that passes the busiest port.
     """
@@ -163,26 +163,26 @@ def _sends(path: Path, size: int, passing: float) -> float:
                size / path.size / (path.pair or path.bandwidth))
 
 
-def _hop(path: Path) -> float:
+def _hop(path: CommunicationPath) -> float:
     return path.far if path.nodes > 1 else path.near
 
 
-def message(path: Path, size: int) -> float:
+def message(path: CommunicationPath, size: int) -> float:
     """Return the time of a point-to-point send, in seconds.
 
     Args:
-        path: between the two ranks.
+        path: the path between the two ranks.
         size: bytes of the tensor.
     """
     return LAUNCH + size / path.bandwidth + _hop(path)
 
 
-def barrier(path: Path, size: int) -> float:
+def barrier(path: CommunicationPath, size: int) -> float:
     """Return the time of a barrier, in seconds: that of an all-reduce of a few bytes."""
     return all_reduce(path, BARRIER)
 
 
-class Volume(NamedTuple):
+class BufferSizes(NamedTuple):
     """The bytes of a collective's buffers.
 
     Attributes:
@@ -201,7 +201,7 @@ class Volume(NamedTuple):
 
 
 # The function that prices each collective, and the field of Volume that it takes.
-COSTS: dict[str, tuple[Callable[[Path, int], float], str]] = {
+COSTS: dict[str, tuple[Callable[[CommunicationPath, int], float], str]] = {
     "all_reduce": (all_reduce, "given"), "reduce": (reduce, "given"),
     "broadcast": (broadcast, "given"), "all_gather": (all_gather, "taken"),
     "reduce_scatter": (all_gather, "given"), "gather": (gather, "all_given"),
@@ -209,13 +209,13 @@ COSTS: dict[str, tuple[Callable[[Path, int], float], str]] = {
     "barrier": (barrier, "given")}
 
 
-def seconds(name: str, path: Path, volume: Volume) -> float:
+def seconds(name: str, path: CommunicationPath, sizes: BufferSizes) -> float:
     """Return the time of a collective once all ranks are ready, in seconds.
 
     Args:
         name: a key of COSTS.
-        path: between the ranks.
-        volume: bytes of the buffers.
+        path: the path between the ranks.
+        sizes: the buffers' sizes.
     """
-    cost, deciding = COSTS[name]
-    return cost(path, getattr(volume, deciding))
+    cost, field = COSTS[name]
+    return cost(path, getattr(sizes, field))

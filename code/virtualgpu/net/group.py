@@ -1,20 +1,19 @@
 """A process group whose messages carry times instead of tensors.
 
-Ranks tell each other when they were ready (wire.py), and each computes from that when a collective
-ends. As with NCCL, a group has a stream of its own on every GPU: a collective starts when the
-slowest rank's current stream has reached it and the group's previous one has ended, and a stream
-waits for it only when the program does. Small tensors carry their values along if these are known
-(values.py). Tensors on the CPU are control traffic, such as that of object collectives: they carry
-values and cost no virtual time.
+Ranks tell each other when they were ready (messenger.py), and each computes from that when a
+collective ends. As with NCCL, a group has a stream of its own on every GPU: a collective starts
+when the slowest rank's current stream has reached it and the group's previous one has ended, and a
+stream waits for it only when the program does. Small tensors carry their values along if these are
+known (values.py). Tensors on the CPU are control traffic, such as that of object collectives: they
+carry values and cost no virtual time.
 
 Every message names the collective, with sizes and the line of the program. So ranks whose calls do
 not match raise an error that names both lines, and ranks in a deadlock raise one that lists what
-each rank waits for (board.py).
+each rank waits for (job_store.py).
 """
 
 from __future__ import annotations
 
-import sys
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -25,32 +24,21 @@ import torch.distributed as dist
 
 from virtualgpu.core.gpu import VirtualGpu, caller
 from virtualgpu.net import collectives, nccl, values
-from virtualgpu.net.errors import Mismatch
-from virtualgpu.net.messages import Message, describe, is_meta, kinds, total
-from virtualgpu.net.operations import Collectives
+from virtualgpu.net.errors import CollectiveMismatch, mismatch_message
+from virtualgpu.net.messages import RankMessage, describe, is_meta, kinds, total
+from virtualgpu.net.messenger import Messenger
+from virtualgpu.net.operations import Collectives, in_object_collective
 from virtualgpu.net.p2p import PointToPoint
 from virtualgpu.net.topology import Topology
-from virtualgpu.net.wire import Wire
 from virtualgpu.net.work import Work
 
 BACKEND = "virtual"
-C10D = dist.distributed_c10d.__file__
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def stream_name(ranks: Sequence[int]) -> str:
-    """Return the name of the stream on which a group's collectives run.
-
-    Args:
-        ranks: the group's ranks in the job.
-    """
+    """Return the name of the stream for collectives of these ranks of the job."""
     return f"{BACKEND} {','.join(map(str, ranks))}"
-
-
-def differing(one: str, other: str) -> str:
-    """Return the error message for two ranks' calls that should be the same."""
-    return (f"{one}, and {other}; all ranks of a process group must call the same collectives in "
-            "the same order")
 
 
 class Collective(NamedTuple):
@@ -66,30 +54,32 @@ class Collective(NamedTuple):
 
     work: Work
     name: str
-    seconds: Callable[[Sequence[Message]], float] | None
-    receive: Callable[[], list[Message]]
-    finish: Callable[[list[Message]], None]
+    seconds: Callable[[Sequence[RankMessage]], float] | None
+    receive: Callable[[], list[RankMessage]]
+    finish: Callable[[list[RankMessage]], None]
 
 
 class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
     """A process group of the virtual backend."""
 
     def __init__(self, gpu: VirtualGpu, topology: Topology, ranks: list[int], rank: int,
-                 wire: Wire | None = None, say: Say | None = None) -> None:
+                 messenger: Messenger | None = None,
+                 print_line: PrintLine | None = None) -> None:
         """Create the group.
 
         Args:
             gpu: this rank's GPU.
-            topology: of the job.
+            topology: the job's GPUs and links.
             ranks: the group's ranks in the job.
             rank: this rank's index among them.
-            wire: connection to the other ranks; None if this rank represents all of them.
-            say: receives the lines that NCCL would print of the communicator; None for no lines.
+            messenger: connection to the other ranks; None if this rank represents all of them.
+            print_line: receives the lines that NCCL would print about the communicator; None for
+                no lines.
         """
         super().__init__(rank, len(ranks))
         self.gpu, self.topology, self.ranks = gpu, topology, ranks
-        self.wire = wire or Wire(rank, ranks)
-        self.path, self.say = topology.path(ranks), say
+        self.messenger = messenger or Messenger(rank, ranks)
+        self.path, self.print_line = topology.path(ranks), print_line
         self.stream = stream_name(ranks)
         self.pending: deque[Collective] = deque()  # oldest first
         self.started, self.has_buffers = 0, False
@@ -98,7 +88,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         self.sent: Counter[int] = Counter()
         self.received: Counter[int] = Counter()
         self.free: defaultdict[int, float] = defaultdict(float)  # when the previous send has left
-        self.pending_receives: list[Work] = []  # whose messages have not been read
+        self.pending_receives: list[Work] = []  # messages not read yet
         self.batch: list[Work] | None = None  # between _start_coalescing and _end_coalescing
         self._register_devices()
 
@@ -116,7 +106,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         return self.gpu.values
 
     def truth(self) -> AbstractContextManager:
-        """Return a context in which Python sees devices as C++ does."""
+        """Return a context in which Python sees the devices that C++ sees: meta, not CUDA."""
         return self.gpu.truth()
 
     @staticmethod
@@ -129,26 +119,28 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         """Allocate the buffers before the first communication, as NCCL does."""
         if not self.has_buffers:
             self.has_buffers = True
-            self.gpu.take(nccl.buffer_bytes(self.gpu.card, self.path))
-            if self.say is not None:
+            self.gpu.allocate_outside(nccl.buffer_bytes(self.gpu.card, self.path))
+            if self.print_line is not None:
                 channels = nccl.channels_of(self.gpu.card, self.path)
-                self.say("\n".join(nccl.lines(self.topology, self.ranks, self.rank(), channels)))
+                lines = nccl.lines(self.topology, self.ranks, self.rank(), channels)
+                self.print_line("\n".join(lines))
 
     def is_control(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Return whether tensors are in the host's memory, so that they are control traffic.
+        """Return whether tensors are in the host's memory, which makes them control traffic.
 
         Raises:
-            Mismatch: only some of them are.
+            CollectiveMismatch: only some of them are.
             RuntimeError: the group has no backend for tensors there.
         """
-        here = [is_meta(tensor) and tensor.untyped_storage()._cdata not in self.gpu.on_host
-                for tensor in tensors]
-        if any(here) and not all(here):
-            raise Mismatch(f"{self.here()}: a collective of tensors on the GPU and on the CPU")
-        control = bool(here) and not here[0]
+        on_gpu = [is_meta(tensor) and tensor.untyped_storage()._cdata not in self.gpu.on_host
+                  for tensor in tensors]
+        if any(on_gpu) and not all(on_gpu):
+            raise CollectiveMismatch(
+                f"{self.here()}: a collective of tensors on the GPU and on the CPU")
+        control = bool(on_gpu) and not on_gpu[0]
         if control and not self.serves_cpu and not in_object_collective():
             raise RuntimeError("No backend type associated with device type cpu")
-        if here and not control and not self.serves_gpu:
+        if on_gpu and not control and not self.serves_gpu:
             raise RuntimeError("Gloo is not modeled on GPU tensors; use cpu:gloo,cuda:nccl")
         return control
 
@@ -157,7 +149,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
               detail: str = "", shapes: Sequence[torch.Tensor] | None = None,
               splits: Sequence[Sequence[int]] = (), result: object = None,
               kind: type[Work] = Work) -> Work:
-        """Start a collective: tell the other ranks that this one is ready.
+        """Start a collective: send the other ranks the time at which this one is ready.
 
         Args:
             name: the collective, a key of collectives.COSTS.
@@ -173,31 +165,47 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         """
         control = self.is_control([*given, *taken])
         work = kind(self, taken if result is None else result)
-        clock, contribute = self.gpu.clock, contributors is None or self.rank() in contributors
         if not control:
-            self.open()
-            clock.work(self.gpu.card.efficiency.dispatch)
-            self.note(work, name, self.stream, given or taken, clock.ready(self.gpu.stream), taken)
+            self._launch(work, name, given, taken)
         sizes = describe(given if shapes is None else shapes)
-        what = " ".join(filter(None, (name, detail, "of", sizes, "on the CPU" if control else "")))
-        mine = Message(what, clock.ready(self.gpu.stream), self.here(), splits=splits)
-        if contribute:
-            mine = mine._replace(kinds=kinds(given),
-                                 values=values.known_contents(self.known, given))
+        call = " ".join(filter(None, (name, detail, "of", sizes, "on the CPU" if control else "")))
         everyone = range(self.size()) if contributors is None else contributors
+        message = self._message(call, splits, given if self.rank() in everyone else None)
 
-        def finish(messages: list[Message]) -> None:
-            if self.wire.symmetric and mine.values and not control:
+        def finish(messages: list[RankMessage]) -> None:
+            if self.messenger.symmetric and message.values and not control:
                 self.assume(name)
             values.store(self.known, taken, values.combined(messages, everyone, combine))
 
         if self.gpu.journal is not None and not control:
-            self.gpu.journal.collective(self, work, name, what, given, taken, splits)
+            self.gpu.journal.collective(self, work, name, call, given, taken, splits)
         seconds = None if control else self.cost(name, given, taken)
-        receive = self.wire.exchange(self.started, mine)
+        receive = self.messenger.exchange(self.started, message)
         self.started += 1
         self.pending.append(Collective(work, name, seconds, receive, finish))
         return self.batched(work)
+
+    def _launch(self, work: Work, name: str, given: Sequence[torch.Tensor],
+                taken: list[torch.Tensor]) -> None:
+        """Charge the host for a collective's launch, and record it; see `begin`."""
+        self.open()
+        self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
+        ready = self.gpu.clock.ready(self.gpu.stream)
+        self.note(work, name, self.stream, given or taken, ready, taken)
+
+    def _message(self, call: str, splits: Sequence[Sequence[int]],
+                 given: Sequence[torch.Tensor] | None) -> RankMessage:
+        """Return this rank's message about a collective, with its inputs' values if known.
+
+        Args:
+            call: the collective, with the arguments that all ranks must agree on.
+            splits: elements for and from each rank, if they may differ.
+            given: input tensors; None if this rank's do not count.
+        """
+        message = RankMessage(call, self.gpu.clock.ready(self.gpu.stream), self.here(),
+                              splits=splits)
+        return message if given is None else message._replace(
+            kinds=kinds(given), values=values.known_contents(self.known, given))
 
     def batched(self, work: Work) -> Work:
         """Add a work to the current batch, if there is one, and return it."""
@@ -206,7 +214,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         return work
 
     def assume(self, name: str) -> None:
-        """Note that absent ranks have the values of those that stand for them."""
+        """Record the assumption that absent ranks have the values of their representatives."""
         self.gpu.assumptions.note(f"in {name}, ranks that are not present have the values of the "
                                   "rank that stands for them", *caller()[:2])
 
@@ -252,14 +260,14 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                 self.last_end = first.work.end
             first.finish(messages)
 
-    def _check(self, messages: Sequence[Message]) -> None:
-        """Raise Mismatch if the ranks do not call the same collective."""
+    def _check(self, messages: Sequence[RankMessage]) -> None:
+        """Raise CollectiveMismatch if the ranks do not call the same collective."""
         first = messages[0]
         for other, message in enumerate(messages):
-            if message is not first and message.what != first.what:
-                raise Mismatch(differing(
-                    f"rank {self.ranks[0]} calls {first.what} ({first.place})",
-                    f"rank {self.ranks[other]} calls {message.what} ({message.place})"))
+            if message is not first and message.call != first.call:
+                raise CollectiveMismatch(mismatch_message(
+                    f"rank {self.ranks[0]} calls {first.call} ({first.line})",
+                    f"rank {self.ranks[other]} calls {message.call} ({message.line})"))
 
     def end(self, work: Work, name: str, stream: str, start: float, end: float) -> None:
         """Record a collective or a transfer whose end is known.
@@ -288,13 +296,3 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
 
     def getBackendName(self):
         return BACKEND
-
-
-def in_object_collective() -> bool:
-    """Return whether the caller is a collective of objects, such as all_gather_object."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if "_object" in frame.f_code.co_name and frame.f_code.co_filename == C10D:
-            return True
-        frame = frame.f_back
-    return False

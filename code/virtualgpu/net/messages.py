@@ -14,22 +14,22 @@ from torch.utils._python_dispatch import _disable_current_modes
 is_meta = torch._C.TensorBase.is_meta.__get__  # even if Python sees another device
 
 
-class Message(NamedTuple):
+class RankMessage(NamedTuple):
     """One rank's part in a collective, or one point-to-point send.
 
     Attributes:
-        what: the call, with the arguments that all ranks must agree on.
+        call: the collective, with the arguments that all ranks must agree on.
         time: when this rank is ready, or when a sent tensor arrives, in virtual seconds.
-        place: file and line of the call.
-        settled: number of the group's collectives whose messages this rank has read.
+        line: file and line of the call.
+        settled: number of this group's collectives whose messages the rank has read.
         splits: elements for and from each rank, if they may differ.
         kinds: dtype and number of elements of each tensor in `values`.
         values: contents of the tensors, or None if they are not known.
     """
 
-    what: str
+    call: str
     time: float
-    place: str
+    line: str
     settled: int = 0
     splits: Sequence[Sequence[int]] = ()
     kinds: Sequence[tuple[str, int]] = ()
@@ -40,7 +40,7 @@ class Message(NamedTuple):
         return head.encode() + b"\n" + (self.values or b"")
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Message:
+    def unpack(cls, packed: bytes) -> RankMessage:
         head, _, values = packed.partition(b"\n")
         *fields, known = json.loads(head)
         return cls(*fields, values if known else None)
@@ -49,20 +49,20 @@ class Message(NamedTuple):
         """Return the values as flat CPU tensors, or None if they are not known."""
         if self.values is None:
             return None
-        found, at, buffer = [], 0, bytearray(self.values)
-        with undisturbed():
+        tensors, offset, buffer = [], 0, bytearray(self.values)
+        with without_modes():
             for name, count in self.kinds:
                 dtype = getattr(torch, name)
                 size = count * dtype.itemsize
                 part = torch.empty(0, dtype=torch.uint8, device="cpu") if not size else (
-                    torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=at).clone())
-                found.append(part.view(dtype))
-                at += size
-        return found
+                    torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=offset).clone())
+                tensors.append(part.view(dtype))
+                offset += size
+        return tensors
 
 
-def undisturbed() -> ExitStack:
-    """Return a context in which torch works on CPU tensors without any mode of ours."""
+def without_modes() -> ExitStack:
+    """Return a context in which torch works on CPU tensors without our dispatch modes."""
     stack = ExitStack()
     stack.enter_context(torch._C.DisableTorchFunction())
     stack.enter_context(_disable_current_modes())
@@ -86,7 +86,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def contents(tensors: Sequence[torch.Tensor]) -> bytes:
     """Return the contents of CPU tensors, one after another."""
     parts = []
-    with undisturbed():
+    with without_modes():
         for item in tensors:
             whole = item.detach().contiguous()
             parts.append(ctypes.string_at(whole.data_ptr(), whole.nbytes) if whole.nbytes else b"")

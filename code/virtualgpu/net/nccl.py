@@ -1,6 +1,6 @@
-"""A communicator's channels and buffers, and what NCCL_DEBUG=INFO prints when it is made.
+"""A communicator's channels and buffers, and the lines that NCCL_DEBUG=INFO prints about it.
 
-The text has the form of NCCL 2.8 to 2.11. Channels take the communicator's rings in turn. Trees are
+The format is that of NCCL 2.8 to 2.11. Channels take the communicator's rings in turn. Trees are
 timed but not listed.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.slots import bus
-from virtualgpu.net.collectives import Path
-from virtualgpu.net.inside import SHARED_MEMORY, pair
+from virtualgpu.net.collectives import CommunicationPath
+from virtualgpu.net.intranode import SHARED_MEMORY, pair
 from virtualgpu.net.topology import Topology
 
 # Each of NCCL's channels has buffers for three protocols (NCCL_BUFFSIZE of 4 MiB, and as much
@@ -22,18 +22,18 @@ from virtualgpu.net.topology import Topology
 BUFFER, CHANNELS, FEW_CHANNELS = 10 * 2**20, 16, 2
 
 
-def channels_of(card: Card, path: Path) -> int:
+def channels_of(card: Card, path: CommunicationPath) -> int:
     """Return the number of channels that a communicator opens."""
     most = CHANNELS if card.nvlink else FEW_CHANNELS
     return most if path.nodes == 1 else min(most, FEW_CHANNELS * path.adapters)
 
 
-def buffer_bytes(card: Card, path: Path) -> int:
+def buffer_bytes(card: Card, path: CommunicationPath) -> int:
     """Return the bytes of a communicator's buffers on each GPU."""
     return channels_of(card, path) * BUFFER
 
 
-def via(topology: Topology, one: int, other: int) -> str:
+def transport(topology: Topology, one: int, other: int) -> str:
     """Return NCCL's name for the transport between two ranks of the job."""
     if topology.nodes[one] != topology.nodes[other]:
         return "NET/IB/0" if topology.network.name.startswith("infiniband") else "NET/Socket/0"
@@ -45,35 +45,35 @@ def lines(topology: Topology, ranks: Sequence[int], me: int, channels: int) -> l
     """Return the lines that one rank of a communicator prints.
 
     Args:
-        topology: of the job.
+        topology: the job's GPUs and links.
         ranks: the communicator's ranks in the job; NCCL numbers them from 0.
         me: this rank's index among them.
         channels: number of channels.
     """
-    mine = ranks[me]
-    node = topology.nodes[mine]
+    rank = ranks[me]
+    node = topology.nodes[rank]
     head = (f"{node}:{os.getpid()}:{threading.get_native_id()} "
-            f"[{topology.local_index(mine)}] NCCL INFO")
+            f"[{topology.local_index(rank)}] NCCL INFO")
     rings = topology.rings(ranks)
 
     def hop(channel: int, start: int, end: int, mark: str = "") -> str:
         names = [f"{index}[{bus(topology.slot(ranks[index])):x}000]" for index in (start, end)]
         return (f"Channel {channel:02d} : {' -> '.join(names)}{mark} "
-                f"via {via(topology, ranks[start], ranks[end])}")
+                f"via {transport(topology, ranks[start], ranks[end])}")
 
-    said = [f"virtual {topology.cards[mine].name}: a modeled communicator of the job's rank(s) "
-            f"{','.join(map(str, ranks))}"]
+    texts = [f"virtual {topology.cards[rank].name}: a modeled communicator of the job's rank(s) "
+             f"{','.join(map(str, ranks))}"]
     if me == 0:
         rows = ["".join(f"{index:5d}" for index in ring) for ring in rings]
-        said += [f"Channel {channel:02d}/{channels:02d} :{rows[channel % len(rows)]}"
-                 for channel in range(channels)]
+        texts += [f"Channel {channel:02d}/{channels:02d} :{rows[channel % len(rows)]}"
+                  for channel in range(channels)]
     for channel in range(channels):
         order = rings[channel % len(rings)]
-        at = order.index(me)
-        before, after = order[at - 1], order[(at + 1) % len(order)]
+        position = order.index(me)
+        before, after = order[position - 1], order[(position + 1) % len(order)]
         if topology.nodes[ranks[before]] != node:
-            said.append(hop(channel, before, me, " [receive]"))
+            texts.append(hop(channel, before, me, " [receive]"))
         away = topology.nodes[ranks[after]] != node
-        said.append(hop(channel, me, after, " [send]" if away else ""))
-    said.append("Connected all rings")
-    return [f"{head} {text}" for text in said]
+        texts.append(hop(channel, me, after, " [send]" if away else ""))
+    texts.append("Connected all rings")
+    return [f"{head} {text}" for text in texts]

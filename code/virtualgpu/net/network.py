@@ -16,9 +16,9 @@ class Link:
     """A link between GPUs, or between nodes.
 
     Attributes:
-        name: name for logs.
+        name: name in log lines.
         bandwidth: line rate in bytes/s, of all adapters together.
-        latency: of one hop, in seconds.
+        latency: latency of one hop, in seconds.
         share: the share of the line rate that NCCL reaches.
         adapters: number of a node's adapters that share the bandwidth.
     """
@@ -61,14 +61,14 @@ def parse(text: str) -> Link:
     Raises:
         VirtualGpuError: the text does not describe a network.
     """
-    found = re.fullmatch(r"(?:(\w+):)?(?:(\d+)x)?(\d+(?:\.\d+)?)(mbit|gbit)", text.lower())
-    kind = found and (found[1] or "ethernet")
-    if not found or kind not in KINDS or float(found[3]) == 0 or found[2] == "0":
+    match = re.fullmatch(r"(?:(\w+):)?(?:(\d+)x)?(\d+(?:\.\d+)?)(mbit|gbit)", text.lower())
+    kind = match and (match[1] or "ethernet")
+    if not match or kind not in KINDS or float(match[3]) == 0 or match[2] == "0":
         raise VirtualGpuError(f"network {text!r}: a kind ({' or '.join(KINDS)}) and the bandwidth "
                               "of a node's adapters, such as ethernet:25gbit or "
                               "infiniband:8x200gbit")
-    adapters = int(found[2] or 1)
+    adapters = int(match[2] or 1)
     latency, share = KINDS[kind]
-    times = f"{adapters} x " if adapters > 1 else ""
-    title = f"{kind} {times}{found[3]} {found[4][0].upper()}bit/s"
-    return Link(title, adapters * float(found[3]) * UNITS[found[4]], latency, share, adapters)
+    count = f"{adapters} x " if adapters > 1 else ""
+    title = f"{kind} {count}{match[3]} {match[4][0].upper()}bit/s"
+    return Link(title, adapters * float(match[3]) * UNITS[match[4]], latency, share, adapters)

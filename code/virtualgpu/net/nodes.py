@@ -1,7 +1,8 @@
 """The nodes that GPUs are sold in: NVLinks, PCIe switches, sockets, and adapters, as data.
 
 A virtual node has the topology of the real node that its GPU model usually comes in, and its GPUs
-are the first ones of that node. `nvidia-smi topo -m` prints it, and inside.py prices it.
+are the first ones of that node. `nvidia-smi topo -m` prints it, and intranode.py computes its
+bandwidths.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from typing import NamedTuple
 
 from virtualgpu.core.card import Card
 
-PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # nvidia-smi's words
+PIX, PXB, PHB, NODE, SYS = "PIX", "PXB", "PHB", "NODE", "SYS"  # as in nvidia-smi topo -m
 
 
-class Place(NamedTuple):
+class DeviceLocation(NamedTuple):
     """Location of a device in its node.
 
     Attributes:
         numa: the NUMA node of its CPUs.
         bridge: the PCIe host bridge, counted within the NUMA node.
-        switch: the PCIe switch, counted within the host bridge; None: directly below the bridge.
+        switch: the PCIe switch, counted within the host bridge; None if the device is directly
+            below the bridge.
     """
 
     numa: int
@@ -39,27 +41,27 @@ class NodeType:
         title: its name.
         slots: where its GPUs are plugged in, in the order that CUDA numbers them.
         adapters: where its InfiniBand adapters are plugged in.
-        numa_nodes: how many it has.
-        nvlinks: NVLinks of each GPU; 0: none.
-        mesh: NVLinks of each pair of GPUs, by their slots; None: all NVLinks lead to switches,
-            through which any two GPUs reach each other at the full rate.
+        numa_nodes: number of NUMA nodes.
+        nvlinks: NVLinks per GPU; 0 if it has none.
+        mesh: NVLinks between each pair of GPUs, by their slots; None if all NVLinks lead to
+            switches, through which any two GPUs reach each other at the full rate.
         below_switch: the path between two devices below the same PCIe switch, PIX or PXB.
         interconnect: bytes/s that NCCL expects in one direction between two sockets, and so
             between NUMA nodes.
-        source: where this is published.
+        source: publication that these figures come from.
     """
 
     title: str
-    slots: tuple[Place, ...]
+    slots: tuple[DeviceLocation, ...]
     numa_nodes: int
     interconnect: float
     source: str
-    adapters: tuple[Place, ...] = ()
+    adapters: tuple[DeviceLocation, ...] = ()
     nvlinks: int = 0
     mesh: Mapping[tuple[int, int], int] | None = None
     below_switch: str = PIX
 
-    def place(self, slot: int) -> Place:
+    def place(self, slot: int) -> DeviceLocation:
         """Return where a GPU is plugged in.
 
         A Slurm job may have more ranks on a node than the node type has GPUs. Slots beyond the last
@@ -78,7 +80,7 @@ class NodeType:
             return 0
         return self.nvlinks if self.mesh is None else self.mesh.get((number, last), 0)
 
-    def path(self, one: Place, other: Place) -> str:
+    def path(self, one: DeviceLocation, other: DeviceLocation) -> str:
         """Return how PCIe connects two devices: PIX, PXB, PHB, NODE or SYS."""
         if one.numa != other.numa:
             return SYS
@@ -100,33 +102,33 @@ CUBE_MESH = {
 # 22 on Sapphire Rapids.
 SWITCHES = NodeType(
     title="two sockets, each with two PCIe switches of two GPUs",
-    slots=tuple(Place(gpu // 4, gpu // 2, 0) for gpu in range(8)),
+    slots=tuple(DeviceLocation(gpu // 4, gpu // 2, 0) for gpu in range(8)),
     numa_nodes=2, interconnect=10e9,
     source="assumed: as in common 8-GPU servers, with Skylake CPUs")
 NODES: dict[str, NodeType] = {
     "dgx-1": NodeType(
         title="DGX-1 with V100",
-        slots=tuple(Place(gpu // 4, 0, gpu // 2 % 2) for gpu in range(8)),
-        adapters=tuple(Place(nic // 2, 0, nic % 2) for nic in range(4)),
+        slots=tuple(DeviceLocation(gpu // 4, 0, gpu // 2 % 2) for gpu in range(8)),
+        adapters=tuple(DeviceLocation(nic // 2, 0, nic % 2) for nic in range(4)),
         numa_nodes=2, interconnect=6e9, nvlinks=6, mesh=CUBE_MESH,
         source="NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017; the count of "
                "each pair as NCCL detects it in github.com/NVIDIA/nccl issue 671"),
     "dgx-a100": NodeType(
         title="DGX A100",
-        slots=tuple(Place(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
-        adapters=tuple(Place(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
+        slots=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
+        adapters=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
         numa_nodes=8, interconnect=16e9, nvlinks=12, below_switch=PXB,
         source="nvidia-smi topo -m of a DGX A100, github.com/NVIDIA/nccl issue 1505"),
     "dgx-h100": NodeType(
         title="DGX H100",
-        slots=tuple(Place(gpu // 4, gpu, 0) for gpu in range(8)),
-        adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
+        slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
+        adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
         source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
     "dgx-b200": NodeType(
         title="DGX B200",
-        slots=tuple(Place(gpu // 4, gpu, 0) for gpu in range(8)),
-        adapters=tuple(Place(nic // 4, nic, 0) for nic in range(8)),
+        slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
+        adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
         source="NVIDIA DGX B200 data sheet: 8 GPUs, two Xeon 8570, 8 ConnectX-7; PCIe assumed as "
                "in a DGX H100"),
@@ -136,19 +138,19 @@ NODES: dict[str, NodeType] = {
         source="assumed: as in common 8-GPU servers, with Sapphire Rapids CPUs"),
     "pcie": NodeType(
         title="two sockets, each with four GPUs on PCIe ports of their own",
-        slots=tuple(Place(gpu // 4, gpu) for gpu in range(8)),
+        slots=tuple(DeviceLocation(gpu // 4, gpu) for gpu in range(8)),
         numa_nodes=2, interconnect=10e9,
         source="assumed: as in common servers without PCIe switches, with Skylake CPUs"),
     "workstation": NodeType(
         title="a workstation with one socket",
-        slots=(Place(0),) * 8,
+        slots=(DeviceLocation(0),) * 8,
         numa_nodes=1, interconnect=16e9,
         source="nvidia-smi topo -m of a workstation with two RTX 5090, github.com/noonghunna/"
                "club-3090 issue 1229; assumed for an RTX 3090"),
 }
 
 
-def most_gpus(card: Card) -> tuple[int, str]:
+def max_gpus(card: Card) -> tuple[int, str]:
     """Return how many GPUs the node type of a GPU model has, and a sentence with that number."""
     node = NODES[card.node]
     count = len(node.slots)
@@ -165,15 +167,15 @@ def rings(name: str, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
     Args:
         name: a key of NODES.
-        slots: of two GPUs or more.
+        slots: slots of two or more GPUs.
     """
     node, starting = NODES[name], sorted(slots)
     if starting[0] // len(node.slots) != starting[-1] // len(node.slots):
         return ()
     if node.mesh is None:
         return (tuple(starting),) * node.nvlinks
-    found = list(_cycles(node, starting))
-    steps = [[(ring[at - 1], ring[at]) for at in range(len(ring))] for ring in found]
+    cycles = list(_cycles(node, starting))
+    steps = [[(ring[at - 1], ring[at]) for at in range(len(ring))] for ring in cycles]
     free = {(one, other): node.links_between(one, other)
             for one in slots for other in slots if one != other}
     best: list[int] = []
@@ -182,11 +184,11 @@ def rings(name: str, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         nonlocal best
         if len(chosen) > len(best):
             best = chosen
-        # What the GPU with the fewest free NVLinks could still carry.
-        room = min(sum(free[one, other] for other in slots if other != one) for one in slots)
-        if len(chosen) + room <= len(best):
+        # The GPU with the fewest free NVLinks bounds the rings that could be added.
+        remaining = min(sum(free[one, other] for other in slots if other != one) for one in slots)
+        if len(chosen) + remaining <= len(best):
             return
-        for index in range(chosen[-1] if chosen else 0, len(found)):
+        for index in range(chosen[-1] if chosen else 0, len(cycles)):
             if all(free[step] for step in steps[index]):
                 for step in steps[index]:
                     free[step] -= 1
@@ -195,11 +197,11 @@ def rings(name: str, slots: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
                     free[step] += 1
 
     add([])
-    return tuple(found[index] for index in best)
+    return tuple(cycles[index] for index in best)
 
 
 def _cycles(node: NodeType, slots: list[int]) -> list[tuple[int, ...]]:
-    """Return every way around all GPUs over NVLinks, in both directions, from the first GPU."""
+    """Return every Hamiltonian cycle over NVLinks from the first GPU, in both directions."""
     paths = [(slots[0],)]
     for _ in slots[1:]:
         paths = [(*path, slot) for path in paths for slot in slots

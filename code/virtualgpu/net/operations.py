@@ -6,17 +6,19 @@ the outputs, and how to combine values that all ranks know. collectives.py compu
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from virtualgpu.net import collectives
-from virtualgpu.net.errors import Asymmetric, Mismatch
-from virtualgpu.net.messages import Message, total
+from virtualgpu.net.errors import Asymmetric, CollectiveMismatch
+from virtualgpu.net.messages import RankMessage, total
 from virtualgpu.net.values import Combine, op_name, reduction
 from virtualgpu.net.work import BarrierWork, Work
 
+C10D = dist.distributed_c10d.__file__
 Tensors = list[torch.Tensor]
 SUM = dist.ReduceOp.SUM
 
@@ -27,10 +29,10 @@ def op_of(opts: object) -> dist.ReduceOp:
 
 
 class Collectives:
-    """Collectives, for VirtualGroup."""
+    """The collectives of VirtualGroup."""
 
     def cost(self, name: str, given: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]
-             ) -> Callable[[Sequence[Message]], float]:
+             ) -> Callable[[Sequence[RankMessage]], float]:
         """Return a function from all ranks' messages to the collective's duration in seconds.
 
         Args:
@@ -39,9 +41,9 @@ class Collectives:
             taken: output tensors.
         """
         mine, width = (total(given), total(taken)), given[0].element_size() if given else 0
-        volume = collectives.Volume(*mine, *(self.size() * size for size in mine), max(mine))
+        volume = collectives.BufferSizes(*mine, *(self.size() * size for size in mine), max(mine))
 
-        def seconds(messages: Sequence[Message]) -> float:
+        def seconds(messages: Sequence[RankMessage]) -> float:
             uneven = [width * sum(side) for message in messages for side in message.splits]
             return collectives.seconds(name, self.path, volume if not uneven else
                                        volume._replace(most=max(uneven)))
@@ -52,7 +54,7 @@ class Collectives:
         fold = reduction(op)
         return self.begin(
             "all_reduce", tensors, tensors,
-            lambda said, _: [fold(column) for column in zip(*said, strict=True)],
+            lambda by_rank, _: [fold(column) for column in zip(*by_rank, strict=True)],
             detail=op_name(op))
 
     allreduce_coalesced = allreduce
@@ -60,44 +62,49 @@ class Collectives:
     def reduce(self, tensors: Tensors, opts=None) -> Work:
         op, root = op_of(opts), 0 if opts is None else opts.rootRank
         fold = reduction(op)
-        mine = self.rank() == root
+        is_root = self.rank() == root
         return self.begin(
-            "reduce", tensors, tensors if mine else [],
-            lambda said, _: [fold(column) for column in zip(*said, strict=True)] if mine else [],
+            "reduce", tensors, tensors if is_root else [],
+            lambda by_rank, _: ([fold(column) for column in zip(*by_rank, strict=True)] if is_root
+                                else []),
             detail=f"{op_name(op)} to {self.ranks[root]}", result=tensors)
 
     def broadcast(self, tensors: Tensors, opts=None) -> Work:
         root = 0 if opts is None else opts.rootRank
-        source = self.wire.stands_for[root]
+        source = self.messenger.stands_for[root]
         return self.begin(
             "broadcast", tensors, tensors,
-            lambda said, _: said[source], contributors=[source], detail=f"from {self.ranks[root]}")
+            lambda by_rank, _: by_rank[source], contributors=[source],
+            detail=f"from {self.ranks[root]}")
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
         return self.all_gather_single_coalesced([output], [input], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None) -> Work:
         for output, input in zip(outputs, inputs, strict=True):
-            self.fits("all_gather", output, input)
+            self.check_sizes("all_gather", output, input)
         return self.begin(
             "all_gather", inputs, outputs,
-            lambda said, _: [torch.cat(column) for column in zip(*said, strict=True)])
+            lambda by_rank, _: [torch.cat(column) for column in zip(*by_rank, strict=True)])
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         (pieces,), (mine,) = outputs, inputs
         if pieces[self.rank()].numel() != mine.numel():
-            raise Mismatch(f"{self.here()}: all_gather of {mine.numel()} elements, and this rank's "
-                           f"place in the list has {pieces[self.rank()].numel()}")
-        self.alike("all_gather", [piece.numel() for piece in pieces])
+            raise CollectiveMismatch(
+                f"{self.here()}: all_gather of {mine.numel()} elements, but this rank's tensor in "
+                f"the output list has {pieces[self.rank()].numel()}")
+        self.check_equal_sizes("all_gather", [piece.numel() for piece in pieces])
         return self.begin(
             "all_gather", inputs, pieces,
-            lambda said, _: [one[0] for one in said], shapes=pieces, result=outputs)
+            lambda by_rank, _: [tensors[0] for tensors in by_rank], shapes=pieces, result=outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         flat = [piece for pieces in outputs for piece in pieces]
+        count = len(inputs)
         return self.begin(
             "all_gather", inputs, flat,
-            lambda said, _: [one[at] for at in range(len(inputs)) for one in said], result=outputs)
+            lambda by_rank, _: [tensors[index] for index in range(count) for tensors in by_rank],
+            result=outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts=None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
@@ -105,35 +112,35 @@ class Collectives:
     def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts=None
                                         ) -> Work:
         for output, input in zip(outputs, inputs, strict=True):
-            self.fits("reduce_scatter", input, output)
+            self.check_sizes("reduce_scatter", input, output)
         op, me = op_of(opts), self.rank()
         fold = reduction(op)
         return self.begin(
             "reduce_scatter", inputs, outputs,
-            lambda said, _: [fold([whole.chunk(len(said))[me] for whole in column])
-                             for column in zip(*said, strict=True)], detail=op_name(op))
+            lambda by_rank, _: [fold([whole.chunk(len(by_rank))[me] for whole in column])
+                                for column in zip(*by_rank, strict=True)], detail=op_name(op))
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
         op, me, (pieces,) = op_of(opts), self.rank(), inputs
         fold = reduction(op)
-        self.alike("reduce_scatter", [piece.numel() for piece in pieces])
+        self.check_equal_sizes("reduce_scatter", [piece.numel() for piece in pieces])
         return self.begin(
             "reduce_scatter", pieces, outputs,
-            lambda said, _: [fold([one[me] for one in said])], detail=op_name(op))
+            lambda by_rank, _: [fold([tensors[me] for tensors in by_rank])], detail=op_name(op))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts=None) -> Work:
         root = 0 if opts is None else opts.rootRank
         taken = outputs[0] if self.rank() == root else []
         return self.begin(
             "gather", inputs, taken,
-            lambda said, _: [one[0] for one in said] if taken else [],
+            lambda by_rank, _: [tensors[0] for tensors in by_rank] if taken else [],
             detail=f"to {self.ranks[root]}", result=outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts=None) -> Work:
         root, me = 0 if opts is None else opts.rootRank, self.rank()
         return self.begin(
             "scatter", inputs[0] if me == root else [], outputs,
-            lambda said, _: [said[root][me]], contributors=[root], shapes=outputs,
+            lambda by_rank, _: [by_rank[root][me]], contributors=[root], shapes=outputs,
             detail=f"from {self.ranks[root]}")
 
     def all_to_all_single(self, output: torch.Tensor, input: torch.Tensor,
@@ -152,10 +159,10 @@ class Collectives:
             self.elements(tensor, splits)
             for tensor, splits in ((input, in_splits), (output, out_splits)))
 
-        def combine(said: list[Tensors], messages: Sequence[Message]) -> Tensors:
+        def combine(by_rank: list[Tensors], messages: Sequence[RankMessage]) -> Tensors:
             return [torch.cat([
-                whole.split(list(message.splits[0]))[self._mine(rank)]
-                for rank, ((whole,), message) in enumerate(zip(said, messages, strict=True))])]
+                whole.split(list(message.splits[0]))[self._part_for_me(rank)]
+                for rank, ((whole,), message) in enumerate(zip(by_rank, messages, strict=True))])]
 
         return self._all_to_all(sent, taken, [input], [output], combine)
 
@@ -163,15 +170,16 @@ class Collectives:
         sent, taken = ([tensor.numel() for tensor in tensors] for tensors in (inputs, outputs))
         return self._all_to_all(
             sent, taken, inputs, outputs,
-            lambda said, _: [one[self._mine(rank)] for rank, one in enumerate(said)])
+            lambda by_rank, _: [tensors[self._part_for_me(rank)]
+                                for rank, tensors in enumerate(by_rank)])
 
-    def _mine(self, rank: int) -> int:
-        """Return the part of a rank's input that is for this rank.
+    def _part_for_me(self, rank: int) -> int:
+        """Return the index of the part of a rank's input that is for this rank.
 
         A rank that is not present sends what its representative sends to the rank at the same
         distance.
         """
-        return (self.wire.stands_for[rank] + self.rank() - rank) % self.size()
+        return (self.messenger.stands_for[rank] + self.rank() - rank) % self.size()
 
     def _all_to_all(self, sent: list[int], taken: list[int], given: Tensors, outputs: Tensors,
                     combine: Combine) -> Work:
@@ -184,36 +192,36 @@ class Collectives:
             outputs: output tensors.
             combine: computes the outputs' values.
         """
-        if self.wire.symmetric:
-            self._rotates(sent, taken)
+        if self.messenger.symmetric:
+            self._check_symmetric(sent, taken)
         return self.begin("all_to_all", given, outputs, combine, splits=[sent, taken],
                           shapes=given[:0])
 
-    def _rotates(self, sent: list[int], taken: list[int]) -> None:
-        """Raise Asymmetric unless each rank can do the same, relative to its own number."""
+    def _check_symmetric(self, sent: list[int], taken: list[int]) -> None:
+        """Raise Asymmetric unless all ranks can do the same, relative to their own rank."""
         me, size = self.rank(), self.size()
         if any(sent[(me + by) % size] != taken[(me - by) % size] for by in range(size)):
             raise Asymmetric(
                 f"{self.here()}: all_to_all sends {sent} elements and receives {taken}; ranks that "
-                "are not present would have to do something else: run all ranks")
+                "are not present cannot mirror this one: run all ranks")
 
-    def check_splits(self, messages: Sequence[Message]) -> None:
-        """Raise Mismatch unless every rank sends as many elements as this one expects."""
-        if self.wire.symmetric:
+    def check_splits(self, messages: Sequence[RankMessage]) -> None:
+        """Raise CollectiveMismatch unless every rank sends as many elements as this one expects."""
+        if self.messenger.symmetric:
             return
         me = self.rank()
         mine = messages[me]
         for other, message in enumerate(messages):
             if message.splits[0][me] != mine.splits[1][other]:
-                raise Mismatch(
+                raise CollectiveMismatch(
                     f"all_to_all: rank {self.ranks[other]} sends {message.splits[0][me]} elements "
-                    f"to rank {self.ranks[me]} ({message.place}), which expects "
-                    f"{mine.splits[1][other]} ({mine.place})")
+                    f"to rank {self.ranks[me]} ({message.line}), which expects "
+                    f"{mine.splits[1][other]} ({mine.line})")
 
     def barrier(self, opts=None) -> Work:
         return self.begin("barrier", [], [], lambda *_: [], kind=BarrierWork)
 
-    # Other names of these in torch.
+    # torch's other names for them.
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -225,24 +233,34 @@ class Collectives:
         rows, size = (tensor.shape[0] if tensor.dim() else 1), self.size()
         if not splits:
             if rows % size:
-                raise Mismatch(f"{self.here()}: all_to_all of {rows} rows without split sizes, "
-                               f"between {size} ranks")
+                raise CollectiveMismatch(f"{self.here()}: all_to_all of {rows} rows without split "
+                                         f"sizes, between {size} ranks; nearest: "
+                                         f"{rows // size * size or size} rows")
             splits = [rows // size] * size
         if len(splits) != size or sum(splits) != rows:
-            raise Mismatch(f"{self.here()}: all_to_all of {rows} rows with split sizes "
-                           f"{list(splits)}, between {size} ranks")
+            raise CollectiveMismatch(f"{self.here()}: all_to_all of {rows} rows with split sizes "
+                                     f"{list(splits)}, between {size} ranks")
         width = tensor.numel() // rows if rows else 0
         return [rows * width for rows in splits]
 
-    def fits(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
-        """Raise Mismatch unless `whole` has one `part` for each rank."""
+    def check_sizes(self, name: str, whole: torch.Tensor, part: torch.Tensor) -> None:
+        """Raise CollectiveMismatch unless `whole` has one `part` for each rank."""
         if whole.numel() != part.numel() * self.size() or whole.dtype != part.dtype:
-            raise Mismatch(
+            raise CollectiveMismatch(
                 f"{self.here()}: {name} with {part.numel()} elements of {part.dtype} per rank and "
                 f"{whole.numel()} of {whole.dtype} in all, between {self.size()} ranks")
 
-    def alike(self, name: str, sizes: Sequence[int]) -> None:
-        """Raise Asymmetric if ranks that are not present would have other sizes."""
-        if self.wire.symmetric and len(set(sizes)) > 1:
+    def check_equal_sizes(self, name: str, sizes: Sequence[int]) -> None:
+        """Raise Asymmetric if ranks that are not present would need different sizes."""
+        if self.messenger.symmetric and len(set(sizes)) > 1:
             raise Asymmetric(f"{self.here()}: {name} with parts of {list(sizes)} elements; ranks "
-                             "that are not present would have to do something else: run all ranks")
+                             "that are not present cannot mirror this one: run all ranks")
+
+def in_object_collective() -> bool:
+    """Return whether the caller is a collective of objects, such as all_gather_object."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "_object" in frame.f_code.co_name and frame.f_code.co_filename == C10D:
+            return True
+        frame = frame.f_back
+    return False

@@ -13,9 +13,9 @@ import torch
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import collectives, values
-from virtualgpu.net.errors import Mismatch
-from virtualgpu.net.messages import Message, describe, kinds, total
-from virtualgpu.net.work import Batch, Work
+from virtualgpu.net.errors import CollectiveMismatch
+from virtualgpu.net.messages import RankMessage, describe, kinds, total
+from virtualgpu.net.work import CoalescedWork, Work
 
 if TYPE_CHECKING:
     from virtualgpu.net.group import VirtualGroup
@@ -27,12 +27,12 @@ class PointToPoint:
     def _start_coalescing(self, device: object = None) -> None:
         self.batch = []
 
-    def _end_coalescing(self, device: object = None) -> Batch:
+    def _end_coalescing(self, device: object = None) -> CoalescedWork:
         works, self.batch = self.batch, None
-        return Batch(works)
+        return CoalescedWork(works)
 
-    def _path(self, peer: int) -> collectives.Path:
-        return self.topology.wire(self.ranks[self.rank()], self.ranks[peer])
+    def _path(self, peer: int) -> collectives.CommunicationPath:
+        return self.topology.p2p_path(self.ranks[self.rank()], self.ranks[peer])
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
         control = self.is_control(tensors)
@@ -43,7 +43,7 @@ class PointToPoint:
             clock.work(self.gpu.card.efficiency.dispatch)
             start = max(clock.ready(self.gpu.stream), self.free[dst])
             seconds = collectives.message(self._path(dst), total(tensors))
-        self.wire.send(dst, number, Message(
+        self.messenger.send(dst, number, RankMessage(
             describe(tensors), start + seconds, self.here(), kinds=kinds(tensors),
             values=values.known_contents(self.known, tensors)))
         work = Work(self, tensors)
@@ -61,7 +61,7 @@ class PointToPoint:
         control, number = self.is_control(tensors), self.received[src]
         self.received[src] += 1
         text = (f"waits for {describe(tensors)} from rank {self.ranks[src]} ({self.here()})")
-        work = Receive(self, tensors, self.wire.receive(src, number, text), src)
+        work = Receive(self, tensors, self.messenger.receive(src, number, text), src)
         if not control:
             self.open()
             self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
@@ -82,7 +82,7 @@ class Receive(Work):
     """A receive, which ends when the sender's message says so."""
 
     def __init__(self, group: VirtualGroup, tensors: list[torch.Tensor],
-                 message: Callable[[], Message], source: int) -> None:
+                 message: Callable[[], RankMessage], source: int) -> None:
         """Create the receive.
 
         Args:
@@ -100,12 +100,12 @@ class Receive(Work):
             return
         message, tensors = self.message(), self.outputs
         self.group.pending_receives.remove(self)
-        if message.what != describe(tensors):
+        if message.call != describe(tensors):
             group = self.group
-            raise Mismatch(
+            raise CollectiveMismatch(
                 f"rank {group.ranks[group.rank()]} receives {describe(tensors)} from rank "
-                f"{group.ranks[self.source]} ({self.place}), which sends {message.what} "
-                f"({message.place})")
+                f"{group.ranks[self.source]} ({self.place}), which sends {message.call} "
+                f"({message.line})")
         self.end = message.time
         if self.number is not None and self.group.gpu.journal is not None:
             self.end = self.group.gpu.journal.settled(self, self.end)

@@ -14,10 +14,10 @@ import torch
 import torch.distributed as dist
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net.messages import Message, contents, is_meta, undisturbed
+from virtualgpu.net.messages import RankMessage, contents, is_meta, without_modes
 
 Inputs = list[list[torch.Tensor]]  # by rank, then by tensor; flat, on the CPU
-Combine = Callable[[Inputs, Sequence[Message]], list[torch.Tensor]]
+Combine = Callable[[Inputs, Sequence[RankMessage]], list[torch.Tensor]]
 
 
 class Known(Protocol):
@@ -39,7 +39,8 @@ def op_name(op: dist.ReduceOp) -> str:
     for name in REDUCE:
         if op == getattr(dist.ReduceOp, name):
             return name
-    raise VirtualGpuError(f"reduction {op} is not modeled; these are: {', '.join(REDUCE)}")
+    raise VirtualGpuError(
+        f"reduction {op} is not modeled on virtual GPUs; these are: {', '.join(REDUCE)}")
 
 
 def reduction(op: dist.ReduceOp) -> Callable[[Sequence[torch.Tensor]], torch.Tensor]:
@@ -50,30 +51,30 @@ def reduction(op: dist.ReduceOp) -> Callable[[Sequence[torch.Tensor]], torch.Ten
     def apply(items: Sequence[torch.Tensor]) -> torch.Tensor:
         if factor is not None:
             items = [item * factor for item in items]
-        whole = reduce(REDUCE[name], items)
+        total = reduce(REDUCE[name], items)
         if name != "AVG":
-            return whole
-        return whole / len(items) if whole.is_floating_point() else whole // len(items)
+            return total
+        return total / len(items) if total.is_floating_point() else total // len(items)
     return apply
 
 
 def known_contents(known: Known | None, tensors: Sequence[torch.Tensor]) -> bytes | None:
-    """Return the contents of tensors, or None if those of one are not known.
+    """Return the contents of tensors, or None unless all of them are known.
 
     Args:
         known: the known values of the GPU's tensors, or None.
-        tensors: on the virtual GPU, or on the CPU.
+        tensors: tensors on the virtual GPU or on the CPU.
     """
-    found = []
+    known_tensors = []
     for item in tensors:
         if not is_meta(item):
-            found.append(item)
+            known_tensors.append(item)
         elif known is not None and known.known(item):
-            with undisturbed():
-                found.append(known.value(item))
+            with without_modes():
+                known_tensors.append(known.value(item))
         else:
             return None
-    return contents(found)
+    return contents(known_tensors)
 
 
 def store(known: Known | None, taken: Sequence[torch.Tensor],
@@ -86,7 +87,7 @@ def store(known: Known | None, taken: Sequence[torch.Tensor],
         results: their values, flat; None if they are not known.
     """
     for at, target in enumerate(taken):
-        with undisturbed():
+        with without_modes():
             result = None if results is None else results[at].to(target.dtype).view(target.shape)
             if not is_meta(target):
                 if result is not None:
@@ -104,7 +105,7 @@ def _put(known: Known, target: torch.Tensor, result: torch.Tensor | None) -> Non
         known.put(target, None)
 
 
-def combined(messages: Sequence[Message], contributors: Sequence[int], combine: Combine
+def combined(messages: Sequence[RankMessage], contributors: Sequence[int], combine: Combine
              ) -> list[torch.Tensor] | None:
     """Return the values of a collective's outputs, or None if an input is not known.
 
@@ -113,10 +114,11 @@ def combined(messages: Sequence[Message], contributors: Sequence[int], combine: 
         contributors: the ranks whose inputs count.
         combine: computes the outputs from all ranks' inputs and messages.
     """
-    unpacked = {id(one): one.tensors() for one in {id(one): one for one in messages}.values()}
+    distinct = {id(message): message for message in messages}  # absent ranks repeat one message
+    unpacked = {key: message.tensors() for key, message in distinct.items()}
     inputs = [unpacked[id(message)] if rank in contributors else []
               for rank, message in enumerate(messages)]
-    if any(one is None for one in inputs):
+    if any(tensors is None for tensors in inputs):
         return None
-    with undisturbed():
+    with without_modes():
         return combine(inputs, messages)

@@ -1,4 +1,4 @@
-"""Handles of collectives and transfers: works to wait for, and their futures."""
+"""Handles of collectives and transfers (torch.distributed calls them works), and their futures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.futures import Future
 
 if TYPE_CHECKING:
-    from virtualgpu.export.trace import Message as Note
+    from virtualgpu.export.trace import CommunicationNote
     from virtualgpu.net.group import VirtualGroup
 POLL = 2e-6  # seconds that the host takes to query a CUDA event; assumed
 
@@ -21,14 +21,14 @@ class Work(dist.Work):
     Attributes:
         end: when it ends, in virtual seconds; None until the ranks' messages have been read.
         note: its entry in the trace, or None.
-        number: its number in the rank's record, or None.
+        number: its index in the rank's record, or None.
     """
 
     def __init__(self, group: VirtualGroup, result: object) -> None:
         super().__init__()
         self.group, self.outputs = group, result
         self.end: float | None = None
-        self.note: Note | None = None
+        self.note: CommunicationNote | None = None
         self.number: int | None = None
 
     def settle(self) -> None:
@@ -45,7 +45,7 @@ class Work(dist.Work):
     synchronize = wait
 
     def is_completed(self) -> bool:
-        """Return whether it has ended. The query takes time on the host, so polling ends."""
+        """Return whether it has ended. A query takes virtual time, so a polling loop terminates."""
         self.settle()
         gpu = self.group.gpu
         gpu.clock.work(POLL)
@@ -72,8 +72,8 @@ class BarrierWork(Work):
         return True
 
 
-class Batch(dist.Work):
-    """The works that one call started."""
+class CoalescedWork(dist.Work):
+    """The works that one coalesced call started."""
 
     def __init__(self, works: Sequence[Work]) -> None:
         super().__init__()
@@ -111,30 +111,30 @@ class WorkFuture(Future):
         return self.value()
 
     def then(self, callback: Callable[[Future], object]) -> Future:
-        """Run a callback on a stream of its own, as soon as the collective has ended."""
+        """Run a callback on a stream of its own as soon as the collective has ended."""
         self.work.settle()
         gpu, name = self.work.group.gpu, self.work.group.stream
-        side, before = f"{name} callbacks", gpu.stream
-        gpu.clock.wait(self.work.end, side, name)
-        gpu.stream = side
+        callback_stream, before = f"{name} callbacks", gpu.stream
+        gpu.clock.wait(self.work.end, callback_stream, name)
+        gpu.stream = callback_stream
         try:
             result = callback(self)
         finally:
             gpu.stream = before
-        return CallbackFuture(self.work, result, gpu.clock.ready(side), side)
+        return CallbackFuture(self.work, result, gpu.clock.ready(callback_stream), callback_stream)
 
 
 class CallbackFuture(WorkFuture):
     """The future of a callback's result."""
 
-    def __init__(self, work: Work, result: object, end: float, side: str) -> None:
+    def __init__(self, work: Work, result: object, end: float, stream: str) -> None:
         after = Work(work.group, result)
-        after.end, self.side = end, side
+        after.end, self.stream = end, stream
         super().__init__(after)
 
     def wait(self) -> object:
         gpu = self.work.group.gpu
-        gpu.clock.wait(self.work.end, gpu.stream, self.side)
+        gpu.clock.wait(self.work.end, gpu.stream, self.stream)
         return self.value()
 
 

@@ -20,8 +20,8 @@ WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Answer:
-    """The value that the user states for one line: a boolean or a number."""
+class AssumedValue:
+    """A value that the user supplies for one line (--assume): a boolean or a number."""
 
     file: str
     line: int
@@ -34,14 +34,14 @@ class Answer:
         return line == self.line and (file == self.file or file.endswith("/" + self.file))
 
 
-def parse(text: str) -> Answer:
+def parse(text: str) -> AssumedValue:
     """Read `FILE:LINE=True`, `=False`, or `=NUMBER`. Raises VirtualGpuError."""
-    found = re.fullmatch(r"(.+):(\d+)=(.+)", text)
-    if found:
-        word = found[3].strip()
+    match = re.fullmatch(r"(.+):(\d+)=(.+)", text)
+    if match:
+        word = match[3].strip()
         try:
             value = WORDS[word.lower()] if word.lower() in WORDS else float(word)
-            return Answer(found[1].removeprefix("./"), int(found[2]), value)
+            return AssumedValue(match[1].removeprefix("./"), int(match[2]), value)
         except ValueError:
             pass
     raise VirtualGpuError(f"--assume {text}: expected FILE:LINE=True, FILE:LINE=False, or "
@@ -49,44 +49,45 @@ def parse(text: str) -> Answer:
 
 
 class Decisions(Assumptions):
-    """The assumptions of a run, and the values that the user states for unknown ones."""
+    """The assumptions of a run, with the values that the user supplies for unknown ones."""
 
-    def __init__(self, answers: Iterable[Answer] = ()) -> None:
+    def __init__(self, answers: Iterable[AssumedValue] = ()) -> None:
         super().__init__()
         self.answers = list(answers)
-        self.used: set[Answer] = set()
+        self.used: set[AssumedValue] = set()
 
     def note_here(self, text: str) -> None:
-        """Note an assumption that concerns the program's current line."""
+        """Record an assumption that concerns the program's current line."""
         file, line, _ = here()
         self.note(text, file, line)
 
-    def decide(self, what: str, number: bool = False) -> bool | float:
-        """Return the user's answer for the program's current line.
+    def decide(self, use: str, number: bool = False) -> bool | float:
+        """Return the user's value for the program's current line.
 
         Args:
-            what: the kind of use, for the error message.
-            number: whether a number is asked for instead of a truth value.
+            use: what the line does with the value, for the error message.
+            number: whether it needs a number instead of a boolean.
 
-        Raises NoValue where the user gave none.
+        Raises:
+            NoValue: the user supplied no value for this line.
         """
         file, line, text = here()
-        for one in self.answers:
-            if one.holds_at(file, line) and (number or isinstance(one.value, bool)):
-                self.used.add(one)
-                self.note(f"`{text}` is {one.value}, set by --assume", file, line)
-                return one.value
-        answer = "NUMBER" if number else "True|False"
-        raise NoValue(f"{file}, line {line}: `{text}` {what}, but the value was not computed: "
+        for answer in self.answers:
+            if answer.holds_at(file, line) and (number or isinstance(answer.value, bool)):
+                self.used.add(answer)
+                self.note(f"`{text}` is {answer.value}, set by --assume", file, line)
+                return answer.value
+        form = "NUMBER" if number else "True|False"
+        raise NoValue(f"{file}, line {line}: `{text}` {use}, but the value was not computed: "
                       "virtual GPUs compute only small tensors (--values). Supply it with "
-                      f"--assume {file}:{line}={answer}, or run a tiny model with --values all")
+                      f"--assume {file}:{line}={form}, or run a tiny model with --values all")
 
-    def unused(self) -> list[Answer]:
-        """Answers that no line asked for."""
-        return [one for one in self.answers if one not in self.used]
+    def unused(self) -> list[AssumedValue]:
+        """Return the values that no line needed."""
+        return [answer for answer in self.answers if answer not in self.used]
 
 
 def here() -> tuple[str, int, str]:
-    """The program's current line; its file relative to the working directory, if it lies there."""
+    """Return the program's current line, with a relative path inside the working directory."""
     file, line, text = caller()
     return file.removeprefix(os.getcwd() + os.sep), line, text

@@ -1,4 +1,4 @@
-"""The fused kernels that CUDA would choose, where torch on meta tensors would run small ones."""
+"""Choose the fused kernels that CUDA would choose; torch on meta tensors would run small ones."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from virtualgpu.pytorch.mode import CudaGpu
 aten = torch.ops.aten
 enabled = torch.backends.cuda
 HALF = (torch.float16, torch.bfloat16)
-WIDEST, UNIT = 256, 8  # head dimensions that flash attention takes; others are padded to the unit
-CUDNN_WIDEST = {(9, 0): 256}  # by compute capability; else:
-CUDNN_USUAL = 128
-FLASH_SINCE = 8  # compute capability
-CUDNN_FIRST = ((9, 0), (10, 0))  # where torch prefers cuDNN's kernel
+FLASH_MAX_WIDTH, WIDTH_UNIT = 256, 8  # flash attention pads head dimensions to multiples of 8
+CUDNN_MAX_WIDTH = {(9, 0): 256}  # by compute capability; otherwise:
+CUDNN_DEFAULT_MAX_WIDTH = 128
+FLASH_MIN_MAJOR = 8  # compute capability
+CUDNN_PREFERRED = ((9, 0), (10, 0))  # where torch prefers cuDNN's kernel
 
 
-class Backend(Enum):
+class AttentionBackend(Enum):
     """Kernels of scaled_dot_product_attention."""
 
     MATH, FLASH, EFFICIENT, CUDNN = range(4)  # as torch._fused_sdp_choice numbers them
 
 
 def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
-                   mask: Tensor | None = None, grouped: bool = False) -> Backend:
+                   mask: Tensor | None = None, grouped: bool = False) -> AttentionBackend:
     """Return the kernel that ATen/native/transformers/cuda/sdp_utils.cpp chooses.
 
     Args:
@@ -36,16 +36,18 @@ def choose_backend(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor,
         key: the keys.
         value: the values.
         mask: the attention mask or bias.
-        grouped: whether several heads of queries may share one of keys and values.
+        grouped: whether query heads may share key and value heads (grouped-query attention).
 
-    Raises RuntimeError, as CUDA does, where no enabled kernel can take these tensors.
+    Raises:
+        RuntimeError: no enabled kernel accepts these tensors; the message is CUDA's.
     """
-    fits = {Backend.CUDNN: cudnn_fits(gpu, query, key, value, mask, grouped),
-            Backend.FLASH: flash_fits(gpu, query, key, value, mask, grouped),
-            Backend.EFFICIENT: efficient_fits(query, key, value),
-            Backend.MATH: enabled.math_sdp_enabled()}
-    order = [Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN]
-    if generation(gpu.card)[:2] in CUDNN_FIRST:
+    fits = {AttentionBackend.CUDNN: cudnn_fits(gpu, query, key, value, mask, grouped),
+            AttentionBackend.FLASH: flash_fits(gpu, query, key, value, mask, grouped),
+            AttentionBackend.EFFICIENT: efficient_fits(query, key, value),
+            AttentionBackend.MATH: enabled.math_sdp_enabled()}
+    order = [AttentionBackend.FLASH, AttentionBackend.EFFICIENT, AttentionBackend.MATH,
+             AttentionBackend.CUDNN]
+    if generation(gpu.card)[:2] in CUDNN_PREFERRED:
         order.insert(0, order.pop())
     for backend in order:
         if fits[backend]:
@@ -61,24 +63,25 @@ def same_heads(query: Tensor, key: Tensor, grouped: bool) -> bool:
 
 def cudnn_fits(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                grouped: bool) -> bool:
-    """cuDNN takes 16 bits, heads of whole units, and no mask whose gradient is wanted."""
-    widest = CUDNN_WIDEST.get(generation(gpu.card)[:2], CUDNN_USUAL)
-    return (enabled.cudnn_sdp_enabled() and generation(gpu.card)[0] >= FLASH_SINCE
+    """cuDNN needs 16 bits, head dimensions divisible by 8, and no mask that requires a gradient."""
+    widest = CUDNN_MAX_WIDTH.get(generation(gpu.card)[:2], CUDNN_DEFAULT_MAX_WIDTH)
+    return (enabled.cudnn_sdp_enabled() and generation(gpu.card)[0] >= FLASH_MIN_MAJOR
             and same_heads(query, key, grouped) and query.dtype in HALF and key.shape[2] > 1
-            and all(one.shape[-1] <= widest and not one.shape[-1] % UNIT for one in (query, value))
+            and all(one.shape[-1] <= widest and not one.shape[-1] % WIDTH_UNIT
+                    for one in (query, value))
             and (mask is None or not mask.requires_grad))
 
 
 def flash_fits(gpu: CudaGpu, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
                grouped: bool) -> bool:
-    """Flash attention takes 16 bits on Ampere or newer, heads up to 256 wide, and no mask."""
-    return (enabled.flash_sdp_enabled() and generation(gpu.card)[0] >= FLASH_SINCE
+    """Flash attention needs 16 bits, Ampere or newer, head dimensions up to 256, and no mask."""
+    return (enabled.flash_sdp_enabled() and generation(gpu.card)[0] >= FLASH_MIN_MAJOR
             and same_heads(query, key, grouped) and mask is None and query.dtype in HALF
-            and query.shape[-1] == value.shape[-1] <= WIDEST)
+            and query.shape[-1] == value.shape[-1] <= FLASH_MAX_WIDTH)
 
 
 def efficient_fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Heads must fill the 16 bytes of a load."""
+    """Memory-efficient attention needs head dimensions that are multiples of 16 bytes."""
     unit = 16 // query.element_size()
     return (enabled.mem_efficient_sdp_enabled() and same_heads(query, key, False)
             and query.dtype in (torch.float32, *HALF)
@@ -86,20 +89,20 @@ def efficient_fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def choose(gpu: CudaGpu):
-    """scaled_dot_product_attention with CUDA's choice of kernel."""
+    """Return scaled_dot_product_attention with CUDA's choice of kernel."""
     def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *,
                   scale=None, enable_gqa=False):
         chosen = choose_backend(gpu, query, key, value, attn_mask, enable_gqa)
-        if chosen is Backend.FLASH:
+        if chosen is AttentionBackend.FLASH:
             width = query.shape[-1]
-            if width % UNIT:
+            if width % WIDTH_UNIT:
                 scale = width ** -0.5 if scale is None else scale
-                query, key, value = (torch.nn.functional.pad(one, (0, -width % UNIT))
+                query, key, value = (torch.nn.functional.pad(one, (0, -width % WIDTH_UNIT))
                                      for one in (query, key, value))
             out = aten._scaled_dot_product_flash_attention(
                 query, key, value, dropout_p, is_causal, scale=scale)[0]
-            return out[..., :width] if width % UNIT else out
-        if chosen is Backend.MATH:
+            return out[..., :width] if width % WIDTH_UNIT else out
+        if chosen is AttentionBackend.MATH:
             if enable_gqa:
                 times = query.shape[-3] // key.shape[-3]
                 key, value = (one.repeat_interleave(times, -3) for one in (key, value))
@@ -112,7 +115,7 @@ def choose(gpu: CudaGpu):
                                torch.full((), float("-inf"), **numbers))
         save = torch.is_grad_enabled() and any(
             item.requires_grad for item in (query, key, value))
-        if chosen is Backend.CUDNN:
+        if chosen is AttentionBackend.CUDNN:
             return aten._scaled_dot_product_cudnn_attention(
                 query, key, value, bias, save, dropout_p, is_causal, False, scale=scale)[0]
         if bias is not None:
@@ -123,7 +126,7 @@ def choose(gpu: CudaGpu):
 
 
 def dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """CUDA has a fused kernel, which keeps a mask of one byte per element."""
+    """Apply dropout with CUDA's fused kernel, which saves a mask of one byte per element."""
     if not train or p == 0:
         return x.alias() if hasattr(x, "alias") else x
     return torch.native_dropout(x, p, True)[0]

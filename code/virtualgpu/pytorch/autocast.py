@@ -1,6 +1,6 @@
 """torch.autocast("cuda") on meta tensors.
 
-C++ casts CUDA tensors only, so the casts are Python kernels here, in the places where CUDA's are.
+C++ casts CUDA tensors only, so the casts here are Python kernels, at the same places as CUDA's.
 The lists are those of aten/src/ATen/autocast_mode.h.
 """
 
@@ -19,14 +19,14 @@ from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import hidden
 
 aten = torch.ops.aten
-LOWER = (
+LOWER_PRECISION = (
     "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
     "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "prelu", "addmm", "addmv",
     "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm",
     "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
     "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell", "scaled_dot_product_attention",
 )
-FULL = (
+FP32 = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p",
     "reciprocal", "rsqrt", "sinh", "tan", "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar",
     "softplus", "layer_norm", "group_norm", "frobenius_norm.dim", "nuclear_norm",
@@ -39,32 +39,33 @@ FULL = (
     "upsample_bicubic2d",
 )
 # Reductions whose result is fp32, with the overload that takes a dtype ("": the same one).
-FULL_RESULT = {
+FP32_RESULT = {
     "softmax.int": "", "log_softmax.int": "", "cumprod": "", "cumsum": "", "prod": "",
     "prod.dim_int": "", "sum": "", "sum.dim_IntList": "", "linalg_vector_norm": "",
     "linalg_matrix_norm": "", "linalg_matrix_norm.str_ord": "",
     "norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
 }
-WIDEST = (
+WIDEST_DTYPE = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler",
     "index_put", "tensordot", "scatter_add",
 )
-libraries: list[torch.library.Library] = []  # registrations end with them
-cached: dict[int, tuple[Tensor, Tensor]] = {}  # a parameter and its cast, until autocast ends
+libraries: list[torch.library.Library] = []  # kept alive, because registrations end with them
+cached: dict[int, tuple[Tensor, Tensor]] = {}  # a parameter and its cast, until autocast exits
 
 
 def install(gpu: CudaGpu) -> None:
     """Register CUDA's choices for meta tensors, and the casts of autocast."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that a kernel is replaced
+        warnings.simplefilter("ignore")  # torch warns that a kernel is replaced
         chosen = torch.library.Library("aten", "IMPL", "AutogradMeta")
         attention = choose(gpu)
         chosen.impl("scaled_dot_product_attention", attention)
-        gpu.whole[aten.scaled_dot_product_attention.default] = inside(gpu, attention)
-        gpu.whole[aten.dropout.default] = inside(gpu, dropout)
+        gpu.replacements[aten.scaled_dot_product_attention.default] = inside(gpu, attention)
+        gpu.replacements[aten.dropout.default] = inside(gpu, dropout)
         chosen.impl("dropout", dropout)
         casts = torch.library.Library("aten", "IMPL", "AutocastCUDA")
-        for names, kernel in ((LOWER, lowered), (FULL, raised), (WIDEST, promoted)):
+        for names, kernel in ((LOWER_PRECISION, lowered), (FP32, raised),
+                              (WIDEST_DTYPE, promoted)):
             for name in names:
                 op = overload(name)
                 if op is not None:
@@ -72,14 +73,14 @@ def install(gpu: CudaGpu) -> None:
                         f".{op._schema.overload_name}" if op._schema.overload_name else ""),
                         below_autocast(op, kernel))
         casts.impl("trace", trace)
-        for name, other in FULL_RESULT.items():
+        for name, other in FP32_RESULT.items():
             casts.impl(name, with_dtype(overload(name), other))
     libraries[:] = chosen, casts
     _follow_contexts()
 
 
 def inside(gpu: CudaGpu, function: Callable) -> Callable:
-    """Call a function in the dispatch mode, which its operations then reach."""
+    """Return a function that calls another one inside the dispatch mode."""
     def call(*args, **kwargs):
         with gpu:
             return function(*args, **kwargs)
@@ -93,10 +94,10 @@ def overload(name: str) -> torch._ops.OpOverload | None:
 
 
 def below_autocast(op: torch._ops.OpOverload, kernel: Callable) -> Callable:
-    """The kernel with autocast switched off for what it calls.
+    """Return the kernel with autocast disabled for the operations that it calls.
 
-    The operation itself runs with devices as the program knows them, because hooks on saved tensors
-    do: activation checkpointing compares the devices of what it saved and of what it recomputed.
+    The operation itself runs with the devices that the program sees, because hooks on saved tensors
+    do: activation checkpointing compares the devices of saved and recomputed tensors.
     """
     keys = torch._C.DispatchKeySet(DispatchKey.AutocastCUDA)
 
@@ -112,39 +113,39 @@ def below_autocast(op: torch._ops.OpOverload, kernel: Callable) -> Callable:
 
 
 def with_dtype(op: torch._ops.OpOverload, name: str) -> Callable:
-    """A reduction that computes and returns fp32 where the program names no dtype.
+    """Return a reduction that returns fp32 unless the program specifies a dtype.
 
-    CUDA's kernels read 16 bits and write 32: nothing is cast beforehand.
+    CUDA's kernels read 16 bits and write 32, so nothing is cast beforehand.
 
     Args:
-        op: what the program called.
-        name: the overload with the argument `dtype`; "" where it is op itself.
+        op: the operation that the program called.
+        name: the overload with the argument `dtype`; "" if it is op itself.
     """
     target = overload(name) if name else op
-    at = [one.name for one in target._schema.arguments].index("dtype")
+    position = [item.name for item in target._schema.arguments].index("dtype")
     keys = torch._C.DispatchKeySet(DispatchKey.AutocastCUDA)
 
     def call(*args, **kwargs):
         with torch._C._ExcludeDispatchKeyGuard(keys):
             first = args[0] if args else None
-            mine = isinstance(first, Tensor) and first.is_floating_point() and (
+            applies = isinstance(first, Tensor) and first.is_floating_point() and (
                 first.dtype != torch.float64)
-            given = kwargs.get("dtype", args[at] if at < len(args) else None)
-            if not mine or (given is not None and target is op):
+            given = kwargs.get("dtype", args[position] if position < len(args) else None)
+            if not applies or (given is not None and target is op):
                 return op(*args, **kwargs)
-            if at < len(args):
-                args = (*args[:at], torch.float32, *args[at + 1:])
+            if position < len(args):
+                args = (*args[:position], torch.float32, *args[position + 1:])
             else:
                 kwargs = {**kwargs, "dtype": torch.float32}
-            if target is not op:  # where what may be left out of op must be named
+            if target is not op:  # the other overload has no defaults
                 rest = op._schema.arguments[len(args):]
-                kwargs = {one.name: one.default_value for one in rest} | kwargs
+                kwargs = {item.name: item.default_value for item in rest} | kwargs
             return target(*args, **kwargs)
     return call
 
 
 def trace(x: Tensor) -> Tensor:
-    """CUDA sums the diagonal, in fp32."""
+    """Compute the trace as CUDA does: sum the diagonal, in fp32."""
     return x.diagonal().sum()
 
 
@@ -157,7 +158,7 @@ def each(value: object, cast: Callable[[Tensor], Tensor]) -> object:
 
 
 def lowered(_: object) -> Callable[[Tensor], Tensor]:
-    """Cast to autocast's type, and a parameter once only."""
+    """Return a cast to autocast's dtype, which caches parameters."""
     to = torch.get_autocast_dtype("cuda")
 
     def cast(x: Tensor) -> Tensor:
@@ -166,10 +167,10 @@ def lowered(_: object) -> Callable[[Tensor], Tensor]:
         if not (x.requires_grad and x.is_leaf and x.dtype == torch.float32
                 and torch.is_autocast_cache_enabled() and torch.is_grad_enabled()):
             return x.to(to)
-        found = cached.get(id(x))
-        if found is None:
-            found = cached[id(x)] = x, x.to(to)
-        return found[1]
+        entry = cached.get(id(x))
+        if entry is None:
+            entry = cached[id(x)] = x, x.to(to)
+        return entry[1]
     return cast
 
 
@@ -178,9 +179,10 @@ def raised(_: object) -> Callable[[Tensor], Tensor]:
 
 
 def promoted(operands: tuple) -> Callable[[Tensor], Tensor]:
-    """Cast to the widest type among the operands, as at::autocast::prioritize finds it.
+    """Return a cast to the widest dtype of the operands, as at::autocast::prioritize does.
 
-    Raises RuntimeError, as CUDA does, where the 16-bit type that is not autocast's comes first.
+    Raises:
+        RuntimeError: an operand has the 16-bit dtype that is not autocast's, as on CUDA.
     """
     to = lower = torch.get_autocast_dtype("cuda")
     for x in operands:
@@ -195,7 +197,7 @@ def promoted(operands: tuple) -> Callable[[Tensor], Tensor]:
 
 
 def _follow_contexts() -> None:
-    """Meta tensors lack autocast's dispatch key: it is included while autocast is on."""
+    """Include autocast's dispatch key, which meta tensors lack, while autocast is enabled."""
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -207,14 +209,14 @@ def _follow_contexts() -> None:
     enter, leave = mode.__enter__, mode.__exit__
 
     def entered(self):
-        found = enter(self)
+        result = enter(self)
         refresh()
-        return found
+        return result
 
     def left(self, *details):
-        found = leave(self, *details)
+        result = leave(self, *details)
         refresh()
-        return found
+        return result
 
     mode.__enter__, mode.__exit__ = entered, left
 

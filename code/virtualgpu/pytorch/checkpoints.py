@@ -1,4 +1,4 @@
-"""torch.distributed.checkpoint writes values, so it stops where there are none."""
+"""Make torch.distributed.checkpoint raise an error for tensors without values."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.visible import PLAIN, inner, space_of
+from virtualgpu.pytorch.visible import PLAIN_TYPES, inner, space_of
 
-SHOWN = 3  # names in the error message
+MAX_NAMES = 3  # in the error message
 
 
 def install(gpu: CudaGpu) -> None:
-    """Check what is saved before any file is written."""
+    """Check the state before any file is written."""
     from torch.distributed.checkpoint import state_dict_saver
 
     def checked(function):
@@ -24,7 +24,7 @@ def install(gpu: CudaGpu) -> None:
             return state_dict
         return call
 
-    # save and async_save both begin with it.
+    # Both save and async_save call it first.
     state_dict_saver._stateful_to_state_dict = checked(state_dict_saver._stateful_to_state_dict)
 
 
@@ -34,13 +34,13 @@ def check(gpu: CudaGpu, state: object) -> None:
                if isinstance(item, torch.Tensor) and unknown(gpu, item)]
     if missing:
         raise NoValue(
-            f"{place()}: torch.distributed.checkpoint writes values, and those of "
-            f"{', '.join(missing[:SHOWN])}{', ...' * (len(missing) > SHOWN)} were not computed: "
-            "skip the checkpoint, use torch.save, which writes shapes only, or run a tiny model "
-            "with --values all")
+            f"{program_line()}: torch.distributed.checkpoint writes values, and those of "
+            f"{', '.join(missing[:MAX_NAMES])}{', ...' * (len(missing) > MAX_NAMES)} were not "
+            "computed: skip the checkpoint, use torch.save, which writes shapes only, or run a "
+            "tiny model with --values all")
 
 
 def unknown(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
-    local = None if type(tensor) in PLAIN else inner(tensor)
+    local = None if type(tensor) in PLAIN_TYPES else inner(tensor)
     tensor = tensor if local is None else local
     return space_of(gpu, tensor) is not None and not gpu.values.known(tensor)

@@ -1,4 +1,4 @@
-"""torch.compile and TorchScript are taken as eager; the profiler sees the host."""
+"""Run torch.compile and TorchScript eagerly, and limit the profiler to the host."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import torch
 from virtualgpu.pytorch import fusing
 from virtualgpu.pytorch.mode import CudaGpu
 
-NOTE = ("torch.compile is taken as eager: compiled code fuses elementwise kernels and is faster "
+NOTE = (
+    "torch.compile is modeled as eager mode: compiled code fuses elementwise kernels and is faster "
         "(--fuse-pointwise)")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
-NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: every kernel takes the host its launch")
+NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: the host launches every kernel")
 
 
 def install(gpu: CudaGpu) -> None:
@@ -39,7 +40,7 @@ def install(gpu: CudaGpu) -> None:
 
 
 def _profile_the_host(gpu: CudaGpu) -> None:
-    """Kineto would look for a GPU's driver."""
+    """Keep Kineto from looking for a GPU driver."""
     from torch.profiler import ProfilerActivity, profiler
 
     original = profiler._KinetoProfile.__init__

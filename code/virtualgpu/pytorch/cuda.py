@@ -1,4 +1,4 @@
-"""The functions of torch.cuda, answered by the virtual GPU."""
+"""The functions of torch.cuda, implemented on the virtual GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch.mode import CudaGpu
 
-VERSION = "12.8"  # of CUDA, as torch.version.cuda reports it; of NCCL:
-NCCL = (2, 27, 3)
-# Names in torch.cuda.memory_stats, in the order of memory.Pool's levels, and what has no model.
+CUDA_VERSION = "12.8"  # as torch.version.cuda reports it
+NCCL_VERSION = (2, 27, 3)
+# Names in torch.cuda.memory_stats, in the order of Pool.levels, and names that are not modeled.
 COUNTED = (("allocated_bytes", "active_bytes"), ("reserved_bytes",), ("requested_bytes",),
            ("allocation", "active"), ("segment",))
 NOT_COUNTED = ("inactive_split_bytes", "inactive_split")
@@ -26,7 +26,7 @@ FIGURES = ("current", "peak", "allocated", "freed")
 
 
 def properties(card: Card) -> SimpleNamespace:
-    """torch.cuda.get_device_properties."""
+    """Return torch.cuda.get_device_properties."""
     major, minor, threads = generation(card)
     return SimpleNamespace(
         name=card.product, total_memory=card.memory, multi_processor_count=card.sms, major=major,
@@ -37,28 +37,29 @@ def properties(card: Card) -> SimpleNamespace:
 
 def statistics(gpu: CudaGpu) -> OrderedDict[str, int]:
     """Return torch.cuda.memory_stats. Inactive splits are not counted, so they are zero."""
-    memory, found = gpu.memory, OrderedDict()
+    memory, stats = gpu.memory, OrderedDict()
     pools = {"large_pool": memory.large, "small_pool": memory.small}
     peaks = (memory.peak, memory.peak_reserved, memory.peak_requested, memory.peak_count,
              memory.peak_segments)
-    for at, names in enumerate(COUNTED):
-        rows = {name: (pool.levels[at], pool.peaks[at], pool.totals[at], pool.freed(at))
+    for index, names in enumerate(COUNTED):
+        rows = {name: (pool.levels[index], pool.peaks[index], pool.totals[index],
+                       pool.freed(index))
                 for name, pool in pools.items()}
         current, _, added, freed = map(sum, zip(*rows.values(), strict=True))
-        for pool, row in {"all": (current, peaks[at], added, freed), **rows}.items():
-            found |= {f"{name}.{pool}.{what}": number for name in names
+        for pool, row in {"all": (current, peaks[index], added, freed), **rows}.items():
+            stats |= {f"{name}.{pool}.{what}": number for name in names
                       for what, number in zip(FIGURES, row, strict=True)}
     for name in (*(f"{name}.{pool}" for name in NOT_COUNTED for pool in ("all", *pools)),
                  "oversize_allocations", "oversize_segments"):
-        found |= {f"{name}.{what}": 0 for what in FIGURES}
-    found |= {"num_alloc_retries": memory.retries, "num_ooms": memory.refused,
-              "num_sync_all_streams": 0, "num_device_alloc": memory.made,
-              "num_device_free": memory.made - memory.segments, "max_split_size": -1}
-    return found
+        stats |= {f"{name}.{what}": 0 for what in FIGURES}
+    stats |= {"num_alloc_retries": memory.retries, "num_ooms": memory.ooms,
+              "num_sync_all_streams": 0, "num_device_alloc": memory.segment_allocations,
+              "num_device_free": memory.segment_allocations - memory.segments, "max_split_size": -1}
+    return stats
 
 
 def install(gpu: CudaGpu) -> None:
-    """Replace what torch.cuda and torch.accelerator say."""
+    """Replace the functions of torch.cuda and torch.accelerator."""
     cuda = torch.cuda
     replaced = {**_devices(gpu), **_memory(gpu), **_random(gpu), **_not_modeled()}
     for name, value in replaced.items():
@@ -67,10 +68,10 @@ def install(gpu: CudaGpu) -> None:
         if hasattr(cuda.memory, name):
             setattr(cuda.memory, name, replaced[name])
     cuda.random.manual_seed_all = replaced["manual_seed_all"]
-    cuda.nccl.version = lambda: NCCL
+    cuda.nccl.version = lambda: NCCL_VERSION
     for name in ("range_push", "range_pop", "mark", "range_start", "range_end"):
         setattr(cuda.nvtx, name, lambda *_, **__: 0)
-    torch.version.cuda = VERSION
+    torch.version.cuda = CUDA_VERSION
     torch.backends.cuda.is_built = lambda: True
     _accelerator(gpu)
     modules = torch.get_device_module
@@ -83,21 +84,22 @@ def install(gpu: CudaGpu) -> None:
 
 
 def _devices(gpu: CudaGpu) -> dict[str, object]:
-    found = properties(gpu.card)
+    props = properties(gpu.card)
 
     def set_device(device: object) -> None:
-        """Change nothing: a process has one GPU. Torch ignores a negative index.
+        """Check the device; a process has only one. Torch ignores a negative index.
 
-        Raises torch.AcceleratorError, as CUDA does, where the node has no such GPU, and NoValue for
-        the GPU of another rank.
+        Raises:
+            torch.AcceleratorError: the node has no such GPU, as on CUDA.
+            NoValue: the GPU is another rank's.
         """
         if type(device) is not int or device >= 0:
             target = torch.device("cuda", device) if type(device) is int else torch.device(device)
             if target.type == "cuda":
                 gpu.own_device(target)
 
-    class Use(nullcontext):
-        """torch.cuda.device: as set_device, for a block."""
+    class DeviceContext(nullcontext):
+        """torch.cuda.device: set_device for a block."""
 
         def __init__(self, device: object = None) -> None:
             super().__init__()
@@ -109,23 +111,21 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
         is_available=lambda: True, is_initialized=lambda: True, init=lambda: None,
         _lazy_init=lambda: None, _is_in_bad_fork=lambda: False,
         device_count=lambda: gpu.count, current_device=lambda: gpu.index, set_device=set_device,
-        get_device_name=lambda device=None: found.name,
-        get_device_properties=lambda device=None: found,
-        get_device_capability=lambda device=None: (found.major, found.minor),
-        get_arch_list=lambda: [f"sm_{found.major}{found.minor}"],
+        get_device_name=lambda device=None: props.name,
+        get_device_properties=lambda device=None: props,
+        get_device_capability=lambda device=None: (props.major, props.minor),
+        get_arch_list=lambda: [f"sm_{props.major}{props.minor}"],
         can_device_access_peer=lambda device, peer: bool(gpu.card.nvlink or gpu.card.peer),
         synchronize=lambda device=None: gpu.now() and None, ipc_collect=lambda: None,
-        is_bf16_supported=lambda including_emulation=True: (
-            found.major >= 8 or including_emulation),
-        is_tf32_supported=lambda: found.major >= 8, device=Use,
-        device_of=lambda tensor: Use(), _DeviceGuard=Use,
+        is_bf16_supported=lambda including_emulation=True: props.major >= 8 or including_emulation,
+        is_tf32_supported=lambda: props.major >= 8, device=DeviceContext,
+        device_of=lambda tensor: DeviceContext(), _DeviceGuard=DeviceContext,
         _exchange_device=lambda device: gpu.index, _maybe_exchange_device=lambda device: gpu.index,
-        is_current_stream_capturing=lambda: False,
-        utilization=lambda device=None: utilization(gpu))
+        is_current_stream_capturing=lambda: False, utilization=lambda device=None: utilization(gpu))
 
 
 def utilization(gpu: CudaGpu) -> int:
-    """Percent of the run so far in which kernels ran; nvidia-smi looks at the last second."""
+    """Return the percentage of the run in which kernels ran; nvidia-smi reports the last second."""
     seconds = gpu.clock.ready()
     return round(100 * min(1.0, gpu.computing / seconds)) if seconds else 0
 
@@ -144,7 +144,8 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
         if not 0 <= fraction <= 1:
             raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
         if fraction < 1:
-            raise NoValue(f"{place()}: torch.cuda.set_per_process_memory_fraction({fraction}) is "
+            raise NoValue(
+                f"{program_line()}: torch.cuda.set_per_process_memory_fraction({fraction}) is "
                           "not modeled on virtual GPUs; run with a smaller GPU model (--gpus)")
 
     return dict(
@@ -158,11 +159,11 @@ def _memory(gpu: CudaGpu) -> dict[str, object]:
         memory_stats=lambda device=None: statistics(gpu),
         empty_cache=gpu.empty_cache,
         set_per_process_memory_fraction=limit,
-        device_memory_used=lambda device=None: memory.taken + memory.reserved)
+        device_memory_used=lambda device=None: memory.non_pytorch + memory.reserved)
 
 
 def _random(gpu: CudaGpu) -> dict[str, object]:
-    """The GPU's generator is a seed and an offset, as CUDA's is; the numbers are other ones."""
+    """Return torch.cuda's random functions. The generator is a seed and an offset, as on CUDA."""
     values = gpu.values
 
     def seed(value: int) -> None:
@@ -174,8 +175,8 @@ def _random(gpu: CudaGpu) -> dict[str, object]:
     def state(device: object = None) -> torch.Tensor:
         return torch.tensor([values.seed, values.offset], dtype=torch.int64).view(torch.uint8)
 
-    def set_state(found: torch.Tensor, device: object = None) -> None:
-        values.seed, values.offset = found.cpu().view(torch.int64).tolist()
+    def set_state(saved: torch.Tensor, device: object = None) -> None:
+        values.seed, values.offset = saved.cpu().view(torch.int64).tolist()
 
     return dict(
         manual_seed=seed, manual_seed_all=seed, seed=fresh, seed_all=fresh,
@@ -185,10 +186,11 @@ def _random(gpu: CudaGpu) -> dict[str, object]:
 
 
 def _not_modeled() -> dict[str, object]:
-    """Return the functions that are not modeled; each stops the program and names itself."""
+    """Return the functions that are not modeled; each raises NoValue with its name."""
     def refused(what: str):
         def refuse(*_: object, **__: object):
-            raise NoValue(f"{place()}: {what} are not modeled on virtual GPUs; run the program "
+            raise NoValue(
+                f"{program_line()}: {what} are not modeled on virtual GPUs; run the program "
                           "without them")
         return refuse
 

@@ -1,13 +1,13 @@
-"""Operations that CUDA runs as several kernels, with memory between them.
+"""Operations that CUDA runs as several kernels, with temporary memory between them.
 
-Seen in traces of an H100 (tests/virtualgpu/twins/h100.json) and in ATen's sources:
+They were observed in traces of an H100 (tests/virtualgpu/twins/h100.json) and in ATen's sources:
 masked_fill clones first (ATen/native/TensorAdvancedIndexing.cpp), and the gradient of a
 softmax multiplies gradient and result into a temporary tensor (ATen/native/cuda/SoftMax.cu).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,46 +17,52 @@ from virtualgpu.pytorch.visible import META, Space
 
 aten = torch.ops.aten
 CUDNN_BACKWARD = aten._scaled_dot_product_cudnn_attention_backward.default
+SOFTMAX_BACKWARD = aten._softmax_backward_data.default
 
 
 def install(gpu: CudaGpu) -> None:
     """Run these operations as CUDA does."""
-    softmax = aten._softmax_backward_data.default
+    gpu.replacements |= {operation: partial(function, gpu) for operation, function in (
+        (aten.masked_fill.Scalar, masked_fill), (aten.masked_fill.Tensor, masked_fill),
+        (SOFTMAX_BACKWARD, softmax_backward), (CUDNN_BACKWARD, cudnn_backward))}
 
-    def run(func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Tensor:
-        return gpu.dispatch(func, args, kwargs)
 
-    def plain(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:
-        return gpu._on_gpu(func, args, kwargs, {Space.GPU})
+def _run(gpu: CudaGpu, func: torch._ops.OpOverload, *args: object, **kwargs: object) -> Tensor:
+    return gpu.dispatch(func, args, kwargs)
 
-    def masked_fill(x: Tensor, mask: Tensor, value: object) -> Tensor:
-        x, mask = torch.broadcast_tensors(x, mask)
-        copied = run(aten.clone.default, x, memory_format=torch.contiguous_format)
-        number = isinstance(value, Tensor)
-        return run(aten.masked_fill_.Tensor if number else aten.masked_fill_.Scalar, copied, mask,
-                   value)
 
-    def softmax_backward(*args: object, **kwargs: object) -> Tensor:
-        between = run(aten.mul.Tensor, *args[:2])
-        out = plain(softmax, args, kwargs)
-        del between
-        return out
+def masked_fill(gpu: CudaGpu, x: Tensor, mask: Tensor, value: object) -> Tensor:
+    """Fill a clone of x where the mask is True."""
+    x, mask = torch.broadcast_tensors(x, mask)
+    copied = _run(gpu, aten.clone.default, x, memory_format=torch.contiguous_format)
+    fill = aten.masked_fill_.Tensor if isinstance(value, Tensor) else aten.masked_fill_.Scalar
+    return _run(gpu, fill, copied, mask, value)
 
-    def cudnn_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor,
-                       *args: object, **kwargs: object) -> tuple[Tensor, ...]:
-        """cuDNN wants the gradient laid out as the output, adds up the queries' gradient and each
-        row's sum in fp32, and makes gradients of keys and values for every head of the queries."""
-        if grad.stride() != out.stride():
-            grad = run(aten.copy_.default, run(aten.empty_like.default, out), grad)
-        found = plain(CUDNN_BACKWARD, (grad, query, key, value, out, *args), kwargs)
-        batch, heads, rows, width = query.shape
-        sums = [run(aten.empty.memory_format, [count], dtype=torch.float32, device=META)
-                for count in (batch * heads * rows * width, batch * heads * rows)]
-        if key.shape[1] < heads:
-            sums += [run(aten.empty.memory_format, [batch, heads, *one.shape[2:]],
-                         dtype=one.dtype, device=META) for one in (key, value)]
-        del sums
-        return found
 
-    gpu.whole |= {aten.masked_fill.Scalar: masked_fill, aten.masked_fill.Tensor: masked_fill,
-                  softmax: softmax_backward, CUDNN_BACKWARD: cudnn_backward}
+def softmax_backward(gpu: CudaGpu, *args: object, **kwargs: object) -> Tensor:
+    """Run the kernel while the product of its first two operands is in memory."""
+    product = _run(gpu, aten.mul.Tensor, *args[:2])
+    out = gpu._on_gpu(SOFTMAX_BACKWARD, args, kwargs, {Space.GPU})
+    del product
+    return out
+
+
+def cudnn_backward(gpu: CudaGpu, grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
+                   out: Tensor, *args: object, **kwargs: object) -> tuple[Tensor, ...]:
+    """Run cuDNN's kernel with its temporary memory.
+
+    It needs the gradient in the output's layout, accumulates the query gradient and row sums in
+    fp32, and computes key and value gradients for every query head.
+    """
+    if grad.stride() != out.stride():
+        grad = _run(gpu, aten.copy_.default, _run(gpu, aten.empty_like.default, out), grad)
+    gradients = gpu._on_gpu(CUDNN_BACKWARD, (grad, query, key, value, out, *args), kwargs,
+                            {Space.GPU})
+    batch, heads, rows, width = query.shape
+    temporary = [_run(gpu, aten.empty.memory_format, [count], dtype=torch.float32, device=META)
+                 for count in (batch * heads * rows * width, batch * heads * rows)]
+    if key.shape[1] < heads:
+        temporary += [_run(gpu, aten.empty.memory_format, [batch, heads, *item.shape[2:]],
+                           dtype=item.dtype, device=META) for item in (key, value)]
+    del temporary
+    return gradients

@@ -29,13 +29,13 @@ def copy(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict
     _download(gpu, source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
     known = gpu.values.known(source)
     if func is COPY:
-        into = args[0]
-        if not into.is_meta and known:
-            into.copy_(gpu.values.value(source))
-            gpu.values.regain(into)
-        elif not into.is_meta:
-            gpu.values.lose(into)
-        return into
+        target = args[0]
+        if not target.is_meta and known:
+            target.copy_(gpu.values.value(source))
+            gpu.values.regain(target)
+        elif not target.is_meta:
+            gpu.values.lose(target)
+        return target
     dtype = kwargs.get("dtype") or source.dtype
     layout = kwargs.get("memory_format") or torch.preserve_format
     if known:

@@ -1,4 +1,4 @@
-"""Make this process believe that it has CUDA. Once per process, and for good."""
+"""Make a virtual GPU look like CUDA to this process, once and permanently."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from virtualgpu.pytorch.mode import CudaGpu
 
 
 def install(gpu: CudaGpu) -> None:
-    """Show `gpu` to every program of this process as cuda:INDEX.
+    """Install `gpu` as cuda:INDEX for the rest of the process.
 
-    Raises MissingName where this version of torch lacks something, before anything is changed, and
-    RuntimeError where a GPU is installed already.
+    Raises:
+        MissingName: this version of torch lacks a private name; nothing has been changed.
+        RuntimeError: a virtual GPU is already installed.
     """
     if streams.streams:
-        raise RuntimeError("a virtual GPU is installed in this process already")
+        raise RuntimeError("a virtual GPU is already installed in this process")
     private_names.check()
     unknown.Unknown.assumptions = gpu.assumptions
     for part in (streams, cuda, autocast, decomposed, factories, tensors, pinned, files,

@@ -1,4 +1,4 @@
-"""Functions that make tensors: on the virtual GPU, or on the program's own meta device."""
+"""Functions that create tensors, on the virtual GPU or on the program's own meta device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from virtualgpu.pytorch.visible import META, asked_for_meta, hidden
 
 
 def install(gpu: CudaGpu) -> None:
-    """Tell the two kinds of meta tensors apart, and let data reach the GPU through the mode."""
+    """Distinguish the two kinds of meta tensors, and send data to the GPU through the mode."""
     torch._C._set_only_lift_cpu_tensors(True)
     _own_meta_by_context()
     for function in _device._device_constructors():
@@ -28,7 +28,7 @@ def install(gpu: CudaGpu) -> None:
     generator = torch.Generator
 
     class Generator(generator):
-        """One for the GPU is one of the CPU's."""
+        """torch.Generator, whose GPU generators are CPU generators."""
 
         def __new__(cls, device: object = None):
             return generator.__new__(cls, "cpu")
@@ -37,15 +37,15 @@ def install(gpu: CudaGpu) -> None:
     grouped = torch._C._group_tensors_by_device_and_dtype
 
     def group(lists, with_indices=False):
-        """Optimizers ask which devices their tensors are on."""
-        made: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
+        """Group tensors by the device that the program sees, as optimizers request it."""
+        groups: dict[tuple[torch.device, torch.dtype], tuple[list[list], list[int]]] = {}
         for (device, dtype), (columns, indices) in grouped(lists, with_indices).items():
-            before = made.setdefault((_device_of(columns, device), dtype),
-                                     ([[] for _ in columns], []))
-            for all_of_it, more in zip(before[0], columns, strict=True):
-                all_of_it += more
-            before[1].extend(indices)
-        return made
+            group = groups.setdefault((_device_of(columns, device), dtype),
+                                      ([[] for _ in columns], []))
+            for column, more in zip(group[0], columns, strict=True):
+                column += more
+            group[1].extend(indices)
+        return groups
 
     def _device_of(lists, device: torch.device) -> torch.device:
         if device.type != "meta":
@@ -57,7 +57,7 @@ def install(gpu: CudaGpu) -> None:
 
 
 def _own_meta_by_context() -> None:
-    """`with torch.device("meta"):`."""
+    """Support `with torch.device("meta"):`."""
     original = _device.DeviceContext.__torch_function__
 
     def function(self, func, types, args=(), kwargs=None):
@@ -70,7 +70,7 @@ def _own_meta_by_context() -> None:
 
 
 def _by_argument(gpu: CudaGpu, function):
-    """`torch.empty(3, device="meta")` and `torch.empty(3, pin_memory=True)`."""
+    """Support `torch.empty(3, device="meta")` and `torch.empty(3, pin_memory=True)`."""
     def make(*args, **kwargs):
         if kwargs.get("pin_memory"):  # which C++ refuses without CUDA
             return pinned.marked(gpu, function(*args, **{**kwargs, "pin_memory": False}))
@@ -88,7 +88,7 @@ def _by_argument(gpu: CudaGpu, function):
 
 
 def _of_unknown(function):
-    """`torch.tensor([loss.item()])` is as unknown as the loss."""
+    """Make the values of `torch.tensor([loss.item()])` unknown if the loss is."""
     def tensor(data, *args, dtype=None, device=None, requires_grad=False, **kwargs):
         if not _has_unknown(data):
             return function(data, *args, dtype=dtype, device=device, requires_grad=requires_grad,
@@ -109,7 +109,7 @@ def _has_unknown(data: object) -> bool:
 
 
 def _with_zeros(data: object) -> object:
-    """Nested lists with 0.0 for unknown numbers."""
+    """Return nested lists with 0.0 in place of unknown numbers."""
     if isinstance(data, (list, tuple)):
         return list(map(_with_zeros, data))
     return 0.0 if type(data) is Unknown else data
@@ -120,17 +120,17 @@ def _unknown(gpu: CudaGpu, shape: Sequence[int], dtype: torch.dtype, device: tor
     """Return a tensor whose values were not computed.
 
     Args:
-        gpu: of this process.
-        shape: its size.
-        dtype: its type.
-        device: where it is; the CPU, or the GPU.
+        gpu: this process's GPU.
+        shape: its shape.
+        dtype: its dtype.
+        device: the CPU or the GPU.
     """
     if device.type == "cuda":
-        made = torch.empty(shape, dtype=dtype, device=device)
+        tensor = torch.empty(shape, dtype=dtype, device=device)
         with hidden:
-            gpu.values.forget([made])
-        return made
+            gpu.values.forget([tensor])
+        return tensor
     with hidden, _disable_current_modes():
-        made = torch.empty(shape, dtype=dtype, device=META)
-    gpu.hold_on_host(made)
-    return made
+        tensor = torch.empty(shape, dtype=dtype, device=META)
+    gpu.hold_on_host(tensor)
+    return tensor

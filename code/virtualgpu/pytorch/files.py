@@ -1,4 +1,4 @@
-"""torch.save and torch.load: tensors without values are written as their shapes alone."""
+"""torch.save and torch.load, which write only the shapes of tensors without values."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SHAPES = "torch.save writes shapes without values where values were not computed
 
 
 class Loading:
-    """A torch.load in progress: where tensors go.
+    """State of a torch.load in progress.
 
     Attributes:
-        gpu: of this process; install sets it.
-        target: what map_location asks for.
-        on_gpu: storages that the file says are on CUDA.
+        gpu: this process's GPU; install sets it.
+        target: the device of map_location, or None.
+        on_gpu: storages that were on CUDA when they were saved.
     """
 
     gpu: CudaGpu
@@ -60,48 +60,48 @@ def install(gpu: CudaGpu) -> None:
 
 def rebuild(on_gpu: bool, shape: tuple, stride: tuple, dtype: torch.dtype, value: Tensor | None,
             requires_grad: bool) -> Tensor:
-    """A tensor as it was saved, or where map_location wants it."""
+    """Return a tensor on the device it was saved from, or on map_location's."""
     gpu = Loading.gpu
     if Loading.target is not None:
         on_gpu = Loading.target.type == "cuda"
     if not on_gpu and value is not None:
         return value.requires_grad_(requires_grad)
     with torch.utils._python_dispatch._disable_current_modes():
-        made = torch.empty_strided(shape, stride, dtype=dtype, device=META)
+        tensor = torch.empty_strided(shape, stride, dtype=dtype, device=META)
     if on_gpu:
-        gpu.hold(made)
-        gpu.values.put(made, value)
+        gpu.hold(tensor)
+        gpu.values.put(tensor, value)
     else:
-        gpu.hold_on_host(made)
-    return made.requires_grad_(requires_grad)
+        gpu.hold_on_host(tensor)
+    return tensor.requires_grad_(requires_grad)
 
 
 def loaded(load):
-    """torch.load with the virtual GPU as a place to load to."""
+    """Return torch.load with the virtual GPU as a possible map_location."""
     @functools.wraps(load)
     def call(file, map_location=None, *args, **kwargs):
-        wanted = map_location
-        if isinstance(wanted, dict):
-            wanted = next(iter(wanted.values()), None)
-        Loading.target = torch.device(wanted) if isinstance(wanted, (str, torch.device)) else None
+        target = map_location
+        if isinstance(target, dict):
+            target = next(iter(target.values()), None)
+        Loading.target = torch.device(target) if isinstance(target, (str, torch.device)) else None
         Loading.on_gpu = set()
-        away = Loading.target is not None and Loading.target.type == "cuda"
+        to_gpu = Loading.target is not None and Loading.target.type == "cuda"
         try:
-            found = load(file, CPU if away else map_location, *args, **kwargs)
-            return moved(found, away)
+            content = load(file, CPU if to_gpu else map_location, *args, **kwargs)
+            return moved(content, to_gpu)
         finally:
             Loading.target = None
     return call
 
 
 def moved(value: object, everything: bool) -> object:
-    """Move tensors to the GPU: those that were on one, or everything. Containers stay the same."""
+    """Move tensors that were saved from a GPU, or all, to the GPU; update containers in place."""
     if isinstance(value, Tensor):
-        there = everything or value.untyped_storage()._cdata in Loading.on_gpu
-        if not there or real_is_meta(value):
+        moves = everything or value.untyped_storage()._cdata in Loading.on_gpu
+        if not moves or real_is_meta(value):
             return value
-        found = value.detach().to(Loading.gpu.device).requires_grad_(value.requires_grad)
-        return torch.nn.Parameter(found) if isinstance(value, torch.nn.Parameter) else found
+        on_gpu = value.detach().to(Loading.gpu.device).requires_grad_(value.requires_grad)
+        return torch.nn.Parameter(on_gpu) if isinstance(value, torch.nn.Parameter) else on_gpu
     if isinstance(value, dict):
         for key, item in value.items():
             value[key] = moved(item, everything)

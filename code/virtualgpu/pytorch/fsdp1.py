@@ -1,4 +1,4 @@
-"""FSDP1 writes `torch.device(LOCAL_RANK)`, which torch's CPU build refuses to understand."""
+"""Support FSDP1's `torch.device(LOCAL_RANK)`, which torch's CPU build rejects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ real_device = torch.device
 
 
 class _Kind(type):
-    """isinstance(x, torch.device) stays what it is."""
+    """Keeps isinstance(x, torch.device) working."""
 
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, real_device)
 
 
-class Device(metaclass=_Kind):
-    """torch.device, for which a number is a GPU."""
+class IndexedDevice(metaclass=_Kind):
+    """torch.device, for which an integer is a GPU."""
 
     def __new__(cls, *args, **kwargs) -> real_device:
         if len(args) == 1 and type(args[0]) is int:
@@ -25,14 +25,14 @@ class Device(metaclass=_Kind):
 
 
 class Torch:
-    """torch, with that device."""
+    """The torch module with that device."""
 
-    device = Device
+    device = IndexedDevice
 
     def __getattr__(self, name: str) -> object:
         return getattr(torch, name)
 
 
 def install() -> None:
-    """Let FSDP1 find its device."""
+    """Install the replacement in FSDP1."""
     _init_utils.torch = Torch()

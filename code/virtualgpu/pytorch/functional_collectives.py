@@ -1,8 +1,8 @@
 """Functional collectives, as DTensor and FSDP2 use them, on virtual process groups.
 
-They return new tensors, which lie in the GPU's memory from the start of the collective, and are
-complete after `wait_tensor`. Torch's kernels of these operations for meta tensors know of no
-process group, so the dispatch mode hands them over.
+They return new tensors, which are in the GPU's memory from the start of the collective and complete
+after `wait_tensor`. Torch's meta kernels of these operations do not use process groups, so the
+dispatch mode calls this module instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.distributed_c10d import _resolve_process_group
 
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.core.rules import tensors
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.work import Work
@@ -24,11 +24,11 @@ from virtualgpu.pytorch.mode import CudaGpu, Handler
 from virtualgpu.pytorch.visible import Space, key_of, space_of
 
 Tensor = torch.Tensor
-pending: dict[int, Work] = {}  # by storage, until somebody waits
+pending: dict[int, Work] = {}  # by storage, until the program waits
 
 
 def handlers() -> dict[str, Handler]:
-    """For CudaGpu.handlers."""
+    """Return the entries for CudaGpu.handlers."""
     return {"_c10d_functional": handle, "_dtensor": handle}
 
 
@@ -40,12 +40,12 @@ def handle(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: di
         return wait_tensor(args[0])
     if given and all(space_of(gpu, item) is not Space.GPU for item in given):
         return func(*args, **kwargs)
-    if name == "_wrap_tensor_autograd":  # whose kernel for meta tensors would return another tensor
+    if name == "_wrap_tensor_autograd":  # its meta kernel would return a different tensor
         return AsyncCollectiveTensor(args[0])
-    known = COLLECTIVES.get(name.removesuffix("_"))
-    if known is None:
-        raise NoValue(f"{place()}: {func.name()} is not modeled on virtual GPUs")
-    return known(Call(gpu, name, kwargs.get("out")), *args)
+    collective = COLLECTIVES.get(name.removesuffix("_"))
+    if collective is None:
+        raise NoValue(f"{program_line()}: {func.name()} is not modeled on virtual GPUs")
+    return collective(OpCall(gpu, name, kwargs.get("out")), *args)
 
 
 def wait_tensor(tensor: Tensor) -> Tensor:
@@ -55,19 +55,21 @@ def wait_tensor(tensor: Tensor) -> Tensor:
     return tensor
 
 
-class Call:
+class OpCall:
     """One functional collective of a program."""
 
     def __init__(self, gpu: CudaGpu, name: str, out: Tensor | None) -> None:
-        """Args:
-            gpu: this process's.
-            name: of the operation; those that end in _ work in place.
-            out: where the result goes, if the program says so.
+        """Describe a call.
+
+        Args:
+            gpu: this process's GPU.
+            name: name of the operation; one that ends in _ works in place.
+            out: the output tensor that the program passed, or None.
         """
         self.gpu, self.out, self.in_place = gpu, out, name.endswith("_")
 
     def new(self, like: Tensor, *shape: int) -> Tensor:
-        """Memory for a result. Raises torch.OutOfMemoryError."""
+        """Allocate a result. Raises torch.OutOfMemoryError."""
         if self.out is not None:
             return self.out
         made = torch.empty(shape or like.shape, dtype=like.dtype, device="meta")
@@ -85,7 +87,7 @@ class Call:
 
 
 def started(made: Tensor, work: Work) -> Tensor:
-    """Remember the work of a result for wait_tensor, as long as the result lives."""
+    """Store the work of a result for wait_tensor while the result lives."""
     storage = made.untyped_storage()
     key = storage._cdata
     work.outputs = None  # which would keep the result alive
@@ -99,37 +101,37 @@ def group_of(name: object) -> VirtualGroup:
 
 
 def options(kind: Callable, op: str) -> object:
-    """torch.distributed's options with a reduction by its name."""
-    made = kind()
-    made.reduceOp = getattr(dist.ReduceOp, op.upper())
-    return made
+    """Return torch.distributed's options for a reduction, by its name."""
+    result = kind()
+    result.reduceOp = getattr(dist.ReduceOp, op.upper())
+    return result
 
 
-def all_reduce(call: Call, x: Tensor, op: str, group: object) -> Tensor:
+def all_reduce(call: OpCall, x: Tensor, op: str, group: object) -> Tensor:
     return all_reduce_coalesced(call, [x], op, group)[0]
 
 
-def all_reduce_coalesced(call: Call, xs: list[Tensor], op: str, group: object) -> list[Tensor]:
+def all_reduce_coalesced(call: OpCall, xs: list[Tensor], op: str, group: object) -> list[Tensor]:
     made = [call.target(x) for x in xs]
     work = group_of(group).allreduce(made, options(dist.AllreduceOptions, op))
     return [started(item, work) for item in made]
 
 
-def all_gather(call: Call, x: Tensor, size: int, group: object) -> Tensor:
+def all_gather(call: OpCall, x: Tensor, size: int, group: object) -> Tensor:
     return all_gather_coalesced(call, [x], size, group)[0]
 
 
-def all_gather_coalesced(call: Call, xs: list[Tensor], size: int, group: object) -> list[Tensor]:
+def all_gather_coalesced(call: OpCall, xs: list[Tensor], size: int, group: object) -> list[Tensor]:
     made = [call.new(x, (x.shape[0] if x.dim() else 1) * size, *x.shape[1:]) for x in xs]
     work = group_of(group).all_gather_single_coalesced(made, xs)
     return [started(item, work) for item in made]
 
 
-def reduce_scatter(call: Call, x: Tensor, op: str, size: int, group: object) -> Tensor:
+def reduce_scatter(call: OpCall, x: Tensor, op: str, size: int, group: object) -> Tensor:
     return reduce_scatter_coalesced(call, [x], op, size, group)[0]
 
 
-def reduce_scatter_coalesced(call: Call, xs: list[Tensor], op: str, size: int, group: object
+def reduce_scatter_coalesced(call: OpCall, xs: list[Tensor], op: str, size: int, group: object
                              ) -> list[Tensor]:
     made = [call.new(x, x.shape[0] // size, *x.shape[1:]) for x in xs]
     work = group_of(group).reduce_scatter_single_coalesced(
@@ -137,22 +139,24 @@ def reduce_scatter_coalesced(call: Call, xs: list[Tensor], op: str, size: int, g
     return [started(item, work) for item in made]
 
 
-def all_to_all(call: Call, x: Tensor, out_splits: list[int], in_splits: list[int], group: object
+def all_to_all(call: OpCall, x: Tensor, out_splits: list[int], in_splits: list[int], group: object
                ) -> Tensor:
     made = call.new(x, sum(out_splits), *x.shape[1:])
     return started(made, group_of(group).all_to_all_single(made, x, out_splits, in_splits))
 
 
-def broadcast(call: Call, x: Tensor, source: int, group: object) -> Tensor:
+def broadcast(call: OpCall, x: Tensor, source: int, group: object) -> Tensor:
     made, how = call.target(x), dist.BroadcastOptions()
     how.rootRank = source
     return started(made, group_of(group).broadcast([made], how))
 
 
-def shard_dim_alltoall(call: Call, x: Tensor, gather_dim: int, shard_dim: int, group: object
+def shard_dim_alltoall(call: OpCall, x: Tensor, gather_dim: int, shard_dim: int, group: object
                        ) -> Tensor:
-    """DTensor's change of the sharded dimension: as torch does it, one all-to-all of pieces that
-    were copied together, and a copy into place."""
+    """Change the sharded dimension of a DTensor.
+
+    As in torch, the pieces are copied together, exchanged by one all-to-all, and copied into place.
+    """
     size = group_of(group).size()
     with call.gpu:
         sent = torch.stack(x.chunk(size, shard_dim))

@@ -1,7 +1,7 @@
-"""Tensors in the host's memory without values, and gradients there, as CPU offloading has them.
+"""Tensors in the host's memory without values, and gradients there, for CPU offloading.
 
-C++ wants a gradient on its parameter's device. Here both may be on the CPU for the program, while
-for C++ one is on meta, because nobody computed its values.
+C++ requires a gradient on its parameter's device. Here both may be on the CPU for the program,
+while C++ has one on meta, because its values were not computed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torch._C import TensorBase
 
 from virtualgpu.core import shapes
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.core.plan import (
     changed_argument,
     changed_tensor,
-    make,
+    make_tensors,
     needs_values,
     nested,
     to_meta,
@@ -39,7 +39,7 @@ from virtualgpu.pytorch.visible import (
 if TYPE_CHECKING:
     from virtualgpu.pytorch.mode import CudaGpu
 
-INSTANT = "the host's own work takes no time, such as an optimizer's on parameters in its memory"
+NO_HOST_TIME = "the host's own work takes no time, such as an optimizer step on the CPU"
 
 
 def install(gpu: CudaGpu) -> None:
@@ -49,41 +49,38 @@ def install(gpu: CudaGpu) -> None:
             spaces = space_of(gpu, self), space_of(gpu, value)
             if Space.HOST in spaces and set(spaces) <= {None, Space.HOST} and (
                     real_is_meta(self) != real_is_meta(value)):
-                value = alike(gpu, value, real_is_meta(self))
+                value = unknown_like(gpu, value, real_is_meta(self))
         TensorBase.grad.__set__(self, value)
 
     Tensor.grad = Attribute(TensorBase.grad.__get__, assign, TensorBase.grad.__delete__)
 
 
 def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:
-    """Run an operation of the host on tensors of which some have no values.
+    """Run an operation of the host on tensors, some of which have no values.
 
     Args:
-        gpu: of this process.
+        gpu: this process's GPU.
         func: the operation.
         args: its positional arguments.
         kwargs: its keyword arguments.
 
-    Raises NoValue where its result depends on those values.
+    Raises:
+        NoValue: the result depends on values that were not computed.
     """
     if needs_values(func, tensors(args)):
-        raise NoValue(f"{place()} reads values that were not computed; run a tiny model "
+        raise NoValue(f"{program_line()} reads values that were not computed; run a tiny model "
                       "with --values all")
     truth = gpu.values.truth(func, args)
     if truth is not None:
         return torch.full(tensors(args)[0].shape, truth)
     written = written_by(func, args, kwargs)
-    if func in SHAPE_ONLY or func in OVERWRITE:
-        read = [item for item in tensors((*args, *kwargs.values()))
-                if func in SHAPE_ONLY or item is not written[0]]
-        if all(not item.is_meta for item in (*read, *written)) and (
-                func in SHAPE_ONLY or gpu.values.all_known(read)):
-            out = func(*args, **kwargs)
-            for item in written:
-                gpu.values.regain(item)
-            return out
+    if _is_computable(gpu, func, tensors((*args, *kwargs.values())), written):
+        out = func(*args, **kwargs)
+        for item in written:
+            gpu.values.regain(item)
+        return out
     if written and func not in OVERWRITE and func._schema.name not in RANDOM_FILL:
-        gpu.assumptions.note(INSTANT)
+        gpu.assumptions.note(NO_HOST_TIME)
     for item in written:
         if not item.is_meta:
             gpu.values.lose(item)
@@ -92,51 +89,67 @@ def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: d
         return changed_tensor(args, kwargs, changed)
     specs = shapes.results(func, args, kwargs)
     if specs is None:
-        device = {"device": META} if kwargs.get("device") is not None else {}
-        out = func(*to_meta(args), **{**to_meta(kwargs), **device})
-    else:
-        out = make(specs)
+        device = {} if kwargs.get("device") is None else {"device": META}
+    out = func(*to_meta(args), **{**to_meta(kwargs), **device}) if specs is None else (
+        make_tensors(specs))
     for result in nested(out):
         gpu.hold_on_host(result)
     return out
 
 
-def alike(gpu: CudaGpu, value: Tensor, on_meta: bool) -> Tensor:
+def _is_computable(gpu: CudaGpu, func: torch._ops.OpOverload, operands: Sequence[Tensor],
+                   written: Sequence[Tensor]) -> bool:
+    """Return whether an operation's values can be computed although an operand's are unknown.
+
+    Args:
+        gpu: this process's GPU.
+        func: the operation.
+        operands: all tensors among its arguments.
+        written: those that it writes in place.
+    """
+    if func not in SHAPE_ONLY and func not in OVERWRITE:
+        return False
+    read = [item for item in operands if func in SHAPE_ONLY or item is not written[0]]
+    return all(not item.is_meta for item in (*read, *written)) and (
+        func in SHAPE_ONLY or gpu.values.all_known(read))
+
+
+def unknown_like(gpu: CudaGpu, value: Tensor, on_meta: bool) -> Tensor:
     """Return a tensor of unknown values in the host's memory, with this one's shape.
 
     Args:
-        gpu: of this process.
+        gpu: this process's GPU.
         value: the tensor, or a DTensor.
-        on_meta: whether C++ shall have it on meta.
+        on_meta: whether C++ has it on meta instead of the CPU.
     """
     local = inner(value)
     if local is not None:
-        return type(value)(alike(gpu, local, on_meta), value._spec,
+        return type(value)(unknown_like(gpu, local, on_meta), value._spec,
                            requires_grad=value.requires_grad)
     return unknown(gpu, value, value.dtype, on_meta)
 
 
 def unknown(gpu: CudaGpu, like: Tensor, dtype: torch.dtype, on_meta: bool) -> Tensor:
-    """Return a tensor in the host's memory whose values nobody knows.
+    """Return a tensor of unknown values in the host's memory.
 
     Args:
-        gpu: of this process.
+        gpu: this process's GPU.
         like: a tensor of its shape.
-        dtype: its type.
-        on_meta: whether C++ shall have it on meta.
+        dtype: its dtype.
+        on_meta: whether C++ has it on meta instead of the CPU.
     """
     with hidden, torch.utils._python_dispatch._disable_current_modes():
-        made = torch.empty_strided(like.shape, like.stride(), dtype=dtype,
-                                   device=META if on_meta else "cpu")
+        tensor = torch.empty_strided(like.shape, like.stride(), dtype=dtype,
+                                     device=META if on_meta else "cpu")
         if on_meta:
-            gpu.hold_on_host(made)
+            gpu.hold_on_host(tensor)
         else:
-            gpu.values.lose(made)
-    return made
+            gpu.values.lose(tensor)
+    return tensor
 
 
-class Move(torch.autograd.Function):
-    """A copy over the bus whose gradient comes back: to C++ both ends are on meta."""
+class DeviceCopy(torch.autograd.Function):
+    """A copy between the GPU and the host with a gradient; C++ sees both ends on meta."""
 
     @staticmethod
     def forward(ctx, x: Tensor, device: torch.device, options: dict) -> Tensor:

@@ -1,7 +1,7 @@
-"""The dispatch mode of a process whose program believes in CUDA.
+"""The dispatch mode of a process in which a virtual GPU looks like CUDA.
 
-Every operation comes here with meta tensors, and goes to the modeled GPU, to the host, or across
-the bus between them.
+It receives every operation, with meta tensors, and runs it on the modeled GPU, on the host, or as a
+copy between them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import VirtualGpu, place
+from virtualgpu.core.gpu import VirtualGpu, program_line
 from virtualgpu.core.memory import pytorch_2_message
 from virtualgpu.core.plan import (
     HOST,
-    Kind,
-    Plan,
+    OperationKind,
+    OperationPlan,
     kind_of,
     needs_values,
     nested,
     to_meta,
 )
-from virtualgpu.core.rules import Work, tensors
+from virtualgpu.core.rules import KernelWork, tensors
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
 from virtualgpu.pytorch import downloads, host_memory
@@ -40,7 +40,7 @@ from virtualgpu.pytorch.values import (
 from virtualgpu.pytorch.visible import (
     CPU,
     META,
-    PLAIN,
+    PLAIN_TYPES,
     Space,
     asked_for_meta,
     bypassed,
@@ -61,18 +61,20 @@ Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
 
 
 class CudaGpu(VirtualGpu):
-    """A virtual GPU that programs know as cuda:INDEX."""
+    """A virtual GPU that programs use as cuda:INDEX."""
 
     supports_higher_order_operators = True
 
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
                  assumptions: Decisions | None = None) -> None:
-        """Args:
+        """Create a virtual GPU.
+
+        Args:
             card: the GPU model.
             index: its number on this node.
-            count: GPUs on this node.
+            count: number of GPUs on this node.
             limit: bytes of the largest tensor whose values are computed.
-            assumptions: what the user says of values that are not.
+            assumptions: values that the user supplies for others (--assume).
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
@@ -82,12 +84,12 @@ class CudaGpu(VirtualGpu):
         self.on_host: set[int] = set()  # storages in the host's memory without values
         self.own: set[int] = set()  # storages of meta tensors that the program asked for
         self.pinned: set[int] = set()  # storages in pinned memory of the host
-        self.fuser: Fuser | None = None  # of compiled regions (fusing.py)
+        self.fuser: Fuser | None = None  # for compiled regions (fusing.py)
         self.workspaces = Workspaces(card)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
-        # What CUDA runs as other operations (decomposed.py), or as one where inference mode
-        # delivers a composite operation whole.
-        self.whole: dict[torch._ops.OpOverload, Callable] = {}
+        # Operations that CUDA runs as several (decomposed.py), and composite operations that CUDA
+        # runs as one and inference mode does not decompose.
+        self.replacements: dict[torch._ops.OpOverload, Callable] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -96,7 +98,7 @@ class CudaGpu(VirtualGpu):
         if isinstance(func, torch._ops.HigherOrderOperator):
             return self._higher_order(func, args, kwargs)
         for kind in types:
-            if kind not in PLAIN:  # DTensor and its like: their own code comes first
+            if kind not in PLAIN_TYPES:  # DTensor and similar classes handle operations first
                 return func(*args, **kwargs) if kind.__name__ == "FakeTensor" else NotImplemented
         with torch._C.DisableTorchFunction(), hidden:
             return self.dispatch(func, args, kwargs)
@@ -105,20 +107,20 @@ class CudaGpu(VirtualGpu):
         if func.name() == "run_dtensor_rng_op":
             with self:
                 return args[2](*args[3:], **kwargs)
-        raise NoValue(f"{place()}: {func.name()} is not modeled on virtual GPUs"
+        raise NoValue(f"{program_line()}: {func.name()} is not modeled on virtual GPUs"
                       + (INSTEAD.get(func.name()) or ""))
 
     def dispatch(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
-        """Send one operation to where its tensors lie."""
+        """Run an operation on the device of its tensors."""
         handler = self.handlers.get(func.namespace)
         if handler is not None:
             return handler(self, func, args, kwargs)
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = kind_of(func)
-        if func in self.whole and self._space(args[0]) is Space.GPU:
-            return self.whole[func](*args, **kwargs)
-        if kind is not Kind.COSTS:
+        if func in self.replacements and self._space(args[0]) is Space.GPU:
+            return self.replacements[func](*args, **kwargs)
+        if kind is not OperationKind.COSTED:
             return self.execute(func, args, kwargs)[0]
         target = kwargs.get("device")
         if target is not None and target.type == "cuda":
@@ -145,13 +147,13 @@ class CudaGpu(VirtualGpu):
 
     def _space(self, tensor: torch.Tensor) -> Space | None:
         """Return where an operand is stored, and account for it if PyTorch created it unseen."""
-        found = space_of(self, tensor)
-        if found is Space.GPU:
+        space = space_of(self, tensor)
+        if space is Space.GPU:
             self.hold(tensor)
-        return found
+        return space
 
     def _own(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
-        """An operation on the program's own meta tensors, which need no memory."""
+        """Run an operation on the program's own meta tensors, which need no memory."""
         out = func(*args, **kwargs)
         for result in nested(out):
             remember(result, self.own)
@@ -170,8 +172,11 @@ class CudaGpu(VirtualGpu):
         return out
 
     def _real(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
-        """An operation of the host on real tensors. A large empty one, such as a weight before it
-        is initialized, gets no memory: nobody will know its values anyway."""
+        """Run an operation of the host on real tensors.
+
+        A large empty tensor, such as a weight before its initialization, becomes a meta tensor,
+        because its values will not be computed.
+        """
         out = func(*args, **kwargs)
         if func in EMPTY and out.nbytes > self.values.limit and not host_memory.worker():
             out = func(*to_meta(args), **{**kwargs, "device": META})
@@ -181,26 +186,27 @@ class CudaGpu(VirtualGpu):
     def _copy(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """Copy a tensor between the GPU and the host, or within one of them."""
         if func is aten.copy_.default:
-            source, away = args[1], space_of(self, args[0]) is not Space.GPU
+            source, to_host = args[1], space_of(self, args[0]) is not Space.GPU
         else:
             target = kwargs.get("device")
-            source, away = args[0], target is not None and target.type == "cpu"
+            source, to_host = args[0], target is not None and target.type == "cpu"
         space = space_of(self, source)
-        if away and space is Space.GPU:
+        if to_host and space is Space.GPU:
             return downloads.copy(self, func, args, kwargs)
         if space is Space.OWN:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return self._on_gpu(func, args, kwargs, {space})
 
     def wait_for_stream(self) -> None:
-        """The host waits for the current stream, and reads a few bytes."""
+        """Make the host wait for the current stream and read a few bytes."""
         self.clock.host_waits(self.clock.ready(self.stream), self.stream)
-        self.latency()
+        self.read_latency()
 
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
-        """An operation whose result, or whose shape, depends on values."""
+        """Run an operation whose result, or its shape, depends on values."""
         if not self.values.all_known(tensors((*args, *kwargs.values()))):
-            raise NoValue(f"{place()} needs a tensor's values, but virtual GPUs compute those of "
+            raise NoValue(
+                f"{program_line()} needs a tensor's values, but virtual GPUs compute those of "
                           "small tensors only (--values): run a tiny model with --values all")
         self.wait_for_stream()
         real = [self.values.value(item) if isinstance(item, torch.Tensor) and item.is_meta else
@@ -214,15 +220,15 @@ class CudaGpu(VirtualGpu):
 
     def upload(self, value: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor on the GPU, with its values."""
-        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
-        self.hold(made)
-        self.values.put(made, value)
-        return made
+        tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        self.hold(tensor)
+        self.values.put(tensor, value)
+        return tensor
 
-    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: Plan,
+    def start(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, plan: OperationPlan,
               out: object) -> None:
-        """Launch the kernels of an operation, or let them wait for others to be fused with."""
-        for workspace in self.workspaces.wanted(plan, self.stream):
+        """Launch the kernels of an operation, or defer them for fusion."""
+        for workspace in self.workspaces.allocate(plan, self.stream):
             self.hold(workspace)
             if self.ledger is not None:
                 self.ledger.label(key_of(workspace), OTHER)
@@ -238,15 +244,15 @@ class CudaGpu(VirtualGpu):
             self.fuser.died(key)
 
     def hold_on_host(self, tensor: torch.Tensor) -> None:
-        """Remember that a meta tensor lies in the host's memory."""
+        """Mark a meta tensor as being in the host's memory."""
         remember(tensor, self.on_host)
 
-    def seconds(self, work: Work) -> float:
-        """Return the time of kernels. fp32 GEMMs use TF32 if the program allows it."""
-        product = work.product
-        if (product is not None and product.dtype == "fp32" and "tf32" in self.card.tflops
+    def seconds(self, work: KernelWork) -> float:
+        """Return the time of kernels, in seconds. fp32 GEMMs use TF32 if the program allows it."""
+        gemm = work.gemm
+        if (gemm is not None and gemm.dtype == "fp32" and "tf32" in self.card.tflops
                 and torch._C._get_cublas_allow_tf32()):
-            work = work._replace(product=product._replace(dtype="tf32"))
+            work = work._replace(gemm=gemm._replace(dtype="tf32"))
         return super().seconds(work)
 
     def holds(self, tensor: torch.Tensor) -> bool:
@@ -261,30 +267,31 @@ class CudaGpu(VirtualGpu):
     def own_device(self, device: torch.device) -> torch.device:
         """Return this GPU's device, which a program names with or without its index.
 
-        Raises torch.AcceleratorError where the node has no such GPU, as CUDA does, and NoValue for
-        the GPU of another rank.
+        Raises:
+            torch.AcceleratorError: the node has no such GPU, as on CUDA.
+            NoValue: the GPU is another rank's.
         """
         self.check(device)
         if device.index not in (None, self.index):
-            raise NoValue(f"{place()} uses {device}, but this process has cuda:{self.index} "
+            raise NoValue(f"{program_line()} uses {device}, but this process has cuda:{self.index} "
                           "only: virtual GPUs run one process per GPU; use the device "
                           "\"cuda\", or the index LOCAL_RANK")
         return self.device
 
     def check(self, device: torch.device) -> None:
-        """Raise torch.AcceleratorError, as CUDA does, where the node has no such GPU."""
+        """Raise torch.AcceleratorError, as CUDA does, if the node has no such GPU."""
         if device.index is not None and device.index >= self.count:
             raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device.index}; "
                                          f"this node has {self.count})")
 
 
-# What to do instead of an operation that has no model.
+# Alternatives to operations that are not modeled.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}
 
 
 def remember(tensor: torch.Tensor, storages: set[int]) -> None:
-    """Put the tensor's storage into a set for as long as it lives."""
+    """Add the tensor's storage to a set for as long as it lives."""
     storage = tensor.untyped_storage()
     key = storage._cdata
     if key not in storages:

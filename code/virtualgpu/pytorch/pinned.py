@@ -1,4 +1,4 @@
-"""Pinned memory of the host: tensors remember that they are in it. Copies are not faster for it."""
+"""Pinned host memory: tensors remember that they are pinned, but copies are not faster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def install(gpu: CudaGpu) -> None:
         return bool(gpu.pinned) and self.layout is torch.strided and key_of(self) in gpu.pinned
 
     def pin_memory(self: Tensor, *_: object, **__: object) -> Tensor:
-        """A copy in pinned memory; the tensor itself where it is pinned already."""
+        """Return a copy in pinned memory, or the tensor itself if it is pinned."""
         if not self.is_cpu:
             raise RuntimeError(
                 f"cannot pin '{self.type()}' only dense CPU tensors can be pinned")
@@ -25,6 +25,6 @@ def install(gpu: CudaGpu) -> None:
 
 
 def marked(gpu: CudaGpu, tensor: Tensor) -> Tensor:
-    """Return a new tensor, from now on in pinned memory."""
+    """Mark a new tensor as pinned, and return it."""
     remember(tensor, gpu.pinned)
     return tensor

@@ -1,4 +1,4 @@
-"""Every private name of torch that this package relies on. A torch that lacks one is refused."""
+"""Every private name of torch that this package needs; a torch that lacks one is rejected."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ ATTRIBUTES = ("_buffers", "_parameters")
 
 
 class MissingName(VirtualGpuError):
-    """This version of torch lacks a private name that virtual GPUs need."""
+    """Raised if this version of torch lacks a private name that virtual GPUs need."""
 
 
 def check(names: tuple[str, ...] = NAMES) -> None:
@@ -90,20 +90,20 @@ def check(names: tuple[str, ...] = NAMES) -> None:
     missing = [name for name in names if not exists(name)]
     if missing:
         raise MissingName(f"torch {torch.__version__} lacks {', '.join(missing)}, which virtual "
-                          "GPUs rely on; torch 2.11 to 2.13 have them")
+                          "GPUs need; torch 2.11 to 2.13 have them")
 
 
 def exists(name: str) -> bool:
     """Return whether a dotted name exists, importing modules as needed."""
     parts = name.split(".")
-    found: object = torch
-    for at, part in enumerate(parts[1:], start=2):
-        if not hasattr(found, part):
+    value: object = torch
+    for count, part in enumerate(parts[1:], start=2):
+        if not hasattr(value, part):
             try:
-                importlib.import_module(".".join(parts[:at]))
+                importlib.import_module(".".join(parts[:count]))
             except ImportError:
                 return False
-        found = getattr(found, part, None)
-        if found is None:
+        value = getattr(value, part, None)
+        if value is None:
             return False
     return True

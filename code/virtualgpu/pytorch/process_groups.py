@@ -1,4 +1,4 @@
-"""Process groups of programs that ask for NCCL: they get virtual ones, and see NCCL's name."""
+"""Give programs that request NCCL virtual process groups under NCCL's name."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ON_CUDA = {"nccl", "undefined", "cuda:nccl", "cpu:gloo,cuda:nccl", "cuda:nccl,cp
 
 def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = None,
             store: dist.Store | None = None) -> None:
-    """Let torch.distributed connect virtual GPUs.
+    """Connect virtual GPUs through torch.distributed.
 
     Args:
-        gpu: this process's.
-        topology: of the whole job.
-        present: the ranks that are processes; the others are symmetric to them. None: all.
-        store: where the present ranks meet, if some are not; a rendezvous would wait for them.
+        gpu: this process's GPU.
+        topology: the whole job's GPUs and links.
+        present: the ranks that are processes; the others are symmetric to them. None for all ranks.
+        store: the present ranks' store, if some are absent; a rendezvous would wait for those.
     """
     gpu.handlers.update(functional_collectives.handlers())
     backend.register(gpu, topology, present=present)
@@ -48,9 +48,9 @@ def install(gpu: CudaGpu, topology: Topology, present: Sequence[int] | None = No
 
 
 def settled(synchronize: Callable) -> Callable:
-    """Let the host wait for collectives as well that nobody waited for."""
+    """Wrap synchronize so that it also waits for collectives that the program did not wait for."""
     def wait(device: object = None) -> None:
-        backend.settle()
+        backend.settle_groups()
         synchronize(device)
     return wait
 
@@ -63,49 +63,51 @@ def everywhere(name: str, function: Callable) -> None:
 
 
 def named(helper: Callable, virtual: set[str]) -> Callable:
-    """Wrap torch's function that makes process groups.
+    """Wrap torch's function that creates process groups.
 
     Args:
         helper: that function.
-        virtual: backends in whose place virtual groups serve, under their names. Gloo's is one of
-            them if not all ranks are present, since Gloo would wait for the others.
+        virtual: backends that virtual groups replace. They include Gloo if some ranks are absent,
+            since Gloo would wait for those.
     """
     def make(group_size, group_rank, ranks, name, *args, **kwargs):
         if str(name) not in virtual:
             return helper(group_size, group_rank, ranks, name, *args, **kwargs)
-        kwargs.pop("device_id", None)  # NCCL would connect at once; there is nothing to connect
-        made, store = helper(group_size, group_rank, ranks, dist.Backend(BACKEND), *args,
-                             **kwargs)
-        if isinstance(made, VirtualGroup):
+        kwargs.pop("device_id", None)  # with which NCCL would connect immediately
+        group, store = helper(group_size, group_rank, ranks, dist.Backend(BACKEND), *args,
+                              **kwargs)
+        if isinstance(group, VirtualGroup):
             world, gloo = distributed_c10d._world, str(name) in GLOO
-            made.serves_cpu = "cpu" in str(name) or str(name) == "undefined" or gloo
-            made.serves_gpu = not gloo
-            world.pg_map[made] = dist.Backend("gloo" if gloo else "nccl"), world.pg_map[made][1]
-        return made, store
+            group.serves_cpu = "cpu" in str(name) or str(name) == "undefined" or gloo
+            group.serves_gpu = not gloo
+            world.pg_map[group] = dist.Backend("gloo" if gloo else "nccl"), world.pg_map[group][1]
+        return group, store
     return make
 
 
 def represented(broadcast: Callable) -> Callable:
-    """Let the rank that stands for an absent source broadcast its own objects: torch would leave
-    the receivers with memory that nobody has written."""
+    """Wrap broadcast_object_list so that the representative of an absent source broadcasts.
+
+    Otherwise the receivers would read uninitialized memory.
+    """
     def from_present(object_list, src=None, group=None, device=None, group_src=None):
-        given = group or distributed_c10d._get_default_group()
-        if isinstance(given, VirtualGroup):
+        target = group or distributed_c10d._get_default_group()
+        if isinstance(target, VirtualGroup):
             source = distributed_c10d._canonicalize_group_rank(
-                given, 0 if src is None and group_src is None else src, group_src)
-            src, group_src = None, given.wire.stands_for[source]
+                target, 0 if src is None and group_src is None else src, group_src)
+            src, group_src = None, target.messenger.stands_for[source]
             if group_src != source:
-                given.assume("broadcast_object_list")
+                target.assume("broadcast_object_list")
         return broadcast(object_list, src, group, device, group_src)
     return from_present
 
 
 def at_once(store: dist.Store, world: int) -> Callable:
-    """Return a rendezvous that waits for nobody.
+    """Return a rendezvous that waits for no other rank.
 
     Args:
-        store: that it returns.
-        world: how many ranks the job has.
+        store: the store that it returns.
+        world: number of ranks in the job.
     """
     def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: object):
         rank = int(os.environ["RANK"]) if rank < 0 else rank
@@ -115,7 +117,7 @@ def at_once(store: dist.Store, world: int) -> Callable:
 
 def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None,
                 backend=None):
-    """torch.distributed.split_group, which torch has for NCCL alone."""
+    """Replace torch.distributed.split_group, which torch implements for NCCL only."""
     if not split_ranks:
         raise ValueError("split_ranks cannot be None or empty")
     parent = parent_pg or distributed_c10d._get_default_group()

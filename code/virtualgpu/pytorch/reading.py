@@ -1,4 +1,4 @@
-"""Reading values of tensors: numbers, truth values, numpy arrays, and text."""
+"""Reading the values of tensors as numbers, booleans, numpy arrays, and strings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import place
+from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown, as_float
 from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta, space_of
 
 
 def install(gpu: CudaGpu) -> None:
-    """Let reading wait for the GPU, and give the value where there is one."""
+    """Make every read wait for the GPU, and return the value if it is known."""
     def unknown(self: Tensor) -> bool:
         """Wait for the GPU, as any read does; return whether the values are unknown."""
         space = space_of(gpu, self)
@@ -24,11 +24,11 @@ def install(gpu: CudaGpu) -> None:
             gpu.wait_for_stream()
         return space in (Space.GPU, Space.HOST)
 
-    def plain(self: Tensor) -> Tensor:
+    def local_tensor(self: Tensor) -> Tensor:
         local = None if type(self) in (Tensor, torch.nn.Parameter) else inner(self)
         if local is None:
             return self
-        return plain(self.trigger_wait() if hasattr(self, "trigger_wait") else local)
+        return local_tensor(self.trigger_wait() if hasattr(self, "trigger_wait") else local)
 
     def reader(name: str, otherwise: Callable) -> None:
         original = getattr(Tensor, name)
@@ -36,7 +36,7 @@ def install(gpu: CudaGpu) -> None:
         def read(self: Tensor, *args, **kwargs):
             if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
                 return original(self, *args, **kwargs)
-            self = plain(self)
+            self = local_tensor(self)
             if not unknown(self):
                 return original(self, *args, **kwargs)
             if gpu.values.known(self):
@@ -45,27 +45,35 @@ def install(gpu: CudaGpu) -> None:
             return otherwise(self, *args, **kwargs)
         setattr(Tensor, name, read)
 
-    def decide(what: str, number: bool = False) -> Callable:
-        return lambda self, *_: gpu.assumptions.decide(what, number)
-
-    reader("item", lambda self: Unknown())
-    reader("tolist", lambda self: Unknown() if not self.dim() else unknown_list(self.shape))
-    reader("__bool__", decide("branches on a value"))
-    reader("__int__", lambda self: int(Unknown()))
-    reader("__index__", lambda self: int(Unknown()))
-    reader("__float__", lambda self: as_float(gpu.assumptions, sys._getframe(2)))
-    reader("__complex__", decide("needs a number", True))
-    reader("numpy", lambda self, **_: stop("becomes a numpy array"))
-    reader("__array__", lambda self, *_, **__: stop("becomes a numpy array"))
-    reader("__contains__", decide("branches on a value"))
-    reader("__format__", lambda self, spec="": format(Unknown(), spec))
+    for name, otherwise in _unknown_reads(gpu).items():
+        reader(name, otherwise)
     _refuse_numpy_of_gpu(gpu)
     shown = Tensor.__repr__
     Tensor.__repr__ = lambda self, **options: text(gpu, self, shown, options)
 
 
+def _unknown_reads(gpu: CudaGpu) -> dict[str, Callable]:
+    """Return the methods of Tensor that read values, with what they return for unknown values."""
+    def decide(use: str, number: bool = False) -> Callable:
+        return lambda self, *_: gpu.assumptions.decide(use, number)
+
+    return {
+        "item": lambda self: Unknown(),
+        "tolist": lambda self: Unknown() if not self.dim() else unknown_list(self.shape),
+        "__bool__": decide("branches on a value"),
+        "__int__": lambda self: int(Unknown()),
+        "__index__": lambda self: int(Unknown()),
+        "__float__": lambda self: as_float(gpu.assumptions, sys._getframe(2)),
+        "__complex__": decide("needs a number", True),
+        "numpy": lambda self, **_: stop("becomes a numpy array"),
+        "__array__": lambda self, *_, **__: stop("becomes a numpy array"),
+        "__contains__": decide("branches on a value"),
+        "__format__": lambda self, spec="": format(Unknown(), spec),
+    }
+
+
 def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
-    """CUDA tensors must be copied first, and so must ours."""
+    """Raise TypeError for numpy arrays of GPU tensors, as CUDA does: they must be copied first."""
     for name in ("numpy", "__array__"):
         def refuse(self, *_, **__):
             if hidden.depth or space_of(gpu, self) is not Space.GPU:
@@ -76,15 +84,16 @@ def _refuse_numpy_of_gpu(gpu: CudaGpu) -> None:
 
 
 def unknown_list(shape: torch.Size) -> list:
-    """Nested lists of this shape, of unknown numbers."""
+    """Return nested lists of this shape, of unknown numbers."""
     if len(shape) == 1:
         return [Unknown() for _ in range(shape[0])]
     return [unknown_list(shape[1:]) for _ in range(shape[0])]
 
 
 def stop(what: str) -> None:
-    """Raise NoValue: no assumption can stand for a whole tensor."""
-    raise NoValue(f"{place()}: a tensor {what}, but its values were not computed; run a tiny model "
+    """Raise NoValue, because --assume supplies single values only."""
+    raise NoValue(
+        f"{program_line()}: a tensor {what}, but its values were not computed; run a tiny model "
                   "with --values all")
 
 
@@ -92,7 +101,7 @@ def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
     """Return what torch prints for a tensor on CUDA, with `?` for values that were not computed.
 
     Args:
-        gpu: of this process.
+        gpu: this process's GPU.
         tensor: the tensor.
         shown: torch's own __repr__.
         options: arguments of __repr__.
@@ -118,15 +127,15 @@ def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:
     return f"{body}{extra})"
 
 
-def wrapped(original: Callable, instead: Callable) -> Callable:
-    """Return a method that calls `instead`, and the original where that returns NotImplemented.
+def wrapped(original: Callable, override: Callable) -> Callable:
+    """Return a method that calls `override`, and the original if that returns NotImplemented.
 
     Args:
         original: torch's method.
-        instead: what comes before it.
+        override: the method that is called first.
     """
     def call(self: Tensor, *args, **kwargs):
-        found = instead(self, *args, **kwargs)
-        return original(self, *args, **kwargs) if found is NotImplemented else found
+        result = override(self, *args, **kwargs)
+        return original(self, *args, **kwargs) if result is NotImplemented else result
     call.__name__ = original.__name__
     return call

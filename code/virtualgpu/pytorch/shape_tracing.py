@@ -1,4 +1,4 @@
-"""Torch works out shapes with fake tensors (for DTensor, say): no kernel runs meanwhile."""
+"""Bypass the dispatch mode while torch infers shapes with fake tensors, as for DTensor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtualgpu.pytorch.visible import CPU, bypassed, hidden
 
 
 def install() -> None:
-    """Step aside while a FakeTensorMode is at work."""
+    """Bypass the dispatch mode inside a FakeTensorMode."""
     mode = fake_tensor.FakeTensorMode
     original = mode.__torch_dispatch__
 

@@ -1,4 +1,4 @@
-"""Values of CUDA's fused kernels, computed by others that the CPU has."""
+"""Compute the values of CUDA's fused kernels with kernels that the CPU has."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ aten = torch.ops.aten
 
 
 def _attention(query, key, value, bias=None, dropout=0.0, causal=False, scale=None):
-    """Fused attention in the CPU's kernel: output and log-sum-exp."""
+    """Return the output and log-sum-exp of fused attention, from the CPU's kernel."""
     if dropout:
         raise NotImplementedError("the backward pass would need the same dropout mask")
     times = query.shape[1] // key.shape[1]
@@ -58,17 +58,17 @@ def _cudnn_backward(grad, query, key, value, out, logsumexp, seed, offset, bias,
 
 
 def _rms_norm_backward(grad, x, shape, rstd, weight, mask):
-    """Gradients of the input and of the weight, which the CPU has no kernel for."""
-    grad, whole = grad.to(rstd.dtype), x.to(rstd.dtype) * rstd
-    for_whole = grad if weight is None else grad * weight.to(rstd.dtype)
+    """Return the gradients of the input and of the weight; the CPU has no kernel for them."""
+    grad, normalized = grad.to(rstd.dtype), x.to(rstd.dtype) * rstd
+    scaled_grad = grad if weight is None else grad * weight.to(rstd.dtype)
     last = list(range(-len(shape), 0))
-    for_x = rstd * (for_whole - whole * (for_whole * whole).mean(last, keepdim=True))
-    for_weight = (grad * whole).reshape(-1, *shape).sum(0)
+    for_x = rstd * (scaled_grad - normalized * (scaled_grad * normalized).mean(last, keepdim=True))
+    for_weight = (grad * normalized).reshape(-1, *shape).sum(0)
     return (for_x.to(x.dtype) if mask[0] else None,
             for_weight.to(weight.dtype) if mask[1] else None)
 
 
-# CUDA's kernels, by others that the CPU has. Results that only the backward pass reads are zeros.
+# CUDA's kernels and their substitutes. Results that only the backward pass reads are zeros.
 STAND_INS = {
     aten._scaled_dot_product_flash_attention.default: _flash,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_backward,

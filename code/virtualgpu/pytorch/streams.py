@@ -14,9 +14,9 @@ OVERLAP = "kernels on different streams overlap without slowing each other down"
 
 
 class Stream:
-    """A stream of the virtual GPU; a context manager, as torch.cuda.stream(s) uses it."""
+    """A stream of the virtual GPU; torch.cuda.stream(s) uses it as a context manager."""
 
-    gpu: CudaGpu  # of this process; install sets it
+    gpu: CudaGpu  # this process's GPU; install sets it
     numbers = itertools.count(1)
     device_type = 1  # CUDA, in C++
 
@@ -73,7 +73,13 @@ class Stream:
 
 
 class Event:
-    """A moment of a stream, which is recorded by name; time: in virtual seconds, or None."""
+    """An event: a moment of a stream.
+
+    Attributes:
+        timing: whether elapsed_time may be called.
+        time: when it was recorded, in virtual seconds; None before.
+        stream: name of the stream on which it was recorded.
+    """
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False,
                  interprocess: bool = False, external: bool = False) -> None:
@@ -94,9 +100,10 @@ class Event:
         return (self.time or 0.0) <= Stream.gpu.clock.host
 
     def elapsed_time(self, end: Event) -> float:
-        """Milliseconds from this event to the other.
+        """Return the time from this event to the other, in milliseconds.
 
-        Raises torch.AcceleratorError, as CUDA does, where the host has not waited for both.
+        Raises:
+            torch.AcceleratorError: the host has not waited for both, as on CUDA.
         """
         if self.time is None or end.time is None:
             raise RuntimeError("Both events must be recorded before calculating elapsed time.")
@@ -110,7 +117,7 @@ class Event:
 
 
 def poll(gpu: CudaGpu) -> None:
-    """Asking whether the GPU is done costs the host time, so loops that ask end."""
+    """Charge the host for a query of the GPU's progress, so that polling loops terminate."""
     gpu.clock.work(POLL)
     if gpu.journal is not None:
         gpu.journal.note("z", POLL)
@@ -128,8 +135,8 @@ def default(device: object = None) -> Stream:
     return streams[COMPUTE]
 
 
-class Use:
-    """torch.cuda.stream(s): a context; None changes nothing."""
+class StreamContext:
+    """torch.cuda.stream(s), a context manager; None changes nothing."""
 
     def __init__(self, stream: Stream | None) -> None:
         self.stream = stream
@@ -144,21 +151,21 @@ class Use:
 
 
 def choose(stream: Stream | None) -> None:
-    """torch.cuda.set_stream."""
+    """Replace torch.cuda.set_stream."""
     if stream is not None:
         Stream.gpu.stream = stream.name
 
 
 def install(gpu: CudaGpu) -> None:
-    """Make these torch.cuda's."""
+    """Replace the streams and events of torch.cuda."""
     Stream.gpu = gpu
     streams.clear()
     Stream(name=COMPUTE)
     cuda = torch.cuda
-    for place in (cuda, cuda.streams):
-        place.Stream, place.Event = Stream, Event
+    for module in (cuda, cuda.streams):
+        module.Stream, module.Event = Stream, Event
     cuda.ExternalStream = Stream
-    cuda.stream = cuda.StreamContext = Use
+    cuda.stream = cuda.StreamContext = StreamContext
     cuda.current_stream, cuda.default_stream, cuda.set_stream = current, default, choose
     accelerator = torch.accelerator
     accelerator.current_stream, accelerator.set_stream = current, choose

@@ -1,4 +1,4 @@
-"""Methods of tensors that return their device or move them; reading.py has those for values."""
+"""Methods of tensors that return their device or move them; reading.py has those that read."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from virtualgpu.pytorch.visible import (
 
 
 def install(gpu: CudaGpu) -> None:
-    """Replace what torch.Tensor says and does, for tensors of this GPU."""
+    """Replace attributes and methods of torch.Tensor for tensors of this GPU."""
     _properties(gpu)
     _moves(gpu)
     reading.install(gpu)
     _storages(gpu)
-    # A swap refuses tensors with weak references, which `param.data = moved` leaves alone, too.
+    _copies(gpu)
+    # A swap rejects tensors with weak references, which `param.data = moved` does not check.
     torch.utils.weakref = SimpleNamespace(getweakrefs=lambda tensor: [])
     torch.nn.Module._apply = _swapping(torch.nn.Module._apply)
 
 
 def _swapping(apply: Callable) -> Callable:
-    """Let a module that is moved or converted swap its parameters.
+    """Wrap Module._apply so that a module that is moved or converted swaps its parameters.
 
-    On CUDA `param.data = moved` keeps the parameter's identity, and so ties and optimizers; C++
-    refuses that between the CPU and meta. Nothing else may swap: load_state_dict could not, once
-    DistributedDataParallel or an autograd graph refers to the parameters.
+    On CUDA, `param.data = moved` keeps the parameter's identity, which tied weights and optimizers
+    rely on; C++ rejects that between the CPU and meta. Nothing else may swap: load_state_dict fails
+    once DistributedDataParallel or an autograd graph refers to the parameters.
     """
     future = torch.__future__
 
@@ -78,7 +79,7 @@ def _properties(gpu: CudaGpu) -> None:
     type_of = Tensor.type
 
     def kind(self: Tensor, dtype=None, **options):
-        """`x.type()` is a name; `x.type("torch.cuda.HalfTensor")` a conversion."""
+        """Return a name, as `x.type()` does, or convert, as `x.type("torch.cuda.HalfTensor")`."""
         if dtype is None and seen(self) is Space.GPU:
             with hidden:
                 name = type_of(self.new_empty(0, device="cpu"))
@@ -89,14 +90,14 @@ def _properties(gpu: CudaGpu) -> None:
 
 
 def address(tensor: Tensor) -> int:
-    """A made-up address; 0 where there is no memory."""
+    """Return an invented address, or 0 for a tensor without memory."""
     storage = tensor.untyped_storage()
     return 0 if not storage.nbytes() else (
         storage._cdata * 64 + tensor.storage_offset() * tensor.element_size())
 
 
 def _set_data(self: Tensor, value: Tensor) -> None:
-    """`p.data = p.data.cuda()` changes what kind of tensor C++ holds, which only a swap can."""
+    """Assign Tensor.data; between devices, as in `p.data = p.data.cuda()`, by swapping tensors."""
     if real_is_meta(self) == real_is_meta(value):
         TensorBase.data.__set__(self, value)
         return
@@ -110,11 +111,11 @@ def _moves(gpu: CudaGpu) -> None:
     to = Tensor.to
 
     def exact(device: object) -> torch.device | None:
-        """A device with its index; raises an error for a GPU that this process does not have."""
+        """Return a device with its index; raise an error for a GPU that this process lacks."""
         if device is None:
             return None
-        found = torch.device("cuda", device) if type(device) is int else torch.device(device)
-        return gpu.own_device(found) if found.type == "cuda" else found
+        target = torch.device("cuda", device) if type(device) is int else torch.device(device)
+        return gpu.own_device(target) if target.type == "cuda" else target
 
     def move(self: Tensor, *args, **kwargs):
         if hidden.depth or not (args or kwargs):
@@ -125,12 +126,12 @@ def _moves(gpu: CudaGpu) -> None:
             return to(self, **options) if options else self
         if torch.is_grad_enabled() and self.requires_grad and (
                 space_of(gpu, self), target.type) in ((Space.HOST, "cuda"), (Space.GPU, "cpu")):
-            return host_memory.Move.apply(self, target, options)
+            return host_memory.DeviceCopy.apply(self, target, options)
         with asked_for_meta if target.type == "meta" else nullcontext():
             return to(self, device=target, **options)
 
     def parse(*args, **kwargs):
-        if args and type(args[0]) is int:  # C++ asks which accelerator there is
+        if args and type(args[0]) is int:  # C++ would look for an accelerator
             args = torch.device("cuda", args[0]), *args[1:]
         device, *rest = parse_to(*args, **kwargs)
         return exact(device), *rest
@@ -147,10 +148,10 @@ def _moves(gpu: CudaGpu) -> None:
 
 
 def destination(*args, **kwargs) -> tuple[object, dict]:
-    """The device that Tensor.to is asked for, and its other options by name.
+    """Return the device that Tensor.to is called with, and its other options by name.
 
-    It takes (device, dtype, non_blocking, copy), (dtype, non_blocking, copy), and (tensor,
-    non_blocking, copy), any of them by name.
+    Tensor.to takes (device, dtype, non_blocking, copy), (dtype, non_blocking, copy), or (tensor,
+    non_blocking, copy), each by position or name.
     """
     names = ["device", "dtype", "non_blocking", "copy"]
     if args and isinstance(args[0], torch.dtype):
@@ -166,7 +167,7 @@ def destination(*args, **kwargs) -> tuple[object, dict]:
 
 
 def _storages(gpu: CudaGpu) -> None:
-    """FSDP frees and refills storages in place."""
+    """Support storages that are resized in place, as FSDP does, and wrapper subclasses."""
     storage = torch.UntypedStorage
     resize = storage.resize_
 
@@ -188,25 +189,29 @@ def _storages(gpu: CudaGpu) -> None:
         return wrapper(*args, **({} if device is None else {"device": device}), **kwargs)
 
     Tensor._make_wrapper_subclass = staticmethod(make_wrapper)
-    deep = Tensor.__deepcopy__
+
+
+def _copies(gpu: CudaGpu) -> None:
+    """Support copy.deepcopy of tensors and parameters."""
+    original = Tensor.__deepcopy__
 
     def deepcopy(self: Tensor, memo: dict):
         if hidden.depth or not (real_is_meta(self) or space_of(gpu, self)):
-            return deep(self, memo)
+            return original(self, memo)
         if id(self) in memo:
             return memo[id(self)]
         if not self.is_leaf:
-            return deep(self, memo)  # which raises
+            return original(self, memo)  # raises an error
         with torch.no_grad():
-            made = self.clone()
+            clone = self.clone()
         if isinstance(self, torch.nn.Parameter):
-            made = torch.nn.Parameter(made, self.requires_grad)
+            clone = torch.nn.Parameter(clone, self.requires_grad)
         else:
-            made.requires_grad_(self.requires_grad)
+            clone.requires_grad_(self.requires_grad)
         if self.grad is not None:
-            made.grad = deepcopy(self.grad, memo)
-        made.__dict__.update(self.__dict__)
-        memo[id(self)] = made
-        return made
+            clone.grad = deepcopy(self.grad, memo)
+        clone.__dict__.update(self.__dict__)
+        memo[id(self)] = clone
+        return clone
 
     Tensor.__deepcopy__ = deepcopy

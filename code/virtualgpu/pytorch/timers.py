@@ -1,4 +1,4 @@
-"""The program's clocks show virtual time, so that its own measurements are the model's."""
+"""Make the program's clocks show virtual time, so that it measures modeled times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from virtualgpu.pytorch.mode import CudaGpu
 
 real_sleep = time.sleep
 NAMES = ("time", "perf_counter", "monotonic")
-SHORT = 1e-3  # a loop that polls something real must not spin
+MAX_REAL_SLEEP = 1e-3  # seconds; not 0, so that a loop polling something real does not spin
 
 
 def install(gpu: CudaGpu) -> None:
@@ -29,7 +29,7 @@ def install(gpu: CudaGpu) -> None:
         gpu.clock.work(seconds)
         if gpu.journal is not None:
             gpu.journal.note("z", float(seconds))
-        real_sleep(min(seconds, SHORT))
+        real_sleep(min(seconds, MAX_REAL_SLEEP))
 
     time.sleep = sleep
 

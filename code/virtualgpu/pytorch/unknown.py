@@ -1,4 +1,4 @@
-"""A number that nobody computed: it prints as `?`, calculates, and refuses to decide anything."""
+"""A number that was not computed: it prints as `?`, supports arithmetic, and cannot be compared."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ IN_JSON = "`null` in JSON stands for a value that was not computed"
 
 
 class Unknown:
-    """The value of a tensor that is too large to be computed, as Tensor.item returns it."""
+    """The value that Tensor.item returns for a tensor that is too large to be computed."""
 
-    assumptions = Decisions()  # of this process; facade.install sets it
+    assumptions = Decisions()  # this process's; facade.install sets it
     tensor: Callable[[Sequence[int], torch.dtype, torch.device], torch.Tensor]
-    # of unknown values, by shape, dtype, and device; factories.install sets it
+    # creates a tensor of unknown values from shape, dtype, and device; factories.install sets it
 
     def __repr__(self) -> str:
         return "?"
@@ -35,7 +35,7 @@ class Unknown:
 
     def _calculate(self, *others: object) -> Unknown:
         if any(isinstance(other, torch.Tensor) for other in others):
-            return NotImplemented  # the tensor's own method comes next
+            return NotImplemented  # Python then calls the tensor's own method
         return Unknown()
 
     def _decide(self, *_: object) -> bool:
@@ -45,7 +45,7 @@ class Unknown:
     __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = _calculate
     __pow__ = __rpow__ = __neg__ = __pos__ = __abs__ = __round__ = _calculate
     def __eq__(self, other: object) -> bool:
-        """`x == x` and `x == inf` ask whether a value is finite."""
+        """Compare; `x == x` and `x == inf` are checks for a finite value."""
         if other is self:
             return assume_finite(True)
         return assume_finite(False) if is_infinite(other) else self._decide()
@@ -58,7 +58,7 @@ class Unknown:
     __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _decide
     __hash__ = object.__hash__
 
-    def sqrt(self) -> Unknown:  # numpy asks objects for it
+    def sqrt(self) -> Unknown:  # numpy calls this method of objects
         return Unknown()
 
     exp = log = sqrt
@@ -75,17 +75,17 @@ class Unknown:
         return as_float(self.assumptions, sys._getframe(1))
 
     def __array_ufunc__(self, ufunc, method: str, *inputs: object, **options: object) -> object:
-        """In numpy, an object; its checks for NaN and infinity assume that it is finite."""
+        """Run a numpy function on objects; checks for NaN and infinity assume a finite value."""
         if method == "__call__" and ufunc.__name__ in CHECKS:
             return assume_finite(CHECKS[ufunc.__name__])
         return getattr(ufunc, method)(*map(in_array, inputs), **options)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
-        """In an operation on tensors, a tensor of one unknown value beside them."""
-        beside = next((item for item in args if isinstance(item, torch.Tensor)), None)
-        dtype = beside.dtype if beside is not None and beside.is_floating_point() else None
-        device = torch.device("cuda") if beside is None else beside.device
+        """Run an operation on tensors with a scalar tensor of unknown value in this one's place."""
+        operand = next((item for item in args if isinstance(item, torch.Tensor)), None)
+        dtype = operand.dtype if operand is not None and operand.is_floating_point() else None
+        device = torch.device("cuda") if operand is None else operand.device
 
         def number(value: object) -> object:
             if isinstance(value, Unknown):
@@ -96,7 +96,7 @@ class Unknown:
 
 
 def assume_finite(answer: bool) -> bool:
-    """Return the answer that a finite value gives, and note that nobody computed it."""
+    """Return the answer for a finite value, and record that assumption."""
     Unknown.assumptions.note_here(FINITE)
     return answer
 
@@ -106,7 +106,7 @@ def is_infinite(value: object) -> bool:
 
 
 def in_array(value: object) -> object:
-    """An unknown number as numpy takes it, in an array of objects."""
+    """Return an unknown number in a numpy array of objects; return other values unchanged."""
     if type(value) is not Unknown:
         return value
     numpy = sys.modules["numpy"]  # numpy called this, and nothing else here requires it
@@ -116,17 +116,18 @@ def in_array(value: object) -> object:
 
 
 def as_float(assumptions: Decisions, frame: FrameType) -> float:
-    """Return what float() gives for an unknown value.
+    """Return float() of an unknown value.
 
     Args:
-        assumptions: of this run.
-        frame: where it is asked for. `"%.3f" % loss` only prints, and prints nan.
+        assumptions: this run's assumptions.
+        frame: the caller's frame. `"%.3f" % loss` only prints, so it gets nan.
 
-    Raises NoValue elsewhere: a float cannot remember that it is unknown.
+    Raises:
+        NoValue: the caller does anything else, because a float cannot remember that it is unknown.
     """
     code = frame.f_code.co_code
-    at = frame.f_lasti
-    if dis.opname[code[at]] == "BINARY_OP" and code[at + 1] == REMAINDER:
+    offset = frame.f_lasti
+    if dis.opname[code[offset]] == "BINARY_OP" and code[offset + 1] == REMAINDER:
         assumptions.note(PRINTED)
         return NAN
     return float(assumptions.decide("needs a float (.item() would keep it unknown)", number=True))
@@ -137,14 +138,14 @@ CHECKS = {"isnan": False, "isinf": False, "isfinite": True}
 
 
 def patch_math() -> None:
-    """Let the functions of `math` pass unknown numbers on."""
+    """Make the functions of `math` return unknown numbers for unknown arguments."""
     for name in dir(math):
         function = getattr(math, name)
         if callable(function) and not name.startswith("_"):
-            setattr(math, name, passing_on(name, function))
+            setattr(math, name, propagating(name, function))
 
 
-def passing_on(name: str, function):
+def propagating(name: str, function):
     def wrapped(*args, **kwargs):
         if any(type(item) is Unknown for item in args):
             if name not in CHECKS:
@@ -156,7 +157,7 @@ def passing_on(name: str, function):
 
 
 def patch_json() -> None:
-    """Let JSON show unknown numbers as null."""
+    """Make json write unknown numbers as null."""
     default = json.JSONEncoder.default
 
     def shown(self: json.JSONEncoder, value: object) -> object:

@@ -1,7 +1,7 @@
-"""Small tensors whose values are known keep them, in a twin on the CPU beside the meta tensor.
+"""Values of small tensors, kept in a twin: a CPU storage that belongs to a meta tensor's storage.
 
-A twin belongs to a storage, so views share it. An operation whose operands are all known runs on
-the twins as well; any other makes what it writes unknown.
+Views share a twin. An operation whose operands are all known also runs on the twins; any other
+makes its results unknown.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ aten = torch.ops.aten
 OVERWRITE = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
          aten.new_empty.default, aten.new_empty_strided.default}
-# What they make does not depend on the values that they are given.
+# Operations whose results do not depend on their operands' values.
 SHAPE_ONLY = {aten.ones_like.default, aten.zeros_like.default, aten.full_like.default,
               aten.new_zeros.default, aten.new_ones.default, aten.new_full.default,
               aten.rand_like.default, aten.randn_like.default, *EMPTY}
-# How truth values that are the same everywhere combine.
+# How operations combine boolean tensors that have the same value everywhere.
 TRUTH = {aten.any.default: any, aten.any.dim: any, aten.any.dims: any,
          aten.all.default: all, aten.all.dim: all, aten.all.dims: all,
          aten.mul.Tensor: all, aten.logical_and.default: all, aten.bitwise_and.Tensor: all,
@@ -45,12 +45,17 @@ class Values:
     """The twins of one GPU's tensors."""
 
     def __init__(self, limit: int, assumptions: Decisions) -> None:
-        """limit: bytes of the largest storage that gets a twin."""
+        """Begin without values.
+
+        Args:
+            limit: bytes of the largest storage that gets a twin.
+            assumptions: receives the assumptions that are made.
+        """
         self.limit, self.assumptions = limit, assumptions
         self.twins: dict[int, torch.UntypedStorage] = {}
-        self.lost: set[int] = set()  # CPU storages that unknown values were written into
-        self.alike: dict[int, bool] = {}  # large tensors, by storage: the truth value of them all
-        self.seed, self.offset = 0, 0  # of the GPU's generator, which counts as CUDA's does
+        self.lost: set[int] = set()  # CPU storages that unknown values were written to
+        self.uniform: dict[int, bool] = {}  # large boolean tensors with one value, by storage
+        self.seed, self.offset = 0, 0  # the GPU generator's state, as on CUDA
 
     def known(self, tensor: torch.Tensor) -> bool:
         return key_of(tensor) in self.twins
@@ -60,13 +65,13 @@ class Values:
                    for item in operands)
 
     def value(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A CPU tensor over the twin's memory: writing to it changes the value."""
+        """Return a CPU tensor that shares the twin's memory."""
         twin = self.twins[key_of(tensor)]
         return torch.empty(0, dtype=tensor.dtype).set_(
             twin, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def put(self, tensor: torch.Tensor, value: torch.Tensor | None) -> None:
-        """Set the value of a tensor that covers its storage; None: it is unknown from now on."""
+        """Set the value of a tensor that covers its storage; None makes it unknown."""
         key = key_of(tensor)
         if value is None:
             self.twins.pop(key, None)
@@ -74,37 +79,37 @@ class Values:
         storage = tensor.untyped_storage()
         if not 0 < storage.nbytes() <= self.limit:
             return
-        fresh = key not in self.twins
+        is_new = key not in self.twins
         self.twins[key] = torch.UntypedStorage(storage.nbytes())
         self.value(tensor).copy_(value)
-        if fresh:
+        if is_new:
             weakref.finalize(storage, self.twins.pop, key, None).atexit = False
 
     def forget(self, written: Sequence[torch.Tensor]) -> None:
         for item in written:
             if item.is_meta:
                 self.twins.pop(key_of(item), None)
-                self.alike.pop(key_of(item), None)
+                self.uniform.pop(key_of(item), None)
 
     def lose(self, tensor: torch.Tensor) -> None:
-        """Take a CPU tensor for unknown from now on; whoever reads its memory finds NaN."""
+        """Make a CPU tensor unknown, and fill its memory with NaN."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self.lost:
             self.lost.add(key)
             weakref.finalize(storage, self.lost.discard, key).atexit = False
-            whole = torch.empty(0, dtype=tensor.dtype)
-            uninitialized(whole.set_(storage, 0, (storage.nbytes() // whole.element_size(),)))
+            contents = torch.empty(0, dtype=tensor.dtype)
+            count = storage.nbytes() // contents.element_size()
+            uninitialized(contents.set_(storage, 0, (count,)))
 
     def regain(self, tensor: torch.Tensor) -> None:
-        """Take a CPU tensor for known again, if it covers its storage: known values were
-        written into it."""
+        """Make a CPU tensor known again after known values were written to its entire storage."""
         if tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes():
             self.lost.discard(key_of(tensor))
 
     def follow(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
                out: object) -> None:
-        """Give an operation's results their values, after it has run on the virtual GPU.
+        """Compute the values of an operation's results after it has run on the virtual GPU.
 
         Args:
             func: the operation.
@@ -126,28 +131,29 @@ class Values:
             self.forget(written)
             return
         name = func._schema.name
-        whole = func in OVERWRITE or name in RANDOM_FILL
+        overwrites = func in OVERWRITE or name in RANDOM_FILL
         if func not in SHAPE_ONLY:
             read = tensors((*args, *kwargs.values()))
-            if whole:  # its old value does not matter
+            if overwrites:  # its old value does not matter
                 read = [item for item in read if item is not written[0]]
             if not self.all_known(read):
                 self.forget(written)
                 return
-        if whole and not self.known(written[0]) and not self._room(written[0]):
+        if overwrites and not self.known(written[0]) and not self._make_twin(written[0]):
             return
         self._compute(func, args, kwargs, written, fresh)
 
     def truth(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None:
-        """Return the one truth value that an operation finds everywhere if unknown values are
-        finite; None where it asks for something else.
+        """Return the boolean that an operation yields everywhere if unknown values are finite.
+
+        Returns None for operations that are not checks for finite values.
 
         Args:
             func: the operation.
             args: its positional arguments.
         """
-        if func in TRUTH and self.alike:
-            values = [self.alike.get(key_of(item)) for item in tensors(args)]
+        if func in TRUTH and self.uniform:
+            values = [self.uniform.get(key_of(item)) for item in tensors(args)]
             return None if None in values else TRUTH[func](values)
         answer = if_finite(func, args)
         if answer is None or self.all_known(tensors(args)):
@@ -156,16 +162,16 @@ class Values:
         return answer
 
     def _fill(self, tensor: torch.Tensor, truth: bool) -> None:
-        """Give a new tensor one truth value everywhere."""
+        """Fill a new tensor with one boolean."""
         storage = tensor.untyped_storage()
         if storage.nbytes() <= self.limit:
             self.put(tensor, torch.full(tensor.shape, truth, dtype=tensor.dtype))
         else:
-            self.alike[storage._cdata] = truth
-            weakref.finalize(storage, self.alike.pop, storage._cdata, None).atexit = False
+            self.uniform[storage._cdata] = truth
+            weakref.finalize(storage, self.uniform.pop, storage._cdata, None).atexit = False
 
-    def _room(self, target: torch.Tensor) -> bool:
-        """Make a twin for a tensor that is about to be overwritten as a whole."""
+    def _make_twin(self, target: torch.Tensor) -> bool:
+        """Make a twin for a tensor that will be fully overwritten; return False if impossible."""
         if target.numel() * target.element_size() != target.untyped_storage().nbytes():
             return False
         self.put(target, torch.zeros(target.shape, dtype=target.dtype))
@@ -205,7 +211,7 @@ class Values:
             if item is None:
                 break
             if value is None or value.shape != item.shape:
-                # What only the backward pass reads; nothing else may become known by this.
+                # Results of substitutes that only the backward pass reads become zeros.
                 value = torch.zeros(item.shape, dtype=item.dtype) if func in STAND_INS else None
             elif func in EMPTY:
                 uninitialized(value)
@@ -213,7 +219,7 @@ class Values:
 
 
 def if_finite(func: torch._ops.OpOverload, args: Sequence) -> bool | None:
-    """Return what a check for NaN or infinity finds in finite values; None for other operations.
+    """Return the result of a check for NaN or infinity on finite values; None for other operations.
 
     Args:
         func: the operation; torch.isfinite is `(x == x) * (x.abs() != inf)`.
@@ -228,7 +234,7 @@ def if_finite(func: torch._ops.OpOverload, args: Sequence) -> bool | None:
 
 
 def uninitialized(value: torch.Tensor) -> None:
-    """Fill as torch's deterministic mode does, so that nobody reads something plausible."""
+    """Fill a tensor as torch's deterministic mode does, so that no value looks plausible."""
     if value.dtype.is_floating_point or value.dtype.is_complex:
         value.fill_(float("nan"))
     else:
@@ -236,14 +242,14 @@ def uninitialized(value: torch.Tensor) -> None:
 
 
 def written_by(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> list[torch.Tensor]:
-    """The arguments that an operation changes in place."""
+    """Return the arguments that an operation writes in place."""
     places = WRITES.get(func)
     if places is None:
         places = WRITES[func] = [
-            (at, item.name) for at, item in enumerate(func._schema.arguments)
+            (position, item.name) for position, item in enumerate(func._schema.arguments)
             if item.alias_info is not None and item.alias_info.is_write]
-    found = [args[at] if at < len(args) else kwargs.get(name) for at, name in places]
-    return tensors(found)
+    return tensors([args[position] if position < len(args) else kwargs.get(name)
+                    for position, name in places])
 
 
 WRITES: dict[torch._ops.OpOverload, list[tuple[int, str]]] = {}

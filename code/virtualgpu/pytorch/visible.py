@@ -1,6 +1,6 @@
-"""Devices of tensors as Python sees them: cuda:N where C++ sees meta.
+"""The devices of tensors that Python sees: cuda:N where C++ sees meta.
 
-Our own code and torch's internals need the real device; they use `hidden`.
+This package and torch's internals need the real device, and use `hidden` for that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from virtualgpu.pytorch.mode import CudaGpu
 
 META, CPU = torch.device("meta"), torch.device("cpu")
-PLAIN = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
 real_device = TensorBase.device.__get__
 real_is_cuda = TensorBase.is_cuda.__get__
 real_is_cpu = TensorBase.is_cpu.__get__
@@ -36,9 +36,9 @@ class Attribute(property):
 class Space(Enum):
     """Memory that holds a tensor whose values C++ does not have.
 
-    GPU: in the virtual GPU's memory. HOST: in the host's memory, with values that nobody computed;
-    C++ calls it meta, or knows it as a CPU tensor that such values were written into. OWN: nowhere,
-    since the program itself asked for a meta tensor.
+    GPU: the virtual GPU's memory. HOST: the host's memory, with values that were not computed; for
+    C++ it is a meta tensor, or a CPU tensor that such values were written to. OWN: no memory,
+    because the program itself created a meta tensor.
     """
 
     GPU, HOST, OWN = range(3)
@@ -58,25 +58,25 @@ class _Depth(threading.local):
 
 hidden = _Depth()  # Python sees what C++ sees
 asked_for_meta = _Depth()  # the program's own tensors without memory
-bypassed = _Depth()  # torch works out shapes: nothing runs
+bypassed = _Depth()  # torch infers shapes; no kernel runs
 
 
 def key_of(tensor: torch.Tensor) -> int:
-    """Identity of the tensor's storage."""
+    """Return the identity of the tensor's storage."""
     return tensor.untyped_storage()._cdata
 
 
 def inner(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The local tensor of a DTensor, or the result that an asynchronous collective wraps."""
-    found = getattr(tensor, "_local_tensor", None)
-    return getattr(tensor, "elem", None) if found is None else found
+    """Return a DTensor's local tensor, or the tensor that an asynchronous collective wraps."""
+    local = getattr(tensor, "_local_tensor", None)
+    return getattr(tensor, "elem", None) if local is None else local
 
 
 def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
     """Return the memory that holds a tensor, or None if C++ has its values."""
     if not real_is_meta(tensor):
         return Space.HOST if gpu.values.lost and is_lost(gpu, tensor) else None
-    if type(tensor) not in PLAIN:
+    if type(tensor) not in PLAIN_TYPES:
         local = inner(tensor)
         if local is not None:
             return space_of(gpu, local)
@@ -90,13 +90,13 @@ def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
         return Space.GPU
     if key in gpu.on_host:
         return Space.HOST
-    # What torch made inside an operation, unseen, is the GPU's.
+    # Tensors that torch created inside an operation belong to the GPU.
     return Space.OWN if key in gpu.own else Space.GPU
 
 
 def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
     """Return whether unknown values were written to a CPU tensor."""
-    local = None if type(tensor) in PLAIN else inner(tensor)
+    local = None if type(tensor) in PLAIN_TYPES else inner(tensor)
     holder = tensor if local is None else local
     try:
         return key_of(holder) in gpu.values.lost
@@ -107,7 +107,7 @@ def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
 
 
 def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:
-    """The device that a program sees."""
+    """Return the device that the program sees."""
     space = space_of(gpu, tensor)
     if space is Space.GPU:
         return gpu.device

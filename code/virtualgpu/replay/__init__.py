@@ -1,16 +1,15 @@
-"""A record of what a program did on a virtual GPU, and its price, worked out in another process.
+"""Record a program's run on a virtual GPU, and price the record in another process.
 
     journal = Journal(gpu, rank, world)          # in the process that runs foreign code
     program()
     text = journal.finish()                      # plain JSON
 
-    priced = price(records, topology)            # in a process that you trust
+    priced = price(records, topology)            # in a trusted process
     require(priced, flops=..., live=...)
 
-A record contains kernels with their operands' shapes, allocations, collectives, and waits: no time
-and no cost. `price` derives both again, on the GPU and the links that the caller names. Whoever
-tampers with the clock, the cost rules, or the GPU's figures in the first process therefore changes
-nothing.
+A record contains kernels with their operands' shapes, allocations, collectives, and waits, but no
+times and no costs. `price` recomputes both on the GPU and the links that the caller names. So
+tampering with the clock, the cost rules, or the GPU's figures in the first process has no effect.
 
 What a record proves: *if* a program did this, it would take this long on such GPUs. It does not
 prove that the program did this, because the process that runs foreign code can leave out, shrink,
@@ -22,7 +21,7 @@ the entry or the operation:
             entries, times (only `z`, how long the program sleeps, has one, which must not be
             negative); unknown operations, and those that launch no kernel; operands that do not fit
             together, such as a matmul of [2, 3] and [4, 2], and results that torch would not return
-            for them (fits.py)
+            for them (operand_checks.py)
     price   (BadRecord) memory that is not allocated, too small, freed twice, or still in use by a
             collective; an out-of-memory error where there was room; waits for something later;
             collectives, sends, and receives that do not match between ranks; deadlocks;
@@ -30,17 +29,16 @@ the entry or the operation:
     require (TooLittle) fewer FLOPs in the task's dtype, fewer bytes moved or communicated, or less
             live memory at the peak than the task needs, on any rank
 
-Left to the caller: the values, which must be checked separately, on real ranks; which ranks must
-have a record, since ranks without one count as symmetric to those with one; and a time limit,
-because a record of the largest size takes long to price. The shapes of results that depend on
-values, such as those of nonzero, are taken as they are. Kernels on different streams are priced as
+The caller must check the values separately, on real ranks; decide which ranks must have a record,
+since ranks without one count as symmetric to those with one; and set a time limit, because a record
+of the largest size takes long to price. The shapes of results that depend on
+values, such as those of nonzero, are not checked. Kernels on different streams are priced as
 if they did not slow each other down, and the order of kernels on different streams is not compared
 with what they read and write.
 
 journal.py writes a record, and operations.py describes operations in it. reading.py reads and
-validates one. player.py repeats one rank on a fresh virtual
-GPU, exchange.py matches what ranks tell each other, and bounds.py compares the sums with lower
-bounds. Builds on core and net.
+validates a record. player.py replays one rank on a new virtual GPU, exchange.py matches the ranks'
+communication, and bounds.py compares the sums with lower bounds. Builds on core and net.
 """
 
 from virtualgpu.replay.bounds import TooLittle, require

@@ -1,5 +1,5 @@
-"""Memory in a record: every tensor lies in a storage that is allocated, and no kernel uses a buffer
-that a collective or a transfer is not done with."""
+"""Check memory in a record: every tensor is in an allocated storage, and no kernel uses a buffer of
+an unfinished collective or transfer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from virtualgpu.replay.format import HOST
 
 
 @dataclass
-class Use:
+class BufferUse:
     """Bytes of a storage that a collective or a transfer reads or writes.
 
     Attributes:
         start: the first byte.
-        stop: the first byte behind them.
+        stop: the byte after the last one.
         writes: whether it writes them.
-        number: of the communication.
-        end: when it is over; None where the ranks have not told each other yet.
+        number: number of the communication.
+        end: when it ends, in seconds; None until the ranks have exchanged their times.
     """
 
     start: int
@@ -36,8 +36,8 @@ class Buffers:
 
     def __init__(self, gpu: VirtualGpu) -> None:
         self.gpu = gpu
-        self.under_way: defaultdict[int, list[Use]] = defaultdict(list)  # by storage
-        self.by_number: defaultdict[int, list[Use]] = defaultdict(list)
+        self.unfinished: defaultdict[int, list[BufferUse]] = defaultdict(list)  # by storage
+        self.by_number: defaultdict[int, list[BufferUse]] = defaultdict(list)
 
     def check(self, storage: int, start: int, size: int, where: str) -> None:
         """Raise BadRecord unless these bytes are allocated."""
@@ -49,70 +49,75 @@ class Buffers:
                             f"has {held}")
 
     def begin(self, number: int, ranges: Sequence[int], writes: bool, where: str) -> int:
-        """A communication reads or writes tensors from now on; returns their bytes.
+        """Begin a communication that reads or writes tensors; return their bytes.
 
         Args:
-            number: of the communication.
-            ranges: of the tensors, as the record has them.
+            number: number of the communication.
+            ranges: RANGES of the tensors, as in format.py.
             writes: whether it writes them.
-            where: for errors.
+            where: rank and entry, for error messages.
         """
-        whole = 0
+        total = 0
         for storage, start, size in triples(ranges):
             self.check(storage, start, size, where)
-            use = Use(start, start + size, writes, number)
-            self.under_way[storage].append(use)
+            use = BufferUse(start, start + size, writes, number)
+            self.unfinished[storage].append(use)
             self.by_number[number].append(use)
-            whole += size
-        return whole
+            total += size
+        return total
 
     def resized(self, storage: int) -> None:
-        """A storage has got other memory; what reads the old one may go on, because the allocator
-        does not give it away before that (record_stream). FSDP resizes its shards so."""
-        if storage in self.under_way:
-            self.under_way[storage] = [use for use in self.under_way[storage] if use.writes]
+        """Forget reads of a storage that was reallocated, as FSDP's shards are.
+
+        They may go on, because the allocator does not reuse the old memory before (record_stream).
+        """
+        if storage in self.unfinished:
+            self.unfinished[storage] = [use for use in self.unfinished[storage] if use.writes]
 
     def end(self, number: int, end: float) -> None:
-        """It is known when a communication is over."""
+        """Set the time at which a communication ends."""
         for use in self.by_number.pop(number, ()):
             use.end = end
 
     def use(self, storage: int, start: int, size: int, writes: bool, at: float, where: str
             ) -> None:
-        """A kernel uses a tensor.
+        """Check that a kernel may use a tensor.
 
         Args:
-            storage: the tensor's, or HOST.
+            storage: the tensor's storage, or HOST.
             start: its first byte.
             size: its bytes.
-            writes: whether it is written.
-            at: when the kernel starts.
-            where: for errors.
+            writes: whether the kernel writes it.
+            at: when the kernel starts, in seconds.
+            where: rank and entry, for error messages.
 
-        Raises BadRecord where a communication is not done with these bytes.
+        Raises:
+            BadRecord: a communication still uses these bytes.
         """
         if storage == HOST:
             return
         self.check(storage, start, size, where)
-        if storage not in self.under_way:
+        if storage not in self.unfinished:
             return
-        left = []
-        for use in self.under_way[storage]:
+        remaining = []
+        for use in self.unfinished[storage]:
             if use.end is not None and use.end <= self.gpu.clock.host:
-                continue  # whatever comes next starts later
-            left.append(use)
-            late = use.end is None or use.end > at
-            if late and (writes or use.writes) and start < use.stop and use.start < start + size:
+                continue  # every later kernel starts after it
+            remaining.append(use)
+            overlaps = use.end is None or use.end > at
+            if overlaps and (writes
+                             or use.writes) and start < use.stop and use.start < start + size:
                 what = "writing" if use.writes else "reading"
                 raise BadRecord(
                     f"{where}: uses bytes {start} to {start + size} of storage {storage} while "
-                    f"communication {use.number} of this rank is still {what} them: nothing waits "
-                    "for it")
-        if left:
-            self.under_way[storage] = left
+                    f"communication {use.number} of this rank is still {what} them: the program "
+                    "does not wait for it")
+        if remaining:
+            self.unfinished[storage] = remaining
         else:
-            del self.under_way[storage]
+            del self.unfinished[storage]
 
 
 def triples(ranges: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield (storage, offset, bytes) of each tensor."""
     return zip(ranges[::3], ranges[1::3], ranges[2::3], strict=True)

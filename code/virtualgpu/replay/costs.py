@@ -1,30 +1,31 @@
-"""Cost of a collective, and whether its ranks' arguments match."""
+"""Compute the cost of a recorded collective, and check that its ranks' arguments match."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from virtualgpu.net import collectives
-from virtualgpu.net.collectives import Path
+from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.exchange import Post
+from virtualgpu.replay.exchange import RankPost
 
 
-def seconds(path: Path, posts: Sequence[Post], me: int, complete: bool) -> float:
-    """Return how long a collective takes once all ranks are ready.
+def seconds(path: CommunicationPath, posts: Sequence[RankPost], me: int, complete: bool) -> float:
+    """Return the time, in seconds, of a collective once all ranks are ready.
 
     Args:
-        path: between the ranks.
-        posts: of all ranks.
+        path: the path between the ranks.
+        posts: the parts of all ranks.
         me: this rank's index among them.
         complete: whether all ranks have records.
 
-    Raises BadRecord where the ranks' sizes do not fit together.
+    Raises:
+        BadRecord: the ranks' sizes do not match, or the collective is unknown.
     """
     mine = posts[me]
     given, taken = (sum(getattr(post, side) for post in posts) for side in ("given", "taken"))
     most = max(max(post.given, post.taken) for post in posts)
-    fits = {
+    sizes_match = {
         "all_reduce": lambda: mine.given == mine.taken,
         "broadcast": lambda: mine.given == mine.taken,
         "reduce": lambda: taken == mine.given,
@@ -32,20 +33,20 @@ def seconds(path: Path, posts: Sequence[Post], me: int, complete: bool) -> float
         "reduce_scatter": lambda: mine.given == taken,
         "gather": lambda: most == given,
         "scatter": lambda: most == taken,
-        "all_to_all": lambda: _splits_fit(posts, me, complete),
+        "all_to_all": lambda: _splits_match(posts, me, complete),
         "barrier": lambda: most == 0,
     }.get(mine.name)
-    if fits is None:
-        raise BadRecord(f"{mine.where}: there is no collective {mine.name!r}; these are: "
+    if sizes_match is None:
+        raise BadRecord(f"{mine.where}: unknown collective {mine.name!r}; known ones: "
                         f"{', '.join(collectives.COSTS)}")
-    if complete and not fits():
+    if complete and not sizes_match():
         raise BadRecord(f"{mine.where}: {mine.name} with {mine.given} bytes in and {mine.taken} "
-                        f"bytes out, where all ranks together have {given} and {taken}")
-    return collectives.seconds(mine.name, path, collectives.Volume(
+                        f"bytes out, but all ranks together have {given} and {taken}")
+    return collectives.seconds(mine.name, path, collectives.BufferSizes(
         mine.given, mine.taken, given, taken, most))
 
 
-def _splits_fit(posts: Sequence[Post], me: int, complete: bool) -> bool:
+def _splits_match(posts: Sequence[RankPost], me: int, complete: bool) -> bool:
     """Return whether every rank sends as much as this one expects."""
     if any(len(post.splits) != 2 or [len(side) for side in post.splits] != [len(posts)] * 2 or
            sum(post.splits[0]) != post.given or sum(post.splits[1]) != post.taken

@@ -1,4 +1,4 @@
-"""Why a record is refused."""
+"""The error of a record that is rejected."""
 
 from __future__ import annotations
 
@@ -6,4 +6,7 @@ from virtualgpu.core.errors import VirtualGpuError
 
 
 class BadRecord(VirtualGpuError):
-    """A record that no program on a virtual GPU can have left; the text names rank and entry."""
+    """Raised for a record that no run on a virtual GPU can have written.
+
+    The message names the rank and the entry.
+    """

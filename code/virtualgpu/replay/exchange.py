@@ -1,7 +1,7 @@
 """Match the communication of recorded ranks.
 
 Collectives match by group and order, and sends by pair and order. Ranks without a record do what
-the nearest recorded rank below them does, as in net/wire.py.
+the nearest recorded rank below them does, as in net/messenger.py.
 """
 
 from __future__ import annotations
@@ -10,95 +10,104 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from virtualgpu.net.group import differing
-from virtualgpu.net.wire import mirrored, stands_for
+from virtualgpu.net.errors import mismatch_message
+from virtualgpu.net.messenger import mirrored, stands_for
 from virtualgpu.replay.errors import BadRecord
 
 Group = tuple[str, tuple[int, ...]]  # name and ranks
 
 
-class Post(NamedTuple):
+class RankPost(NamedTuple):
     """One rank's part in a collective, or one send.
 
     Attributes:
-        where: rank and entry, in words.
-        time: when the rank is ready, or when a sent tensor arrives.
-        name: of the collective.
-        what: arguments that all ranks must agree on.
-        given: bytes that go in, or are sent.
-        taken: bytes that come out.
+        where: rank and entry, for error messages.
+        time: when the rank is ready, or when a sent tensor arrives, in seconds.
+        name: the collective.
+        call: the collective, with the arguments that all ranks must agree on.
+        given: bytes of the inputs, or of the sent tensor.
+        taken: bytes of the outputs.
         splits: bytes for and from each rank.
     """
 
     where: str
     time: float
     name: str
-    what: str
+    call: str
     given: int
     taken: int
     splits: Sequence[Sequence[int]] = ()
 
 
 class Exchange:
-    """Everything that ranks have told each other so far."""
+    """The collectives and sends that ranks have started so far."""
 
     def __init__(self, present: Sequence[int]) -> None:
-        """present: the ranks that have a record."""
+        """Begin with no communication; `present` are the ranks that have a record."""
         self.present = set(present)
-        self.posts: defaultdict[tuple[Group, int], dict[int, Post]] = defaultdict(dict)
-        self.sends: defaultdict[tuple[Group, int, int], list[Post]] = defaultdict(list)
+        self.posts: defaultdict[tuple[Group, int], dict[int, RankPost]] = defaultdict(dict)
+        self.sends: defaultdict[tuple[Group, int, int], list[RankPost]] = defaultdict(list)
         self.received: defaultdict[tuple[Group, int, int], int] = defaultdict(int)
 
-    def _here(self, group: Group) -> list[int]:
+    def _recorded(self, group: Group) -> list[int]:
         return [index for index, rank in enumerate(group[1]) if rank in self.present]
 
-    def post(self, group: Group, number: int, index: int, post: Post) -> None:
-        """One rank begins a collective.
+    def post(self, group: Group, number: int, index: int, post: RankPost) -> None:
+        """Record that a rank starts a collective.
 
         Args:
             group: its process group.
-            number: of the collective in this group.
-            index: the rank's, in the group.
-            post: what it tells the others.
+            number: number of the collective in this group.
+            index: the rank's index in the group.
+            post: the rank's part.
         """
         self.posts[group, number][index] = post
 
-    def all_posts(self, group: Group, number: int) -> list[Post] | None:
-        """The parts of all ranks in a collective; None while one is missing. Raises BadRecord
-        where they differ."""
-        told, here = self.posts[group, number], self._here(group)
-        if any(index not in told for index in here):
+    def all_posts(self, group: Group, number: int) -> list[RankPost] | None:
+        """Return the parts of all ranks in a collective, or None while one is missing.
+
+        Raises:
+            BadRecord: the ranks' calls differ.
+        """
+        posts, recorded = self.posts[group, number], self._recorded(group)
+        if any(index not in posts for index in recorded):
             return None
-        first = told[here[0]]
-        for index in here:
-            other = told[index]
-            if (other.name, other.what) != (first.name, first.what):
-                raise BadRecord(differing(f"{first.where}: calls {first.what}",
-                                          f"{other.where}: calls {other.what}"))
-        return [told[index] for index in stands_for(here, len(group[1]))]
+        first = posts[recorded[0]]
+        for index in recorded:
+            other = posts[index]
+            if (other.name, other.call) != (first.name, first.call):
+                raise BadRecord(mismatch_message(f"{first.where}: calls {first.call}",
+                                                 f"{other.where}: calls {other.call}"))
+        return [posts[index] for index in stands_for(recorded, len(group[1]))]
 
     def missing(self, group: Group, number: int) -> list[int]:
-        """Ranks that have not begun a collective."""
-        told = self.posts[group, number]
-        return [group[1][index] for index in self._here(group) if index not in told]
+        """Return the ranks that have not started a collective."""
+        posts = self.posts[group, number]
+        return [group[1][index] for index in self._recorded(group) if index not in posts]
 
     def _queue(self, group: Group, source: int, target: int) -> tuple[Group, int, int]:
         """Return the queue of a send.
 
-        A rank receives from a rank without a record what it would itself send that far ahead.
+        A send from a rank without a record mirrors the receiver's own send over the same distance.
         """
         ranks = group[1]
         if ranks[source] in self.present:
             return group, source, target
         return group, target, mirrored(source, target, len(ranks))[0]
 
-    def send(self, group: Group, source: int, target: int, post: Post) -> None:
-        """One rank sends to another; both are indices in the group."""
+    def send(self, group: Group, source: int, target: int, post: RankPost) -> None:
+        """Record that a rank sends to another; both are indices in the group."""
         self.sends[group, source, target].append(post)
 
-    def receive(self, group: Group, source: int, target: int, number: int) -> Post | None:
-        """The send that belongs to a rank's receive with this number from a source; None while it
-        is missing."""
+    def receive(self, group: Group, source: int, target: int, number: int) -> RankPost | None:
+        """Return the send that matches a rank's receive, or None while it is missing.
+
+        Args:
+            group: the process group.
+            source: index of the sender.
+            target: index of the receiver.
+            number: number of earlier receives from this sender.
+        """
         queue = self._queue(group, source, target)
         sends = self.sends[queue]
         if len(sends) <= number:
@@ -107,12 +116,12 @@ class Exchange:
         return sends[number]
 
     def check_complete(self) -> None:
-        """Raise BadRecord where something was said that nobody heard."""
-        for (group, number), told in self.posts.items():
+        """Raise BadRecord if a collective or a send was never matched."""
+        for (group, number), posts in self.posts.items():
             missing = self.missing(group, number)
             if missing:
-                first = min(told.values(), key=lambda post: post.where)
-                raise BadRecord(f"{first.where}: {first.what} of ranks {list(group[1])}, which "
+                first = min(posts.values(), key=lambda post: post.where)
+                raise BadRecord(f"{first.where}: {first.call} of ranks {list(group[1])}, which "
                                 f"rank {missing[0]} never calls")
         for queue, sends in self.sends.items():
             if self.received[queue] < len(sends):

@@ -1,4 +1,4 @@
-"""Checks of single fields in a record that nobody vouches for. Every one raises BadRecord."""
+"""Check single fields of an untrusted record. Every function raises BadRecord."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def short(value: object) -> str:
-    """A value as an error message shows it."""
+    """Return a value for an error message, shortened."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def whole(value: object, least: int, most: int, where: str) -> int:
+def integer(value: object, least: int, most: int, where: str) -> int:
     """Return an integer from `least` to `most`."""
     if type(value) is not int or not least <= value <= most:
         raise BadRecord(f"{where}: expected an integer from {least} to {most}, found "
@@ -47,7 +47,7 @@ def text(value: object, most: int, where: str) -> str:
 
 
 def items(value: object, most: int, where: str, exactly: bool = False) -> list:
-    """Return a list of at most `most` items, or of exactly as many."""
+    """Return a list of at most `most` items, or of exactly that many."""
     if type(value) is not list or len(value) > most or (exactly and len(value) < most):
         size = f"{len(value)} items" if type(value) is list else short(value)
         raise BadRecord(f"{where}: expected a list of {'' if exactly else 'at most '}{most} items, "
@@ -63,12 +63,12 @@ def mapping(value: object, where: str) -> dict[str, object]:
 
 def members(value: object, names: Collection[str], where: str) -> dict[str, object]:
     """Return an object that has exactly these members."""
-    found = mapping(value, where)
-    if found.keys() != set(names):
-        wrong = sorted(found.keys() ^ set(names))
+    fields = mapping(value, where)
+    if fields.keys() != set(names):
+        wrong = sorted(fields.keys() ^ set(names))
         raise BadRecord(f"{where}: expected the members {', '.join(sorted(names))}; wrong or "
                         f"missing: {short(', '.join(wrong))}")
-    return found
+    return fields
 
 
 def one_of(value: object, known: Mapping[str, T], where: str) -> T:
@@ -78,28 +78,28 @@ def one_of(value: object, known: Mapping[str, T], where: str) -> T:
 
 
 def parse(source: str, most: int, where: str) -> object:
-    """Return what a JSON text says, without any of JSON's extensions.
+    """Parse strict JSON, without Python's extensions.
 
     Args:
-        source: the text.
-        most: characters that it may have.
-        where: for errors.
+        source: the JSON.
+        most: largest number of characters.
+        where: description for error messages.
     """
     if type(source) is not str or len(source) > most:
         size = f"{len(source)} characters" if type(source) is str else type(source).__name__
-        raise BadRecord(f"{where}: expected a text of at most {most} characters, found {size}")
+        raise BadRecord(f"{where}: expected a string of at most {most} characters, found {size}")
 
     def refuse(constant: str) -> None:
         raise BadRecord(f"{where}: {constant} is not a number in JSON")
 
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        members = dict(pairs)
+        if len(members) < len(pairs):
             raise BadRecord(f"{where}: a member occurs twice")
-        return found
+        return members
 
     try:
-        return json.loads(source, parse_constant=refuse, object_pairs_hook=once)
+        return json.loads(source, parse_constant=refuse, object_pairs_hook=without_duplicates)
     except BadRecord:
         raise
     except (ValueError, RecursionError) as error:

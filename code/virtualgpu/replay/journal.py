@@ -1,8 +1,8 @@
-"""Writes down what a program does on a virtual GPU, while it does it. format.py has the format.
+"""Record a program's run on a virtual GPU. format.py has the format.
 
-Nothing here comes from the clock: a moment that the program waits for is noted as "stream 2, as of
-entry 40" or "the end of communication 7". Times that know where they come from carry these notes
-from the call that makes them to the call that waits.
+A record contains no times: the moment that the program waits for is recorded as "stream 2, as of
+entry 40" or "the end of communication 7". Each time carries this origin from the call that creates
+it to the call that waits for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.core.plan import Plan, nested
+from virtualgpu.core.plan import OperationPlan, nested
 from virtualgpu.core.rules import tensors
 from virtualgpu.replay.format import COMMUNICATION, FORMAT, HOST, NO_STREAM, VERSION
 from virtualgpu.replay.operations import encode_operation
@@ -29,42 +29,46 @@ Origin = tuple[int, int]
 
 
 class Moment(float):
-    """A time, and where it comes from: a stream and an entry, or a communication."""
+    """A time in seconds, with its origin: a stream and an entry, or a communication."""
 
     origin: Origin
 
 
 def moment(time: float, origin: Origin) -> Moment:
-    made = Moment(time)
-    made.origin = origin
-    return made
+    """Return a time with its origin."""
+    result = Moment(time)
+    result.origin = origin
+    return result
 
 
 class Journal:
-    """The record of one rank, from the moment that this is made."""
+    """Records one rank, from its construction on."""
 
     def __init__(self, gpu: VirtualGpu, rank: int = 0, world: int = 1) -> None:
-        """Args:
-            gpu: this rank's.
-            rank: of this process.
-            world: how many ranks the job has.
+        """Start recording.
 
-        Raises VirtualGpuError where the GPU has been used already.
+        Args:
+            gpu: this rank's virtual GPU.
+            rank: this process's rank.
+            world: number of ranks in the job.
+
+        Raises:
+            VirtualGpuError: the GPU has already been used.
         """
         if gpu.journal is not None or gpu.clock.host or any(gpu.clock.streams.values()):
             raise VirtualGpuError("a record must begin before anything runs on the virtual GPU")
         self.gpu, self.rank, self.world = gpu, rank, world
         self.entries: list[list] = []
         self.streams: dict[str, int] = {COMPUTE: 0}
-        self.texts: dict[str, int] = {}  # encoded operations
-        self.known: dict[tuple, int] = {}  # the same, by their plans' keys
+        self.encoded: dict[str, int] = {}  # indices of operations, by their JSON
+        self.indices: dict[tuple, int] = {}  # indices of operations, by their plans' keys
         self.groups: dict[tuple[str, tuple[int, ...]], int] = {}
-        self.storages: dict[int, int] = {}  # numbers of those that live, by identity
+        self.storages: dict[int, int] = {}  # numbers of live storages, by identity
         self.allocations = self.communications = 0
-        self.memory_stream = COMPUTE  # of the last allocation
+        self.memory_stream = COMPUTE  # the last allocation's stream
         for key, block in gpu.blocks.items():
             self.allocated(key, block.requested, block.size)
-        gpu.clock = Tape(gpu.clock, self)
+        gpu.clock = RecordingClock(gpu.clock, self)
         gpu.journal = self
 
     def finish(self) -> str:
@@ -74,54 +78,54 @@ class Journal:
         head = {"format": FORMAT, "version": VERSION, "rank": self.rank, "world": self.world,
                 "streams": list(self.streams), "groups": [
                     {"name": name, "ranks": list(ranks)} for name, ranks in self.groups]}
-        return "".join([json.dumps(head)[:-1], ',\n"operations": [', ",\n".join(self.texts),
+        return "".join([json.dumps(head)[:-1], ',\n"operations": [', ",\n".join(self.encoded),
                         '],\n"entries": [', ",\n".join(map(json.dumps, self.entries)), "]}"])
 
     def note(self, code: str, *fields: object) -> None:
+        """Append an entry; format.py explains codes and fields."""
         self.entries.append([code, *fields])
 
     def stream(self, name: str) -> int:
+        """Return the index of a stream."""
         return self.streams.setdefault(name, len(self.streams))
 
-    # Kernels and memory.
-
     def kernel(self, key: tuple, func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
-               plan: Plan, out: object) -> None:
-        """An operation is about to be launched.
+               plan: OperationPlan, out: object) -> None:
+        """Record an operation that is about to be launched.
 
         Args:
-            key: of its plan.
+            key: key of its plan.
             func: the operation.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            plan: what it does.
-            out: what it returns.
+            plan: its plan.
+            out: its result.
         """
         operands = tensors((*args, *kwargs.values()))
         held = tuple(map(self.gpu.holds, operands))
         fresh = list(nested(out)) if plan.results is not None else []
-        number = self.known.get((key, held))
+        number = self.indices.get((key, held))
         if number is None:
             text = encode_operation(func, args, kwargs, operands, held, fresh)
-            number = self.known[key, held] = self.texts.setdefault(text, len(self.texts))
+            number = self.indices[key, held] = self.encoded.setdefault(text, len(self.encoded))
         places = []
         for item in (*operands, *fresh):
             places += self._place(item)
         self.note("k", number, self.stream(self.gpu.stream), places)
 
     def _place(self, tensor: torch.Tensor) -> list[int]:
-        """The storage's number and the offset of the tensor's first byte."""
+        """Return the storage's number and the offset of the tensor's first byte."""
         storage = self.storages.get(tensor.untyped_storage()._cdata)
         if storage is None:
             return [HOST, 0]
         return [storage, tensor.storage_offset() * tensor.element_size()]
 
     def to_host(self, source: torch.Tensor) -> None:
-        """A tensor is about to be copied to the host's memory."""
+        """Record that a tensor is about to be copied to the host."""
         self.note("d", self.stream(self.gpu.stream), *self._place(source), source.nbytes)
 
     def _from_current_stream(self) -> None:
-        """Note it if an allocation is not of the same stream as the last one."""
+        """Record a change of the stream that allocations belong to."""
         if self.gpu.stream != self.memory_stream:
             self.memory_stream = self.gpu.stream
             self.note("m", self.stream(self.memory_stream))
@@ -133,7 +137,7 @@ class Journal:
         self.note("a", size)
 
     def refused(self, size: int) -> None:
-        """There was no memory for so many bytes."""
+        """Record a request of `size` bytes that did not fit."""
         self._from_current_stream()
         self.note("x", size)
 
@@ -144,10 +148,8 @@ class Journal:
         self._from_current_stream()
         self.note("r", self.storages[key], size)
 
-    # Communication.
-
     def _group(self, group: VirtualGroup) -> int:
-        return self.groups.setdefault((group.wire.name or "", tuple(group.ranks)),
+        return self.groups.setdefault((group.messenger.name or "", tuple(group.ranks)),
                                       len(self.groups))
 
     def _count(self, work: Work) -> None:
@@ -157,48 +159,48 @@ class Journal:
     def _ranges(self, items: Sequence[torch.Tensor]) -> list[int]:
         return [field for item in items for field in (*self._place(item), item.nbytes)]
 
-    def collective(self, group: VirtualGroup, work: Work, name: str, what: str,
+    def collective(self, group: VirtualGroup, work: Work, name: str, call: str,
                    given: Sequence[torch.Tensor], taken: Sequence[torch.Tensor],
                    splits: Sequence[Sequence[int]]) -> None:
-        """A collective begins.
+        """Record that a collective starts.
 
         Args:
             group: its process group.
-            work: what the program gets.
-            name: of the collective.
-            what: arguments that all ranks must agree on.
-            given: the tensors that go in.
-            taken: the tensors that are written.
-            splits: elements for and from each rank, where these may differ.
+            work: the program's handle.
+            name: the collective.
+            call: the collective, with the arguments that all ranks must agree on.
+            given: input tensors.
+            taken: output tensors.
+            splits: elements for and from each rank, if they may differ.
         """
         self._count(work)
         width = (*given, *taken)[0].element_size() if splits else 0
-        self.note("c", self._group(group), name, what, self.stream(self.gpu.stream),
+        self.note("c", self._group(group), name, call, self.stream(self.gpu.stream),
                   self._ranges(given), self._ranges(taken),
                   [[width * count for count in side] for side in splits])
 
     def sent(self, group: VirtualGroup, work: Work, peer: int, items: Sequence[torch.Tensor]
              ) -> None:
-        """Tensors are sent to the rank with this index in the group."""
+        """Record a send to the rank with this index in the group."""
         self._count(work)
         self.note("p", self._group(group), peer, self.stream(self.gpu.stream), self._ranges(items))
 
     def received(self, group: VirtualGroup, work: Work, peer: int, items: Sequence[torch.Tensor]
                  ) -> None:
-        """Tensors are to be received from the rank with this index in the group."""
+        """Record a receive from the rank with this index in the group."""
         self._count(work)
         self.note("q", self._group(group), peer, self._ranges(items))
 
     def settled(self, work: Work, end: float) -> float:
-        """It is known when a communication ends; returns that moment."""
-        if work.number is None:  # it began before the record
+        """Record that a communication's end is known; return the end as a Moment."""
+        if work.number is None:  # it started before the record
             return end
         self.note("t", work.number)
         return moment(end, (COMMUNICATION, work.number))
 
 
-class Tape(Clock):
-    """A virtual GPU's clock that writes down who waits for what."""
+class RecordingClock(Clock):
+    """A virtual GPU's clock that records every wait."""
 
     def __init__(self, clock: Clock, journal: Journal) -> None:
         self.__dict__.update(clock.__dict__)
@@ -228,17 +230,17 @@ class Tape(Clock):
         return super().synchronize()
 
     def _note(self, code: str, until: float, *streams: str | None) -> None:
-        """Note a wait.
+        """Record a wait.
 
         Args:
-            code: of the entry.
+            code: the entry's code.
             until: when the wait ends.
-            streams: that the entry names.
+            streams: streams that the entry names.
         """
         if self.journal is None or (until == 0.0 and not isinstance(until, Moment)):
             return  # an event that was never recorded
         if not isinstance(until, Moment):
-            raise VirtualGpuError("a stream waits for a time of unknown origin, which a record "
-                                  "cannot hold")
+            raise VirtualGpuError("a stream waits for a time of unknown origin, which cannot be "
+                                  "recorded")
         self.journal.note(code, *until.origin, *(
             NO_STREAM if name is None else self.journal.stream(name) for name in streams))

@@ -3,13 +3,13 @@
     {"name": "aten.mm.default", "args": [...], "kwargs": {...}, "fresh": [TENSOR, ...]}
 
 `fresh` are new tensors that the operation returns. An argument is null, a boolean, an integer, or a
-string, as it is, or one of
+string, unchanged, or one of
 
     {"tensor": [shape, strides, dtype], "host": true or false}
     {"list": [argument, ...]}
     {"dtype": "float32"}, {"memory_format": "contiguous_format"}
-    {"float": true}                 some number: no cost depends on its value
-    {"other": "device"}             something else on which no cost depends, by its type
+    {"float": true}                 any float: no cost depends on its value
+    {"other": "device"}             the type of an argument on which no cost depends
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import NamedTuple
 import torch
 
 from virtualgpu.core import shapes
-from virtualgpu.core.plan import Kind, changed_argument, kind_of, results_in_place
+from virtualgpu.core.plan import OperationKind, changed_argument, kind_of, results_in_place
 from virtualgpu.core.rules import is_free, moved, tensors
 from virtualgpu.net.messages import dtype_name
-from virtualgpu.replay import fields, fits
+from virtualgpu.replay import fields, operand_checks
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
 
@@ -33,7 +33,8 @@ DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}
 FORMATS = {name: getattr(torch, name) for name in (
     "contiguous_format", "preserve_format", "channels_last", "channels_last_3d")}
-OTHERS = {"device": torch.device("meta"), "layout": torch.strided, "Generator": None, "complex": 1j}
+UNPRICED = {"device": torch.device("meta"), "layout": torch.strided, "Generator": None,
+            "complex": 1j}
 DEFINED_BY = {"fsdp": "torch.distributed.fsdp", "virtualgpu": "virtualgpu.core.kernels"}
 NAMESPACES = {"aten", *DEFINED_BY}
 MOST_DIMENSIONS, DEPTH, MOST_INTEGER = 25, 4, 2**63
@@ -43,14 +44,14 @@ class Operation(NamedTuple):
     """A validated operation.
 
     Attributes:
-        func: torch's.
+        func: torch's operation.
         args: positional arguments; tensors are on meta.
         operands: all tensors among its arguments.
-        on_host: for each operand, whether it lies in the host's memory.
-        written: for each operand, whether it is changed in place.
-        fresh: tensors that it returns.
-        produced: tensors that it returns or changes, as cost rules need them.
-        crossing: bytes that pass the bus.
+        on_host: for each operand, whether it is in the host's memory.
+        written: for each operand, whether it is written in place.
+        fresh: new tensors that it returns.
+        produced: tensors that it returns or writes, for cost rules.
+        crossing: bytes that cross PCIe.
     """
 
     func: torch._ops.OpOverload
@@ -73,8 +74,8 @@ def encode_operation(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
         args: its positional arguments.
         kwargs: its keyword arguments.
         operands: the tensors among them, in order.
-        held: for each operand, whether it lies in the GPU's memory.
-        fresh: tensors that it returns.
+        held: for each operand, whether it is in the GPU's memory.
+        fresh: new tensors that it returns.
     """
     places = iter(held)
     return json.dumps({
@@ -104,39 +105,39 @@ def _encode(value: object, held: Iterator[bool]) -> object:
 
 def decode_operation(item: object, where: str) -> Operation:
     """Return a validated operation. Raises BadRecord."""
-    found = fields.members(item, {"name", "args", "kwargs", "fresh"}, where)
-    func = _resolve(fields.text(found["name"], MOST_NAME, f"{where}, name"), where)
+    item = fields.members(item, {"name", "args", "kwargs", "fresh"}, where)
+    func = _resolve(fields.text(item["name"], MOST_NAME, f"{where}, name"), where)
     where = f"{where} ({func})"
     hosts: list[bool] = []
     args = [_decode(one, hosts, f"{where}, argument {at}") for at, one in
-            enumerate(fields.items(found["args"], MOST_TENSORS, where))]
-    named = fields.mapping(found["kwargs"], where)
+            enumerate(fields.items(item["args"], MOST_TENSORS, where))]
+    named = fields.mapping(item["kwargs"], where)
     kwargs = {name: _decode(one, hosts, f"{where}, argument {name}")
               for name, one in named.items()}
     operands = tensors((*args, *kwargs.values()))
     if len(operands) != len(hosts):
-        raise BadRecord(f"{where}: a tensor in a list in a list")
-    fresh = [_tensor(one, where) for one in fields.items(found["fresh"], MOST_TENSORS, where)]
+        raise BadRecord(f"{where}: a tensor in a nested list")
+    fresh = [_tensor(one, where) for one in fields.items(item["fresh"], MOST_TENSORS, where)]
     try:
         return _derive(func, args, kwargs, operands, hosts, fresh, where)
     except BadRecord:
         raise
-    except Exception as error:  # of rules that were given the wrong arguments: any
-        raise BadRecord(f"{where}: its arguments make no sense: {error}") from error
+    except Exception as error:  # rules may raise anything for invalid arguments
+        raise BadRecord(f"{where}: invalid arguments: {error}") from error
 
 
 def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: list[torch.Tensor],
             hosts: list[bool], fresh: list[torch.Tensor], where: str) -> Operation:
-    """Work out what the trusted side can know by itself."""
+    """Derive the fields that the trusted side can compute itself."""
     changed = changed_argument(func, args, kwargs) if operands else None
-    expected = fits.results(func, args, kwargs, operands)
+    expected = operand_checks.results(func, args, kwargs, operands)
     if changed is None:
-        if expected is not None and expected != list(map(shapes.of, fresh)):
-            raise BadRecord(f"{where}: returns {_words(expected)}, not "
-                            f"{_words(map(shapes.of, fresh))}")
+        if expected is not None and expected != list(map(shapes.spec_of, fresh)):
+            raise BadRecord(f"{where}: returns {_description(expected)}, not "
+                            f"{_description(map(shapes.spec_of, fresh))}")
         produced = fresh
     elif fresh:
-        raise BadRecord(f"{where}: works in place and returns nothing new")
+        raise BadRecord(f"{where}: works in place, but returns new tensors")
     else:
         produced = results_in_place(args, kwargs, changed)
     writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
@@ -148,7 +149,7 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
     return Operation(func, args, operands, hosts, written, fresh, produced, crossing)
 
 
-def _words(specs: object) -> str:
+def _description(specs: object) -> str:
     return ", ".join(f"{dtype_name(spec.dtype)} {list(spec.shape)}"
                      for spec in specs if spec is not None) or "nothing"
 
@@ -166,7 +167,7 @@ def _resolve(name: str, where: str) -> torch._ops.OpOverload:
     func = getattr(packet, rest[1], None)
     if not isinstance(func, torch._ops.OpOverload):
         raise BadRecord(f"{where}: this version of torch has no operation {name!r}")
-    if kind_of(func) is not Kind.COSTS or is_free(func):
+    if kind_of(func) is not OperationKind.COSTED or is_free(func):
         raise BadRecord(f"{where}: {name} launches no kernel")
     return func
 
@@ -175,42 +176,42 @@ def _decode(value: object, hosts: list[bool], where: str, depth: int = 0) -> obj
     """Return an argument.
 
     Args:
-        value: what the record has.
-        hosts: takes, for each tensor, whether it lies in the host's memory.
-        where: for errors.
-        depth: of lists around it.
+        value: the argument in the record.
+        hosts: receives, for each tensor, whether it is in the host's memory.
+        where: description for error messages.
+        depth: number of lists around it.
     """
     if value is None or type(value) in (bool, str):
         return value
     if type(value) is int:
-        return fields.whole(value, -MOST_INTEGER, MOST_INTEGER, where)
+        return fields.integer(value, -MOST_INTEGER, MOST_INTEGER, where)
     if type(value) is not dict or not value or depth > DEPTH:
         raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
-    kind, inside = next(iter(value.items()))
+    kind, content = next(iter(value.items()))
     if kind == "tensor":
         fields.members(value, {"tensor", "host"}, where)
         hosts.append(fields.boolean(value["host"], where))
-        return _tensor(inside, where)
+        return _tensor(content, where)
     fields.members(value, {kind}, where)
     if kind == "list":
         return [_decode(one, hosts, where, depth + 1)
-                for one in fields.items(inside, MOST_TENSORS, where)]
+                for one in fields.items(content, MOST_TENSORS, where)]
     if kind == "dtype":
-        return fields.one_of(inside, DTYPES, where)
+        return fields.one_of(content, DTYPES, where)
     if kind == "memory_format":
-        return fields.one_of(inside, FORMATS, where)
+        return fields.one_of(content, FORMATS, where)
     if kind == "float":
         return 1.0
     if kind == "other":
-        return fields.one_of(inside, OTHERS, where)
+        return fields.one_of(content, UNPRICED, where)
     raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
 
 
 def _tensor(item: object, where: str) -> torch.Tensor:
     shape, strides, dtype = fields.items(item, 3, where, exactly=True)
-    sizes = [fields.whole(one, 0, MOST_BYTES, where)
+    sizes = [fields.integer(one, 0, MOST_BYTES, where)
              for one in fields.items(shape, MOST_DIMENSIONS, where)]
-    steps = [fields.whole(one, 0, MOST_BYTES, where)
+    steps = [fields.integer(one, 0, MOST_BYTES, where)
              for one in fields.items(strides, len(sizes), where, exactly=True)]
     kind = fields.one_of(dtype, DTYPES, where)
     count = 1
@@ -222,7 +223,7 @@ def _tensor(item: object, where: str) -> torch.Tensor:
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:
-    """Elements from the first to the last one of a tensor."""
+    """Return the number of elements from the first to the last one of a tensor, inclusive."""
     if 0 in sizes:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))

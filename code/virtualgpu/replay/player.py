@@ -1,4 +1,4 @@
-"""Repeats one rank's record on a fresh virtual GPU, as far as the other ranks have come."""
+"""Replay one rank's record on a new virtual GPU, as far as the other ranks' progress allows."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ from virtualgpu.replay.reading import Record
 
 
 class Player:
-    """One rank that is priced.
+    """Replays one rank.
 
     Attributes:
-        gpu: with the clock, the memory, and the busy seconds.
-        index: of the entry that comes next.
+        gpu: the virtual GPU, with its clock and memory.
+        index: index of the next entry.
         flops: FLOPs of its kernels so far, by dtype.
-        bytes, communicated: sums so far.
-        streams: seconds of kernels by stream.
+        bytes: bytes that its kernels moved so far.
+        communicated: bytes communicated so far.
+        streams: seconds in kernels, by stream.
     """
 
     def __init__(self, record: Record, topology: Topology, exchange: Exchange) -> None:
         self.record = record
         self.gpu = VirtualGpu(topology.cards[record.rank])
         self.buffers = Buffers(self.gpu)
-        self.links = Communication(record, topology, exchange, self.gpu, self.buffers)
+        self.communication = Communication(record, topology, exchange, self.gpu, self.buffers)
         self.flops: Counter[str] = Counter()
         self.bytes = self.communicated = 0
         self.streams: defaultdict[str, float] = defaultdict(float)
@@ -45,10 +46,10 @@ class Player:
         self.index = self.allocations = 0
         self.memory_stream = COMPUTE
         self.moments: dict[tuple[int, int], float] = {}
-        self.wanted: defaultdict[int, set[int]] = defaultdict(set)  # streams by entry
+        self.awaited: defaultdict[int, set[int]] = defaultdict(set)  # streams by entry
         for code, *fields in record.entries:
             if code in "wvh" and fields[0] != COMMUNICATION:
-                self.wanted[fields[1]].add(fields[0])
+                self.awaited[fields[1]].add(fields[0])
 
     @property
     def where(self) -> str:
@@ -59,15 +60,21 @@ class Player:
         return self.index == len(self.record.entries)
 
     def advance(self) -> bool:
-        """Repeat entries until one needs a rank that has not come that far; returns whether there
-        was any. Raises BadRecord."""
+        """Replay entries until one needs a rank that has not come that far.
+
+        Returns:
+            Whether any entry was replayed.
+
+        Raises:
+            BadRecord: an entry cannot follow those before it.
+        """
         start = self.index
         while not self.done:
             code, *fields = self.record.entries[self.index]
-            for stream in self.wanted.get(self.index, ()):
+            for stream in self.awaited.get(self.index, ()):
                 self.moments[stream, self.index] = self.gpu.clock.ready(self.name(stream))
             try:
-                if self.PLAYS[code](self, *fields) is False:
+                if self.HANDLERS[code](self, *fields) is False:
                     break
             except (NoValue, torch.OutOfMemoryError) as error:
                 raise BadRecord(f"{self.where}: {error}") from None
@@ -77,16 +84,14 @@ class Player:
     def name(self, stream: int) -> str | None:
         return None if stream == NO_STREAM else self.record.streams[stream]
 
-    # Kernels and memory.
-
     def kernel(self, number: int, stream: int, places: list[int]) -> None:
         operation = self.record.operations[number]
         if number not in self.costs:
             self.costs[number] = self._cost(operation)
         seconds, work, extents = self.costs[number]
         if len(places) != 2 * len(extents):
-            raise BadRecord(f"{self.where}: {operation.func} has {len(extents)} tensors, and places"
-                            f" for {len(places) // 2}")
+            raise BadRecord(f"{self.where}: {operation.func} has {len(extents)} tensors, but "
+                            f"{len(places) // 2} places")
         name = str(operation.func._overloadpacket)
         at = self._start(stream, work.kernels)
         self.gpu.launch(name, seconds, work.kernels)
@@ -94,11 +99,11 @@ class Player:
         for (size, writes, on_host), storage, offset in zip(
                 extents, places[::2], places[1::2], strict=True):
             if (storage == HOST) != on_host:
-                raise BadRecord(f"{self.where}: a tensor of {operation.func} lies in the host's "
-                                "memory and on the GPU")
+                raise BadRecord(f"{self.where}: a tensor of {operation.func} is both in the "
+                                "host's memory and on the GPU")
             self.buffers.use(storage, offset, size, writes, at, self.where)
-        if work.product is not None:
-            self.flops[work.product.dtype] += work.product.flops
+        if work.gemm is not None:
+            self.flops[work.gemm.dtype] += work.gemm.flops
         elif work.flops:
             self.flops[work.dtype] += work.flops
         self.bytes += work.bytes
@@ -106,8 +111,11 @@ class Player:
             self.gpu.unknown[name] += 1
 
     def _cost(self, operation: Operation) -> tuple:
-        """Seconds, work, and for each tensor its extent in bytes, and whether it is written, and
-        lies in the host's memory."""
+        """Return the cost of an operation.
+
+        Returns:
+            Seconds, work, and for each tensor (extent in bytes, is written, is in host memory).
+        """
         seconds, work = self.gpu.cost(operation.func, operation.args, operation.produced,
                                       operation.crossing)
         flags = [*zip(operation.operands, operation.written, operation.on_host, strict=True),
@@ -117,7 +125,7 @@ class Player:
             for item, writes, on_host in flags]
 
     def _start(self, stream: int, kernels: int) -> float:
-        """Choose a stream, and return when kernels that are launched on it now will start."""
+        """Select a stream; return when kernels launched on it now will start, in seconds."""
         clock, self.gpu.stream = self.gpu.clock, self.name(stream)
         return max(clock.host + kernels * self.gpu.card.efficiency.dispatch,
                    clock.streams[self.gpu.stream])
@@ -143,7 +151,8 @@ class Player:
             self.gpu.allocate(size)
         except torch.OutOfMemoryError:
             return
-        raise BadRecord(f"{self.where}: {size} bytes were refused, and this GPU has room for them")
+        raise BadRecord(
+            f"{self.where}: an allocation of {size} bytes failed, but this GPU has room for it")
 
     def free(self, storage: int) -> None:
         self.buffers.check(storage, 0, 0, self.where)
@@ -158,60 +167,55 @@ class Player:
     def empty_cache(self) -> None:
         self.gpu.empty_cache()
 
-    # Waiting.
-
     def _moment(self, stream: int, index: int) -> float:
         if stream == COMMUNICATION:
-            return self.links.end(self.where, index)
+            return self.communication.end(self.where, index)
         if index > self.index:
-            raise BadRecord(f"{self.where}: waits for something after entry {index}, which comes "
-                            "later")
+            raise BadRecord(f"{self.where}: waits for entry {index}, which comes later")
         return self.moments[stream, index]
 
-    def wait(self, of: int, index: int, stream: int, source: int) -> None:
-        self.gpu.clock.wait(self._moment(of, index), self.name(stream), self.name(source))
+    def wait(self, origin: int, index: int, stream: int, source: int) -> None:
+        self.gpu.clock.wait(self._moment(origin, index), self.name(stream), self.name(source))
 
-    def wait_for_communication(self, of: int, index: int, stream: int) -> None:
-        self.gpu.clock.wait_for_communication(self._moment(of, index), self.name(stream))
+    def wait_for_communication(self, origin: int, index: int, stream: int) -> None:
+        self.gpu.clock.wait_for_communication(self._moment(origin, index), self.name(stream))
 
-    def host_waits(self, of: int, index: int, source: int) -> None:
-        self.gpu.clock.host_waits(self._moment(of, index), self.name(source))
+    def host_waits(self, origin: int, index: int, source: int) -> None:
+        self.gpu.clock.host_waits(self._moment(origin, index), self.name(source))
 
     def synchronize(self) -> None:
         self.gpu.clock.synchronize()
 
-    def latency(self) -> None:
-        self.gpu.latency()
+    def read_latency(self) -> None:
+        self.gpu.read_latency()
 
     def sleep(self, seconds: float) -> None:
         self.gpu.clock.work(seconds)
 
-    # Communication.
-
     def collective(self, *fields: object) -> None:
-        self.communicated += self.links.collective(self.where, *fields)
+        self.communicated += self.communication.collective(self.where, *fields)
 
     def send(self, *fields: object) -> None:
-        self.communicated += self.links.send(self.where, *fields)
+        self.communicated += self.communication.send(self.where, *fields)
 
     def receive(self, *fields: object) -> None:
-        self.links.receive(self.where, *fields)
+        self.communication.receive(self.where, *fields)
 
     def settle(self, number: int) -> bool:
-        return self.links.settle(self.where, number)
+        return self.communication.settle(self.where, number)
 
     def blocked(self) -> str:
-        """The communication that this rank waits for."""
+        """Return a description of the communication that this rank waits for."""
         (number,) = self.record.entries[self.index][1:]
-        return f"{self.where}: {self.links.waits_for(number)}"
+        return f"{self.where}: {self.communication.waits_for(number)}"
 
     def finish(self) -> None:
-        """Synchronize at the end. Raises BadRecord where something is still under way."""
+        """Synchronize at the end. Raises BadRecord if a communication is unfinished."""
         self.gpu.now()
-        self.links.check_complete(self.where)
+        self.communication.check_complete(self.where)
 
-    PLAYS: ClassVar[dict[str, Callable]] = {
+    HANDLERS: ClassVar[dict[str, Callable]] = {
         "m": use_memory_of, "a": allocate, "x": refuse, "f": free, "r": resize, "e": empty_cache,
         "k": kernel, "d": download, "w": wait, "v": wait_for_communication, "h": host_waits,
-        "s": synchronize, "l": latency, "z": sleep, "c": collective, "p": send, "q": receive,
+        "s": synchronize, "l": read_latency, "z": sleep, "c": collective, "p": send, "q": receive,
         "t": settle}

@@ -1,4 +1,4 @@
-"""Price the records of a job's ranks on the given GPUs and links."""
+"""Compute the time and memory of recorded ranks on the given GPUs and links."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class Priced:
     """One rank's figures.
 
     Attributes:
-        rank: in the job.
+        rank: the rank in the job.
         seconds: modeled time from its start to its end.
         exposed: by stream, seconds of exposed communication.
-        busy: seconds by operation.
-        streams: by stream, seconds of its kernels.
+        busy: kernel and communication time, in seconds by operation.
+        streams: kernel time, in seconds by stream.
         peak: bytes of memory allocated at the peak, as PyTorch counts them.
         reserved: bytes that PyTorch reserved at the peak.
         live: bytes of all live tensors at the peak, without rounding.
         flops_by_dtype: FLOPs of all kernels, by the dtype of their operands.
-        bytes: that kernels moved between memory and the chip.
+        bytes: bytes that kernels moved between memory and the chip.
         communicated: bytes of the buffers of its collectives, and of its sends.
-        unknown: calls by operation that have no cost rule.
+        unknown: number of calls of operations without a cost rule, by operation.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Priced:
 
     @property
     def exposed_compute(self) -> float:
-        """Seconds in which the default stream only waited for communication."""
+        """Exposed communication of the default stream, in seconds."""
         return self.exposed.get(COMPUTE, 0.0)
 
 
@@ -70,8 +70,9 @@ def price(records: Sequence[Record], topology: Topology) -> list[Priced]:
         records: one for each rank, or, in a symmetric job, one for each rank that was present.
         topology: GPUs and links of the whole job.
 
-    Raises BadRecord where an entry cannot follow those before it, ranks do not match, or all ranks
-    wait for each other.
+    Raises:
+        BadRecord: an entry cannot follow those before it, ranks do not match, or all ranks wait for
+            each other.
     """
     world, ranks = len(topology.nodes), [record.rank for record in records]
     for record in records:
@@ -82,9 +83,9 @@ def price(records: Sequence[Record], topology: Topology) -> list[Priced]:
         raise BadRecord(f"records of ranks {ranks}: expected different ranks, 0 among them")
     exchange = Exchange(ranks)
     players = [Player(record, topology, exchange) for record in records]
-    moving = True
-    while moving:
-        moving = any([player.advance() for player in players])
+    progress = True
+    while progress:
+        progress = any([player.advance() for player in players])
     stuck = [player.blocked() for player in players if not player.done]
     if stuck:
         raise BadRecord(f"deadlock: no rank can make progress: {'; '.join(stuck)}")

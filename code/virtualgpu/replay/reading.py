@@ -1,6 +1,6 @@
-"""Reads a record that nobody vouches for: everything is checked for type, range, and length.
+"""Read an untrusted record: check every field's type, range, and length.
 
-What an entry means, and whether it can follow those before it, is for player.py.
+player.py checks whether an entry can follow those before it.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ class Record:
 
 
 def read(text: str) -> Record:
-    """Return the record in a text. Raises BadRecord, which names the place."""
-    found = fields.members(fields.parse(text, MOST_CHARACTERS, "record"), MEMBERS, "record")
-    if found["format"] != FORMAT or type(found["version"]) is not int:
+    """Parse a record. Raises BadRecord, which names the invalid field."""
+    document = fields.members(fields.parse(text, MOST_CHARACTERS, "record"), MEMBERS, "record")
+    if document["format"] != FORMAT or type(document["version"]) is not int:
         raise BadRecord(f"record: expected the format {FORMAT!r}, found "
-                        f"{fields.short(found['format'])}")
-    if found["version"] != VERSION:
-        raise BadRecord(f"record: version {fields.short(found['version'])}; this program reads "
+                        f"{fields.short(document['format'])}")
+    if document["version"] != VERSION:
+        raise BadRecord(f"record: version {fields.short(document['version'])}; this program reads "
                         f"version {VERSION}")
-    world = fields.whole(found["world"], 1, MOST_WORLD, "record, world")
-    rank = fields.whole(found["rank"], 0, world - 1, "record, rank")
+    world = fields.integer(document["world"], 1, MOST_WORLD, "record, world")
+    rank = fields.integer(document["rank"], 0, world - 1, "record, rank")
     where = f"record of rank {rank}"
     streams = [fields.text(name, MOST_NAME, f"{where}, streams")
-               for name in fields.items(found["streams"], MOST_STREAMS, f"{where}, streams")]
+               for name in fields.items(document["streams"], MOST_STREAMS, f"{where}, streams")]
     if len(set(streams)) < len(streams) or not streams:
-        raise BadRecord(f"{where}: streams must have names that differ, and there must be one")
+        raise BadRecord(f"{where}: expected at least one stream, and different names")
     groups = [_group(item, rank, world, f"{where}, group {at}") for at, item in enumerate(
-        fields.items(found["groups"], MOST_GROUPS, f"{where}, groups"))]
+        fields.items(document["groups"], MOST_GROUPS, f"{where}, groups"))]
     if len(set(groups)) < len(groups):
         raise BadRecord(f"{where}: a group occurs twice")
     operations = [decode_operation(item, f"{where}, operation {at}") for at, item in enumerate(
-        fields.items(found["operations"], MOST_OPERATIONS, f"{where}, operations"))]
+        fields.items(document["operations"], MOST_OPERATIONS, f"{where}, operations"))]
     record = Record(rank, world, streams, groups, operations, [])
-    entries = fields.items(found["entries"], MOST_ENTRIES, f"{where}, entries")
+    entries = fields.items(document["entries"], MOST_ENTRIES, f"{where}, entries")
     record.entries = [_entry(record, item, f"rank {rank}, entry {at}")
                       for at, item in enumerate(entries)]
     return record
 
 
 def _group(item: object, rank: int, world: int, where: str) -> tuple[str, tuple[int, ...]]:
-    found = fields.members(item, {"name", "ranks"}, where)
-    ranks = tuple(fields.whole(one, 0, world - 1, where)
-                  for one in fields.items(found["ranks"], world, where))
+    group = fields.members(item, {"name", "ranks"}, where)
+    ranks = tuple(fields.integer(one, 0, world - 1, where)
+                  for one in fields.items(group["ranks"], world, where))
     if len(set(ranks)) < len(ranks) or rank not in ranks:
         raise BadRecord(f"{where}: expected different ranks, {rank} among them, found "
                         f"{fields.short(list(ranks))}")
-    return fields.text(found["name"], MOST_NAME, where), ranks
+    return fields.text(group["name"], MOST_NAME, where), ranks
 
 
 def _entry(record: Record, item: object, where: str) -> list:
@@ -94,25 +94,25 @@ def _entry(record: Record, item: object, where: str) -> list:
                        for kind, value in zip(kinds, item[1:], strict=True))]
 
 
-def _whole(least: int, most: int) -> Field:
-    return lambda record, value, where: fields.whole(value, least, most, where)
+def _integer(least: int, most: int) -> Field:
+    return lambda record, value, where: fields.integer(value, least, most, where)
 
 
-def _index(of: str, least: int = 0) -> Field:
-    """An index of one of the record's lists."""
-    return lambda record, value, where: fields.whole(
-        value, least, len(getattr(record, of)) - 1, f"{where}, index of {of}")
+def _index(name: str, least: int = 0) -> Field:
+    """Return a check for an index of one of the record's lists."""
+    return lambda record, value, where: fields.integer(
+        value, least, len(getattr(record, name)) - 1, f"{where}, index of {name}")
 
 
-def _wholes(width: int) -> Field:
-    """A flat list of so many numbers for each tensor; the first is a storage."""
+def _integers(width: int) -> Field:
+    """Return a check for a flat list of `width` numbers per tensor, the first of them a storage."""
     def check(record: Record, value: object, where: str) -> list[int]:
-        found = fields.items(value, width * MOST_TENSORS, where)
-        if len(found) % width:
-            raise BadRecord(f"{where}: {len(found)} numbers, not {width} for each tensor")
-        for one in found:
-            fields.whole(one, HOST, MOST_BYTES, where)
-        return found
+        numbers = fields.items(value, width * MOST_TENSORS, where)
+        if len(numbers) % width:
+            raise BadRecord(f"{where}: {len(numbers)} numbers, not {width} for each tensor")
+        for number in numbers:
+            fields.integer(number, HOST, MOST_BYTES, where)
+        return numbers
     return check
 
 
@@ -120,7 +120,7 @@ def _splits(record: Record, value: object, where: str) -> list[list[int]]:
     sides = fields.items(value, 2, where)
     if len(sides) == 1:
         raise BadRecord(f"{where}: expected bytes for each rank, and bytes from each rank")
-    return [[fields.whole(one, 0, MOST_BYTES, where)
+    return [[fields.integer(one, 0, MOST_BYTES, where)
              for one in fields.items(side, record.world, where)] for side in sides]
 
 
@@ -132,16 +132,16 @@ def _seconds(record: Record, value: object, where: str) -> float:
     return fields.number(value, MOST_SECONDS, where)
 
 
-BYTES, NUMBER = _whole(0, MOST_BYTES), _whole(0, MOST_ENTRIES)
+BYTES, NUMBER = _integer(0, MOST_BYTES), _integer(0, MOST_ENTRIES)
 STREAM, SOURCE = _index("streams"), _index("streams", NO_STREAM)
 MOMENT = (SOURCE, NUMBER)
-GROUP, PEER = _index("groups"), _whole(0, MOST_WORLD)
+GROUP, PEER = _index("groups"), _integer(0, MOST_WORLD)
 ENTRIES: dict[str, tuple[Field, ...]] = {
     "m": (STREAM,), "a": (BYTES,), "x": (BYTES,), "f": (NUMBER,), "r": (NUMBER, BYTES), "e": (),
-    "k": (_index("operations"), STREAM, _wholes(2)), "d": (STREAM, _whole(HOST, MOST_ENTRIES),
-                                                          BYTES, BYTES),
+    "k": (_index("operations"), STREAM, _integers(2)), "d": (STREAM, _integer(HOST, MOST_ENTRIES),
+                                                             BYTES, BYTES),
     "w": (*MOMENT, STREAM, SOURCE), "v": (*MOMENT, STREAM), "h": (*MOMENT, SOURCE),
     "s": (), "l": (), "z": (_seconds,),
-    "c": (GROUP, _name, _name, STREAM, _wholes(3), _wholes(3), _splits),
-    "p": (GROUP, PEER, STREAM, _wholes(3)), "q": (GROUP, PEER, _wholes(3)), "t": (NUMBER,),
+    "c": (GROUP, _name, _name, STREAM, _integers(3), _integers(3), _splits),
+    "p": (GROUP, PEER, STREAM, _integers(3)), "q": (GROUP, PEER, _integers(3)), "t": (NUMBER,),
 }

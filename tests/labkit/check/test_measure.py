@@ -19,7 +19,7 @@ from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from labkit.check.checks import Failed
 from labkit.check.job import Job
 from labkit.check.runs import TRAINER, RanksOnNode, TrainingRun
-from layout_estimator.planner import Plan
+from layout_estimator.planner import RunPlan
 from layout_estimator.requests import estimate
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.arguments.table.flag import table_of
@@ -103,7 +103,7 @@ INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr
            "--use-checkpoint-lr-scheduler": "--override-lr-scheduler"}
 
 
-def in_process(words: list[str]) -> Plan:
+def in_process(words: list[str]) -> RunPlan:
     return estimate(words).plan
 
 

@@ -24,5 +24,5 @@ def works(program):
 def counted(program, name):
     """Return bytes and kernel launches of the operation of this name."""
     work = works(program)[name]
-    assert work.product is None and work.flops == 0
+    assert work.gemm is None and work.flops == 0
     return work.bytes, work.kernels

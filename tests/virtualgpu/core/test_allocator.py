@@ -101,7 +101,7 @@ def test_empty_cache_returns_whole_segments_only(memory):
     assert memory.reserved == 20 * MIB  # its 16 free MiB are no segment
     memory.release(kept)
     memory.release_cached()
-    assert memory.reserved == memory.segments == 0 and memory.made == 2
+    assert memory.reserved == memory.segments == 0 and memory.segment_allocations == 2
 
 
 def test_fragments_do_not_serve_a_request_that_is_refused_then():
@@ -113,7 +113,7 @@ def test_fragments_do_not_serve_a_request_that_is_refused_then():
         memory.allocate(50 * MIB)
     # The request is refused although 58 MiB are not in use: they are in several pieces.
     assert memory.capacity - memory.live == 58 * MIB
-    assert (memory.retries, memory.refused) == (1, 1)
+    assert (memory.retries, memory.ooms) == (1, 1)
 
 
 def test_a_retry_after_the_cache_was_released():
@@ -121,7 +121,8 @@ def test_a_retry_after_the_cache_was_released():
     for size in (30, 40):
         memory.release(memory.allocate(size * MIB))
     memory.allocate(80 * MIB)
-    assert (memory.reserved, memory.retries, memory.refused, memory.made) == (80 * MIB, 1, 0, 3)
+    assert (memory.reserved, memory.retries, memory.ooms, memory.segment_allocations) == (80 * MIB,
+                                                                                          1, 0, 3)
 
 
 def test_live_is_the_sum_of_the_requests_if_every_block_is_split(memory):

@@ -8,7 +8,14 @@ from statistics import mean
 
 import pytest
 
-from virtualgpu.core.attention import CUDNN, EFFICIENT, FLASH, STACK, Attention, attention_rate
+from virtualgpu.core.attention import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    STACK,
+    AttentionKernel,
+    attention_rate,
+)
 from virtualgpu.core.cards import find
 from virtualgpu.core.stacks import STACKS, under
 
@@ -26,7 +33,8 @@ def errors():
     for call, *_, measured, _ in rows:
         if match := CALL.match(call):
             kernel, dtype, length, width, causal, direction = match.groups()
-            attention = Attention(kernel.lower(), direction == "backward", int(width), int(length),
+            attention = AttentionKernel(kernel.lower(), direction == "backward", int(width),
+                                        int(length),
                                   bool(causal))
             rate = attention_rate(H100, dtype, attention)
             found[kernel.lower(), dtype, direction].append(rate / measured / 1e12 - 1)
@@ -47,8 +55,9 @@ def test_fp32_has_one_rate(errors):
 def test_a_stack_chooses_the_kernel_where_the_program_does_not():
     assert H100.efficiency.fused == FLASH
     core = under(H100, STACKS["megatron-core"])
-    chosen, cudnn, flash = (attention_rate(core, "bf16", Attention(kernel, False, 128, 2048, True))
+    chosen, cudnn, flash = (
+        attention_rate(core, "bf16", AttentionKernel(kernel, False, 128, 2048, True))
                             for kernel in (STACK, CUDNN, FLASH))
     assert chosen == cudnn > 1.5 * flash
-    assert attention_rate(find("a100"), "bf16", Attention(CUDNN, False, 128, 2048, True)) == (
-        attention_rate(find("a100"), "bf16", Attention(FLASH, False, 128, 2048, True)))
+    assert attention_rate(find("a100"), "bf16", AttentionKernel(CUDNN, False, 128, 2048, True)) == (
+        attention_rate(find("a100"), "bf16", AttentionKernel(FLASH, False, 128, 2048, True)))

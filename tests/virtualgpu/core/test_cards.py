@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from virtualgpu.core.cards import ALIASES, CARDS, card_of, find, sheet_peak
+from virtualgpu.core.cards import ALIASES, CARDS, card_by_product, find, sheet_peak
 from virtualgpu.core.errors import UnknownCard
 from virtualgpu.core.stacks import STACKS, under
 from virtualgpu.net import network
@@ -27,13 +27,13 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_the_card_of_a_product(product):
-    found = card_of(product)
+    found = card_by_product(product)
     assert (found and found.name) == PRODUCTS[product]
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 def test_a_card_s_own_product_name_leads_to_it(card):
-    assert card_of(card.product) is card
+    assert card_by_product(card.product) is card
 
 
 def test_peaks_of_cards_that_there_are_and_are_not():

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from virtualgpu.core.fused_rules import FUSED_RULES
 from virtualgpu.core.loss_rules import LOSS_RULES
-from virtualgpu.core.rules import RULES, Product
+from virtualgpu.core.rules import RULES, Gemm
 
 from .counted import BOOL, HALF, INT, aten, counted, meta, works
 
@@ -32,7 +32,7 @@ def test_flash_attention(is_causal):
     # forward; Q K^T, dO V^T, P^T dO, dS K, dS^T Q backward. A causal mask halves them.
     whole = 2 if is_causal else 1
     assert (forward.flops, backward.flops) == (2 * 1572864 // whole, 5 * 1572864 // whole)
-    assert forward.dtype == backward.dtype == "bf16" and forward.product is None
+    assert forward.dtype == backward.dtype == "bf16" and forward.gemm is None
     # Q, O of 32,768 bytes; K, V of 24,576; a logsumexp of 8 x 64 x 4 = 2,048 bytes; a random seed
     # of two 8-byte numbers, and one unused number forward.
     assert forward.bytes == 2 * 32768 + 2 * 24576 + 2048 + 24
@@ -63,7 +63,7 @@ def test_a_scaled_matrix_multiplication_in_fp8():
         torch._scaled_mm(meta(32, 64, dtype=fp8), meta(48, 64, dtype=fp8).t(), meta(()), meta(()),
                          out_dtype=HALF)
     work = works(program)["aten._scaled_mm"]
-    assert work.product == Product("fp8", 1, 32, 48, 64) and work.product.flops == 2 * 32 * 48 * 64
+    assert work.gemm == Gemm("fp8", 1, 32, 48, 64) and work.gemm.flops == 2 * 32 * 48 * 64
     assert (work.bytes, work.kernels) == (32 * 64 + 48 * 64 + 2 * 32 * 48 + 2 * 4, 1)
 
 
@@ -82,19 +82,19 @@ def convolved(*, bias=True, needs=(True, True)):
 def test_a_convolution():
     """392 output positions, 8 channels, of 4 x 3 x 3 products each; then the bias is added."""
     plain = convolved(bias=False)["aten.convolution"]
-    assert plain.product == Product("fp32", 1, 392, 8, 36)
-    assert plain.product.flops == 2 * 3136 * 36
+    assert plain.gemm == Gemm("fp32", 1, 392, 8, 36)
+    assert plain.gemm.flops == 2 * 3136 * 36
     assert (plain.bytes, plain.kernels) == (4 * (2048 + 288 + 3136), 1)
     biased = convolved()["aten.convolution"]
-    assert biased.product == plain.product
+    assert biased.gemm == plain.gemm
     assert (biased.bytes, biased.kernels) == (plain.bytes + 4 * (8 + 2 * 3136), 2)
 
 
 def test_a_convolution_in_groups():
     """Two groups, each of 4 of the 8 output channels and 2 of the 4 input channels."""
     work = works(lambda: F.conv2d(meta(*X), meta(8, 2, 3, 3), groups=2))["aten.convolution"]
-    assert work.product == Product("fp32", 2, 392, 4, 18)
-    assert work.product.flops == 2 * 3136 * 18
+    assert work.gemm == Gemm("fp32", 2, 392, 4, 18)
+    assert work.gemm.flops == 2 * 3136 * 18
 
 
 @pytest.mark.parametrize("stride", [1, 2, 4])
@@ -107,9 +107,9 @@ def test_a_transposed_convolution_does_not_multiply_the_zeros_between(stride):
     found = works(program)
     size = 5 * stride + 4
     forward, backward = found["aten.convolution"], found["aten.convolution_backward"]
-    assert forward.product.flops == 2 * 2 * 8 * 6 * 6 * 5 * 4 * 4
+    assert forward.gemm.flops == 2 * 2 * 8 * 6 * 6 * 5 * 4 * 4
     assert forward.bytes == 4 * (576 + 640 + 2 * 5 * size * size)
-    assert backward.product.flops == 2 * forward.product.flops
+    assert backward.gemm.flops == 2 * forward.gemm.flops
 
 
 @pytest.mark.parametrize(("needs", "read", "written"), [
@@ -125,7 +125,7 @@ def test_the_backward_pass_of_a_convolution(needs, read, written):
     work = convolved(needs=needs)["aten.convolution_backward"]
     assert work.bytes == 4 * (read + written)
     assert work.kernels == sum(needs) + 2
-    assert (work.product.flops if work.product else 0) == sum(needs) * 2 * 3136 * 36
+    assert (work.gemm.flops if work.gemm else 0) == sum(needs) * 2 * 3136 * 36
 
 
 def x():

@@ -9,7 +9,7 @@ import torch
 from virtualgpu.core.cards import find
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.kernels import add_bias
-from virtualgpu.core.matmul import BEST, QUALITY, RAMP, TILES, matmul_seconds
+from virtualgpu.core.matmul import LARGEST_AREA, QUALITY, RAMP, TILES, matmul_seconds
 from virtualgpu.net.network import parse
 from virtualgpu.net.topology import Topology
 
@@ -31,8 +31,8 @@ def test_one_tile_more_than_a_wave_takes_another_one():
     # In large tiles twice the time; smaller ones lose less of a wave, and are slower.
     whole, more = (matmul_seconds(A100, "fp16", tiles, 256, 128, 512) for tiles in (108, 109))
     areas = {rows * columns for rows, columns in TILES}
-    waves = {area: math.ceil(109 * BEST / area / 108) for area in areas}
-    best = min(waves[area] * (area / BEST) ** (1 - QUALITY) for area in areas)
+    waves = {area: math.ceil(109 * LARGEST_AREA / area / 108) for area in areas}
+    best = min(waves[area] * (area / LARGEST_AREA) ** (1 - QUALITY) for area in areas)
     assert 1 < best < 2 and more / whole == pytest.approx(best)
 
 
@@ -73,6 +73,6 @@ def test_a_point_to_point_send_has_its_share_of_nvlink_and_none_of_the_network()
     half = replace(A100, efficiency=replace(A100.efficiency, p2p=0.5))
     fast, slow = (Topology(("a", "a", "b"), (card,) * 3, parse("ethernet:25gbit"))
                   for card in (A100, half))
-    assert slow.wire(0, 1).bandwidth == fast.wire(0, 1).bandwidth / 2
+    assert slow.p2p_path(0, 1).bandwidth == fast.p2p_path(0, 1).bandwidth / 2
     assert slow.path((0, 1)).bandwidth == fast.path((0, 1)).bandwidth
-    assert slow.wire(1, 2) == fast.wire(1, 2) == fast.path((1, 2))
+    assert slow.p2p_path(1, 2) == fast.p2p_path(1, 2) == fast.path((1, 2))

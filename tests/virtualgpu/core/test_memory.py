@@ -111,7 +111,7 @@ def test_the_last_byte_can_be_had_and_no_more():
     memory = Allocator(40 * MIB, 10 * MIB)
     memory.allocate(30 * MIB)
     assert memory.free == 0
-    for ask in (memory.allocate, memory.take):
+    for ask in (memory.allocate, memory.allocate_outside):
         with pytest.raises(OutOfMemory):
             ask(1)
 
@@ -119,11 +119,11 @@ def test_the_last_byte_can_be_had_and_no_more():
 def test_what_is_not_torch_s_takes_room():
     memory = Allocator(100 * MIB)
     memory.release(memory.allocate(50 * MIB))
-    memory.take(80 * MIB)  # the cache makes room for it
-    assert (memory.reserved, memory.free, memory.taken) == (0, 20 * MIB, 80 * MIB)
+    memory.allocate_outside(80 * MIB)  # the cache makes room for it
+    assert (memory.reserved, memory.free, memory.non_pytorch) == (0, 20 * MIB, 80 * MIB)
     with pytest.raises(OutOfMemory, match=r"^CUDA out of memory. Tried to allocate 21.00 MiB"):
-        memory.take(21 * MIB)
-    assert memory.taken == 80 * MIB
+        memory.allocate_outside(21 * MIB)
+    assert memory.non_pytorch == 80 * MIB
 
 
 def test_the_classic_message_to_the_letter():

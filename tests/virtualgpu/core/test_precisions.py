@@ -46,8 +46,8 @@ def test_recipes_are_those_of_transformer_engine_s_matrix(recipe):
 
 def test_a_refusal_names_what_is_missing_and_the_nearest_gpu_model():
     with pytest.raises(NoValue, match=r"a100-80gb cannot run the delayed recipe: FP8 Tensor Cores "
-                                      r"came with Ada \(compute capability 8.9\), and it has "
-                                      r"compute capability 8.0; .* that can is h100-80gb"):
+                       r"came with Ada \(compute capability 8.9\), and it has "
+                       r"compute capability 8.0; .* that can is h100-80gb"):
         require_recipe(CARDS["a100-80gb"], "delayed")
     assert recipe_support(CARDS["t4"])["tensorwise"].endswith("l4")
     assert recipe_support(CARDS["h200"])["mxfp8"].endswith("b200")
@@ -58,7 +58,7 @@ def test_a_refusal_names_what_is_missing_and_the_nearest_gpu_model():
 @pytest.mark.parametrize("name", sorted(set(CARDS) - FP8))
 def test_scaled_mm_without_fp8_tensor_cores_raises_pytorch_s_error(name):
     with pytest.raises(RuntimeError, match=r"^torch._scaled_mm is only supported on CUDA devices "
-                                           r"with compute capability >= 9.0 or 8.9, or ROCm MI300"):
+                       r"with compute capability >= 9.0 or 8.9, or ROCm MI300"):
         multiply(name, "tensorwise")
 
 
@@ -79,7 +79,7 @@ def test_block_scales_where_pytorch_has_no_kernel(name, recipe, error, said):
     ("b200", "mxfp8", "nvjet_sm100_qqtst_"), ("b200", "nvfp4", "nvjet_sm100_ootst_")])
 def test_a_scaled_matrix_multiplication_runs_in_its_dtype(name, recipe, kernel):
     plan, found = multiply(name, recipe)
-    product = plan.work.product
+    product = plan.work.gemm
     assert product.dtype == ("fp4" if recipe == "nvfp4" else "fp8")
     assert product.flops == 2 * 256 * 384 * 512
     elements = 256 * 512 + 512 * 384

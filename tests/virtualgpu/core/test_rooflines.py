@@ -12,10 +12,10 @@ from minimegatron.formulas import step_flops
 from minimegatron.logging.throughput import shape_of
 from minimegatron.training import Trainer
 from virtualgpu.core.card import Card, Efficiency
-from virtualgpu.core.clock import COMPUTE, Clock, Span
+from virtualgpu.core.clock import COMPUTE, Clock, StreamSpan
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.matmul import rate
-from virtualgpu.core.rules import RULES, Work
+from virtualgpu.core.rules import RULES, KernelWork
 
 # Round figures: 100 TFLOP/s in fp16 and 10 in fp32, of which half and 0.8 are reached; 1 TB/s, of
 # which 0.5; a kernel of 1 us, a launch of 4 us.
@@ -124,7 +124,7 @@ def test_tensor_cores_want_rows_that_start_at_multiples_of_16_bytes(m, n, k, lay
             meta(rows, columns, dtype=torch.float16)
             for how, rows, columns in ((layout[0], m, k), (layout[1], k, n)))
     work = RULES["aten.mm"]((a, b), (meta(m, n, dtype=torch.float16),))
-    assert work.product == ("fp16", 1, m, n, k, aligned)
+    assert work.gemm == ("fp16", 1, m, n, k, aligned)
 
 
 def test_unaligned_products_are_slower_on_every_tensor_core():
@@ -149,7 +149,7 @@ def test_bytes_are_of_what_is_touched():
     assert rules["aten.embedding"]((words, rows), (found,)).bytes == 10 * 8 + 2 * 10 * 64 * 4
     half = meta(64, dtype=torch.float16)
     assert rules["aten.copy_"]((half, meta(64)), (half,)).bytes == 64 * (2 + 4)
-    assert rules["aten.sum"]((words,), (meta(()),)) == Work(50000 * 64 * 4 + 4, kernels=2)
+    assert rules["aten.sum"]((words,), (meta(()),)) == KernelWork(50000 * 64 * 4 + 4, kernels=2)
 
 
 def test_what_is_spread_is_read_once():
@@ -169,11 +169,11 @@ def test_streams_overlap_and_wait():
     clock.wait(10.0)
     clock.run("c", 1.0)
     clock.wait(2.0)  # long past
-    assert clock.watcher == [Span("a", COMPUTE, 1, 6), Span("send", "link", 1, 4),
-                             Span("b", COMPUTE, 6, 7), Span("c", COMPUTE, 10, 11)]
+    assert clock.watcher == [StreamSpan("a", COMPUTE, 1, 6), StreamSpan("send", "link", 1, 4),
+                             StreamSpan("b", COMPUTE, 6, 7), StreamSpan("c", COMPUTE, 10, 11)]
     assert clock.synchronize() == clock.host == 11.0
     clock.run("d", 1.0, "link")
-    assert clock.watcher[-1] == Span("d", "link", 11, 12)
+    assert clock.watcher[-1] == StreamSpan("d", "link", 11, 12)
 
 
 FLAGS = ("--num-layers 3 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
@@ -193,7 +193,7 @@ class Counting(VirtualGpu):
         rule = RULES.get(str(func._overloadpacket))
         work = rule and out is not None and rule(args, [out] if torch.is_tensor(out) else out)
         if work and out is not None:
-            self.flops += work.product.flops if work.product else work.flops
+            self.flops += work.gemm.flops if work.gemm else work.flops
         return out
 
 

@@ -11,15 +11,15 @@ from torch import nn
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.export import chakra, chrome_trace, memory_timeline
-from virtualgpu.export.files import Traced
+from virtualgpu.export.files import TraceFiles
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure
-from virtualgpu.export.trace import Message, Place, Recorder
+from virtualgpu.export.trace import CommunicationNote, RankPlacement, TraceRecorder
 
 from .et_def import messages
 
 A100 = CARDS["a100-80gb"]
-HERE = Place(rank=0, world=1, index=0, cards=1)
+HERE = RankPlacement(rank=0, world=1, index=0, cards=1)
 ENDS = ["pt.trace.json", "chakra.json", "memory.json", "memory.svg"]
 
 
@@ -29,7 +29,7 @@ def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("traces") / "new"
     with VirtualGpu(A100) as gpu:
         ledger = Ledger(gpu)
-        traced = Traced(folder, ledger, HERE)
+        traced = TraceFiles(folder, ledger, HERE)
         ledger.start()
         model = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)).to("meta")
         optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -64,7 +64,7 @@ def test_chakra_s_messages_read_every_node_and_dependencies_point_backward(writt
 
 def test_chakra_nodes_depend_on_those_that_wrote_what_they_read():
     with VirtualGpu(A100) as gpu:
-        recorder = Recorder(gpu)
+        recorder = TraceRecorder(gpu)
         recorder.start()
         a = torch.ones(64, 64, device="meta")
         b = torch.zeros(64, 64, device="meta")
@@ -83,7 +83,8 @@ def test_chakra_nodes_depend_on_those_that_wrote_what_they_read():
 
 def test_collectives_and_transfers_are_communication_nodes():
     def note(name, stream, start):
-        return Message(name, stream, [4, 6], torch.bfloat16, 256, 256, False, 2, start, None, start,
+        return CommunicationNote(name, stream, [4, 6], torch.bfloat16, 256, 256, False, 2, start,
+                                 None, start,
                        end=start + 1e-3, reads=(7,), writes=(7,))
     nodes = nodes_of(chakra.text(A100, HERE, [
         note("all_reduce", "virtual 4,6", 0.0), note("send 0->1", "to 1", 1.0),
@@ -126,7 +127,7 @@ def test_pictures_keep_the_highest_points():
 
 def test_a_recorder_stops_when_it_has_enough():
     with VirtualGpu(A100) as gpu:
-        recorder = Recorder(gpu, most=5)
+        recorder = TraceRecorder(gpu, most=5)
         recorder.start()
         for _ in range(9):
             torch.empty(4, device="meta").add_(1)
@@ -140,7 +141,7 @@ def test_a_recorder_stops_when_it_has_enough():
     lambda gpu, recorder: recorder.message("all_reduce", "nccl", [0], [], 4, 0.0, channels=1)])
 def test_whatever_happens_counts_for_the_limit(happens):
     with VirtualGpu(A100) as gpu:
-        recorder = Recorder(gpu, most=3)
+        recorder = TraceRecorder(gpu, most=3)
         recorder.start()
         for _ in range(9):
             happens(gpu, recorder)
@@ -150,7 +151,7 @@ def test_whatever_happens_counts_for_the_limit(happens):
 def test_a_full_trace_ends_its_memory_timeline(tmp_path):
     with VirtualGpu(A100) as gpu:
         ledger = Ledger(gpu)
-        traced = Traced(tmp_path, ledger, HERE)
+        traced = TraceFiles(tmp_path, ledger, HERE)
         traced.recorder.most = 5
         ledger.start()
         kept = [torch.ones(2**18, device="meta") for _ in range(9)]
@@ -165,7 +166,7 @@ def test_a_full_trace_ends_its_memory_timeline(tmp_path):
 def test_operations_that_return_numbers_are_traced():
     """Fused attention returns the longest sequence's length beside its tensors."""
     with VirtualGpu(A100) as gpu:
-        recorder = Recorder(gpu)
+        recorder = TraceRecorder(gpu)
         recorder.start()
         x = torch.empty(1, 4, 64, 64, dtype=torch.bfloat16, device="meta")
         torch.ops.aten._scaled_dot_product_flash_attention(x, x, x)

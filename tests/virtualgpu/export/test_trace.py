@@ -13,11 +13,11 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 
 from virtualgpu.core.cards import CARDS
-from virtualgpu.core.rules import Product
+from virtualgpu.core.rules import Gemm
 from virtualgpu.export import chrome_trace
-from virtualgpu.export.kernel_names import gemm
-from virtualgpu.export.profiler import Profile
-from virtualgpu.export.trace import Edge, Message, Place, Recorder
+from virtualgpu.export.kernel_names import gemm_name
+from virtualgpu.export.profiler import StepProfiler
+from virtualgpu.export.trace import CommunicationNote, RangeNote, RankPlacement, TraceRecorder
 
 from .traced import GPT2, PROFILE, traced  # noqa: F401  fixture
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow,
 
 V100 = CARDS["v100-sxm2-16gb"]
 PARAMETERS = 124_475_904  # of GPT-2 small, with a vocabulary of 50,304 entries
-HERE = Place(rank=0, world=1, index=0, cards=1)
+HERE = RankPlacement(rank=0, world=1, index=0, cards=1)
 
 
 def parsed(text, worker="w"):
@@ -151,7 +151,7 @@ def test_every_kernel_follows_its_call_and_every_arrow_points_forward(texts):
     calls = {event["args"]["correlation"]: event for event in events
              if event.get("cat") == "runtime"}
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy",
-                                                                "gpu_memset")]
+                                                                 "gpu_memset")]
     assert len(kernels) > 1000
     for kernel in kernels:
         call = calls[kernel["args"]["correlation"]]
@@ -209,7 +209,7 @@ def test_the_profiler_knows_tensor_core_kernels_by_name(card):
         if dtype == "tf32":
             continue
         for aligned in (16, 2):
-            name = gemm(card, Product(dtype, 1, 1024, 512, 768, aligned), "128x128", "tn")
+            name = gemm_name(card, Gemm(dtype, 1, 1024, 512, 768, aligned), "128x128", "tn")
             assert (name in TC_Allowlist) == (dtype != "fp32"), name
 
 
@@ -217,11 +217,12 @@ def test_a_rank_that_is_early_waits_in_its_collective():
     """Rank 1 comes 3 ms after rank 0; the message takes 1 ms."""
     workers = []
     for rank, ready in ((0, 1e-3), (1, 4e-3)):
-        note = Message("all_reduce", "virtual 0,1", [0, 1], torch.float32, 256, 256, False, 2,
+        note = CommunicationNote("all_reduce", "virtual 0,1", [0, 1], torch.float32, 256, 256,
+                                 False, 2,
                        ready, None, ready, end=5e-3)
-        notes = [Edge("step", "ProfilerStep#2", True, 0.0), note,
-                 Edge("step", "ProfilerStep#2", False, 6e-3)]
-        text = chrome_trace.text(V100, Place(rank, 2, rank, 2), notes)
+        notes = [RangeNote("step", "ProfilerStep#2", True, 0.0), note,
+                 RangeNote("step", "ProfilerStep#2", False, 6e-3)]
+        text = chrome_trace.text(V100, RankPlacement(rank, 2, rank, 2), notes)
         workers.append(DistributedRunProfileData(parsed(text, f"w_gpu{rank}")[0]))
     view = RunLoader("run", "", None)._process_distributed_profiles(workers, None)
     early, late = (view.steps_to_wait["data"]["2"][f"w_gpu{rank}"] for rank in (0, 1))
@@ -241,7 +242,7 @@ def test_to_be_recorded_changes_neither_time_nor_memory(virtual_device):
         return gpu.now() - before, gpu.memory.peak, gpu.memory.live
 
     first = step()
-    recorder = Recorder(gpu)
+    recorder = TraceRecorder(gpu)
     recorder.start()
     watched = step()
     recorder.stop()
@@ -253,7 +254,7 @@ def test_to_be_recorded_changes_neither_time_nor_memory(virtual_device):
 
 def test_the_last_kernel_of_a_trace_ends_with_the_card(virtual_device):
     gpu = virtual_device.gpu
-    recorder = Recorder(gpu)
+    recorder = TraceRecorder(gpu)
     recorder.start()
     a = torch.empty(1024, 1024, device="meta")
     b = (a @ a.t()).softmax(-1)
@@ -272,7 +273,7 @@ def test_the_last_kernel_of_a_trace_ends_with_the_card(virtual_device):
 @pytest.mark.parametrize("steps, written", [(1, []), (2, []), (3, ["2"]), (4, ["2", "3"]),
                                             (9, ["2", "3"])])
 def test_the_third_and_fourth_step_are_watched(virtual_device, tmp_path, steps, written):
-    profile = Profile(virtual_device.gpu, tmp_path / "run_x", "run_x_gpu0", HERE)
+    profile = StepProfiler(virtual_device.gpu, tmp_path / "run_x", "run_x_gpu0", HERE)
     profile.start()
     for _ in range(steps):
         torch.empty(64, device="meta").add_(1)

@@ -34,7 +34,7 @@ def program(tmp_path):
     (["--gpus", "h100:0"], "--gpus h100:0: the number of GPUs on a node must be 1 or more"),
     (["--gpus", "h100:16"], re.escape("--gpus h100:16: a node with h100-80gb GPUs (DGX H100) has "
                                       "8; nearest: --gpus h100:8")),
-    (["--nodes", "0"], "--nodes 0: there must be 1 node or more"),
+    (["--nodes", "0"], "--nodes 0: expected 1 or more; nearest: --nodes 1"),
     (["--stack", "torch"], "--stack torch: no software stack .*nearest: torch-eager-fsdp"),
     (["--link", "carrier:pigeon"], "--link carrier:pigeon: network 'carrier:pigeon'.*infiniband"),
     (["--values", "some"], "--values some: expected a size such as 1MiB"),
@@ -82,11 +82,11 @@ def test_a_limit_of_memory_does_not_count_the_page_cache(tmp_path, limits, left)
         (group / "memory.max").write_text("max\n" if most is None else f"{most}\n")
         (group / "memory.current").write_text("800\n")
         (group / "memory.stat").write_text("anon 500\nactive_file 200\ninactive_file 100\n")
-    assert host.limit(membership, tmp_path / "groups") == left
+    assert host.cgroup_free(membership, tmp_path / "groups") == left
 
 
 def test_no_memory_left_is_not_taken_for_no_limit(monkeypatch):
-    monkeypatch.setattr(host, "limit", lambda: 0)
+    monkeypatch.setattr(host, "cgroup_free", lambda: 0)
     assert host.available() == 0
 
 

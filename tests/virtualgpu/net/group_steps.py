@@ -171,10 +171,10 @@ def soak(case: Case) -> dict:
 
 def buffers(case: Case) -> dict:
     """Memory that the library takes when a group is first used."""
-    taken = [case.gpu.memory.taken]
+    taken = [case.gpu.memory.non_pytorch]
     for _ in range(2):
         dist.all_reduce(meta(1), group=case.group)
-        taken.append(case.gpu.memory.taken)
+        taken.append(case.gpu.memory.non_pytorch)
     return {"taken": taken}
 
 

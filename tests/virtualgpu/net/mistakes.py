@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net.backend import farewell
+from virtualgpu.net.backend import check_complete
 
 from .programs import become
 
@@ -18,7 +18,7 @@ def error_of(program, *arguments):
     dist.init_process_group("nccl")
     try:
         program(*arguments)
-        farewell()
+        check_complete()
     except (VirtualGpuError, RuntimeError) as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
@@ -115,7 +115,7 @@ def solo(program):
     dist.init_process_group("nccl")
     try:
         globals()[program]()
-        farewell()
+        check_complete()
     except VirtualGpuError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"

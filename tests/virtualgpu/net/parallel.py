@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from virtualgpu.net.backend import farewell
+from virtualgpu.net.backend import check_complete
 from virtualgpu.net.collectives import COSTS
 
 from .programs import become
@@ -140,7 +140,7 @@ def measured(gpu, programs):
                        if name in COSTS and seconds > before.get(name, 0.0)}
         found[program.__name__] = (gpu.clock.host - start, gpu.exposed - exposed,
                                    torch.cuda.max_memory_allocated() - held, collectives)
-    farewell()
+    check_complete()
     return found
 
 

@@ -10,7 +10,7 @@ from torch.distributed import ReduceOp
 
 from virtualgpu.core.cards import find
 from virtualgpu.net import network
-from virtualgpu.net.backend import farewell
+from virtualgpu.net.backend import check_complete
 from virtualgpu.net.topology import Topology
 from virtualgpu.pytorch import facade, fsdp1, process_groups
 from virtualgpu.pytorch.mode import CudaGpu
@@ -34,7 +34,7 @@ def on_gpus(program):
     dist.init_process_group("cpu:gloo,cuda:nccl")
     found = program("cuda"), program("cpu")
     beyond = beyond_gloo("cuda"), beyond_gloo("cpu")
-    farewell()
+    check_complete()
     return found, beyond
 
 

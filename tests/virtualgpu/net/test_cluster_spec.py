@@ -21,15 +21,15 @@ def test_nodes_keep_their_order_and_equal_neighbors_form_one_group():
 
 
 @pytest.mark.parametrize("text, why", [
-    ("", "cluster '': KIND:GPUSxNODES.*nearest: a100:4x2,a10:4x4"),
-    ("a100", "cluster 'a100': KIND:GPUSxNODES"),
-    ("a100:4x2,", "cluster '': KIND:GPUSxNODES"),
-    ("a100:-4x2", "cluster 'a100:-4x2': KIND:GPUSxNODES"),
-    ("a100:4x2.5", "cluster 'a100:4x2.5': KIND"),
+    ("", "cluster '': expected KIND:GPUSxNODES.*nearest: a100:4x2,a10:4x4"),
+    ("a100", "cluster 'a100': expected KIND:GPUSxNODES"),
+    ("a100:4x2,", "cluster '': expected KIND:GPUSxNODES"),
+    ("a100:-4x2", "cluster 'a100:-4x2': expected KIND:GPUSxNODES"),
+    ("a100:4x2.5", "cluster 'a100:4x2.5': expected KIND"),
     ("a1000:4x2", "cluster 'a1000:4x2': no virtual GPU model is called 'a1000'; nearest: a100"),
     ("a100:0x2", "a100-80gb GPUs .* has 8; nearest: a100:1x2"),
     ("a100:16x2", "nearest: a100:8x2"),
-    ("a10:4x0", "from 1 to 4096 nodes; nearest: a10:4x1"),
+    ("a10:4x0", "expected 1 to 4096 nodes; nearest: a10:4x1"),
     ("a10:4x9999", "nearest: a10:4x4096"),
     ("a100:4x2,a100-80gb:4x1", "nodes of 4 a100-80gb twice; nearest: a100-80gb:4x3"),
 ])

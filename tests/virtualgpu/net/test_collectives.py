@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import collectives, network
-from virtualgpu.net.collectives import LAUNCH, Path
+from virtualgpu.net.collectives import LAUNCH, CommunicationPath
 from virtualgpu.net.nodes import NODES
 from virtualgpu.net.topology import Topology
 
@@ -15,7 +15,7 @@ V100, A100, T4 = (CARDS[name] for name in ("v100-sxm2-16gb", "a100-80gb", "t4"))
 MB = 10**6
 NVLINK = 25e9 * V100.efficiency.link  # of one link, per direction
 # Four ranks on one node, 1 GB/s; latencies left out, so that the bytes can be seen.
-FLAT = Path(size=4, nodes=1, bandwidth=1e9, near=0.0, far=0.0)
+FLAT = CommunicationPath(size=4, nodes=1, bandwidth=1e9, near=0.0, far=0.0)
 
 
 def test_a_ring_moves_each_part_past_every_rank():
@@ -32,34 +32,35 @@ def test_a_reduction_passes_a_chain_once():
 
 def test_everything_gathered_passes_the_root_s_link():
     assert collectives.gather(FLAT, 100 * MB) - LAUNCH == pytest.approx(0.075)
-    across = Path(size=8, nodes=2, bandwidth=1e9, near=1e-3, far=2e-3)
+    across = CommunicationPath(size=8, nodes=2, bandwidth=1e9, near=1e-3, far=2e-3)
     assert collectives.gather(across, 800 * MB) - LAUNCH == pytest.approx(0.7 + 2e-3)
 
 
 def test_an_all_to_all_passes_each_link_once():
     """A rank keeps 1 of 4 parts; of 8 ranks on 2 nodes, 4 share the adapters and send half away."""
     assert collectives.all_to_all(FLAT, 100 * MB) - LAUNCH == pytest.approx(0.075)
-    across = Path(size=8, nodes=2, bandwidth=1e9, near=0.0, far=1e-3)
+    across = CommunicationPath(size=8, nodes=2, bandwidth=1e9, near=0.0, far=1e-3)
     assert collectives.all_to_all(across, 100 * MB) - LAUNCH == pytest.approx(0.2 + 1e-3)
-    assert collectives.all_to_all(Path(1, 1, 1e9, 1.0, 1.0), 100 * MB) == LAUNCH
+    assert collectives.all_to_all(CommunicationPath(1, 1, 1e9, 1.0, 1.0), 100 * MB) == LAUNCH
 
 
 def test_every_step_of_a_ring_has_its_latency():
     """Of nothing, latency is left: 3 steps around 4 ranks; on 2 nodes 2 of 4 links are far."""
-    near = Path(4, 1, 1e9, near=1e-3, far=1.0)
+    near = CommunicationPath(4, 1, 1e9, near=1e-3, far=1.0)
     assert collectives.all_gather(near, 0) - LAUNCH == pytest.approx(3e-3)
     assert collectives.all_reduce(near, 0) - LAUNCH == pytest.approx(6e-3)
     assert collectives.broadcast(near, 0) - LAUNCH == pytest.approx(3e-3)
     assert collectives.message(near, 0) - LAUNCH == pytest.approx(1e-3)
-    far = Path(4, 2, 1e9, near=0.0, far=1e-3)
+    far = CommunicationPath(4, 2, 1e9, near=0.0, far=1e-3)
     assert collectives.all_gather(far, 0) - LAUNCH == pytest.approx(3 * (2 / 4) * 1e-3)
     assert collectives.broadcast(far, 0) - LAUNCH == pytest.approx(1e-3)
-    assert collectives.message(Path(2, 2, 1e9, 0.0, 1e-3), 0) - LAUNCH == pytest.approx(1e-3)
+    assert collectives.message(CommunicationPath(2, 2, 1e9, 0.0, 1e-3),
+                               0) - LAUNCH == pytest.approx(1e-3)
 
 
 def test_a_tree_needs_few_steps_between_nodes():
     """8 nodes are 3 deep: up and down 6 hops, where the ring has 2 x 7."""
-    path = Path(8, 8, 1e9, near=0.0, far=1e-3)
+    path = CommunicationPath(8, 8, 1e9, near=0.0, far=1e-3)
     assert collectives.tree(path, 0) - LAUNCH == pytest.approx(6e-3)
     assert collectives.ring(path, 0, 2) - LAUNCH == pytest.approx(14e-3)
     # Each node's link carries all bytes up and down; the ring's only 7/8 of it, twice.
@@ -68,7 +69,7 @@ def test_a_tree_needs_few_steps_between_nodes():
 
 
 def test_the_quicker_of_ring_and_tree_is_taken():
-    path = Path(8, 8, 1e9, near=0.0, far=1e-3)
+    path = CommunicationPath(8, 8, 1e9, near=0.0, far=1e-3)
     assert collectives.all_reduce(path, 1000) == collectives.tree(path, 1000)
     assert collectives.all_reduce(path, 1000 * MB) == collectives.ring(path, 1000 * MB, 2)
 
@@ -77,8 +78,8 @@ def test_the_quicker_of_ring_and_tree_is_taken():
 def test_more_bytes_never_travel_faster(ranks, one, other, bandwidth):
     small, large = sorted((one, other))
     for nodes in {1, ranks}:
-        path = Path(ranks, nodes, bandwidth, 1e-6, 1e-5)
-        wider = Path(ranks, nodes, 2 * bandwidth, 1e-6, 1e-5)
+        path = CommunicationPath(ranks, nodes, bandwidth, 1e-6, 1e-5)
+        wider = CommunicationPath(ranks, nodes, 2 * bandwidth, 1e-6, 1e-5)
         for collective in (collectives.all_reduce, collectives.all_gather, collectives.broadcast,
                            collectives.reduce, collectives.gather, collectives.all_to_all,
                            collectives.message):
@@ -138,18 +139,18 @@ def test_only_groups_that_cross_share_the_network():
 def test_a_rank_sends_through_one_adapter():
     link, adapter = "infiniband:8x100gbit", wire("infiniband:100gbit")
     full = place("a" * 8 + "b" * 8, link=link)
-    assert full.wire(7, 8).bandwidth == adapter  # neighbors of a pipeline; nobody else sends
+    assert full.p2p_path(7, 8).bandwidth == adapter  # neighbors of a pipeline; nobody else sends
     assert full.path((0, 8)).bandwidth == adapter
     assert full.path(tuple(range(16))).bandwidth == 8 * adapter
     one, two = place("ab", link=link), place("aabb", [A100] * 4, link)
-    assert one.path((0, 1)).bandwidth == one.wire(0, 1).bandwidth == adapter
+    assert one.path((0, 1)).bandwidth == one.p2p_path(0, 1).bandwidth == adapter
     assert two.path((0, 1, 2, 3)).bandwidth == 2 * two.path((0, 2)).bandwidth == 2 * adapter
 
 
 def test_few_adapters_are_shared():
     few = place("a" * 8 + "b" * 8, link="infiniband:4x200gbit")
     assert few.path((0, 8)).bandwidth == wire("infiniband:100gbit")
-    assert few.wire(7, 8).bandwidth == wire("infiniband:200gbit")
+    assert few.p2p_path(7, 8).bandwidth == wire("infiniband:200gbit")
 
 
 def test_links_in_words():

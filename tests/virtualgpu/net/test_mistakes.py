@@ -30,7 +30,7 @@ def said(mistake):
 def test_a_mismatch_names_both_calls(mistake, text):
     pattern = re.escape(text).replace("HERE", f".*{HERE}")
     found = said(mistake)
-    assert all(one.startswith(("Mismatch: ", "RuntimeError: ")) for one in found), found
+    assert all(one.startswith(("CollectiveMismatch: ", "RuntimeError: ")) for one in found), found
     assert re.search(pattern, found[0]), found[0]
 
 
@@ -38,7 +38,8 @@ def test_a_mismatch_names_both_calls(mistake, text):
 def test_a_message_of_another_size_names_both_ends():
     sender, receiver = said("other_message")
     assert sender == "no error"
-    assert re.fullmatch(f"Mismatch: rank 1 receives 7 float32 from rank 0 \\(.*{HERE}\\), which "
+    assert re.fullmatch(
+        f"CollectiveMismatch: rank 1 receives 7 float32 from rank 0 \\(.*{HERE}\\), which "
                         f"sends 10 float32 \\(.*{HERE}\\)", receiver), receiver
 
 

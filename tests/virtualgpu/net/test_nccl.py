@@ -81,19 +81,19 @@ def test_the_hops_of_all_ranks_are_one_ring(nodes):
     ([V100, V100], "P2P/IPC"), ([A10, A10], "P2P/IPC"), ([T4, T4], "SHM/direct/direct"),
     ([RTX3090, RTX3090], "SHM/direct/direct"), ([V100, RTX3090], "SHM/direct/direct")])
 def test_cards_of_a_node_reach_each_other_as_they_can(cards, via):
-    assert nccl.via(place("aa", cards), 0, 1) == via
+    assert nccl.transport(place("aa", cards), 0, 1) == via
 
 
 @pytest.mark.parametrize(("slots", "via"), [
     ((0, 1), "P2P/IPC"), ((1, 2), "SHM/direct/direct"), ((3, 4), "SHM/direct/direct")])
 def test_p2p_stays_below_a_pcie_switch(slots, via):
     """NCCL's default on Intel CPUs."""
-    assert nccl.via(place("aa", [A10, A10], slots=slots), 0, 1) == via
+    assert nccl.transport(place("aa", [A10, A10], slots=slots), 0, 1) == via
 
 
 def test_the_kind_of_network():
-    assert nccl.via(place("ab"), 0, 1) == "NET/Socket/0"
-    assert nccl.via(place("ab", link="infiniband:4x100gbit"), 0, 1) == "NET/IB/0"
+    assert nccl.transport(place("ab"), 0, 1) == "NET/Socket/0"
+    assert nccl.transport(place("ab", link="infiniband:4x100gbit"), 0, 1) == "NET/IB/0"
 
 
 def test_a_job_s_cards_are_where_slurm_put_them():

@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 
 from virtualgpu.core.cards import CARDS
-from virtualgpu.net import collectives, inside, network, nodes
-from virtualgpu.net.inside import Seat
+from virtualgpu.net import collectives, intranode, network, nodes
+from virtualgpu.net.intranode import GpuSlot
 from virtualgpu.net.network import Link
 from virtualgpu.net.nodes import CUBE_MESH, NODES
 from virtualgpu.net.topology import Topology
@@ -74,9 +74,10 @@ def test_without_p2p_the_host_s_memory_has_the_rate_of_pcie():
     assert reached(RTX3090, 0, 1) == reached(RTX3090, *range(8)) == 32e9 * 0.77
     assert reached(T4, 0, 1) == reached(T4, *range(4)) == 16e9 * 0.77
     for card in (RTX3090, T4):
-        assert inside.pair(Seat(card, 0), Seat(card, 1)) == Link(
+        assert intranode.pair(GpuSlot(card, 0), GpuSlot(card, 1)) == Link(
             "shared memory", card.pcie, 8e-6, 0.77)
-    switched = [inside.pair(Seat(V100_PCIE, 0), Seat(V100_PCIE, slot)) for slot in (1, 2, 4)]
+    switched = [intranode.pair(GpuSlot(V100_PCIE, 0), GpuSlot(V100_PCIE, slot))
+                for slot in (1, 2, 4)]
     assert switched == [Link("PCIe", 16e9, 5e-6, 0.77), Link("shared memory", 16e9, 8e-6, 0.77),
                         Link("shared memory", 10e9, 8e-6, 1.0)]
 
@@ -85,7 +86,7 @@ def test_without_p2p_the_host_s_memory_has_the_rate_of_pcie():
 def test_no_nvlink_leaves_a_node(card):
     """Ranks beyond a node's last GPU are modeled in another node of the same type."""
     assert len(nodes.rings(card.node, (8, 11))) == len(nodes.rings(card.node, (0, 3))) > 0
-    assert inside.nvlinks(Seat(card, 0), Seat(card, 8)) == 0
+    assert intranode.nvlinks(GpuSlot(card, 0), GpuSlot(card, 8)) == 0
     assert nodes.rings(card.node, tuple(range(9))) == nodes.rings(card.node, (0, 8)) == ()
     assert reached(card, 0, 8) == reached(card, *range(9)) == min(
         NODES[card.node].interconnect, card.pcie * card.efficiency.link)
@@ -99,9 +100,9 @@ def test_behind_a_switch_any_gpus_reach_each_other_at_the_full_rate():
 
 def test_a_send_uses_the_links_of_its_pair():
     eight = job(V100, range(8))
-    assert eight.wire(0, 1).bandwidth == NVLINK
-    assert eight.wire(0, 4).bandwidth == 2 * NVLINK
-    assert eight.wire(0, 7).bandwidth == NODES["dgx-1"].interconnect
+    assert eight.p2p_path(0, 1).bandwidth == NVLINK
+    assert eight.p2p_path(0, 4).bandwidth == 2 * NVLINK
+    assert eight.p2p_path(0, 7).bandwidth == NODES["dgx-1"].interconnect
 
 
 def test_many_sends_at_once_use_the_links_of_each_pair():
@@ -110,8 +111,8 @@ def test_many_sends_at_once_use_the_links_of_each_pair():
     size = 10**9
     assert collectives.all_to_all(four, size) - collectives.LAUNCH - four.near == pytest.approx(
         size / 4 / NVLINK)
-    seats = tuple(Seat(V100, slot) for slot in range(8))
-    assert inside.slowest_pair(seats) == NVLINK  # through a third GPU, where two share no link
+    seats = tuple(GpuSlot(V100, slot) for slot in range(8))
+    assert intranode.slowest_pair(seats) == NVLINK  # through a third GPU, where two share no link
     switched = job(A100, range(8)).path(range(8))
     assert collectives.all_to_all(switched, size) == pytest.approx(
         collectives.LAUNCH + 7 / 8 * size / switched.bandwidth + switched.near)

@@ -37,7 +37,7 @@ def tampering() -> None:
         setattr(collectives, name, nothing)
     collectives.COSTS.update(dict.fromkeys(collectives.COSTS, (nothing, "given")))
     gpu.matmul_seconds, gpu.READ_LATENCY, rules.moved = nothing, 0.0, nothing
-    rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.Work(0)
+    rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.KernelWork(0)
     mine.seconds, mine.launch = nothing, nothing
     time.time = time.perf_counter = nothing
     programs.ddp()
@@ -167,16 +167,17 @@ def on_the_host(record: dict) -> None:
 
 
 @pytest.mark.parametrize(("forge", "message"), [
-    (never_wait, "while communication .* is still (writing|reading) them: nothing waits"),
+    (never_wait,
+     "while communication .* is still (writing|reading) them: the program does not wait"),
     (shrink_one_side, "returns float32 .*, not float32 .*1, "),
     (free_twice, "storage .* is not allocated"),
-    (later_moment, "rank 0, entry 0: waits for something after entry 5, which comes later"),
+    (later_moment, "rank 0, entry 0: waits for entry 5, which comes later"),
     (small_storages, "bytes .* of storage .*, which has 512"),
     (no_allocation, "rank 0, entry .*storage"),
-    (settle_twice, "communication 0 has not begun, or its end is known already"),
-    (refused_memory, "1 bytes were refused, and this GPU has room for them"),
-    (wrong_places, "has 4 tensors, and places for 3"),
-    (on_the_host, "lies in the host's memory and on the GPU"),
+    (settle_twice, "communication 0 has not started, or its end is already known"),
+    (refused_memory, "an allocation of 1 bytes failed, but this GPU has room for it"),
+    (wrong_places, "has 4 tensors, but 3 places"),
+    (on_the_host, "is both in the host's memory and on the GPU"),
 ], ids=lambda value: getattr(value, "__name__", ""))
 def test_forged_records_are_refused(forge, message):
     first, *others = texts(run(programs.ddp))

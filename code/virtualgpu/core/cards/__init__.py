@@ -1,4 +1,4 @@
-"""The GPU models that can be virtual, by name; each has a file of its own."""
+"""The GPU models, by name; each has its own file."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from virtualgpu.core.errors import UnknownCard
 CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
     v100_sxm2_16gb, v100_32gb, v100_pcie_16gb, t4, a100_40gb, a100_80gb, a10, rtx3090, l4,
     h100_80gb, h100_pcie_80gb, h200, b200)}
-# Names that clusters use, as types of a Slurm GRES.
+# Names that clusters use as the type of a Slurm GRES.
 ALIASES: dict[str, str] = {
     "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",
     "a100": "a100-80gb", "h100": "h100-80gb", "h100-pcie": "h100-pcie-80gb",
 }
-OTHERS = {"ti", "nvl", "fhhl", "mig"}  # words in the names of other products
+UNKNOWN_VARIANTS = {"ti", "nvl", "fhhl", "mig"}  # words in names of products not modeled here
 
 
 def find(name: str) -> Card:
@@ -52,7 +52,7 @@ def nearest(name: str, names: Iterable[str]) -> list[str]:
         next(iter(names))]
 
 
-def card_of(product: str) -> Card | None:
+def card_by_product(product: str) -> Card | None:
     """Return the GPU model with the data sheet of a device named `product`, or None.
 
     "NVIDIA A100-SXM4-80GB" is a100-80gb. Since the peaks do not depend on the size of the memory,
@@ -62,7 +62,7 @@ def card_of(product: str) -> Card | None:
     families = [[card for card in CARDS.values() if card.name.split("-")[0] == word]
                 for word in words]
     family = next(filter(None, families), [])
-    if not family or OTHERS & set(words):
+    if not family or UNKNOWN_VARIANTS & set(words):
         return None
     pcie = [card for card in family if "-pcie" in card.name]
     if "pcie" in words and pcie:
@@ -77,5 +77,5 @@ def sheet_peak(product: str, dtype: str) -> float | None:
         product: name of the device, as CUDA reports it.
         dtype: "fp32", "tf32", "bf16", "fp16", "fp8", or "fp4".
     """
-    card = card_of(product)
+    card = card_by_product(product)
     return card.tflops.get(dtype) if card else None

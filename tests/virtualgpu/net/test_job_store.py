@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from virtualgpu.net import backend
-from virtualgpu.net.board import Board
+from virtualgpu.net.job_store import JobStore
 
 
 def store():
@@ -15,7 +15,7 @@ def store():
 
 def test_whoever_serves_the_store_waits_until_all_ranks_have_ended():
     served = store()
-    boards = [Board(served, rank, [0, 1]) for rank in range(2)]
+    boards = [JobStore(served, rank, [0, 1]) for rank in range(2)]
     boards[0].end()
     with pytest.raises(dist.DistStoreError):
         boards[0].wait_for_ends(timedelta(milliseconds=10))

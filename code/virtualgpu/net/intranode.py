@@ -1,7 +1,7 @@
 """The links between the GPUs of one node, and what rings and sends reach over them.
 
-One rule prices them all: an NVLink carries an equal share of its GPU's NVLink bandwidth (25 GB/s
-per direction on a V100, an A100 and an H100), and a ring or a send has the links that it uses.
+One rule covers them all: an NVLink carries an equal share of its GPU's NVLink bandwidth (25 GB/s
+per direction on a V100, an A100, and an H100), and a ring or a send has the bandwidth of its links.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from virtualgpu.net.nodes import NODES, PIX, PXB, SYS
 NVLINK, PCIE, SHARED_MEMORY = "NVLink", "PCIe", "shared memory"
 
 
-class Seat(NamedTuple):
-    """A GPU, and the slot of its node that it is in."""
+class GpuSlot(NamedTuple):
+    """A GPU and its slot in the node."""
 
     card: Card
     slot: int
 
 
-def nvlinks(one: Seat, other: Seat) -> int:
+def nvlinks(one: GpuSlot, other: GpuSlot) -> int:
     """Return how many NVLinks connect two GPUs of a node."""
     if one.card.node != other.card.node or not (one.card.nvlink and other.card.nvlink):
         return 0
     return NODES[one.card.node].links_between(one.slot, other.slot)
 
 
-def path(one: Seat, other: Seat) -> str:
-    """Return how PCIe connects two GPUs of a node, in nvidia-smi's words."""
-    if one.card.node != other.card.node:  # models that no real node has side by side
+def path(one: GpuSlot, other: GpuSlot) -> str:
+    """Return how PCIe connects two GPUs of a node, as `nvidia-smi topo -m` names it."""
+    if one.card.node != other.card.node:  # no real node mixes them
         return SYS
     node = NODES[one.card.node]
     return node.path(node.place(one.slot), node.place(other.slot))
 
 
-def pair(one: Seat, other: Seat) -> Link:
+def pair(one: GpuSlot, other: GpuSlot) -> Link:
     """Return the link that a send between two GPUs of a node uses."""
     count = nvlinks(one, other)
     return _nvlink((one, other), count) if count else _bus(one, other)
 
 
 @lru_cache(maxsize=4096)
-def ring(seats: tuple[Seat, ...]) -> Link:
+def ring(seats: tuple[GpuSlot, ...]) -> Link:
     """Return the bandwidth of all rings through the GPUs of a node, as one link.
 
     Where NVLinks close no ring through the GPUs, NCCL uses PCIe instead (Wang et al. 2020, Blink,
@@ -69,7 +69,7 @@ def ring(seats: tuple[Seat, ...]) -> Link:
                    latency=max(link.latency for link in hops))
 
 
-def rings(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
+def rings(seats: Sequence[GpuSlot]) -> tuple[tuple[int, ...], ...]:
     """Return the rings over NVLinks through the GPUs of a node, as slots; see nodes.rings."""
     kinds = {seat.card.node for seat in seats}
     if len(seats) < 2 or len(kinds) > 1 or not all(seat.card.nvlink for seat in seats):
@@ -78,8 +78,8 @@ def rings(seats: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
 
 
 @lru_cache(maxsize=4096)
-def slowest_pair(seats: tuple[Seat, ...]) -> float:
-    """Return the bytes/s that any two GPUs of a node's group reach.
+def slowest_pair(seats: tuple[GpuSlot, ...]) -> float:
+    """Return the lowest bandwidth between any two GPUs of a group in a node, in bytes/s.
 
     Two GPUs without an NVLink between them send through another GPU of the group that both have
     one with (NCCL calls this path NVB).
@@ -87,7 +87,7 @@ def slowest_pair(seats: tuple[Seat, ...]) -> float:
     Args:
         seats: the GPUs of the group, two or more.
     """
-    def reached(one: Seat, other: Seat) -> float:
+    def reached(one: GpuSlot, other: GpuSlot) -> float:
         through = max(min(nvlinks(one, middle), nvlinks(middle, other))
                       for middle in seats) if not nvlinks(one, other) else 0
         link = _nvlink((one, other), through) if through else pair(one, other)
@@ -97,20 +97,20 @@ def slowest_pair(seats: tuple[Seat, ...]) -> float:
 
 
 def port(card: Card) -> Link:
-    """Return all links of one GPU to the others of its node together."""
+    """Return all links from one GPU to the others of its node, combined into one."""
     if card.nvlink:
-        return _nvlink((Seat(card, 0),), NODES[card.node].nvlinks)
-    return _bus(Seat(card, 0), Seat(card, 0))
+        return _nvlink((GpuSlot(card, 0),), NODES[card.node].nvlinks)
+    return _bus(GpuSlot(card, 0), GpuSlot(card, 0))
 
 
-def _nvlink(seats: Sequence[Seat], count: int) -> Link:
+def _nvlink(seats: Sequence[GpuSlot], count: int) -> Link:
     slowest = min((seat.card for seat in seats),
                   key=lambda card: card.nvlink * card.efficiency.link)
     each = slowest.nvlink / NODES[slowest.node].nvlinks
     return Link(NVLINK, count * each, 2.5e-6, slowest.efficiency.link)
 
 
-def _bus(one: Seat, other: Seat) -> Link:
+def _bus(one: GpuSlot, other: GpuSlot) -> Link:
     """Return the link over PCIe, or through the host's memory where NCCL does not use P2P.
 
     On Intel CPUs, NCCL uses P2P only below a common PCIe switch (ncclTopoCheckP2p in
@@ -121,11 +121,11 @@ def _bus(one: Seat, other: Seat) -> Link:
     where their interconnect is the limit, issue 406).
     """
     slowest = min((one.card, other.card), key=lambda card: card.pcie * card.efficiency.link)
-    share, by = slowest.efficiency.link, path(one, other)
-    if one.card.peer and other.card.peer and by in (PIX, PXB):
+    share, connection = slowest.efficiency.link, path(one, other)
+    if one.card.peer and other.card.peer and connection in (PIX, PXB):
         return Link(PCIE, slowest.pcie, 5e-6, share)
     memory = Link(SHARED_MEMORY, slowest.pcie, 8e-6, share)
-    if by != SYS:
+    if connection != SYS:
         return memory
     slow = min(NODES[seat.card.node].interconnect for seat in (one, other))
     return min(memory, Link(SHARED_MEMORY, slow, 8e-6, 1.0), key=lambda link: link.effective)

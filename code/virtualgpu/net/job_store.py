@@ -20,18 +20,18 @@ import torch.distributed as dist
 from virtualgpu.net.errors import Hang
 
 TICK = 0.5  # real seconds between two checks of a waiting rank
-FOREVER = timedelta(days=30)  # the store's own timeout; the watcher enforces the real one
-HUNG = b"\0hung\0"  # prefix of what the watcher posts in place of entries that will never exist
+STORE_TIMEOUT = timedelta(days=30)  # practically none: the detector enforces each wait's own
+DEADLOCK_MARK = b"\0hung\0"  # prefix of errors posted in place of entries that will never exist
 ABSENT = "?"  # compare_set returns it for a missing entry, where get would block
 
 
-class Wait(NamedTuple):
-    """A rank's wait for entries of the store.
+class PendingWait(NamedTuple):
+    """A blocked rank's wait for entries that do not exist yet.
 
     Attributes:
         serial: number of the wait.
         keys: the entries' keys.
-        text: the wait, as error messages describe it.
+        text: description of the wait for error messages.
         timeout: limit in real time.
     """
 
@@ -41,7 +41,7 @@ class Wait(NamedTuple):
     timeout: timedelta
 
 
-class Board:
+class JobStore:
     """This rank's connection to the store."""
 
     def __init__(self, store: dist.Store, rank: int, present: Sequence[int]) -> None:
@@ -53,14 +53,14 @@ class Board:
             present: all ranks of the job that are processes.
         """
         self.store = store.clone()
-        self.store.set_timeout(FOREVER)
+        self.store.set_timeout(STORE_TIMEOUT)
         self.rank, self.present, self.serial = rank, list(present), 0
-        self.together = self.store.has_extended_api()
-        self.waiting: Wait | None = None
+        self.has_multi_get = self.store.has_extended_api()
+        self.waiting: PendingWait | None = None
         self.ended = False
         self.lock = threading.Lock()
-        self.watcher = Watcher(self, store.clone())
-        self.watcher.start()
+        self.detector = DeadlockDetector(self, store.clone())
+        self.detector.start()
 
     def post(self, key: str, value: bytes) -> None:
         self.store.set(key, value)
@@ -73,30 +73,30 @@ class Board:
 
         Args:
             keys: the entries' keys.
-            text: the wait, as error messages describe it.
-            timeout: limit in real time, even if another rank is only busy.
+            text: description of the wait for error messages.
+            timeout: limit in real time, which also applies while another rank is busy.
 
         Raises:
-            Hang: no rank can make progress, or the time is over.
+            Hang: no rank can make progress, or the timeout has passed.
         """
         self.serial += 1
-        self.waiting = Wait(self.serial, keys, text, timeout)
+        self.waiting = PendingWait(self.serial, keys, text, timeout)
         try:
-            found = (self.store.multi_get(keys) if self.together else
-                     [self.store.get(key) for key in keys])
+            entries = (self.store.multi_get(keys) if self.has_multi_get else
+                       [self.store.get(key) for key in keys])
         except dist.DistNetworkError as error:
             raise Hang(f"rank {self.rank} {text}, but the rank that hosts the store has exited"
                        ) from error
         with self.lock:
             self.waiting = None
-            self.watcher.leave()
-        for one in found:
-            if one.startswith(HUNG):
-                raise Hang(one.removeprefix(HUNG).decode())
-        return found
+            self.detector.leave()
+        for entry in entries:
+            if entry.startswith(DEADLOCK_MARK):
+                raise Hang(entry.removeprefix(DEADLOCK_MARK).decode())
+        return entries
 
     def end(self) -> None:
-        """Tell the others that this rank posts nothing more; later calls do nothing."""
+        """Announce that this rank posts nothing more; later calls do nothing."""
         if not self.ended:
             self.ended = True
             self.post(f"waits/{self.rank}", json.dumps(
@@ -108,20 +108,20 @@ class Board:
         self.store.wait([f"ended/{rank}" for rank in self.present], timeout)
 
 
-class Watcher(threading.Thread):
-    """A thread that checks whether this rank waits for long, and if so, whether all ranks do."""
+class DeadlockDetector(threading.Thread):
+    """A thread that checks for a deadlock when this rank has waited for half a second."""
 
-    def __init__(self, board: Board, store: dist.Store) -> None:
+    def __init__(self, job_store: JobStore, store: dist.Store) -> None:
         """Create the thread.
 
         Args:
-            board: this rank's board.
-            store: a connection of its own, because the board's is busy while the rank waits.
+            job_store: this rank's connection to the store.
+            store: a second connection, because the first is busy while the rank waits.
         """
-        super().__init__(name="virtualgpu watcher", daemon=True)
-        self.board, self.store = board, store
-        self.row = f"waits/{board.rank}"
-        self.rows = [f"waits/{rank}" for rank in board.present]
+        super().__init__(name="virtualgpu deadlock detector", daemon=True)
+        self.job_store, self.store = job_store, store
+        self.row = f"waits/{job_store.rank}"
+        self.rows = [f"waits/{rank}" for rank in job_store.present]
         self.entered = False
         self.seen, self.ticks = 0, 0
 
@@ -129,38 +129,38 @@ class Watcher(threading.Thread):
         pause = threading.Event()
         with suppress(dist.DistError, RuntimeError):  # the rank that serves the store has ended
             while not pause.wait(TICK):
-                self.look()
+                self.check()
 
     def leave(self) -> None:
-        """Withdraw this rank's wait; the rank itself calls it before it posts anything."""
+        """Withdraw this rank's wait. The rank calls this before it posts anything."""
         if self.entered:
             self.entered = False
-            self.board.drop(self.row)
+            self.job_store.drop(self.row)
 
-    def look(self) -> None:
-        """Check once, and post an error in place of the entries if the rank's wait cannot end."""
-        wait = self.board.waiting
+    def check(self) -> None:
+        """Check once; if the rank's wait cannot end, post an error in place of the entries."""
+        wait = self.job_store.waiting
         if wait is None or wait.serial != self.seen:
             self.seen, self.ticks = 0 if wait is None else wait.serial, 0
             return
         self.ticks += 1
-        with self.board.lock:
-            if self.board.waiting is not wait:
+        with self.job_store.lock:
+            if self.job_store.waiting is not wait:
                 return
             if not self.entered:
                 self.entered = True
                 self.store.set(self.row, json.dumps(
                     {"keys": wait.keys, "text": wait.text, "serial": wait.serial}).encode())
-        text = self.verdict()
+        text = self.deadlock()
         if text is None and self.ticks * TICK > wait.timeout.total_seconds():
-            text = f"rank {self.board.rank} {wait.text}, for longer than {wait.timeout}"
+            text = f"rank {self.job_store.rank} {wait.text}, for longer than {wait.timeout}"
         if text is not None:
             for key in wait.keys:
                 if not self.store.check([key]):
-                    self.store.set(key, HUNG + text.encode())
+                    self.store.set(key, DEADLOCK_MARK + text.encode())
 
-    def verdict(self) -> str | None:
-        """Return an error message that lists all waits, or None unless no rank can progress."""
+    def deadlock(self) -> str | None:
+        """Return an error message that lists all waits if no rank can progress, else None."""
         if self.store.check(["hang"]):
             return self.store.get("hang").decode()
         before = self.read()
@@ -174,7 +174,7 @@ class Watcher(threading.Thread):
             return None
         text = "deadlock: no rank can make progress: " + "; ".join(
             f"rank {rank} {entry['text']}"
-            for rank, entry in zip(self.board.present, entries, strict=True))
+            for rank, entry in zip(self.job_store.present, entries, strict=True))
         self.store.set("hang", text)
         return text
 

@@ -1,7 +1,7 @@
 """Check that an operation's operands match, by running it on meta tensors.
 
-Torch's meta kernels check less for attention and convolutions than their CUDA kernels do, so those
-have checks of their own here: FLOPs are counted from their shapes.
+Torch's meta kernels check less for attention and convolutions than its CUDA kernels do, so there
+are checks for those here, because FLOPs are computed from their shapes.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from virtualgpu.core.plan import needs_values, nested
-from virtualgpu.core.shapes import Spec, of
+from virtualgpu.core.shapes import TensorSpec, spec_of
 
 aten = torch.ops.aten
 META = torch.device("meta")
-SIZED_BY_NUMBERS = {aten.arange, aten.range}  # a record has no floats
+SIZED_BY_NUMBERS = {aten.arange, aten.range}  # a record does not contain floats
 
 
 def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
-            operands: Sequence[torch.Tensor]) -> list[Spec] | None:
-    """Return the tensors that an operation makes or changes; None where torch cannot tell.
+            operands: Sequence[torch.Tensor]) -> list[TensorSpec] | None:
+    """Return the tensors that an operation creates or writes, or None if torch cannot tell.
 
-    What returns a list of tensors, such as a split, is not compared with torch, except for
-    `_foreach` operations: a few words in a record could ask for a tensor per element.
+    Operations that return a list of tensors, such as a split, are not run, except for `_foreach`
+    operations: a few words in a record could request a tensor per element.
 
     Args:
         func: the operation.
@@ -32,42 +32,45 @@ def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,
         kwargs: its keyword arguments.
         operands: all tensors among its arguments.
 
-    Raises whatever torch raises of operands that do not fit together.
+    Raises:
+        Exception: torch's error for operands that do not match.
     """
     check = CHECKS.get(str(func._overloadpacket))
     if check is not None:
         check(*args)
-    names = {one.name for one in func._schema.arguments}
-    if "device" in names:  # without one, torch would make the result in this process's memory
+    names = {argument.name for argument in func._schema.arguments}
+    if "device" in names:  # else torch would allocate the result in this process's memory
         kwargs = {**kwargs, "device": META}
     elif not operands:
-        raise ValueError("it has no tensors")
-    if not _known(func, args, operands):
+        raise ValueError("the operation has no tensors")
+    if not _has_known_shapes(func, args, operands):
         return None
-    before = list(map(of, operands))
+    before = list(map(spec_of, operands))
     try:
-        with warnings.catch_warnings():  # of outputs that torch resizes: refused below
+        with warnings.catch_warnings(
+            ):  # about outputs that torch resizes, which are rejected below
             warnings.simplefilter("ignore")
             out = func(*args, **kwargs)
     except NotImplementedError:  # no meta kernel
         return None
-    if list(map(of, operands)) != before:
-        raise ValueError("the tensor that is written has another shape than the result")
-    return list(map(of, nested(out)))
+    if list(map(spec_of, operands)) != before:
+        raise ValueError("the output tensor and the result have different shapes")
+    return list(map(spec_of, nested(out)))
 
 
-def _known(func: torch._ops.OpOverload, args: Sequence, operands: Sequence[torch.Tensor]) -> bool:
+def _has_known_shapes(func: torch._ops.OpOverload, args: Sequence,
+                      operands: Sequence[torch.Tensor]) -> bool:
     """Return whether shapes alone decide what an operation returns, and how many tensors."""
     if needs_values(func, operands):
         return False
-    if func._overloadpacket in SIZED_BY_NUMBERS and any(isinstance(one, float) for one in args):
+    if func._overloadpacket in SIZED_BY_NUMBERS and any(isinstance(item, float) for item in args):
         return False
     # A split of one dimension could make a tensor for each of its elements.
-    lists = any(isinstance(one.type, torch.ListType) for one in func._schema.returns)
+    lists = any(isinstance(item.type, torch.ListType) for item in func._schema.returns)
     return not lists or func._overloadpacket.__name__.startswith("_foreach_")
 
 
-def product(*operands: torch.Tensor) -> None:
+def same_dtype(*operands: torch.Tensor) -> None:
     """Check the dtypes of matrices, which torch's meta kernels do not compare."""
     names = [str(item.dtype).removeprefix("torch.") for item in operands]
     if len(set(names)) > 1:
@@ -77,10 +80,10 @@ def product(*operands: torch.Tensor) -> None:
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: object) -> None:
     """Check queries, keys, and values of shape [batch, heads, sequence, width]."""
     batch, heads, _rows, width = query.shape
-    fits = (key.shape[:3] == value.shape[:3] and key.shape[0] == batch and key.shape[3] == width
+    match = (key.shape[:3] == value.shape[:3] and key.shape[0] == batch and key.shape[3] == width
             and heads % key.shape[1] == 0)
-    _require(fits, query=query, key=key, value=value)
-    product(query, key, value)
+    _require(match, query=query, key=key, value=value)
+    same_dtype(query, key, value)
 
 
 def attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
@@ -92,9 +95,9 @@ def attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch.Tenso
 def fused_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
     """Check queries, keys, and values of shape [sequence, heads, width]; keys may have fewer heads.
     """
-    fits = query.dim() == 3 and key.shape == value.shape and query.shape[::2] == key.shape[::2]
-    _require(fits and query.shape[1] % key.shape[1] == 0, query=query, key=key, value=value)
-    product(query, key, value)
+    match = query.dim() == 3 and key.shape == value.shape and query.shape[::2] == key.shape[::2]
+    _require(match and query.shape[1] % key.shape[1] == 0, query=query, key=key, value=value)
+    same_dtype(query, key, value)
 
 
 def fused_attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor,
@@ -105,23 +108,23 @@ def fused_attention_backward(grad: torch.Tensor, query: torch.Tensor, key: torch
 
 def convolution_backward(grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, _bias: object,
                          *options: object) -> None:
-    product(grad, x, weight)
+    same_dtype(grad, x, weight)
     out = aten.convolution.default(x, weight, None, *options[:6])
     _require(grad.shape == out.shape, grad=grad, output=out)
 
 
-def _require(fits: bool, **operands: torch.Tensor) -> None:
-    if not fits:
-        raise ValueError("shapes that do not agree: " + ", ".join(
+def _require(match: bool, **operands: torch.Tensor) -> None:
+    if not match:
+        raise ValueError("mismatched shapes: " + ", ".join(
             f"{name} {list(item.shape)}" for name, item in operands.items()))
 
 
 CHECKS: dict[str, Callable[..., None]] = {
-    "aten.mm": lambda a, b, *_: product(a, b), "aten.bmm": lambda a, b, *_: product(a, b),
-    "aten.addmm": lambda _addend, a, b, *_: product(a, b),
-    "aten.addmm_": lambda _addend, a, b, *_: product(a, b),
-    "aten.baddbmm": lambda _addend, a, b, *_: product(a, b),
-    "aten.convolution": lambda x, weight, *_: product(x, weight),
+    "aten.mm": lambda a, b, *_: same_dtype(a, b), "aten.bmm": lambda a, b, *_: same_dtype(a, b),
+    "aten.addmm": lambda _addend, a, b, *_: same_dtype(a, b),
+    "aten.addmm_": lambda _addend, a, b, *_: same_dtype(a, b),
+    "aten.baddbmm": lambda _addend, a, b, *_: same_dtype(a, b),
+    "aten.convolution": lambda x, weight, *_: same_dtype(x, weight),
     "aten._scaled_dot_product_flash_attention": attention,
     "aten._scaled_dot_product_flash_attention_backward": attention_backward,
     "aten._scaled_dot_product_efficient_attention": attention,

@@ -2,8 +2,8 @@
 
 Only some ranks may be present, as processes. Each of the others is represented by the nearest
 present rank below it, which is assumed to do the same at the same time. For point-to-point
-messages, this symmetry means that a rank receives from the rank d places before it what it sends to
-the rank d places after it.
+messages, this symmetry means that what a rank receives from the rank d places before it equals what
+it sends to the rank d places after it.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-from virtualgpu.net.board import Board
 from virtualgpu.net.errors import Asymmetric
-from virtualgpu.net.messages import Message
+from virtualgpu.net.job_store import JobStore
+from virtualgpu.net.messages import RankMessage
 
 HOUR = timedelta(hours=1)
 
 
-def stands_for(here: Sequence[int], count: int) -> list[int]:
+def stands_for(present: Sequence[int], count: int) -> list[int]:
     """Return, for each rank of a group, the present rank that represents it.
 
     Args:
-        here: indices of the ranks that are present, in order.
+        present: indices of the ranks that are present, in order.
         count: number of ranks in the group.
     """
-    return [max((one for one in here if one <= index), default=here[0]) for index in range(count)]
+    return [max((one for one in present if one <= index), default=present[0])
+            for index in range(count)]
 
 
 def mirrored(source: int, target: int, count: int) -> tuple[int, int]:
-    """Return which of a rank's own sends represents one from a rank that is not present.
+    """Return which of the receiver's own sends mirrors a send from a rank that is not present.
 
     Args:
         source: index of the rank that is not present.
@@ -44,35 +45,35 @@ def mirrored(source: int, target: int, count: int) -> tuple[int, int]:
     return (target + distance) % count, distance
 
 
-class Wire:
-    """Exchanges messages between the ranks of a group over the board."""
+class Messenger:
+    """Exchanges messages between the ranks of a group through the store."""
 
-    def __init__(self, rank: int, ranks: Sequence[int], board: Board | None = None, name: str = "",
-                 timeout: timedelta = HOUR) -> None:
+    def __init__(self, rank: int, ranks: Sequence[int], job_store: JobStore | None = None,
+                 name: str = "", timeout: timedelta = HOUR) -> None:
         """Connect a rank to the others.
 
         Args:
             rank: this rank's index in the group.
             ranks: the group's ranks in the job.
-            board: where messages are posted; None for a rank that represents all others.
+            job_store: where messages are posted; None for a rank that represents all others.
             name: unique name of the group.
             timeout: limit of a wait, in real time.
         """
-        self.rank, self.ranks, self.board, self.name = rank, list(ranks), board, name
+        self.rank, self.ranks, self.job_store, self.name = rank, list(ranks), job_store, name
         self.timeout = timeout
-        self.here = [rank] if board is None else [
-            index for index, one in enumerate(ranks) if one in set(board.present)]
-        self.stands_for = stands_for(self.here, len(ranks))
-        self.posted: deque[int] = deque()  # collectives with entries on the board
+        self.present = [rank] if job_store is None else [
+            index for index, each in enumerate(ranks) if each in set(job_store.present)]
+        self.stands_for = stands_for(self.present, len(ranks))
+        self.posted: deque[int] = deque()  # collectives with entries in the store
         self.settled = 0
-        self.mirrored: defaultdict[int, deque[Message]] = defaultdict(deque)  # by distance
+        self.mirrored: defaultdict[int, deque[RankMessage]] = defaultdict(deque)  # by distance
 
     @property
     def symmetric(self) -> bool:
         """Return whether some ranks are not present."""
-        return len(self.here) < len(self.ranks)
+        return len(self.present) < len(self.ranks)
 
-    def exchange(self, number: int, mine: Message) -> Callable[[], list[Message]]:
+    def exchange(self, number: int, mine: RankMessage) -> Callable[[], list[RankMessage]]:
         """Send a message to all other ranks.
 
         Args:
@@ -82,29 +83,29 @@ class Wire:
         Returns:
             A function that waits for the others' messages and returns all messages, by rank.
         """
-        if len(self.here) == 1:
+        if len(self.present) == 1:
             return lambda: [mine] * len(self.ranks)
         mine = mine._replace(settled=self.settled)
-        self.board.post(self._key(number, self.rank), mine.pack())
+        self.job_store.post(self._key(number, self.rank), mine.pack())
         self.posted.append(number)
 
-        def wait() -> list[Message]:
-            keys = [self._key(number, index) for index in self.here]
-            text = (f"waits in {mine.what} of ranks {self._names(self.here)} ({mine.place})")
-            told = [Message.unpack(one)
-                    for one in self.board.take(keys, text, self.timeout)]
+        def wait() -> list[RankMessage]:
+            keys = [self._key(number, index) for index in self.present]
+            text = (f"waits in {mine.call} of ranks {self._names(self.present)} ({mine.line})")
+            messages = [RankMessage.unpack(entry)
+                        for entry in self.job_store.take(keys, text, self.timeout)]
             self.settled = number + 1
-            self._clear(min(one.settled for one in told))
-            by_rank = dict(zip(self.here, told, strict=True))
+            self._clear(min(message.settled for message in messages))
+            by_rank = dict(zip(self.present, messages, strict=True))
             return [by_rank[index] for index in self.stands_for]
         return wait
 
     def _clear(self, settled: int) -> None:
         """Remove this rank's entries that all ranks have read."""
         while self.posted and self.posted[0] < settled:
-            self.board.drop(self._key(self.posted.popleft(), self.rank))
+            self.job_store.drop(self._key(self.posted.popleft(), self.rank))
 
-    def send(self, target: int, number: int, message: Message) -> None:
+    def send(self, target: int, number: int, message: RankMessage) -> None:
         """Send a message to one rank.
 
         Args:
@@ -112,30 +113,30 @@ class Wire:
             number: number of earlier messages from this rank to it.
             message: the message.
         """
-        if target in self.here:
-            self.board.post(self._pair(self.rank, target, number), message.pack())
+        if target in self.present:
+            self.job_store.post(self._pair(self.rank, target, number), message.pack())
         else:
             self.mirrored[(target - self.rank) % len(self.ranks)].append(message)
 
-    def receive(self, source: int, number: int, text: str) -> Callable[[], Message]:
+    def receive(self, source: int, number: int, text: str) -> Callable[[], RankMessage]:
         """Return a function that waits for a message.
 
         Args:
             source: the sender's index in the group.
             number: number of earlier messages from it.
-            text: the wait, as error messages describe it.
+            text: description of the wait for error messages.
         """
-        if source not in self.here:
+        if source not in self.present:
             return lambda: self._mirror(source, text)
 
-        def wait() -> Message:
+        def wait() -> RankMessage:
             key = self._pair(source, self.rank, number)
-            (packed,) = self.board.take([key], text, self.timeout)
-            self.board.drop(key)
-            return Message.unpack(packed)
+            (packed,) = self.job_store.take([key], text, self.timeout)
+            self.job_store.drop(key)
+            return RankMessage.unpack(packed)
         return wait
 
-    def _mirror(self, source: int, text: str) -> Message:
+    def _mirror(self, source: int, text: str) -> RankMessage:
         ahead, distance = mirrored(source, self.rank, len(self.ranks))
         if self.mirrored[distance]:
             return self.mirrored[distance].popleft()
@@ -151,7 +152,7 @@ class Wire:
             if waiting:
                 target = self.ranks[(self.rank + distance) % len(self.ranks)]
                 return (f"rank {self.ranks[self.rank]} sends to rank {target}, which is not "
-                        f"present ({waiting[0].place}), and receives nothing from the rank as far "
+                        f"present ({waiting[0].line}), and receives nothing from the rank as far "
                         f"before it: the ranks are not symmetric here; make rank {target} present "
                         "as well, or run all ranks")
         return None

@@ -174,7 +174,7 @@ def text_of(cells: list[Cell], index: int) -> int | None:
 
     Args:
         cells: the lab's cells.
-        index: of the cell.
+        index: the cell's index.
     """
     return next((above for above in reversed(range(index)) if cells[above].role is Role.TEXT
                  and cells[above].kind == "markdown"), None)

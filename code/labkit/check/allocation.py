@@ -73,7 +73,7 @@ def component_at(host: str, components: Sequence[Component]) -> int | None:
 
     Args:
         host: the node's name.
-        components: of the job, in order.
+        components: the job's components, in order.
     """
     match = re.fullmatch(NODE + r"([1-9][0-9]{0,9})", host)
     place = int(match[1]) - 1 if match else -1

@@ -81,13 +81,16 @@ def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
 
 def function(f: Any, cases: Sequence[Case], expected: Answers,
              hints: Mapping[str, Answers] | None = None, *, rel: float = NEAR) -> None:
-    """Assert that `f` gives what is expected in every case: a dict of keywords or a sequence of
-    positional arguments.
+    """Assert that `f` returns the expected value in every case. Raises Failed at the first wrong
+    one.
 
-    expected: one value per case, or a function of the case. Outside hidden tests it is values: a
-    formula there would be the answer.
-    hints: maps each text to the wrong values (or the wrong function) that trigger it.
-    Raises Failed at the first case that fails.
+    Args:
+        f: the student's function.
+        cases: its arguments: dicts of keywords, or sequences of positional arguments.
+        expected: one value per case, or a function of the case. Outside hidden tests, give values:
+            a formula there would be the answer.
+        hints: maps each text to the wrong values (or the wrong function) that trigger it.
+        rel: the relative tolerance for numbers.
     """
     if not cases:
         raise ValueError("check.function: no cases, so nothing would be checked")

@@ -95,9 +95,9 @@ def _order(run: TrainingRun, with_ranks: bool) -> list[list[int]]:
 
     Each is [its number], or [its number, ranks per node]; equal neighbors count once.
     """
-    found = [[node.component, node.ranks] if with_ranks else [node.component]
-             for node in run.on_nodes]
-    return [one for one, _ in groupby(found)]
+    per_node = [[node.component, node.ranks] if with_ranks else [node.component]
+                for node in run.on_nodes]
+    return [component for component, _ in groupby(per_node)]
 
 
 def require_sound(given: Any) -> None:

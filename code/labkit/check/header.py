@@ -60,8 +60,8 @@ def _separator_notes(separator: re.Match[str], number: int) -> Iterator[str]:
 
 def _read_directive(line: str, number: int, requested: dict[str, str], notes: list[str]) -> None:
     try:
-        found, rest = options.parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
-        requested.update(found)
+        parsed, rest = options.parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
+        requested.update(parsed)
         if rest:
             notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
     except (options.BadOption, ValueError) as error:

@@ -44,8 +44,8 @@ class StageMemory(NamedTuple):
     Attributes:
         stage: its number.
         gpu: the GPU model, such as "a10".
-        memory: at the peak, with CUDA's and NCCL's own.
-        capacity: of the GPU.
+        memory: peak memory, including CUDA's and NCCL's.
+        capacity: memory of the GPU.
     """
 
     stage: int
@@ -65,7 +65,7 @@ class Figures:
 
     Attributes:
         stages: the memory of each stage; a stage that has several GPU models is there for each.
-        share_of_peak: share of the data sheet's FLOP/s.
+        share_of_peak: MFU, from 0 to 1.
         communication, bubble: shares of the time in which a GPU waits for collectives, and for
             other stages.
     """
@@ -112,7 +112,7 @@ def figures(job: Job, device: str | None = None, *, cluster: str | None = None,
         cluster: instead of `device`, the job's nodes in the order of their node ranks, as
             KIND:GPUSxNODES for each kind: "a100:2x1,a10:2x1".
         network: between nodes, such as "ethernet:25gbit"; None for the GPUs' usual one.
-        vocab_size: of the model.
+        vocab_size: the model's vocabulary size.
 
     Raises Failed when the job has problems, does not run on these nodes, or cannot be estimated.
     """
@@ -232,7 +232,7 @@ def printed(code: int, out: bytes, err: str) -> dict[str, Any]:
             raise ValueError(f"{len(out):,} bytes")
         estimate = json.loads(out)
         if not isinstance(estimate, dict):
-            raise ValueError("no object")
+            raise ValueError("not a JSON object")
         return estimate
     except (ValueError, RecursionError) as error:
         raise Crashed(f"the trainer printed no estimate: {error}") from error

@@ -174,14 +174,14 @@ def read(outcome: Any, cluster: SimulatedCluster) -> GpusRun:
     Raises BadRecords if the outcome is malformed, lacks a rank's record, or contradicts itself.
     """
     if not isinstance(outcome, dict):
-        raise BadRecords("no dict")
+        raise BadRecords("the outcome is not a dictionary")
     state, text = outcome.get("state"), outcome.get("text")
     if not (isinstance(state, str) and state in (RETURNED, RAISED, LATE)):
-        raise BadRecords("no state")
+        raise BadRecords("the outcome has no valid state")
     if state != RETURNED and isinstance(text, str):
         return GpusRun(state, text[:MOST_TEXT])
     if state != RETURNED:
-        raise BadRecords("neither records nor an error")
+        raise BadRecords("the outcome has neither records nor an error")
     return GpusRun(RETURNED, priced=tuple(_priced(outcome.get("records"), cluster)))
 
 

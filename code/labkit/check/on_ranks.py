@@ -127,15 +127,15 @@ def read(outcome: Any, ranks: int) -> RanksRun:
         ranks: the number of ranks that were requested.
     """
     if not isinstance(outcome, dict):
-        raise Forged("no dict")
+        raise Forged("the outcome is not a dictionary")
     state, text = outcome.get("state"), outcome.get("text")
     if not isinstance(state, str):  # an array compares with a string element by element
-        raise Forged("no state")
+        raise Forged("the outcome has no valid state")
     if state in (RAISED, DEADLOCK, LATE) and isinstance(text, str):
         return RanksRun(state, text[:MOST_TEXT])
     lists = [outcome.get(name) for name in ("values", "flops", "calls")]
     if state != RETURNED or not all(isinstance(one, list) and len(one) == ranks for one in lists):
-        raise Forged("not one value and one record for each rank")
+        raise Forged("expected one value and one record for each rank")
     return RanksRun(RETURNED, records=tuple(_record(*one, ranks)
                                             for one in zip(*lists, strict=True)))
 
@@ -144,7 +144,7 @@ def _record(value: Any, flops: Any, calls: Any, ranks: int) -> RankRecord:
     from warmranks import RankRecord
 
     if not (_is_count(flops) and isinstance(calls, list) and len(calls) <= MOST_CALLS):
-        raise Forged("a rank's record")
+        raise Forged("a rank's record has the wrong form")
     return RankRecord(value, tuple(_call(one, ranks) for one in calls), float(flops))
 
 
@@ -152,7 +152,7 @@ def _call(sent: Any, ranks: int) -> CommunicationCall:
     from warmranks import CommunicationCall
 
     if not (isinstance(sent, list) and len(sent) == 6):
-        raise Forged("a call")
+        raise Forged("a call has the wrong form")
     op, group, peer, size, started, finished = sent
     sound = (type(op) is str and op in OPS
              and isinstance(group, list | tuple) and 0 < len(group) <= ranks
@@ -160,7 +160,7 @@ def _call(sent: Any, ranks: int) -> CommunicationCall:
              and (peer is None or _is_rank(peer, ranks)) and type(size) is int and _is_count(size)
              and _is_count(started) and (finished is None or _is_count(finished)))
     if not sound:
-        raise Forged("a call's fields")
+        raise Forged("a field of a call has the wrong type")
     return CommunicationCall(op, tuple(group), peer, size, started, finished)
 
 

@@ -231,14 +231,14 @@ def het_group(text: str, size: int) -> list[int]:
     if not ranges or bool(ranges[1]) != bool(ranges[3]):
         raise BadOption(f"--het-group={text[:50]}: it must be numbers of components, such as 0,1; "
                         f"nearest: {every}")
-    found = {number for first, _, last in (part.partition("-") for part in ranges[2].split(","))
-             for number in range(int(first), int(last or first) + 1)}
-    if unknown := sorted(found - set(range(size))):
+    numbers = {number for first, _, last in (part.partition("-") for part in ranges[2].split(","))
+               for number in range(int(first), int(last or first) + 1)}
+    if unknown := sorted(numbers - set(range(size))):
         has = "1 component" if size == 1 else f"{size} components"
         raise BadOption(f"--het-group={text[:50]}: this job has {has} ({every}), and {unknown[0]} "
                         f"is none of them; nearest: {every} (each `#SBATCH hetjob` line begins "
                         "another component)")
-    return sorted(found)
+    return sorted(numbers)
 
 
 def expand(hosts: str) -> list[str]:

@@ -67,10 +67,18 @@ def schedule(f: Any, cases: Sequence[Case], like: str | None = None, *,
 
     A case gives the numbers of stages, micro-batches and, if `f` takes a third argument, chunks.
 
-    like: a built-in schedule: no slower, no more activations on any stage. bubble: the largest
-    share of idle time; live: the most activations, for all stages or a list: one value per case,
-    or a function of the case. hints: texts with a name in PROPERTIES, a built-in schedule that is
-    the wrong one here, or wrong schedules, a value per case. Raises Failed.
+    Args:
+        f: the student's function.
+        cases: its arguments.
+        like: a built-in schedule; the answer must be as fast, and store no more activations on any
+            stage.
+        bubble: the largest share of idle time: one value per case, or a function of the case.
+        live: the largest number of in-flight activations, as a number for all stages or a list;
+            one value per case, or a function of the case.
+        hints: maps each text to what triggers it: a name in PROPERTIES, a built-in schedule that is
+            wrong here, or wrong schedules, one per case.
+
+    Raises Failed at the first case that fails.
     """
     if not cases:
         raise ValueError("check.schedule: no cases, so nothing would be checked")
@@ -167,7 +175,7 @@ def _idle(timeline: Timeline, clock: str) -> str:
     """Describe the idle time of the stages, and the longest wait between two actions.
 
     Args:
-        timeline: of the schedule.
+        timeline: the schedule's timeline.
         clock: the cost of a backward pass, for the text.
     """
     waits = [(after.start - before.end, stage, before, after)

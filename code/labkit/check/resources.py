@@ -22,7 +22,7 @@ def gpu_advice(run: TrainingRun, components: Sequence[Component]) -> tuple[list[
 
     Args:
         run: the ranks.
-        components: of the job.
+        components: the job's components.
     """
     problems: list[str] = []
     notes: list[str] = []
@@ -44,7 +44,7 @@ def idle_nodes(components: Sequence[Component], launches: Sequence[Launch]) -> I
     """Yield a problem for each component of a heterogeneous job that has nodes without a program.
 
     Args:
-        components: of the job.
+        components: the job's components.
         launches: what the job starts.
     """
     started = [launch for launch in launches
@@ -78,9 +78,9 @@ def _shortage(ranks: int, wanted: str, have: int) -> str:
     """Return a message that names the missing GPUs and the option that requests them.
 
     Args:
-        ranks: on a node.
-        wanted: the flag because of which they need GPUs.
-        have: GPUs per node.
+        ranks: number of ranks on the node.
+        wanted: the flag that makes them need GPUs.
+        have: number of GPUs per node.
     """
     request = REQUEST.format(ranks)
     if not have:
@@ -124,7 +124,7 @@ def cpu_notes(components: Sequence[Component], sruns: Sequence[Launch]) -> Itera
     """Yield a note if srun does not pass on the CPUs that the job requests for each task.
 
     Args:
-        components: of the job.
+        components: the job's components.
         sruns: the ones that start the ranks.
     """
     wanted = [one.directives[CPUS] for one in components if one.directives.get(CPUS, "1") != "1"]

@@ -75,5 +75,5 @@ def _refuse_huge(got: Any, of: Sizes) -> None:
         if isinstance(entry, list | tuple) and len(entry) > most:
             raise ScheduleError(f"stage {stage} has {len(entry):,} actions: far too many")
         if isinstance(entry, str) and len(entry) > MOST_TEXT * most:
-            raise ScheduleError(f"stage {stage} is a text of {len(entry):,} characters: far too "
+            raise ScheduleError(f"stage {stage} is a string of {len(entry):,} characters: far too "
                                 "long")

@@ -18,7 +18,7 @@ MOST_TASKS = 256
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
 
 
-class Part:
+class StepPart:
     """The tasks of a step on one component of its job.
 
     Attributes:
@@ -43,13 +43,13 @@ def variable(name: str, component: int | None) -> str:
     """Return the value of a Slurm variable, or "" if it is not set.
 
     Args:
-        name: of the variable.
-        component: of a heterogeneous job, whose variable for this component it is; or None.
+        name: the variable's name.
+        component: number of the component of a heterogeneous job, or None.
     """
     return os.environ.get(name if component is None else options.of_component(name, component), "")
 
 
-def parts_of(arguments: list[str]) -> list[Part]:
+def parts_of(arguments: list[str]) -> list[StepPart]:
     """Return the parts of a step, in the order of their components. Raises BadOption.
 
     In a heterogeneous job, a step without --het-group runs on the first component, and `:`
@@ -59,8 +59,8 @@ def parts_of(arguments: list[str]) -> list[Part]:
     if size is None:
         requested, command = options.parse(arguments, "srun")
         options.het_group(requested.get("het-group", "0"), 1)
-        return [Part(requested, command, None)]
-    parts: dict[int, Part] = {}
+        return [StepPart(requested, command, None)]
+    parts: dict[int, StepPart] = {}
     requested: dict[str, str] = {}
     for words in _split(arguments):
         own, command = options.parse(words, "srun")
@@ -69,7 +69,7 @@ def parts_of(arguments: list[str]) -> list[Part]:
         following = str(max(parts, default=-1) + 1)
         for component in options.het_group(own.get("het-group", following),
                                            options.count(size, 1)):
-            parts[component] = Part(requested, command, component)
+            parts[component] = StepPart(requested, command, component)
     return [part for _, part in sorted(parts.items())]
 
 
@@ -153,12 +153,12 @@ def _srun(record: str, arguments: list[str]) -> int:
     return _run_tasks(parts, step, tasks)
 
 
-def _run_tasks(parts: list[Part], step: int, tasks: int) -> int:
+def _run_tasks(parts: list[StepPart], step: int, tasks: int) -> int:
     """Run the tasks of a step, which are numbered over all its components. Return the exit code.
 
     Args:
-        parts: of the step.
-        step: its number.
+        parts: the step's parts.
+        step: the step's number.
         tasks: the number of all its tasks.
     """
     names = [name for part in parts for name in part.names]
@@ -189,8 +189,8 @@ def _describe_component(env: dict[str, str], component: int, names: list[str]) -
     """Replace the variables of the job's first component, which the batch script has, by a step's.
 
     Args:
-        env: of the tasks.
-        component: on which they run.
+        env: the tasks' environment.
+        component: number of the component that they run on.
         names: the nodes of the step, on all components.
     """
     env |= dict.fromkeys(NODE_LISTS, ",".join(names)) | {
@@ -201,7 +201,7 @@ def _describe_component(env: dict[str, str], component: int, names: list[str]) -
         del env["SLURM_GPUS_ON_NODE"]
 
 
-def _require(part: Part) -> None:
+def _require(part: StepPart) -> None:
     """Raise BadOption if a part of a step requests more CPUs than its nodes have, or begins in no
     folder."""
     folder = part.requested.get("chdir")

@@ -28,14 +28,14 @@ MOST_DIMENSIONS = 32
 # collide, and a dict of them would take minutes to build.
 LARGEST_KEY = 2**60
 ARRAY_KINDS = "biuf"  # NumPy's letters: bool, int, unsigned, float
-ODD_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-INSTEAD = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(...) of it",
-           "generator": "list(...) of it", "map": "list(...) of it", "zip": "list(...) of it",
-           "filter": "list(...) of it", "dict_keys": "list(...) of it",
-           "dict_values": "list(...) of it", "complex": "a pair of floats",
-           "Decimal": "a float", "Fraction": "a float", "bytes": "a str or a list of ints",
-           "function": "what it returns: call it", "PosixPath": "str(...) of it",
-           "Action": "str(...) of it"}
+NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+ALTERNATIVES = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(...) of it",
+                "generator": "list(...) of it", "map": "list(...) of it", "zip": "list(...) of it",
+                "filter": "list(...) of it", "dict_keys": "list(...) of it",
+                "dict_values": "list(...) of it", "complex": "a pair of floats",
+                "Decimal": "a float", "Fraction": "a float", "bytes": "a str or a list of ints",
+                "function": "what it returns: call it", "PosixPath": "str(...) of it",
+                "Action": "str(...) of it"}
 
 
 class CannotCross(Exception):
@@ -50,14 +50,14 @@ def dumps(value: Any) -> bytes:
         raise CannotCross(f"a number is too large: {error}") from error
     content = text.encode("utf-8", "surrogatepass")
     if len(content) > MOST_BYTES:
-        raise CannotCross(f"{len(content):,} bytes are too much: at most {MOST_BYTES:,} may cross")
+        raise CannotCross(f"{len(content):,} bytes are too many: at most {MOST_BYTES:,} may cross")
     return content
 
 
 def loads(content: bytes) -> Any:
     """Return the value in `content`, which is untrusted. Raises CannotCross."""
     if len(content) > MOST_BYTES:
-        raise CannotCross(f"{len(content):,} bytes are too much: at most {MOST_BYTES:,} may cross")
+        raise CannotCross(f"{len(content):,} bytes are too many: at most {MOST_BYTES:,} may cross")
     try:
         return _decode(json.loads(content.decode("utf-8", "surrogatepass"),
                                   parse_constant=_refuse_constant), MOST_DEPTH)
@@ -104,7 +104,7 @@ def _encode(value: Any, depth: int) -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and issubclass(kind, torch.Tensor):
         return {"array": _encode_array(_from_torch(value))}
-    instead = INSTEAD.get(kind.__name__, "numbers, text, lists, dicts or arrays")
+    instead = ALTERNATIVES.get(kind.__name__, "numbers, text, lists, dicts or arrays")
     raise CannotCross(f"a value of type {kind.__name__} cannot be checked: give {instead}")
 
 
@@ -118,7 +118,7 @@ def _key(key: Any) -> str | int:
         number = int.__int__(key)
         if abs(number) <= LARGEST_KEY:
             return number
-        raise CannotCross("a dict has an int key beyond 2**60: give it as text")
+        raise CannotCross("a dict has an int key beyond 2**60: give it as a string")
     raise CannotCross(f"a dict has a key of type {type(key).__name__}: keys are str or int")
 
 
@@ -150,8 +150,8 @@ def _decode(coded: Any, depth: int) -> Any:
     if len(coded) != 1:
         raise CannotCross(f"not a message: an object with {len(coded)} kinds")
     ((kind, content),) = coded.items()
-    if kind == "float" and isinstance(content, str) and content in ODD_FLOATS:
-        return ODD_FLOATS[content]
+    if kind == "float" and isinstance(content, str) and content in NON_FINITE:
+        return NON_FINITE[content]
     if kind == "tuple" and isinstance(content, list):
         return tuple(_decode(item, depth - 1) for item in content)
     if kind == "dict" and isinstance(content, list):

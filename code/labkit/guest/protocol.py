@@ -38,7 +38,7 @@ def pack(message: dict[str, Any]) -> bytes:
         raise BadFrame(f"no JSON: {error}") from error
     body = text.encode("utf-8", "surrogatepass")
     if len(body) > MOST_BYTES:
-        raise BadFrame(f"{len(body):,} bytes are too much for one frame")
+        raise BadFrame(f"{len(body):,} bytes are too many for one frame")
     return HEADER.pack(len(body)) + body
 
 
@@ -57,7 +57,7 @@ def unpack(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"no JSON: {error}") from error
     if not isinstance(message, dict):
-        raise BadFrame("no object")
+        raise BadFrame("the frame is not a JSON object")
     return message
 
 

@@ -57,7 +57,7 @@ class Guest:
             return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
         try:
             return sent(called(function, wire.loads(arguments.encode()),
-                                wire.loads(keywords.encode())))
+                               wire.loads(keywords.encode())))
         except BaseException as error:  # KeyboardInterrupt and the like must not end the check
             return {"raised": coded(raised(error))}
 
@@ -82,7 +82,7 @@ class Guest:
         """Return the response for a driver that runs in other processes.
 
         Args:
-            name: of the driver.
+            name: the driver's name.
             arguments: encoded.
             keywords: encoded.
             run: runs it with the decoded arguments.

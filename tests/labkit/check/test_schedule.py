@@ -194,9 +194,9 @@ def test_what_is_hostile_or_huge_is_refused_quickly_and_in_few_words(name):
 
 
 @pytest.mark.parametrize(("name", "said"), [
-    ("a million actions", "stage 0 is a text of 720,000 characters: far too long"),
+    ("a million actions", "stage 0 is a string of 720,000 characters: far too long"),
     ("a million words", "stage 0 has 150,000 actions: far too many"),
-    ("spaces", "stage 0 is a text of 900,000 characters: far too long"),
+    ("spaces", "stage 0 is a string of 900,000 characters: far too long"),
     ("a million stages", "the answer has 100,000 stages, not 2")])
 def test_what_is_huge_is_refused_before_it_is_read(name, said):
     assert said in failure(lambda p, m: HOSTILE[name], [(2, 2)])

@@ -112,7 +112,7 @@ def test_a_copy_does_not_lead_back():
     ({True: 1}, "keys are str or int"), (np.array([None]), "an array of object"),
     (np.array(["a"]), "an array of numbers"),
     (torch.zeros(2, dtype=torch.bfloat16), "tensor.float()"),
-    ("x" * 1_000_001, "at most 1,000,000"), ({2**60 + 1: 1}, "give it as text")])
+    ("x" * 1_000_001, "at most 1,000,000"), ({2**60 + 1: 1}, "give it as a string")])
 def test_what_cannot_cross_is_refused_with_what_to_give_instead(value, says):
     with pytest.raises(CannotCross) as caught:
         wire.dumps(value)

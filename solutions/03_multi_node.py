@@ -1085,7 +1085,7 @@ hybrid = jobs.wait()
 
 # %% tags=["explore"]
 print(mark(logs.lines(hybrid.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
-for ranks, lines in channels.of(hybrid.log).items():
+for ranks, lines in channels.read(hybrid.log).items():
     print(f"ranks {ranks} of the job, numbered from 0 within the group:", channels.connections(lines))
 
 # %% [markdown]

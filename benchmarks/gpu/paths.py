@@ -85,7 +85,8 @@ def profile(folder: Path) -> str:
     expect(bool(loaded.get("deviceProperties")), "the trace has no deviceProperties")
     from job_monitor import traces  # here, because the other checks need none of its packages
 
-    peak = traces.parse(0, events).peak  # LabError if the trace has no GPU memory events
+    # parse raises LabError if the trace has no GPU memory events.
+    peak = max(allocated for _, allocated in traces.parse(0, events).memory)
     size = found[0].stat().st_size
     return (f"{count} kernels, peak memory {peak:.2f} GiB, a file of {size / 1e6:.1f} MB; "
             f"{opened(folder)}")

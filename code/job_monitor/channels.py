@@ -14,7 +14,7 @@ COMMUNICATOR = re.compile(r"a modeled communicator of the job's rank\(s\) ([\d,]
 CONNECTION = re.compile(r"(\d+)\[\w+\] -> (\d+)\[\w+\].* via (\w+)")
 
 
-def of(path: str | Path) -> dict[str, list[str]]:
+def read(path: str | Path) -> dict[str, list[str]]:
     """Return the lines that report how two ranks are connected, by communicator.
 
     A communicator is named by the job's ranks in it, such as "0,2". The lines of several ranks are

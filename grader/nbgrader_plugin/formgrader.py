@@ -15,7 +15,7 @@ from grader.gradebook.records import gradebook_file
 from grader.nbgrader_plugin.steps import ISOLATED_VARIABLE
 from lab.hub import HubServer, address_from
 from lab.jupyter import Jupyter
-from lab.start import only_once, say, undisturbed
+from lab.start import ignore_signals, notify, only_once
 from labcore.errors import LabError
 
 
@@ -35,14 +35,14 @@ def serve(port: int | None, ip: str, hub: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     with (only_once(course.root, shared=hub is not None), protected(gradebook_file(course)),
           contextlib.ExitStack() as started):
-        say("Starting JupyterLab with formgrader")
+        notify("Starting JupyterLab with formgrader")
         try:
             jupyter = _jupyter(course, port, ip, hub)
             started.callback(jupyter.stop)
-            started.callback(undisturbed)
+            started.callback(ignore_signals)
             jupyter.wait_until_ready()
             (course.root / ".cluster" / "start.lock").write_text(jupyter.address)
-            say("In JupyterLab: Nbgrader > Formgrader. Ctrl-C stops it.\n")
+            notify("In JupyterLab: Nbgrader > Formgrader. Ctrl-C stops it.\n")
             print(f"    {jupyter.address}\n", flush=True)
             code = jupyter.process.wait()
         except KeyboardInterrupt:

@@ -25,9 +25,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from lab.start import say
+    from lab.start import notify
 
-    ensure(say)
+    ensure(notify)
     if arguments.test:
         from grader.course import default_root
         from grader.sandbox.choice import choose
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def ensure(say) -> None:
+def ensure(notify) -> None:
     """Install bubblewrap if it is missing. Raises Unavailable if there is no back end afterwards.
 
     It does not check that the back end is safe: `choose` and `self_test` do.
@@ -49,7 +49,7 @@ def ensure(say) -> None:
     from grader.sandbox.interface import Unavailable
     from slurmbox.install import install_command, install_packages
 
-    if _is_installed("bwrap") or install_packages(PACKAGES, say) or _is_installed("podman"):
+    if _is_installed("bwrap") or install_packages(PACKAGES, notify) or _is_installed("podman"):
         return
     raise Unavailable("grading needs bubblewrap, to run students' code apart: "
                       f"{install_command(PACKAGES)} (or dnf, zypper, pacman)")

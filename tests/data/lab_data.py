@@ -34,7 +34,7 @@ def hidden(home) -> set[str]:
     return {name for name in os.listdir(Path(home) / "data") if name[0] == "."}
 
 
-def small(jsonl, **more) -> data.Options:
+def small(jsonl, **more) -> data.DataOptions:
     return data.DataOptions((str(jsonl),), gpt2_entries=900, small_entries=400, **more)
 
 

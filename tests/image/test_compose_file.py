@@ -66,10 +66,10 @@ def test_the_nodes_have_no_way_out_and_only_this_machine_reaches_the_lab():
 
 @pytest.mark.parametrize("service", [CONTROLLER, *make(cuda=1).node_names, "lab"])
 def test_the_commands_are_ones_that_lab_knows(service):
-    arguments = program.parser().parse_args(words(service)[1:])
+    arguments = program.build_parser().parse_args(words(service)[1:])
     assert callable(arguments.run)
     if rest := getattr(arguments, "command", None):
-        assert program.parser().parse_args(rest[1:]).ip == "0.0.0.0"
+        assert program.build_parser().parse_args(rest[1:]).ip == "0.0.0.0"
 
 
 def test_no_privilege_but_the_named_ones_and_no_secret():

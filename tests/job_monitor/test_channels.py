@@ -32,7 +32,7 @@ def test_ranks_that_print_in_turn_are_told_apart(monkeypatch, tmp_path):
             *[line for rank in groups[3] for line in rank], "iteration 1"]
     log = tmp_path / "log.txt"
     log.write_text("\n".join(text))
-    found = channels.of(log)
+    found = channels.read(log)
     assert list(found) == ["0,1", "0,2", "2,3"]
     for ranks, group in (("0,1", groups[1]), ("0,2", groups[0]), ("2,3", groups[2])):
         assert found[ranks] and set(found[ranks]) == {
@@ -43,9 +43,9 @@ def test_a_log_without_such_lines_says_which_setting_makes_them(tmp_path):
     log = tmp_path / "log.txt"
     log.write_text("slurmnode1:1:1 [0] NCCL INFO Channel 00 : 0[1b000] -> 1[1c000] via P2P/IPC\n")
     with pytest.raises(LabError, match="NCCL_DEBUG=INFO"):
-        channels.of(log)
+        channels.read(log)
     with pytest.raises(LabError, match="has the job started"):
-        channels.of(tmp_path / "none.txt")
+        channels.read(tmp_path / "none.txt")
 
 
 def test_a_connection_counts_once_in_old_and_new_lines(monkeypatch):

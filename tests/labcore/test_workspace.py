@@ -66,7 +66,7 @@ def test_a_port_that_is_taken():
 
 @pytest.mark.parametrize("port", [None, 8888])
 def test_an_ip_of_another_machine(port):
-    with pytest.raises(LabError, match=r"--ip 192\.0\.2\.1 is no address of this machine"):
+    with pytest.raises(LabError, match=r"--ip 192\.0\.2\.1 is not an address of this machine"):
         jupyter.free_port(port, "192.0.2.1")
 
 

@@ -38,7 +38,7 @@ def record(layout, **options):
 
 
 def lab(*words):
-    arguments = program.parser().parse_args(["cluster", *words])
+    arguments = program.build_parser().parse_args(["cluster", *words])
     return arguments.run(arguments)
 
 
@@ -128,7 +128,8 @@ def test_a_container_of_another_name_is_refused(layout, monkeypatch):
 
 
 def test_an_unset_variable_is_the_default(layout):
-    arguments = program.parser().parse_args(["cluster", "serve", "node", "--gpus=", "--link="])
+    arguments = program.build_parser().parse_args(
+        ["cluster", "serve", "node", "--gpus=", "--link="])
     assert serve.requested_profile(arguments) == profile.make()
 
 

@@ -14,6 +14,13 @@ def elementwise(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelW
     return _reduced(sum(map(moved, tensors(arguments))), 1, arguments[0], results[0])
 
 
+def filled_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
+    """Count mse_loss_backward(grad, input, target, ..) and its like: the result is filled with
+    zeros, and then computed."""
+    work = read_and_write(arguments, results)
+    return work._replace(bytes=work.bytes + sum(map(moved, results)), kernels=2)
+
+
 def with_logits(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelWork:
     """binary_cross_entropy_with_logits(input, target, weight, pos_weight, reduction).
 
@@ -66,5 +73,6 @@ LOSS_RULES: dict[str, Rule] = {
 }
 LOSS_RULES |= {f"aten.{name}": elementwise for name in (
     "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy")}
-LOSS_RULES |= {f"{name}_backward": read_and_write for name in (
-    "aten.mse_loss", "aten.smooth_l1_loss", "aten.huber_loss", "aten.binary_cross_entropy")}
+LOSS_RULES |= {f"aten.{name}_backward": filled_backward for name in (
+    "mse_loss", "smooth_l1_loss", "huber_loss")}
+LOSS_RULES["aten.binary_cross_entropy_backward"] = read_and_write

@@ -94,8 +94,6 @@ def kernels_of(card: Card, key: tuple, plan: OperationPlan) -> list[Kernel]:
         return [Kernel("Memcpy HtoD (Pinned -> Device)", COPY)]
     if plan.name == "aten.copy_" and shapes[0] == shapes[1]:
         return [Kernel("Memcpy DtoD (Device -> Device)", COPY)]
-    if plan.name == "aten.zero_":
-        return [Kernel("Memset (Device)", SET)]
     specs = list(specs_of(plan.results))
     sizes = [shape.size for shape in shapes] + [spec.shape for spec in specs]
     widest = max(sizes, key=math.prod, default=torch.Size())
@@ -105,6 +103,8 @@ def kernels_of(card: Card, key: tuple, plan: OperationPlan) -> list[Kernel]:
     templates = TEMPLATES.get(name) or TEMPLATES.get(plan.name) or elementwise(plan.name)
     kernels = [kernel_from(template, CPP.get(dtype, str(dtype)), widest) for template in templates]
     kernels += [kernels[-1]] * (plan.kernels - len(kernels))
+    if len(kernels) > plan.kernels:  # a small reduction needs no counters to be set
+        kernels = [kernel for kernel in kernels if kernel.kind != SET]
     return normalized(kernels[:plan.kernels])
 
 
@@ -195,15 +195,18 @@ def kernel_from(template: Template, dtype: str, size: torch.Size) -> Kernel:
     """Return the kernel for a dtype, as C++ names it, and the size of the largest operand."""
     count = math.prod(size)
     grid = math.prod(size[:-1]) if template.per_row and size else -(-count // 512)
-    return Kernel(template.name.replace("{t}", dtype), grid=max(1, grid), limit=template.limit,
-                  share=template.share)
+    kind = SET if template is MEMSET else KERNEL
+    return Kernel(template.name.replace("{t}", dtype), kind, grid=max(1, grid),
+                  limit=template.limit, share=template.share)
+
+
+VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 
 
 def elementwise(name: str) -> list[Template]:
     short = name.partition(".")[2].strip("_")
     functor = FUNCTORS.get(short, f"{short}_kernel_cuda")
-    return [
-        Template("void at::native::vectorized_elementwise_kernel<4, at::native::" + functor + ">")]
+    return [Template(VECTORIZED + functor + ">")]
 
 
 FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
@@ -212,20 +215,23 @@ FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
             "fill": "FillFunctor<{t}>", "full": "FillFunctor<{t}>", "zeros": "FillFunctor<{t}>",
             "ones": "FillFunctor<{t}>", "ones_like": "FillFunctor<{t}>",
             "zeros_like": "FillFunctor<{t}>", "full_like": "FillFunctor<{t}>",
+            "zero": "FillFunctor<{t}>", "scalar_tensor": "FillFunctor<{t}>",
             "gelu": "GeluCUDAKernelImpl<{t}>",
             "gelu_backward": "GeluBackwardCUDAKernelImpl<{t}>"}
 COPIES = [
     Template("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{t}, "
-NORM = [Template(REDUCE + "NormTwoOps> >"), Template(REDUCE + "NormTwoOps> >", share=0.05)]
-SUM = [Template(REDUCE + "sum_functor> >"), Template(REDUCE + "sum_functor> >", share=0.05)]
+MEMSET = Template("Memset (Device)", share=0.05)  # of the counters of a reduction by many blocks
+NORM = [MEMSET, Template(REDUCE + "NormTwoOps> >")]
+SUM = [MEMSET, Template(REDUCE + "sum_functor> >")]
+MEAN = [MEMSET, Template(REDUCE + "MeanOps> >")]
 LOOKUP = [Template("void at::native::vectorized_gather_kernel<16, long>")]
 SCATTER = [Template("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
 CAT = [Template("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
 MASK = Template("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
 TEMPLATES = {
     "aten._to_copy": COPIES, "aten.copy_": COPIES, "aten.clone": COPIES,
-    "aten.sum": SUM, "aten.mean": [Template(REDUCE + "MeanOps> >")],
+    "aten.sum": SUM, "aten.mean": MEAN,
     "aten.linalg_vector_norm": NORM,
     "aten.amax": [Template(REDUCE + "MaxNanFunctor> >")],
     "aten.max": [Template(REDUCE + "MaxOps> >")],
@@ -259,6 +265,10 @@ TEMPLATES = {
         Template("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
     "aten.nll_loss_backward": [
         Template("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
+    "aten.mse_loss": [Template(VECTORIZED + "mse_kernel_cuda>"), *MEAN],
+    "aten.mse_loss_backward": [
+        Template(VECTORIZED + "FillFunctor<{t}>>", share=0.3),
+        Template(VECTORIZED + "mse_backward_cuda_kernel>")],
     "virtualgpu.dropout": [
         Template("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
     "virtualgpu.dropout_backward": [

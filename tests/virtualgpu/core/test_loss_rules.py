@@ -25,10 +25,12 @@ def test_an_elementwise_loss(name):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_an_elementwise_loss_s_backward_pass(name):
-    """One gradient, input, and target are read; the input's gradient is written."""
+    """One gradient, input, and target are read; the input's gradient is written. All but the
+    binary cross-entropy fill it with zeros first, as a V100's trace shows for mse_loss."""
     def program():
         LOSSES[name](meta(6, 10, grad=True), meta(6, 10)).backward(meta(()))
-    assert counted(program, f"aten.{name}_backward") == (4 + 3 * SIZE, 1)
+    fills = name != "binary_cross_entropy"
+    assert counted(program, f"aten.{name}_backward") == (4 + (3 + fills) * SIZE, 1 + fills)
 
 
 @pytest.mark.parametrize(("weights", "size", "kernels"), [

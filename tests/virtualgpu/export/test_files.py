@@ -177,6 +177,7 @@ def test_operations_that_return_numbers_are_traced():
 
 def test_the_chrome_trace_has_every_kernel_on_its_stream(written):
     events = json.loads(written[0]["pt.trace.json"])["traceEvents"]
-    kernels = [event for event in events if event.get("cat") == "kernel"]
+    kernels = [event for event in events
+               if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     nodes = nodes_of(written[0]["chakra.json"])
     assert len(kernels) >= sum(node.type == 4 for node in nodes.values()) > 100

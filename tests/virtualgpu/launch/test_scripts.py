@@ -60,7 +60,8 @@ def test_values_that_pass_for_finite_or_print_as_nan_are_assumptions():
 STOPS = {
     "graphs": r"NoValue: .*features.py.* CUDA graphs are not modeled",
     "flex": r"NoValue: .*flex_attention is not modeled on virtual GPUs; scaled_dot_product",
-    "triton": r"ModuleNotFoundError: No module named 'triton'",
+    "triton": (r"ModuleNotFoundError: No module named 'triton'\n.*\nthe program imports 'triton', "
+               r"which is not installed in this Python environment"),
     "leaves": r"SystemExit: the program exited with 3",
     "decides": (r"NoValue: .*features.py, line \d+: `if loss.item\(\) < best:` branches on a "
                 r"value.*--assume .*features.py:\d+=True\|False, or run a tiny "
@@ -71,7 +72,8 @@ STOPS = {
 @pytest.mark.parametrize("feature", STOPS)
 def test_what_stops_by_name(feature):
     (rank,) = run("features", feature)
-    assert re.match(STOPS[feature], rank.error, re.S), rank.error
+    said = f"{rank.error}\n{rank.message}"
+    assert re.match(STOPS[feature], said, re.S), said
 
 
 def test_the_user_can_say_how_a_line_decides():

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import kernels
 from benchmarks.gpu import attention_choice, dtypes, sides
 from benchmarks.gpu.probe import observe
 from benchmarks.gpu.programs import PROGRAMS
@@ -21,9 +22,6 @@ from virtualgpu.core import cards
 pytestmark = pytest.mark.slow
 RECORD = json.loads((Path(__file__).parent / "h100.json").read_text())
 H100 = cards.find("h100")
-# CUDA's gradients of embeddings and losses fill their result and count their rows themselves; here
-# that is a part of the operation.
-INSIDE = {"aten.fill", "aten.arange"}
 SAME_SEQUENCE = ("GPT, bf16 autocast", "GPT, fp16 and GradScaler",
                  "GPT, bf16, activation checkpointing", "convolutions, fp16", "DDP, one rank",
                  "inference_mode", "_scaled_mm")
@@ -54,7 +52,7 @@ def recorded(name: str) -> tuple[list[str], list]:
 def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
     operations, marks = recorded(name)
     found = sides.on_virtual(lambda: observe(PROGRAMS[name], steps=1), H100)
-    real, virtual = ([op for op in ops if op not in INSIDE] for ops in (
+    real, virtual = ([op for op in ops if op not in kernels.INSIDE] for ops in (
         operations, [launch.op for launch in found["launches"]]))
     if name in SAME_SEQUENCE:
         assert virtual == real
@@ -69,6 +67,13 @@ def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
         assert max(map(abs, allocated)) < LARGEST_ERROR, allocated
     assert -NOT_MODELED.get(name, SMALL_SEGMENT) <= min(reserved), reserved
     assert max(reserved) <= SMALL_SEGMENT, reserved
+
+
+def test_a_step_launches_what_a_public_trace_of_a_v100_shows():
+    """Small reductions need no memset on a V100, so the virtual one launches three more."""
+    found = kernels.compare(*kernels.v100())
+    assert found == kernels.Agreement(order=True, calls=10, kernels=8, operations=10, real=32,
+                                      virtual=35)
 
 
 def test_attention_chooses_the_kernels_that_the_real_gpu_chose():

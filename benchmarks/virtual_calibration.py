@@ -30,37 +30,23 @@ from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net.group import VirtualGroup
 
 
-class Listed(float):
-    """Seconds that remember whose they are."""
-
-    def __new__(cls, seconds: float, work):
-        made = super().__new__(cls, seconds)
-        made.work = work
-        return made
-
-
 class Recorder:
     """Lists the kernels and collectives of every piece of work that is metered."""
 
     def __init__(self) -> None:
         self.pieces: list[list[tuple]] = []
         self.now: list[tuple] = []
-        seconds, launch, begin, meter = (VirtualGpu.seconds, VirtualGpu.launch,
-                                         VirtualGroup.begin, measurement.Meter.run)
+        start, finish, meter = VirtualGpu.start, VirtualGroup.end, measurement.Meter.run
         recorder = self
 
-        def listed(gpu, work):
-            return Listed(seconds(gpu, work), work)
+        def started(gpu, func, args, kwargs, plan, out):
+            work = plan.work
+            recorder.now.append(("kernel", work.bytes, work.kernels, work.gemm))
+            start(gpu, func, args, kwargs, plan, out)
 
-        def launched(gpu, name, length, kernels):
-            product = length.work.gemm
-            recorder.now.append(("kernel", length.work.bytes, kernels, product))
-            launch(gpu, name, length, kernels)
-
-        def begun(group, name, length, tensors, *more, **options):
-            size = sum(tensor.nbytes for tensor in tensors)
-            recorder.now.append(("collective", size, len(group.ranks), None))
-            return begin(group, name, length, tensors, *more, **options)
+        def ended(group, work, name, stream, start, end):
+            recorder.now.append(("collective", end - start, 0, None))
+            finish(group, work, name, stream, start, end)
 
         def metered(meter_, work, backlog=0.0):
             recorder.now = []
@@ -68,8 +54,7 @@ class Recorder:
             recorder.pieces.append(recorder.now)
             return found
 
-        VirtualGpu.seconds, VirtualGpu.launch = listed, launched
-        VirtualGroup.begin, measurement.Meter.run = begun, metered
+        VirtualGpu.start, VirtualGroup.end, measurement.Meter.run = started, ended, metered
 
 
 Key = tuple  # of a stage: hidden, micro-batch, tp, whether it is the first, the last
@@ -86,7 +71,7 @@ def stages_of(row: Row) -> list[tuple[int, bool, bool]]:
 def record(rows: list[Row]) -> tuple[dict, dict]:
     """({key: {layers: {"F", "B", "B1": kernels}}}, {(key, layers, dp, pp): {"begin", "end"}})."""
     recorder, passes, steps = Recorder(), {}, {}
-    card = replace(A100, memory=1 << 60)
+    card = replace(DEEPSPEED_A100, memory=1 << 60)
     for row in rows:
         vocabulary = pad_vocab_size(50257, 128, row.tp)
 
@@ -148,12 +133,11 @@ class Machine:
                 pieces.append(piece)
         self.bytes = padded(pieces, lambda item: item[1] if item[0] == "kernel" else 0)
         self.kernels = padded(pieces, lambda item: item[2] if item[0] == "kernel" else 0)
-        self.ranks = padded(pieces, lambda item: item[2] if item[0] == "collective" else 0)
-        self.sizes = padded(pieces, lambda item: item[1] if item[0] == "collective" else 0)
+        self.collectives = padded(pieces, lambda item: item[1] if item[0] == "collective" else 0)
         products: dict = {None: 0}
         self.product = padded(pieces, lambda item: products.setdefault(item[3], len(products))
                               ).astype(int)
-        self.shapes = np.array([tuple(shape)[1:] for shape in list(products)[1:]], dtype=float)
+        self.shapes = np.array([shape[1:5] for shape in list(products)[1:]], dtype=float)
         self.plans = [self._plan(stages, count) for stages, count in sorted(
             {(row.pp, row.batch // row.micro_batch // row.dp) for row in rows})]
 
@@ -185,12 +169,8 @@ class Machine:
         seconds = np.maximum(self.bytes / (A100.bandwidth * at["vector"]), arithmetic[self.product])
         seconds = np.maximum(seconds + self.kernels * A100.efficiency.kernel,
                              self.kernels * at["pace"])
-        steps = np.maximum(self.ranks - 1, 0)
-        passed = steps / np.maximum(self.ranks, 1) * self.sizes
-        collective = self.ranks > 0
-        seconds += collective * (at["launch"] + 2 * (
-            passed / (DEEPSPEED_A100.nvlink * at["link"]) + steps * at["near"]))
-        host = ((self.kernels + collective) * at["dispatch"]).cumsum(1)
+        seconds += self.collectives
+        host = ((self.kernels + (self.collectives > 0)) * at["dispatch"]).cumsum(1)
         behind = seconds[:, ::-1].cumsum(1)[:, ::-1]  # what is still to do when a kernel starts
         return (host + behind).max(1), host[:, -1]
 

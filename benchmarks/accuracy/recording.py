@@ -40,7 +40,7 @@ class SteppedPlayer(Player):
         super().synchronize()
         self.moments_of_synchronize.append(self.gpu.clock.host)
 
-    PLAYS: ClassVar[dict[str, Callable]] = {**Player.PLAYS, "s": synchronize}
+    HANDLERS: ClassVar[dict[str, Callable]] = {**Player.HANDLERS, "s": synchronize}
 
 
 @dataclass(frozen=True)

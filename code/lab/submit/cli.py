@@ -77,7 +77,7 @@ def _available_nodes(dry_run: bool) -> list | None:
     from slurmbox.clients import NOT_RUNNING
 
     try:
-        return nodes.usable()
+        return nodes.usable_nodes()
     except LabError as error:
         if not dry_run or NOT_RUNNING not in str(error):
             raise

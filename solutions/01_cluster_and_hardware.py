@@ -688,7 +688,7 @@ roofline.plot(roofline.virtual("v100", "fp16", shapes), roofline.virtual("h100",
 
 # %% [markdown]
 # Points that climb the slope are memory-bound; those below the flat part are compute-bound. Between the two GPUs, the
-# flat part rose by more than the slope did, so the ridge point moved to the right: some kernels that are
+# flat part rose by more than the sloping part did, so the ridge point moved to the right: some kernels that are
 # compute-bound on the V100 are memory-bound on the H100.
 #
 # Your CPU has a roof as well. The next cell measures copies and matrix multiplications on two of its cores. Its data

@@ -181,8 +181,10 @@ class Machine:
         for stages, count, ids, costs, order, sizes in self.plans:
             took, now = [], []
             for layers, of, begin, _ in costs:
-                took.append({kind: times[three] + (layers - 3) * (times[three] - times[two])
-                             for kind, (two, three) in of.items()})
+                # The host may be the slower one only with more layers than were listed.
+                took.append({kind: np.maximum(*(
+                    cost[three] + (layers - 3) * (cost[three] - cost[two])
+                    for cost in (times, hosts))) for kind, (two, three) in of.items()})
                 now.append(count * hosts[begin])
             wire = at["launch"] + at["near"] + sizes / (
                 DEEPSPEED_A100.nvlink * at["link"] * at["p2p"])

@@ -3,7 +3,7 @@
     python -m benchmarks.kernels
 
 Reads the record of an H100 (tests/virtualgpu/twins/h100.json) and a public trace of a V100
-(published/kineto_v100.json), runs the same programs on virtual GPUs, and writes results/kernels.md.
+(kineto_v100.json), runs the same programs on virtual GPUs, and writes results/kernels.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from virtualgpu.export.trace import OperationNote, TraceRecorder
 
 HERE = Path(__file__).resolve().parent
 H100 = HERE.parent / "tests" / "virtualgpu" / "twins" / "h100.json"
-V100 = HERE / "published" / "kineto_v100.json"
+V100 = HERE / "kineto_v100.json"
 PAGE = HERE / "results" / "kernels.md"
 # CUDA's gradients of embeddings and losses fill their result and count their rows themselves; on a
 # virtual GPU, that is a part of the operation.

@@ -110,13 +110,14 @@ class Llama(nn.Module):
             Block(size.hidden, size.heads, size.groups, size.inner) for _ in range(size.layers))
         self.norm = RMSNorm(size.hidden)
         self.head = nn.Linear(size.hidden, size.vocabulary, bias=False)
+        self.logits = getattr(torch, size.logits)
         self.register_buffer("by", rotations(size.sequence, size.hidden // size.heads))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x, self.by)
-        return self.head(self.norm(x)).float()
+        return self.head(self.norm(x)).to(self.logits)
 
 
 def every_second_matmul() -> tuple[AbstractContextManager, AbstractContextManager]:
@@ -205,6 +206,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parameters", choices=("float32", "bfloat16"), default="float32",
                         help="dtype of the parameters and of the optimizer's state")
     parser.add_argument("--reductions", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--logits", choices=("float32", "bfloat16"), default="float32",
+                        help="dtype in which the loss is computed")
     parser.add_argument("--sharding", choices=("full", "hybrid"), default="full",
                         help="over all GPUs, or over those of a node")
     parser.add_argument("--checkpointing", choices=CHECKPOINTING, default="none")

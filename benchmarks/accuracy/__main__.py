@@ -3,62 +3,26 @@
     python -m benchmarks.accuracy [SET ...] [--vtrain ground_truth_single.csv]
 
 Writes benchmarks/results/virtual_accuracy.json and virtual_accuracy.md. Sets that are not named
-keep their last results.
+keep their last results. Each processor compares one set at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import time
-from datetime import UTC, datetime
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
-from statistics import mean
 
 from benchmarks.accuracy import paper
-from benchmarks.accuracy.evaluate import compare, error_of, ratios, regrets, summarize
-from benchmarks.accuracy.report import HEAD, overview, section, sentence
+from benchmarks.accuracy.comparison import VTRAIN, compare_set
+from benchmarks.accuracy.report import HEAD, by_gpu, overview, section, sentence
 from benchmarks.accuracy.rows import RowSet, load_sets
-from benchmarks.accuracy.trainer import NotYet
-from benchmarks.accuracy.vtrain_single import vtrain_single
 
 RESULTS = Path(__file__).parents[1] / "results"
 LAST, FIRST = RESULTS / "virtual_accuracy.json", RESULTS / "virtual_accuracy_first.json"
 PAGE = RESULTS / "virtual_accuracy.md"
-MODEL = ("virtualgpu", "layout_estimator", "minimegatron")  # folders of code
-
-
-def evaluate(rows: RowSet) -> dict:
-    """Return a set's results, or why it was skipped."""
-    outcomes = []
-    try:
-        for number, outcome in enumerate(compare(rows)):
-            outcomes.append({"row": number, **outcome})
-            error = error_of(outcome)
-            print(f"{rows.name} {number}: {outcome['name']}, {outcome['layout']}: "
-                  f"{outcome['predicted']:.4g} s, "
-                  + ("out of memory" if error is None else f"{error:+.1%}"), flush=True)
-    except NotYet as reason:
-        print(f"{rows.name}: skipped: {reason}", flush=True)
-        return {"skipped": f"{reason}"}
-    more = []
-    if rows.facts.get("plans") and (found := regrets(rows, outcomes)):
-        more.append(f"choosing the plan that is predicted to be the fastest costs {mean(found):.1%}"
-                    f" on average over {len(found)} jobs, {max(found):.1%} at worst")
-    if rows.facts.get("ratios"):
-        found = ratios(outcomes)
-        more.append("ratio of each pair of rows: mean absolute error "
-                    f"{mean(map(abs, found)):.1%}, at worst {max(found, key=abs):+.1%}")
-    return {**stamp(), "summary": summarize(outcomes), "more": more, "outcomes": outcomes}
-
-
-def stamp() -> dict[str, str]:
-    """Return the date of a comparison and the last commit that changed the model."""
-    command = ["git", "log", "-1", "--format=%h", "--", *(f"code/{name}" for name in MODEL)]
-    commit = subprocess.run(command, cwd=RESULTS.parents[1], text=True, capture_output=True,
-                            check=True).stdout.strip()
-    return {"date": datetime.now(UTC).date().isoformat(), "commit": commit}
 
 
 def load(path: Path) -> dict[str, dict]:
@@ -101,7 +65,7 @@ def page(sets: list[RowSet], last: dict, first: dict) -> str:
         last: the results by set.
         first: the first comparisons by set.
     """
-    lines = [*HEAD.splitlines(), "", *overview(sets, last, first)]
+    lines = [*HEAD.splitlines(), "", *overview(sets, last, first), *by_gpu(sets, last)]
     for rows in sets:
         if rows.name in last:
             lines += section(rows, last[rows.name], first.get(rows.name, {}))
@@ -124,16 +88,13 @@ def main() -> None:
     names = [rows.name for rows in sets]
     if unknown := set(given.sets) - set(names):
         parser.error(f"{', '.join(sorted(unknown))}: expected sets among {', '.join(names)}")
-    chosen = [rows for rows in sets if rows.name in (given.sets or names)]
-    work = {rows.name: lambda rows=rows: evaluate(rows) for rows in chosen}
-    if given.vtrain:
-        work["vtrain_single"] = lambda: {**stamp(), **vtrain_single(given.vtrain)}
-    for name, run in work.items():
-        begin = time.perf_counter()
-        found = run()
-        print(f"{name}: {time.perf_counter() - begin:.0f} s", flush=True)
-        save(LAST, {**load(LAST), name: found})
-        keep_first(name, found)
+    work = [name for name in names if name in (given.sets or names)]
+    work += [VTRAIN] if given.vtrain else []
+    # Workers start anew, because a fork of a process with PyTorch's threads can hang.
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        for name, found in pool.map(partial(compare_set, vtrain=given.vtrain), work):
+            save(LAST, {**load(LAST), name: found})
+            keep_first(name, found)
     PAGE.write_text(page(sets, load(LAST), load(FIRST)))
 
 

@@ -56,7 +56,8 @@ def predict(program: ModuleType, row: Mapping, card: Card) -> Prediction:
     """
     cluster, depths, steps = cluster_of(row, card), DEPTHS[program], len(MICRO_BATCHES[program])
     found = [price_steps(recorded(program, FLAGS[program](row, layers), row["gpu"], row["gpus"],
-                                  cluster.per_node), cluster, steps) for layers in depths]
+                                  cluster.per_node, row.get("cudnn", False)), cluster, steps)
+             for layers in depths]
     times = [step_seconds(one, row) for one in found]
 
     def extrapolate(low: float, high: float) -> float:
@@ -108,7 +109,7 @@ def llama_flags(row: Mapping, layers: int) -> tuple[str, ...]:
     return (f"--layers={layers}", *(f"--{name}={row[name]}" for name in names),
             f"--batch={row['micro_batch']}", f"--checkpointing={row['checkpointing']}",
             f"--accumulation={row.get('accumulation', 1)}",
-            *(f"--{name}={row[name]}" for name in ("parameters", "reductions", "sharding")
+            *(f"--{name}={row[name]}" for name in ("parameters", "reductions", "logits", "sharding")
               if name in row))
 
 
@@ -119,8 +120,8 @@ MICRO_BATCHES = {mpt_fsdp: (1, 2), llama_fsdp: (None,)}
 
 
 @cache
-def recorded(program: ModuleType, flags: tuple[str, ...], gpu: str, gpus: int, per_node: int
-             ) -> Record:
+def recorded(program: ModuleType, flags: tuple[str, ...], gpu: str, gpus: int, per_node: int,
+             cudnn: bool) -> Record:
     """Return the record of rank 0.
 
     Args:
@@ -129,13 +130,14 @@ def recorded(program: ModuleType, flags: tuple[str, ...], gpu: str, gpus: int, p
         gpu: the GPU model's name.
         gpus: of the whole job.
         per_node: of each node.
+        cudnn: whether PyTorch may choose cuDNN's attention.
     """
-    key = sha256(repr((program.__name__, flags, gpu, gpus)).encode()).hexdigest()[:16]
+    key = sha256(repr((program.__name__, flags, gpu, gpus, cudnn)).encode()).hexdigest()[:16]
     kept = FOLDER and Path(FOLDER, f"{key}.json.gz")
     if kept and kept.exists():
         return read(gzip.decompress(kept.read_bytes()).decode())
     cluster = cluster_of({"gpus": gpus, "per_node": per_node}, find(gpu))
-    text = record_program(lambda: program.run(list(flags)), cluster)
+    text = record_program(lambda: program.run(list(flags)), cluster, cudnn)
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(gzip.compress(text.encode()))

@@ -58,12 +58,13 @@ class Steps:
     reserved: int
 
 
-def record_program(program: Callable[[], object], cluster: Cluster) -> str:
+def record_program(program: Callable[[], object], cluster: Cluster, cudnn: bool = False) -> str:
     """Return the record of rank 0, which stands for all ranks, as text.
 
     Args:
         program: what every rank runs.
         cluster: the GPUs; only the GPU's generation and the numbers of GPUs and nodes matter.
+        cudnn: whether PyTorch may choose cuDNN's attention. It prefers that on Hopper since 2.5.
 
     Raises:
         SystemExit: the program failed or used operations without a cost rule.
@@ -72,13 +73,12 @@ def record_program(program: Callable[[], object], cluster: Cluster) -> str:
     roomy = replace(card, name=f"{card.name}-unlimited", memory=UNLIMITED)
     cards.CARDS[roomy.name] = roomy
 
-    def without_cudnn() -> object:
-        # cuDNN's attention was opt-in in the PyTorch of all these rows.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    def choose_and_run() -> object:
+        torch.backends.cuda.enable_cudnn_sdp(cudnn)
         return program()
 
     try:
-        (rank,) = virtualgpu.run(without_cudnn, f"{roomy.name}:{cluster.per_node}", cluster.nodes,
+        (rank,) = virtualgpu.run(choose_and_run, f"{roomy.name}:{cluster.per_node}", cluster.nodes,
                                  present=[0], record=True)
     finally:
         del cards.CARDS[roomy.name]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from benchmarks.accuracy.evaluate import error_of
-from benchmarks.accuracy.rows import RowSet
+from benchmarks.accuracy.evaluate import error_of, errors
+from benchmarks.accuracy.rows import TEST, RowSet
 
 HEAD = """# Virtual GPUs against published measurements
 
@@ -56,6 +57,29 @@ def overview(sets: Sequence[RowSet], last: Mapping, first: Mapping) -> list[str]
                                                   .get(split, {}))])
     return table("set|rows are|rows|first: mean absolute error|first: bias|mean absolute error|bias"
                  "|within 15%|worst", rows)
+
+
+def by_gpu(sets: Sequence[RowSet], last: Mapping) -> list[str]:
+    """Return the table of all test rows of each GPU, whatever their memory.
+
+    Args:
+        sets: the sets of benchmarks/published.
+        last: the results by set.
+    """
+    found = defaultdict(list)
+    for rows in sets:
+        for one in last.get(rows.name, {}).get("outcomes", ()):
+            if one["split"] == TEST:
+                found[rows.rows[one["row"]]["gpu"].split("-")[0].upper()].append(one)
+    lines = []
+    for gpu, outcomes in sorted(found.items()):
+        now = errors(outcomes)
+        memory = ([f"{now['memory_rows']}", f"{now['memory_error']:.1%}"] if "memory_rows" in now
+                  else ["-", "-"])
+        lines.append([gpu, f"{now['rows']}", f"{now['error']:.1%}", signed(now["bias"]),
+                      f"{now['within']:.0%}", *memory])
+    return table("all test rows of these sets on|rows|mean absolute error|bias|within 15%"
+                 "|rows with memory|mean absolute error of the memory", lines)
 
 
 def titles(sets: Sequence[RowSet], last: Mapping) -> list[tuple[str, str]]:

@@ -210,6 +210,7 @@ def table(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout]) -
     sizes = dict.fromkeys(f"{size / 2**30:.2f}" for size in first.capacities.values())
     lines = [f"{gpus}, {first.network}: {len(choices)} layouts, {len(fitting)} fit into "
              f"{' and '.join(sizes)} GiB; modeled, nothing was run",
+             f"software stack {first.software}",
              "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
              "collectives    GiB"]
     shown = fitting[:MAX_ROWS] + [choice for choice in best if choice not in fitting[:MAX_ROWS]]

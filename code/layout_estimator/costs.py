@@ -22,6 +22,7 @@ class Cost:
     Attributes:
         name: name of the setting.
         card: the virtual GPU.
+        software: its software stack, and the expected error of modeled times.
         milliseconds: time per iteration.
         tokens_per_second: throughput of the whole cluster.
         states: GiB of parameters, gradients, and optimizer state of the fullest rank.
@@ -38,6 +39,7 @@ class Cost:
 
     name: str
     card: str
+    software: str
     milliseconds: float
     tokens_per_second: float
     states: float
@@ -72,7 +74,7 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
             raise LabError(f"{name}: {error}") from None
         full = plan.fullest
         costs.append(Cost(
-            name, plan.card, 1000 * plan.seconds_per_iteration,
+            name, plan.card, plan.software, 1000 * plan.seconds_per_iteration,
             config.global_batch_size * config.seq_length / plan.seconds_per_iteration,
             (full.weights + full.gradients + full.optimizer) / GIB, full.activations / GIB,
             full.update / GIB, full.total / GIB, plan.capacity / GIB, plan.fits, plan.share_of_peak,
@@ -84,7 +86,8 @@ def of(settings: Mapping[str, str], flags: str) -> list[Cost]:
 def show(costs: Sequence[Cost]) -> None:
     """Print the costs as a table."""
     width = max(len(cost.name) for cost in costs)
-    print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}")
+    print(f"{costs[0].card}, modeled; memory in GiB, of {costs[0].capacity:.2f}\n"
+          f"software stack {costs[0].software}")
     print(f"{'':{width}} {'ms':>8} {'tokens/s':>9} {'states':>7} {'activ.':>7} {'update':>7} "
           f"{'all':>7}  fits {'of peak':>8} {'waiting':>8}")
     for cost in costs:

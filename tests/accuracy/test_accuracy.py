@@ -8,8 +8,8 @@ from statistics import mean
 import pytest
 
 from benchmarks.accuracy import __main__ as command
-from benchmarks.accuracy.evaluate import error_of, ratios, regrets, summarize
-from benchmarks.accuracy.report import overview, section
+from benchmarks.accuracy.evaluate import error_of, predict, ratios, regrets, summarize
+from benchmarks.accuracy.report import by_gpu, overview, section
 from benchmarks.accuracy.rows import (
     CALIBRATION,
     TEST,
@@ -25,6 +25,9 @@ from virtualgpu.core.cards import find
 from virtualgpu.core.stacks import STACKS
 
 SETS = {rows.name: rows for rows in load_sets()}
+# A row of each software stack and of each program that costs the least processor time.
+RECOMPUTED = {"classic_v100": 0, "dgxc_h100": 5, "fms_fsdp_a100": 1, "korthikanti_2022": 0,
+              "llm_foundry": 103, "narayanan_2021": 0, "vtrain_multi": 0}
 KEPT_OUT = {"llm_foundry": 105, "vtrain_multi": 55, "dgxc_h100": 11}  # even rows of larger tables
 
 
@@ -85,6 +88,7 @@ def test_the_page_is_that_of_its_figures():
     last, first = command.load(command.LAST), command.load(command.FIRST)
     written = command.PAGE.read_text()
     assert "\n".join(overview(list(SETS.values()), last, first)) in written
+    assert "\n".join(by_gpu(list(SETS.values()), last)) in written
     for name in SETS.keys() & last.keys():
         rows, found = SETS[name], last[name]
         assert "\n".join(section(rows, found, first.get(name, {}))) in written
@@ -92,6 +96,19 @@ def test_the_page_is_that_of_its_figures():
             assert found["summary"] == summarize(found["outcomes"])
             for row, one in zip(rows.rows, found["outcomes"], strict=True):
                 assert one["published"] == published_seconds(row)
+
+
+@pytest.mark.parametrize("name", RECOMPUTED)
+def test_the_results_are_those_of_todays_model(name):
+    row = RECOMPUTED[name]
+    kept, found = command.load(command.LAST)[name]["outcomes"][row], predict(
+        SETS[name], SETS[name].rows[row])
+    assert found.fits == kept["fits"]
+    assert found.seconds == pytest.approx(kept["predicted"], rel=1e-4), (
+        "run python -m benchmarks.accuracy, and correct the figures that changed")
+    if "memory" in kept:
+        modeled = found.memory(SETS[name].facts["memory_counts"])
+        assert modeled == pytest.approx(kept["memory"], rel=1e-4)
 
 
 def test_a_stack_states_its_error_on_rows_that_nothing_was_fitted_to():

@@ -110,6 +110,7 @@ def _hand_over(arguments: argparse.Namespace, found: Found) -> None:
 def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found],
            flags: Sequence[str]) -> None:
     from layout_estimator.cluster_planner.report import nodes, record, table, trainer_flags
+    from layout_estimator.cluster_planner.virtual import VirtualProfiles
 
     chosen = _within(arguments, search, front)
     best, batch = chosen or front[0], arguments.global_batch
@@ -118,6 +119,9 @@ def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found]
                           for found in front], indent=2))
     else:
         print(table(search, front, chosen))
+        if isinstance(search.profiles, VirtualProfiles):
+            for text in search.profiles.software:
+                print(f"software stack {text}")
         print(f"run on {nodes(best)}, in this order:\n  pretrain_gpt.py "
               + shlex.join(trainer_flags(best, flags, batch)))
     if arguments.plot is not None:

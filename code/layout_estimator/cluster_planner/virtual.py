@@ -17,6 +17,7 @@ from minimegatron.arguments import Config
 from minimegatron.formulas import Gpt, layer_parameters, stage_parameters
 from minimegatron.logging.throughput import shape_of
 from pipeline_schedules import BACKWARD, FORWARD
+from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 
 
@@ -27,11 +28,13 @@ class VirtualProfiles:
         flags: the trainer's flags of the model and its precision, without a layout.
         per_node: {GPU model's name: GPUs of a node}.
         found: every profile so far.
+        software: the software stacks of their GPUs, with the expected errors of modeled times.
     """
 
     def __init__(self, flags: Sequence[str], per_node: Mapping[str, int]) -> None:
         self.flags, self.per_node = list(flags), per_node
         self.found: dict[Key, Profile | None] = {}
+        self.software: dict[str, None] = {}  # in the order of their first profiles
         self._ends: dict[tuple, tuple[ChunkCost, ChunkCost]] = {}
         self._steps: dict[tuple, list[StepCost]] = {}
 
@@ -57,6 +60,7 @@ class VirtualProfiles:
         one, two = self._config(key, 1), self._config(key, 2)
         vocabulary = padded_vocabulary(one)
         card, link = make_estimator(one).card, make_estimator(one).link
+        self.software[stacks.describe(card)] = None
         with modeled_cluster(_unlimited(card), link, one.world_size, one.gpus_per_node) as cluster:
 
             def passes(config: Config, stage: int) -> ChunkCost:

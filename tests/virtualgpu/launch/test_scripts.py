@@ -99,10 +99,10 @@ def gpt(*arguments, **options):
 
 
 def test_a_training_loop_is_faster_and_smaller_where_it_would_be():
-    plain, half = ("?", 18.461, 6237.4), ("?", 12.814, 5205.0)
+    plain, half = ("?", 18.461, 6237.4), ("?", 12.52, 5205.0)
     assert gpt("--dtype=float32") == plain
     assert gpt("--dtype=bfloat16", "--fused") == half
-    assert gpt("--dtype=float16") == ("?", 14.669, half[2])  # gradients are unscaled and checked
+    assert gpt("--dtype=float16") == ("?", 14.376, half[2])  # gradients are unscaled and checked
     assert gpt("--dtype=float32", "--recompute=full") == ("?", 20.384, 5492.2)
     assert gpt("--dtype=float32", "--recompute=selective") == ("?", 19.718, 5924.2)
     assert gpt("--dtype=float32", "--compile") == plain

@@ -50,7 +50,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 
 # %% tags=["check-setup"]
 from labkit import check
-from labkit.contest import mixed_clusters, mixed_planners
+from labkit.contest import mixed_clusters, mixed_planners, mixed_search
 from labkit.contest.contests.plans import CONTEST
 from pipeline_schedules import Durations, load
 from pipeline_schedules import simulate as simulated
@@ -1418,7 +1418,9 @@ check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _,
 #
 # **Is the best split the best plan?** It makes the slowest stage as fast as possible. But with few micro-batches,
 # filling and draining the pipeline takes a large share of the step, and so does an all-reduce that one stage finishes
-# late. So improve the plan: move single layers between stages as long as the *simulated* step becomes shorter.
+# late. So improve the plan: move single layers, or exchange two stages, as long as the *simulated* step becomes
+# shorter. Even a stage without layers can help. Every stage before it starts one more micro-batch early, which hides
+# a slow link.
 #
 # ### Exercise 12: a planner
 #
@@ -1454,20 +1456,31 @@ def plan(case):
                 candidates.append((shortest, replicas, kinds, layers))
     candidates = [(step_ms(case, staged(*one)), *one) for _, *one in sorted(candidates)[:20]]
 
-    # Move single layers as long as the simulated step becomes shorter.
+    def neighbors(stages):
+        """Yield the pipelines with a layer on another stage, or with two stages exchanged."""
+        for one, other in permutations(range(len(stages)), 2):
+            (kind, layers), (second, more) = stages[one], stages[other]
+            for pair in (((kind, layers - 1), (second, more + 1)), ((second, more), (kind, layers))):
+                if pair[0][1] >= 0:
+                    changed = list(stages)
+                    changed[one], changed[other] = pair
+                    yield changed
+
+    # Change the plans as long as the simulated step becomes shorter.
     best = None
     for least, replicas, kinds, layers in sorted(candidates)[:12]:
-        most, better = room(case, replicas, kinds), len(kinds) <= 16
+        stages, better = list(zip(kinds, layers, strict=True)), len(kinds) <= 16
         while better:
             better = False
-            for source, target in permutations(range(len(kinds)), 2):
-                if layers[source] and layers[target] < most[target]:
-                    moved = [count - (stage == source) + (stage == target) for stage, count in enumerate(layers)]
-                    time = step_ms(case, staged(replicas, kinds, moved))
+            for changed in neighbors(stages):
+                kinds, layers = zip(*changed, strict=True)
+                if all(count <= most for count, most in zip(layers, room(case, replicas, kinds), strict=True)):
+                    time = step_ms(case, staged(replicas, kinds, layers))
                     if time < least * (1 - 1e-9):
-                        layers, least, better = moved, time, True
+                        stages, least, better = changed, time, True
+                        break
         if best is None or least < best[0]:
-            best = least, staged(replicas, kinds, layers)
+            best = least, staged(replicas, *zip(*stages, strict=True))
     return best[1]
     ### END SOLUTION
 
@@ -1478,7 +1491,7 @@ def judge(case, made):
         time = mixed_clusters.step(case, made).milliseconds
     except mixed_clusters.InvalidPlan as error:
         return f"invalid: {error}"
-    known = mixed_clusters.step(case, mixed_planners.search(case)).milliseconds
+    known = mixed_clusters.step(case, mixed_search.search(case)).milliseconds
     if time <= 1.08 * known:
         return ""
     layers = [count for _, count in made["stages"]]
@@ -1563,7 +1576,7 @@ draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
 print(f"{result(f'{mixed_clusters.bound(XL):.0f} ms')}; yours takes {step_ms(XL, best):.0f} ms (virtual)")
 
 # %% [markdown]
-# **The contest.** Your planner competes with three of ours, the *ghosts*, and with your class, on secret clusters.
+# **The contest.** Your planner competes with five of ours, the *ghosts*, and with your class, on secret clusters.
 # Write it and what it needs into one file, and score it on the open cases:
 
 # %% tags=["explore"]

@@ -67,6 +67,6 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
         "placements": """from labkit.contest import mixed_planners
 def placements(counts):
     return list(mixed_planners.placements(counts))""",
-        "planner": "from labkit.contest.mixed_planners import search as plan",
+        "planner": "from labkit.contest.mixed_search import search as plan",
     },
 }

@@ -13,8 +13,10 @@ from pipeline_schedules import (
     Timeline,
     gpipe,
     interleaved,
+    last_ends,
     one_f_one_b,
     parse,
+    passes,
     simulate,
     zb_h1,
 )
@@ -137,3 +139,14 @@ def test_rounding_of_a_clock_is_no_overlap():
 def test_a_recording_that_cannot_be_is_refused(recorded, message):
     with pytest.raises(ScheduleError, match=f"^recorded: {message}"):
         Timeline.of(recorded)
+
+
+@pytest.mark.parametrize(("schedule", "build"), [
+    ("1f1b", one_f_one_b), ("gpipe", gpipe), ("zb-h1", zb_h1)])
+def test_the_last_ends_are_those_of_the_timeline(schedule, build):
+    forward, backward, weight, link = [1, 2, 1.5], [2.5, 3, 1], [1, 0.5, 2], 0.25
+    timeline = simulate(build(3, 5), Durations(forward, backward, weight, link))
+    if schedule != "zb-h1":
+        backward = [one + other for one, other in zip(backward, weight, strict=True)]
+    assert last_ends(passes(schedule, 3, 5), {"F": forward, "B": backward, "W": weight},
+                     [link] * 2) == [stage[-1].end for stage in timeline.spans.values()]

@@ -15,7 +15,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline_schedules import Durations, Timeline, load, simulate
+from pipeline_schedules import (
+    BACKWARD,
+    FORWARD,
+    Durations,
+    Timeline,
+    last_ends,
+    load,
+    passes,
+    simulate,
+)
 
 CASE = """\
   layers          transformer layers of the model
@@ -133,10 +142,14 @@ def step(case: Case, plan: Any) -> Step:
         if gigabytes > case["kinds"][kind]["memory"]:
             raise InvalidPlan("memory", f"stage {stage} needs {gigabytes:.1f} GiB; its {kind} has "
                                         f"{case['kinds'][kind]['memory']:g} GiB")
-    spans = timeline(case, plan).spans
+    forward, backward = durations(case, plan)
+    micro_batches = case["global_batch"] // plan["replicas"]
+    ends = last_ends(passes("1f1b", len(forward), micro_batches),
+                     {FORWARD: forward, BACKWARD: backward}, [case["link"]] * len(forward))
     rings = all_reduce(case, plan)
-    total = max(spans[stage][-1].end + ring for stage, ring in enumerate(rings))
-    busy = [sum(span.end - span.start for span in spans[stage]) / total for stage in spans]
+    total = max(end + ring for end, ring in zip(ends, rings, strict=True))
+    busy = [micro_batches * (one + other) / total
+            for one, other in zip(forward, backward, strict=True)]
     return Step(total, busy, needed, rings)
 
 

@@ -6,47 +6,11 @@ Many partitions are simulated at once: every quantity is an array over the parti
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from layout_estimator.cluster_planner.stages import Stages
-from pipeline_schedules import BUILT_IN, FORWARD, Action, Handler, replay
-from pipeline_schedules.actions import StageAction
-
-
-class Event(NamedTuple):
-    """A pass of a schedule, in an order in which all passes can run.
-
-    Attributes:
-        stage: where it runs.
-        forward: whether it is a forward pass.
-        source: the event whose result it receives from another stage, or None.
-    """
-
-    stage: int
-    forward: bool
-    source: int | None
-
-
-class _Recorder(Handler):
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.number: dict[StageAction, int] = {}
-
-    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
-        self.number[stage, action] = len(self.events)
-        received = None if source is None else self.number[source]
-        self.events.append(Event(stage, action.kind == FORWARD, received))
-
-
-@lru_cache(maxsize=256)
-def events(schedule: str, stages: int, micro_batches: int) -> tuple[Event, ...]:
-    """Return the passes of a schedule."""
-    recorder = _Recorder()
-    replay(BUILT_IN[schedule](stages, micro_batches), recorder)
-    return tuple(recorder.events)
+from pipeline_schedules import BACKWARD, FORWARD, last_ends, passes
 
 
 def step_seconds(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
@@ -73,21 +37,10 @@ def step_seconds(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
 def _ends(stages: Stages, layers: np.ndarray) -> np.ndarray:
     """Return when each stage finishes its last pass, in seconds, [c, p]."""
     rows = np.arange(layers.shape[1])
-    times = (stages.backward[rows, layers].T, stages.forward[rows, layers].T)
-    order = events(stages.schedule, layers.shape[1], stages.micro_batches)
+    times = {FORWARD: stages.forward[rows, layers].T, BACKWARD: stages.backward[rows, layers].T}
+    order = passes(stages.schedule, layers.shape[1], stages.micro_batches)
     if len(layers) == 1:  # plain floats are faster than arrays of one element
-        found = _run(order, [time[:, 0].tolist() for time in times], stages.send.tolist(), 0.0, max)
-        return np.array([found])
+        plain = {kind: time[:, 0].tolist() for kind, time in times.items()}
+        return np.array([last_ends(order, plain, stages.send.tolist())])
     zero = np.zeros(len(layers))
-    return np.array(_run(order, times, stages.send, zero, np.maximum)).T
-
-
-def _run(order: Sequence[Event], times: Sequence, send: Sequence, zero: object, later) -> list:
-    free, ends = [zero] * len(times[0]), []
-    for stage, forward, source in order:
-        start = free[stage]
-        if source is not None:
-            start = later(start, ends[source] + send[stage - forward])
-        free[stage] = start + times[forward][stage]
-        ends.append(free[stage])
-    return free
+    return np.array(last_ends(order, times, stages.send, np.maximum, zero)).T

@@ -1,16 +1,26 @@
 """The modeled step of plans on mixed clusters, its bounds, and the planners that compete."""
 
-import contextlib
 import shlex
-from itertools import permutations, product
+from itertools import islice, permutations, product
 from random import Random
 
+import numpy as np
 import pytest
 
+from benchmarks import planners
 from labkit.contest import catalog
 from labkit.contest.contests.plans import EMBEDDING, GPUS, HEAD
-from labkit.contest.mixed_clusters import InvalidPlan, bound, durations, step
-from labkit.contest.mixed_planners import balanced, improved, lower_bound, placements, search
+from labkit.contest.mixed_clusters import (
+    InvalidPlan,
+    all_reduce,
+    bound,
+    durations,
+    step,
+    timeline,
+)
+from labkit.contest.mixed_planners import balanced, placements
+from labkit.contest.mixed_published import amp, amp_split, fasop
+from labkit.contest.mixed_search import Pipeline, lower_bound, moves, search
 from labkit.contest.play import ghosts, play, points
 from layout_estimator.cluster_planner.models import SHAPES
 from layout_estimator.requests import estimate
@@ -105,58 +115,89 @@ def test_no_plan_beats_the_bounds():
 
 
 def test_the_search_comes_within_1_percent_of_the_optimum_of_a_small_cluster():
-    fastest = min(
-        step(CASE, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
-             ).milliseconds
-        for replicas in CASE["replicas"]
-        for kinds in {order[:size] for size in (1, 2, 3, 4) for order in placements(
-            {kind: spec["gpus"] // replicas for kind, spec in CASE["kinds"].items()})}
-        for layers in product(range(9), repeat=len(kinds)) if sum(layers) == 8
-        and _runs({"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}))
-    assert step(CASE, search(CASE)).milliseconds <= 1.01 * fastest
+    assert step(CASE, search(CASE)).milliseconds <= 1.01 * planners.optimum(CASE)
 
 
 @pytest.mark.slow
 def test_the_search_comes_within_1_percent_of_the_optimum_of_drawn_clusters():
-    random, ratios = Random(5), []
-    for group in CONTEST.groups * 2:
-        case = {**group.draw(random), "layers": 8, "replicas": [1],
-                "global_batch": random.randint(3, 10)}
-        for spec in case["kinds"].values():
-            spec["gpus"] = random.randint(1, 2) if len(case["kinds"]) < 3 else 1
-        fastest = float("inf")
-        for counts in product(*(range(spec["gpus"] + 1) for spec in case["kinds"].values())):
-            for kinds in placements(dict(zip(case["kinds"], counts, strict=True))):
-                for layers in product(range(9), repeat=len(kinds)):
-                    plan = {"replicas": 1, "stages": list(zip(kinds, layers, strict=True))}
-                    if kinds and sum(layers) == 8 and lower_bound(case, plan) < fastest:
-                        with contextlib.suppress(InvalidPlan):
-                            fastest = min(fastest, step(case, plan).milliseconds)
-        ratios.append(step(case, search(case)).milliseconds / fastest)
+    ratios = [step(case, search(case)).milliseconds / planners.optimum(case)
+              for case in islice(planners.small_clusters(5), 8)]
     assert max(ratios) < 1.01 and min(ratios) > 1 - 1e-9, ratios
+
+
+@pytest.mark.slow
+def test_no_published_plan_is_faster_than_the_search():
+    for case in islice(planners.clusters(3), 4):
+        times = {name: planners.milliseconds(case, planner)
+                 for name, planner in planners.PLANNERS.items()}
+        assert min(times.values()) >= times["ours"] * (1 - 1e-9), times
+
+
+def test_amp_takes_the_split_with_the_least_cost():
+    kinds, replicas = ("slow", "fast", "slow"), 1
+    costs = {}
+    for layers in product(range(1, 9), repeat=3):
+        if sum(layers) == CASE["layers"]:
+            plan = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
+            times = list(map(sum, zip(*durations(CASE, plan), strict=True)))
+            costs[layers] = sum(times) + (CASE["global_batch"] - 1) * max(times)
+    split, cost = amp_split(Pipeline(CASE, (replicas, kinds)), CASE["layers"])
+    assert costs[tuple(split)] == pytest.approx(min(costs.values()))
+    assert cost == pytest.approx(min(costs.values()) + 2 * 2 * CASE["link"])
+
+
+@pytest.mark.parametrize("planner", [amp, fasop])
+def test_a_published_planner_drops_plans_that_do_not_fit(planner):
+    assert step(CASE, planner(CASE)).milliseconds > 0
+    tight = {**CASE, "kinds": {kind: {**spec, "memory": 0.1}
+                               for kind, spec in CASE["kinds"].items()}}
+    with pytest.raises(InvalidPlan, match="fits on no placement"):
+        planner(tight)
 
 
 def test_moving_layers_improves_the_split_with_the_fastest_slowest_stage():
     case = {**CASE, "global_batch": 2, "replicas": [1]}
     plan = balanced(case, 1, ("slow", "fast", "slow"))
-    better = improved(case, plan)
-    assert step(case, better).milliseconds < step(case, plan).milliseconds
-    assert [kind for kind, _ in better["stages"]] == ["slow", "fast", "slow"]
-    assert improved(case, plan, passes=0) == plan
+    kinds, layers = zip(*plan["stages"], strict=True)
+    better = Pipeline(case, (1, kinds)).improved(np.array(layers), 1)
+    assert better.milliseconds == step(case, better.plan).milliseconds
+    assert better.milliseconds < step(case, plan).milliseconds
+    assert [kind for kind, _ in better.plan["stages"]] == ["slow", "fast", "slow"]
 
 
-def _runs(plan):
-    try:
-        step(CASE, plan)
-    except InvalidPlan:
-        return False
-    return True
+def test_layers_move_in_every_way_that_keeps_their_sum():
+    every = {change for change in product(range(-2, 3), repeat=3)
+             if sum(change) == 0 and 1 <= sum(map(abs, change)) / 2 <= 2}
+    assert sorted(map(tuple, moves(3, 2).tolist())) == sorted(every)
+    assert len(moves(30, 8)) == 30 * 29  # many stages: one layer at a time
+
+
+@pytest.mark.parametrize("group", CONTEST.groups, ids=lambda group: group.name)
+def test_splits_that_are_timed_together_take_as_long_as_alone(group):
+    random = Random(3)
+    case = group.draw(random)
+    kinds = tuple(random.choices(list(case["kinds"]), k=5))
+    pipeline = Pipeline(case, (1, kinds))
+    splits = balanced(case, 1, kinds)["stages"]
+    splits = np.array([count for _, count in splits]) + moves(5, 1)[:6]
+    roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9, "gpus": 5}
+                               for kind, spec in case["kinds"].items()}}
+    plans = [{"replicas": 1, "stages": list(zip(kinds, layers, strict=True))}
+             for layers in splits.tolist()]
+    times = pipeline.milliseconds(splits)
+    assert times.tolist() == pytest.approx([step(roomy, plan).milliseconds for plan in plans])
+    assert times.tolist() == pytest.approx([
+        max(spans[-1].end + ring for spans, ring in zip(
+            timeline(case, plan).spans.values(), all_reduce(case, plan), strict=True))
+        for plan in plans])
+    assert (pipeline.bounds(splits) <= times * (1 + 1e-9)).all()
 
 
 def test_ghosts_rank_as_their_ideas_do():
     cases = CONTEST.open_cases()[:2]
     found = {name: points(played) for name, played in ghosts(CONTEST, cases).items()}
-    assert found["even"] < found["proportional"] < found["balanced"] < 100
+    assert found["even"] < found["proportional"] < found["amp"] < found["balanced"] < 100
+    assert found["proportional"] < found["fasop"] < found["balanced"]
 
 
 @pytest.mark.slow

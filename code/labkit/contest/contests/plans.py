@@ -7,7 +7,9 @@ from typing import Any
 
 from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
 from labkit.contest.mixed_clusters import CASE, InvalidPlan, bound, step
-from labkit.contest.mixed_planners import balanced, even, proportional, search
+from labkit.contest.mixed_planners import balanced, even, proportional
+from labkit.contest.mixed_published import amp, fasop
+from labkit.contest.mixed_search import search
 
 RULES = f"""\
 plan(case) returns a plan: the number of replicas, and the pipeline stages in order, each with its
@@ -112,5 +114,8 @@ CONTEST = Contest(
     ghosts=(
         Ghost("even", "the same number of layers everywhere", even),
         Ghost("proportional", "layers in proportion to speed", proportional),
+        Ghost("amp", "AMP: the least of its cost model (Li et al. 2022)", amp),
+        Ghost("fasop", "FASOP: its greedy splits, simulated (Hwang et al. 2024)", fasop),
         Ghost("balanced", "the fastest best split of many placements, improved", search)),
-    masks=("labkit.contest.mixed_clusters", "labkit.contest.mixed_planners"))
+    masks=("labkit.contest.mixed_clusters", "labkit.contest.mixed_planners",
+           "labkit.contest.mixed_published", "labkit.contest.mixed_search"))

@@ -1,0 +1,95 @@
+"""Published planners, by the model of mixed_clusters.py: FASOP and AMP, as ghosts of the contest.
+
+Both take the placements that mixed_search.py begins with, and neither considers memory when it
+splits the layers: plans that do not fit are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from labkit.contest.mixed_clusters import Case, InvalidPlan
+from labkit.contest.mixed_planners import staged
+from labkit.contest.mixed_search import Pipeline, starts
+from pipeline_schedules import fasop as fasop_split
+
+
+def fasop(case: Case) -> dict[str, Any]:
+    """Return FASOP's plan (Hwang et al. 2024): the fastest of its splits in a simulation of 1F1B.
+
+    Raises:
+        InvalidPlan: no plan fits.
+    """
+    counts, found = np.arange(case["layers"] + 1), []
+    for pipeline in _pipelines(case):
+        each = pipeline.layer.sum(axis=0)[:, None]
+        split = fasop_split((pipeline.edges.sum(axis=0)[:, None] + counts * each).tolist())
+        if (split <= pipeline.room).all():
+            split = np.array([split])
+            found.append((float(pipeline.bounds(split)[0]), len(found), pipeline, split))
+    least, best = np.inf, None
+    for bound, _, pipeline, split in sorted(found):
+        if bound >= least:
+            break
+        milliseconds = float(pipeline.milliseconds(split)[0])
+        if milliseconds < least:
+            least, best = milliseconds, staged(*pipeline.place, split[0].tolist())
+    return _fitting(best)
+
+
+def amp(case: Case) -> dict[str, Any]:
+    """Return AMP's plan (Li et al. 2022, section 3): the least by its cost model, not simulated.
+
+    With the times t_s of the stages, the links c_s, the gradients' all-reduce r_s, and m
+    micro-batches, a step costs sum_s t_s + 2 sum_s c_s + (m - 1) max_s t_s + max_s r_s. Of each
+    placement, AMP takes the split with the least pipeline cost.
+
+    Raises:
+        InvalidPlan: no plan fits.
+    """
+    least, best = np.inf, None
+    for pipeline in _pipelines(case):
+        split, cost = amp_split(pipeline, case["layers"])
+        if cost < least and (split <= pipeline.room).all():
+            least, best = cost, staged(*pipeline.place, split.tolist())
+    return _fitting(best)
+
+
+def _pipelines(case: Case) -> Iterator[Pipeline]:
+    """Yield the placements in which every stage can have a layer, as both planners want it."""
+    yield from (Pipeline(case, place) for place in starts(case) if len(place[1]) <= case["layers"])
+
+
+def _fitting(plan: dict[str, Any] | None) -> dict[str, Any]:
+    if plan is None:
+        raise InvalidPlan("memory", "the model fits on no placement")
+    return plan
+
+
+def amp_split(pipeline: Pipeline, layers: int) -> tuple[np.ndarray, float]:
+    """Return the split with the least cost of AMP's model, and the cost in ms.
+
+    All layers are alike, so under a limit on the slowest stage the least sum has as many layers as
+    possible where they take the least time. The optimum is that of the best limit.
+
+    Args:
+        pipeline: stages on given GPUs, at most as many as the layers.
+        layers: of the model.
+    """
+    edges, each = pipeline.edges.sum(axis=0), pipeline.layer.sum(axis=0)
+    counts, order = np.arange(1, layers + 1), np.argsort(each, kind="stable")
+    limits = np.unique(edges[:, None] + counts * each[:, None])
+    most = np.minimum((limits[:, None] - edges) / each + 1e-9, layers).astype(int)
+    spare, needs = (most - 1)[:, order], layers - len(order)  # each stage has a layer
+    before = np.cumsum(spare, axis=1) - spare
+    splits = np.ones_like(most)
+    splits[:, order] += np.clip(needs - before, 0, spare)
+    splits = splits[(most >= 1).all(axis=1) & (splits.sum(axis=1) == layers)]
+    times = edges + splits * each
+    costs = times.sum(axis=1) + (pipeline.micro_batches - 1) * times.max(axis=1)
+    split = splits[costs.argmin()]
+    return split, (float(costs.min()) + 2 * pipeline.link * (len(order) - 1)
+                   + float((split * pipeline.ring).max()))

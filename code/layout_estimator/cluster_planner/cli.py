@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXAMPLE = """\
   lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64
 """
-PLANNERS = ("exact", "even")
+PLANNERS = ("exact", "fasop", "amp", "even")
 SUBMITTED = "code/plan.toml"  # in the workspace: the file of --submit without --conf
 QUIET = ["--timing-log-level", "0"]  # timers of every pass would keep sends from overlapping
 
@@ -50,7 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--deadline", type=float, metavar="SECONDS",
                         help="of a step: marks the cheapest plan that is this fast")
     parser.add_argument("--planner", choices=PLANNERS, default="exact",
-                        help="how layers are split over stages (default: exact)")
+                        help="how layers are split over stages, and plans ranked (default: exact)")
     parser.add_argument("--json", action="store_true", help="print all plans as JSON")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw time and dollars")
     parser.add_argument("--conf", metavar="FILE.toml", type=Path,
@@ -62,7 +62,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the plans; LabError if the input is wrong or no plan fits."""
-    from layout_estimator.cluster_planner import conf, partition, tables
+    from layout_estimator.cluster_planner import conf, partition, published, tables
     from layout_estimator.cluster_planner.search import Search
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
 
@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
     profiles = (tables.read(arguments.profiles, model) if arguments.profiles else
                 VirtualProfiles(flags, {group.card.name: group.per_node for group in groups}))
     search = Search(model, groups, profiles, _prices(arguments), _network(arguments),
-                    partitioner={"exact": partition.best, "even": partition.even}[
+                    partitioner={"exact": partition.best, "even": partition.even,
+                                 "fasop": published.fasop, "amp": published.amp}[
                         arguments.planner])
     front = search.front()
     if arguments.write_profiles:

@@ -14,7 +14,7 @@ simulates the partitions that the program finds, and those around the best of th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -71,8 +71,8 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
     return sorted((seconds, split) for split, seconds in found.items())
 
 
-def lower_bound(stages: Stages) -> float:
-    """Return a lower bound of the simulated time of a step, or infinity if no partition fits.
+def lower_bounds(stages: Stages) -> Iterator[float]:
+    """Yield lower bounds of the simulated time of a step; infinity if no partition fits.
 
     Let t_s = f_s + b_s, and w = p - 1 - s the warm-up passes of stage s in 1F1B. Before its first
     forward and after its last backward pass, a micro-batch passes all stages before s. In between,
@@ -83,18 +83,20 @@ def lower_bound(stages: Stages) -> float:
     pass.
     """
     if not _feasible(stages.fits):
-        return np.inf
+        yield np.inf
+        return
     count, m = len(stages.forward), stages.micro_batches
     both = stages.forward + stages.backward
+    first = stages.fits.argmax(axis=1)
+    end = (stages.ends + float(stages.sync[0, first[0]])
+           + float(stages.update[range(count), first].max()))
+    slowest, _ = _optima(stages, stages.fits, both, np.inf)
+    yield m * float(slowest[0]) + end
     waiting = np.arange(count - 1, -1, -1)[:, None]
     waiting = waiting if stages.schedule == "1f1b" else np.zeros_like(waiting)
     weight = np.where(m > waiting + 1, m - 1 - waiting / 2, 0)
     limits, splits = _optima(stages, stages.fits, weight * both, 1)
-    through = 2 * float(stages.send.sum()) + float((limits + _sums(stages, splits)).min())
-    slowest, _ = _optima(stages, stages.fits, both, np.inf)
-    first = stages.fits.argmax(axis=1)
-    return (max(m * float(slowest[0]), through) + stages.ends + float(stages.sync[0, first[0]])
-            + float(stages.update[range(count), first].max()))
+    yield 2 * float(stages.send.sum()) + float((limits + _sums(stages, splits)).min()) + end
 
 
 def best(stages: Stages) -> Partition | None:
@@ -135,7 +137,7 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
 
 
 def _bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
-    """Return a lower bound of the simulated seconds of each partition, as lower_bound does."""
+    """Return a lower bound of the simulated seconds of each partition, as lower_bounds does."""
     rows, m = np.arange(splits.shape[1]), stages.micro_batches
     both = (stages.forward + stages.backward)[rows, splits]
     before = np.cumsum(both, axis=1) - both
@@ -158,6 +160,11 @@ def even(stages: Stages) -> Partition | None:
     if not stages.fits[range(count), split].all():
         return None
     return Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
+
+
+def simulated(stages: Stages, partition: Partition) -> Partition:
+    """Return a partition with its simulated seconds, whatever it was ranked by."""
+    return replace(partition, seconds=float(step_seconds(stages, [partition.layers])[0]))
 
 
 def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:

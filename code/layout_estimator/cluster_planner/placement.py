@@ -31,6 +31,28 @@ class Grid:
     data: int
 
 
+@dataclass(frozen=True, eq=False)  # compared by identity, because it is a key of caches
+class StageSeat:
+    """The GPUs of a stage, and what depends on them alone.
+
+    Attributes:
+        first: whether it has the embedding.
+        last: whether it has the head.
+        buffers: bytes of NCCL's buffers.
+        path: of its data-parallel groups, or None with one replica.
+        kinds: its GPU models.
+    """
+
+    first: bool
+    last: bool
+    buffers: int
+    path: CommunicationPath | None
+    kinds: tuple[Card, ...]
+
+
+_seat = lru_cache(maxsize=65536)(StageSeat)
+
+
 @dataclass(frozen=True)
 class Placement:
     """A layout's ranks on nodes.
@@ -50,15 +72,19 @@ class Placement:
         """The ranks on their nodes."""
         return _topology(self.order, self.link)
 
-    def cards(self, stage: int) -> tuple[Card, ...]:
-        """Return the GPU models of a stage."""
-        size = self.grid.tensor * self.grid.data
-        return tuple(dict.fromkeys(self.topology.cards[stage * size:(stage + 1) * size]))
-
     @cached_property
     def kinds(self) -> tuple[tuple[Card, ...], ...]:
         """The GPU models of all stages."""
-        return tuple(self.cards(stage) for stage in range(self.grid.pipeline))
+        width, cards = self.grid.tensor * self.grid.data, self.topology.cards
+        return tuple(tuple(dict.fromkeys(cards[start:start + width]))
+                     for start in range(0, len(cards), width))
+
+    @cached_property
+    def seats(self) -> tuple[StageSeat, ...]:
+        """The GPUs of all stages; equal stages of all placements have the same object."""
+        p = self.grid.pipeline
+        return tuple(_seat(stage == 0, stage == p - 1, self.buffer_bytes(stage),
+                           self.data_path(stage), self.kinds[stage]) for stage in range(p))
 
     def data_path(self, stage: int) -> CommunicationPath | None:
         """Return the slowest path of a stage's data-parallel groups, or None with one replica."""
@@ -68,10 +94,19 @@ class Placement:
         base = stage * tensor * data
         return _path(self.topology, tuple(base + tensor * replica for replica in range(data)))
 
+    @cached_property
     def ends_path(self) -> CommunicationPath:
-        """Return the path between the first and the last stage's copies of the embedding."""
+        """The path between the first and the last stage's copies of the embedding."""
         return _path(self.topology,
                      (0, (self.grid.pipeline - 1) * self.grid.tensor * self.grid.data))
+
+    @cached_property
+    def _boundaries(self) -> list[set[CommunicationPath]]:
+        """The distinct paths across each stage boundary, of all replicas."""
+        tensor, width = self.grid.tensor, self.grid.tensor * self.grid.data
+        return [{_wire(self.topology, at, at + width)
+                 for at in range(stage * width, (stage + 1) * width, tensor)}
+                for stage in range(self.grid.pipeline - 1)]
 
     def send_seconds(self, size: int) -> list[float]:
         """Return the time of a message across each stage boundary, by its slowest replica.
@@ -79,11 +114,7 @@ class Placement:
         Args:
             size: of the message, in bytes.
         """
-        tensor, data = self.grid.tensor, self.grid.data
-        width = tensor * data
-        return [max(message(_wire(self.topology, at, at + width), size)
-                    for at in range(stage * width, (stage + 1) * width, tensor))
-                for stage in range(self.grid.pipeline - 1)]
+        return [max(message(path, size) for path in paths) for paths in self._boundaries]
 
     def buffer_bytes(self, stage: int) -> int:
         """Return NCCL's buffers on a rank of a stage, in bytes, as layout_estimator.memory does."""
@@ -178,15 +209,17 @@ def _orders(used: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[NodeGroup, 
 def _signature(made: Placement) -> tuple:
     """Return what decides a placement's cost: each stage's GPUs, by the node that they share."""
     width, nodes = made.grid.tensor * made.grid.data, made.topology.nodes
+    numbers = {group: number for number, group in enumerate(sorted(set(made.order), key=str))}
     per_stage = []
     for start in range(0, len(nodes), width):
         here = nodes[start:start + width]
-        pieces = [(made.order[int(node)], here.count(node)) for node in dict.fromkeys(here)]
-        inner = sorted(pieces[1:-1], key=str)
+        pieces = [(numbers[made.order[int(node)]], here.count(node))
+                  for node in dict.fromkeys(here)]
+        inner = sorted(pieces[1:-1])
         # A node that two stages share matters to both.
         joins = start > 0 and nodes[start] == nodes[start - 1]
         if not joins and (start + width >= len(nodes) or nodes[start + width] != here[-1]):
-            pieces = sorted(pieces, key=str)
+            pieces = sorted(pieces)
         else:
             pieces = [pieces[0], *inner, *pieces[1:][-1:]]
         per_stage.append((joins, tuple(pieces)))

@@ -8,7 +8,7 @@ already is no slower and no more expensive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd
 from typing import NamedTuple
@@ -114,6 +114,7 @@ class Search:
     branches: int = 0
     solved: int = 0
     every_order: bool = True
+    _placed: dict[tuple[Used, Grid], tuple[Placement, ...]] = field(default_factory=dict)
 
     @property
     def has_prices(self) -> bool:
@@ -136,11 +137,16 @@ class Search:
             if self._beaten(best, branch.bound, branch.rate):
                 continue
             self.every_order &= count_orders(branch.used) <= MOST_ORDERS
-            for placement in placements(branch.used, branch.grid, self._link(branch.used)):
+            for placement in self._placements(branch):
                 found = self._solve(branch, placement, best)
                 if found is not None:
                     best = [one for one in best if not _beats(found, one)] + [found]
-        return sorted(best, key=lambda one: one.seconds)
+        # A planner may have ranked them by a formula; what they are worth is simulated.
+        timed = [replace(one, partition=partition.simulated(one.stages, one.partition))
+                 for one in best]
+        return sorted((one for one in timed if not any(
+            _beats(other, one) for other in timed if other is not one)),
+            key=lambda one: one.seconds)
 
     def _seeds(self, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Placement]]:
         """Yield one placement for each choice of nodes and micro-batch, so that cuts begin early.
@@ -153,14 +159,21 @@ class Search:
             key = branch.used, branch.setting.micro_batch
             if key not in seen:
                 seen.add(key)
-                yield branch, next(placements(branch.used, branch.grid, self._link(branch.used)))
+                yield branch, next(iter(self._placements(branch)))
+
+    def _placements(self, branch: Branch) -> tuple[Placement, ...]:
+        """Return the placements of a layout, which are the same for all settings."""
+        key = branch.used, branch.grid
+        if key not in self._placed:
+            self._placed[key] = tuple(placements(*key, self._link(branch.used)))
+        return self._placed[key]
 
     def _solve(self, branch: Branch, placement: Placement, best: list[Found]) -> Found | None:
         """Return the best plan of a placement, or None if there is none or others beat it."""
         stages = stages_of(self.model, placement, branch.setting, self.profiles)
         if stages is None:
             return None
-        if self._beaten(best, partition.lower_bound(stages), branch.rate):
+        if any(self._beaten(best, bound, branch.rate) for bound in partition.lower_bounds(stages)):
             return None
         self.solved += 1
         made = self.partitioner(stages)
@@ -216,7 +229,7 @@ class Search:
         """Return a lower bound of the seconds of a step, or None if a GPU has no profile.
 
         A stage is as slow as its slowest GPU, so the layers per second of all stages together are
-        at most those of all GPUs, each counted as 1 / (t d) of a stage. partition.lower_bound adds
+        at most those of all GPUs, each counted as 1 / (t d) of a stage. partition.lower_bounds adds
         that a micro-batch passes all layers, at best on the fastest GPUs.
         """
         rate, fastest = 0.0, float("inf")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cluster_planner.placement import Grid, Placement
+from layout_estimator.cluster_planner.placement import Grid, Placement, StageSeat
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
 from minimegatron.formulas import in_flight, state_bytes
 from virtualgpu.core.card import Card
-from virtualgpu.net.collectives import CommunicationPath, all_gather, all_reduce, ring, tree
+from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
 
 ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
 
@@ -94,19 +95,16 @@ def stages_of(model: Model, placement: Placement, setting: Setting, profiles: Pr
     """
     grid, p = placement.grid, placement.grid.pipeline
     micro_batches, rest = divmod(model.global_batch, setting.micro_batch * grid.data)
-    cards = {card for kinds in placement.kinds for card in kinds}
-    found = {card: profiles.get(Key(card.name, grid.tensor, setting.micro_batch, setting.recompute))
-             for card in cards}
-    if rest or None in found.values():
+    if rest or any(_profile(profiles, grid, setting, card) is None
+                   for card in dict.fromkeys(chain(*placement.kinds))):
         return None
-    rows = [_row(model, grid, setting, micro_batches, _Place(
-        stage == 0, stage == p - 1, in_flight(p, stage, micro_batches),
-        placement.buffer_bytes(stage), placement.data_path(stage)),
-        tuple((found[card], card) for card in placement.kinds[stage])) for stage in range(p)]
+    known = _rows(model, grid, setting, micro_batches, profiles)
+    rows = [known.row(seat, in_flight(p, stage, micro_batches))
+            for stage, seat in enumerate(placement.seats)]
     ends = 0.0
     if p > 1 and model.tied:
         size = model.vocabulary * model.hidden // grid.tensor * _gradient_bytes(model)
-        ends = all_reduce(placement.ends_path(), int(size))
+        ends = all_reduce(placement.ends_path, int(size))
     arrays = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     send = np.array(placement.send_seconds(_sent_bytes(model, setting)))
     return Stages(micro_batches, setting.schedule, send=send,
@@ -121,34 +119,41 @@ def _gradient_bytes(model: Model) -> float:
     return state_bytes(model.precision).gradients
 
 
-class _Place(NamedTuple):
-    """What the costs of a stage depend on besides the layout, the setting, and its GPU models.
-
-    Attributes:
-        first: whether it has the embedding.
-        last: whether it has the head.
-        in_flight: micro-batches whose activations it keeps in 1F1B.
-        buffers: bytes of NCCL's buffers.
-        path: of its data-parallel groups, or None with one replica.
-    """
-
-    first: bool
-    last: bool
-    in_flight: int
-    buffers: int
-    path: CommunicationPath | None
+def _profile(profiles: Profiles, grid: Grid, setting: Setting, card: Card) -> Profile | None:
+    return profiles.get(Key(card.name, grid.tensor, setting.micro_batch, setting.recompute))
 
 
-@lru_cache(maxsize=16384)
-def _row(model: Model, grid: Grid, setting: Setting, micro_batches: int, place: _Place,
-         kinds: tuple[tuple[Profile, Card], ...]) -> dict[str, np.ndarray]:
-    """Return the rows of a stage; equal stages of all placements share them."""
-    stage = _Stage(model, grid, setting, micro_batches, place)
-    counts = np.arange(model.layers + 1)
-    costs = [stage.costs(profile, card, counts) for profile, card in kinds]
-    pick = {"fits": np.minimum}
-    return {name: pick.get(name, np.maximum).reduce([kind[name] for kind in costs])
-            for name in costs[0]}
+@lru_cache(maxsize=512)
+def _rows(model: Model, grid: Grid, setting: Setting, micro_batches: int, profiles: Profiles
+          ) -> _Rows:
+    return _Rows(model, grid, setting, micro_batches, profiles)
+
+
+class _Rows:
+    """The rows of a layout's stages; equal stages of all placements share them."""
+
+    def __init__(self, model: Model, grid: Grid, setting: Setting, micro_batches: int,
+                 profiles: Profiles) -> None:
+        self._layout, self._profiles = (model, grid, setting, micro_batches), profiles
+        self._known: dict[tuple[StageSeat, int], dict[str, np.ndarray]] = {}
+
+    def row(self, seat: StageSeat, in_flight: int) -> dict[str, np.ndarray]:
+        """Return the rows of a stage.
+
+        Args:
+            seat: its GPUs.
+            in_flight: micro-batches whose activations it keeps in 1F1B.
+        """
+        if (seat, in_flight) not in self._known:
+            model, grid, setting, _ = self._layout
+            stage, counts = _Stage(*self._layout, seat, in_flight), np.arange(model.layers + 1)
+            costs = [stage.costs(_profile(self._profiles, grid, setting, card), card, counts)
+                     for card in seat.kinds]
+            pick = {"fits": np.minimum}
+            self._known[seat, in_flight] = {
+                name: pick.get(name, np.maximum).reduce([kind[name] for kind in costs])
+                for name in costs[0]}
+        return self._known[seat, in_flight]
 
 
 class _Stage(NamedTuple):
@@ -158,11 +163,12 @@ class _Stage(NamedTuple):
     grid: Grid
     setting: Setting
     micro_batches: int
-    place: _Place
+    seat: StageSeat
+    in_flight: int
 
     def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows of this stage on one GPU model, for these numbers of layers."""
-        grid, first, last = self.grid, self.place.first, self.place.last
+        grid, first, last = self.grid, self.seat.first, self.seat.last
 
         def total(name: str) -> np.ndarray:
             edges = first * getattr(profile.embedding, name) + last * getattr(profile.head, name)
@@ -180,21 +186,21 @@ class _Stage(NamedTuple):
 
     def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray
                 ) -> np.ndarray:
-        grid, first, last = self.grid, self.place.first, self.place.last
+        grid, first, last = self.grid, self.seat.first, self.seat.last
         states = state_bytes(self.model.precision, grid.data, self.setting.sharded)
         live = (self.micro_batches if self.setting.schedule == "gpipe"
-                else self.place.in_flight)
+                else self.in_flight)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
         # A sender holds the tensors of its last messages, and a receive is posted early.
         sent = _sent_bytes(self.model, self.setting)
         messages = (grid.pipeline > 1) * (min(grid.pipeline, self.micro_batches) + 1) * sent
         passes = live * saved + transient + messages
-        return (card.context + self.place.buffers + states.resident * weights
+        return (card.context + self.seat.buffers + states.resident * weights
                 + np.maximum(passes, states.main_gradients * weights) - card.memory)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:
-        path = self.place.path
+        path = self.seat.path
         if path is None:
             return np.zeros(len(weights))
         each = state_bytes(self.model.precision)

@@ -39,9 +39,10 @@ def test_the_trainer_accepts_the_flags_of_every_plan(table, capsys, tmp_path):
     assert tables.read(str(table), MODEL).found == profiles().found
 
 
-def test_people_read_the_cheapest_within_the_deadline_and_its_command(table, capsys):
+@pytest.mark.parametrize("planner", ["even", "fasop", "amp"])
+def test_people_read_the_cheapest_within_the_deadline_and_its_command(planner, table, capsys):
     words = [*PLAN, "--cluster", "a100:2x1,a10:2x1", "--profiles", str(table)]
-    assert main([*words, "--deadline", "100", "--planner", "even"]) == 0
+    assert main([*words, "--deadline", "100", "--planner", planner]) == 0
     *rows, note, ranks, command = capsys.readouterr().out.splitlines()
     assert "modeled, nothing was run" in rows[0] and rows[-1].startswith(" *")
     assert "deadline" in note and ranks.startswith("run on a100-80gb:2x1")

@@ -16,7 +16,7 @@ COLORS = re.compile("(\x1b\\[[0-9;]{0,20}m)")
 # Controls (not \n and \t), bidirectional and invisible marks, line separators, half surrogates.
 UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e"
                     "\u2060-\u206f\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e0fff]")
-INSTEAD = "\ufffd"
+REPLACEMENT_CHARACTER = "\ufffd"
 TEXTS = frozenset(("text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml",
                    "image/png", "image/jpeg", "image/gif"))
 STREAMS = ("stdout", "stderr")
@@ -39,7 +39,7 @@ def words(text: str, most: int) -> str:
         text: any text.
         most: its maximum length.
     """
-    return UNSEEN.sub(INSTEAD, text[:most]) + ("..." if len(text) > most else "")
+    return UNSEEN.sub(REPLACEMENT_CHARACTER, text[:most]) + ("..." if len(text) > most else "")
 
 
 def terminal(text: str) -> str:
@@ -51,7 +51,7 @@ def terminal(text: str) -> str:
         text = "\n".join(one.rstrip("\r").rpartition("\r")[2] for one in text.split("\n"))
     if text.isascii() and text.isprintable():
         return text
-    return "".join(part if at % 2 else UNSEEN.sub(INSTEAD, part)
+    return "".join(part if at % 2 else UNSEEN.sub(REPLACEMENT_CHARACTER, part)
                    for at, part in enumerate(COLORS.split(text)))
 
 

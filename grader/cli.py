@@ -163,7 +163,7 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
     Args:
         course: the course.
-        arguments: of the command line.
+        arguments: the parsed command line.
 
     Raises LabError.
     """

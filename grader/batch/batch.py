@@ -32,7 +32,7 @@ from grader.run.attempt import Attempt
 from grader.run.results import Result
 from grader.run.settings import Grading
 
-SECONDS_OF_GRACE = 60.0  # beyond a notebook's budget, before a worker counts as hung
+GRACE_SECONDS = 60.0  # beyond a notebook's budget, before a worker counts as hung
 SECONDS_PER_PAGE = 120.0
 NO_PAGE = "no feedback"
 NO_BACKEND = "-"  # for workers that make pages only
@@ -138,7 +138,7 @@ class Batch:
         """Grade submissions in the pool, and wait until all of them and their pages are done."""
         for lab, student in work:
             self.pool.add({"do": "grade", "lab": lab, "student": student},
-                          self.settings.seconds_per_notebook + SECONDS_OF_GRACE)
+                          self.settings.seconds_per_notebook + GRACE_SECONDS)
         while finished := self.pool.next():
             self.handle(finished)
 

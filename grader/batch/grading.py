@@ -45,7 +45,7 @@ def start_workers(course: Course, count: int, backend: Backend | None) -> Worker
     command = worker_command(course, backend.name if backend else NO_BACKEND)
     handler = partial(worker.TaskHandler, course, backend)
     return WorkerPool(count, command, log_file(course),
-                      partial(worker.serve, handler, [*command, worker.AGAIN]))
+                      partial(worker.serve, handler, [*command, worker.ALREADY_READY]))
 
 
 @contextlib.contextmanager

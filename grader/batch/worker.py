@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MEMORY = 2 << 30  # bytes of data: the parent replaces a worker long before
 LONGEST_TRACEBACK = 4000
-AGAIN = "again"  # an argument: the worker has already reported that it is ready
+ALREADY_READY = "again"  # an argument: the worker has already reported that it is ready
 TERMINATED = 143  # exit code, as shells have it for SIGTERM
 _ending: list[bool] = []
 
@@ -84,7 +84,7 @@ def main() -> int:
 
         return TaskHandler(Course(Path(sys.argv[1]), Path(sys.argv[2])), _chosen(sys.argv[3]))
 
-    again = [] if AGAIN in sys.argv else [AGAIN]
+    again = [] if ALREADY_READY in sys.argv else [ALREADY_READY]
     return serve(handler, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
 
 

@@ -37,7 +37,7 @@ class CollectOptions:
         received: the time of receipt for all submissions.
         keep_times: whether to trust the files' own times.
         as_is: whether folder names are ids, of students who may not be on the roster.
-        below: in a folder of homes, the folder of each home to collect from.
+        below: the folder below each home to collect from, in a folder of homes.
     """
 
     lab: str | None = None
@@ -120,9 +120,9 @@ def _source(course: Course, location: str, roster: Roster,
 
 
 def _assign_owners(source: Source, files: list[File], roster: Roster, options: CollectOptions
-          ) -> tuple[list[CollectedFile], list[tuple[File, Claim]]]:
+                   ) -> tuple[list[CollectedFile], list[tuple[File, Claim]]]:
     """Return the files refused by name, and the notebooks with their owners."""
-    lines, notebooks, claims = [], [], {}
+    lines, notebooks = [], []
     for file in files:
         kind = "." + file.path.lower().rpartition(".")[2]
         if kind in PACKED and not file.problem:
@@ -132,17 +132,8 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
             lines.append(CollectedFile(file.path, why=file.problem))
         elif kind == ".ipynb":
             notebooks.append(file)
-    if isinstance(source, exchange.Inbound):
-        layout = exchange.layout(roster, options.as_is)
-    elif isinstance(source, homes.Homes):
-        layout = homes.layout(roster, options.as_is)
-    else:
-        layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
-                           pattern=options.pattern)
-    claims = {file.path: layout(file.path) for file in notebooks}
+    claims = _claims(source, notebooks, roster, options)
     called, count = defaultdict(set), Counter()
-    if isinstance(source, exchange.Inbound):  # before anything counts as this student's
-        claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
     for claim in claims.values():
         if not claim.problem:
             called[claim.student].add(claim.named_as)
@@ -160,6 +151,22 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
         else:
             accepted.append((file, claim))
     return lines, accepted
+
+
+def _claims(source: Source, notebooks: list[File], roster: Roster, options: CollectOptions
+            ) -> dict[str, Claim]:
+    """Return the claim about each notebook's owner, by path."""
+    if isinstance(source, exchange.Inbound):
+        layout = exchange.layout(roster, options.as_is)
+    elif isinstance(source, homes.Homes):
+        layout = homes.layout(roster, options.as_is)
+    else:
+        layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
+                           pattern=options.pattern)
+    claims = {file.path: layout(file.path) for file in notebooks}
+    if isinstance(source, exchange.Inbound):  # before anything counts as this student's
+        claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
+    return claims
 
 
 def _store_versions(course: Course, source: Source, accepted: list[tuple[File, Claim]],

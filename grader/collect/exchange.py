@@ -133,7 +133,7 @@ class Inbound(Folder):
 
         Args:
             path: the file.
-            claim: whose it is said to be.
+            claim: the claim about its owner.
         """
         try:
             owner = _name_of(self._owner(path))

@@ -113,7 +113,7 @@ def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
 
     Args:
         name: the student's name in this reading.
-        match: of the rest.
+        match: the match of the rest of the file name.
         roster: the class.
     """
     late, name = name.endswith("_LATE"), name.removesuffix("_LATE")

@@ -43,7 +43,7 @@ class File:
         size: bytes, according to the source.
         problem: why it is not read.
         changed: its time according to the source, which the sender could write.
-        handle: for the reader.
+        handle: the reader's own object for the file.
     """
 
     path: str

@@ -125,7 +125,7 @@ def write(course: Course, contest: Contest, student: str, attempts: dict[str, Co
         course: the course.
         contest: the contest.
         student: the student's id.
-        attempts: by digest.
+        attempts: the student's attempts by digest.
         refused: why the current file is not played; empty if it is.
     """
     path = _file(course, contest, student)
@@ -151,8 +151,9 @@ def best(attempts: Sequence[ContestAttempt], made_with: str) -> ContestAttempt |
     """Return the attempt that counts: the most points, then the earliest. None before the first.
 
     Args:
-        attempts: all of a student's.
-        made_with: secret.digest of now; those of another one do not count until played again.
+        attempts: all attempts of a student.
+        made_with: today's secret.digest; attempts with another digest count once they are played
+            again.
     """
     current = [one for one in attempts if one.outcomes and one.made_with == made_with]
     return min(current, key=lambda one: (-one.points, datetime.fromisoformat(one.received),

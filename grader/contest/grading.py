@@ -22,7 +22,7 @@ from labcore.errors import LabError
 from labkit.contest.declaration import Contest
 from labkit.contest.play import CaseResult
 
-SECONDS_OF_GRACE = 120.0  # beyond what the sandboxes may take, before a worker counts as hung
+GRACE_SECONDS = 120.0  # beyond what the sandboxes may take, before a worker counts as hung
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
             command = [sys.executable, "-P", "-m", "grader.contest.worker", str(course.root),
                        backend.name]
             handler = partial(worker.ContestTaskHandler, course, backend)
-            main = partial(worker.serve, handler, [*command, worker.AGAIN])
+            main = partial(worker.serve, handler, [*command, worker.ALREADY_READY])
             with WorkerPool(count, command, log_file(course), main) as pool:
                 for student, digest in tasks:
                     pool.add({"do": "play", "lab": contest.name, "student": student,
@@ -73,8 +73,8 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
 
 
 def _most_seconds(contest: Contest, cases: int) -> float:
-    return (2 * sandboxed.PATIENCE * contest.seconds + sandboxed.SECONDS_TO_SCORE
-            ) * (cases + 1) + SECONDS_OF_GRACE
+    return (2 * sandboxed.TIME_FACTOR * contest.seconds + sandboxed.SECONDS_TO_SCORE
+            ) * (cases + 1) + GRACE_SECONDS
 
 
 def register_submissions(course: Course, contest: Contest) -> dict[str, str]:

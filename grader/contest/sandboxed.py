@@ -30,7 +30,7 @@ from labkit.check.sides import Raised
 from labkit.contest.declaration import Case, Contest, Disqualified, Given
 from labkit.contest.play import CaseResult, play_one
 
-PATIENCE = 3  # times a contest's seconds: a busy grading machine costs nobody a case
+TIME_FACTOR = 3  # times a contest's seconds: a busy grading machine costs nobody a case
 SECONDS_TO_SCORE = 30.0  # for one answer, on this side
 MOST_TRIES = 3  # at one case, where the machine and not the code was short of memory
 NAME = "_contest_entry"  # of the function, in the sandbox
@@ -94,7 +94,7 @@ class _Player:
 
     def __init__(self, contest: Contest, cases: int, content: bytes, backend: Backend,
                  settings: Grading) -> None:
-        self.contest, self.seconds = contest, PATIENCE * contest.seconds
+        self.contest, self.seconds = contest, TIME_FACTOR * contest.seconds
         path = f"contest/{contest.file}"
         limits = Grading(seconds_per_cell=self.seconds, memory_mb=settings.memory_mb,
                          disk_mb=settings.disk_mb, processes=settings.processes,

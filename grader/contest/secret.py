@@ -35,7 +35,7 @@ def cases(course: Course, contest: Contest) -> list[Case]:
     """Return the secret cases, the same for every student and at every call.
 
     Args:
-        course: whose secret they are drawn from.
+        course: the course, whose secret the cases are drawn from.
         contest: the contest.
     """
     return contest.secret_cases(_derived(course, "cases", contest.name).hex())
@@ -64,7 +64,8 @@ def pseudonyms(course: Course, students: Iterable[str]) -> dict[str, str]:
     Without the course's secret they cannot be traced back, not even by trying every known id.
 
     Args:
-        course: whose secret they follow from; in all its contests a student has the same one.
+        course: the course, whose secret determines them; a student has the same one in all its
+            contests.
         students: their ids.
     """
     students = sorted(set(students))

@@ -24,7 +24,7 @@ class StandingsRow:
     """A student or a ghost. A row without a rank has no points.
 
     Attributes:
-        name: for people.
+        name: the name that is shown.
         rank: 1 more than the number of rows with more points.
         points: the total.
         by_group: the points in every group of cases.

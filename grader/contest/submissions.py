@@ -95,7 +95,7 @@ def register(course: Course, contest: Contest, student: str, content: bytes) -> 
     Args:
         course: the course.
         contest: the contest.
-        student: whose file it is.
+        student: the student's id.
         content: the file, as `read` returned it.
     """
     digest = store_version(course, contest, student, content)

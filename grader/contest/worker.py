@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grader.batch.worker import AGAIN, channel, guard, log_error, renew, send
+from grader.batch.worker import ALREADY_READY, channel, guard, log_error, renew, send
 from grader.run import timing
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def main() -> None:
 
         return ContestTaskHandler(Course(Path(sys.argv[1])), choice.choose(sys.argv[2]))
 
-    again = [] if AGAIN in sys.argv else [AGAIN]
+    again = [] if ALREADY_READY in sys.argv else [ALREADY_READY]
     serve(handler, [sys.executable, *sys.orig_argv[1:], *again], ready=not again)
 
 

@@ -170,7 +170,7 @@ class Course:
         Args:
             lab: the lab's name.
             student: the student's id.
-            digest: of the bytes that are graded, if they are not the ones on disk.
+            digest: the digest of the graded bytes, if they are not the ones on disk.
         """
         digest = self.digest(lab, student) if digest is None else digest
         text = "\0".join([lab, student, digest])

@@ -73,7 +73,7 @@ def updated_history(before: GradingRecord | None, digest: str,
 
     Args:
         before: the record so far.
-        digest: of the notebook.
+        digest: the notebook's digest.
         **entry: at, received, state, score, and settled when it is about to be followed by another
             (byhand.with_final_score).
     """

@@ -151,7 +151,7 @@ def _is_listing(course, arguments: argparse.Namespace) -> bool:
 
     Args:
         course: the course.
-        arguments: of the command line.
+        arguments: the parsed command line.
     """
     words = arguments.words
     return not (arguments.remove or arguments.why) and (not words or words[-1] in course.labs())
@@ -164,7 +164,7 @@ def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
     Args:
         course: the course.
         book: the gradebook.
-        arguments: of the command line.
+        arguments: the parsed command line.
         usage: the command's usage, for messages.
 
     Raises LabError when one of them is missing.

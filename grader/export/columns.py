@@ -21,7 +21,7 @@ def chosen(layout: LmsFile, labs: Mapping[str, Sequence[str]], requested: Sequen
 
     Args:
         layout: the LMS's file.
-        labs: for every lab of the course, what an assignment of it may be called.
+        labs: the possible names of the assignment by lab of the course.
         requested: the labs that the user named; empty for all that have a column.
         assignments: the values of --column, `LAB=TITLE`.
 
@@ -100,7 +100,7 @@ def _fits(title: str, names: Sequence[str]) -> bool:
 
     Args:
         title: the column's title.
-        names: of the lab; its own name first.
+        names: the lab's possible names; its own name first.
     """
     letters = _letters(title)
     return _letters(names[0]) in letters or letters in map(_letters, names)

@@ -17,7 +17,7 @@ class Matches:
     """The rows of an LMS's file, matched with students.
 
     Attributes:
-        entries: by student.
+        entries: the matched row by student.
         refused: the reason by row for rows without a certain match.
         missing: students without a row.
     """

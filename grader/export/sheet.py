@@ -116,7 +116,7 @@ def _parsed(text: str, delimiter: str) -> tuple[list[list[str]], list[int]]:
 
     Args:
         text: the file.
-        delimiter: between cells.
+        delimiter: the character between cells.
 
     Raises csv.Error.
     """
@@ -135,7 +135,7 @@ def _spans(text: str, delimiter: str) -> list[list[Span]]:
 
     Args:
         text: the file.
-        delimiter: between cells.
+        delimiter: the character between cells.
     """
     rows: list[list[Span]] = []
     row: list[Span] = []

@@ -170,7 +170,7 @@ def data_uri(match: re.Match[str], folder: Path | None = None) -> str | None:
     """Return the picture as `data:...;base64,...`; None if it does not exist.
 
     Args:
-        match: of the picture's path.
+        match: a match of the picture's path.
         folder: where to look; by default the author's and the course's images/.
     """
     own = own_labs.folder()

@@ -83,17 +83,20 @@ def ensure_mark(path: Path) -> None:
         connection.close()
 
 
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
 def _count_changes(book: Gradebook, path: Path) -> None:
     """Count every transaction that writes, inside the file and then beside it."""
     inode = path.stat().st_ino
 
     @event.listens_for(book.engine, "begin")
     def _same_file(connection: Any) -> None:
-        try:
-            now = os.stat(path).st_ino
-        except OSError:
-            now = None
-        if now != inode:
+        if _inode(path) != inode:
             raise LostGradebook(f"{path} was removed or replaced while it was open: close whatever "
                                 "has it open (formgrader, say); `lab gradebook restore` may help")
 

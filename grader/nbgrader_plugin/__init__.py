@@ -1,4 +1,4 @@
-"""nbgrader's own pages and commands, controlled by us and made safe for students' content.
+"""nbgrader's own pages and commands, with the grader's steps, made safe for students' content.
 
 assign.py          nbgrader's assignment for a lab: release/ and its entry in the gradebook
 steps.py, execute.py, outputs.py   our steps in `nbgrader autograde` and formgrader's button

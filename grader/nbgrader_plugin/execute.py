@@ -81,7 +81,7 @@ def environment(home: Path, seed: str) -> dict[str, str]:
 
     Args:
         home: the workspace.
-        seed: of the hidden cases.
+        seed: the seed of the hidden cases.
     """
     kept = {name: value for name, value in os.environ.items()
             if not name.startswith(("SLURM_", "SBATCH_", "LAB_", "JUPYTER_", "JPY_"))}

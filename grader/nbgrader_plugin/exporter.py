@@ -92,7 +92,7 @@ class Sanitized(HTMLExporter):
         """Render Markdown, and sanitize it unless the cell is the course's own.
 
         Args:
-            context: the template's.
+            context: the template's context.
             source: the Markdown.
         """
         foreign = by_student(context.get("cell", {}))

@@ -138,7 +138,7 @@ class WithNonce:
 
         Args:
             filename: its notebook.
-            resources: nbconvert's.
+            resources: nbconvert's resources.
         """
         return self.exporter.from_filename(filename, resources={**resources, "nonce": self.nonce})
 

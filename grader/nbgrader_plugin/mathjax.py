@@ -2,8 +2,8 @@
 
 nbconvert's template configures MathJax with a `text/x-mathjax-config` block, which MathJax
 evaluates wherever it finds one in a page. Here the configuration is an ordinary inline script that
-the policy knows by its hash. MathJax's extension Safe takes what is no math out of a student's
-formulas: links, classes, ids, and styles.
+the policy knows by its hash. MathJax's extension Safe removes links, classes, ids, and styles
+from a student's formulas.
 """
 
 from __future__ import annotations

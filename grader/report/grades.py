@@ -1,4 +1,4 @@
-"""grades.csv and the table at the end: every student, every lab, and no score that is not one."""
+"""grades.csv and the table at the end: every student and every lab; ungraded ones have no score."""
 
 from __future__ import annotations
 

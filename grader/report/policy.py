@@ -77,8 +77,8 @@ def count(policy: Attempts, digests: Sequence[str],
 
     Args:
         policy: the policy.
-        digests: of the attempts, oldest first.
-        scores: of the graded ones.
+        digests: the attempts' digests, oldest first.
+        scores: the graded attempts' scores by digest.
     """
     within = list(digests)[:policy.most or None]
     if not within:

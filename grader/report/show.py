@@ -38,8 +38,8 @@ def show(console, outcomes, rows, seconds: float) -> None:
 
     Args:
         console: where to print.
-        outcomes: of the batch.
-        rows: of grades.csv.
+        outcomes: the batch's outcomes.
+        rows: the rows of grades.csv.
         seconds: elapsed time.
     """
     from rich.markup import escape
@@ -72,8 +72,8 @@ def table(outcomes, rows):
     """Return a table with one line for every lab of the batch.
 
     Args:
-        outcomes: of the batch.
-        rows: of grades.csv.
+        outcomes: the batch's outcomes.
+        rows: the rows of grades.csv.
     """
     from rich.table import Table
 

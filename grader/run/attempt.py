@@ -62,7 +62,7 @@ class Attempt:
 
     @classmethod
     def loads(cls, content: bytes) -> Attempt:
-        """Return the attempt in `content`. Raises Damaged."""
+        """Return the attempt in `content`. Raises DamagedAttempt."""
         try:
             if len(content) > LARGEST:
                 raise DamagedAttempt(f"{len(content):,} bytes are too many")

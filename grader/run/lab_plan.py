@@ -53,7 +53,7 @@ class PlannedCell:
     Attributes:
         index: its position in the skeleton.
         name: its grade_id, or else its first line; for messages.
-        source: for an answer cell, the released source.
+        source: the released source of an answer cell.
         required: whether it is the course's own cell, so that a failure is not the student's.
         names: the names that `trusted` binds and uses.
     """
@@ -118,7 +118,7 @@ def read(course: Course, lab: str) -> GradingPlan:
     masks = SandboxMasks(names)
     masks.shown  # noqa: B018  a name that is nowhere stops the lab here, not its first submission
     return GradingPlan(lab, course.digest_of_lab(lab), skeleton, cells, bound_by_answers(source),
-                       beside(course.notebook("release", lab).parent), masks)
+                       student_files(course.notebook("release", lab).parent), masks)
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
@@ -131,7 +131,7 @@ def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
         raise LabError(f"{path} is not a notebook: {error}") from error
 
 
-def beside(folder: Path) -> dict[str, bytes]:
+def student_files(folder: Path) -> dict[str, bytes]:
     """Return the files that students get with the notebook, by path in the sandbox's home
     directory.
 

@@ -77,6 +77,14 @@ def attached(submitted: Any, name: str) -> dict[str, dict[str, str]]:
     return pictures
 
 
+def _require_few(name: str, sources: list[str]) -> None:
+    """Raise Unusable for more copies of a cell than are merged."""
+    length = sum(map(len, sources))
+    if len(set(sources)) > MOST_COPIES or length > LONGEST:
+        raise Unusable(f"{name} occurs {len(sources)} times with {length:,} characters: at most "
+                       f"{MOST_COPIES} times and {LONGEST:,} are read")
+
+
 def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[str]]:
     """Return the notebook to grade, and notes on the submission for the instructor.
 
@@ -102,9 +110,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         if not utils.is_solution(cell):
             continue
         right = [source for kind, source in copies if kind == cell.cell_type]
-        if len(set(right)) > MOST_COPIES or sum(map(len, right)) > LONGEST:
-            raise Unusable(f"{name} occurs {len(right)} times with {sum(map(len, right)):,} "
-                           f"characters: at most {MOST_COPIES} times and {LONGEST:,} are read")
+        _require_few(name, right)
         answered += bool(right)
         if not right:
             notes.append(f"{name} is missing" if not copies else

@@ -66,21 +66,21 @@ class Remote:
         name = name_of(thing)
         if name is None:
             return wire.copy(thing)
-        return self._arrived(self._request("value", name=name))
+        return self._received(self._request("value", name=name))
 
     def call(self, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
              ) -> Any | Raised:
         name = name_of(function)
         if name is None:  # the check's own function
             return KernelSide().call(function, arguments, keywords)
-        return self._arrived(self._request("call", name=name, **_encoded(arguments, keywords)))
+        return self._received(self._request("call", name=name, **_encoded(arguments, keywords)))
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
               keywords: Mapping[str, Any], seconds: float) -> on_ranks.RanksRun:
         name = name_of(function)
         if name is None:
             return KernelSide().ranks(function, ranks, arguments, keywords, seconds)
-        return self._driven(
+        return self._driver_outcome(
             lambda outcome: on_ranks.read(outcome, ranks), "ranks", f"{ranks} ranks", name=name,
             ranks=ranks, **_encoded(arguments, keywords), limit=seconds)
 
@@ -89,11 +89,12 @@ class Remote:
         name = name_of(function)
         if name is None:
             return KernelSide().gpus(function, cluster, arguments, keywords, seconds)
-        return self._driven(
+        return self._driver_outcome(
             lambda outcome: on_gpus.read(outcome, cluster), "gpus", "virtual GPUs", name=name,
             **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
 
-    def _driven(self, read: Callable[[Any], Any], do: str, where: str, **fields: Any) -> Any:
+    def _driver_outcome(self, read: Callable[[Any], Any], do: str, where: str,
+                        **fields: Any) -> Any:
         """Return the outcome of a driver that ran on several processes.
 
         Args:
@@ -104,7 +105,7 @@ class Remote:
 
         Raises SandboxLost where the sandbox sent something else, or where the driver was too slow.
         """
-        outcome = self._arrived(self._request(do, **fields))
+        outcome = self._received(self._request(do, **fields))
         if isinstance(outcome, Raised):
             outcome = {"state": on_ranks.RAISED, "text": str(outcome)}
         try:
@@ -150,7 +151,7 @@ class Remote:
             raise self._broken()
         return kind
 
-    def _arrived(self, response: dict[str, Any]) -> Any | Raised:
+    def _received(self, response: dict[str, Any]) -> Any | Raised:
         if isinstance(response.get("value"), str):
             try:
                 return wire.loads(response["value"].encode("utf-8", "surrogatepass"))

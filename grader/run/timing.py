@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-AGAIN = 0.5  # seconds until code that caught the first TimeLimitReached gets another
+REPEAT_SECONDS = 0.5  # seconds until code that caught the first TimeLimitReached gets another
 
 
 class TimeLimitReached(BaseException):
@@ -58,7 +58,7 @@ def limited(seconds: float) -> Iterator[list[float]]:
             raise TimeLimitReached
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), AGAIN)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001), REPEAT_SECONDS)
     try:
         try:
             yield rang

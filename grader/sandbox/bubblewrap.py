@@ -60,9 +60,9 @@ class Bubblewrap:
         for option, words in OPTIONAL.items():
             with Inherited() as inherited:
                 tried = subprocess.run(
-                    [*before(uid, inherited.data(devices.table())), bwrap, *namespaces(uid),
-                     "--ro-bind", "/", "/", *words, "/bin/true"], capture_output=True,
-                    pass_fds=tuple(inherited.for_child()))
+                    [*bwrap_prefix(uid, inherited.data(devices.table())), bwrap,
+                     *namespace_options(uid), "--ro-bind", "/", "/", *words, "/bin/true"],
+                    capture_output=True, pass_fds=tuple(inherited.for_child()))
             available += [] if tried.returncode else [option]
         return tuple(available)
 
@@ -88,7 +88,7 @@ class Bubblewrap:
                                         inherited)
             if pid:
                 running.watch(Watchdog(pid, limits, group, running.send_kill,
-                                       uid if outside(uid) else None))
+                                       uid if unprivileged_prefix(uid) else None))
             running.at_end(undo.pop_all().close)
         return running
 
@@ -99,7 +99,7 @@ class Bubblewrap:
 
         Args:
             command: the program and its arguments.
-            limits: of the sandbox.
+            limits: the sandbox's limits.
             uid: the user inside.
             packed: a tar of extra files.
             environment: extra variables.
@@ -107,12 +107,13 @@ class Bubblewrap:
             masks: what programs cannot see or import.
         """
         bwrap, table = self.bwrap, data(devices.table())
-        words = [*before(uid, table), bwrap, *namespaces(uid),
+        words = [*bwrap_prefix(uid, table), bwrap, *namespace_options(uid),
                  "--seccomp", data(seccomp.program())]
         for option in self.optional:
             words += OPTIONAL[option]
         words += _proc(limits, fresh="proc" in self.optional, data=data)
-        words += folders(mounts.visible(uid, shown=masks.shown if masks else None), limits, data)
+        view = mounts.visible(uid, shown=masks.shown if masks else None)
+        words += mount_options(view, limits, data)
         for pair in mounts.environment(dict(environment)).items():
             words += ["--setenv", *pair]
         words += ["--ro-bind-data", table, devices.TABLE]  # or the command would inherit it
@@ -133,7 +134,7 @@ def privileged() -> bool:
     return False
 
 
-def outside(uid: int) -> list[str]:
+def unprivileged_prefix(uid: int) -> list[str]:
     """Return a prefix for bwrap: root without rights over the machine first becomes an ordinary
     user."""
     if os.geteuid() or privileged() or not slots.mapped():
@@ -142,17 +143,17 @@ def outside(uid: int) -> list[str]:
             "--inh-caps=-all", "--"]
 
 
-def before(uid: int, table: str) -> list[str]:
+def bwrap_prefix(uid: int, table: str) -> list[str]:
     """Return the prefix of bwrap's command line: it sets the user and seals the host's devices.
 
     Args:
-        uid: of the sandbox.
+        uid: the sandbox's user.
         table: number of an inherited descriptor that holds `devices.table()`.
     """
-    return [*outside(uid), *devices.sealed(table, own_user=not privileged())]
+    return [*unprivileged_prefix(uid), *devices.sealed(table, own_user=not privileged())]
 
 
-def namespaces(uid: int) -> list[str]:
+def namespace_options(uid: int) -> list[str]:
     """Return bwrap's options for isolation, and for ending with the grader."""
     words = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts",
              "--unshare-cgroup-try", "--die-with-parent", "--new-session", "--clearenv"]
@@ -161,13 +162,13 @@ def namespaces(uid: int) -> list[str]:
     return [*words, "--unshare-user", "--uid", str(uid), "--gid", str(uid), "--cap-drop", "ALL"]
 
 
-def folders(view: mounts.Visible, limits: Limits,
+def mount_options(view: mounts.Visible, limits: Limits,
             data: Callable[[bytes], str]) -> list[str]:
     """Return bwrap's options for all mounts.
 
     Args:
         view: what the sandbox sees.
-        limits: of the sandbox.
+        limits: the sandbox's limits.
         data: makes an inherited descriptor with the given content.
     """
     words, masks = [], []
@@ -202,7 +203,7 @@ def _proc(limits: Limits, *, fresh: bool, data: Callable[[bytes], str]) -> list[
     """Return bwrap's options for /proc, as grader/sandbox/proc.py describes it.
 
     Args:
-        limits: of the sandbox; /proc/meminfo shows its memory.
+        limits: the sandbox's limits; /proc/meminfo shows the one on memory.
         fresh: whether a new /proc has been mounted, of which parts must be covered.
         data: makes an inherited descriptor with the given content.
     """
@@ -238,7 +239,7 @@ class Inherited:
         yield from self.descriptors
         yield self.asked
 
-    def given(self) -> None:
+    def close_own_copies(self) -> None:
         """Close our copies once the child has them, so that the end of its answer can be
         detected."""
         for descriptor in self.for_child():
@@ -247,7 +248,7 @@ class Inherited:
 
     def __exit__(self, *error: object) -> None:
         if self.asked >= 0:
-            self.given()
+            self.close_own_copies()
         os.close(self.answer)
 
 
@@ -264,7 +265,7 @@ def launched(words: list[str], inherited: Inherited) -> tuple[Running, int]:
                                stderr=subprocess.PIPE, pass_fds=tuple(inherited.for_child()),
                                # Ctrl-C is for the grader alone
                                env={}, cwd="/", start_new_session=True)
-    inherited.given()
+    inherited.close_own_copies()
     first, pid = _first_process(inherited.answer)
     return Running(process, first), pid
 

@@ -16,7 +16,7 @@ MOUNT = Path("/sys/fs/cgroup")
 PREFIX = "lab-sandbox"
 # In the group beside the sandbox's own: sh, bwrap and its helper inside.
 HELPERS = 4
-YOUNG = 60.0  # seconds in which a group may be empty because its sandbox is about to enter
+ENTRY_SECONDS = 60.0  # seconds in which a group may be empty because its sandbox is about to enter
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class ControlGroup:
         total = _number(self.memory / name)
         return total - sum(_field(self.memory / "memory.stat", field) for field in cached)
 
-    def memory_passed(self) -> bool:
+    def ran_out_of_memory(self) -> bool:
         """Return whether the kernel has killed one of its processes for lack of memory."""
         name = "memory.events" if self.version == 2 else "memory.oom_control"
         return _field(self.memory / name, "oom_kill") > 0
@@ -87,7 +87,7 @@ def make(limits: Limits, mount: Path = MOUNT) -> ControlGroup | None:
     Groups also share the processors fairly, no matter how many processes one of them starts.
 
     Args:
-        limits: of the sandbox.
+        limits: the sandbox's limits.
         mount: the file system of control groups.
     """
     # A grader in another PID namespace, as on a node of a cluster, may have the same number.
@@ -106,9 +106,9 @@ def _make_1(limits: Limits, mount: Path, name: str, memberships: dict[str, str])
     try:
         memory = _below(mount / "memory", memberships["memory"], name)
         made.append(memory)
-        (memory / "memory.limit_in_bytes").write_text(hard(limits))
+        (memory / "memory.limit_in_bytes").write_text(kernel_memory_limit(limits))
         with contextlib.suppress(OSError):  # a kernel without swap accounting
-            (memory / "memory.memsw.limit_in_bytes").write_text(hard(limits))
+            (memory / "memory.memsw.limit_in_bytes").write_text(kernel_memory_limit(limits))
         for controller in {"pids", "cpu"} & set(memberships):  # cpu: equal shares, nothing to set
             with contextlib.suppress(OSError):
                 made.append(_below(mount / controller, memberships[controller], name))
@@ -138,7 +138,7 @@ def _make_2(limits: Limits, mount: Path, name: str, own: str) -> ControlGroup:
     folder.mkdir()
     group = ControlGroup(folder, (folder,), 2)
     try:
-        (folder / "memory.max").write_text(hard(limits))
+        (folder / "memory.max").write_text(kernel_memory_limit(limits))
         (folder / "memory.oom.group").write_text("1")
         with contextlib.suppress(OSError):
             (folder / "memory.swap.max").write_text("0")
@@ -173,7 +173,7 @@ def _memberships(pid: int | str = "self") -> dict[str, str]:
     return groups
 
 
-def hard(limits: Limits) -> str:
+def kernel_memory_limit(limits: Limits) -> str:
     """Return the kernel's limit in bytes.
 
     The watchdog ends the sandbox earlier, because the kernel tries to free memory for seconds.
@@ -211,6 +211,6 @@ def sweep(mount: Path = MOUNT) -> None:
             for folder in above.glob(f"{PREFIX}-*"):
                 owner = folder.name.split("-")[2]
                 with contextlib.suppress(OSError):  # gone by now, still in use, or not ours
-                    old = time.time() - folder.stat().st_mtime > YOUNG
+                    old = time.time() - folder.stat().st_mtime > ENTRY_SECONDS
                     if old and not Path("/proc", owner).exists():
                         folder.rmdir()

@@ -51,7 +51,7 @@ def ensure(notify) -> None:
 
     if _is_installed("bwrap") or install_packages(PACKAGES, notify) or _is_installed("podman"):
         return
-    raise Unavailable("grading needs bubblewrap, to run students' code apart: "
+    raise Unavailable("grading needs bubblewrap, to isolate students' code: "
                       f"{install_command(PACKAGES)} (or dnf, zypper, pacman)")
 
 

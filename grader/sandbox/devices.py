@@ -37,7 +37,7 @@ def sealed(descriptor: str, *, own_user: bool) -> list[str]:
     """Return a prefix for a command line that seals the devices.
 
     Args:
-        descriptor: number of an inherited one that holds `table()`.
+        descriptor: number of an inherited descriptor that holds `table()`.
         own_user: whether a user namespace is needed for mounting.
     """
     user = ["--user", "--map-root-user"] if own_user else []

@@ -26,7 +26,7 @@ def stage(command: Sequence[str], limits: Limits, *, uid: int | None, unpack: bo
 
     Args:
         command: the program and its arguments.
-        limits: of the sandbox.
+        limits: the sandbox's limits.
         uid: start as root and become this user permanently; None to stay.
         unpack: whether there are files to unpack.
     """

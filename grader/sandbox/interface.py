@@ -37,7 +37,8 @@ class Limits:
             if value is None and name == "cpu_seconds":
                 continue
             if not isinstance(value, int) or value < smallest:
-                raise LabError(f"limit {name}={value!r} of a sandbox: at least {smallest}")
+                raise LabError(
+                    f"limit {name}={value!r} of a sandbox: at least {smallest} is needed")
 
 
 class Backend(Protocol):
@@ -53,7 +54,7 @@ class Backend(Protocol):
 
         Args:
             command: the program and its arguments.
-            limits: on what it may take.
+            limits: the sandbox's limits.
             files: extra files, by their path below the sandbox's home folder.
             environment: extra variables.
             masks: what its programs cannot see or import; keep it for as long as they run.

@@ -152,7 +152,7 @@ def archive(files: dict[str, bytes]) -> bytes | None:
         for name, content in sorted(files.items()):
             path = Path(os.path.normpath(os.path.join(HOME, name)))
             if not path.is_relative_to(HOME) or path == Path(HOME) or "\0" in name:
-                raise LabError(f"file {name!r} for a sandbox: a path below {HOME}")
+                raise LabError(f"file {name!r} for a sandbox: it must be below {HOME}")
             entry = tarfile.TarInfo(str(path.relative_to(HOME)))
             entry.size, entry.mode, entry.type = len(content), 0o644, tarfile.REGTYPE
             tar.addfile(entry, io.BytesIO(content))

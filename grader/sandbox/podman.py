@@ -23,7 +23,7 @@ from grader.sandbox.watchdog import Watchdog
 
 DEFAULT_PROFILES = ("/etc/containers/seccomp.json", "/usr/share/containers/seccomp.json")
 PREFIX = "lab-sandbox-"
-START = 30.0  # seconds that a container may take to start; it takes less than one
+START_SECONDS = 30.0  # seconds that a container may take to start; it takes less than one
 LONGEST = 4 * 3600  # seconds; if all else fails, podman itself ends the container then
 # The command must not be PID 1, which the kernel spares most signals.
 _FIRST = '"$@"; exit $?'
@@ -109,7 +109,7 @@ class Podman:
 
         Args:
             command: the program and its arguments.
-            limits: of the sandbox.
+            limits: the sandbox's limits.
             uid: the user inside.
             scratch: the folder for files that it mounts.
             packed: a tar of extra files.
@@ -127,7 +127,8 @@ class Podman:
                  f"--ulimit=nofile={limits.open_files}:{limits.open_files}",
                  f"--ulimit=nproc={limits.processes}:{limits.processes}"]
         if "memory" in self.controllers:
-            words += [f"--memory={cgroups.hard(limits)}b", f"--memory-swap={cgroups.hard(limits)}b"]
+            words += [f"--memory={cgroups.kernel_memory_limit(limits)}b",
+                      f"--memory-swap={cgroups.kernel_memory_limit(limits)}b"]
         if "pids" in self.controllers:
             words += [f"--pids-limit={limits.processes + cgroups.HELPERS}"]
         if self.profile is not None:
@@ -166,7 +167,7 @@ def _mounted(view: mounts.Visible, limits: Limits, root: Path, packed: bytes | N
 
     Args:
         view: what the sandbox sees.
-        limits: of the sandbox.
+        limits: the sandbox's limits.
         root: the skeleton's folder.
         packed: a tar of extra files.
     """
@@ -199,8 +200,8 @@ def _proc(limits: Limits, scratch: Path) -> list[str]:
     """Return podman's options for /proc, as grader/sandbox/proc.py describes it, and for /sys.
 
     Args:
-        limits: of the sandbox; its memory is what /proc/meminfo shows.
-        scratch: folder for the files that are made up.
+        limits: the sandbox's limits; /proc/meminfo shows the one on memory.
+        scratch: folder for the replaced files.
     """
     texts = proc.texts(limits)
     files, folders = proc.hidden()
@@ -224,7 +225,7 @@ def _first_process(pidfile: Path, process: subprocess.Popen) -> tuple[int | None
         pidfile: podman writes the pid into it.
         process: `podman run`.
     """
-    deadline = time.monotonic() + START
+    deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
             pid = int(pidfile.read_text())

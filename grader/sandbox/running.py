@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 
 MOST_ERROR_OUTPUT = 64 * 1024  # bytes of stderr that are kept
-PATIENCE = 5.0  # seconds for a killed sandbox to be gone; it takes milliseconds
+EXIT_TIMEOUT = 5.0  # seconds for a killed sandbox to be gone; it takes milliseconds
 
 
 class Running:
@@ -114,7 +114,7 @@ class Running:
             if self.watchdog:
                 self.watchdog.stop()
             if self._first is not None:
-                select.select([self._first], [], [], PATIENCE)
+                select.select([self._first], [], [], EXIT_TIMEOUT)
             try:
                 self.process.wait(0.5)
             except subprocess.TimeoutExpired:

@@ -81,11 +81,11 @@ def oci(default: dict) -> dict:
 
 
 def _when(name: str, index: int, comparison: str, value: int) -> dict:
-    """Return the rule that allows a call where one of its arguments compares so.
+    """Return the rule that allows a call if one of its arguments passes a comparison.
 
     Args:
-        name: of the system call.
-        index: of the argument, from 0.
+        name: the system call's name.
+        index: the argument's position, from 0.
         comparison: libseccomp's; SCMP_CMP_MASKED_EQ means that the bits of `value` are all clear.
         value: what the argument is compared with.
     """
@@ -94,7 +94,7 @@ def _when(name: str, index: int, comparison: str, value: int) -> dict:
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter as struct sock_filter[]. Raises LabError where numbers are not known."""
+    """Return the filter as struct sock_filter[]. Raises LabError for an unknown machine."""
     machine = platform.machine() if machine is None else machine
     if machine not in MACHINES:
         raise LabError(f"the bubblewrap sandbox has no system call numbers for {machine}: "
@@ -125,9 +125,9 @@ def _only(number: int, argument: int, values: tuple[int, ...]) -> list[tuple[int
     """Return the lines that end a call: allowed with one of these values, refused with any other.
 
     Args:
-        number: of the system call.
-        argument: offset of the argument that is looked at.
-        values: those that are allowed.
+        number: the system call's number.
+        argument: offset of the compared argument.
+        values: the allowed values.
     """
     count = len(values)
     return [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, argument),

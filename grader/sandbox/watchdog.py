@@ -35,8 +35,8 @@ class Watchdog(threading.Thread):
 
         Args:
             first: the pid here of the process whose PID namespace is the sandbox's.
-            limits: of the sandbox.
-            group: its control group, if it has one.
+            limits: the sandbox's limits.
+            group: the sandbox's control group, if it has one.
             end: ends the sandbox.
             uid: the user who may inspect it, if it is not this process's.
         """
@@ -52,7 +52,7 @@ class Watchdog(threading.Thread):
         if self.uid is not None:
             become_in_this_thread(self.uid)
         while not self._over.wait(PERIOD):
-            verdict = self.look()
+            verdict = self.exceeded_limit()
             if verdict:
                 self.verdict = verdict
                 self.end()
@@ -62,18 +62,19 @@ class Watchdog(threading.Thread):
         self._over.set()
 
     def close(self) -> None:
-        """Check what the kernel did after the last look, and close the folders."""
-        if not self.verdict and self.group and self.group.memory_passed():
-            self.verdict = self.memory_words()
+        """Check what the kernel did after the last check, and close the folders."""
+        if not self.verdict and self.group and self.group.ran_out_of_memory():
+            self.verdict = self.memory_verdict()
         self.join(1)
         for folder in self.folders.values():
             os.close(folder)
         self.folders.clear()
 
-    def look(self) -> str:
+    def exceeded_limit(self) -> str:
         """Return which limit it exceeds; empty if none."""
-        if self.group and (self.group.memory_passed() or self.group.used() > self.limits.memory):
-            return self.memory_words()
+        if self.group and (self.group.ran_out_of_memory()
+                           or self.group.used() > self.limits.memory):
+            return self.memory_verdict()
         if _scarce():
             return SHORT_OF_MEMORY
         if self.group or not self._entered():
@@ -81,14 +82,14 @@ class Watchdog(threading.Thread):
         members = list(self.members())
         if tasks(members) > self.limits.processes + 2:  # the first two are the sandbox's own
             return f"more than {self.limits.processes} processes and threads"
-        files = self.in_files()
+        files = self.file_bytes()
         if resident(members) + files <= self.limits.memory:
             return ""
         # Shared pages were counted once for every process; now exactly, which takes longer.
         exact = sum(proportional(pid) for pid in members) + files
-        return self.memory_words() if exact > self.limits.memory else ""
+        return self.memory_verdict() if exact > self.limits.memory else ""
 
-    def memory_words(self) -> str:
+    def memory_verdict(self) -> str:
         return f"its memory passed {amount(self.limits.memory)}"
 
     def _entered(self) -> bool:
@@ -125,7 +126,7 @@ class Watchdog(threading.Thread):
             else:
                 self._foreign.add(int(name))
 
-    def in_files(self) -> int:
+    def file_bytes(self) -> int:
         """Return the bytes used in the sandbox's folders."""
         total = 0
         for folder in self.folders.values():

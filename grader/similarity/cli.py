@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     with imports_without_gc():
         from grader.course import Course, default_root, require_known
         from grader.similarity.page import page
-        from grader.similarity.reading import SubmissionReader, some
+        from grader.similarity.reading import SubmissionReader, counted
         from grader.similarity.report import report
         from labcore.atomic import write_atomic
 
     if not 0 <= arguments.over <= 100:
-        raise LabError(f"--over {arguments.over:g}: it is from 0 to 100")
+        raise LabError(f"--over {arguments.over:g}: give a percentage from 0 to 100")
     course = Course(default_root())
     course.make()
     require_known("lab", arguments.lab, course.labs(), str(course.sources))
@@ -61,13 +61,14 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomic(path, page(findings).encode(errors="replace"))
     _left_out(left_out)
     in_groups = sum(len(group.students) for group in findings.groups)
-    print(f"{some(findings.count, 'submission')}: {some(len(findings.groups), 'group')} with "
+    print(f"{counted(findings.count, 'submission')}: {counted(len(findings.groups), 'group')} with "
           f"{in_groups} students over {arguments.over:g}% alike, "
-          f"{some(findings.across_count, 'pair')} across groups, {len(findings.worked)} like the "
-          f"worked solution (median similarity of all pairs: {findings.median:.0%})")
+          f"{counted(findings.across_count, 'pair')} across groups, {len(findings.worked)} like "
+          f"the worked solution (median similarity of all pairs: {findings.median:.0%})")
     if earlier:
         students = {pair.one for pair in findings.earlier}
-        print(f"{some(len(earlier), 'earlier submission')}: {some(len(students), 'student')} over "
+        print(f"{counted(len(earlier), 'earlier submission')}: "
+              f"{counted(len(students), 'student')} over "
               f"{arguments.over:g}% like one of them")
     print(path)
     return 0

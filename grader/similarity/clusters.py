@@ -14,8 +14,8 @@ def complete_linkage(scores: np.ndarray, least: float) -> list[list[int]]:
     1983), which takes quadratic time.
 
     Args:
-        scores: how alike every two are, `[n, n]`, symmetric.
-        least: every two members of a cluster are at least that alike.
+        scores: similarities, `[n, n]`, symmetric.
+        least: the lowest similarity of two members of a cluster.
     """
     alike = scores.astype(np.float32)
     np.fill_diagonal(alike, -1)

@@ -18,26 +18,26 @@ MOST_CODE = 3_000_000  # characters of all answers on the page
 
 def page(report: SimilarityReport) -> str:
     """Return the HTML. Lines that both of a pair have, apart from blanks, are marked."""
-    room = [MOST_CODE]
+    budget = [MOST_CODE]
     return render(
         "grader/similarity/page.html.j2", report=report, most_rows=MOST_ROWS,
-        most_names=MOST_NAMES, room=room, percent="{:.0%}".format,
-        side_by_side=lambda pair: _side_by_side(pair, report.texts, room))
+        most_names=MOST_NAMES, budget=budget, percent="{:.0%}".format,
+        side_by_side=lambda pair: _side_by_side(pair, report.texts, budget))
 
 
-def _side_by_side(pair: SimilarPair, texts: Mapping[str, Answers], room: list[int]
+def _side_by_side(pair: SimilarPair, texts: Mapping[str, Answers], budget: list[int]
                   ) -> Iterator[dict[str, Any]]:
     """Yield the cells of a pair until the page's limit on code is reached.
 
     Args:
         pair: the pair.
         texts: all answers by student.
-        room: the characters that are left, as the only item.
+        budget: the characters that are left, as its only item.
     """
     for name, (code, text) in pair.cells.items():
         shown = [texts[who].texts[name][:LONGEST] for who in (pair.one, pair.other)]
-        room[0] -= sum(map(len, shown))
-        if room[0] < 0:
+        budget[0] -= sum(map(len, shown))
+        if budget[0] < 0:
             return
         first, second = (one.splitlines() for one in shown)
         same = LCSseq.opcodes([line.strip() for line in first], [line.strip() for line in second])

@@ -125,7 +125,7 @@ def student_of(path: str, lab: str) -> str:
     return folders[-1] if folders else ""
 
 
-def some(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
     """Return a count with its noun, such as "2 pairs".
 
     Args:

@@ -86,12 +86,12 @@ def report(lab: str, students: Mapping[str, Answers], least: float, *,
     """Compare a class.
 
     Args:
-        lab: its name.
+        lab: the lab's name.
         students: their answers.
-        least: how alike two have to be to be named, from 0 to 1.
+        least: the lowest similarity that is reported, from 0 to 1.
         worked: the worked solution.
-        earlier: submissions of earlier years, by a name that is no student's here.
-        left_out: reasons, by student.
+        earlier: submissions of earlier years, by a name that no student here has.
+        left_out: the reason, by student who was left out.
     """
     answers, holders = distinct(students)
     scores = matrix(answers)

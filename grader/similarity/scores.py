@@ -83,7 +83,7 @@ def _common(sequences: Sequence[np.ndarray], split: int, count: int) -> np.ndarr
     """Return the number of sequences that students have in common.
 
     Args:
-        sequences: of each student.
+        sequences: each student's sequences.
         split: the number of rows, which are compared with the rest; 0 compares all with all,
             without the diagonal.
         count: the number of different sequences.
@@ -113,7 +113,7 @@ def median(scores: np.ndarray, times: Sequence[int]) -> float:
     """Return the median over all pairs of a class.
 
     Args:
-        scores: of every two different answers, `[n, n]`.
+        scores: the score of every two different answers, `[n, n]`.
         times: how many students have each of them.
     """
     count = np.asarray(times, np.float64)

@@ -40,7 +40,7 @@ class StoredResults:
     """The stored results of a lab's submissions. Each list has one item per submission.
 
     Attributes:
-        scores: of the checks that have one.
+        scores: the scores of checks that have one.
         tried: answers that differ from the release.
         without_hint: failed checks whose message has no known hint.
     """
@@ -161,7 +161,7 @@ def _messages(results: StoredResults, scores: Mapping[str, float],
     """Count the hints that one submission received.
 
     Args:
-        results: to add to.
+        results: the results, to which the counts are added.
         scores: the submission's points by check.
         notebook: its graded notebook.
     """

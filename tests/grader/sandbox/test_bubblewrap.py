@@ -208,7 +208,7 @@ def test_ends_with_the_grader(backend, monkeypatch):
     before = groups()
     marker = a_killed_grader(type(backend))
     assert gone(marker, 2)
-    monkeypatch.setattr(cgroups, "YOUNG", 0)
+    monkeypatch.setattr(cgroups, "ENTRY_SECONDS", 0)
     deadline = time.monotonic() + 5
     while groups() - before and time.monotonic() < deadline:  # the last ones may still be leaving
         cgroups.sweep()

@@ -41,11 +41,11 @@ def test_version_2_gets_its_limits(unified, tmp_path):
 
 def test_version_2_is_read(unified, tmp_path):
     group = cgroups.make(LIMITS, tmp_path)
-    assert group.used() == 0 and not group.memory_passed()
+    assert group.used() == 0 and not group.ran_out_of_memory()
     (group.memory / "memory.current").write_text("1000\n")
     (group.memory / "memory.stat").write_text("anon 500\nactive_file 300\ninactive_file 100\n")
     (group.memory / "memory.events").write_text("low 0\noom 1\noom_kill 1\n")
-    assert group.used() == 600 and group.memory_passed()
+    assert group.used() == 600 and group.ran_out_of_memory()
 
 
 def closed(unified: Path) -> None:

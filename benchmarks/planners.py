@@ -118,8 +118,10 @@ def main() -> None:
     lines = table(arguments.clusters, arguments.small)
     print("\n".join(lines))
     if arguments.write:
-        RESULTS.write_text("# Planners on mixed clusters\n\n`python -m benchmarks.planners --write`"
-                           "\n\n" + "\n".join(lines) + "\n")
+        command = (f"python -m benchmarks.planners --clusters {arguments.clusters} --small "
+                   f"{arguments.small} --write")
+        RESULTS.write_text(f"# Planners on mixed clusters\n\n`{command}`\n\n"
+                           + "\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

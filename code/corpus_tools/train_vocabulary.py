@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from minimegatron.data.vocabulary import END_OF_DOCUMENT, byte_alphabet
+from minimegatron.data.tokenizer import byte_alphabet
+from minimegatron.data.vocabulary import END_OF_DOCUMENT
 
 HEADER = "#version: 0.2"
 

@@ -29,9 +29,8 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
-from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
-from minimegatron.initialize import cap_threads, join
+from minimegatron.initialize import cap_threads, choose_device, join
 from minimegatron.logging.megatron import iteration_line, print_world_size
 from minimegatron.logging.status import Status
 from minimegatron.logging.tensorboard import TensorBoard

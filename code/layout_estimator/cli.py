@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from layout_estimator.planner import RunPlan
-    from minimegatron.arguments import Config
+    from minimegatron.arguments.estimates import EstimateConfig
 
 HELP = """\
 The flags are those of pretrain_gpt.py --estimate. These are varied unless you give them:
@@ -139,7 +139,7 @@ def sweep(flags: Sequence[str]) -> Iterator[EstimatedLayout]:
         raise LabError(f"estimate: {first_error or 'no layout is left to try'}")
 
 
-def keep_on_nodes(config: Config) -> None:
+def keep_on_nodes(config: EstimateConfig) -> None:
     """Raise EstimateError if a tensor-parallel group would not fit in one node."""
     from layout_estimator.requests import EstimateError
     from virtualgpu.net.cluster_spec import parse_nodes

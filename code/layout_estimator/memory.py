@@ -47,8 +47,8 @@ class StageAllocations:
         allocated: bytes allocated now, without messages in transit.
         peak: bytes allocated at the peak of the passes so far.
         end_peak: bytes allocated at the peak of the optimizer step.
-        sent: the last sends of each channel, whose tensors the sender still holds.
-        only_sent: sends whose tensors nothing but the channel holds.
+        sent: the last sends of each queue, whose tensors the sender still holds.
+        only_sent: sends whose tensors nothing but the queue holds.
         posted: number of posted receives whose tensors no action has consumed yet.
     """
 
@@ -83,7 +83,7 @@ class PeakMemory(CostHandler):
         for cost, reserved in zip(costs, workspaces, strict=True):
             allocated = (cost.step.state_bytes + reserved
                          + config.num_micro_batches * cost.step.batch_bytes)
-            # A sender holds as many tensors per channel as there are stages (p2p.Peers.send).
+            # A sender holds as many tensors per queue as there are stages (p2p.Peers.send).
             sent: dict = defaultdict(lambda: deque(maxlen=len(costs)))
             self.stages.append(StageAllocations(allocated, allocated, allocated + cost.step.peak,
                                                 sent))

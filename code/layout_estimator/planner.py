@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from layout_estimator.estimate import Estimate, Estimator
 from layout_estimator.mixed import MixedEstimator
 from layout_estimator.prices import DOLLARS_PER_HOUR
-from minimegatron.arguments import Config
+from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.virtual_device import virtual_card, virtual_link
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
@@ -131,7 +131,7 @@ def fullest(memory: Sequence[MemoryBreakdown]) -> MemoryBreakdown:
     return min(memory, key=lambda rank: rank.capacity - rank.total)
 
 
-def report(config: Config, plan: RunPlan) -> str:
+def report(config: EstimateConfig, plan: RunPlan) -> str:
     """Return the plan as text, or as JSON with --json; write the figure of --plot."""
     if config.plot is not None:
         from layout_estimator.figure import save  # matplotlib: slow to import
@@ -140,7 +140,7 @@ def report(config: Config, plan: RunPlan) -> str:
     return json.dumps(as_json(plan), indent=2) if config.json else format_plan(plan)
 
 
-def make_estimator(config: Config) -> Estimator | MixedEstimator:
+def make_estimator(config: EstimateConfig) -> Estimator | MixedEstimator:
     """Return the estimator of the cluster that the flags describe or, where they leave it open, the
     variables VIRTUAL_GPU and VIRTUAL_NETWORK.
 
@@ -165,7 +165,7 @@ def make_estimator(config: Config) -> Estimator | MixedEstimator:
     return Estimator(card, virtual_link(config), config.gpus_per_node)
 
 
-def cluster_estimator(config: Config) -> Estimator | MixedEstimator:
+def cluster_estimator(config: EstimateConfig) -> Estimator | MixedEstimator:
     """Return the estimator of --cluster.
 
     Raises:
@@ -190,13 +190,14 @@ def as_json(plan: RunPlan) -> dict:
         {**dataclasses.asdict(stage), "total": stage.total} for stage in plan.memory]}
 
 
-def padded_vocabulary(config: Config) -> int:
+def padded_vocabulary(config: EstimateConfig) -> int:
     """Return the vocabulary size of the model that these flags describe."""
     return pad_vocab_size(config.vocab_size, config.make_vocab_size_divisible_by,
                           config.tensor_model_parallel_size)
 
 
-def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: Estimate) -> RunPlan:
+def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, estimate: Estimate
+              ) -> RunPlan:
     """Return the plan of a run.
 
     Args:
@@ -230,7 +231,7 @@ def make_plan(config: Config, estimator: Estimator | MixedEstimator, estimate: E
         hours * world, dollars(config, gpus, hours))
 
 
-def dollars(config: Config, gpus: Mapping[Card, int], hours: float) -> float | None:
+def dollars(config: EstimateConfig, gpus: Mapping[Card, int], hours: float) -> float | None:
     """Return the price of all GPUs for some hours; None if one of them has no known price."""
     prices = {card: config.price_per_gpu_hour for card in gpus}
     if config.price_per_gpu_hour is None:
@@ -240,7 +241,7 @@ def dollars(config: Config, gpus: Mapping[Card, int], hours: float) -> float | N
     return sum(hours * count * prices[card] for card, count in gpus.items())
 
 
-def memory_breakdown(config: Config, estimate: Estimate, stages: list[int]
+def memory_breakdown(config: EstimateConfig, estimate: Estimate, stages: list[int]
                      ) -> tuple[MemoryBreakdown, ...]:
     """Return each stage's memory: states by the formula, and the rest of the measured peak.
 

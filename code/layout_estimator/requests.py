@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from layout_estimator.estimate import Estimate, Estimator
     from layout_estimator.mixed import MixedEstimator
     from layout_estimator.planner import RunPlan
-    from minimegatron.arguments import Config
+    from minimegatron.arguments.estimates import EstimateConfig
 
 
 CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
@@ -25,22 +25,22 @@ class EstimateError(LabError):
 class EstimateResult(NamedTuple):
     """The flags of a run, its estimate by stage, and its plan."""
 
-    config: Config
+    config: EstimateConfig
     estimate: Estimate
     plan: RunPlan
 
 
-def read_flags(flags: Sequence[str]) -> Config:
+def read_flags(flags: Sequence[str]) -> EstimateConfig:
     """Parse the flags of `pretrain_gpt.py --estimate`.
 
     Raises:
         EstimateError: the trainer does not accept the flags.
     """
-    from minimegatron.arguments import parse_arguments
+    from minimegatron.arguments.estimates import parse_estimate
     from minimegatron.errors import UserError
 
     try:
-        return parse_arguments(["--estimate", *with_cluster(flags)])
+        return parse_estimate(["--estimate", *with_cluster(flags)])
     except UserError as error:
         raise EstimateError(str(error)) from None
 
@@ -72,7 +72,7 @@ def with_cluster(flags: Sequence[str]) -> list[str]:
     return [*flags, "--device", f"virtual:{groups[0].card.name}", "--world-size", str(world)]
 
 
-def estimate(flags: Sequence[str] | Config,
+def estimate(flags: Sequence[str] | EstimateConfig,
              measured: dict[tuple, Estimator | MixedEstimator] | None = None) -> EstimateResult:
     """Estimate what a run with these flags would cost, on the virtual cluster that they describe.
 

@@ -8,7 +8,7 @@ from layout_estimator.pass_handler import CostHandler
 from layout_estimator.stage_cost import StageCost, StepCollective
 from pipeline_schedules import Action, Message
 from pipeline_schedules.actions import StageAction
-from pipeline_schedules.messages import MessageQueue
+from pipeline_schedules.messages import Queue
 
 
 class StepClock(CostHandler):
@@ -41,7 +41,7 @@ class StepClock(CostHandler):
             self.gpu.append(gpu)
             self.host.append(max(step_start + micro_batches * draw.host, gpu))
         self.arrivals: dict[StageAction, float] = {}
-        self.channel_free: dict[MessageQueue, float] = {}
+        self.queue_free: dict[Queue, float] = {}
         self.last_sent = [0.0] * len(costs)
 
     def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
@@ -65,10 +65,10 @@ class StepClock(CostHandler):
 
     def send(self, stage: int, message: Message) -> None:
         self.host[stage] += self.costs[stage].efficiency.dispatch
-        free = self.channel_free.get(message.channel, 0.0)
+        free = self.queue_free.get(message.queue, 0.0)
         arrival = (max(self.host[stage], self.gpu[stage], free)
                    + self.send_seconds[stage][message.target])
-        self.arrivals[stage, message.action] = self.channel_free[message.channel] = arrival
+        self.arrivals[stage, message.action] = self.queue_free[message.queue] = arrival
         self.last_sent[stage] = max(self.last_sent[stage], arrival)
 
     def ends(self) -> list[float]:

@@ -1,6 +1,6 @@
-"""The context that every component receives: configuration, grid, and device.
+"""The context that every component receives, and the progress of a run.
 
-It is built once and passed on; nothing is global.
+Both are built once and passed on; nothing is global.
 """
 
 from __future__ import annotations
@@ -46,3 +46,18 @@ class Context:
         """Print a line from the last rank, which knows the loss in every layout."""
         if self.grid.is_last_rank:
             emit(line)
+
+
+@dataclass
+class Progress:
+    """Progress of a run, which a checkpoint saves and a resumed run restores.
+
+    Attributes:
+        iteration: optimizer steps, including skipped ones.
+        consumed_train_samples: of the training data.
+        consumed_valid_samples: of the validation data.
+    """
+
+    iteration: int = 0
+    consumed_train_samples: int = 0
+    consumed_valid_samples: int = 0

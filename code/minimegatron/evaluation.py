@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int:
     """Evaluate and report a trainer's model; `Trainer.validate` describes the arguments."""
-    trainer.reports.phase("evaluating")
+    trainer.log.phase("evaluating")
     with paused(trainer.timers):
         mean, consumed = evaluate(trainer.ctx, trainer.pipeline, data, consumed)
     loss = trainer.ctx.read(mean)
     if loss is not None:
         for line in validation_lines(prefix, loss):
             trainer.ctx.print_rank_last(line)
-        for report in trainer.reports.optional:
+        for report in trainer.log.reports:
             report.validation(loss, data.name, trainer.progress)
     return consumed
 
@@ -64,7 +64,7 @@ def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
 
 @torch.no_grad()
 def forward_only(pipeline: Pipeline, batches: Sequence[MicroBatch]) -> torch.Tensor:
-    """Return the sum of the micro-batches' losses; zero as in `Pipeline.train`."""
+    """Return the sum of the micro-batches' losses (one element), zero as in `Pipeline.train`."""
     for chunk in pipeline.chunks:
         chunk.eval()
     pipeline.begin(len(batches))

@@ -44,14 +44,13 @@ class Exits:
             return f"at iteration {iteration}"
         return None
 
-
-def exit_early(trainer: Trainer, reason: str) -> NoReturn:
-    """End the program before the last iteration, with exit code 0."""
-    trainer.reports.end_training()
-    trainer.reports.close(f"stopped {reason}")
-    trainer.print_device_summary()
-    megatron.print_datetime(trainer.ctx, f"exiting program {reason}")
-    raise SystemExit(0)
+    def end_program(self, trainer: Trainer, reason: str) -> NoReturn:
+        """End the program before the last iteration, with exit code 0."""
+        trainer.log.end_training()
+        trainer.log.close(f"stopped {reason}")
+        trainer.print_device_summary()
+        megatron.print_datetime(trainer.ctx, f"exiting program {reason}")
+        raise SystemExit(0)
 
 
 def any_rank(condition: bool) -> bool:

@@ -20,6 +20,7 @@ from pipeline_schedules import Message
 from pipeline_schedules.messages import SEND
 from virtualgpu.core.errors import VirtualGpuError
 
+RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
 
 # Messages of gloo and NCCL when a peer has disconnected or does not respond.
@@ -50,8 +51,8 @@ def print_shared_error(text: str, is_rank_0: bool) -> None:
 
 def lost_peer(error: Exception) -> str | None:
     """Return the library's message if the error means that another rank failed, else None."""
-    found = LOST_PEER.search(str(error))
-    return found and found.group()
+    match = LOST_PEER.search(str(error))
+    return match and match.group()
 
 
 def lost_stage(message: Message, ranks: Sequence[int], error: Exception) -> str:
@@ -87,6 +88,10 @@ def print_unexpected_error(error: Exception, rank: int) -> None:
 
 def rendezvous_error(config: Config, error: str) -> str:
     """Return why the rendezvous failed, in the user's terms, from torch's message."""
+    missing = [name for name in RENDEZVOUS if name not in os.environ]
+    if missing:
+        return (f"RANK is set but {', '.join(missing)} is not: start the ranks with "
+                "torchrun, which sets all of them")
     address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     if "EADDRINUSE" in error:
         with socket.socket() as probe:

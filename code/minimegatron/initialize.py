@@ -13,14 +13,13 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.device.choose import choose_device
+from minimegatron.device.cpu import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import make_grid
+from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
-
-RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
 
 def initialize(config: Config) -> Context:
@@ -33,7 +32,10 @@ def initialize(config: Config) -> Context:
     join(config, timeout)
     local_rank = int(os.environ.get("LOCAL_RANK", config.local_rank or 0))
     device, notes = choose_device(config, local_rank)
-    require_one_kind(device)
+    if config.device == "auto":
+        from minimegatron.device.gpus import require_one_kind
+
+        require_one_kind(device)
     notes += device.connect()
     grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                      config.tensor_model_parallel_size, device.backend, timeout)
@@ -54,10 +56,6 @@ def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1,
                                 timeout=timeout)
         return
-    missing = [name for name in RENDEZVOUS if name not in os.environ]
-    if missing:
-        raise UserError(f"RANK is set but {', '.join(missing)} is not: start the ranks with "
-                        "torchrun, which sets all of them")
     try:
         dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
@@ -66,14 +64,21 @@ def join(config: Config, timeout: timedelta, backend: str = "gloo") -> None:
         raise UserError(rendezvous_error(config, str(error))) from error
 
 
-def require_one_kind(device: Device) -> None:
-    """Raise UserError, on all ranks, if --device auto chose different kinds of device."""
-    kinds = [""] * dist.get_world_size()
-    dist.all_gather_object(kinds, device.kind)
-    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if other is not None:
-        raise UserError(f"--device auto means {kinds[0]} on rank 0 and {kinds[other]} on rank "
-                        f"{other}, which cannot communicate; nearest: --device cpu")
+def choose_device(config: Config, local_rank: int) -> tuple[Device, list[str]]:
+    """Return the device for --device, and lines for the log that explain the choice.
+
+    Raises UserError if the machine has no such device for this local rank.
+    """
+    if config.device != "cpu" or os.environ.get(INSTEAD_OF_CPU):
+        from minimegatron.device.gpus import choose_gpu
+
+        gpu, notes = choose_gpu(config, local_rank)
+        if gpu is not None:
+            return gpu, notes
+    if config.distributed_backend == "nccl":
+        return CpuDevice(), ["--distributed-backend nccl needs GPUs: on the CPU gloo is used "
+                             "instead"]
+    return CpuDevice(), []
 
 
 def cap_threads(ctx: Context) -> None:

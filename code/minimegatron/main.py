@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from minimegatron.console import emit
 from minimegatron.errors import UserError
 
 
@@ -25,9 +24,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
         # Every rank reads the same command line, so one message is enough.
         print_shared_error(f"error: {error}", os.environ.get("RANK", "0") == "0")
-        leave(1)
-    if config.estimate:
-        emit("error: --estimate trains nothing: give it to pretrain_gpt.py", sys.stderr)
         leave(1)
     if config.exit_signal_handler:  # a signal during startup waits until Exits handles it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.checkpoint.progress import Progress
 from minimegatron.console import emit
-from minimegatron.context import Context
+from minimegatron.context import Context, Progress
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.initialize import initialize
 from minimegatron.logging import megatron
-from minimegatron.logging.reports import Reports
+from minimegatron.logging.step_log import StepLog, requested_reports
+from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.optim.optimizer import Optimizer
 from minimegatron.parallel.pipeline import Pipeline
-from minimegatron.parallel.schedule import load_schedule
-from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
+from minimegatron.parallel.stages import (
+    TiedEmbedding,
+    as_module,
+    build_chunks,
+    data_parallel,
+    load_schedule,
+)
 from pipeline_schedules import add_communication
 
 
@@ -38,8 +42,8 @@ def pretrain(config: Config, notes: list[str]) -> None:
     vocab_size = pad_vocab_size(vocabulary.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
     megatron.print_arguments(ctx, vocab_size)
-    megatron.print_initialization(ctx, vocabulary.vocab_size, vocab_size)
-    megatron.print_initialization_time(ctx, time.perf_counter() - started)
+    megatron.print_initialization(ctx, vocabulary.vocab_size, vocab_size,
+                                  time.perf_counter() - started)
     megatron.print_datetime(ctx, "after megatron is initialized")
 
     setup_started = time.perf_counter()
@@ -61,7 +65,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
         trainer.train(train, valid)
         trainer.finish(valid, test)
     except Exception:
-        trainer.reports.phase("failed")
+        trainer.log.phase("failed")
         raise
 
 
@@ -85,8 +89,8 @@ class Trainer:
         self.ctx, self.config, self.vocab_size = ctx, ctx.config, vocab_size
         self.started, self.saved_at = started, None
         self.progress = Progress()
-        self.reports = Reports(ctx)
-        self.timers = self.reports.timers
+        self.timers = Timers(ctx.device.now, ctx.config.timing_log_level, mark=ctx.device.mark)
+        reports = requested_reports(ctx, self.timers)
         self.schedule = load_schedule(ctx)
         chunks = build_chunks(ctx, vocab_size)
         self.tied_embedding = TiedEmbedding(ctx, chunks)
@@ -94,12 +98,14 @@ class Trainer:
         self.ddp = data_parallel(ctx, self.model)
         self.optimizer = Optimizer(ctx, self.ddp)
         self.learning_rate = LearningRate(ctx.config)
+        self.log = StepLog(ctx, self.timers, self.optimizer, reports)
         program = add_communication(self.schedule, is_checked=True)
         self.pipeline = Pipeline(ctx, chunks, program, self.ddp, self.timers)
         megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one optimizer step. Returns this rank's mean loss, and the gradient norm."""
+        """Take one optimizer step. Returns this rank's mean loss, and the gradient norm, both of
+        one element."""
         self.optimizer.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
@@ -124,29 +130,31 @@ class Trainer:
 
         Every --eval-interval steps, evaluate on the validation batches, if --split leaves any.
         """
-        config, progress, reports = self.config, self.progress, self.reports
+        config, progress, log = self.config, self.progress, self.log
         megatron.print_datetime(self.ctx, "before the start of training step")
-        exit_reason = self.exit_conditions()
-        reports.start(self)
+        exits = None
+        if config.exit_signal_handler or config.exit_duration_in_mins or config.exit_interval:
+            from minimegatron.exits import Exits
+
+            exits = Exits(config, self.started)
+        log.start(self)
         while progress.iteration < config.train_iters:
-            reports.begin_step(progress.iteration + 1)
+            log.begin_step(progress.iteration + 1)
             with self.timers("batch-generator"):
                 batches = train.step(progress.consumed_train_samples, progress.iteration)
             loss, norm = self.step(batches)
             del batches  # the next step's are drawn while the main gradients still exist
-            reports.end_step(loss, norm, progress, self.learning_rate.value())
+            log.end_step(loss, norm, progress, self.learning_rate.value())
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(
                     valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
-            reason = exit_reason(progress.iteration)
+            reason = exits and exits.reason(progress.iteration)
             due = config.save_interval and progress.iteration % config.save_interval == 0
             if config.save and (due or reason):
                 self.save()
             if reason:
-                from minimegatron.exits import exit_early
-
-                exit_early(self, reason)
-        reports.end_training()
+                exits.end_program(self, reason)
+        log.end_training()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
         """Save the last checkpoint, and evaluate on validation and test data, if there is any."""
@@ -160,7 +168,7 @@ class Trainer:
         if test is not None:
             self.validate(test, 0, "the end of training for test data")
         self.print_device_summary()
-        self.reports.close("done")
+        self.log.close("done")
 
     def validate(self, data: Batches, consumed: int, prefix: str) -> int:
         """Report the mean loss over --eval-iters batches, in a log line that names `prefix`.
@@ -178,15 +186,6 @@ class Trainer:
         from minimegatron.checkpoint.checkpointing import save_checkpoint
 
         save_checkpoint(self)
-
-    def exit_conditions(self) -> Callable[[int], str | None]:
-        """Return a function from the iteration to the reason to stop after it, if there is one."""
-        config = self.config
-        if not (config.exit_signal_handler or config.exit_duration_in_mins or config.exit_interval):
-            return lambda iteration: None
-        from minimegatron.exits import Exits
-
-        return Exits(config, self.started).reason
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""

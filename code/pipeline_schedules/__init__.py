@@ -27,16 +27,16 @@ from pipeline_schedules.actions import (
     to_text,
 )
 from pipeline_schedules.builtin import WHOLE_STAGES, gpipe, one_f_one_b
-from pipeline_schedules.clock import Durations
 from pipeline_schedules.communication import add_communication
 from pipeline_schedules.interpreter import Deadlock, Handler, replay
-from pipeline_schedules.loading import load
 from pipeline_schedules.messages import Message, Program
 
 if TYPE_CHECKING:
     from pipeline_schedules.activations import peak_live
+    from pipeline_schedules.clock import Durations
     from pipeline_schedules.drawing import Drawing, draw, draw_beside
     from pipeline_schedules.ends import last_ends, passes
+    from pipeline_schedules.loading import load
     from pipeline_schedules.low_bubble import BUILT_IN, interleaved, zb_h1
     from pipeline_schedules.parsing import parse
     from pipeline_schedules.partitions import fasop
@@ -55,8 +55,10 @@ __all__ = [
 ]
 _ON_FIRST_USE = {
     "activations": ("peak_live",),
+    "clock": ("Durations",),
     "drawing": ("Drawing", "draw", "draw_beside"),
     "ends": ("last_ends", "passes"),
+    "loading": ("load",),
     "low_bubble": ("BUILT_IN", "interleaved", "zb_h1"),
     "parsing": ("parse",),
     "partitions": ("fasop",),

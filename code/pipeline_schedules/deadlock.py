@@ -9,14 +9,16 @@ from pipeline_schedules.messages import Message
 
 
 def explain(program: Sequence[Sequence[Action | Message]], positions: Sequence[int],
-            blocked: Mapping[int, tuple[int, Action | Message]]) -> str:
+            waiting: Mapping[tuple[int, Action | Message], Sequence[int]]) -> str:
     """Return the stages that wait: a cycle, or a stage that waits for a missing item.
 
     Args:
         program: per stage, its items.
         positions: per stage, the position of its next item.
-        blocked: by waiting stage, the stage and the item that it waits for; not empty.
+        waiting: by item and its stage, the stages that wait for it; not empty.
     """
+    blocked = {stage: needed for needed, stages in waiting.items() for stage in stages}
+
     def waits(stage: int) -> str:
         other, needed = blocked[stage]
         return (f"stage {stage} is at {program[stage][positions[stage]]} (position "

@@ -42,7 +42,7 @@ class Handler:
 
 
 def replay(program: StageItems, handler: Handler) -> None:
-    """Visit the items of all stages, each as soon as everything it depends on was visited.
+    """Visit the items of all stages, each as soon as everything it depends on was state.
 
     A schedule's actions depend on each other directly. In a program with messages, an action that
     consumes another stage's result depends on both ends of its transfer. A receive depends on
@@ -51,15 +51,15 @@ def replay(program: StageItems, handler: Handler) -> None:
     Raises:
         Deadlock: not every item can run.
     """
-    visited = _Visit(program)
-    while visited.runnable:
-        stage, item = visited.next()
-        _call(handler, stage, item, visited.chunks, len(program))
-        visited.finish(stage, item)
-    if visited.blocked:
+    state = _ReplayState(program)
+    while state.runnable:
+        stage, item = state.next()
+        _call(handler, stage, item, state.chunks, len(program))
+        state.finish(stage, item)
+    if state.waiting:
         from pipeline_schedules.deadlock import explain
 
-        raise Deadlock(explain(program, visited.positions, visited.blocked))
+        raise Deadlock(explain(program, state.positions, state.waiting))
 
 
 def replay_stage(items: Sequence[Item], handler: Handler, stage: int, stages: int, chunks: int
@@ -81,8 +81,8 @@ def _call(handler: Handler, stage: int, item: Item, chunks: int, stages: int) ->
         handler.receive(stage, item)
 
 
-class _Visit:
-    """The state of a replay: each stage's position, and the items that stages wait for."""
+class _ReplayState:
+    """Each stage's position in its list, and the items that stages wait for."""
 
     def __init__(self, program: StageItems) -> None:
         self.program, self.positions = program, [0] * len(program)
@@ -90,8 +90,8 @@ class _Visit:
                                     for items in program])
         self.has_messages = any(isinstance(item, Message) for items in program for item in items)
         self.done: set[tuple[int, Item]] = set()
-        self.blocked: dict[int, tuple[int, Item]] = {}  # {stage: what its next item waits for}
-        self.waiting: dict[tuple[int, Item], list[int]] = defaultdict(list)  # the inverse
+        # {an item that was not visited yet: the stages whose next item waits for it}
+        self.waiting: dict[tuple[int, Item], list[int]] = defaultdict(list)
         self.runnable = deque(stage for stage in range(len(program)) if self._can_run(stage))
 
     def next(self) -> tuple[int, Item]:
@@ -108,13 +108,11 @@ class _Visit:
 
     def _can_run(self, stage: int) -> bool:
         """Return True if the stage's next item can run; else note what it waits for."""
-        self.blocked.pop(stage, None)
         position, items = self.positions[stage], self.program[stage]
         if position == len(items):
             return False
         for needed in self._needed(stage, items[position]):
             if needed not in self.done:
-                self.blocked[stage] = needed
                 self.waiting[needed].append(stage)
                 return False
         return True

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from pipeline_schedules.actions import Action
 
 SEND, RECEIVE = "send", "receive"
-
-
-class MessageQueue(NamedTuple):
-    """A first-in, first-out queue of messages between two stages.
-
-    Attributes:
-        kind: F (activations) or B (gradients).
-        source: the sending stage.
-        target: the receiving stage.
-        chunk: the source's model chunk.
-    """
-
-    kind: str
-    source: int
-    target: int
-    chunk: int
+Queue = tuple[str, int, int, int]  # F or B, the sending and the receiving stage, the source's chunk
 
 
 @dataclass(frozen=True)
@@ -43,8 +27,9 @@ class Message:
     target: int
 
     @property
-    def channel(self) -> MessageQueue:
-        return MessageQueue(self.action.kind, self.source, self.target, self.action.chunk)
+    def queue(self) -> Queue:
+        """Return the first-in, first-out queue that carries it."""
+        return self.action.kind, self.source, self.target, self.action.chunk
 
     def __str__(self) -> str:
         other = f"to {self.target}" if self.end == SEND else f"from {self.source}"

@@ -11,8 +11,7 @@ from corpus_tools import files as data_files
 from corpus_tools.train_vocabulary import train_merges, write_vocabulary
 from labcore.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
-from minimegatron.data.tokenizer import GPT2BPETokenizer
-from minimegatron.data.vocabulary import byte_alphabet
+from minimegatron.data.tokenizer import GPT2BPETokenizer, byte_alphabet
 
 from .lab_data import FILES, GPT2_PREFIX, files, hidden, lab, quiet, small
 

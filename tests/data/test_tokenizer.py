@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from corpus_tools.train_vocabulary import train_merges
-from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
-from minimegatron.data.vocabulary import END_OF_DOCUMENT, byte_alphabet, pad_vocab_size
+from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer, byte_alphabet
+from minimegatron.data.vocabulary import END_OF_DOCUMENT, pad_vocab_size
 from minimegatron.errors import UserError
 
 fixed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

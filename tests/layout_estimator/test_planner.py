@@ -9,6 +9,7 @@ from layout_estimator.planner import report
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from layout_estimator.requests import EstimateError, estimate
 from minimegatron.arguments import parse_arguments
+from minimegatron.arguments.estimates import parse_estimate
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
 from minimegatron.logging.throughput import shape_of
@@ -20,7 +21,7 @@ CLUSTER = "--estimate --device virtual:v100 --world-size 4 --gpus-per-node 2 "
 
 
 def config(flags):
-    return parse_arguments((CLUSTER + GPT2 + flags).split(), {})
+    return parse_estimate((CLUSTER + GPT2 + flags).split())
 
 
 def plan(config):

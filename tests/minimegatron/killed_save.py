@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import save
-from minimegatron.context import Context
+from minimegatron.context import Context, Progress
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import make_grid

@@ -5,8 +5,7 @@ import shlex
 import pytest
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.no_effect import NO_EFFECT
-from minimegatron.arguments.parse import notes
+from minimegatron.arguments.parse import NO_EFFECT, notes
 from minimegatron.arguments.unknown import NOT_YET
 from minimegatron.errors import UserError
 

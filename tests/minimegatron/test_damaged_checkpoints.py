@@ -7,8 +7,8 @@ import torch
 
 from minimegatron.checkpoint.checksums import SUMS, find_problems, read_sums
 from minimegatron.checkpoint.load import find_checkpoint, read_tracker
-from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
+from minimegatron.context import Progress
 from minimegatron.errors import UserError
 from minimegatron.optim.learning_rate import LearningRate
 from warmranks import run_ranks

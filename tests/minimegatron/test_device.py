@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.device.choose import choose_device
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.errors import UserError
+from minimegatron.initialize import choose_device
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 "
@@ -147,7 +147,7 @@ def test_a_run_on_the_cpu_imports_no_other_device():
     """Of virtualgpu, it needs the name of a variable only, and main the errors."""
     program = ("import sys\nimport minimegatron.training\n"
                "from minimegatron.arguments import parse_arguments\n"
-               "from minimegatron.device.choose import choose_device\n"
+               "from minimegatron.initialize import choose_device\n"
                "config = parse_arguments(sys.argv[1:], {})\n"
                "print(choose_device(config, 0)[0].kind)\n"
                "print(*sorted(name for name in sys.modules if name.startswith("
@@ -157,5 +157,4 @@ def test_a_run_on_the_cpu_imports_no_other_device():
     kind, modules = done.stdout.splitlines()
     assert kind == "the CPU"
     assert modules.split() == [*(f"minimegatron.device.{name}" for name in (
-        "choose", "cpu", "device", "dispatch")), "virtualgpu", "virtualgpu.core",
-        "virtualgpu.core.slots"]
+        "cpu", "device", "dispatch")), "virtualgpu", "virtualgpu.core", "virtualgpu.core.slots"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from labcore.workspace import CHECKOUT
-from minimegatron.checkpoint.progress import Progress
+from minimegatron.context import Progress
 from minimegatron.logging.metrics import NAMES, Metrics, metrics_path
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "

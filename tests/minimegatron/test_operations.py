@@ -49,6 +49,7 @@ def test_a_learning_rate_keeps_its_digits():
     theirs, rate = weights.clone().requires_grad_(), 1 / 3e3
     theirs.grad = gradients.clone()
     torch.optim.AdamW([theirs], lr=rate, fused=True, weight_decay=0.1).step()
-    ops.adamw(weights, gradients, torch.zeros(100), torch.zeros(100), torch.ones(()), lr=rate,
-              beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.1)
+    ops.adamw_(weights, gradients, torch.zeros(100), torch.zeros(100), torch.ones(()),
+               torch.tensor(rate, dtype=torch.float64), beta1=0.9, beta2=0.999, eps=1e-8,
+               weight_decay=0.1, skip=None)
     assert torch.equal(weights, theirs)

@@ -242,7 +242,7 @@ def test_sigterm_during_the_start_is_kept_until_there_is_something_to_save(datas
     assert (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "1"
 
 
-def meeting(port, address="127.0.0.1"):
+def rendezvous(port, address="127.0.0.1"):
     return {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": address, "MASTER_PORT": str(port)}
 
 
@@ -251,13 +251,13 @@ def test_a_port_that_is_taken(train):
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        run = train("--train-iters 1", env=meeting(port), code=1)
+        run = train("--train-iters 1", env=rendezvous(port), code=1)
     assert re.search(rf"error: MASTER_PORT {port} on \S+ is taken by another program; a free one: "
                      r"MASTER_PORT=\d+", run.err)
 
 
 def test_an_address_that_does_not_exist(train):
-    env = {**meeting(29999, "nowhere.invalid"), "RANK": "1", "WORLD_SIZE": "2"}
+    env = {**rendezvous(29999, "nowhere.invalid"), "RANK": "1", "WORLD_SIZE": "2"}
     run = train("--train-iters 1 --distributed-timeout-minutes 0.02", env=env, code=1)
     assert ("cannot rendezvous with the others at MASTER_ADDR:MASTER_PORT nowhere.invalid:29999"
             in run.err)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.progress import Progress
+from minimegatron.context import Progress
 from minimegatron.evaluation import paused
 from minimegatron.logging.megatron import iteration_line, time_line
 from minimegatron.logging.optional_lines import times_of_ranks, validation_lines

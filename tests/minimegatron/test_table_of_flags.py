@@ -11,6 +11,7 @@ from labkit.check import compared
 from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
+from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.parse import build_parser, parse_unchecked
 from minimegatron.arguments.table.bounds import Bound
 from minimegatron.arguments.table.effects import names_affecting
@@ -118,14 +119,14 @@ def test_a_field_that_is_not_declared_as_a_flag_is_refused():
 
 
 def test_every_name_in_the_table_is_a_field_and_every_default_is_in_its_bounds():
-    table = table_of(Config)
+    table = table_of(EstimateConfig)
     for line in table.values():
         others = [*(line.needs.fields if line.needs else ()),
                   *(line.excludes.fields if line.excludes else ()), *line.sets]
         assert set(others) <= set(table), line.name
         assert line.default is None or all(one.accepts(line.default) for one in line.bounds)
         for relation in filter(None, (line.needs, line.excludes)):
-            relation.message.format(**{**vars(Config()), "flag": line.spelling, "value": 1})
+            relation.message.format(**{**vars(EstimateConfig()), "flag": line.spelling, "value": 1})
 
 
 def test_a_config_is_still_a_plain_frozen_dataclass():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from minimegatron.checkpoint.progress import Progress
+from minimegatron.context import Progress
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.device.cuda import CudaDevice
 from minimegatron.formulas import head_activations, step_flops

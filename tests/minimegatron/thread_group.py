@@ -16,8 +16,8 @@ from minimegatron.parallel.grid import Grid, Group
 SECONDS = 30  # a rank that never comes is a failure, not a hang
 
 
-class Meeting:
-    """Where the threads of one group swap tensors."""
+class TensorExchange:
+    """Lets the threads of one group exchange tensors."""
 
     def __init__(self, size: int) -> None:
         self.barrier, self.slots = threading.Barrier(size), [None] * size
@@ -34,35 +34,36 @@ class Meeting:
 class ThreadGroup(Group):
     """The collectives of grid.Group, written apart from torch.distributed."""
 
-    meeting: Meeting | None = None
+    exchange: TensorExchange | None = None
 
     def all_reduce(self, tensor: torch.Tensor, op: dist.ReduceOp = dist.ReduceOp.SUM) -> None:
-        stacked = torch.stack(self.meeting.swap(self.index, tensor))
+        stacked = torch.stack(self.exchange.swap(self.index, tensor))
         result = stacked.amax(0) if op == dist.ReduceOp.MAX else stacked.sum(0)
         with torch.no_grad():
             tensor.copy_(result)
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        return torch.cat(self.meeting.swap(self.index, part))
+        return torch.cat(self.exchange.swap(self.index, part))
 
     def reduce_scatter(self, whole: torch.Tensor) -> torch.Tensor:
-        return torch.stack(self.meeting.swap(self.index, whole)).sum(0).chunk(self.size)[self.index]
+        total = torch.stack(self.exchange.swap(self.index, whole)).sum(0)
+        return total.chunk(self.size)[self.index]
 
 
 def on_ranks(ctx: Context, size: int, work: Callable[[Context], Any]) -> list[Any]:
     """work(ctx of the rank) on `size` tensor-parallel ranks; returns their results in order."""
-    meeting, results, errors = Meeting(size), [None] * size, []
+    exchange, results, errors = TensorExchange(size), [None] * size, []
     config = replace(ctx.config, tensor_model_parallel_size=size)
 
     def rank(index: int) -> None:
-        tp = ThreadGroup(tuple(range(size)), index, None, meeting)
+        tp = ThreadGroup(tuple(range(size)), index, None, exchange)
         alone = Group((index,), 0, None)
         try:
             results[index] = work(replace(ctx, config=config,
                                           grid=Grid(index, size, alone, alone, tp, tp)))
         except Exception as error:
             errors.append(error)
-            meeting.barrier.abort()
+            exchange.barrier.abort()
 
     threads = [threading.Thread(target=rank, args=(index,)) for index in range(size)]
     for thread in threads:

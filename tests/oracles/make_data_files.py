@@ -19,7 +19,8 @@ import numpy as np
 import torch
 
 from corpus_tools.train_vocabulary import train_merges
-from minimegatron.data.vocabulary import END_OF_DOCUMENT, byte_alphabet
+from minimegatron.data.tokenizer import byte_alphabet
+from minimegatron.data.vocabulary import END_OF_DOCUMENT
 
 # Name: (sizes of the documents, dtype). Tokens count up.
 PAIRS = {"short": ([3, 1, 4, 1, 5, 9, 2, 6], np.uint16), "wide": ([70_000, 3], np.int32),

@@ -38,7 +38,7 @@ class Exchange:
         return wrong
 
     def send(self, stage, item):
-        queue = self.queues.setdefault(item.channel, deque())
+        queue = self.queues.setdefault(item.queue, deque())
         if self.sends_wait and not self.meets(item):
             return "wait"
         if (stage, item.action) not in self.has[stage]:
@@ -47,7 +47,7 @@ class Exchange:
         return None
 
     def receive(self, stage, item):
-        queue = self.queues.setdefault(item.channel, deque())
+        queue = self.queues.setdefault(item.queue, deque())
         if not queue:
             return "wait"
         token = queue.popleft()
@@ -61,7 +61,7 @@ class Exchange:
         items, head = self.program[message.target], self.heads[message.target]
         other = items[head] if head < len(items) else None
         return (isinstance(other, Message) and other.end == "receive"
-                and other.channel == message.channel and not self.queues[message.channel])
+                and other.queue == message.queue and not self.queues[message.queue])
 
 
 def exchange(program, chunks, sends_wait):

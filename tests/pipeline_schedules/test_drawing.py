@@ -152,5 +152,5 @@ def test_several_are_drawn_on_one_scale_of_time_and_of_memory():
                                     live=True))
     assert heights == pytest.approx([heights[1] * count for count in (2, 1, 2, 2)])
     assert both.alt.startswith("GPipe: 2 stages") and "1F1B: 2 stages" in both.alt
-    with pytest.raises(ScheduleError, match="nothing to draw"):
+    with pytest.raises(ScheduleError, match="no timelines"):
         draw_beside({})

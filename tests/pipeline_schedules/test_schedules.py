@@ -188,8 +188,8 @@ def test_figures_and_simulations_are_imported_on_first_use():
             "from pipeline_schedules import *; print(draw.__module__)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        "['actions', 'builtin', 'clock', 'communication', 'interpreter', 'loading', 'messages']",
-        "9", "False", "pipeline_schedules.drawing"], done.stderr
+        "['actions', 'builtin', 'communication', 'interpreter', 'messages']", "9", "False",
+        "pipeline_schedules.drawing"], done.stderr
 
 
 def test_a_wrong_name_is_an_attribute_error():

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.device.choose import choose_device
 from minimegatron.errors import UserError
+from minimegatron.initialize import choose_device
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.errors import NoValue, UnknownCost
 from virtualgpu.core.gpu import VirtualGpu

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.choose import choose_device
 from minimegatron.device.virtual import VirtualDevice
+from minimegatron.initialize import choose_device
 from minimegatron.logging import timeline
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from minimegatron.arguments import Config
+from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.table.effects import alternatives
 from minimegatron.arguments.table.flag import NOTHING, spelled, table_of
 from minimegatron.arguments.table.planning import ESTIMATE
@@ -41,10 +42,10 @@ def compared(config: type[Config]) -> tuple[str, ...]:
         flag.affects is NOTHING or flag.sets or flag.derived or flag.needs is ESTIMATE))
 
 
-TABLE = table_of(Config)
-SPELLINGS = alternatives(Config)
+TABLE = table_of(EstimateConfig)
+SPELLINGS = alternatives(EstimateConfig)
 OTHER_SPELLINGS = frozenset(name for names in SPELLINGS.values() for name in names)
-COMPARED = compared(Config)
+COMPARED = compared(EstimateConfig)
 
 
 class InvalidOnly(ValueError):

@@ -28,6 +28,7 @@ from labkit.check.compared import (
 )
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
+from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.layout import write_layout
 from minimegatron.arguments.parse import parse_unchecked
 from minimegatron.arguments.table.flag import spelled
@@ -75,7 +76,7 @@ def from_reference(job: Job, only: Sequence[str]) -> dict[str, Any]:
         one["trainer"] = run.trainer
         if run.settings:
             one["settings"] = run.settings
-        one["flags"] = shlex.join(words_of(parse_unchecked(run.arguments), names))
+        one["flags"] = shlex.join(words_of(_flags_of(run.arguments), names))
         kept["runs"].append(one)
     return kept
 
@@ -111,7 +112,7 @@ def require_sound(given: Any) -> None:
         for run in given["runs"]:
             if set(run) - set(IN_RUN) or not isinstance(run["flags"], str):
                 raise ValueError(f"a run has {', '.join(run)}")
-            parse_unchecked(shlex.split(run["flags"]))
+            _flags_of(shlex.split(run["flags"]))
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise ValueError(f"check.script: given= is not what `lab build` writes: {error}") from error
 
@@ -211,11 +212,15 @@ def _same_file(path: str, trainer: str) -> bool:
     return f"/{place(trainer)}".endswith(f"/{posixpath.normpath(path)}")
 
 
+def _flags_of(arguments: Sequence[str]) -> EstimateConfig:
+    return parse_unchecked(arguments, config=EstimateConfig)
+
+
 def _flag_differences(run: TrainingRun, prescribed: Mapping[str, Any],
                       free: frozenset[str]) -> Iterator[str]:
     if run.flags is None:  # refused, which is among the job's problems
         return
-    mine, given = parse_unchecked(run.arguments), parse_unchecked(shlex.split(prescribed["flags"]))
+    mine, given = _flags_of(run.arguments), _flags_of(shlex.split(prescribed["flags"]))
     given = replace(given, **{name: getattr(mine, name) for name in free
                               if name != "layers_per_chunk"})
     differing_as_written = [name for name in COMPARED if name not in free and any(

@@ -16,7 +16,8 @@ from labkit.check import binding
 from labkit.check.launches import MOST_TEXT, Launch
 from labkit.check.noting import SETTINGS
 from labkit.check.torchrun import BadCommand, Torchrun
-from minimegatron.arguments import Config, parse_arguments
+from minimegatron.arguments import Config
+from minimegatron.arguments.estimates import parse_command_line
 from minimegatron.errors import UserError
 
 TRAINER = "pretrain_gpt.py"
@@ -155,7 +156,8 @@ def _flags(words: Sequence[str], world_size: int, trainer: str) -> tuple[Config 
         return None, ["--plot belongs to --estimate, which trains nothing; leave it out"]
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # --help
-            return parse_arguments(words[at + 1:], {"RANK": "0", "WORLD_SIZE": str(world_size)}), []
+            env = {"RANK": "0", "WORLD_SIZE": str(world_size)}
+            return parse_command_line(words[at + 1:], env), []
     except UserError as error:
         return None, [str(error)[:MOST_TEXT]]
     except SystemExit:

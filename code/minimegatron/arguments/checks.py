@@ -13,7 +13,7 @@ from minimegatron.arguments.require import near_divisors, near_multiples, requir
 from minimegatron.arguments.table.files import Profiling
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
-from minimegatron.arguments.table.training import ModernBlock
+from minimegatron.arguments.table.training import LearningRateSchedule, ModernBlock
 from minimegatron.errors import UserError
 from pipeline_schedules import WHOLE_STAGES
 
@@ -96,31 +96,24 @@ def derive_grid(config: Config) -> Config:
 
 
 def derive_tensor_parallel(config: Config) -> Config:
-    """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded).
-
-    Flags that have no effect are turned off.
-    """
+    """Refuse sizes that tensor-parallel ranks cannot divide (the vocabulary is padded)."""
     tp = config.tensor_model_parallel_size
-    scatters = (config.scatter_gather_tensors_in_pipeline and tp > 1
-                and config.pipeline_model_parallel_size > 1 and not config.sequence_parallel)
-    require(not config.tp_comm_overlap or (config.sequence_parallel and tp > 1),
-            "--tp-comm-overlap overlaps the collectives of --sequence-parallel; nearest: "
-            f"--sequence-parallel --tensor-model-parallel-size {max(tp, 2)}")
-    divided = [("--num-attention-heads", config.num_attention_heads),
-               ("--ffn-hidden-size", config.ffn_hidden_size)]
-    if config.sequence_parallel or config.distribute_saved_activations:
-        divided.append(("--seq-length", config.seq_length))
-    if scatters:
-        divided.append(("--hidden-size", config.hidden_size))
+    divided = {"--num-attention-heads": config.num_attention_heads,
+               "--ffn-hidden-size": config.ffn_hidden_size}
+    if (config.sequence_parallel or config.tp_comm_overlap or config.distribute_saved_activations
+            or config.scatter_gather_tensors_in_pipeline):
+        from minimegatron.arguments.partitioned_activations import derive_partitioned
+
+        config, activations = derive_partitioned(config)
+        divided |= activations
     # A size that divides all of these fits, whatever the other flags are.
-    common = math.gcd(config.world_size, *(value for _, value in divided))
-    for name, value in divided:
+    common = math.gcd(config.world_size, *divided.values())
+    for name, value in divided.items():
         require(value % tp == 0,
                 f"{name} {value} is not divisible by --tensor-model-parallel-size {tp}; nearest: "
                 f"{near_multiples(value, tp)}, or --tensor-model-parallel-size "
                 f"{near_divisors(tp, common)}")
-    return replace(config, sequence_parallel=config.sequence_parallel and tp > 1,
-                   scatter_gather_tensors_in_pipeline=scatters)
+    return config
 
 
 def derive_model(config: Config) -> Config:
@@ -179,28 +172,15 @@ def derive_pipeline(config: Config) -> Config:
 
 def derive_learning_rate(config: Config) -> Config:
     """Fill in decay and warm-up, which the learning-rate schedule counts in samples."""
-    batch = config.global_batch_size
-    require(config.lr_decay_iters is None or config.lr_decay_samples is None,
-            "give one of --lr-decay-iters and --lr-decay-samples, not both "
-            f"({config.lr_decay_iters} and {config.lr_decay_samples})")
     require(config.min_lr <= config.lr,
             f"--min-lr {config.min_lr} is greater than --lr {config.lr}; "
             f"nearest: --min-lr {config.lr}")
-    samples = config.train_samples or batch * config.train_iters
-    decay = (config.lr_decay_samples
-             or (batch * config.lr_decay_iters if config.lr_decay_iters else samples))
-    fraction = config.lr_warmup_fraction
-    warmup = config.lr_warmup_samples or config.lr_warmup_iters * batch
-    given = (fraction is not None, config.lr_warmup_iters > 0, config.lr_warmup_samples > 0)
-    require(sum(given) <= 1,
-            "can only specify one of lr-warmup-fraction and lr-warmup-iters (and -samples)")
-    if fraction is not None:
-        warmup = fraction * decay
-    require(warmup < decay, f"the warm-up ({warmup:.0f} samples) is not shorter than the decay "
-            f"({decay} samples); nearest: --lr-warmup-iters {max(decay // batch - 1, 0)}")
-    require(not (config.override_lr_scheduler and config.use_checkpoint_lr_scheduler),
-            "give one of --override-lr-scheduler and --use-checkpoint-lr-scheduler, not both")
-    return replace(config, lr_decay_samples=decay, lr_warmup_samples=warmup)
+    samples = config.train_samples or config.global_batch_size * config.train_iters
+    if is_given(config, LearningRateSchedule):
+        from minimegatron.arguments.learning_rate import derive_schedule
+
+        return derive_schedule(config, samples)
+    return replace(config, lr_decay_samples=samples)
 
 
 def derive_precision(config: Config) -> Config:

@@ -4,14 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping, Sequence
 
+from minimegatron.arguments.checks import check
 from minimegatron.arguments.flags import Config
+from minimegatron.arguments.parse import parse_arguments, parse_unchecked
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.planning import Planning
 from minimegatron.errors import UserError
 
 
-def complete_for_estimate(config: Config) -> Config:
+@dataclasses.dataclass(frozen=True)
+class EstimateConfig(Planning, Config):
+    """The command line of pretrain_gpt.py: the trainer's flags, and those of --estimate."""
+
+
+def parse_estimate(argv: Sequence[str]) -> EstimateConfig:
+    """Parse and check a command line with --estimate. Raises UserError."""
+    config = complete_for_estimate(parse_unchecked(argv, require_all=True, config=EstimateConfig))
+    return check(config, rank=0, world_size=config.world_size)
+
+
+def parse_command_line(argv: Sequence[str], env: Mapping[str, str]) -> EstimateConfig:
+    """Parse and check a command line of pretrain_gpt.py, with or without --estimate.
+
+    `env` has the rank and the world size (RANK, WORLD_SIZE). Raises UserError.
+    """
+    if "--estimate" in argv:
+        return parse_estimate(argv)
+    return parse_arguments(argv, env, EstimateConfig)
+
+
+def complete_for_estimate(config: EstimateConfig) -> EstimateConfig:
     """Fill in the flags that training needs and an estimate does not, and check its own flags.
 
     Raises:

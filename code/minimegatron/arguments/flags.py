@@ -9,14 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from minimegatron.arguments.table.files import Checkpointing, Data, Logging, Profiling
-from minimegatron.arguments.table.parallel import Distributed, Recompute
-from minimegatron.arguments.table.planning import Derived, Planning
-from minimegatron.arguments.table.training import Batch, Model, ModernBlock, Optimization
+from minimegatron.arguments.table.parallel import Derived, Distributed, Recompute
+from minimegatron.arguments.table.training import (
+    Batch,
+    LearningRateSchedule,
+    Model,
+    ModernBlock,
+    Optimization,
+)
 
 
 @dataclass(frozen=True)
-class Config(Derived, Planning, Profiling, Logging, Checkpointing, Recompute, Distributed, Data,
-             Optimization, Batch, ModernBlock, Model):
+class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Distributed, Data,
+             LearningRateSchedule, Optimization, Batch, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property

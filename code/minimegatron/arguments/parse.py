@@ -8,9 +8,23 @@ from collections.abc import Mapping, Sequence
 
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.flags import Config
-from minimegatron.arguments.no_effect import NO_EFFECT
 from minimegatron.arguments.table.flag import Flag, table_of
 from minimegatron.errors import UserError
+
+# Flags of Megatron-LM that ask for what this trainer does anyway, each with the reason.
+NO_EFFECT = {
+    "--no-masked-softmax-fusion": "there is no fused softmax kernel here",
+    "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
+    "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
+    "--no-gradient-accumulation-fusion": "GEMMs accumulate weight gradients where dtypes allow",
+    "--no-async-tensor-model-parallel-allreduce": "these all-reduces are never asynchronous here",
+    "--no-query-key-layer-scaling": "attention scores are never divided by the layer number",
+    "--attention-softmax-in-fp32": "a softmax is always computed in fp32",
+    "--use-cpu-initialization": "parameters are always initialized on the CPU",
+    "--no-load-rng": "dropout and data order have no state to load",
+    "--no-save-rng": "dropout and data order have no state to save",
+    "--mmap-warmup": "the page cache warms up by itself",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,11 +37,12 @@ class Parser(argparse.ArgumentParser):
 def build_parser(config: type[Config] = Config) -> Parser:
     """Return the parser of the flags of `config`; --help shows them by topic."""
     parser = Parser(prog="pretrain_gpt.py", allow_abbrev=False,
-                    description="Train a GPT with Megatron-LM's command line.")
+                    description="Train a GPT with Megatron-LM's command line. --estimate "
+                                "predicts its time and memory instead (--estimate --help).")
     table = table_of(config)
     for topic in reversed(config.__mro__):
         flags = [table[name] for name in vars(topic).get("__annotations__", ())
-                 if not table[name].derived]
+                 if not table_of(topic)[name].derived]
         if flags:
             group = parser.add_argument_group((topic.__doc__ or topic.__name__).rstrip("."))
             for flag in flags:
@@ -50,17 +65,15 @@ def add_flag(group: argparse._ArgumentGroup, flag: Flag) -> None:
                        nargs=flag.nargs, required=flag.required)
 
 
-def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ) -> Config:
+def parse_arguments(argv: Sequence[str], env: Mapping[str, str] = os.environ,
+                    config: type[Config] = Config) -> Config:
     """Parse and check `argv` for the rank and the world size in `env` (RANK, WORLD_SIZE).
 
-    Raises UserError with the flag, its value, and the nearest valid value.
+    `config` is the dataclass that declares the flags. Raises UserError with the flag, its value,
+    and the nearest valid value.
     """
-    config = parse_unchecked(argv, require_all=True)
-    if config.estimate:
-        from minimegatron.arguments.estimates import complete_for_estimate
-
-        return check(complete_for_estimate(config), rank=0, world_size=config.world_size)
-    return check(config, rank=number_in(env, "RANK", 0), world_size=number_in(env, "WORLD_SIZE", 1))
+    return check(parse_unchecked(argv, require_all=True, config=config),
+                 rank=number_in(env, "RANK", 0), world_size=number_in(env, "WORLD_SIZE", 1))
 
 
 def parse_unchecked(argv: Sequence[str], require_all: bool = False,

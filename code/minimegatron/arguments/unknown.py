@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Sequence
+from dataclasses import fields
 
+from minimegatron.arguments.table.flag import spelled
+from minimegatron.arguments.table.planning import Planning
 from minimegatron.errors import UserError
 
 # Flags of Megatron-LM that people will try, and that this trainer does not have yet.
@@ -30,6 +33,10 @@ RENAMED = {
 def refuse_unknown(parser: argparse.ArgumentParser, extras: Sequence[str]) -> None:
     """Raise UserError for the first of the arguments that no flag took."""
     name = extras[0].split("=")[0]
+    if name == "--estimate":
+        raise UserError("--estimate trains nothing: give it to pretrain_gpt.py")
+    if name in [spelled(field.name) for field in fields(Planning)]:
+        raise UserError(f"{name} belongs to --estimate, which is not given")
     if name in RENAMED:
         new = RENAMED[name]
         raise UserError(f"{name} argument is no longer valid, use {new} instead")

@@ -34,6 +34,6 @@ def save_checkpoint(trainer: Trainer) -> None:
                          f"{device.label} have no values")
         return
     trainer.saved_at = iteration
-    trainer.reports.phase("saving")
+    trainer.log.phase("saving")
     save(ctx, trainer.model, trainer.optimizer, trainer.learning_rate, trainer.progress,
          trainer.vocab_size)

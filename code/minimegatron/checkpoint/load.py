@@ -20,7 +20,6 @@ from minimegatron.arguments.table.flag import STATE
 from minimegatron.arguments.uneven import split_flags
 from minimegatron.checkpoint.checksums import SUMS, find_problems
 from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
-from minimegatron.checkpoint.progress import Progress
 from minimegatron.checkpoint.save import (
     TRACKER,
     chunks_by_key,
@@ -29,7 +28,7 @@ from minimegatron.checkpoint.save import (
     read_folder,
     shard_file,
 )
-from minimegatron.context import Context
+from minimegatron.context import Context, Progress
 from minimegatron.errors import UserError
 from minimegatron.logging import optional_lines
 from minimegatron.optim.learning_rate import LearningRate

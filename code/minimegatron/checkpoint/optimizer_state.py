@@ -52,7 +52,7 @@ def optimizer_shards(optimizer: Optimizer) -> dict[str, torch.Tensor]:
 
 
 def scaler_state(scaler: LossScaler) -> dict[str, torch.Tensor]:
-    """Return the loss scaler's three tensors."""
+    """Return the loss scaler's three tensors, of one element each."""
     return {"scale": scaler.scale, "growth_tracker": scaler.growth,
             "hysteresis_tracker": scaler.hysteresis}
 

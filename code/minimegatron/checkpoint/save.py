@@ -26,8 +26,7 @@ from torch import nn
 
 from minimegatron.checkpoint.checksums import sha256, write_sums
 from minimegatron.checkpoint.optimizer_state import SHARDED, learning_rate_state, optimizer_state
-from minimegatron.checkpoint.progress import Progress
-from minimegatron.context import Context
+from minimegatron.context import Context, Progress
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
 from minimegatron.logging import optional_lines

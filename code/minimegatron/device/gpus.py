@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.errors import UserError
@@ -65,6 +66,16 @@ def requested_gpus() -> int:
     GPUs. A step may inherit other variables with wrong values.
     """
     return int(os.environ.get("SLURM_GPUS_ON_NODE") or 0)
+
+
+def require_one_kind(device: Device) -> None:
+    """Raise UserError, on all ranks, if --device auto chose different kinds of device."""
+    kinds = [""] * dist.get_world_size()
+    dist.all_gather_object(kinds, device.kind)
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        raise UserError(f"--device auto means {kinds[0]} on rank 0 and {kinds[other]} on rank "
+                        f"{other}, which cannot communicate; nearest: --device cpu")
 
 
 def cuda_device(config: Config, local_rank: int) -> CudaDevice:

@@ -41,12 +41,14 @@ def print_arguments(ctx: Context, padded_vocab_size: int) -> None:
     ctx.print_rank_0("-------------------- end of arguments ---------------------")
 
 
-def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) -> None:
+def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int, seconds: float
+                         ) -> None:
     """Print the batch, vocabulary, layout, and seed.
 
     Args:
         vocab_size: entries of the tokenizer.
         padded_vocab_size: rows of the word embedding.
+        seconds: time from the program's start to the end of the initialization.
     """
     config = ctx.config
     ctx.print_rank_0(f"setting number of micro-batches to constant {config.num_micro_batches}")
@@ -60,9 +62,6 @@ def print_initialization(ctx: Context, vocab_size: int, padded_vocab_size: int) 
     ctx.print_rank_0("> initializing pipeline model parallel with size "
                      f"{config.pipeline_model_parallel_size}")
     ctx.print_rank_0(f"> setting random seeds to {config.seed} ...")
-
-
-def print_initialization_time(ctx: Context, seconds: float) -> None:
     ctx.print_rank_0(f"time to initialize megatron (seconds): {seconds:.3f}")
 
 

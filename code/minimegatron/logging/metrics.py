@@ -29,7 +29,7 @@ from minimegatron.logging.optional_lines import perplexity
 from minimegatron.logging.report import Report
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.training import Trainer
 
 FILE = "metrics.jsonl"

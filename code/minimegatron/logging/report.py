@@ -1,4 +1,4 @@
-"""The hooks of a report that flags or the cluster ask for; reports.py calls them."""
+"""The hooks of a report that flags or the cluster ask for; step_log.py calls them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.step_log import StepLog
     from minimegatron.training import Trainer
 

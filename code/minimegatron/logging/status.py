@@ -18,7 +18,7 @@ from minimegatron.context import Context
 from minimegatron.logging.report import Report
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.step_log import StepLog
 
 WRITE_INTERVAL = 0.5  # seconds, at least, between two writes; its readers are people

@@ -1,14 +1,17 @@
 """From steps to log lines: sum over the steps since the last line, and read values only for a line.
 
 Reading a value waits for the device, so nothing here reads one unless it is printed or plotted.
+Only a run with an optional report imports its file (optional_reports.py).
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from minimegatron.console import emit
 from minimegatron.context import Context
@@ -16,13 +19,32 @@ from minimegatron.logging.megatron import iteration_line, memory_line, print_tim
 from minimegatron.logging.timers import Timers
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.report import Report
     from minimegatron.optim.optimizer import Optimizer
+    from minimegatron.training import Trainer
+
+FLAGS = ("timeline", "profile_execution", "tensorboard_dir", "metrics", "log_throughput",
+         "log_num_zeros_in_grad", "log_params_norm")
+
+
+def requested_reports(ctx: Context, timers: Timers) -> list[Report]:
+    """Return the reports that the flags and the cluster ask for; every rank must call it."""
+    # Slurm may have started only some of the ranks; the last one writes the metrics.
+    in_slurm = ["SLURM_JOB_ID" in os.environ]
+    dist.broadcast_object_list(in_slurm, src=ctx.grid.world_size - 1)
+    if not (in_slurm[0] or os.environ.get("RANK_STATUS")
+            or any(getattr(ctx.config, name) for name in FLAGS)):
+        return []
+    from minimegatron.logging.optional_reports import optional_reports
+
+    return optional_reports(ctx, timers, in_slurm[0])
 
 
 class StepLog:
-    """Prints a line every --log-interval steps, and passes its values to the optional reports.
+    """Prints a line every --log-interval steps, and passes steps and lines on to the reports.
+
+    Every rank must call every method, in the same order.
 
     Attributes:
         losses: this rank's mean loss of each step since the last line.
@@ -44,26 +66,61 @@ class StepLog:
         self.advanced: list[int | torch.Tensor] = []
         self.seconds = 0.0
 
-    def add(self, loss: torch.Tensor, norm: torch.Tensor, seconds: float) -> None:
-        """Add one step.
+    def start(self, trainer: Trainer) -> None:
+        """Begin to report on a trainer, before its first step."""
+        for report in self.reports:
+            report.start(trainer)
+
+    def begin_step(self, iteration: int) -> None:
+        """Start the step's clock."""
+        for report in self.reports:
+            report.begin_step(iteration)
+        self.step_started = self.ctx.device.begin_step()
+
+    def end_step(self, loss: torch.Tensor, norm: torch.Tensor, progress: Progress,
+                 learning_rate: torch.Tensor) -> None:
+        """Report on the step that just ended.
 
         Args:
             loss: this rank's mean loss (one element); only the last stage has one.
             norm: gradient norm (one element).
-            seconds: on the device's clock.
+            progress: after the step.
+            learning_rate: of the next step (one element).
         """
+        for report in self.reports:
+            report.step_launched()
+        self.add(loss, norm, self.ctx.device.now() - self.step_started)
+        for report in self.reports:
+            report.end_step(self, progress, learning_rate)
+        self.report(progress, learning_rate)
+        for report in self.reports:
+            report.logged(self, progress)
+
+    def phase(self, state: str) -> None:
+        """Begin something other than training steps, such as "evaluating"."""
+        for report in self.reports:
+            report.phase(state)
+
+    def end_training(self) -> None:
+        """End the training steps; evaluations may follow."""
+        for report in self.reports:
+            report.end_training()
+
+    def close(self, state: str) -> None:
+        """Finish all files at the end of the run, whose last state is `state`, such as "done"."""
+        self.phase(state)
+        for report in self.reports:
+            report.close()
+
+    def add(self, loss: torch.Tensor, norm: torch.Tensor, seconds: float) -> None:
+        """Add one step of `seconds` on the device's clock; loss and norm have one element."""
         self.losses.append(loss)
         self.advanced.append(self.optimizer.advanced)
         self.norm, self.step_seconds = norm, seconds
         self.seconds += seconds
 
     def report(self, progress: Progress, learning_rate: torch.Tensor) -> None:
-        """Print a line if one is due after this step; every rank must call it.
-
-        Args:
-            progress: after the step.
-            learning_rate: of the next step (one element).
-        """
+        """Print a line if one is due after this step; `end_step` describes the arguments."""
         ctx, steps, iteration = self.ctx, len(self.losses), progress.iteration
         if iteration % ctx.config.log_interval != 0:
             return

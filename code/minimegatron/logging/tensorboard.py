@@ -14,7 +14,7 @@ from minimegatron.logging.report import Report
 if TYPE_CHECKING:
     import torch
 
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.step_log import StepLog
 
 

@@ -28,7 +28,7 @@ from minimegatron.logging.report import Report
 from pipeline_schedules import peak_live
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.step_log import StepLog
     from minimegatron.training import Trainer
 

@@ -22,7 +22,7 @@ from pipeline_schedules import Action, ScheduleError, draw
 from pipeline_schedules.traces import FILE, perfetto, read, write
 
 if TYPE_CHECKING:
-    from minimegatron.checkpoint.progress import Progress
+    from minimegatron.context import Progress
     from minimegatron.logging.step_log import StepLog
     from minimegatron.training import Trainer
 

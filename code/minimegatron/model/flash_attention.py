@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from minimegatron.device.dispatch import operation
-from minimegatron.model.matmul import widen
+from minimegatron.model.matmul import to_compute_dtype
 
 
 @operation()
@@ -20,7 +20,7 @@ def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
     Query and result are [s, b*heads, d]; key and value have as many heads, or fewer of them.
     """
     s, rows, d = query.shape
-    q, k, v = (widen(x.view(s, rows // heads, -1, d).permute(1, 2, 0, 3))
+    q, k, v = (to_compute_dtype(x.view(s, rows // heads, -1, d).permute(1, 2, 0, 3))
                for x in (query, key, value))
     out = F.scaled_dot_product_attention(
         q, k, v, is_causal=True, enable_gqa=key.shape != query.shape).to(value.dtype)

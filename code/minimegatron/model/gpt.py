@@ -118,10 +118,10 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
         self.tp = TensorParallel(ctx)
-        self.input_layernorm = part(ctx, LayerNorm)(ctx)
-        self.self_attention = part(ctx, Attention)(ctx, number, mask)
-        self.pre_mlp_layernorm = part(ctx, LayerNorm)(ctx)
-        self.mlp = part(ctx, MLP)(ctx)
+        self.input_layernorm = module_class(ctx, LayerNorm)(ctx)
+        self.self_attention = module_class(ctx, Attention)(ctx, number, mask)
+        self.pre_mlp_layernorm = module_class(ctx, LayerNorm)(ctx)
+        self.mlp = module_class(ctx, MLP)(ctx)
 
     def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
@@ -145,7 +145,7 @@ class Stage(nn.Module):
         self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
         self.is_tied = not config.untie_embeddings_and_output_weights
         if is_first or (is_last and self.is_tied):
-            self.embedding = part(ctx, Embedding)(ctx, vocab_size, is_first)
+            self.embedding = module_class(ctx, Embedding)(ctx, vocab_size, is_first)
             # The output layer of the last stage is tied to the word embedding of the first.
             spec = self.embedding.word_embeddings.param_specs["weight"]
             spec.tied, spec.tied_copy = self.is_tied and is_first != is_last, not is_first
@@ -160,7 +160,7 @@ class Stage(nn.Module):
 
             self.checkpointing = FullCheckpointing(ctx)
         if is_last:
-            self.decoder.final_layernorm = part(ctx, LayerNorm)(ctx)
+            self.decoder.final_layernorm = module_class(ctx, LayerNorm)(ctx)
         if is_last and not self.is_tied:
             self.output_layer = VocabParallelEmbedding(
                 ctx, vocab_size, config.hidden_size, config.init_method_std)
@@ -197,10 +197,10 @@ class Stage(nn.Module):
         return (losses * mask).sum() / mask.sum()
 
 
-def part(ctx: Context, usual: type) -> type:
+def module_class(ctx: Context, usual: type) -> type:
     """Return the class to build in place of `usual`, a part of GPT-2's block."""
     if not is_given(ctx.config, ModernBlock):
         return usual
-    from minimegatron.model.modern_block import part_for
+    from minimegatron.model.modern_block import modern_class
 
-    return part_for(ctx.config, usual)
+    return modern_class(ctx.config, usual)

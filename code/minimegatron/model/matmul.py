@@ -12,16 +12,17 @@ import torch
 import torch.nn.functional as F
 
 
-def widen(x: torch.Tensor) -> torch.Tensor:
-    """Return x in the dtype that its matmuls are computed in."""
+def to_compute_dtype(x: torch.Tensor) -> torch.Tensor:
+    """Return x [..] in the dtype that its matmuls are computed in, which may be x itself."""
     return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a [.., n, k] @ b [k, m] in the operands' dtype."""
-    return (widen(a) @ widen(b)).to(a.dtype)
+    return (to_compute_dtype(a) @ to_compute_dtype(b)).to(a.dtype)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """Return x [.., in] @ weight [out, in]^T + bias [out] in x's dtype."""
-    return F.linear(widen(x), widen(weight), None if bias is None else widen(bias)).to(x.dtype)
+    bias = None if bias is None else to_compute_dtype(bias)
+    return F.linear(to_compute_dtype(x), to_compute_dtype(weight), bias).to(x.dtype)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from minimegatron.model.gpt import MicroBatch
 
 
-def part_for(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
+def modern_class(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
     """Return the class to build in place of `usual`, which is `usual` itself where no flag differs.
 
     Args:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.adamw import adamw as torch_adamw
 
 from minimegatron.device.dispatch import operation
-from minimegatron.model.matmul import widen
+from minimegatron.model.matmul import to_compute_dtype
 
 MASKED = -10000.0  # Megatron replaces the scores of future positions with it; here it is added
 
@@ -76,13 +76,14 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask:
         p: dropout probability.
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    scores = torch.baddbmm(widen(mask), widen(query.transpose(0, 1)), widen(key.permute(1, 2, 0)),
-                           alpha=scale).to(query.dtype)
+    scores = torch.baddbmm(
+        to_compute_dtype(mask), to_compute_dtype(query.transpose(0, 1)),
+        to_compute_dtype(key.permute(1, 2, 0)), alpha=scale).to(query.dtype)
     probabilities = scores.softmax(-1)  # torch computes it in fp32, whatever the dtype
     if keep is not None:
         probabilities = probabilities * keep * (1 / (1 - p))
-    out = torch.bmm(widen(probabilities), widen(value.transpose(0, 1))).to(value.dtype)
-    return out.transpose(0, 1)
+    out = torch.bmm(to_compute_dtype(probabilities), to_compute_dtype(value.transpose(0, 1)))
+    return out.to(value.dtype).transpose(0, 1)
 
 
 def cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -102,30 +103,19 @@ def norm(flat: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(torch.cat([rows, flat[whole:].float()]))
 
 
-def adamw(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
-          exp_avg_sq: torch.Tensor, steps: torch.Tensor, *, lr: float | torch.Tensor, beta1: float,
-          beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None = None) -> None:
+@operation("weights", "exp_avg", "exp_avg_sq")
+def adamw_(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
+           exp_avg_sq: torch.Tensor, steps: torch.Tensor, lr: torch.Tensor, beta1: float,
+           beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None) -> None:
     """Take one AdamW step in place (Loshchilov & Hutter 2019) with a fused kernel.
 
     Weights, gradients, and both moments are flat buffers [n].
 
     Args:
         steps: number of this update, from 1; one element of fp32, on the weights' device.
-        lr: learning rate, a number or one element of fp32.
+        lr: learning rate, one element of fp32, or of fp64 where no digit may be lost.
         skip: one element of fp32, or None; nothing changes if it is 1.
     """
-    # A float64 scalar keeps every digit of a number: the kernel reads it as a double.
-    rate = lr if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
-    with torch.no_grad():
-        adamw_(weights, gradients, exp_avg, exp_avg_sq, steps, rate, beta1, beta2, eps,
-               weight_decay, skip)
-
-
-@operation("weights", "exp_avg", "exp_avg_sq")
-def adamw_(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor,
-           exp_avg_sq: torch.Tensor, steps: torch.Tensor, lr: torch.Tensor, beta1: float,
-           beta2: float, eps: float, weight_decay: float, skip: torch.Tensor | None) -> None:
-    """Take one AdamW step; `adamw` describes the arguments."""
     # torch's function counts the step itself. Its optimizer class is not used because it imports
     # the compiler, which takes a second.
     torch_adamw([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,

@@ -111,9 +111,9 @@ def named_param_specs(model: nn.Module) -> dict[str, ParamSpec]:
 
 
 def partition_of(full: torch.Tensor, partition_dim: int | None, tp: Group) -> torch.Tensor:
-    """Return this tensor-parallel rank's partition of a full tensor, as a view.
+    """Return this tensor-parallel rank's partition of a full tensor [..], as a view.
 
-    If `partition_dim` is None, every rank holds all of it.
+    It is 1/t of dimension `partition_dim`. If that is None, every rank holds all of it.
     """
     if partition_dim is None:
         return full

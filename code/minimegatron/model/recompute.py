@@ -58,7 +58,7 @@ def checkpoint(function: Callable[..., torch.Tensor], *inputs: torch.Tensor,
 
     Args:
         function: returns one tensor; may use parameters.
-        inputs: saved for the backward pass.
+        inputs: tensors [..], saved for the backward pass.
         partition_group: tensor-parallel ranks whose first input is the same; each saves 1/t of it,
             and the backward pass all-gathers it (--distribute-saved-activations).
     """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class SequenceParallel:
-    """How a layer enters and leaves its tensor-parallel region under sequence parallelism."""
+    """The entry into a tensor-parallel region, and the exit, under sequence parallelism."""
 
     def __init__(self, group: Group, overlaps: bool) -> None:
         """Prepare for the tensor-parallel ranks of `group`, with --tp-comm-overlap or without."""

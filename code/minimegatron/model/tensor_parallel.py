@@ -60,7 +60,7 @@ class ReduceFromTensorParallelRegion(torch.autograd.Function):
 
 
 class TensorParallel:
-    """How a layer enters and leaves its tensor-parallel region.
+    """The entry of a layer into its tensor-parallel region, and the exit from it.
 
     Outside the region, hidden states are [s, b, h] on every rank, or [s/t, b, h] with sequence
     parallelism.

@@ -129,7 +129,7 @@ def product_into(out: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor,
         bias: [m], or None.
     """
     out, x = out.flatten(0, -2), x.flatten(0, -2)
-    if matmul.widen(x) is not x:
+    if matmul.to_compute_dtype(x) is not x:
         out.copy_(matmul.linear(x, matrix.t(), bias))
     elif bias is None:
         torch.mm(x, matrix, out=out)

@@ -142,10 +142,10 @@ class Optimizer:
         grads = self.ddp.grad_buffer
         largest = [torch.linalg.vector_norm(grads[part.buffer], ord=float("inf"))
                    for part in self.ranges]
-        found = (~torch.stack([grads.new_zeros(()), *largest]).isfinite()).any().float()
+        overflow = (~torch.stack([grads.new_zeros(()), *largest]).isfinite()).any().float()
         for group in self.norm_groups:
-            group.all_reduce(found, dist.ReduceOp.MAX)
-        return found > 0
+            group.all_reduce(overflow, dist.ReduceOp.MAX)
+        return overflow > 0
 
     def _grads(self, part: BufferRange) -> torch.Tensor:
         return (self.ddp.grad_buffer[part.buffer] if self.main_grads is None
@@ -194,14 +194,15 @@ class Optimizer:
         if not self.has_values:
             overflow = None  # tensors without values do not overflow
         skip = None if overflow is None else overflow.float()
-        lr = lr.float() if isinstance(lr, torch.Tensor) else lr
+        # The kernel reads a number as a double, so it keeps every digit.
+        lr = lr.float() if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
         for part in self.ranges:
             params = (self.param_buffer[part.buffer] if self.main_params is None
                       else self.main_params[part.shard])
             moments = (moment[part.shard] for moment in self.moments.values())
-            ops.adamw(params, self._grads(part), *moments, self.steps + 1, lr=lr,
-                      skip=skip, **self.adam,
-                      weight_decay=self.weight_decay if part.group.has_weight_decay else 0.0)
+            weight_decay = self.weight_decay if part.group.has_weight_decay else 0.0
+            ops.adamw_(params, self._grads(part), *moments, self.steps + 1, lr, **self.adam,
+                       weight_decay=weight_decay, skip=skip)
         self.advanced = 1 if overflow is None else (~overflow).long()
         self.steps += self.advanced
 

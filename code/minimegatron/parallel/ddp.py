@@ -74,7 +74,7 @@ class GradAccumulator:
             parameter.grad = None
 
     def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        if self.main_grad.dtype != inputs.dtype or matmul.widen(inputs) is not inputs:
+        if self.main_grad.dtype != inputs.dtype or matmul.to_compute_dtype(inputs) is not inputs:
             self.add(matmul.matmul(grad_output.t(), inputs))
             return
         if self._is_first_write():
@@ -129,7 +129,7 @@ class DistributedDataParallel:
         self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
         self.specs = {name: specs[name] for name in self.params}
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
-        self.owned, self.shard_groups = self._owned_ranges(), self._shard_groups()
+        self.owned, self.shard_groups = self._owned_ranges(), []
         self.grad_buffer = torch.zeros(self.buckets[-1].stop, dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
         self.delayed: list[Callable[[], None]] | None = None
@@ -149,9 +149,6 @@ class DistributedDataParallel:
 
     def _owned_ranges(self) -> list[slice]:
         return [slice(0, self.buckets[-1].stop)]
-
-    def _shard_groups(self) -> list[Group]:
-        return []
 
     def _make_accumulators(self) -> dict[str, GradAccumulator]:
         made, start = {}, 0
@@ -208,15 +205,8 @@ class DistributedDataParallel:
         self._in_flight.clear()
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy the ranges of a buffer [n] that this rank owns into `out` [m], one after another.
-
-        m is n, or n/d when sharded over d replicas.
-        """
-        start = 0
-        for owned in self.owned:
-            end = start + owned.stop - owned.start
-            out[start:end] = buffer[owned]
-            start = end
+        """Copy what this rank owns of a buffer [n] into `out` [n], or [n/d] when sharded."""
+        out.copy_(buffer)
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
         """Return the buffer [n] whose owned ranges are `shard` [m]; every replica must call it."""

@@ -39,12 +39,12 @@ class Peers:
         parts = grid.tp.size if config.sequence_parallel else 1
         self.shape = (config.seq_length // parts, config.micro_batch_size, config.hidden_size)
         self.device, self.dtype = ctx.device.torch_device, params_dtype(config)
-        self.groups = _channel_groups(ctx, chunks)
+        self.groups = _queue_groups(ctx, chunks)
         self.sends: dict[tuple, deque[Transfer]] = defaultdict(deque)
 
     def send(self, message: Message, tensor: torch.Tensor) -> None:
         """Start sending a tensor [s, b, h]. Raises UserError if the peer is lost."""
-        queue = self.sends[message.channel]
+        queue = self.sends[message.queue]
         if len(queue) >= len(self.ranks):
             # Bound the tensors held. A valid program cannot deadlock here: its order of messages
             # would even allow sends that block until the receive is posted.
@@ -54,13 +54,13 @@ class Peers:
         queue.append(Transfer(message, work, tensor))
 
     def receive(self, message: Message) -> Transfer:
-        """Allocate the next tensor of the message's channel, and post its receive."""
+        """Allocate the next tensor of the message's queue, and post its receive."""
         tensor = torch.empty(self.shape, device=self.device, dtype=self.dtype)
         work = self._start(dist.irecv, message, tensor, message.source)
         return Transfer(message, work, tensor)
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
-        """Return the tensor, once it has arrived. Raises UserError if the peer is lost."""
+        """Return the tensor [s, b, h] once it has arrived. Raises UserError if the peer is lost."""
         try:
             transfer.work.wait()
         except RuntimeError as error:
@@ -87,7 +87,7 @@ class Peers:
         return UserError(lost_stage(message, self.ranks, error))
 
 
-def _channel_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:
+def _queue_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.ProcessGroup]:
     """Return {(F or B, chunk of the source): a communicator of this rank's pipeline}.
 
     There is one per direction and chunk, because NCCL ignores tags and matches the messages of a

@@ -15,7 +15,6 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.grid import Group
 
 
 class ShardedDataParallel(DistributedDataParallel):
@@ -29,6 +28,7 @@ class ShardedDataParallel(DistributedDataParallel):
     def __init__(self, ctx: Context, model: nn.Module) -> None:
         self.alignment = ctx.grid.dp.size
         super().__init__(ctx, model)
+        self.shard_groups = [self.group]
 
     def _owned_ranges(self) -> list[slice]:
         owned = []
@@ -37,9 +37,6 @@ class ShardedDataParallel(DistributedDataParallel):
             start = bucket.start + self.group.index * size
             owned.append(slice(start, start + size))
         return owned
-
-    def _shard_groups(self) -> list[Group]:
-        return [self.group]
 
     def start_reduce(self, number: int) -> None:
         grads = self.grad_buffer[self.buckets[number]]
@@ -52,6 +49,13 @@ class ShardedDataParallel(DistributedDataParallel):
             work.wait()
             self.grad_buffer[self.owned[number]] = total
         self._in_flight.clear()
+
+    def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
+        start = 0
+        for owned in self.owned:
+            end = start + owned.stop - owned.start
+            out[start:end] = buffer[owned]
+            start = end
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
         buffer, start = shard.new_zeros(self.buckets[-1].stop), 0

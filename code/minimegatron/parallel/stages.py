@@ -1,4 +1,4 @@
-"""The part of the model on one rank: its chunks of layers, and the tied embedding.
+"""The pipeline's stages: their schedule, this rank's chunks of layers, and the tied embedding.
 
 Virtual stage c * stages + s is chunk c of stage s (Narayanan et al. 2021, section 2.2.2). Without
 interleaving every stage has one chunk.
@@ -14,6 +14,20 @@ from torch import nn
 from minimegatron.context import Context
 from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
+from pipeline_schedules import WHOLE_STAGES, Schedule
+
+
+def load_schedule(ctx: Context) -> Schedule:
+    """Return the valid schedule that --schedule names; every rank must call it.
+
+    Raises UserError if it is invalid, or if two ranks read different ones from a file.
+    """
+    name = ctx.config.schedule
+    if name in WHOLE_STAGES:
+        return WHOLE_STAGES[name](ctx.grid.pp.size, ctx.config.num_micro_batches)
+    from minimegatron.parallel.schedule_files import load_agreed_schedule
+
+    return load_agreed_schedule(ctx)
 
 
 def layer_ranges(layers_per_chunk: Sequence[int]) -> list[range]:

@@ -21,7 +21,7 @@ from labkit.check.job import Job
 from labkit.check.runs import TRAINER, RanksOnNode, TrainingRun
 from layout_estimator.planner import RunPlan
 from layout_estimator.requests import estimate
-from minimegatron.arguments import Config, parse_arguments
+from minimegatron.arguments.estimates import EstimateConfig, parse_command_line
 from minimegatron.arguments.table.flag import table_of
 from virtualgpu.net.cluster_spec import parse_nodes
 
@@ -32,8 +32,8 @@ MODEL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 6
 TWO_BY_TWO = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
 
 
-def parsed(line: str, world_size: int = 1) -> Config:
-    return parse_arguments(line.split(), {"RANK": "0", "WORLD_SIZE": str(world_size)})
+def parsed(line: str, world_size: int = 1) -> EstimateConfig:
+    return parse_command_line(line.split(), {"RANK": "0", "WORLD_SIZE": str(world_size)})
 
 
 def job(flags: str = "", nodes: int = 1, ranks: int = 1) -> Job:
@@ -66,8 +66,8 @@ OLD_NAMES = ("activations_checkpoint_method", "recompute_activations", "balance"
 def test_what_a_figure_depends_on_arrives_as_the_trainer_read_it(flags):
     given = parsed(f"{MODEL} {TWO_BY_TWO} {flags}", world_size=8)
     words = flags_for_estimate(given, EstimateHardware(A100, 4, "infiniband:8x200gbit"), 500)
-    arrived = parse_arguments(words, {})
-    passed = [flag.name for flag in table_of(Config).values() if use(flag) == "passed"]
+    arrived = parse_command_line(words, {})
+    passed = [flag.name for flag in table_of(EstimateConfig).values() if use(flag) == "passed"]
     for name in (*passed, "world_size", "data_parallel_size", "layers_per_chunk"):
         assert getattr(arrived, name) == getattr(given, name), name
     for name in OLD_NAMES[:-1]:
@@ -123,10 +123,10 @@ def test_what_is_left_out_changes_no_figure():
     for line in (plain, *lines):
         flags = parsed(f"{line} {TWO_BY_TWO} --estimate --device {CARD} --world-size 8 --tokens 9")
         plans[line] = estimate(flags).plan
-        changed |= {field.name for field in dataclasses.fields(Config)
+        changed |= {field.name for field in dataclasses.fields(EstimateConfig)
                     if getattr(flags, field.name) != field.default}
     assert [line for line in lines if plans[line] != plans[plain]] == []
-    left_out = {flag.name for flag in table_of(Config).values()
+    left_out = {flag.name for flag in table_of(EstimateConfig).values()
                 if use(flag) == "left out" and not flag.derived}
     assert left_out - changed == ONE_CHOICE
 
@@ -263,8 +263,8 @@ def test_no_text_of_a_script_reaches_our_command_line():
     evil = "--save=$(touch x)"
     named = ("data-path", "load", "save", "tensorboard-dir", "timeline", "split", "vocab-file",
              "metrics")
-    given = parse_arguments([*MODEL.split(), *(f"--{name}={evil}" for name in named),
-                             "--save-interval=1", "--pipeline-model-parallel-layout=E t t,t t L"])
+    given = parse_command_line([*MODEL.split(), *(f"--{name}={evil}" for name in named),
+        "--save-interval=1", "--pipeline-model-parallel-layout=E t t,t t L"], {})
     words = flags_for_estimate(given, EstimateHardware(CARD, 1), 500)
     assert not any("$" in word or "t t" in word for word in words)
 

@@ -8,9 +8,10 @@ import torch.distributed as dist
 from layout_estimator.estimate import Estimator
 from layout_estimator.planner import make_plan
 from minimegatron.arguments import parse_arguments
+from minimegatron.arguments.estimates import parse_estimate
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.choose import choose_device
+from minimegatron.initialize import choose_device
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.export.ledger import Ledger
@@ -52,7 +53,7 @@ def run(flags: str) -> dict:
         gpu.__exit__(None, None, None)
         dist.destroy_process_group()
     estimator = Estimator(gpu.card, None, 1)
-    config = parse_arguments([*FLAGS.split(), *flags.split(), "--estimate",
-                              "--vocab-size", str(VOCABULARY)])
+    config = parse_estimate([*FLAGS.split(), *flags.split(), "--estimate",
+                             "--vocab-size", str(VOCABULARY)])
     planned = make_plan(config, estimator, estimator.estimate(config, VOCABULARY))
     return {"found": found, "parameters": parameters, "planned": planned}

@@ -9,7 +9,7 @@ derived from these declarations. To add a flag, add one field here and write the
     effects.py    what depends on a flag
     bounds.py     intervals of accepted values
     training.py   the model, batches, and optimization
-    parallel.py   devices, parallelism, and activation recomputation
+    parallel.py   devices, parallelism, activation recomputation, and derived fields
     files.py      data, checkpoints, and reports
-    planning.py   --estimate, and fields that are derived rather than given
+    planning.py   --estimate (not of the trainer itself)
 """

@@ -1,4 +1,4 @@
-"""Flags of devices, of parallelism, and of activation recomputation."""
+"""Flags of devices, of parallelism, and of activation recomputation; the sizes of the grid."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from minimegatron.arguments.table.flag import (
     RESULTS,
     SCHEDULE,
     STATE,
+    derived,
     flag,
 )
 
@@ -99,3 +100,13 @@ class Recompute:
         False, "shard the activations that full recomputation saves over the tensor-parallel ranks",
         "--distribute-checkpointed-activations", affects=PASSES,
         today={"--distribute-checkpointed-activations": "--distribute-saved-activations"})
+
+
+@dataclass(frozen=True)
+class Derived:
+    """Fields that are not flags: the checks compute them from the flags and the number of ranks."""
+
+    rank: int = derived(0, affects=NOTHING)
+    world_size: int = derived(1, affects=HARDWARE)
+    data_parallel_size: int = derived(1, affects=PASSES)
+    layers_per_chunk: tuple[int, ...] = derived((), affects=SCHEDULE | STATE)

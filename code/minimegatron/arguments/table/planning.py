@@ -1,4 +1,4 @@
-"""Flags of --estimate, and the fields that are computed from all flags."""
+"""Flags of --estimate, which the trainer itself does not have."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from minimegatron.arguments.table.flag import (
     NOTHING,
     PASSES,
     RESULTS,
-    SCHEDULE,
-    STATE,
     RelatedFlags,
-    derived,
     flag,
 )
 
@@ -46,12 +43,3 @@ class Planning:
     json: bool = flag(False, "with --estimate: print JSON", affects=NOTHING, needs=ESTIMATE)
     plot: str | None = flag(None, "with --estimate: draw a figure to this .svg or .png file",
                             affects=NOTHING, needs=ESTIMATE)
-
-
-@dataclass(frozen=True)
-class Derived:
-    """Fields that are not flags: the checks compute them from the flags and the number of ranks."""
-
-    rank: int = derived(0, affects=NOTHING)
-    data_parallel_size: int = derived(1, affects=PASSES)
-    layers_per_chunk: tuple[int, ...] = derived((), affects=SCHEDULE | STATE)

@@ -109,18 +109,9 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Optimization:
-    """The optimizer, its learning rate, and precision."""
+class LearningRateSchedule:
+    """The learning-rate schedule (arguments/learning_rate.py)."""
 
-    optimizer: str = flag("adam", "the optimizer", choices=("adam",), affects=RESULTS)
-    lr: float | None = flag(
-        None, "peak learning rate", affects=RESULTS, required=True, bounds=NOT_NEGATIVE,
-        estimate_with=1e-4)
-    min_lr: float = flag(
-        0.0, "learning rate at the end of the decay", affects=RESULTS, bounds=NOT_NEGATIVE)
-    lr_decay_style: str = flag(
-        "linear", "shape of the learning-rate decay",
-        choices=("constant", "linear", "cosine", "inverse-square-root"), affects=RESULTS)
     lr_decay_iters: int | None = flag(
         None, "steps over which the learning rate decays (default: --train-iters)",
         affects=RESULTS, bounds=AT_LEAST_1, sets=("lr_decay_samples",))
@@ -142,6 +133,21 @@ class Optimization:
         "--use-checkpoint-opt-param-scheduler", "--use-checkpoint-opt_param-scheduler",
         affects=RESULTS,
         today={"--use-checkpoint-lr-scheduler": "--use-checkpoint-opt_param-scheduler"})
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The optimizer, its learning rate, and precision."""
+
+    optimizer: str = flag("adam", "the optimizer", choices=("adam",), affects=RESULTS)
+    lr: float | None = flag(
+        None, "peak learning rate", affects=RESULTS, required=True, bounds=NOT_NEGATIVE,
+        estimate_with=1e-4)
+    min_lr: float = flag(
+        0.0, "learning rate at the end of the decay", affects=RESULTS, bounds=NOT_NEGATIVE)
+    lr_decay_style: str = flag(
+        "linear", "shape of the learning-rate decay",
+        choices=("constant", "linear", "cosine", "inverse-square-root"), affects=RESULTS)
     weight_decay: float = flag(
         0.01, "decoupled weight decay (biases and LayerNorm are not decayed)", affects=RESULTS,
         bounds=NOT_NEGATIVE)

@@ -1,4 +1,7 @@
-"""The pipeline schedule that --schedule names, identical on every rank."""
+"""Schedules other than GPipe and 1F1B: load and check them, and make sure that all ranks agree.
+
+Only --schedule and virtual stages import this file.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.errors import SharedError
-from pipeline_schedules import WHOLE_STAGES, Schedule, ScheduleError, load, to_text
+from pipeline_schedules import Schedule, ScheduleError, check, load, to_text
 
 
-def load_schedule(ctx: Context) -> Schedule:
+def load_agreed_schedule(ctx: Context) -> Schedule:
     """Return a valid schedule of all stages; every rank must call it.
 
     Raises SharedError if the schedule is invalid on any rank, or if two ranks read different ones.
@@ -19,11 +22,8 @@ def load_schedule(ctx: Context) -> Schedule:
     schedule, problem = [], None
     try:
         schedule = load(config.schedule, stages, micro_batches, config.chunks)
-        if config.schedule not in WHOLE_STAGES:
-            from pipeline_schedules.validation import check
-
-            check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-                  source=source)
+        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
+              source=source)
     except ScheduleError as error:
         problem = str(error)
     versions: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size

@@ -105,8 +105,7 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.core.gpu import VirtualGpu
     from virtualgpu.core.matmul import alignment
-    from virtualgpu.core.rules import Gemm as Shape
-    from virtualgpu.core.rules import KernelWork
+    from virtualgpu.core.rules import GemmShape, KernelWork
 
     try:
         sheet = cards.find(card)
@@ -120,7 +119,7 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
     gemms = []
     for m, n, k in shapes:
         size = item * (m * k + k * n + m * n)
-        shape = Shape(dtype, 1, m, n, k, alignment(item * n, item * k))
+        shape = GemmShape(dtype, 1, m, n, k, alignment(item * n, item * k))
         gemms.append(Gemm(dtype, m, n, k, gpu.seconds(KernelWork(size, gemm=shape))))
     return Machine(f"virtual {sheet.name}, {dtype}", sheet.tflops[dtype] * 1e12, sheet.bandwidth,
                    tuple(gemms))

@@ -48,11 +48,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     Raises Failed at the first case that fails.
     """
     numbers = [ranks] if isinstance(ranks, int) else list(ranks)
-    if not cases or not numbers:
-        raise ValueError("check.ranks: no cases, so nothing would be checked")
-    for number in numbers:
-        if not 1 <= number <= MOST_RANKS:
-            raise ValueError(f"check.ranks: ranks={number}: give 1 to {MOST_RANKS}")
+    _require_valid(numbers, cases)
     runs = RanksRuns()
     for number in numbers:
         for place, case in enumerate(cases):
@@ -63,6 +59,14 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     passed(f"{side().title(driver)}: right on {counts} ranks in {len(cases)} "
            f"case{'s' if len(cases) > 1 else ''}")
     return runs
+
+
+def _require_valid(numbers: Sequence[int], cases: Sequence[Case]) -> None:
+    if not cases or not numbers:
+        raise ValueError("check.ranks: no cases, so nothing would be checked")
+    for number in numbers:
+        if not 1 <= number <= MOST_RANKS:
+            raise ValueError(f"check.ranks: ranks={number}: give 1 to {MOST_RANKS}")
 
 
 def _run(driver: Any, number: int, case: Case, seconds: float,

@@ -91,30 +91,36 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
 
     Raises Failed if the driver fails, or does nothing on the GPUs or less than `least`.
     """
-    from virtualgpu.replay import TooLittle, require
-
     cluster = SimulatedCluster(gpus, nodes, link, None if present is None else tuple(present))
     if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
         raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
                          f"most {MOST_PROCESSES} in `present`")
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
         side().gpus(driver, cluster, arguments, keywords, seconds)))
-    if done.state != RETURNED:
-        full = MEMORY if "OutOfMemoryError" in done.text else ""
-        text = done.text if done.state == LATE else explained(done.text)
-        raise Failed(f"{what}: {text}{_advice(hints, full)}")
-    if not any(rank.seconds for rank in done.priced):
-        raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs, and no rank "
-                     f"communicates.{_advice(hints, LITTLE)}")
-    try:
-        require(done.priced, **(least or {}))
-    except TooLittle as error:
-        raise Failed(f"{what}: {error}{_advice(hints, LITTLE)}") from None
+    _require_work(what, done, least or {}, hints)
     cost = ModeledCost(cluster, done.priced)
     passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "
            f"{cost.peak_memory:.2f} GiB at the peak")
     return cost
+
+
+def _require_work(what: str, done: Any, least: Mapping[str, Any],
+                  hints: Mapping[str, str] | None) -> None:
+    """Raise Failed unless a driver returned and did at least `least` on the GPUs."""
+    from virtualgpu.replay import TooLittle, require
+
+    if done.state != RETURNED:
+        kind = MEMORY if "OutOfMemoryError" in done.text else ""
+        text = done.text if done.state == LATE else explained(done.text)
+        raise Failed(f"{what}: {text}{_advice(hints, kind)}")
+    if not any(rank.seconds for rank in done.priced):
+        raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs, and no rank "
+                     f"communicates.{_advice(hints, LITTLE)}")
+    try:
+        require(done.priced, **least)
+    except TooLittle as error:
+        raise Failed(f"{what}: {error}{_advice(hints, LITTLE)}") from None
 
 
 def _advice(hints: Mapping[str, str] | None, kind: str) -> str:

@@ -169,21 +169,27 @@ def _run(script: str, folder: Path, scratch: Path, components: list[dict[str, st
         process = subprocess.Popen(
             words, cwd=begins_in, env=env, stdout=output, stderr=output,
             stdin=subprocess.DEVNULL, start_new_session=True)
-        status: int | None = None
-        try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(SECONDS)
-                if _still_running(process.pid, written):
-                    notes.append("the script ends while a program that it started with & still "
-                                 "runs, and Slurm then ends the whole job: put `wait` at its end")
-        finally:  # whatever it left in the background, too
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        status = _exit_status(process, written, notes)
         end = output.seek(0, os.SEEK_END)
         output.seek(max(0, end - MOST_OUTPUT))
         last = output.read().decode(errors="replace")
     return _launches(written), status, last
+
+
+def _exit_status(process: subprocess.Popen, written: Path, notes: list[str]) -> int | None:
+    """Return a script's exit status (None: out of time), and end its process group."""
+    try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            status = process.wait(SECONDS)
+            if _still_running(process.pid, written):
+                notes.append("the script ends while a program that it started with & still runs, "
+                             "and Slurm then ends the whole job: put `wait` at its end")
+            return status
+        return None
+    finally:  # whatever it left in the background, too
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _with_dli(text: str, scratch: Path) -> str:

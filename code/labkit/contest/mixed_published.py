@@ -23,15 +23,15 @@ def fasop(case: Case) -> dict[str, Any]:
     Raises:
         InvalidPlan: no plan fits.
     """
-    counts, found = np.arange(case["layers"] + 1), []
+    counts, candidates = np.arange(case["layers"] + 1), []
     for pipeline in _pipelines(case):
         each = pipeline.layer.sum(axis=0)[:, None]
         split = fasop_split((pipeline.edges.sum(axis=0)[:, None] + counts * each).tolist())
         if (split <= pipeline.room).all():
             split = np.array([split])
-            found.append((float(pipeline.bounds(split)[0]), len(found), pipeline, split))
+            candidates.append((float(pipeline.bounds(split)[0]), len(candidates), pipeline, split))
     least, best = np.inf, None
-    for bound, _, pipeline, split in sorted(found):
+    for bound, _, pipeline, split in sorted(candidates):
         if bound >= least:
             break
         milliseconds = float(pipeline.milliseconds(split)[0])

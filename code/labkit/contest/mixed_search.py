@@ -90,10 +90,10 @@ class Pipeline:
         """Return the split with the shortest step, and its ms; None if all take at least `below`.
 
         Args:
-            splits: those to compare, [c, p].
-            below: ms.
+            splits: the splits to compare, [c, p].
+            below: a time in ms.
         """
-        bounds, found = self.bounds(splits), None
+        bounds, fastest = self.bounds(splits), None
         order = np.argsort(bounds, kind="stable")
         for start in range(0, len(order), BATCH):
             tried = order[start:start + BATCH]
@@ -102,8 +102,8 @@ class Pipeline:
                 break
             milliseconds = self.milliseconds(splits[tried])
             if milliseconds.min() < below:
-                found, below = splits[tried[milliseconds.argmin()]], float(milliseconds.min())
-        return found, below
+                fastest, below = splits[tried[milliseconds.argmin()]], float(milliseconds.min())
+        return fastest, below
 
     def milliseconds(self, splits: np.ndarray) -> np.ndarray:
         """Return the time of each split's step, [c], as mixed_clusters.step does."""
@@ -141,18 +141,18 @@ def moves(stages: int, most: int) -> np.ndarray:
     """Return how layers can move between stages, as the change of each stage, [c, p].
 
     Args:
-        stages: of the pipeline.
-        most: layers that move; fewer, down to one, if the stages are many.
+        stages: the number of stages of the pipeline.
+        most: the maximum number of layers that move; fewer, down to one, for many stages.
     """
-    found = []
+    changes = []
     for count in range(1, most + 1):
         if count > 1 and comb(stages + count - 1, count) > CHOICES:
             break
         chosen = np.array(list(combinations_with_replacement(range(stages), count)))
         units = np.eye(stages, dtype=int)[chosen].sum(axis=1)  # how many of them each stage has
         taken, given = np.nonzero(units @ units.T == 0)  # no stage gives layers and gets some
-        found.append(units[given] - units[taken])
-    return np.concatenate(found)
+        changes.append(units[given] - units[taken])
+    return np.concatenate(changes)
 
 
 def search(case: Case) -> dict[str, Any]:
@@ -175,22 +175,22 @@ def search(case: Case) -> dict[str, Any]:
 def _searched(text: str) -> str:
     """Return the plan of a case, both as JSON."""
     case = json.loads(text)
-    found = _balanced(case, starts(case))[:SIMULATED]
-    if not found:
+    plans = _balanced(case, starts(case))[:SIMULATED]
+    if not plans:
         raise InvalidPlan("memory", "the model fits on no placement")
-    found = sorted(Timed(float(one.pipeline.milliseconds(one.layers[None])[0]), one.pipeline,
-                         one.layers) for one in found)[:IMPROVED]
-    best = sorted(one.pipeline.improved(one.layers, 1) for one in found)[:CHANGED]
+    plans = sorted(Timed(float(one.pipeline.milliseconds(one.layers[None])[0]), one.pipeline,
+                         one.layers) for one in plans)[:IMPROVED]
+    best = sorted(one.pipeline.improved(one.layers, 1) for one in plans)[:CHANGED]
     best = sorted(one.pipeline.improved(one.layers, MOST_MOVED) for one in best)
     seen = {one.pipeline.place for one in best}
     while True:
         places = {place for one in best for place in _changes(case, one.pipeline.place)} - seen
         seen |= places
         least = best[0].milliseconds
-        found = sorted(one.pipeline.improved(one.layers, 1)
+        plans = sorted(one.pipeline.improved(one.layers, 1)
                        for one in _balanced(case, sorted(places), least))[:CHANGED]
         best = sorted([*best, *(one.pipeline.improved(one.layers, MOST_MOVED)
-                                for one in found)])[:CHANGED]
+                                for one in plans)])[:CHANGED]
         if best[0].milliseconds >= least * LESS:
             return json.dumps(best[0].plan)
 
@@ -203,13 +203,13 @@ def lower_bound(case: Case, plan: Plan) -> float:
 
 def _balanced(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Timed]:
     """Return the balanced plans with the least lower bounds, with these in place of times."""
-    found = []
+    plans = []
     for place in places:
         plan = balanced(case, *place)
         if plan is not None:
             pipeline, layers = Pipeline(case, place), np.array([n for _, n in plan["stages"]])
-            found.append(Timed(float(pipeline.bounds(layers[None])[0]), pipeline, layers))
-    return sorted(one for one in found if one.milliseconds < below)
+            plans.append(Timed(float(pipeline.bounds(layers[None])[0]), pipeline, layers))
+    return sorted(one for one in plans if one.milliseconds < below)
 
 
 def starts(case: Case) -> Iterator[Place]:

@@ -18,7 +18,7 @@ from virtualgpu.core.loss_rules import LOSS_RULES
 from virtualgpu.core.rules import (
     DTYPES,
     RULES,
-    Gemm,
+    GemmShape,
     KernelWork,
     Rule,
     lookup,
@@ -111,7 +111,7 @@ def scaled_gemm(arguments: Sequence, results: Sequence[torch.Tensor]) -> KernelW
     """
     (m, k), n = arguments[0].shape, arguments[1].shape[1]
     dtype, packed = ("fp4", 2) if arguments[0].dtype == torch.float4_e2m1fn_x2 else ("fp8", 1)
-    return KernelWork(sum(map(moved, arguments[:4])) + moved(results[0]), gemm=Gemm(
+    return KernelWork(sum(map(moved, arguments[:4])) + moved(results[0]), gemm=GemmShape(
         dtype, 1, m, n, packed * k))
 
 
@@ -141,7 +141,7 @@ def convolution_backward(arguments: Sequence, results: Sequence[torch.Tensor]) -
 
 
 def _convolution_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor,
-                      transposed: bool, groups: int) -> Gemm:
+                      transposed: bool, groups: int) -> GemmShape:
     """Return the GEMM of a convolution, with one row per position of its output.
 
     A transposed convolution is the input gradient of the one that leads from its output to its
@@ -150,8 +150,8 @@ def _convolution_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor,
     if transposed:
         out = x
     rows = out.shape[0] * math.prod(out.shape[2:])
-    return Gemm(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
-                weight[0].numel())
+    return GemmShape(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
+                     weight[0].numel())
 
 
 def index_put(copies: bool) -> Rule:

@@ -19,7 +19,7 @@ DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
           torch.float64: "fp64"}
 
 
-class Gemm(NamedTuple):
+class GemmShape(NamedTuple):
     """A GEMM, or a batch of them: [m, k] x [k, n].
 
     Attributes:
@@ -59,7 +59,7 @@ class KernelWork(NamedTuple):
 
     bytes: int
     kernels: int = 1
-    gemm: Gemm | None = None
+    gemm: GemmShape | None = None
     flops: int = 0
     dtype: str = ""
     attention: AttentionKernel | None = None
@@ -138,8 +138,8 @@ def gemm(a: torch.Tensor, b: torch.Tensor, results: Sequence[torch.Tensor],
         addend: tensor that the same kernel adds, or None.
     """
     *batch, m, k = a.shape
-    shape = Gemm(DTYPES.get(a.dtype, "fp32"), batch[0] if batch else 1, m, b.shape[-1], k,
-                 alignment(*map(row_bytes, (a, b, results[0]))))
+    shape = GemmShape(DTYPES.get(a.dtype, "fp32"), batch[0] if batch else 1, m, b.shape[-1], k,
+                      alignment(*map(row_bytes, (a, b, results[0]))))
     size = moved(a) + moved(b) + moved(results[0]) + (0 if addend is None else moved(addend))
     return KernelWork(size, gemm=shape)
 

@@ -16,7 +16,7 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.matmul import FULL_ALIGNMENT, best_tile
 from virtualgpu.core.plan import OperationPlan
-from virtualgpu.core.rules import Gemm
+from virtualgpu.core.rules import GemmShape
 from virtualgpu.core.shapes import Results, TensorSpec
 
 KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
@@ -114,7 +114,7 @@ def normalized(kernels: list[Kernel]) -> list[Kernel]:
     return [kernel._replace(share=kernel.share / total) for kernel in kernels]
 
 
-def gemm_kernel(card: Card, factors: list[TensorShape], work: Gemm) -> Kernel:
+def gemm_kernel(card: Card, factors: list[TensorShape], work: GemmShape) -> Kernel:
     """Return the kernel of a GEMM.
 
     Column-major libraries see a row-major a @ b as b^T @ a^T, so b's letter comes first.
@@ -132,7 +132,7 @@ def gemm_kernel(card: Card, factors: list[TensorShape], work: Gemm) -> Kernel:
                   limit=512 / generation(card)[2])
 
 
-def gemm_name(card: Card, work: Gemm, tile: str, layout: str) -> str:
+def gemm_name(card: Card, work: GemmShape, tile: str, layout: str) -> str:
     """Return cuBLAS's kernel name by generation: s884, s1688 and s16816 are the shapes of the
     Tensor Core instructions of Volta, Turing and Ampere."""
     dtype, by = work.dtype, card.architecture

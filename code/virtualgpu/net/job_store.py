@@ -59,7 +59,7 @@ class JobStore:
         self.waiting: PendingWait | None = None
         self.ended = False
         self.lock = threading.Lock()
-        self.detector = DeadlockDetector(self, store.clone())
+        self.detector = DeadlockMonitor(self, store.clone())
         self.detector.start()
 
     def post(self, key: str, value: bytes) -> None:
@@ -108,7 +108,7 @@ class JobStore:
         self.store.wait([f"ended/{rank}" for rank in self.present], timeout)
 
 
-class DeadlockDetector(threading.Thread):
+class DeadlockMonitor(threading.Thread):
     """A thread that checks for a deadlock when this rank has waited for half a second."""
 
     def __init__(self, job_store: JobStore, store: dist.Store) -> None:

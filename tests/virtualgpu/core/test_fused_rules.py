@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from virtualgpu.core.fused_rules import FUSED_RULES
 from virtualgpu.core.loss_rules import LOSS_RULES
-from virtualgpu.core.rules import RULES, Gemm
+from virtualgpu.core.rules import RULES, GemmShape
 
 from .counted import BOOL, HALF, INT, aten, counted, meta, works
 
@@ -63,7 +63,7 @@ def test_a_scaled_matrix_multiplication_in_fp8():
         torch._scaled_mm(meta(32, 64, dtype=fp8), meta(48, 64, dtype=fp8).t(), meta(()), meta(()),
                          out_dtype=HALF)
     work = works(program)["aten._scaled_mm"]
-    assert work.gemm == Gemm("fp8", 1, 32, 48, 64) and work.gemm.flops == 2 * 32 * 48 * 64
+    assert work.gemm == GemmShape("fp8", 1, 32, 48, 64) and work.gemm.flops == 2 * 32 * 48 * 64
     assert (work.bytes, work.kernels) == (32 * 64 + 48 * 64 + 2 * 32 * 48 + 2 * 4, 1)
 
 
@@ -82,7 +82,7 @@ def convolved(*, bias=True, needs=(True, True)):
 def test_a_convolution():
     """392 output positions, 8 channels, of 4 x 3 x 3 products each; then the bias is added."""
     plain = convolved(bias=False)["aten.convolution"]
-    assert plain.gemm == Gemm("fp32", 1, 392, 8, 36)
+    assert plain.gemm == GemmShape("fp32", 1, 392, 8, 36)
     assert plain.gemm.flops == 2 * 3136 * 36
     assert (plain.bytes, plain.kernels) == (4 * (2048 + 288 + 3136), 1)
     biased = convolved()["aten.convolution"]
@@ -93,7 +93,7 @@ def test_a_convolution():
 def test_a_convolution_in_groups():
     """Two groups, each of 4 of the 8 output channels and 2 of the 4 input channels."""
     work = works(lambda: F.conv2d(meta(*X), meta(8, 2, 3, 3), groups=2))["aten.convolution"]
-    assert work.gemm == Gemm("fp32", 2, 392, 4, 18)
+    assert work.gemm == GemmShape("fp32", 2, 392, 4, 18)
     assert work.gemm.flops == 2 * 3136 * 18
 
 

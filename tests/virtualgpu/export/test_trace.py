@@ -13,7 +13,7 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 
 from virtualgpu.core.cards import CARDS
-from virtualgpu.core.rules import Gemm
+from virtualgpu.core.rules import GemmShape
 from virtualgpu.export import chrome_trace
 from virtualgpu.export.kernel_names import gemm_name
 from virtualgpu.export.profiler import StepProfiler
@@ -209,7 +209,7 @@ def test_the_profiler_knows_tensor_core_kernels_by_name(card):
         if dtype == "tf32":
             continue
         for aligned in (16, 2):
-            name = gemm_name(card, Gemm(dtype, 1, 1024, 512, 768, aligned), "128x128", "tn")
+            name = gemm_name(card, GemmShape(dtype, 1, 1024, 512, 768, aligned), "128x128", "tn")
             assert (name in TC_Allowlist) == (dtype != "fp32"), name
 
 

@@ -95,13 +95,13 @@ def _add_release_and_feedback(subparsers: argparse._SubParsersAction) -> None:
 
 def _add_formgrader(subparsers: argparse._SubParsersAction) -> None:
     from lab.jupyter import LOOPBACK
-    from lab.start import address, jupyter_port
+    from lab.start import ipv4_address, jupyter_port
 
     form = add_command(subparsers, "formgrader", "start JupyterLab with nbgrader's formgrader",
                        WHERE)
     form.add_argument("--port", type=jupyter_port,
                       help="JupyterLab's port (the first free from 8888)")
-    form.add_argument("--ip", type=address, default=LOOPBACK,
+    form.add_argument("--ip", type=ipv4_address, default=LOOPBACK,
                       help=f"where JupyterLab listens ({LOOPBACK}: only this machine reaches it)")
     form.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
                       help="what a JupyterHub starts for an instructor")

@@ -141,8 +141,8 @@ def cluster_processes(home: Path) -> list[str]:
     from slurmbox import processes
 
     run, left = str(Layout(home).run), []
-    for pid in {*processes.in_root(Path(run).name),
-                *processes.with_variable(f"LAB_CLUSTER_RUN={run}")}:
+    for pid in {*processes.pids_in_cluster(Path(run).name),
+                *processes.pids_with_variable(f"LAB_CLUSTER_RUN={run}")}:
         left.append(command_line(pid))
     left += [line for line in map(command_line, psutil.pids())
              if "slurmbox.init" in line and f"{home}/" in line]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,8 +21,7 @@ from corpus_tools import corpus
 from labcore import workspace
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
-
-Notify = Callable[[str], object]
+from labcore.progress import Notify
 
 # Part of the stamp; increment it when this package writes other bytes for the same text.
 FORMAT = 1

@@ -63,7 +63,7 @@ def documents(limit: int) -> list[str]:
     into training, validation, and test data takes consecutive documents.
     """
     texts, size = [], 0
-    for text in _all():
+    for text in _texts():
         length = len(text.encode("utf-8"))
         if text.strip() and size + length <= limit:
             texts.append(text)
@@ -72,7 +72,7 @@ def documents(limit: int) -> list[str]:
     return texts
 
 
-def _all() -> Iterator[str]:
+def _texts() -> Iterator[str]:
     try:
         from pydoc_data.topics import topics  # not in every distribution's Python
     except ImportError:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from corpus_tools import corpus
 from labcore.errors import LabError
-from labcore.progress import ProgressStep
+from labcore.progress import Notify, ProgressStep
 
 if TYPE_CHECKING:
     from corpus_tools.cli import DataOptions
@@ -24,7 +24,7 @@ TRAINING_BYTES = 32_000_000
 class Builder:
     """Builds all files in a folder, which exists and is empty."""
 
-    def __init__(self, folder: Path, notify: Callable[[str], object], options: DataOptions):
+    def __init__(self, folder: Path, notify: Notify, options: DataOptions):
         """Args:
             folder: the folder.
             notify: receives lines about the progress.
@@ -41,7 +41,7 @@ class Builder:
         self.inputs = [Path(path) for path in self.options.inputs] or [self._library_text()]
         gpt2 = self.assets / "gpt2-vocab.json", self.assets / "gpt2-merges.txt"
         small = self.small / "vocab.json", self.small / "merges.txt"
-        self._vocabularies(gpt2, small)
+        self._write_vocabularies(gpt2, small)
         return [self._tokenize(gpt2, self.assets / "my-gpt2_text_document"),
                 self._tokenize(small, self.small / "text_document")]
 
@@ -53,7 +53,7 @@ class Builder:
             step.note = f"{len(texts):,} documents, {path.stat().st_size / 1e6:.1f} MB, "
         return path
 
-    def _vocabularies(self, gpt2: tuple[Path, Path], small: tuple[Path, Path]) -> None:
+    def _write_vocabularies(self, gpt2: tuple[Path, Path], small: tuple[Path, Path]) -> None:
         """Write both vocabularies; GPT-2's is the user's own if one is given."""
         from corpus_tools.train_vocabulary import write_vocabulary
 
@@ -90,7 +90,7 @@ class Builder:
         merges = self._train(title, self._training_texts(), count)
         if len(merges) < count:
             self.notify(f"  this text alone has only {len(merges):,} of {count:,} merges, so the "
-                     "vocabulary (not the data) is also trained on the Python library's text")
+                        "vocabulary (not the data) is also trained on the Python library's text")
             texts = chain(self._training_texts(), corpus.documents(TRAINING_BYTES))
             merges = self._train(title, texts, count)
         if len(merges) < count:

@@ -31,6 +31,10 @@ class IndexedDatasetWriter:
     """
 
     def __init__(self, prefix: str | os.PathLike[str], dtype: np.dtype | type):
+        """Args:
+            prefix: the start of both paths.
+            dtype: the dtype of the tokens.
+        """
         self.dtype = np.dtype(dtype)
         self.sizes, self.boundaries = array("i"), array("q", [0])
         self.tokens = 0

@@ -131,7 +131,7 @@ def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Se
         progress(counts)
 
 
-def parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="preprocess_data.py", description=__doc__.split("\n")[0],
                                   allow_abbrev=False)
     group = top.add_argument_group("input data")
@@ -174,8 +174,8 @@ def check(arguments: argparse.Namespace) -> None:
         if (value := getattr(arguments, flag)) < 1:
             raise UserError(f"--{flag.replace('_', '-')} {value}: less than 1; nearest: 1")
     if len(set(arguments.json_keys)) < len(arguments.json_keys):
-            raise UserError(f"--json-keys {' '.join(arguments.json_keys)}: a key is repeated; name "
-                            "each key once")
+        raise UserError(f"--json-keys {' '.join(arguments.json_keys)}: a key is repeated; name "
+                        "each key once")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -217,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
     # Exit as on Ctrl-C, so that temporary files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        run(parser().parse_args(argv))
+        run(build_parser().parse_args(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

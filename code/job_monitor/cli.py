@@ -94,7 +94,8 @@ def run_top(arguments: argparse.Namespace) -> None:
         raise LabError(f"top --interval {arguments.interval:g}: not between 0.2 and 3600 seconds; "
                        f"nearest: {min(3600, max(0.2, arguments.interval)):g}")
     if arguments.log and number is None:
-        raise LabError(f"top --log {arguments.log}: of which job? lab top JOBID --log FILE")
+        raise LabError(f"top --log {arguments.log} needs a job; nearest: lab top JOBID --log "
+                       f"{arguments.log}")
     count = _line_count(arguments.lines, number)
     snapshots = take_snapshots(number, arguments.log)
     if arguments.json:
@@ -112,7 +113,8 @@ def run_top(arguments: argparse.Namespace) -> None:
 def _line_count(requested: int | None, number: int | None) -> int | None:
     """Return how many lines of each file to show; None without a job. Raises LabError."""
     if requested is not None and number is None:
-        raise LabError(f"top --lines {requested}: of which job? lab top JOBID --lines {requested}")
+        raise LabError(f"top --lines {requested} needs a job; nearest: lab top JOBID --lines "
+                       f"{requested}")
     if requested is not None and not 1 <= requested <= 1000:
         raise LabError(f"top --lines {requested}: not between 1 and 1000 lines; nearest: "
                        f"{min(1000, max(1, requested))}")

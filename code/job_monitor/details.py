@@ -35,8 +35,8 @@ def describe(snapshot: Snapshot, count: int) -> list[StyledLine]:
         snapshot: the job.
         count: lines to show of each file. With 0, files and settings that agree are left out.
     """
-    lines = [StyledLine(f"{one.check:<14} {one.word:<4} {one.reason}",
-                        "red" if one.word == verdicts.BAD else "")
+    lines = [StyledLine(f"{one.check:<14} {one.verdict:<4} {one.reason}",
+                        "red" if one.verdict == verdicts.BAD else "")
              for one in verdicts.judge(snapshot, snapshot.nodes)]
     lines += _settings([one for one in snapshot.settings if count or one.differs])
     lines += _times(snapshot)
@@ -103,7 +103,7 @@ def _gpus(node: NodeFiles, count: int) -> Iterator[StyledLine]:
 def record(snapshot: Snapshot) -> dict:
     """Return the verdicts, the settings, and the nodes' GPUs as a dictionary for JSON."""
     return {
-        "verdicts": [{"what": one.check, "verdict": one.word, "text": one.reason}
+        "verdicts": [{"what": one.check, "verdict": one.verdict, "text": one.reason}
                      for one in verdicts.judge(snapshot, snapshot.nodes)],
         "settings": [{"what": one.name, "requested": one.requested, "runs": one.actual,
                       "differs": one.differs} for one in snapshot.settings],

@@ -72,7 +72,8 @@ def line(points: Sequence[Point], x: str, y: str, text: str, from_zero: bool = F
         text: a description of the figure.
         from_zero: the vertical axis begins at 0.
 
-    Raises ValueError if no point is finite.
+    Raises:
+        ValueError: no point is finite.
     """
     finite = [point for point in points if math.isfinite(point[1])]
     if not finite:

@@ -48,13 +48,13 @@ def rank_health(status: RankStatus, process: str | None, job: SlurmJob, errors: 
     if status.state == "failed":
         return FAILED, error.text if error else "ended with an error"
     if over:
-        return (DONE, "") if job.state == "COMPLETED" else (DEAD, _end(job))
+        return (DONE, "") if job.state == "COMPLETED" else (DEAD, _end_reason(job))
     if process == ranks.STOPPED:
         return STOPPED, "a signal (SIGSTOP, Ctrl-Z) has stopped its process; SIGCONT resumes it"
     return _health_by_age(status, now)
 
 
-def _end(job: SlurmJob) -> str:
+def _end_reason(job: SlurmJob) -> str:
     if job.state in ENDS:
         return ENDS[job.state]
     if job.is_over:

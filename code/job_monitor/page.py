@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from job_monitor import figures, liveness, logs
 from job_monitor.causes import EXIT, WORLD
-from job_monitor.requested import words
+from job_monitor.requested import split_command
 from job_monitor.snapshot import Snapshot, log_memory
 from job_monitor.table import gib, number, short_reason
 from labcore.html import render
@@ -18,11 +18,12 @@ from labcore.html import render
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-KEY = ("world_size", "data_parallel_size", "tensor_model_parallel_size",
-       "pipeline_model_parallel_size", "schedule", "num_layers", "hidden_size",
-       "num_attention_heads", "seq_length", "padded_vocab_size", "micro_batch_size",
-       "global_batch_size", "train_iters", "fp16", "bf16", "recompute_granularity",
-       "sequence_parallel", "use_distributed_optimizer", "use_flash_attn", "lr", "device")
+KEY_SETTINGS = (
+    "world_size", "data_parallel_size", "tensor_model_parallel_size",
+    "pipeline_model_parallel_size", "schedule", "num_layers", "hidden_size",
+    "num_attention_heads", "seq_length", "padded_vocab_size", "micro_batch_size",
+    "global_batch_size", "train_iters", "fp16", "bf16", "recompute_granularity",
+    "sequence_parallel", "use_distributed_optimizer", "use_flash_attn", "lr", "device")
 BEFORE, AFTER, LAST = 8, 6, 30  # lines of the log around the root cause, and at its end
 MAX_LENGTH = 2000  # characters of one of these lines
 CPU = "the CPU"  # the device of a rank without a GPU
@@ -53,8 +54,9 @@ def render_page(snapshot: Snapshot, script: str, accounting: Sequence[dict[str, 
     steady = _steady_times(snapshot)
     return render(
         "job_monitor/report.html.j2", snapshot=snapshot, script=script, written=written,
-        accounting=accounting, command=words(snapshot.job.command), excerpt=_excerpt(snapshot),
-        settings=[(name, snapshot.config[name]) for name in KEY
+        accounting=accounting, command=split_command(snapshot.job.command),
+        excerpt=_excerpt(snapshot),
+        settings=[(name, snapshot.config[name]) for name in KEY_SETTINGS
                   if snapshot.config.get(name) not in (None, "None", "False")],
         median=statistics.median(steady) if steady else None, times=_times(snapshot, steady),
         losses=_losses(snapshot), memory=_memory(snapshot),

@@ -194,7 +194,7 @@ def _resolve_integer(text: str, known: dict[str, str]) -> str | None:
     return None
 
 
-def words(command: str) -> list[str]:
+def split_command(command: str) -> list[str]:
     """Split a command line as a shell does, or at spaces if its quotes are unbalanced."""
     try:
         return shlex.split(command)

@@ -157,11 +157,11 @@ def _find(number: int) -> SlurmJob:
         return live
     if failure and _is_up(layout):  # the records do not tell the state of a job that may be alive
         raise failure
-    kept = _recorded(layout, number)
+    recorded = _recorded(layout, number)
     rows = accounting(number)
-    if not kept and not rows:
+    if not recorded and not rows:
         raise failure or LabError(_unknown_job(layout, number))
-    return merge(kept or SlurmJob(number, "", "UNKNOWN"), rows[0] if rows else {})
+    return merge(recorded or SlurmJob(number, "", "UNKNOWN"), rows[0] if rows else {})
 
 
 def _is_up(layout: Layout) -> bool:
@@ -178,24 +178,24 @@ def _recorded(layout: Layout, number: int) -> SlurmJob | None:
         return None
 
 
-def merge(kept: SlurmJob, row: dict[str, str]) -> SlurmJob:
+def merge(recorded: SlurmJob, row: dict[str, str]) -> SlurmJob:
     """Combine a job's record from its start with accounting's record of its end.
 
     Args:
-        kept: the job at its start.
+        recorded: the job at its start.
         row: its row in the accounting; empty if there is none.
     """
     if not row:  # it was alive when the cluster went down without writing a record
-        return replace(kept, state="UNKNOWN", reason="", elapsed="", states=())
+        return replace(recorded, state="UNKNOWN", reason="", elapsed="", states=())
     count = row.get("NNodes", "")
     ended = replace(
-        kept, name=row["JobName"], state=row["State"].split()[0], reason="", end=row["End"],
+        recorded, name=row["JobName"], state=row["State"].split()[0], reason="", end=row["End"],
         start=row["Start"], elapsed=row["Elapsed"], exit_code=row["ExitCode"],
         limit=row["Timelimit"], states=())
-    if kept.gpus_per_node:  # the row is of the first component only
+    if recorded.gpus_per_node:  # the row is of the first component only
         return ended
     return replace(ended, nodes=row["NodeList"],
-                   node_count=int(count) if count.isdigit() else kept.node_count)
+                   node_count=int(count) if count.isdigit() else recorded.node_count)
 
 
 def accounting(number: int) -> list[dict[str, str]]:

@@ -34,12 +34,12 @@ class JobVerdict(NamedTuple):
 
     Attributes:
         check: what was checked.
-        word: GOOD, BAD, or UNKNOWN if there was nothing to check.
+        verdict: GOOD, BAD, or UNKNOWN if there was nothing to check.
         reason: why, in words.
     """
 
     check: str
-    word: str
+    verdict: str
     reason: str
 
 
@@ -76,12 +76,12 @@ def _processes(snapshot: Snapshot, nodes: Sequence[NodeFiles]) -> JobVerdict:
     ranks = {(row.status.node, row.status.gpu): row.health in ALIVE
              for row in snapshot.rows if row.status}
     listed = {(node.name, gpu.slot): bool(gpu.processes) for node in nodes for gpu in node.gpus}
-    used = {place: ranks.get(place, has_process) for place, has_process in listed.items()}
-    used |= {place: lives for place, lives in ranks.items() if place[1] is not None}
+    used = {gpu: ranks.get(gpu, has_process) for gpu, has_process in listed.items()}
+    used |= {gpu: has_process for gpu, has_process in ranks.items() if gpu[1] is not None}
     total = max(job.gpus or 0, len(used))
     if not total:
         return JobVerdict(name, UNKNOWN, "the job has no GPU")
-    idle = sorted(place for place, lives in used.items() if not lives)
+    idle = sorted(gpu for gpu, has_process in used.items() if not has_process)
     if idle:
         text = "no process on " + ", ".join(f"GPU {slot} of {node}" for node, slot in idle)
         return JobVerdict(name, BAD, text)

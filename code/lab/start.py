@@ -21,7 +21,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     start = subparsers.add_parser("start", help=text, description=text)
     start.add_argument("--port", type=jupyter_port, metavar="PORT",
                        help="JupyterLab's port (default: the first free one from 8888)")
-    start.add_argument("--ip", type=address, default=LOOPBACK, metavar="ADDRESS",
+    start.add_argument("--ip", type=ipv4_address, default=LOOPBACK, metavar="ADDRESS",
                        help=f"address at which JupyterLab listens (default: {LOOPBACK}, for this "
                        "machine only; 0.0.0.0: everybody who has the token can connect)")
     start.add_argument("--hub", nargs=argparse.REMAINDER, metavar="ARGUMENT",
@@ -41,7 +41,7 @@ def jupyter_port(text: str) -> int:
     return port
 
 
-def address(text: str) -> str:
+def ipv4_address(text: str) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError as error:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
+Notify = Callable[[str], object]  # receives lines for the user
 INTERVAL = 10.0  # seconds between two lines without a terminal
 
 
@@ -16,7 +17,7 @@ class ProgressStep:
         note: text to add to the last line.
     """
 
-    def __init__(self, title: str, notify: Callable[[str], object], total: int | None = None):
+    def __init__(self, title: str, notify: Notify, total: int | None = None):
         """Args:
             title: what the step does.
             notify: receives the lines; the last one has the title, `note`, and the elapsed time.

@@ -6,13 +6,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from labcore import own_labs, workspace
 from labcore.atomic import ensure_link, write_atomic
-
-Notify = Callable[[str], object]
+from labcore.progress import Notify
 
 RECORD = ".shipped.json"  # the digest of each file as it was last copied, by its path
 # The end of an exercise's text; {} is the exercise's place in the worked notebook.
@@ -62,7 +61,7 @@ def ship(checkout: Path, home: Path, notify: Notify) -> None:
         home: the workspace.
         notify: receives a line for each new version beside a changed copy.
     """
-    record = _read(home / RECORD)
+    record = _read_record(home / RECORD)
     before = dict(record)
     try:
         for source, path, mode in shipped(checkout):
@@ -154,7 +153,7 @@ def digest(name: str, content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _read(path: Path) -> dict[str, str]:
+def _read_record(path: Path) -> dict[str, str]:
     """Return the digests of the files as they were last copied.
 
     If the record is missing or corrupted, it is empty. Every copy that differs then counts as the

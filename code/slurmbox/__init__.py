@@ -18,14 +18,13 @@ guide.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from labcore.progress import Notify
+
 if TYPE_CHECKING:
     from slurmbox.profile import ClusterProfile
-
-Notify = Callable[[str], None]  # receives lines for the user
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -91,7 +91,7 @@ def run_env(arguments: argparse.Namespace) -> None:
     layout.prepare()
     if layout.site.exists():
         site_clients.refresh(layout)
-    elif not containers.here(layout):
+    elif not containers.in_container(layout):
         clients.write_stubs(layout)
     print(clients.exports(layout.home), end="")
 
@@ -118,7 +118,7 @@ def _send(layout: Layout, **request: str) -> None:
 def run_link(arguments: argparse.Namespace) -> None:
     rate = parse_link(arguments.rate)
     layout = Layout(workspace.home())
-    if containers.here(layout):
+    if containers.in_container(layout):
         containers.refuse_link(rate)
     with control.locked_if_used(layout):
         record = _require_running(layout)
@@ -138,7 +138,7 @@ def run_node(arguments: argparse.Namespace) -> None:
     names = from_json(record["profile"]).node_names
     if arguments.name not in names:
         raise LabError(f"node {arguments.name}: no such node; the nodes are {', '.join(names)}")
-    if containers.here(layout):
+    if containers.in_container(layout):
         containers.refuse_node(arguments.name, arguments.action)
     loopback = record["place"]["mode"] == "loopback"
     if loopback and arguments.action in ("cut", "heal"):

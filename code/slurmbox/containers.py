@@ -26,7 +26,7 @@ NOTICE_INTERVAL = 10.0  # seconds between two progress messages
 NETWORK = ClusterNetwork("containers")
 
 
-def here(layout: Layout) -> bool:
+def in_container(layout: Layout) -> bool:
     """Return whether this process is in one of the containers, which create this folder first."""
     return layout.run == RUN and layout.run_is_ours()
 

@@ -96,7 +96,7 @@ def ensure_up(home: Path, profile: ClusterProfile | None = None, notify: Notify 
         site_clients.refresh(layout)
         jobfolders.prune(layout)
         return False
-    if containers.here(layout):
+    if containers.in_container(layout):
         jobfolders.prune(layout)
         return containers.ensure_up(layout, notify)
     options = UpOptions()
@@ -147,7 +147,7 @@ def refuse_site(layout: Layout) -> None:
 
 
 def refuse_containers(layout: Layout, action: str, command: str) -> None:
-    if containers.here(layout):
+    if containers.in_container(layout):
         containers.refuse(action, f"{COMPOSE} {command}")
 
 

@@ -132,10 +132,7 @@ def ensure_slurm(notify: Notify = print) -> Slurm:
             from slurmbox import bundle
 
             bundle.unpack(Path(os.environ.get("LAB_SLURM_PREFIX") or BUNDLE), PACKAGES, notify)
-    slurm = locate()
-    if slurm is None:
-        raise LabError(f"Slurm is not installed on this machine. {how_to_install()}")
-    return slurm
+    return require_slurm()
 
 
 def _become_root() -> list[str] | None:

@@ -54,10 +54,8 @@ def _job(pairs: dict[str, str], names: dict[str, str]) -> dict[str, str]:
 
 
 def _time_limit(text: str) -> str:
-    """Return a time limit as HH:MM:SS; one of Slurm's outputs has it in minutes."""
-    if text.isdigit():
-        return format_seconds(60 * int(text))
-    return {"UNLIMITED": "UNLIMITED", "Partition_Limit": "Partition_Limit"}.get(text, text)
+    """Return a time limit as HH:MM:SS, or a word such as UNLIMITED; some of Slurm's are minutes."""
+    return format_seconds(60 * int(text)) if text.isdigit() else text
 
 
 def finished(records: Path) -> list[dict[str, str]]:

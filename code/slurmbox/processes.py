@@ -67,8 +67,8 @@ def wait_gone(pid: int, started: int, timeout: float) -> bool:
     return True
 
 
-def in_root(identity: str) -> list[int]:
-    """Return the processes that entered the namespaces of this cluster."""
+def pids_in_cluster(identity: str) -> list[int]:
+    """Return the IDs of the processes that entered the namespaces of this cluster."""
     inside = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError):
@@ -77,8 +77,11 @@ def in_root(identity: str) -> list[int]:
     return [pid for pid in inside if pid != os.getpid()]
 
 
-def with_variable(*wanted: str) -> list[int]:
-    """Return the processes with one of these NAME=VALUE, without this process and its parents."""
+def pids_with_variable(*wanted: str) -> list[int]:
+    """Return the IDs of processes with one of these NAME=VALUE in their environment.
+
+    This process and its parents are left out.
+    """
     words, matches = {text.encode() for text in wanted}, []
     family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     for pid in psutil.pids():

@@ -37,7 +37,7 @@ class SacctParser(argparse.ArgumentParser):
         sys.exit(1)
 
 
-def parser() -> SacctParser:
+def build_parser() -> SacctParser:
     top = SacctParser(prog="sacct", description=__doc__, allow_abbrev=False)
     add = top.add_argument
     add("-j", "--jobs", metavar="ID[,ID...]", help="show only these jobs")
@@ -64,10 +64,10 @@ def columns(text: str) -> list[tuple[str, int]]:
         name, _, width = word.strip().partition("%")
         field = BY_LOWER.get(name.lower())
         if field is None:
-            parser().error(f"field {name!r} is not recorded without a database "
-                           f"(the recorded fields are {', '.join(FIELDS)})")
+            build_parser().error(f"field {name!r} is not recorded without a database "
+                                 f"(the recorded fields are {', '.join(FIELDS)})")
         if width and not re.fullmatch(r"-?[0-9]+", width):
-            parser().error(f"width {width!r} of field {name!r} is not a number")
+            build_parser().error(f"width {width!r} of field {name!r} is not a number")
         selected.append((field, int(width) if width else FIELDS[field]))
     return selected
 
@@ -117,7 +117,7 @@ def job_ids(text: str) -> set[str]:
     ids = {word.strip().partition(".")[0] for word in text.split(",")}
     for word in ids:
         if not word.replace("_", "", 1).isdigit():
-            parser().error(f"-j {word!r}: not a job ID")
+            build_parser().error(f"-j {word!r}: not a job ID")
     return ids
 
 
@@ -129,9 +129,9 @@ def read_jobs(state: Path, duplicates: bool) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    arguments, unknown = parser().parse_known_args()
+    arguments, unknown = build_parser().parse_known_args()
     if unknown:
-        parser().error(f"option {unknown[0]} is not supported without a database")
+        build_parser().error(f"option {unknown[0]} is not supported without a database")
     if arguments.helpformat:
         print("\n".join(FIELDS))
         return
@@ -141,7 +141,8 @@ def main() -> None:
     if arguments.starttime:
         since = jobrecords.parse_time(arguments.starttime)
         if since is None:
-            parser().error(f"-S {arguments.starttime!r}: not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS")
+            build_parser().error(
+                f"-S {arguments.starttime!r}: not YYYY-MM-DD or YYYY-MM-DDTHH:MM:SS")
     wanted = job_ids(arguments.jobs) if arguments.jobs else set()
     state = Path(os.environ["SLURM_CONF"]).parents[1]
     jobs = read_jobs(state, arguments.duplicates)

@@ -41,8 +41,10 @@ def add_parser(leaves: argparse._SubParsersAction) -> None:
     text = "run one of the containers of docker/compose.yml"
     serve = leaves.add_parser("serve", help=text, description=text)
     roles = serve.add_subparsers(metavar="ROLE", required=True)
-    for name, run in (("controller", run_controller), ("node", run_node)):
-        role = roles.add_parser(name)
+    for name, run, help_text in (
+            ("controller", run_controller, "run munged and slurmctld, and write slurm.conf"),
+            ("node", run_node, "run munged and slurmd")):
+        role = roles.add_parser(name, help=help_text, description=help_text)
         role.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 2)")
         role.add_argument("--gpus", metavar="SPEC", help="see lab cluster up")
         role.add_argument("--link", metavar="RATE",
@@ -50,7 +52,8 @@ def add_parser(leaves: argparse._SubParsersAction) -> None:
         role.add_argument("--cuda", type=int, default=0, metavar="N",
                           help=f"number of GPUs of a further node {CUDA_NODE}, which has real GPUs")
         role.set_defaults(run=run)
-    login = roles.add_parser("login")
+    text = "run munged and a command, from which jobs are submitted"
+    login = roles.add_parser("login", help=text, description=text)
     login.add_argument("command", nargs=argparse.REMAINDER,
                        help="the command to run, such as lab start --port 8888")
     login.set_defaults(run=run_login)

@@ -53,7 +53,7 @@ def kill_leftovers(layout: Layout) -> int:
     end_supervisor(layout)
     killed: set[int] = set()
     for _ in range(50):
-        left = processes.in_root(layout.run.name) + processes.with_variable(
+        left = processes.pids_in_cluster(layout.run.name) + processes.pids_with_variable(
             f"{RUN_VARIABLE}={layout.run}")
         if not left:
             break

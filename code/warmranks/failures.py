@@ -50,7 +50,7 @@ def failure(run: RunRequest, report: RunReport) -> RankError | None:
         return RankError(f"no rank was started:\n{report.problem}", None,
                          report.problem.strip().rpartition("\n")[2], report.problem)
     if report.timed_out:
-        return _timeout(run, report)
+        return _timeout_error(run, report)
     if report.cause is None:
         return None
     first = report.outcomes[report.cause]
@@ -78,7 +78,7 @@ def _ranks(ranks: list[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _timeout(run: RunRequest, report: RunReport) -> RanksTimeout:
+def _timeout_error(run: RunRequest, report: RunReport) -> RanksTimeout:
     stacks = {rank: stack_text(one.stack) for rank, one in enumerate(report.outcomes)
               if one.state == "running"}
     lines = [f"{_ranks(list(stacks))} of {run.ranks} wait for ranks that never respond" if

@@ -92,7 +92,7 @@ def serve(control: socket.socket, parent: int) -> None:
     except ConnectionResetError:
         return
     finally:
-        _end()
+        _end_managers()
 
 
 def _fork_manager(control: socket.socket, files: list[int]) -> None:
@@ -105,7 +105,7 @@ def _fork_manager(control: socket.socket, files: list[int]) -> None:
         os.close(descriptor)
 
 
-def _end() -> None:
+def _end_managers() -> None:
     """Have the managers kill their ranks, then kill the managers."""
     deadline = time.monotonic() + EXIT_TIMEOUT
     signal_all(children(), signal.SIGTERM)

@@ -59,7 +59,7 @@ class ForkServer:
 
     @property
     def running(self) -> bool:
-        """Return whether the server accepts requests."""
+        """True if the server accepts requests."""
         return self._control.fileno() >= 0 and self.process.poll() is None
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class DeadlockDetector:
         rows = {rank: self.board.read(rank) for rank in running}
         waits = bool(rows) and all(text for _, text in rows.values())
         try:
-            now = rows, [switches(process) for process in running.values()]
+            now = rows, [context_switches(process) for process in running.values()]
             if not waits or now != self._before:
                 self._before, self._since, self._rounds = now, time.monotonic(), 0
                 self._unseen = set()
@@ -114,17 +114,17 @@ class DeadlockDetector:
         if not self._unseen:
             self._unseen = {thread for process in processes
                             for thread in Path(f"/proc/{process}/task").iterdir()}
-        self._unseen -= {thread for thread in self._unseen if asleep(thread)}
+        self._unseen -= {thread for thread in self._unseen if is_asleep(thread)}
         self._rounds += not self._unseen
 
 
-def switches(process: int) -> list[str]:
+def context_switches(process: int) -> list[str]:
     """Return the context-switch counts of a process's main thread, one line per kind."""
     status = Path(f"/proc/{process}/task/{process}/status").read_text()
     return [line for line in status.splitlines() if "ctxt_switches" in line]
 
 
-def asleep(thread: Path) -> bool:
+def is_asleep(thread: Path) -> bool:
     """Return whether a thread waits for an event or has ended, given its folder in /proc."""
     try:
         return (thread / "stat").read_text().rpartition(")")[2].split()[0] in ASLEEP

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from markdown_it import MarkdownIt
 
-from corpus_tools.preprocess import parser as preprocess_parser
+from corpus_tools.preprocess import build_parser as preprocess_parser
 from lab import cli
 from minimegatron.arguments.parse import build_parser
 from tests.docs.pages import ROOT, blocks, pages

@@ -60,7 +60,7 @@ def watched(tmp_path, what=None, log=None, script=SCRIPT, files=()):
 
 
 def judged(shown):
-    return {one.check: (one.word, one.reason) for one in verdicts.judge(shown, shown.nodes)}
+    return {one.check: (one.verdict, one.reason) for one in verdicts.judge(shown, shown.nodes)}
 
 
 def test_nvidia_smi_s_table_is_read():
@@ -257,7 +257,7 @@ def test_watching_without_a_terminal_prints_until_the_end(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(("given", "number", "error"), [
-    (3, None, "top --lines 3: of which job"), (0, 7, "not between 1 and 1000 lines; nearest: 1"),
+    (3, None, "top --lines 3 needs a job"), (0, 7, "not between 1 and 1000 lines; nearest: 1"),
     (2000, 7, "nearest: 1000")])
 def test_a_bad_number_of_lines_is_explained(given, number, error):
     with pytest.raises(LabError, match=error):

@@ -134,7 +134,7 @@ def no_cluster(tmp_path, monkeypatch):
     (["top", "--interval", "0"],
      "top --interval 0: not between 0.2 and 3600 seconds; nearest: 0.2"),
     (["top", "--interval", "nan"], "top --interval nan: not between"),
-    (["top", "--log", "x"], "top --log x: of which job? lab top JOBID --log FILE")])
+    (["top", "--log", "x"], "top --log x needs a job; nearest: lab top JOBID --log x")])
 def test_bad_input_is_explained(no_cluster, capsys, words, error):
     assert cli.main(words) == 1
     said = capsys.readouterr()

@@ -57,7 +57,7 @@ class Job:
             f"sacct -n -X -P -j {self.number} -o State,ExitCode").stdout.strip()
 
     def left(self):
-        return processes.with_variable(self.mark)
+        return processes.pids_with_variable(self.mark)
 
     def trains(self):
         assert self.cluster.until(lambda: re.search(r"^ iteration +2/", self.log, re.M), 180), (
@@ -65,7 +65,7 @@ class Job:
 
     def send(self, rank, number):
         """A signal to one rank."""
-        (pid,) = [pid for pid in processes.with_variable(f"RANK={rank}") if pid in self.left()
+        (pid,) = [pid for pid in processes.pids_with_variable(f"RANK={rank}") if pid in self.left()
                   and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
         os.kill(pid, number)
 

@@ -49,7 +49,7 @@ time.sleep(600)
 def running(cluster, text):
     """Processes of this cluster whose command line has `text`."""
     found = []
-    for pid in processes.in_root(cluster.layout.run.name):
+    for pid in processes.pids_in_cluster(cluster.layout.run.name):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:

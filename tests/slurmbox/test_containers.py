@@ -80,9 +80,9 @@ def test_the_key_is_not_in_the_workspace(layout, monkeypatch):
 
 
 def test_another_machine_with_the_same_workspace_is_no_container(layout, monkeypatch):
-    assert containers.here(layout)
+    assert containers.in_container(layout)
     (containers.RUN / "cluster").unlink()
-    assert not containers.here(layout)
+    assert not containers.in_container(layout)
 
 
 @pytest.mark.parametrize(("words", "command"), [
@@ -232,7 +232,7 @@ def test_a_record_of_containers_that_are_gone_is_no_cluster_here(tmp_path):
     made = Layout(tmp_path)
     made.prepare()
     record(made, gpus="a100:4")
-    assert not containers.here(made) and control.from_containers(json.loads(
+    assert not containers.in_container(made) and control.from_containers(json.loads(
         made.record.read_text()))
 
 

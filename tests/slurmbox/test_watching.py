@@ -60,9 +60,9 @@ def until(course, lab, number, done, seconds=120):
 
 def send(course, number, rank, which):
     """Send a signal to a warm rank, whose environment says which one it is."""
-    (pid,) = (set(processes.with_variable(f"SLURM_JOB_ID={number}"))
-              & set(processes.with_variable(f"RANK={rank}"))
-              & set(processes.in_root(course.layout.run.name)))
+    (pid,) = (set(processes.pids_with_variable(f"SLURM_JOB_ID={number}"))
+              & set(processes.pids_with_variable(f"RANK={rank}"))
+              & set(processes.pids_in_cluster(course.layout.run.name)))
     os.kill(pid, which)
 
 

@@ -150,16 +150,16 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
     except (LabError, KeyError, TypeError) as error:
         raise SmiExit(NO_DRIVER, "nvidia-smi: error: a different version of lab started the "
                       f"cluster ({error}): run lab cluster down, then lab cluster up") from error
-    inside = os.environ.get("SLURMD_NODENAME")
-    wanted = node or inside
+    own_node = os.environ.get("SLURMD_NODENAME")
+    wanted = node or own_node
     if wanted is not None and wanted not in declared:
         raise SmiExit(NOT_FOUND, f"ERROR: --node {wanted}: no such node; nearest: "
                                  f"{nearest(wanted, declared)[0]}")
     shown = cards.assign(declared, cards.live_processes(state / "ranks", proc), fabric)
     if wanted is not None:
         shown = {wanted: shown[wanted]}
-    if inside is not None and wanted == inside:
-        shown[inside] = cards.job_gpus(shown[inside], dict(os.environ))
+    if own_node is not None and wanted == own_node:
+        shown[own_node] = cards.job_gpus(shown[own_node], dict(os.environ))
     return shown
 
 

@@ -75,29 +75,29 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
         adapters: whether the node has the InfiniBand adapters of its type.
     """
     node = NODES[gpus[0].card.node]
-    seats = [GpuSlot(gpu.card, gpu.number) for gpu in gpus]
-    cells = links(seats, node.adapters if adapters else ())
+    positions = [GpuSlot(gpu.card, gpu.number) for gpu in gpus]
+    cells = links(positions, node.adapters if adapters else ())
     names = [f"GPU{gpu.index}" for gpu in gpus]
-    threads, numa = zip(*map(affinity, seats), strict=True)
+    threads, numa = zip(*map(affinity, positions), strict=True)
     columns = {"CPU Affinity": threads, "NUMA Affinity": numa,
                "GPU NUMA ID": ["\tN/A"] * len(gpus)}
     return f"{topology(names, cells, columns)}\n{modeled_notice(node)}"
 
 
-def links(seats: Sequence[GpuSlot], nics: Sequence[DeviceLocation]) -> list[list[str]]:
+def links(positions: Sequence[GpuSlot], nics: Sequence[DeviceLocation]) -> list[list[str]]:
     """Return the cells of the matrix: a row for each GPU of one node, then one for each NIC.
 
     Args:
-        seats: the positions of the GPUs in the node.
+        positions: the positions of the GPUs in the node.
         nics: the positions of the InfiniBand adapters in the node.
     """
-    rows = [[*(gpu_link(one, other) for other in seats),
-             *(adapter_link(one, nic) for nic in nics)] for one in seats]
-    node = NODES[seats[0].card.node]
+    rows = [[*(gpu_link(one, other) for other in positions),
+             *(adapter_link(one, nic) for nic in nics)] for one in positions]
+    node = NODES[positions[0].card.node]
     for number, one in enumerate(nics):
-        cells = [*(adapter_link(seat, one) for seat in seats),
+        cells = [*(adapter_link(position, one) for position in positions),
                  *(node.path(one, other) for other in nics)]
-        cells[len(seats) + number] = SELF
+        cells[len(positions) + number] = SELF
         rows.append(cells)
     return rows
 
@@ -129,16 +129,16 @@ def gpu_link(one: GpuSlot, other: GpuSlot) -> str:
     return f"NV{count}" if count else intranode.path(one, other)
 
 
-def adapter_link(seat: GpuSlot, nic: DeviceLocation) -> str:
+def adapter_link(position: GpuSlot, nic: DeviceLocation) -> str:
     """Return the cell of a GPU and an InfiniBand adapter."""
-    node = NODES[seat.card.node]
-    return node.path(node.place(seat.slot), nic)
+    node = NODES[position.card.node]
+    return node.path(node.place(position.slot), nic)
 
 
-def affinity(seat: GpuSlot) -> tuple[str, str]:
+def affinity(position: GpuSlot) -> tuple[str, str]:
     """Return the CPUs on a GPU's NUMA node, and the number of that node."""
-    node = NODES[seat.card.node]
-    numa = node.place(seat.slot).numa % node.numa_nodes
+    node = NODES[position.card.node]
+    numa = node.place(position.slot).numa % node.numa_nodes
     each = CPUS // node.numa_nodes
     return f"{numa * each}-{(numa + 1) * each - 1}", str(numa)
 

@@ -38,9 +38,9 @@ def render(layout: RunLayout) -> list[Script]:
     name = layout.conf.name
     if layout.job != JOINED:
         path = FOLDER / f"{name}.sh"
-        het = [f"--het-group={','.join(map(str, range(len(layout.components))))} "]
+        groups = ",".join(map(str, range(len(layout.components))))
         return [_script(layout, path, own=layout.components, command=f"sbatch {path}",
-                        het_group=het[0] if layout.job == HETEROGENEOUS else "")]
+                        het_group=f"--het-group={groups} " if layout.job == HETEROGENEOUS else "")]
     ranks = [0, *accumulate(component.nodes for component in layout.components)]
     scripts = []
     for part, component in enumerate(layout.components):

@@ -92,7 +92,7 @@ class Warm:
 def nodes(cluster: RunningCluster) -> dict[str, int]:
     """Return the process ID of every node's slurmd, by the node's name."""
     found = {}
-    for pid in processes.in_root(cluster.layout.run.name):
+    for pid in processes.pids_in_cluster(cluster.layout.run.name):
         words = command_line(pid).split()
         if words and Path(words[0]).name == "slurmd" and "-N" in words:
             found[words[words.index("-N") + 1]] = pid

@@ -1,5 +1,4 @@
-"""Find the training runs among the programs that a job script starts: their ranks, their flags,
-and anything that would make the rendezvous fail."""
+"""Find the training runs that a job script starts: ranks, flags, and rendezvous problems."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ import pytest
 
 from labkit.build.prose import elements
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
-from tests.labs.test_labs import first_and_last_lab, lab_of
+from tests.labs.test_labs import lab_of, sample_labs
 
 TO_DO = re.compile("Your turn|still waits for your answer")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-@first_and_last_lab  # tests/labs/test_run.py runs the cells of all labs
+@sample_labs  # tests/labs/test_run.py runs the cells of all labs
 def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_page, course_jupyter,
                                                                  common_traffic, screenshot):
     page = common_page

@@ -1,4 +1,4 @@
-"""Answers that call the trainer's own formulas and schedules. They would be right."""
+"""Answers that call the course's own formulas, schedules, and roundings. They would be right."""
 
 from __future__ import annotations
 
@@ -51,6 +51,16 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
         "interleaving": GPT + """def interleaving(stages, micro_batches, chunks):
     overhead = formulas.bubble_overhead(stages, micro_batches, chunks)
     return overhead, 2 * micro_batches * (stages * chunks - 1)""",
+    },
+    "13_eight_bits": {
+        "quantize-blocks": """def quantize_blocks(x, rows, columns):
+    from minite.quantize import quantize_blocks
+    made = quantize_blocks(x, torch.float8_e4m3fn, (rows, columns), power_of_2=False)
+    return made.data, 1 / made.scale_inv""",
+        "mxfp8": """def mxfp8(x):
+    from minite import quantize
+    made = quantize.quantize_mx(x, torch.float8_e4m3fn)
+    return made.data, torch.log2(made.scale_inv.float()).int()""",
     },
     "14_heterogeneous_clusters": {
         "stage-times": """from labkit.contest.mixed_clusters import durations as stage_times""",

@@ -5,7 +5,7 @@ import pytest
 from labcore import shipping
 from labkit.build import Cell, Lab
 from tests.labs import elsewhere, graded
-from tests.labs.test_labs import first_and_last_lab, lab_of
+from tests.labs.test_labs import lab_of, sample_labs
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ def together(lab: Lab, each: int) -> list[dict[str, Cell]]:
 
 
 @pytest.mark.parametrize("each", EACH)
-@first_and_last_lab  # tests/grader/test_labs.py grades all labs in the sandbox
+@sample_labs  # tests/grader/test_labs.py grades all labs in the sandbox
 def test_checks_work_across_processes(path, each, tmp_path):
     home = tmp_path / "workspace"
     shipping.make_workspace(home)

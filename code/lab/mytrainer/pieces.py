@@ -50,7 +50,8 @@ class Piece:
 
 PIECES = {piece.name: piece for piece in (
     Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
-    Piece("ddp", "lab 04", "DataParallel", "data parallelism"))}
+    Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
+    Piece("fp8", "lab 13", "Linear", "FP8 linear layers"))}
 
 
 class PieceError(LabError):

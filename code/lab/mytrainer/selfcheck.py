@@ -97,6 +97,27 @@ def test_ddp(module) -> None:
             lambda parameter: parameter.grad)
 
 
+def test_fp8(module) -> None:
+    """Compare an FP8 layer with nn.Linear: close, but rounded, in all three GEMMs."""
+    torch.manual_seed(0)
+    exact, rounded = nn.Linear(64, 32), module.Linear(64, 32)
+    rounded.load_state_dict(exact.state_dict())
+    grad, results = torch.randn(16, 32), []
+    for layer in (exact, rounded):
+        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        y = layer(x)
+        y.backward(grad)
+        results.append((y.detach(), x.grad, layer.weight.grad))
+    names = ("the output", "the gradient of the input", "the gradient of the weight")
+    for name, expected, actual in zip(names, *results, strict=True):
+        if actual is None:
+            raise LabError(f"mytrainer/fp8.py: {name} is None")
+        error = ((actual - expected).norm() / expected.norm()).item()
+        if not 0.001 < error < 0.15:
+            raise LabError(f"mytrainer/fp8.py: {name} of Linear(64, 32) differs from nn.Linear's "
+                           f"by {error:.1%}; rounding to FP8 causes 1% to 10%")
+
+
 def compare(text: str, parallel: nn.Module, single: nn.Module,
             select: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
     """Raise LabError unless this rank's parameters or gradients match a single process's.
@@ -127,4 +148,4 @@ def short(tensor: torch.Tensor) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values[:3].tolist()) + more + "]"
 
 
-TESTS = {"collectives": test_collectives, "ddp": test_ddp}
+TESTS = {"collectives": test_collectives, "ddp": test_ddp, "fp8": test_fp8}

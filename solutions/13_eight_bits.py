@@ -1,0 +1,1747 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Eight bits: FP8, block scales, and below
+#
+# An H100 multiplies FP8 matrices twice as fast as BF16 ones. So your group switches its training run to FP8, and
+# the bill for every linear layer shrinks by a third. Then somebody restarts the run with a different setting, and
+# the loss explodes within a few steps.
+#
+# An FP8 number has only two or three mantissa bits. Whether a model still learns depends on one thing: how its
+# tensors are **scaled** before they are rounded. In this lab you build that part yourself, from the rounding of a
+# single number to a linear layer whose three GEMMs run in FP8.
+#
+# **You will be able to**
+#
+# - round to any small floating-point format, and predict what saturates and what underflows;
+# - scale tensors with the current amax, with a history, and per block, and share scales across ranks;
+# - write an FP8 linear layer that is really faster on a virtual H100, and tell which layers are not worth it;
+# - move a Hugging Face model to Transformer Engine's layers without touching its checkpoint;
+# - calibrate a model for FP8 inference, and read the FP8 settings of four frameworks.
+#
+# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
+# turn*, replace that line with your answer; the cell below it checks it at once. Guesses are not graded. You need
+# [Training optimizations](05_training_optimizations.ipynb) for loss scaling, and
+# [Data parallelism](04_data_parallelism.ipynb) for the all-reduce. Two sittings are a good idea; *A whole model*
+# starts the second one.
+#
+# **Real and virtual.** Values are real: tensors are rounded to PyTorch's float8 types on your CPU, and multiplied
+# with float32 accumulation, so a loss curve here shows what the rounding does. Times are **virtual**: a CPU gains
+# nothing from FP8, so an H100 is modeled. The layers come from `minite`, a small package with the names and
+# semantics of NVIDIA's Transformer Engine. Where the real one and a GPU are present, `import minite as te` gives
+# that one.
+
+# %% tags=["setup"]
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import minite as te
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.makedirs("mytrainer", exist_ok=True)
+
+# A format: its mantissa bits, the exponent of its smallest normal number, and its largest number.
+E4M3 = (3, -6, 448.0)
+E5M2 = (2, -14, 57344.0)
+E2M1 = (1, 0, 6.0)
+
+# %% tags=["check-setup"]
+from labkit import check
+
+# Answers cannot use these, because they contain the solutions.
+check.mask("lab.notebook.eight_bits", "minimegatron", "minite.functional.fp8_linear", "minite.quantize.amax_of",
+           "minite.quantize.cast", "minite.quantize.quantize_blocks", "minite.quantize.quantize_mx",
+           "minite.quantize.quantize_tensor", "minite.quantize.scale_from_amax", "minite.quantize.update_history")
+
+# %% tags=["explore"]
+import matplotlib.pyplot as plt
+
+from job_monitor import logs
+from lab.notebook import eight_bits, jobs
+from labcore.colors import bad, good, result
+from layout_estimator import costs
+from minite import recipe
+
+jobs.connect()
+
+# %% [markdown]
+# ## A bill, and a curve that diverges
+#
+# First the bill. A linear layer needs three GEMMs of equal size: one in the forward pass, and two in the backward
+# pass, for the gradient of its input and the gradient of its weight. How much faster is the layer in FP8 than in BF16
+# on an H100? Its Tensor Cores are exactly twice as fast. Guess the speedup for 8,192 tokens and a weight of 8,192 x
+# 8,192, and again for a weight of 1,024 x 1,024.
+
+# %% answer="guess-speedup"
+### BEGIN SOLUTION
+guess_large, guess_small = 1.6, 1.3
+### END SOLUTION
+
+# %% tags=["explore"]
+for guess, width in ((guess_large, 8192), (guess_small, 1024)):
+    times = eight_bits.linear_times(8192, width, width)
+    print(f"{width:,}: BF16 {times.bf16:,.0f} us; FP8 {times.gemms:,.0f} us in GEMMs and {times.casts:,.0f} us in "
+          f"casts (virtual H100)")
+    check.compare("times as fast", guess, times.speedup)
+
+# %% [markdown]
+# The large layer gains almost half again as much speed, not twice, and the small one gets *slower*. You will find out
+# why, and predict which layers are worth it. Now the curve. A small language model is trained three times on the same
+# batches. BF16 is the reference. The second run uses FP8, with the recipe that Transformer Engine has used since the
+# first H100. The third run differs from it in two settings: the format of its gradients, and a scale that was right
+# once and is never updated.
+
+# %% tags=["explore"] short={"STEPS = 60": "STEPS = 4"}
+STEPS = 60
+delayed = recipe.DelayedScaling(amax_history_len=16)
+curves = {"BF16": eight_bits.train(None, STEPS)[1],
+          "FP8, delayed scaling": eight_bits.train(delayed, STEPS)[1],
+          "FP8, E4M3 gradients, stale scale": eight_bits.train(
+              recipe.DelayedScaling(recipe.Format.E4M3), STEPS, eight_bits.stuck_gradient_scale(2.0**20))[1]}
+for name, losses in curves.items():
+    plt.plot(losses, label=name)
+    print(f"{name}: final loss {result(f'{losses[-1]:.2f}')}")
+plt.yscale("log")
+plt.xlabel("step")
+plt.ylabel("loss")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# Two of the curves are on top of each other: with good scales, eight bits cost nothing here. The third one explodes.
+# Nothing else has changed, neither the data nor the learning rate. So what is a good scale? To see that, look at the
+# numbers themselves.
+
+# %% [markdown]
+# ## Numbers with two or three mantissa bits
+#
+# A floating-point number is $\pm\, 1.m \times 2^e$. FP8 has two formats
+# ([Micikevicius et al., 2022](https://arxiv.org/abs/2209.05433)): **E4M3** has 4 exponent bits and 3 mantissa bits,
+# **E5M2** has 5 and 2.
+#
+# | format | mantissa bits | largest number | smallest normal number | numbers between 1 and 2 |
+# |---|---:|---:|---:|---:|
+# | E4M3 | 3 | 448 | $2^{-6}$ | 8 |
+# | E5M2 | 2 | 57,344 | $2^{-14}$ | 4 |
+# | BF16 | 7 | $3.4 \times 10^{38}$ | $2^{-126}$ | 128 |
+#
+# Between two powers of two, the numbers of a format are evenly spaced. The **spacing** at $x$, with
+# $2^e \le |x| < 2^{e+1}$ and $m$ mantissa bits, is $2^{e-m}$. Below the smallest normal number, the spacing no longer
+# shrinks: these are the **subnormal** numbers, and what is smaller than half the last one becomes zero, an
+# **underflow**. Beyond the largest number, a training library **saturates**: the value becomes the largest number,
+# with its sign.
+#
+# ### Exercise 1: round to eight bits
+#
+# Write `round_to`. It rounds a float32 tensor to the nearest number of a format, and ties go to the number with an even
+# mantissa, as `torch.round` does for integers. Do not convert to one of PyTorch's float8 types: your function must
+# work for any format, and you will need one that PyTorch cannot convert to. `spacing` is a helper that the next
+# exercise uses, too. `torch.frexp(x)` returns a mantissa in $[0.5, 1)$ and an exponent, and `torch.ldexp(x, e)` is
+# $x \cdot 2^e$.
+
+# %% answer="round-to"
+def spacing(x, mantissa, smallest):
+    """Return the distance between neighboring numbers of a format at each element of x.
+
+    Args:
+        x: float32.
+        mantissa: mantissa bits of the format.
+        smallest: exponent of its smallest normal number.
+    """
+    ### BEGIN SOLUTION
+    exponent = torch.frexp(x).exponent - 1
+    return torch.ldexp(torch.ones_like(x), exponent.clamp(min=smallest) - mantissa)
+    ### END SOLUTION
+
+
+def round_to(x, mantissa, smallest, largest):
+    """Round float32 numbers to the nearest number of a format, ties to even; saturate.
+
+    Args:
+        x: float32.
+        mantissa, smallest, largest: the format, such as E4M3 above.
+    """
+    ### BEGIN SOLUTION
+    x = x.clamp(-largest, largest)
+    step = spacing(x, mantissa, smallest)
+    return torch.round(x / step) * step
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def rounded(values, mantissa, smallest, largest):
+    """Round a list of numbers."""
+    return round_to(torch.tensor(values), mantissa, smallest, largest).tolist()
+
+# %% check="round-to" points=3
+some = [0.3952, 300.0, 500.0, -1e6, 0.001, 0.0005, 0.0, 1.0625, 1.1875]
+check.function(
+    rounded, cases=[(some, 3, -6, 448.0), (some, 2, -14, 57344.0)],
+    expected=[[0.40625, 288.0, 448.0, -448.0, 0.001953125, 0.0, 0.0, 1.0, 1.25],
+              [0.375, 320.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
+    hints={
+        "Values beyond the largest number must become the largest number.": [
+            [0.40625, 288.0, 512.0, -983040.0, 0.001953125, 0.0, 0.0, 1.0, 1.25],
+            [0.375, 320.0, 512.0, -1048576.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
+        "Numbers are rounded toward zero. The nearest number may be the larger one.": [
+            [0.375, 288.0, 448.0, -448.0, 0.0, 0.0, 0.0, 1.0, 1.125],
+            [0.375, 256.0, 448.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.0]],
+        "The spacing shrinks without end. Where do the subnormal numbers begin?": [
+            [0.40625, 288.0, 448.0, -448.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25],
+            [0.375, 320.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
+        "Ties go away from zero. Halfway between two numbers, choose the one with the even mantissa.": [
+            [0.40625, 288.0, 448.0, -448.0, 0.001953125, 0.0, 0.0, 1.125, 1.25],
+            [0.375, 320.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
+    })
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def nearest(values, mantissa, smallest, largest):
+    x = np.clip(np.float32(values), -np.float32(largest), np.float32(largest))
+    step = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, smallest) - mantissa)
+    return (np.rint(x / step) * step).tolist()
+
+
+formats = [(3, -6, 448.0), (2, -14, 57344.0), (1, 0, 6.0), (2, -2, 28.0), (3, -2, 15.5)]
+drawn = check.draw(10, shape=formats, values=lambda dice: [
+    dice.choice([-1, 1]) * dice.uniform(1, 2) * 2.0**dice.randint(-18, 18) for _ in range(60)])
+drawn += check.draw(4, shape=formats, values=lambda dice: [  # ties
+    dice.choice([-1, 1]) * dice.randint(1, 64) / 32 for _ in range(40)])
+check.function(rounded, cases=[(case["values"], *case["shape"]) for case in drawn], expected=nearest)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="round-to" hint="must become the largest number"
+# -    x = x.clamp(-largest, largest)
+
+# %% [raw] mutant="round-to" hint="rounded toward zero"
+# -    return torch.round(x / step) * step
+# +    return torch.trunc(x / step) * step
+
+# %% [raw] mutant="round-to" hint="The spacing shrinks without end"
+# -    return torch.ldexp(torch.ones_like(x), exponent.clamp(min=smallest) - mantissa)
+# +    return torch.ldexp(torch.ones_like(x), exponent - mantissa)
+
+# %% [raw] mutant="round-to" hint="Ties go away from zero"
+# -    return torch.round(x / step) * step
+# +    return torch.sign(x) * torch.floor(x.abs() / step + 0.5) * step
+
+# %% [markdown]
+# Here is the *relative* spacing: half of it is the largest relative error of rounding. Inside the range of a format, it
+# stays between two values, whatever the magnitude; that is what "floating" point means. On the left, numbers become
+# subnormal, and finally zero. On the right, where a curve ends, they saturate.
+
+# %% tags=["explore"]
+x = torch.logspace(-18, 18, 2000, base=2)
+for name, numbers in (("E4M3", E4M3), ("E5M2", E5M2), ("E2M1, four bits", E2M1)):
+    inside = (x >= spacing(x, numbers[0], numbers[1]) / 2) & (x <= numbers[2])
+    plt.loglog(x[inside], (spacing(x, numbers[0], numbers[1]) / x)[inside], base=2, label=name)
+plt.xlabel("magnitude")
+plt.ylabel("spacing / magnitude")
+plt.legend()
+plt.show()
+
+# %% [markdown]
+# A GPU does this in hardware, and so does PyTorch's conversion to float8, except that it does not saturate for you: a
+# value beyond E5M2's largest number becomes infinity. So clamp first, as you did.
+
+# %% tags=["explore"]
+x = torch.linspace(-600, 600, 20001)
+for name, numbers, dtype in (("E4M3", E4M3, torch.float8_e4m3fn), ("E5M2", E5M2, torch.float8_e5m2)):
+    largest = numbers[2]
+    same = torch.equal(round_to(x, *numbers), x.clamp(-largest, largest).to(dtype).float())
+    print(f"{name}: {good('equal to') if same else bad('unlike')} PyTorch's conversion of {len(x):,} numbers")
+
+# %% [markdown]
+# ### Exercise 2: round stochastically
+#
+# Rounding to nearest has a blind spot. Near 1, the numbers of E4M3 are 0.125 apart, so a weight of 1 that receives a
+# thousand updates of 0.01 stays 1: each of them is rounded away. This is why training keeps **master weights** in
+# FP32.
+#
+# **Stochastic rounding** chooses one of the two neighbors at random, the nearer one with the larger probability, so
+# that the result is right *on average*: 1.03 becomes 1.125 with probability 0.24, and 1 otherwise. Write it for
+# uniform noise in $[0, 1)$ that is passed in, one number per element. Saturate as before. An element rounds *up*,
+# toward $+\infty$, if and only if its noise is at least 1 minus the fraction of the spacing by which it exceeds its
+# lower neighbor.
+
+# %% answer="round-stochastically"
+def round_stochastically(x, noise, mantissa, smallest, largest):
+    """Round to one of the two neighboring numbers of a format; saturate.
+
+    Args:
+        x: float32.
+        noise: uniform in [0, 1), in the shape of x.
+        mantissa, smallest, largest: the format.
+    """
+    ### BEGIN SOLUTION
+    x = x.clamp(-largest, largest)
+    step = spacing(x, mantissa, smallest)
+    return torch.floor(x / step + noise) * step
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def rounded_stochastically(values, noise, mantissa, smallest, largest):
+    """Round a list of numbers with a list of noise."""
+    return round_stochastically(torch.tensor(values), torch.tensor(noise), mantissa, smallest, largest).tolist()
+
+# %% check="round-stochastically" points=2
+some = [1.03, 1.03, -1.03, -1.03, 0.3952, 500.0, -500.0]
+noise = [0.5, 0.8, 0.5, 0.1, 0.3, 0.9, 0.1]
+check.function(
+    rounded_stochastically, cases=[(some, noise, 3, -6, 448.0)],
+    expected=[[1.0, 1.125, -1.0, -1.125, 0.375, 448.0, -448.0]],
+    hints={
+        "That rounds to nearest after adding the noise, so it is half a spacing too high on average.": [
+            [1.125, 1.125, -1.0, -1.0, 0.40625, 480.0, -448.0]],
+        "Negative numbers must round toward minus infinity when they round down.": [
+            [1.0, 1.125, -0.875, -1.0, 0.375, 448.0, -416.0]],
+        "The noise has no effect: these are the nearest numbers.": [
+            [1.0, 1.0, -1.0, -1.0, 0.40625, 448.0, -448.0]],
+    })
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def one_of_two(values, noise, mantissa, smallest, largest):
+    x = np.clip(np.float32(values), -np.float32(largest), np.float32(largest))
+    step = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, smallest) - mantissa).astype(np.float32)
+    return (np.floor(x / step + np.float32(noise)) * step).tolist()
+
+
+drawn = check.draw(
+    6, shape=[(3, -6, 448.0), (2, -14, 57344.0), (1, 0, 6.0)],
+    values=lambda dice: [dice.choice([-1, 1]) * dice.uniform(1, 2) * 2.0**dice.randint(-8, 8) for _ in range(60)],
+    noise=lambda dice: [dice.uniform(0.01, 0.99) for _ in range(60)])
+check.function(rounded_stochastically, cases=[(case["values"], case["noise"], *case["shape"]) for case in drawn],
+               expected=one_of_two)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="round-stochastically" hint="half a spacing too high"
+# -    return torch.floor(x / step + noise) * step
+# +    return torch.round(x / step + noise) * step
+
+# %% [raw] mutant="round-stochastically" hint="toward minus infinity"
+# -    return torch.floor(x / step + noise) * step
+# +    return torch.trunc(x / step + noise) * step
+
+# %% [raw] mutant="round-stochastically" hint="The noise has no effect"
+# -    return torch.floor(x / step + noise) * step
+# +    return torch.round(x / step) * step
+
+# %% tags=["explore"]
+torch.manual_seed(0)
+weights = torch.ones(2, 500)
+for _ in range(1000):
+    weights[0] = round_to(weights[0] + 0.01, *E4M3)
+    weights[1] = round_stochastically(weights[1] + 0.01, torch.rand(500), *E4M3)
+print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
+      f"Stochastic: {good(f'{weights[1].mean():.2f}')} on average, each weight within "
+      f"{weights[1].std():.2f} (standard deviation).")
+
+# %% [markdown]
+# On average it is right, but each single weight is noisy. So FP8 training rounds weights and activations to nearest and
+# keeps master weights. Formats with four bits, at the end of this lab, round their *gradients* stochastically.
+
+# %% [markdown]
+# ## Scales
+#
+# FP16 has loss scaling: one number for the whole model lifts all gradients into FP16's range, which is 40 powers of two
+# wide. E4M3 covers 18. No single scale fits all tensors of a model, so in FP8 **every tensor has a scale** $s$ of its
+# own. It is chosen so that the largest magnitude of the tensor, its **amax**, becomes the largest number of the format,
+# divided by a safety factor of $2^\text{margin}$:
+#
+# $$ s = \frac{\text{largest}}{\text{amax} \cdot 2^\text{margin}}, \qquad x_\text{FP8} = \text{round}(s\,x), \qquad
+# x \approx x_\text{FP8} / s. $$
+#
+# The amax of the *current* tensor requires a pass over the tensor before it can be rounded. **Delayed scaling**
+# avoids that: it rounds with a scale from the amax of earlier steps, and records the new amax in passing. Transformer
+# Engine keeps a history, by default of 1,024 steps, and takes its maximum. The price: if a tensor suddenly grows, it
+# saturates for one step. In the curve that exploded, the update was missing.
+#
+# ### Exercise 3: delayed scaling
+#
+# Write the state of one tensor. `record` sees the tensor of every micro-batch, and `end_step` sets the scale for the
+# next step.
+#
+# - The amax of a step is the largest one of its micro-batches.
+# - The scale follows from the largest amax of the last `length` steps.
+# - If that is zero, infinite, or NaN, keep the scale as it is: the tensor has not been used, or the step has overflowed.
+#   An infinite or NaN amax must not stay in the history.
+# - Before the first step, the scale is 1.
+
+# %% answer="delayed-scale"
+class DelayedScale:
+    """The scale of one tensor under delayed scaling.
+
+    Attributes:
+        scale: the factor for this step, a float.
+    """
+
+    def __init__(self, largest, length, margin=0):
+        """Begin with a scale of 1.
+
+        Args:
+            largest: the largest number of the format.
+            length: steps in the history.
+            margin: the scale is divided by 2^margin.
+        """
+        ### BEGIN SOLUTION
+        self.largest, self.length, self.margin = largest, length, margin
+        self.scale, self.current, self.history = 1.0, 0.0, []
+        ### END SOLUTION
+
+    def record(self, x):
+        """Record the amax of a micro-batch's tensor."""
+        ### BEGIN SOLUTION
+        amax = x.abs().max().item()
+        self.current = amax if amax != amax else max(self.current, amax)
+        ### END SOLUTION
+
+    def end_step(self):
+        """End a step: set the scale of the next one."""
+        ### BEGIN SOLUTION
+        if 0 <= self.current < float("inf"):
+            self.history = [*self.history, self.current][-self.length:]
+            amax = max(self.history)
+            if amax > 0:
+                self.scale = self.largest / amax / 2**self.margin
+        self.current = 0.0
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def scales_of_steps(largest, length, margin, steps):
+    """Return the scale that each step uses, and the one after the last step.
+
+    Args:
+        largest, length, margin: of DelayedScale.
+        steps: for each step, the values of its micro-batches.
+    """
+    state = DelayedScale(largest, length, margin)
+    scales = [float(state.scale)]
+    for step in steps:
+        for values in step:
+            state.record(torch.tensor(values))
+        state.end_step()
+        scales.append(float(state.scale))
+    return scales
+
+# %% check="delayed-scale" points=3
+INF = float("inf")
+steps = [[[1.0, -2.0], [0.5, 0.0]], [[8.0, 1.0]], [[0.0, 0.0]], [[-4.0, 1.0]], [[INF, 1.0]], [[1.0, 1.0]]]
+check.function(
+    scales_of_steps, cases=[(448.0, 3, 0, steps), (448.0, 3, 1, steps), (448.0, 1, 0, steps)],
+    expected=[[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0],
+              [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+    hints={
+        "The scale follows the latest step only. Which amax counts, if the history has several?": [
+            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0], [1.0, 112.0, 28.0, 28.0, 56.0, 56.0, 224.0],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+        "A step has several micro-batches. The last one has replaced the others.": [
+            [1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 56.0],
+            [1.0, 896.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+        "The margin must make the scale smaller: it is room for growth.": [
+            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 448.0, 112.0, 112.0, 112.0, 112.0, 224.0],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+        "An infinite amax has entered the history, and the scale is 0.": [
+            [1.0, 224.0, 56.0, 56.0, 56.0, 0.0, 0.0], [1.0, 112.0, 28.0, 28.0, 28.0, 0.0, 0.0],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 0.0, 448.0]],
+    })
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def delayed(largest, length, margin, steps):
+    scales, history = [1.0], []
+    for step in steps:
+        amax = float(np.max(np.abs(np.float32(step))))
+        if np.isfinite(amax):
+            history.append(amax)
+            recent = max(history[-length:])
+            scales.append(largest / recent / 2**margin if recent else scales[-1])
+        else:
+            scales.append(scales[-1])
+    return scales
+
+
+def drawn_steps(dice):
+    steps = []
+    for _ in range(12):
+        kind = dice.choice(["usual"] * 5 + ["zero", "infinite", "nan"])
+        values = [[dice.uniform(-1, 1) * 2.0**dice.randint(-6, 6) for _ in range(3)] for _ in range(2)]
+        if kind != "usual":
+            values[0] = {"zero": [0.0] * 3, "infinite": [1.0, -INF, 1.0], "nan": [1.0, float("nan"), 2.0]}[kind]
+        steps.append([[0.0] * 3] * 2 if kind == "zero" else values)
+    return steps
+
+
+cases = check.draw(10, largest=[448.0, 57344.0], length=range(1, 6), margin=range(3), steps=drawn_steps)
+check.function(scales_of_steps, cases=[tuple(case[name] for name in ("largest", "length", "margin", "steps"))
+                                       for case in cases], expected=delayed)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="delayed-scale" hint="follows the latest step only"
+# -            amax = max(self.history)
+# +            amax = self.current
+
+# %% [raw] mutant="delayed-scale" hint="The last one has replaced the others"
+# -        self.current = amax if amax != amax else max(self.current, amax)
+# +        self.current = amax
+
+# %% [raw] mutant="delayed-scale" hint="room for growth"
+# -                self.scale = self.largest / amax / 2**self.margin
+# +                self.scale = self.largest / amax * 2**self.margin
+
+# %% [raw] mutant="delayed-scale" hint="An infinite amax has entered"
+# -        if 0 <= self.current < float("inf"):
+# +        if self.current == self.current:
+
+# %% [markdown]
+# Why does the exploding run have E4M3 gradients? Gradients spread over many more powers of two than activations do, and
+# the largest ones change quickly at the start of training. E5M2 has twice the exponent range, so with the same stale
+# scale it neither saturates nor underflows. Hence the format called **hybrid**: E4M3 in the forward pass, where
+# precision matters more, and E5M2 for gradients. Here is the same stale scale with both:
+
+# %% tags=["explore"] short={"STEPS": "4"}
+for name, gradients in (("E4M3", recipe.Format.E4M3), ("E5M2", recipe.Format.HYBRID)):
+    losses = eight_bits.train(recipe.DelayedScaling(gradients), STEPS, eight_bits.stuck_gradient_scale(2.0**20))[1]
+    print(f"{name} gradients, scale stuck at 2^20: final loss {losses[-1]:.2f}")
+
+# %% [markdown]
+# ### Exercise 4: ranks must agree
+#
+# With tensor parallelism, each rank holds a part of a weight, and with sequence parallelism a part of each activation.
+# If each rank chose its own scale, their parts would be rounded differently than on one GPU, and results would depend on
+# the layout. So the ranks agree on the amax first: they take the **maximum** over all of them. A model has hundreds of
+# FP8 tensors, and an all-reduce of four bytes costs as much latency as one of a kilobyte. Hence: one collective for all
+# tensors.
+#
+# Write `shared_scales`. Every rank passes the same number of tensors, its own parts. Return the scales as a list of
+# floats, the same on all ranks.
+
+# %% answer="shared-scales"
+def shared_scales(tensors, largest):
+    """Return one scale per tensor, from the amax over all ranks, with a single collective.
+
+    Args:
+        tensors: this rank's parts, float32; the same number of tensors on every rank.
+        largest: the largest number of the format.
+    """
+    ### BEGIN SOLUTION
+    amax = torch.stack([tensor.abs().max() for tensor in tensors])
+    dist.all_reduce(amax, dist.ReduceOp.MAX)
+    return (largest / amax).tolist()
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def scales_on_ranks(wholes, largest):
+    """Split each tensor over the ranks, and return the scales that this rank gets."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    return shared_scales([torch.tensor(whole).tensor_split(ranks)[rank] for whole in wholes], largest)
+
+# %% check="shared-scales" points=3
+(run,) = check.ranks(
+    scales_on_ranks, cases=[{"wholes": [[1.0, -7.0, 2.0, 3.5], [0.5, 0.25, -0.125, 1.0]], "largest": 448.0}],
+    ranks=4, expected=[[[64.0, 448.0]] * 4],
+    hints={"Every rank has a scale of its own. The ranks have not agreed.": [
+               [[448.0, 896.0], [64.0, 1792.0], [224.0, 3584.0], [128.0, 448.0]]],
+           "The amaxes were added up. Which number of all ranks is the amax of the whole tensor?": [
+               [[448.0 / 13.5, 448.0 / 1.875]] * 4],
+           "A negative number can have the largest magnitude.": [[[128.0, 448.0]] * 4]})
+for rank in range(4):
+    calls = run.calls(rank)
+    check.that(len(calls) == 1, f"Rank {rank} has called {len(calls)} collectives for two tensors. "
+               "Put all amaxes into one tensor.")
+### BEGIN HIDDEN TESTS
+def agreed(ranks, wholes, largest):
+    return [[largest / max(map(abs, whole)) for whole in wholes]] * ranks
+
+
+check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
+    1, largest=[448.0, 57344.0],
+    wholes=lambda dice: [[dice.uniform(-9, 9) for _ in range(dice.randint(3, 20))] for _ in range(dice.randint(3, 9))]))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="shared-scales" hint="The ranks have not agreed"
+# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
+
+# %% [raw] mutant="shared-scales" hint="The amaxes were added up"
+# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
+# +    dist.all_reduce(amax)
+
+# %% [raw] mutant="shared-scales" hint="can have the largest magnitude"
+# -    amax = torch.stack([tensor.abs().max() for tensor in tensors])
+# +    amax = torch.stack([tensor.max() for tensor in tensors])
+
+# %% [raw] mutant="shared-scales" hint="Put all amaxes into one tensor"
+# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
+# +    for one in amax:
+# +        dist.all_reduce(one, dist.ReduceOp.MAX)
+
+# %% [markdown]
+# ## A linear layer in FP8
+#
+# The layer computes $y = x w^T$. Its backward pass has two more GEMMs, $dx = g\,w$ for the input, and $dw = g^T x$
+# for the weight, where $g$ is the gradient of $y$. In FP8 all three multiply rounded matrices: `x` and `w` in E4M3, `g`
+# in E5M2. The Tensor Cores accumulate in higher precision, and the outputs are BF16 or FP32. Everything else in the
+# model stays in 16 or 32 bits: the softmax, the norms, the residual stream, and the master weights of the optimizer.
+#
+# In PyTorch the GEMM is `torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=...)`. It multiplies `a` [m, k] by `b`
+# [k, n], and the result by both inverse scales. The hardware can only read `b` if its *columns* are contiguous, so the
+# backward pass needs transposed copies. Transposing FP8 numbers rounds nothing again, and moves half the bytes.
+#
+# ### Exercise 5: an FP8 linear layer
+#
+# Write a file of your trainer, with the *current* amax of each tensor. Three things make it fast:
+#
+# - **Powers of two.** Round the scale *down* to a power of two. Then multiplying a BF16 tensor by it is exact, without a
+#   detour through FP32, and nothing can saturate. The detour would read and write so many more bytes that the layer
+#   became slower than in BF16.
+# - **Saved tensors.** Save `x` for the backward pass as you multiplied it: in FP8, which is half the memory.
+# - **Reuse.** A weight changes once per step, not once per micro-batch. With gradient accumulation, quantize it in the
+#   first micro-batch, and keep the result for the others.
+#
+# The layer must accept inputs with any number of dimensions, and round an input of zeros to zeros.
+
+# %% answer="fp8"
+%%writefile mytrainer/fp8.py
+"""A linear layer whose three GEMMs run in FP8, with one scale per tensor."""
+
+import torch
+from torch import nn
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+def quantize(x, dtype):
+    """Round a tensor to FP8, with a power-of-two scale from its own amax.
+
+    Returns the float8 tensor, and 1 / scale as a float32 tensor without dimensions. The scale is the
+    largest power of two for which nothing saturates, and 1 if x is zero.
+    """
+    ### BEGIN SOLUTION
+    low, high = torch.aminmax(x.detach())
+    amax = torch.maximum(-low, high).float()
+    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
+    scale = torch.where(amax > 0, scale, 1.0)
+    return (x.detach() * scale.to(x.dtype)).to(dtype), scale.reciprocal()
+    ### END SOLUTION
+
+
+def transposed(matrix):
+    """Return the transpose of a quantized matrix, with contiguous rows."""
+    data, inverse = matrix
+    return data.t().contiguous(), inverse
+
+
+def multiply(a, b, dtype):
+    """Return a @ b.T for two quantized matrices [m, k] and [n, k], accumulated in float32."""
+    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=dtype)
+
+
+class Multiply(torch.autograd.Function):
+    """y = x @ weight.T, with E4M3 in the forward pass and E5M2 gradients."""
+
+    @staticmethod
+    def forward(ctx, x, weight, quantized):
+        """Return y [tokens, n].
+
+        Args:
+            x: [tokens, k].
+            weight: [n, k]; the parameter, so that autograd asks for its gradient.
+            quantized: the weight, as quantize() returns it.
+        """
+        ### BEGIN SOLUTION
+        rounded = quantize(x, E4M3)
+        ctx.save_for_backward(*rounded, *quantized)
+        return multiply(rounded, quantized, x.dtype)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Return the gradients of x and weight, and None for the quantized weight."""
+        ### BEGIN SOLUTION
+        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
+        rounded = quantize(grad, E5M2)
+        dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
+        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+        return dx, dw, None
+        ### END SOLUTION
+
+
+class Linear(nn.Linear):
+    """nn.Linear with FP8 GEMMs, and the same parameters."""
+
+    kept = None  # the quantized weight of this step
+
+    def forward(self, x, first_micro_batch=True):
+        """Return [..., out_features].
+
+        Args:
+            x: [..., in_features].
+            first_micro_batch: quantize the weight and keep it; otherwise, use the one that was kept.
+        """
+        ### BEGIN SOLUTION
+        if first_micro_batch:
+            self.kept = quantize(self.weight, E4M3)
+        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept).view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def wave(seed, *shape):
+    """Return values of very different magnitudes, the same on every machine."""
+    angles = torch.arange(torch.Size(shape).numel()) + float(seed)
+    return ((0.37 * angles).sin() * torch.exp2(5 * (0.11 * angles).cos())).view(shape)
+
+
+def fp8_layer(seed, shape, outputs, shown):
+    """Return parts of an FP8 layer's output and of the gradients of its input, weight, and bias."""
+    from mytrainer.fp8 import Linear
+
+    layer = Linear(shape[-1], outputs)
+    with torch.no_grad():
+        layer.weight.copy_(wave(seed + 1, outputs, shape[-1]))
+        layer.bias.copy_(wave(seed + 2, outputs))
+    x = wave(seed, *shape).requires_grad_()
+    y = layer(x)
+    y.backward(wave(seed + 3, *y.shape))
+    return [one.flatten()[:shown] for one in (y.detach(), x.grad, layer.weight.grad, layer.bias.grad)]
+
+
+def fp8_micro_batches(seed):
+    """Return an output in two micro-batches of one step, and in the next step.
+
+    The weight doubles between them. Only the next step may see that.
+    """
+    from mytrainer.fp8 import Linear
+
+    layer = Linear(16, 16, bias=False)
+    outputs = []
+    with torch.no_grad():
+        layer.weight.copy_(wave(seed, 16, 16))
+        for first in (True, False, True):
+            outputs.append(layer(wave(seed + 1, 16, 16), first)[0, :4])
+            layer.weight.mul_(3)
+    return outputs
+
+
+def fp8_step(width, tokens, micro_batches, layers, kind):
+    """Run the micro-batches of a step on a GPU, in BF16.
+
+    Args:
+        width: inputs and outputs of each layer.
+        tokens: per micro-batch.
+        micro_batches: in the step.
+        layers: how many.
+        kind: "fp8"; "fp8, never reused"; or "bf16".
+    """
+    from mytrainer.fp8 import Linear
+
+    made = nn.Linear if kind == "bf16" else Linear
+    model = [nn.utils.skip_init(made, width, width, bias=False, device="cuda", dtype=torch.bfloat16)
+             for _ in range(layers)]
+    for number in range(micro_batches):
+        words = () if kind == "bf16" else (kind == "fp8, never reused" or number == 0,)
+        x = torch.empty(tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for layer in model:
+            x = layer(x, *words)
+        x.backward(torch.empty_like(x))
+
+# %% check="fp8" points=8
+LARGE = {"width": 5120, "tokens": 8192, "micro_batches": 1, "layers": 4}
+LONG = {"width": 2048, "tokens": 32768, "micro_batches": 1, "layers": 16}
+MANY = {"width": 8192, "tokens": 1024, "micro_batches": 8, "layers": 2}
+with check.parts():
+    with check.part(4, "rounds as FP8 does, in both passes"):
+        check.ranks(
+            fp8_layer, ranks=1, rel=1e-4,
+            cases=[{"seed": 0, "shape": [16, 32], "outputs": 16, "shown": 3}],
+            expected=[[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
+            hints={"The gradients have E4M3's precision, and not E5M2's range.": [[[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164], [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
+                   "The weight's gradient is computed from numbers that were not rounded.": [[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
+                   "The scale is not a power of two, or not the largest for which nothing saturates.":
+                       [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277], [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
+        check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}], expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+                    hints={"A later micro-batch must use the weight that the first one kept.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [5955.15625, 20.487793, 25.9414062, 403.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+                           "A new step must quantize the weight again.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
+        ### BEGIN HIDDEN TESTS
+        import numpy as np
+        import torch
+
+        def sines(seed, *shape):
+            angles = torch.arange(torch.Size(shape).numel()) + float(seed)
+            return ((0.37 * angles).sin() * torch.exp2(5 * (0.11 * angles).cos())).view(shape)
+
+        def as_fp8(x, dtype):
+            amax = x.abs().max()
+            scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
+            return (x * scale).to(dtype).double() / scale.double()
+
+        def exact_layer(ranks, seed, shape, outputs, shown):
+            x, w = sines(seed, *shape), sines(seed + 1, outputs, shape[-1])
+            g = sines(seed + 3, *shape[:-1], outputs)
+            x8, w8 = (as_fp8(one, torch.float8_e4m3fn) for one in (x.flatten(0, -2), w))
+            g8 = as_fp8(g.flatten(0, -2), torch.float8_e5m2)
+            y = x8 @ w8.t() + sines(seed + 2, outputs)
+            found = y, g8 @ w8, g8.t() @ x8, g.flatten(0, -2).sum(0)
+            return [[np.float32(one.float().numpy()).ravel()[:shown] for one in found]]
+
+        check.ranks(fp8_layer, ranks=1, rel=2e-3, expected=exact_layer,
+                    cases=check.draw(2, seed=range(1, 500), shape=[(16, 16), (2, 16, 32), (4, 2, 8, 48)],
+                                     outputs=[16, 32], shown=[16]))
+        ### END HIDDEN TESTS
+    with check.part(2, "takes less time and memory than BF16 on an H100"):
+        least = {"flops": 4 * 6 * 8192 * 5120**2, "dtype": "fp8"}
+        plain = check.gpus(fp8_step, {**LARGE, "kind": "bf16"}, "h100:1", least=least)
+        cost = check.gpus(fp8_step, {**LARGE, "kind": "fp8"}, "h100:1", least=least)
+        check.that(cost.milliseconds < plain.milliseconds,
+                   f"{cost.milliseconds:.1f} ms in FP8, and {plain.milliseconds:.1f} ms in BF16. Which kernels "
+                   "besides the GEMMs read and write the most bytes? Multiply in the tensor's own type.")
+        plain, cost = [check.gpus(fp8_step, {**LONG, "kind": kind}, "h100:1", least={
+            "flops": 16 * 6 * 32768 * 2048**2, "dtype": "fp8"}) for kind in ("bf16", "fp8")]
+        check.that(cost.peak_memory < 0.85 * plain.peak_memory,
+                   f"{cost.peak_memory:.2f} GiB at the peak in FP8, and {plain.peak_memory:.2f} GiB in BF16. "
+                   "What do you save for the backward pass, and in which format?")
+    with check.part(2, "quantizes a weight once per step"):
+        least = {"flops": 8 * 2 * 6 * 1024 * 8192**2, "dtype": "fp8"}
+        never = check.gpus(fp8_step, {**MANY, "kind": "fp8, never reused"}, "h100:1", least=least)
+        cost = check.gpus(fp8_step, {**MANY, "kind": "fp8"}, "h100:1", least=least)
+        check.that(cost.milliseconds < 0.9 * never.milliseconds,
+                   f"{cost.milliseconds:.1f} ms, and {never.milliseconds:.1f} ms if every micro-batch is the first. "
+                   "Keep the quantized weight.")
+
+# %% [raw] mutant="fp8" hint="not E5M2's range"
+# -        rounded = quantize(grad, E5M2)
+# +        rounded = quantize(grad, E4M3)
+
+# %% [raw] mutant="fp8" hint="numbers that were not rounded"
+# -        ctx.save_for_backward(*rounded, *quantized)
+# +        ctx.save_for_backward(x, x, *quantized)
+# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+# +        dw = grad.t() @ x
+
+# %% [raw] mutant="fp8" hint="The scale is not a power of two"
+# -    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
+# +    scale = torch.finfo(dtype).max / amax
+
+# %% [raw] mutant="fp8" hint="must use the weight that the first one kept"
+# -        if first_micro_batch:
+# +        if True:
+
+# %% [raw] mutant="fp8" hint="A new step must quantize the weight again"
+# -        if first_micro_batch:
+# +        if self.kept is None:
+
+# %% [raw] mutant="fp8" hint="What do you save for the backward pass"
+# -        ctx.save_for_backward(*rounded, *quantized)
+# +        ctx.save_for_backward(x, *quantized)
+# -        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
+# +        x, weight, weight_inverse = ctx.saved_tensors
+# +        x, x_inverse = quantize(x, E4M3)
+
+# %% [raw] mutant="fp8" hint="Keep the quantized weight."
+# -        if first_micro_batch:
+# -            self.kept = quantize(self.weight, E4M3)
+# +        fresh = quantize(self.weight, E4M3)
+# +        if first_micro_batch:
+# +            self.kept = fresh
+
+# %% [raw] mutant="fp8" hint="Multiply in the tensor's own type"
+# -    return (x.detach() * scale.to(x.dtype)).to(dtype), scale.reciprocal()
+# +    return (x.detach().float() * scale).to(dtype), scale.reciprocal()
+
+# %% [markdown]
+# ### Exercise 6: which layers are worth it
+#
+# Your layer is faster than BF16 at 8,192 x 8,192. At 1,024 x 1,024 it is not, as you saw at the start. The reason is a
+# roofline. A GEMM of $2mnk$ FLOPs reads and writes only $mk + nk + mn$ elements, so a large one is compute-bound, and
+# FP8 halves its time. But casts have no FLOPs to speak of: they are bandwidth-bound, and FP8 *adds* them. Read where the
+# time goes on the virtual H100:
+
+# %% tags=["explore"]
+print("tokens  inputs outputs |       BF16 | FP8 GEMMs +   casts | times as fast")
+for shape in ((8192, 8192, 8192), (8192, 2048, 2048), (8192, 1024, 1024), (8192, 512, 512), (512, 8192, 8192)):
+    times = eight_bits.linear_times(*shape)
+    ratio = f"{times.speedup:.2f}"
+    print(f"{shape[0]:6,} {shape[1]:7,} {shape[2]:7,} | {times.bf16:7,.0f} us | "
+          f"{times.gemms:6,.0f} us + {times.casts:5,.0f} us | {good(ratio) if times.speedup > 1 else bad(ratio)}")
+large = eight_bits.linear_times(8192, 8192, 8192)
+flops, elements = 6 * 8192**3, 3 * 8192**2
+print(f"\nGEMMs: {flops / large.bf16 / 1e6:.0f} TFLOP/s in BF16, {flops / large.gemms / 1e6:.0f} in FP8. "
+      f"Casts: {7 * elements / large.casts / 1e6:.1f} TB/s.")
+
+# %% [markdown]
+# Decide it in advance. Write `pays`: is a linear layer with these sizes faster in FP8? Count the FLOPs of the three GEMMs,
+# and the bytes of everything that FP8 adds. Each of the three tensors (input, weight, and gradient of the output, in
+# BF16) needs an amax, a cast, and a copy of its transpose; the time of a kernel is that of all bytes that it reads and
+# writes. Use rates that a large layer reaches on the virtual H100. The check compares your verdict with the virtual GPU
+# only where the two times differ by more than 15%.
+
+# %% tags=["setup"]
+H100 = {"bf16": 760e12, "fp8": 1350e12, "bytes": 2.8e12}  # FLOP/s, FLOP/s, and bytes/s (virtual, large layers)
+
+# %% answer="pays"
+def pays(tokens, inputs, outputs):
+    """Return whether a linear layer's two passes are faster in FP8 than in BF16 on an H100."""
+    ### BEGIN SOLUTION
+    flops = 6 * tokens * inputs * outputs
+    elements = tokens * inputs + inputs * outputs + tokens * outputs
+    added = elements * (2 + (2 + 1) + (1 + 1))  # amax, cast, transpose
+    return flops / H100["fp8"] + added / H100["bytes"] < flops / H100["bf16"]
+    ### END SOLUTION
+
+# %% check="pays" points=3
+check.function(
+    pays, cases=[(512, 8192, 8192), (8192, 1024, 1024), (8192, 8192, 8192), (8192, 4096, 4096), (16384, 4096, 128)],
+    expected=[False, False, True, True, False],
+    hints={"That is a verdict on the weight alone. Which of the three tensors has the most elements?": [
+               False, True, True, True, True],
+           "You count the GEMMs only. What else does FP8 run?": [True] * 5,
+           "The three GEMMs have three times the FLOPs of the forward pass.": [False, False, True, False, False]})
+### BEGIN HIDDEN TESTS
+from lab.notebook import eight_bits
+
+clear = []
+for case in check.draw(40, tokens=[512, 1024, 2048, 4096, 8192, 16384, 32768],
+                       inputs=[256, 512, 1024, 2048, 4096, 8192, 16384],
+                       outputs=[256, 512, 1024, 2048, 4096, 8192, 16384]):
+    speedup = eight_bits.linear_times(**case).speedup
+    if not 0.85 < speedup < 1.15:
+        clear.append((case, speedup > 1))
+check.function(pays, cases=[case for case, _ in clear], expected=[verdict for _, verdict in clear])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="pays" hint="You count the GEMMs only"
+# -    return flops / H100["fp8"] + added / H100["bytes"] < flops / H100["bf16"]
+# +    return flops / H100["fp8"] < flops / H100["bf16"]
+
+# %% [raw] mutant="pays" hint="a verdict on the weight alone"
+# -    elements = tokens * inputs + inputs * outputs + tokens * outputs
+# +    elements = inputs * outputs
+
+# %% [raw] mutant="pays" hint="three times the FLOPs of the forward pass"
+# -    flops = 6 * tokens * inputs * outputs
+# +    flops = 2 * tokens * inputs * outputs
+
+# %% [markdown]
+# Real libraries reduce what FP8 adds. Transformer Engine fuses the cast, the transpose, and the next step's amax into
+# the kernel before them, such as the layer norm; with delayed scaling, no extra pass is left. That is the reason for
+# delayed scaling. The rule stays: small models gain nothing from FP8, and neither do small batches. Sixteen published
+# speedups, between 0.8 and 1.9, were predicted by these virtual GPUs with a mean error of 9%.
+
+# %% [markdown]
+# ## One scale per block
+#
+# A single outlier in a tensor sets the amax, and pushes all other values down to where E4M3 has few numbers. Large
+# language models have such outliers in their activations. **DeepSeek-V3** ([2024](https://arxiv.org/abs/2412.19437),
+# section 3.3) confines an outlier to its **block**: activations and gradients have one scale per 1 x 128 block of a row,
+# weights one per 128 x 128 block. With scales this local, even gradients can use E4M3.
+#
+# ### Exercise 7: quantize blocks
+#
+# Write it for any block size that divides the matrix. Return the FP8 matrix and its scales, float32, one per block,
+# here without rounding them to powers of two. A block of zeros has the scale 1. Clamp before you convert.
+
+# %% answer="quantize-blocks"
+def quantize_blocks(x, rows, columns):
+    """Round a matrix to E4M3 with one scale per block of rows x columns.
+
+    Args:
+        x: [m, k], float32; m is divisible by rows, and k by columns.
+
+    Returns the float8 matrix [m, k], and the scales [m / rows, k / columns].
+    """
+    ### BEGIN SOLUTION
+    m, k = x.shape
+    tiles = x.view(m // rows, rows, k // columns, columns)
+    amax = tiles.abs().amax((1, 3), keepdim=True)
+    scales = torch.where(amax > 0, 448.0 / amax, 1.0)
+    data = (tiles * scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return data.view(m, k), scales[:, 0, :, 0]
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def blocks_of(matrix, rows, columns):
+    """Return the FP8 matrix as float32, the scales, and the name of the matrix's type."""
+    data, scales = quantize_blocks(torch.tensor(matrix), rows, columns)
+    return [data.float(), scales, str(data.dtype)]
+
+# %% check="quantize-blocks" points=3
+small = [[1.0, 0.5, 0.25, 3.0], [2.0, -4.0, 0.0, 1.0]]
+check.function(
+    blocks_of, cases=[(small, 1, 2), (small, 2, 2)],
+    expected=[[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn']],
+    hints={
+        "There is one scale for the whole matrix.": [[[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0]], 'torch.float8_e4m3fn']],
+        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]], 'torch.float8_e4m3fn']],
+        "The blocks run down the columns instead of along the rows.": [[[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn']],
+    })
+### BEGIN HIDDEN TESTS
+import torch
+
+
+def by_block(matrix, rows, columns):
+    x = torch.tensor(matrix)
+    data, scales = torch.zeros_like(x), torch.ones(len(x) // rows, len(x[0]) // columns)
+    for i in range(0, len(x), rows):
+        for j in range(0, len(x[0]), columns):
+            block = x[i:i + rows, j:j + columns]
+            if block.abs().max():
+                scales[i // rows, j // columns] = 448.0 / block.abs().max()
+            scaled = block * scales[i // rows, j // columns]
+            data[i:i + rows, j:j + columns] = scaled.clamp(-448, 448).to(torch.float8_e4m3fn).float()
+    return [data.numpy(), scales.numpy(), "torch.float8_e4m3fn"]
+
+
+drawn = check.draw(3, rows=[1, 2, 4], columns=[2, 4, 8], matrix=lambda dice: [
+    [dice.uniform(-1, 1) * 2.0**dice.randint(-9, 9) for _ in range(16)] for _ in range(8)])
+drawn += [{"matrix": [[0.0] * 16] * 4 + [[1.0] * 16] * 4, "rows": 4, "columns": 8}]
+check.function(blocks_of, cases=[(case["matrix"], case["rows"], case["columns"]) for case in drawn],
+               expected=by_block)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="quantize-blocks" hint="one scale for the whole matrix"
+# -    amax = tiles.abs().amax((1, 3), keepdim=True)
+# +    amax = tiles.abs().amax((1, 3), keepdim=True)
+# +    amax = torch.full_like(amax, amax.max())
+
+# %% [raw] mutant="quantize-blocks" hint="These are inverse scales"
+# -    return data.view(m, k), scales[:, 0, :, 0]
+# +    return data.view(m, k), 1 / scales[:, 0, :, 0]
+
+# %% [raw] mutant="quantize-blocks" hint="down the columns"
+# -    tiles = x.view(m // rows, rows, k // columns, columns)
+# +    rows, columns = columns, rows
+# +    tiles = x.view(m // rows, rows, k // columns, columns)
+
+# %% tags=["explore"]
+torch.manual_seed(0)
+x = torch.randn(256, 256)
+x[3, 5] = 1e5
+normal = x.abs() < 1e3
+for rows, columns in ((256, 256), (128, 128), (1, 128)):
+    data, scales = quantize_blocks(x, rows, columns)
+    back = data.float() / scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    error = (back - x)[normal].norm() / x[normal].norm()
+    print(f"{rows:3} x {columns:3}: {scales.numel():4} scales, error of the other values {result(f'{100 * error:.1f}%')}")
+
+# %% [markdown]
+# ### Exercise 8: shared exponents
+#
+# Blackwell GPUs read block scales in hardware, in the **microscaling** (MX) formats
+# ([OCP, 2023](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)). MXFP8 has one
+# scale per 32 values of a row. The scale is a single byte in the format **E8M0**: no sign, no mantissa, only an exponent
+# $e$ between $-127$ and 127. An element $d$ with the shared exponent $e$ has the value $d \cdot 2^e$. So here the scale
+# *multiplies* to get the value back.
+#
+# Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does. (The OCP's
+# document rounds the exponent down instead, and lets the largest elements saturate.) A block of zeros gets the exponent
+# $-127$. Return the elements in E4M3, and the exponents.
+
+# %% answer="mxfp8"
+def mxfp8(x):
+    """Round a matrix to MXFP8 with E4M3 elements.
+
+    Args:
+        x: [m, k], float32; k is divisible by 32.
+
+    Returns the float8 elements [m, k], and the shared exponents [m, k / 32], int32.
+    """
+    ### BEGIN SOLUTION
+    m, k = x.shape
+    blocks = x.view(m, k // 32, 32)
+    amax = blocks.abs().amax(2, keepdim=True)
+    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
+    data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
+    return data.view(m, k), exponents[:, :, 0]
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def mx_of(blocks):
+    """Return the elements and shared exponents of a matrix with one row, given by its blocks' first values."""
+    x = torch.zeros(1, 32 * len(blocks))
+    for number, values in enumerate(blocks):
+        x[0, 32 * number:32 * number + len(values)] = torch.tensor(values)
+    data, exponents = mxfp8(x)
+    shown = [data.float()[0, 32 * number:32 * number + len(values)].tolist() for number, values in enumerate(blocks)]
+    return [shown, exponents.tolist(), str(data.dtype)]
+
+# %% check="mxfp8" points=3
+some = [[1.0, 0.3], [448.0, 2.0], [449.0, 2.0], [0.0, 0.0], [-900.0, 0.01]]
+check.function(
+    mx_of, cases=[(some,)],
+    expected=[[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[-8, 0, 1, -127, 2]], 'torch.float8_e4m3fn']],
+    hints={
+        "The exponent is one too small: the largest elements saturate.": [[[[256.0, 80.0], [448.0, 2.0], [448.0, 2.0], [0.0, 0.0], [-448.0, 0.005859375]], [[-8, 0, 0, -127, 1]], 'torch.float8_e4m3fn']],
+        "The exponent always leaves a power of two unused. 448 fits exactly.": [[[[256.0, 80.0], [224.0, 1.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[-8, 1, 1, -127, 2]], 'torch.float8_e4m3fn']],
+        "The sign of the exponents is wrong: an element times 2^e is the value.": [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[8, 0, -1, 127, -2]], 'torch.float8_e4m3fn']],
+    })
+### BEGIN HIDDEN TESTS
+import math
+
+import torch
+
+
+def shared(blocks):
+    shown, exponents = [], []
+    for values in blocks:
+        amax, e = max(map(abs, values)), -127
+        while amax and amax > 448.0 * 2.0**e:
+            e += 1
+        exponents.append(e)
+        shown.append([torch.tensor(math.ldexp(one, -e)).to(torch.float8_e4m3fn).float().item() for one in values])
+    return [shown, [exponents], "torch.float8_e4m3fn"]
+
+
+drawn = check.draw(6, blocks=lambda dice: [
+    [dice.choice([-1, 1]) * dice.choice([dice.uniform(0.01, 9), 448.0, 1.75, 2.0]) * 2.0**dice.randint(-20, 20)] * 1
+    + [dice.uniform(-0.01, 0.01) for _ in range(5)] for _ in range(8)])
+check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shared)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="mxfp8" hint="the largest elements saturate"
+# -    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
+# +    exponents = (torch.floor(torch.log2(amax)) - 8).clamp(-127, 127).int()
+# -    data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
+# +    data = torch.ldexp(blocks, -exponents).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+# %% [raw] mutant="mxfp8" hint="leaves a power of two unused"
+# -    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
+# +    exponents = (torch.floor(torch.log2(amax / 448.0)) + 1).clamp(-127, 127).int()
+
+# %% [raw] mutant="mxfp8" hint="The sign of the exponents is wrong"
+# -    return data.view(m, k), exponents[:, :, 0]
+# +    return data.view(m, k), -exponents[:, :, 0]
+
+# %% [markdown]
+# ## A whole model
+#
+# *A good place to start the second sitting.* Nobody rewrites a model to train it in FP8. Transformer Engine's layers
+# have the parameters of PyTorch's, and a context decides what runs in FP8:
+#
+# ```python
+# import minite as te                              # or transformer_engine.pytorch
+#
+# with te.autocast(recipe=recipe.DelayedScaling()):  # older code: te.fp8_autocast(fp8_recipe=...)
+#     loss = model(tokens)
+# loss.backward()                                  # outside, with the recipe of the forward pass
+# ```
+#
+# The GEMMs have conditions on their sizes: the last dimension of every operand must be divisible by 16, and all others
+# together by 8. For a linear layer, whose weight also is an operand in the backward pass, it is simplest to require
+# multiples of 16 for inputs and outputs. The usual obstacle is the **LM head**, whose output has the size of the
+# vocabulary: GPT-2's 50,257 is odd. That is one reason for Megatron's padded vocabularies.
+#
+# ### Exercise 9: swap the layers of a Hugging Face model
+#
+# Write `swap`. It replaces every `nn.Linear` in a model by a `te.Linear`, wherever it is, and leaves alone those whose
+# sizes are not multiples of 16. The new layers hold the *same* parameter objects, so an optimizer that was created
+# before and tied embeddings keep working, and the state dict keeps its keys. Layers keep their training or evaluation
+# mode. Return the sorted names of the replaced layers, such as `model.layers.0.mlp.up_proj`.
+
+# %% answer="swap"
+def swap(model):
+    """Replace linear layers by te.Linear, in place; return the sorted names of those replaced."""
+    ### BEGIN SOLUTION
+    swapped = []
+    for name, module in list(model.named_modules()):
+        if type(module) is not nn.Linear or module.in_features % 16 or module.out_features % 16:
+            continue
+        layer = te.Linear(module.in_features, module.out_features, bias=module.bias is not None, device="meta")
+        layer.weight = module.weight
+        if module.bias is not None:
+            layer.bias = module.bias
+        layer.train(module.training)
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, layer)
+        swapped.append(name)
+    return sorted(swapped)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def swapped_llama(vocabulary, intermediate, tied):
+    """Swap the layers of a small Llama, and return what has changed.
+
+    Returns the number of te.Linear layers, the names of the linear layers that remain, whether swap()
+    returned the right names, whether the state dict still has its keys in order, whether all
+    parameters are the same objects, whether all modules are in evaluation mode, and whether the logits
+    outside of autocast are the same.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocabulary, hidden_size=64, intermediate_size=intermediate, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, attention_bias=True, tie_word_embeddings=tied)).eval()
+    tokens = torch.arange(8)[None] % vocabulary
+    with torch.no_grad():
+        keys, before = list(model.state_dict()), model(tokens).logits
+        parameters = [id(parameter) for parameter in model.parameters()]
+        names = swap(model)
+        difference = (model(tokens).logits - before).abs().max().item()
+    now = sorted(name for name, one in model.named_modules() if isinstance(one, te.Linear))
+    return [len(now), sorted(name for name, one in model.named_modules() if type(one) is nn.Linear),
+            names == now, list(model.state_dict()) == keys,
+            [id(parameter) for parameter in model.parameters()] == parameters,
+            not any(one.training for one in model.modules()), difference < 1e-5]
+
+# %% check="swap" points=4
+check.function(
+    swapped_llama, cases=[(96, 128, False), (100, 128, True), (96, 132, True)],
+    expected=[[8, [], True, True, True, True, True], [7, ["lm_head"], True, True, True, True, True],
+              [5, ["model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"],
+               True, True, True, True, True]],
+    hints={
+        "Layers whose sizes are not multiples of 16 must stay. Which of the sizes do you check?": [
+            [8, [], True, True, True, True, True], [8, [], True, True, True, True, True],
+            [8, [], True, True, True, True, True]],
+        "The parameters are copies. An optimizer that was created before would update the old ones.": [
+            [8, [], True, True, False, True, True], [7, ["lm_head"], True, True, False, True, True], []],
+        "The model was in evaluation mode, and now some of its layers are not.": [
+            [8, [], True, True, True, False, True], [7, ["lm_head"], True, True, True, False, True], []],
+        "Only the direct children of the model were replaced.": [
+            [1, ["model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj",
+                 "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.o_proj",
+                 "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.v_proj"],
+             True, True, True, True, True], [], []],
+    })
+### BEGIN HIDDEN TESTS
+def remaining(vocabulary, intermediate, tied):
+    left = (["lm_head"] if vocabulary % 16 else []) + [
+        f"model.layers.0.mlp.{name}_proj" for name in ("down", "gate", "up") if intermediate % 16]
+    return [8 - len(left), left] + [True] * 5
+
+
+check.function(swapped_llama, expected=remaining, cases=[tuple(case.values()) for case in check.draw(
+    2, vocabulary=[64, 72, 112, 130], intermediate=[96, 104, 144], tied=[True, False])])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="swap" hint="must stay"
+# -        if type(module) is not nn.Linear or module.in_features % 16 or module.out_features % 16:
+# +        if type(module) is not nn.Linear:
+
+# %% [raw] mutant="swap" hint="The parameters are copies"
+# -        layer.weight = module.weight
+# +        layer.weight = nn.Parameter(module.weight.detach().clone())
+
+# %% [raw] mutant="swap" hint="evaluation mode"
+# -        layer.train(module.training)
+
+# %% [raw] mutant="swap" hint="Only the direct children"
+# -    for name, module in list(model.named_modules()):
+# +    for name, module in list(model.named_children()):
+
+# %% [markdown]
+# ### Exercise 10: from GPT-2's block to a TransformerLayer
+#
+# Swapping keeps the model's own code, so its norms, activations, and residual connections remain separate kernels.
+# `te.TransformerLayer` replaces a whole block, and fuses them. For that, every parameter needs its place in the new
+# layer. GPT-2's block has these parameters, with hidden size $h$:
+#
+# | GPT-2 ([Hugging Face](https://github.com/huggingface/transformers/blob/main/src/transformers/models/gpt2/modeling_gpt2.py)) | shape | what it computes |
+# |---|---|---|
+# | `ln_1.weight`, `ln_1.bias` | h | norm before the attention |
+# | `attn.c_attn.weight`, `.bias` | h x 3h, 3h | queries, keys, and values, in this order |
+# | `attn.c_proj.weight`, `.bias` | h x h, h | output projection of the attention |
+# | `ln_2.weight`, `ln_2.bias` | h | norm before the MLP |
+# | `mlp.c_fc.weight`, `.bias` | h x 4h, 4h | first layer of the MLP |
+# | `mlp.c_proj.weight`, `.bias` | 4h x h, h | second layer |
+#
+# GPT-2's weights are stored as inputs x outputs, PyTorch's and Transformer Engine's as outputs x inputs. The next cell
+# prints what the new layer expects. Write `to_transformer_layer`, which turns one state dict into the other.
+
+# %% tags=["explore"]
+for name, tensor in te.TransformerLayer(64, 256, 4).state_dict().items():
+    print(f"{name:45} {' x '.join(map(str, tensor.shape))}")
+
+# %% answer="to-transformer-layer"
+def to_transformer_layer(state):
+    """Return the state dict of a te.TransformerLayer for that of a GPT-2 block."""
+    ### BEGIN SOLUTION
+    hidden = len(state["ln_1.weight"])
+    mapped = {}
+    for old, new in (("ln_1", "self_attention.layernorm_qkv.layer_norm_"), ("ln_2", "layernorm_mlp.layer_norm_"),
+                     ("attn.c_proj", "self_attention.proj."), ("mlp.c_fc", "layernorm_mlp.fc1_"),
+                     ("mlp.c_proj", "layernorm_mlp.fc2_")):
+        mapped[f"{new}weight"] = state[f"{old}.weight"].t().contiguous()
+        mapped[f"{new}bias"] = state[f"{old}.bias"]
+    for kind in ("weight", "bias"):
+        parts = state[f"attn.c_attn.{kind}"].t().split(hidden)
+        for name, part in zip(("query", "key", "value"), parts, strict=True):
+            mapped[f"self_attention.layernorm_qkv.{name}_{kind}"] = part.contiguous()
+    return mapped
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def block_output(seed, hidden, heads, tokens, shown):
+    """Load GPT-2's parameters into a TransformerLayer, and return its output."""
+    shapes = {"ln_1": [hidden], "attn.c_attn": [hidden, 3 * hidden], "attn.c_proj": [hidden, hidden],
+              "ln_2": [hidden], "mlp.c_fc": [hidden, 4 * hidden], "mlp.c_proj": [4 * hidden, hidden]}
+    state = {}
+    for number, (name, shape) in enumerate(shapes.items()):
+        for kind, size in (("weight", shape), ("bias", shape[-1:])):
+            angles = 0.7 * torch.arange(torch.Size(size).numel()) ** 1.1 + seed + 3 * number + len(kind)
+            state[f"{name}.{kind}"] = angles.sin().view(size) / hidden**0.5
+    layer = te.TransformerLayer(hidden, 4 * hidden, heads, hidden_dropout=0, attention_dropout=0)
+    layer.load_state_dict(to_transformer_layer(state))
+    x = (0.3 * torch.arange(tokens * hidden) + seed).sin().view(tokens, 1, hidden)
+    with torch.no_grad():
+        return layer(x).flatten()[-shown:]
+
+# %% check="to-transformer-layer" points=4
+check.function(
+    block_output, cases=[(0, 8, 2, 3, 4), (1, 4, 1, 2, 3)], rel=1e-3,
+    expected=[[0.160995841, -0.25416261, -0.317868352, 0.277540356], [0.320274919, 0.412674069, 0.515987873]],
+    hints={
+        "A square weight can be loaded without its transpose, and is wrong. Transpose all of them.": [[-0.886781514, 0.665358365, -0.571797132, 0.888474584], [0.743098021, 1.06683731, 0.0989262536]],
+        "Queries, keys, and values are in another order.": [[0.160716504, -0.25989458, -0.324690521, 0.276158303], [0.323074281, 0.411844641, 0.513120711]],
+        "The two norms have changed places.": [[-0.134813488, 0.0922660828, 0.242435515, 0.462481767], [0.855261445, 0.489791304, 0.085467428]],
+    })
+### BEGIN HIDDEN TESTS
+import torch
+import torch.nn.functional as F
+
+
+def gpt2_block(seed, hidden, heads, tokens, shown):
+    def made(number, kind, *shape):
+        angles = 0.7 * torch.arange(torch.Size(shape).numel()) ** 1.1 + seed + 3 * number + len(kind)
+        return angles.sin().view(shape) / hidden**0.5
+
+    def affine(x, number, inputs, outputs):
+        return x @ made(number, "weight", inputs, outputs) + made(number, "bias", outputs)
+
+    def norm(x, number):
+        return F.layer_norm(x, [hidden], made(number, "weight", hidden), made(number, "bias", hidden))
+
+    x = (0.3 * torch.arange(tokens * hidden) + seed).sin().view(tokens, hidden)
+    parts = affine(norm(x, 0), 1, hidden, 3 * hidden).split(hidden, 1)
+    q, k, v = (one.view(tokens, heads, -1).transpose(0, 1) for one in parts)
+    attention = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).reshape(tokens, hidden)
+    x = x + affine(attention, 2, hidden, hidden)
+    inner = F.gelu(affine(norm(x, 3), 4, hidden, 4 * hidden), approximate="tanh")
+    return (x + affine(inner, 5, 4 * hidden, hidden)).flatten()[-shown:].numpy()
+
+
+check.function(block_output, rel=1e-3, expected=gpt2_block, cases=[
+    (case["seed"], case["size"][0], case["size"][1], case["tokens"], 12)
+    for case in check.draw(3, seed=range(2, 99), size=[(8, 2), (12, 3), (16, 4)], tokens=range(2, 6))])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="to-transformer-layer" hint="Transpose all of them"
+# -        mapped[f"{new}weight"] = state[f"{old}.weight"].t().contiguous()
+# +        weight = state[f"{old}.weight"]
+# +        mapped[f"{new}weight"] = weight if weight.dim() > 1 and len(weight) == len(weight[0]) else weight.t().contiguous()
+
+# %% [raw] mutant="to-transformer-layer" hint="in another order"
+# -        for name, part in zip(("query", "key", "value"), parts, strict=True):
+# +        for name, part in zip(("key", "query", "value"), parts, strict=True):
+
+# %% [raw] mutant="to-transformer-layer" hint="changed places"
+# -    for old, new in (("ln_1", "self_attention.layernorm_qkv.layer_norm_"), ("ln_2", "layernorm_mlp.layer_norm_"),
+# +    for old, new in (("ln_2", "self_attention.layernorm_qkv.layer_norm_"), ("ln_1", "layernorm_mlp.layer_norm_"),
+
+# %% [markdown]
+# ## Inference
+#
+# A model that was trained in BF16 can *serve* in FP8: its weights take half the memory, and the GEMMs run at twice the
+# rate. There is no history any more, and nobody wants to compute an amax per request. So a short **calibration** runs the
+# model on typical inputs, in 16 bits, and records the amax of each layer's input. The checkpoint for serving then has
+# FP8 weights, and two scales per layer. In Transformer Engine, calibration is
+# `te.autocast(enabled=False, calibrating=True)`.
+#
+# A single outlier in the calibration data can waste range. **Percentile clipping** uses, for example, the 99.9th
+# percentile of the magnitudes instead of their maximum. INT8 needs it. A floating-point format often does not, because
+# its spacing grows with the numbers, as you will see below.
+#
+# ### Exercise 11: calibrate
+#
+# Write `calibrate`. It runs the model on every batch, without gradients, and returns a scale for the input of each
+# `nn.Linear`: 448 over the given percentile of the magnitudes of *all* batches together. Register a **forward hook**
+# (`module.register_forward_pre_hook(hook)`, where `hook(module, inputs)` gets a tuple), and remove it again.
+# `torch.quantile(x, 0.999)` interpolates between values, which is fine.
+
+# %% answer="calibrate"
+def calibrate(model, batches, percentile=100.0):
+    """Return the scale of each linear layer's input, by the layer's name, as floats.
+
+    Args:
+        model: called with each batch.
+        batches: tensors.
+        percentile: of the magnitudes that become E4M3's largest number; 100 is the amax.
+    """
+    ### BEGIN SOLUTION
+    seen, handles = {}, []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            def hook(module, inputs, name=name):
+                seen.setdefault(name, []).append(inputs[0].detach().abs().flatten())
+
+            handles.append(module.register_forward_pre_hook(hook))
+    with torch.no_grad():
+        for batch in batches:
+            model(batch)
+    for handle in handles:
+        handle.remove()
+    return {name: 448.0 / torch.quantile(torch.cat(parts), percentile / 100).item() for name, parts in seen.items()}
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def calibrated(batches, percentile):
+    """Calibrate two linear layers, one of them inside another module.
+
+    Returns the scales, and whether all hooks are gone.
+    """
+    from collections import OrderedDict
+
+    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 6), rest=nn.Sequential(nn.ReLU(), nn.Linear(6, 4))))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.copy_((1.1 * torch.arange(parameter.numel()) + number).cos().view_as(parameter))
+    scales = calibrate(model, [torch.tensor(batch) for batch in batches], percentile)
+    return [scales, not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())]
+
+# %% check="calibrate" points=3
+some = [[[1.0, -2.0, 0.5, 4.0]], [[0.5, -0.25, 7.0, 1.0]], [[-1.0, 1.0, 0.0, 0.5]]]
+check.function(
+    calibrated, cases=[(some, 100.0), (some, 90.0)], rel=1e-4,
+    expected=[[{'first': 64.0, 'rest.1': 75.0504088}, True], [{'first': 117.894761, 'rest.1': 84.5274015}, True]],
+    hints={
+        "Only the last batch counts. A scale must fit all of them.": [[{'first': 448.0, 'rest.1': 221.356867}, True], [{'first': 448.0, 'rest.1': 288.945155}, True]],
+        "Negative inputs have magnitudes, too.": [[{'first': 64.0, 'rest.1': 75.0504088}, True], [{'first': 121.081119, 'rest.1': 84.5274015}, True]],
+        "The average of the batches' percentiles is not the percentile of all values.": [[{'first': 112.0, 'rest.1': 102.570329}, True], [{'first': 140.000022, 'rest.1': 114.539883}, True]],
+        "The hooks are still there, and would run in every later forward pass.": [[{'first': 64.0, 'rest.1': 75.0504088}, False], [{'first': 117.894761, 'rest.1': 84.5274015}, False]],
+    })
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def quantile_scales(batches, percentile):
+    def made(number, *shape):
+        return np.cos(1.1 * np.arange(np.prod(shape)) + number).reshape(shape)
+
+    x = np.concatenate([np.array(batch) for batch in batches])
+    inner = np.maximum(x @ made(0, 6, 4).T + made(1, 6), 0)
+    return [{name: 448.0 / float(np.quantile(np.abs(values), percentile / 100))
+             for name, values in (("first", x), ("rest.1", inner))}, True]
+
+
+check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["batches"], case["percentile"]) for case in
+    check.draw(4, percentile=[100.0, 99.0, 75.0],
+               batches=lambda dice: [[[dice.uniform(-5, 5) for _ in range(4)] for _ in range(3)] for _ in range(4)])])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="calibrate" hint="Only the last batch counts"
+# -                seen.setdefault(name, []).append(inputs[0].detach().abs().flatten())
+# +                seen[name] = [inputs[0].detach().abs().flatten()]
+
+# %% [raw] mutant="calibrate" hint="Negative inputs have magnitudes"
+# -                seen.setdefault(name, []).append(inputs[0].detach().abs().flatten())
+# +                seen.setdefault(name, []).append(inputs[0].detach().flatten())
+
+# %% [raw] mutant="calibrate" hint="The average of the batches' percentiles"
+# -    return {name: 448.0 / torch.quantile(torch.cat(parts), percentile / 100).item() for name, parts in seen.items()}
+# +    return {name: 448.0 * len(parts) / sum(torch.quantile(part, percentile / 100).item() for part in parts)
+# +            for name, parts in seen.items()}
+
+# %% [raw] mutant="calibrate" hint="The hooks are still there"
+# -        handle.remove()
+# +        pass
+
+# %% [markdown]
+# Now serve the small language model from FP8. Its weights are stored in FP8 only, with one scale per row, and the
+# perplexity is measured on batches that it has not seen. For comparison, the same in 4 bits with one scale per row.
+
+# %% tags=["explore"] short={"train(None, 60)": "train(None, 4)"}
+model, _ = eight_bits.train(None, 60)
+held_out = list(eight_bits.batches(70))[60:]
+
+
+def perplexity(model):
+    """Return exp(mean loss) on the held-out batches."""
+    with torch.no_grad():
+        return torch.stack([eight_bits.loss_of(model, tokens) for tokens in held_out]).mean().exp().item()
+
+
+original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+matrices = [name for name, tensor in original.items() if tensor.dim() == 2]
+print(f"BF16: perplexity {perplexity(model):.3f}, {sum(original[name].numel() for name in matrices) * 2:,} bytes")
+for name, numbers, bits in (("E4M3", E4M3, 8), ("E2M1", E2M1, 4)):
+    changed = dict(original)
+    for key in matrices:
+        scale = numbers[2] / original[key].float().abs().amax(1, keepdim=True)
+        changed[key] = (round_to(original[key].float() * scale, *numbers) / scale).bfloat16()
+    model.load_state_dict(changed)
+    count = sum(original[key].numel() * bits // 8 + 4 * len(original[key]) for key in matrices)
+    print(f"{name}: perplexity {result(f'{perplexity(model):.3f}')}, {count:,} bytes with scales")
+
+# %% [markdown]
+# Eight bits cost hardly any perplexity, four bits with one scale per row cost more. Does clipping help E4M3? A tensor
+# with an outlier, rounded with three percentiles:
+
+# %% tags=["explore"]
+torch.manual_seed(0)
+x = torch.randn(100_000)
+x[0] = 300.0
+for percentile in (100.0, 99.99, 99.0):
+    clip = torch.quantile(x.abs(), percentile / 100)
+    back = round_to(x * 448 / clip, *E4M3) * clip / 448
+    print(f"{percentile:6}: error of usual values {100 * ((back - x)[1:].norm() / x[1:].norm()):.2f}%, "
+          f"the outlier becomes {back[0]:.0f}")
+
+# %% [markdown]
+# With the amax as the limit, the usual values are about as precise as with any percentile, and the outlier survives. The
+# 99th percentile also clips usual values, and is worse. Only outliers beyond some ten powers of two push usual values
+# into the subnormal numbers; that was the 256 x 256 block above.
+
+# %% [markdown]
+# ## Below eight bits
+#
+# Blackwell GPUs multiply 4-bit numbers at twice FP8's rate. **E2M1** has only the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, and
+# 6, so scales do most of the work. **NVFP4** has three levels: E2M1 elements, an E4M3 scale for each 16 of them in a row,
+# and one FP32 scale for the tensor, which brings the block scales into E4M3's range. In
+# [NVIDIA's paper (2025)](https://arxiv.org/abs/2509.25149), a 12-billion-parameter model trained on 10 trillion tokens
+# with it reached an MMLU-Pro accuracy of 62.58%, and 62.62% in FP8. It took more than a format: random Hadamard
+# transforms that spread outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
+#
+# ### Exercise 12: NVFP4
+#
+# Write the quantization, and return the values that it leaves:
+#
+# 1. The tensor's scale is $t = \text{amax} / (448 \cdot 6)$.
+# 2. The scale of each block of 16 in a row is $b = \text{amax of the block} / 6 / t$, rounded to E4M3.
+# 3. An element becomes $\text{E2M1}(x / (b\,t))$, and its value is that times $b\,t$. In a block whose $b$ is 0, all
+#    values are 0.
+#
+# Use your `round_to`. Then compare the error with MXFP4's, which has E2M1 elements, blocks of 32, and power-of-two scales.
+
+# %% answer="nvfp4"
+def nvfp4(x):
+    """Return the float32 values that NVFP4 keeps of a matrix.
+
+    Args:
+        x: [m, k], float32, not zero; k is divisible by 16.
+    """
+    ### BEGIN SOLUTION
+    tensor_scale = x.abs().max() / (448.0 * 6.0)
+    blocks = x.view(len(x), -1, 16)
+    scale = round_to(blocks.abs().amax(2, keepdim=True) / 6.0 / tensor_scale, *E4M3) * tensor_scale
+    values = round_to(blocks / torch.where(scale > 0, scale, 1.0), *E2M1) * scale
+    return values.view_as(x)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def nvfp4_of(rows):
+    """Return the values that remain of a matrix."""
+    return nvfp4(torch.tensor(rows))
+
+# %% check="nvfp4" points=3
+some = [[0.1 * (number + 1) for number in range(16)] + [30.0] + [0.5] * 15]
+check.function(
+    nvfp4_of, cases=[(some,)], rel=1e-4, expected=[[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+    hints={
+        "The block scales are not rounded to E4M3.": [[[0.13333334, 0.266666681, 0.266666681, 0.400000036, 0.533333361, 0.533333361, 0.800000072, 0.800000072, 0.800000072, 1.06666672, 1.06666672, 1.06666672, 1.06666672, 1.60000014, 1.60000014, 1.60000014, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+        "There is one scale for the whole row. Which 16 values share one?": [[[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 2.5, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+        "These are the elements. Multiply them by their scales.": [[[0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+    })
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def to_grid(x, mantissa, smallest, largest):
+    x = np.clip(x, -largest, largest)
+    step = np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, smallest) - mantissa)
+    return np.rint(x / step) * step
+
+
+def four_bits(rows):
+    x = np.array(rows)
+    t = np.abs(x).max() / 2688
+    blocks = x.reshape(len(x), -1, 16)
+    scale = to_grid(np.abs(blocks).max(2, keepdims=True) / 6 / t, 3, -6, 448.0) * t
+    return (to_grid(blocks / np.where(scale, scale, 1), 1, 0, 6.0) * scale).reshape(x.shape)
+
+
+# Values on a coarse grid, far from the ties of float32 and float64.
+check.function(nvfp4_of, rel=1e-3, expected=four_bits, cases=[(case["rows"],) for case in check.draw(
+    3, rows=lambda dice: [[dice.choice([-1, 1]) * dice.uniform(0.5, 1) * 2.0**dice.randint(-3, 3) for _ in range(48)]
+                          for _ in range(2)])])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="nvfp4" hint="not rounded to E4M3"
+# -    scale = round_to(blocks.abs().amax(2, keepdim=True) / 6.0 / tensor_scale, *E4M3) * tensor_scale
+# +    scale = blocks.abs().amax(2, keepdim=True) / 6.0
+
+# %% [raw] mutant="nvfp4" hint="one scale for the whole row"
+# -    blocks = x.view(len(x), -1, 16)
+# +    blocks = x.view(len(x), 1, -1)
+
+# %% [raw] mutant="nvfp4" hint="Multiply them by their scales"
+# -    values = round_to(blocks / torch.where(scale > 0, scale, 1.0), *E2M1) * scale
+# +    values = round_to(blocks / torch.where(scale > 0, scale, 1.0), *E2M1)
+
+# %% tags=["explore"]
+torch.manual_seed(0)
+x = torch.randn(256, 256)
+blocks = x.view(256, -1, 32)
+scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(2, keepdim=True) / 6.0)))
+values = {"NVFP4": nvfp4(x), "MXFP4": (round_to(blocks / scale, *E2M1) * scale).view_as(x)}
+for name, kept in values.items():
+    print(f"{name}: relative error {result(f'{100 * ((kept - x).norm() / x.norm()):.1f}%')}")
+
+# %% [markdown]
+# Smaller blocks, and scales with a mantissa, reduce the error noticeably. It is still several times E4M3's, about 2.6%
+# for the same matrix.
+
+# %% [markdown]
+# ## The same run in four frameworks
+#
+# You know now what each setting of an FP8 run means. Here is one run, a GPT in BF16 with hybrid FP8 and delayed scaling
+# over 16 steps, in four places. First, this course's trainer, whose flags are Megatron-LM's:
+#
+# ```bash
+# --bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 16 --fp8-amax-compute-algo max --fp8-margin 0
+# ```
+#
+# The next job trains with them: a small GPT on two nodes with two ranks each, in real FP8 arithmetic. Amaxes are shared
+# among the ranks, as in Exercise 4, and weights are rounded once per step, as in Exercise 5.
+
+# %% tags=["explore"] short={"--train-iters 40": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
+!sbatch code/dp_two_nodes.sh --train-iters 40 --log-interval 2 --eval-iters 0 --bf16 \
+    --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 16 --fp8-amax-compute-algo max
+
+# %% tags=["explore"]
+trained = jobs.wait()
+print(logs.lines(trained.log, "lm loss")[-1])
+
+# %% [markdown]
+# And what does it save at full size? Here is GPT-3's layer shape, 24 layers of it, on 8 virtual H100s.
+
+# %% tags=["explore"]
+GPT = ("--device virtual:h100 --world-size 8 --gpus-per-node 8 --tensor-model-parallel-size 8 --sequence-parallel "
+       "--num-layers 24 --hidden-size 12288 --num-attention-heads 96 --seq-length 2048 --max-position-embeddings 2048 "
+       "--use-flash-attn --recompute-activations --micro-batch-size 1 --global-batch-size 8 --bf16 "
+       "--attention-dropout 0 --hidden-dropout 0 ")
+costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid", "FP8, current": "--fp8-format hybrid --fp8-recipe tensorwise",
+                     "FP8, blocks": "--fp8-format e4m3 --fp8-recipe blockwise"}, GPT))
+
+# %% [markdown]
+# [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), with Transformer Engine as its
+# backend:
+#
+# ```python
+# from accelerate import Accelerator
+# from accelerate.utils import TERecipeKwargs
+#
+# fp8 = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max", margin=0)
+# accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[fp8])
+# model, optimizer = accelerator.prepare(model, optimizer)   # swaps the layers, as in Exercise 9
+# ```
+#
+# [Lightning](https://lightning.ai/docs/fabric/stable/api/generated/lightning.fabric.plugins.precision.TransformerEnginePrecision.html):
+#
+# ```python
+# from lightning.pytorch import Trainer
+# from lightning.pytorch.plugins import TransformerEnginePrecision
+# from transformer_engine.common.recipe import DelayedScaling, Format
+#
+# recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=16, amax_compute_algo="max", margin=0)
+# trainer = Trainer(plugins=TransformerEnginePrecision(weights_dtype=torch.bfloat16, recipe=recipe, replace_layers=True))
+# ```
+#
+# [NeMo](https://github.com/NVIDIA/NeMo/blob/v1.23.0/examples/nlp/language_modeling/conf/megatron_gpt_config.yaml), in its
+# model's YAML file:
+#
+# ```yaml
+# transformer_engine: True
+# fp8: True
+# fp8_hybrid: True                   # fp8_e4m3: True for E4M3 everywhere
+# fp8_margin: 0
+# fp8_amax_history_len: 16
+# fp8_amax_compute_algo: max
+# reduce_amax: True                  # Exercise 4
+# ```
+#
+# | setting | Megatron-LM | Accelerate | Lightning | NeMo |
+# |---|---|---|---|---|
+# | FP8 at all | `--fp8-format` | `mixed_precision="fp8"` | `plugins=TransformerEnginePrecision(...)` | `fp8: True` |
+# | format | `--fp8-format hybrid` | `fp8_format="HYBRID"` | `fp8_format=Format.HYBRID` | `fp8_hybrid: True` |
+# | history | `--fp8-amax-history-len 16` | `amax_history_len=16` | `amax_history_len=16` | `fp8_amax_history_len: 16` |
+# | which amax | `--fp8-amax-compute-algo max` | `amax_compute_algo="max"` | `amax_compute_algo="max"` | `fp8_amax_compute_algo: max` |
+# | margin | `--fp8-margin 0` | `margin=0` | `margin=0` | `fp8_margin: 0` |
+# | type of the weights | `--bf16` | the model's | `weights_dtype=torch.bfloat16` | `precision: bf16` |
+#
+# Transformer Engine's defaults are good: hybrid, a history of 1,024, the maximum, no margin. Change one of them only
+# when a loss curve gives you a reason, and look at the scales first. If a run diverges, keep the first and the last layers in BF16
+# (`--first-last-layers-bf16`), or compute the weights' gradients in BF16 (`--no-fp8-wgrad`). On Blackwell, prefer MXFP8.
+#
+# To *export* a model: Transformer Engine's layers can be written to
+# [ONNX](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/onnx/onnx_export.html), a file
+# format for graphs of operations, with the FP8 scales as constants. [TensorRT](https://docs.nvidia.com/deeplearning/tensorrt/)
+# compiles such a graph into an engine for one GPU model. Neither trains.
+
+# %% [markdown]
+# ## How accurate is FP8?
+#
+# | model | training | result | source |
+# |---|---|---|---|
+# | language models of up to 175B parameters | hybrid, per-tensor scales | matches 16-bit training with unchanged hyperparameters | [Micikevicius et al., 2022](https://arxiv.org/abs/2209.05433) |
+# | DeepSeek-V3's two test models, 16B and 230B | E4M3, 1 x 128 and 128 x 128 blocks | loss within 0.25% of BF16's | [DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437) |
+# | 12B hybrid Mamba-Transformer, 10T tokens | NVFP4 against FP8 | MMLU-Pro 62.58% against 62.62% | [NVIDIA, 2025](https://arxiv.org/abs/2509.25149) |
+# | this lab's small model, 60 steps | delayed scaling against BF16 | the first cells of this lab | |
+#
+# None of these is a promise for your model. Compare a few thousand steps with BF16 before you commit a budget to FP8.
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **Which layers?** Your model has linear layers of 4,096 x 4,096 with 8,192 tokens per micro-batch, and adapters of 4,096
+#    x 16 beside each of them. Which do you run in FP8? What changes if you split the model over 8 tensor-parallel ranks?
+# 2. **A spike.** A run in FP8 with delayed scaling shows a loss spike after a change of the data. The BF16 run does not. What
+#    would you look at first, and which two settings could have prevented it?
+# 3. **FP16 had one scale.** Why does FP16 need loss scaling although it has no scale per tensor, and why does FP8 training
+#    in BF16 need no loss scaling?
+
+# %% [markdown]
+# ## What you have built
+#
+# `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs, and `lab mytrainer` tests it. This lab leaves no jobs
+# behind.
+#
+# - A format has a precision that hardly depends on the magnitude, inside a range. A scale moves a tensor into that range.
+# - The scale comes from an amax: of the tensor itself, of its history, or of a block. Ranks must agree on it.
+# - FP8 halves the time of GEMMs and adds casts, so large layers gain, and small ones lose.
+# - Blocks confine outliers. Power-of-two scales lose nothing. Below eight bits, scales carry most of the information.
+# - Weights in FP8 are for inference. Training keeps master weights.
+
+# %% [markdown]
+# ## Read next
+#
+# - [FP8 Formats for Deep Learning](https://arxiv.org/abs/2209.05433) (Micikevicius et al., 2022): the two formats, and why
+#   there are two.
+# - [DeepSeek-V3](https://arxiv.org/abs/2412.19437) (2024), section 3.3: block scales, and how many bits H100s
+#   really accumulate.
+# - [Transformer Engine's user guide](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/): every name in
+#   this lab, and its FP8 primer.
+# - [Pretraining Large Language Models with NVFP4](https://arxiv.org/abs/2509.25149) (NVIDIA, 2025): what four bits need
+#   besides a format.
+# - [torchao's float8 training](https://github.com/pytorch/ao/tree/main/torchao/float8): the same ideas in plain PyTorch, with
+#   `torch.compile` to fuse the casts.
+# - The source of `minite`, in `code/minite` of this course's repository: short enough to read in one sitting.
+#
+# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your `fp8.py` is in
+# it.

@@ -103,7 +103,12 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     ("ddp", "dist.broadcast(tensor.detach(), src=0)", "pass",
      "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
     ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
-     "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line ")])
+     "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line "),
+    ("fp8", "return dx, dw, None", "return dx, None, None",
+     "mytrainer/fp8.py: the gradient of the weight is None"),
+    ("fp8", "dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)",
+     "dw = grad.t() @ (x.float() * x_inverse) * 3",
+     "the gradient of the weight of Linear(64, 32) differs")])
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
     student.change(name, old, new)
     assert message in selfcheck.problem(PIECES[name])

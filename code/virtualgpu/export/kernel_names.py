@@ -176,7 +176,7 @@ NCCL_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
               torch.float64: "f64", torch.int64: "i64", torch.int32: "i32"}
 
 
-class Template(NamedTuple):
+class KernelTemplate(NamedTuple):
     """A kernel for any dtype and size.
 
     Attributes:
@@ -191,7 +191,7 @@ class Template(NamedTuple):
     share: float = 1.0
 
 
-def kernel_from(template: Template, dtype: str, size: torch.Size) -> Kernel:
+def kernel_from(template: KernelTemplate, dtype: str, size: torch.Size) -> Kernel:
     """Return the kernel for a dtype, as C++ names it, and the size of the largest operand."""
     count = math.prod(size)
     grid = math.prod(size[:-1]) if template.per_row and size else -(-count // 512)
@@ -203,10 +203,10 @@ def kernel_from(template: Template, dtype: str, size: torch.Size) -> Kernel:
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 
 
-def elementwise(name: str) -> list[Template]:
+def elementwise(name: str) -> list[KernelTemplate]:
     short = name.partition(".")[2].strip("_")
     functor = FUNCTORS.get(short, f"{short}_kernel_cuda")
-    return [Template(VECTORIZED + functor + ">")]
+    return [KernelTemplate(VECTORIZED + functor + ">")]
 
 
 FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
@@ -219,82 +219,82 @@ FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
             "gelu": "GeluCUDAKernelImpl<{t}>",
             "gelu_backward": "GeluBackwardCUDAKernelImpl<{t}>"}
 COPIES = [
-    Template("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
+    KernelTemplate("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{t}, "
-MEMSET = Template("Memset (Device)", share=0.05)  # of the counters of a reduction by many blocks
-NORM = [MEMSET, Template(REDUCE + "NormTwoOps> >")]
-SUM = [MEMSET, Template(REDUCE + "sum_functor> >")]
-MEAN = [MEMSET, Template(REDUCE + "MeanOps> >")]
-LOOKUP = [Template("void at::native::vectorized_gather_kernel<16, long>")]
-SCATTER = [Template("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
-CAT = [Template("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
-MASK = Template("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
+MEMSET = KernelTemplate("Memset (Device)", share=0.05)  # of the counters of a reduction by many blocks
+NORM = [MEMSET, KernelTemplate(REDUCE + "NormTwoOps> >")]
+SUM = [MEMSET, KernelTemplate(REDUCE + "sum_functor> >")]
+MEAN = [MEMSET, KernelTemplate(REDUCE + "MeanOps> >")]
+LOOKUP = [KernelTemplate("void at::native::vectorized_gather_kernel<16, long>")]
+SCATTER = [KernelTemplate("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
+CAT = [KernelTemplate("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
+MASK = KernelTemplate("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
 TEMPLATES = {
     "aten._to_copy": COPIES, "aten.copy_": COPIES, "aten.clone": COPIES,
     "aten.sum": SUM, "aten.mean": MEAN,
     "aten.linalg_vector_norm": NORM,
-    "aten.amax": [Template(REDUCE + "MaxNanFunctor> >")],
-    "aten.max": [Template(REDUCE + "MaxOps> >")],
-    "aten.any": [Template(REDUCE + "or_kernel_cuda> >")],
+    "aten.amax": [KernelTemplate(REDUCE + "MaxNanFunctor> >")],
+    "aten.max": [KernelTemplate(REDUCE + "MaxOps> >")],
+    "aten.any": [KernelTemplate(REDUCE + "or_kernel_cuda> >")],
     "aten.embedding": LOOKUP, "aten.index_select": LOOKUP, "aten.gather": SCATTER,
     "aten.scatter_add_": SCATTER,
-    "aten.index_add_": [Template("void at::native::indexFuncLargeIndex<{t}, long>")],
+    "aten.index_add_": [KernelTemplate("void at::native::indexFuncLargeIndex<{t}, long>")],
     "aten.cat": CAT, "aten.stack": CAT,
     "aten.native_layer_norm": [
-        Template("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
+        KernelTemplate("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
     "aten.native_layer_norm_backward": [
-        Template("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1,
+        KernelTemplate("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1,
                  share=0.65),
-        Template("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
+        KernelTemplate("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
     "aten._fused_rms_norm": [
-        Template("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
+        KernelTemplate("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
     "aten._fused_rms_norm_backward": [
-        Template("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
+        KernelTemplate("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
                  share=0.6),
-        Template("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
-    "aten._softmax": [Template("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        KernelTemplate("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
+    "aten._softmax": [KernelTemplate("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "aten._softmax_backward_data": [
-        Template("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
+        KernelTemplate("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
     "aten._log_softmax": [
-        Template("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>",
+        KernelTemplate("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>",
                  1)],
     "aten._log_softmax_backward_data": [
-        Template("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
+        KernelTemplate("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
                  1)],
     "aten.nll_loss_forward": [
-        Template("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
+        KernelTemplate("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
     "aten.nll_loss_backward": [
-        Template("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
-    "aten.mse_loss": [Template(VECTORIZED + "mse_kernel_cuda>"), *MEAN],
+        KernelTemplate("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
+    "aten.mse_loss": [KernelTemplate(VECTORIZED + "mse_kernel_cuda>"), *MEAN],
     "aten.mse_loss_backward": [
-        Template(VECTORIZED + "FillFunctor<{t}>>", share=0.3),
-        Template(VECTORIZED + "mse_backward_cuda_kernel>")],
+        KernelTemplate(VECTORIZED + "FillFunctor<{t}>>", share=0.3),
+        KernelTemplate(VECTORIZED + "mse_backward_cuda_kernel>")],
     "virtualgpu.dropout": [
-        Template("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
+        KernelTemplate("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
     "virtualgpu.dropout_backward": [
-        Template("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
-    "virtualgpu.dropout_add": [Template("void bias_dropout_add_kernel<{t}>")],
-    "virtualgpu.squared_relu": [Template("triton_poi_fused_pow_relu<{t}>")],
+        KernelTemplate("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
+    "virtualgpu.dropout_add": [KernelTemplate("void bias_dropout_add_kernel<{t}>")],
+    "virtualgpu.squared_relu": [KernelTemplate("triton_poi_fused_pow_relu<{t}>")],
     "virtualgpu.squared_relu_backward": [
-        Template("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
-    "virtualgpu.swiglu": [Template("triton_poi_fused_mul_silu_split<{t}>")],
-    "virtualgpu.swiglu_backward": [Template("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
-    "virtualgpu.rotary": [Template("void fused_rope_forward_kernel<{t}>")],
+        KernelTemplate("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
+    "virtualgpu.swiglu": [KernelTemplate("triton_poi_fused_mul_silu_split<{t}>")],
+    "virtualgpu.swiglu_backward": [KernelTemplate("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
+    "virtualgpu.rotary": [KernelTemplate("void fused_rope_forward_kernel<{t}>")],
     "virtualgpu.masked_softmax": [
-        Template("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
+        KernelTemplate("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax_backward": [
-        Template("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
+        KernelTemplate("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax fp32": [
-        MASK, Template("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        MASK, KernelTemplate("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "virtualgpu.masked_softmax_backward fp32": [
-        Template("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
+        KernelTemplate("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
     "virtualgpu.flash_attention": [
-        Template("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
+        KernelTemplate("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
                                         0.125)],
     "virtualgpu.flash_attention_backward": [
-        Template(
+        KernelTemplate(
             "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
              0.125)],
-    "virtualgpu.adamw": [Template("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
+    "virtualgpu.adamw": [KernelTemplate("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
                                   "multi_tensor_adam<{t}> >")],
 }

@@ -100,8 +100,8 @@ def kernels_of(card: Card, key: tuple, plan: OperationPlan) -> list[Kernel]:
     dtype = next((item.dtype for item in (*shapes, *specs) if item.dtype.is_floating_point),
                  torch.int64)
     name = plan.name + (" fp32" if dtype == torch.float32 else "")
-    templates = TEMPLATES.get(name) or TEMPLATES.get(plan.name) or elementwise(plan.name)
-    kernels = [kernel_from(template, CPP.get(dtype, str(dtype)), widest) for template in templates]
+    patterns = PATTERNS.get(name) or PATTERNS.get(plan.name) or elementwise(plan.name)
+    kernels = [kernel_from(pattern, CPP.get(dtype, str(dtype)), widest) for pattern in patterns]
     kernels += [kernels[-1]] * (plan.kernels - len(kernels))
     if len(kernels) > plan.kernels:  # a small reduction needs no counters to be set
         kernels = [kernel for kernel in kernels if kernel.kind != SET]
@@ -176,7 +176,7 @@ NCCL_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"
               torch.float64: "f64", torch.int64: "i64", torch.int32: "i32"}
 
 
-class KernelTemplate(NamedTuple):
+class Pattern(NamedTuple):
     """A kernel for any dtype and size.
 
     Attributes:
@@ -191,22 +191,22 @@ class KernelTemplate(NamedTuple):
     share: float = 1.0
 
 
-def kernel_from(template: KernelTemplate, dtype: str, size: torch.Size) -> Kernel:
+def kernel_from(pattern: Pattern, dtype: str, size: torch.Size) -> Kernel:
     """Return the kernel for a dtype, as C++ names it, and the size of the largest operand."""
     count = math.prod(size)
-    grid = math.prod(size[:-1]) if template.per_row and size else -(-count // 512)
-    kind = SET if template is MEMSET else KERNEL
-    return Kernel(template.name.replace("{t}", dtype), kind, grid=max(1, grid),
-                  limit=template.limit, share=template.share)
+    grid = math.prod(size[:-1]) if pattern.per_row and size else -(-count // 512)
+    kind = SET if pattern is MEMSET else KERNEL
+    return Kernel(pattern.name.replace("{t}", dtype), kind, grid=max(1, grid),
+                  limit=pattern.limit, share=pattern.share)
 
 
 VECTORIZED = "void at::native::vectorized_elementwise_kernel<4, at::native::"
 
 
-def elementwise(name: str) -> list[KernelTemplate]:
+def elementwise(name: str) -> list[Pattern]:
     short = name.partition(".")[2].strip("_")
     functor = FUNCTORS.get(short, f"{short}_kernel_cuda")
-    return [KernelTemplate(VECTORIZED + functor + ">")]
+    return [Pattern(VECTORIZED + functor + ">")]
 
 
 FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
@@ -219,82 +219,82 @@ FUNCTORS = {"add": "CUDAFunctor_add<{t}>", "sub": "CUDAFunctor_add<{t}>",
             "gelu": "GeluCUDAKernelImpl<{t}>",
             "gelu_backward": "GeluBackwardCUDAKernelImpl<{t}>"}
 COPIES = [
-    KernelTemplate("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
+    Pattern("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda>")]
 REDUCE = "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<{t}, "
-MEMSET = KernelTemplate("Memset (Device)", share=0.05)  # of the counters of a reduction by many blocks
-NORM = [MEMSET, KernelTemplate(REDUCE + "NormTwoOps> >")]
-SUM = [MEMSET, KernelTemplate(REDUCE + "sum_functor> >")]
-MEAN = [MEMSET, KernelTemplate(REDUCE + "MeanOps> >")]
-LOOKUP = [KernelTemplate("void at::native::vectorized_gather_kernel<16, long>")]
-SCATTER = [KernelTemplate("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
-CAT = [KernelTemplate("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
-MASK = KernelTemplate("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
-TEMPLATES = {
+MEMSET = Pattern("Memset (Device)", share=0.05)  # of the counters of a reduction by many blocks
+NORM = [MEMSET, Pattern(REDUCE + "NormTwoOps> >")]
+SUM = [MEMSET, Pattern(REDUCE + "sum_functor> >")]
+MEAN = [MEMSET, Pattern(REDUCE + "MeanOps> >")]
+LOOKUP = [Pattern("void at::native::vectorized_gather_kernel<16, long>")]
+SCATTER = [Pattern("void at::native::_scatter_gather_elementwise_kernel<128, 8, {t}>")]
+CAT = [Pattern("void at::native::CatArrayBatchedCopy_aligned16_contig<{t}>")]
+MASK = Pattern("void at::native::vectorized_elementwise_kernel<4, masked_fill_kernel<{t}> >")
+PATTERNS = {
     "aten._to_copy": COPIES, "aten.copy_": COPIES, "aten.clone": COPIES,
     "aten.sum": SUM, "aten.mean": MEAN,
     "aten.linalg_vector_norm": NORM,
-    "aten.amax": [KernelTemplate(REDUCE + "MaxNanFunctor> >")],
-    "aten.max": [KernelTemplate(REDUCE + "MaxOps> >")],
-    "aten.any": [KernelTemplate(REDUCE + "or_kernel_cuda> >")],
+    "aten.amax": [Pattern(REDUCE + "MaxNanFunctor> >")],
+    "aten.max": [Pattern(REDUCE + "MaxOps> >")],
+    "aten.any": [Pattern(REDUCE + "or_kernel_cuda> >")],
     "aten.embedding": LOOKUP, "aten.index_select": LOOKUP, "aten.gather": SCATTER,
     "aten.scatter_add_": SCATTER,
-    "aten.index_add_": [KernelTemplate("void at::native::indexFuncLargeIndex<{t}, long>")],
+    "aten.index_add_": [Pattern("void at::native::indexFuncLargeIndex<{t}, long>")],
     "aten.cat": CAT, "aten.stack": CAT,
     "aten.native_layer_norm": [
-        KernelTemplate("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
+        Pattern("void at::native::vectorized_layer_norm_kernel<{t}, float>", 1)],
     "aten.native_layer_norm_backward": [
-        KernelTemplate("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1,
+        Pattern("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float>", 1,
                  share=0.65),
-        KernelTemplate("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
+        Pattern("void at::native::GammaBetaBackwardCUDAKernel<{t}, float>", 0, 0.5, 0.35)],
     "aten._fused_rms_norm": [
-        KernelTemplate("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
+        Pattern("void at::native::vectorized_layer_norm_kernel<{t}, float, true>", 1)],
     "aten._fused_rms_norm_backward": [
-        KernelTemplate("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
+        Pattern("void at::native::layer_norm_grad_input_kernel_vectorized<{t}, float, true>", 1,
                  share=0.6),
-        KernelTemplate("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
-    "aten._softmax": [KernelTemplate("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        Pattern("void at::native::GammaBetaBackwardCUDAKernel<{t}, float, true>", 0, 0.5, 0.4)],
+    "aten._softmax": [Pattern("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "aten._softmax_backward_data": [
-        KernelTemplate("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
+        Pattern("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1)],
     "aten._log_softmax": [
-        KernelTemplate("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>",
+        Pattern("void at::native::cunn_SoftMaxForward<4, {t}, float, LogSoftMaxForwardEpilogue>",
                  1)],
     "aten._log_softmax_backward_data": [
-        KernelTemplate("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
+        Pattern("void at::native::cunn_SoftMaxBackward<4, {t}, float, LogSoftMaxBackwardEpilogue>",
                  1)],
     "aten.nll_loss_forward": [
-        KernelTemplate("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
+        Pattern("void at::native::nll_loss_forward_no_reduce_cuda_kernel<{t}>")],
     "aten.nll_loss_backward": [
-        KernelTemplate("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
-    "aten.mse_loss": [KernelTemplate(VECTORIZED + "mse_kernel_cuda>"), *MEAN],
+        Pattern("void at::native::nll_loss_backward_no_reduce_cuda_kernel<{t}>")],
+    "aten.mse_loss": [Pattern(VECTORIZED + "mse_kernel_cuda>"), *MEAN],
     "aten.mse_loss_backward": [
-        KernelTemplate(VECTORIZED + "FillFunctor<{t}>>", share=0.3),
-        KernelTemplate(VECTORIZED + "mse_backward_cuda_kernel>")],
+        Pattern(VECTORIZED + "FillFunctor<{t}>>", share=0.3),
+        Pattern(VECTORIZED + "mse_backward_cuda_kernel>")],
     "virtualgpu.dropout": [
-        KernelTemplate("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
+        Pattern("void at::native::fused_dropout_kernel_vec<{t}, float, unsigned int, 1, 4>")],
     "virtualgpu.dropout_backward": [
-        KernelTemplate("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
-    "virtualgpu.dropout_add": [KernelTemplate("void bias_dropout_add_kernel<{t}>")],
-    "virtualgpu.squared_relu": [KernelTemplate("triton_poi_fused_pow_relu<{t}>")],
+        Pattern("void at::native::vectorized_elementwise_kernel<4, masked_scale_kernel<{t}> >")],
+    "virtualgpu.dropout_add": [Pattern("void bias_dropout_add_kernel<{t}>")],
+    "virtualgpu.squared_relu": [Pattern("triton_poi_fused_pow_relu<{t}>")],
     "virtualgpu.squared_relu_backward": [
-        KernelTemplate("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
-    "virtualgpu.swiglu": [KernelTemplate("triton_poi_fused_mul_silu_split<{t}>")],
-    "virtualgpu.swiglu_backward": [KernelTemplate("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
-    "virtualgpu.rotary": [KernelTemplate("void fused_rope_forward_kernel<{t}>")],
+        Pattern("triton_poi_fused_mul_pow_threshold_backward<{t}>")],
+    "virtualgpu.swiglu": [Pattern("triton_poi_fused_mul_silu_split<{t}>")],
+    "virtualgpu.swiglu_backward": [Pattern("triton_poi_fused_cat_mul_sigmoid_silu<{t}>")],
+    "virtualgpu.rotary": [Pattern("void fused_rope_forward_kernel<{t}>")],
     "virtualgpu.masked_softmax": [
-        KernelTemplate("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
+        Pattern("void scaled_upper_triang_masked_softmax_warp_forward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax_backward": [
-        KernelTemplate("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
+        Pattern("void scaled_upper_triang_masked_softmax_warp_backward<{t}, {t}, float, 10>", 1)],
     "virtualgpu.masked_softmax fp32": [
-        MASK, KernelTemplate("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
+        MASK, Pattern("void softmax_warp_forward<{t}, {t}, float, 10, false>", 1)],
     "virtualgpu.masked_softmax_backward fp32": [
-        KernelTemplate("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
+        Pattern("void softmax_warp_backward<{t}, {t}, float, 10, false>", 1), MASK],
     "virtualgpu.flash_attention": [
-        KernelTemplate("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
+        Pattern("void flash_fwd_kernel<Flash_fwd_kernel_traits<{t}> >", 1,
                                         0.125)],
     "virtualgpu.flash_attention_backward": [
-        KernelTemplate(
+        Pattern(
             "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<{t}> >", 1,
              0.125)],
-    "virtualgpu.adamw": [KernelTemplate("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
+    "virtualgpu.adamw": [Pattern("void multi_tensor_apply_kernel<TensorListMetadata<4>, "
                                   "multi_tensor_adam<{t}> >")],
 }

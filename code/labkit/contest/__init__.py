@@ -4,6 +4,7 @@ contests/       one file per contest
 declaration.py  the classes that such a file uses
 mixed_clusters.py  the model behind the contest `plans`
 mixed_planners.py  planners for it
+mixed_pipelines.py  splits of one placement, simulated at once
 mixed_search.py    a search for the fastest plan
 mixed_published.py  FASOP and AMP
 catalog.py      finds them

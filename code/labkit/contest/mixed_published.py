@@ -1,6 +1,6 @@
 """Published planners, by the model of mixed_clusters.py: FASOP and AMP, as ghosts of the contest.
 
-Both take the placements that mixed_search.py begins with, and neither considers memory when it
+Both take the placements of mixed_pipelines.starts, and neither considers memory when it
 splits the layers: plans that do not fit are dropped.
 """
 
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from labkit.contest.mixed_clusters import Case, InvalidPlan
+from labkit.contest.mixed_pipelines import Pipeline, starts
 from labkit.contest.mixed_planners import staged
-from labkit.contest.mixed_search import Pipeline, starts
 from pipeline_schedules import fasop as fasop_split
 
 
@@ -41,11 +41,14 @@ def fasop(case: Case) -> dict[str, Any]:
 
 
 def amp(case: Case) -> dict[str, Any]:
-    """Return AMP's plan (Li et al. 2022, section 3): the least by its cost model, not simulated.
+    """Return AMP's plan (Li et al. 2022): the least by its cost model, not simulated.
 
     With the times t_s of the stages, the links c_s, the gradients' all-reduce r_s, and m
     micro-batches, a step costs sum_s t_s + 2 sum_s c_s + (m - 1) max_s t_s + max_s r_s. Of each
-    placement, AMP takes the split with the least pipeline cost.
+    placement, AMP takes the split with the least pipeline cost. The form is that of the authors'
+    program (src/pipe.py and src/cost_het_cluster.py of DachengLi1/AMP), which counts each link
+    once, averages the layer times of all kinds of GPUs, and splits evenly if m = 1. Here, a stage
+    has the times of its own GPU.
 
     Raises:
         InvalidPlan: no plan fits.

@@ -1,166 +1,41 @@
 """A search for the fastest plan, by the model of mixed_clusters.py: the contest's strongest ghost.
 
-Lower bounds rule most plans out, and splits of one placement are simulated many at a time.
+It also begins with the plans of the other planners, so it is never slower than one of them. Lower
+bounds rule most plans out, and splits of one placement are simulated many at a time.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
-from itertools import combinations, combinations_with_replacement, permutations, product
-from math import comb, factorial, prod
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
-from labkit.contest.mixed_clusters import Case, InvalidPlan, Plan, all_reduce, durations
-from labkit.contest.mixed_planners import balanced, placements, room, staged
-from pipeline_schedules import BACKWARD, FORWARD, last_ends, passes
+from labkit.contest.mixed_clusters import Case, InvalidPlan, Plan
+from labkit.contest.mixed_pipelines import LESS, Pipeline, Place, Timed, starts
+from labkit.contest.mixed_planners import balanced, even, proportional
+from labkit.contest.mixed_published import amp, fasop
 
-MOST_PLACEMENTS = 500
-FEW_ORDERS = 20  # of a choice of GPUs: then all are tried, else those with each kind together
 SIMULATED = 60  # balanced plans, those with the least lower bounds
 IMPROVED = 16  # of them, by moving layers
 CHANGED = 6  # plans whose placements are changed
-MOST_MOVED, CHOICES = 8, 150  # layers that move at once, and ways to choose their stages
-BATCH = 32  # splits that are simulated at once
-LESS = 1 - 1e-9  # of a time is shorter than by rounding
+MOST_MOVED = 8  # layers that move at once
 
-Place = tuple[int, tuple[str, ...]]  # replicas, and the kind of GPU of every stage
-
-
-@dataclass(frozen=True, order=True)
-class Timed:
-    """A plan and its step in ms."""
-
-    milliseconds: float
-    pipeline: Pipeline = field(compare=False)
-    layers: np.ndarray = field(compare=False)
-
-    @property
-    def plan(self) -> dict[str, Any]:
-        """The plan, as the contest wants it."""
-        return staged(*self.pipeline.place, self.layers.tolist())
-
-
-class Pipeline:
-    """Stages on given GPUs, and what many splits of the layers cost at once.
-
-    Attributes:
-        place: its replicas, and the kind of GPU of each stage.
-        room: the most layers of each stage, [p].
-        edges: ms of the forward and backward passes without layers, [2, p].
-        layer: ms that a layer adds, [2, p].
-        ring: ms that a layer adds to the gradients' all-reduce, [p].
-        micro_batches: of each replica.
-        link: ms between stages.
-    """
-
-    def __init__(self, case: Case, place: Place) -> None:
-        replicas, kinds = self.place = place
-        empty = staged(replicas, kinds, [0] * len(kinds))
-        self.room = np.array(room(case, empty))
-        self.edges = np.array(durations(case, empty))
-        self.layer = np.array([case["kinds"][kind]["layer"] for kind in kinds]).T
-        self.ring = np.array(all_reduce(case, staged(replicas, kinds, [1] * len(kinds))))
-        self.micro_batches, self.link = case["global_batch"] // replicas, case["link"]
-
-    def improved(self, layers: np.ndarray, most: int) -> Timed:
-        """Return the plan after moves of layers, as long as any of them makes the step shorter.
-
-        The split whose slowest stage is fastest is not always the one with the shortest step: with
-        few micro-batches, filling and draining the pipeline counts, too.
-
-        Args:
-            layers: of each stage, to begin with, [p].
-            most: layers that may move at once.
-        """
-        least = float(self.milliseconds(layers[None])[0])
-        while True:
-            moved, time = self.fastest(self._moved(layers, 1), least * LESS)
-            if moved is None and most > 1:
-                moved, time = self.fastest(self._moved(layers, most), least * LESS)
-            if moved is None:
-                return Timed(least, self, layers)
-            layers, least = moved, time
-
-    def fastest(self, splits: np.ndarray, below: float) -> tuple[np.ndarray | None, float]:
-        """Return the split with the shortest step, and its ms; None if all take at least `below`.
-
-        Args:
-            splits: the splits to compare, [c, p].
-            below: a time in ms.
-        """
-        bounds, fastest = self.bounds(splits), None
-        order = np.argsort(bounds, kind="stable")
-        for start in range(0, len(order), BATCH):
-            tried = order[start:start + BATCH]
-            tried = tried[bounds[tried] < below]
-            if not len(tried):
-                break
-            milliseconds = self.milliseconds(splits[tried])
-            if milliseconds.min() < below:
-                fastest, below = splits[tried[milliseconds.argmin()]], float(milliseconds.min())
-        return fastest, below
-
-    def milliseconds(self, splits: np.ndarray) -> np.ndarray:
-        """Return the time of each split's step, [c], as mixed_clusters.step does."""
-        forward, backward = (self.edges[:, None] + splits * self.layer[:, None]).swapaxes(1, 2)
-        order, links = passes("1f1b", len(forward), self.micro_batches), [self.link] * len(forward)
-        if len(splits) == 1:  # plain floats are faster than arrays of one element
-            times = {FORWARD: forward[:, 0].tolist(), BACKWARD: backward[:, 0].tolist()}
-            ends = [[end] for end in last_ends(order, times, links)]
-        else:
-            ends = last_ends(order, {FORWARD: forward, BACKWARD: backward}, links, np.maximum,
-                             np.zeros(len(splits)))
-        return (np.array(ends) + (splits * self.ring).T).max(axis=0)
-
-    def bounds(self, splits: np.ndarray) -> np.ndarray:
-        """Return a lower bound of each split's step in ms, [c].
-
-        Before a stage starts, the first micro-batch passes through the stages before it; after it
-        ends, the last gradient passes back through them.
-        """
-        forward, backward = self.edges[:, None] + splits * self.layer[:, None]
-        both, links = forward + backward, self.link * np.arange(splits.shape[1])
-        rings, work = splits * self.ring, self.micro_batches * both
-        fill = np.cumsum(forward, axis=1) - forward + links
-        trip = np.cumsum(both, axis=1) - both + 2 * links
-        return (work + np.maximum(fill + rings, trip + rings[:, :1])).max(axis=1)
-
-    def _moved(self, layers: np.ndarray, most: int) -> np.ndarray:
-        """Return the splits that have room and differ by up to `most` moves of a layer, [c, p]."""
-        splits = layers + moves(len(layers), most)
-        return splits[((splits >= 0) & (splits <= self.room)).all(axis=1)]
-
-
-@lru_cache(maxsize=64)
-def moves(stages: int, most: int) -> np.ndarray:
-    """Return how layers can move between stages, as the change of each stage, [c, p].
-
-    Args:
-        stages: the number of stages of the pipeline.
-        most: the maximum number of layers that move; fewer, down to one, for many stages.
-    """
-    changes = []
-    for count in range(1, most + 1):
-        if count > 1 and comb(stages + count - 1, count) > CHOICES:
-            break
-        chosen = np.array(list(combinations_with_replacement(range(stages), count)))
-        units = np.eye(stages, dtype=int)[chosen].sum(axis=1)  # how many of them each stage has
-        taken, given = np.nonzero(units @ units.T == 0)  # no stage gives layers and gets some
-        changes.append(units[given] - units[taken])
-    return np.concatenate(changes)
+Planner = Callable[[Case], dict[str, Any]]
+SEEDS: tuple[Planner, ...] = (even, proportional, amp, fasop)
 
 
 def search(case: Case) -> dict[str, Any]:
     """Return the fastest plan that a local search finds.
 
-    It begins with the balanced plans of every number of replicas and of many placements, moves
-    layers of the best ones, and then changes their placements, one stage at a time. The process
-    keeps the plans of the last cases.
+    It begins with the other planners' plans and with the balanced plans of every number of replicas
+    and of many placements, moves layers of the best ones, and then changes their placements, one
+    stage at a time. No step keeps a slower plan in place of a faster one, so the result is never
+    slower than a plan of SEEDS. The process keeps the plans of the last cases.
 
     Args:
         case: the case.
@@ -175,7 +50,7 @@ def search(case: Case) -> dict[str, Any]:
 def _searched(text: str) -> str:
     """Return the plan of a case, both as JSON."""
     case = json.loads(text)
-    plans = _balanced(case, starts(case))[:SIMULATED]
+    plans = [*_seeds(case), *_balanced(case, starts(case))[:SIMULATED]]
     if not plans:
         raise InvalidPlan("memory", "the model fits on no placement")
     plans = sorted(Timed(float(one.pipeline.milliseconds(one.layers[None])[0]), one.pipeline,
@@ -201,6 +76,17 @@ def lower_bound(case: Case, plan: Plan) -> float:
     return float(Pipeline(case, (plan["replicas"], kinds)).bounds(np.array([layers]))[0])
 
 
+def _seeds(case: Case) -> Iterator[Timed]:
+    """Yield the other planners' plans that fit, untimed."""
+    for planner in SEEDS:
+        with suppress(InvalidPlan):
+            plan = planner(case)
+            kinds, layers = zip(*plan["stages"], strict=True)
+            pipeline, split = Pipeline(case, (plan["replicas"], kinds)), np.array(layers)
+            if (split <= pipeline.room).all():
+                yield Timed(0.0, pipeline, split)
+
+
 def _balanced(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Timed]:
     """Return the balanced plans with the least lower bounds, with these in place of times."""
     plans = []
@@ -210,13 +96,6 @@ def _balanced(case: Case, places: Iterable[Place], below: float = np.inf) -> lis
             pipeline, layers = Pipeline(case, place), np.array([n for _, n in plan["stages"]])
             plans.append(Timed(float(pipeline.bounds(layers[None])[0]), pipeline, layers))
     return sorted(one for one in plans if one.milliseconds < below)
-
-
-def starts(case: Case) -> Iterator[Place]:
-    """Yield the placements that a search begins with."""
-    for replicas in case["replicas"]:
-        yield from ((replicas, kinds) for kinds in _tried(
-            {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()}))
 
 
 def _changes(case: Case, place: Place) -> Iterator[Place]:
@@ -236,20 +115,3 @@ def _changes(case: Case, place: Place) -> Iterator[Place]:
             exchanged = list(kinds)
             exchanged[one], exchanged[other] = kinds[other], kinds[one]
             yield replicas, tuple(exchanged)
-
-
-def _tried(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """Yield placements on some GPUs of each kind, and orders in which GPUs of a kind are neighbors.
-
-    All distinct orders are among them where there are few.
-    """
-    every = prod(count + 1 for count in counts.values()) <= MOST_PLACEMENTS
-    some = [range(count + 1) if every else {0, count // 2, count} for count in counts.values()]
-    for chosen in product(*some):
-        used = {kind: count for kind, count in zip(counts, chosen, strict=True) if count}
-        orders = factorial(sum(chosen)) // prod(map(factorial, chosen))
-        if used and (orders <= FEW_ORDERS or (orders <= MOST_PLACEMENTS and used == counts)):
-            yield from placements(used)
-        elif used:
-            for order in permutations(used):
-                yield tuple(kind for kind in order for _ in range(used[kind]))

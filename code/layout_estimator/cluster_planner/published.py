@@ -35,9 +35,13 @@ def fasop(stages: Stages) -> Partition | None:
 def amp(stages: Stages) -> Partition | None:
     """Return AMP's partition with its modeled time as `seconds`, or None if it does not fit.
 
-    AMP (Li et al. 2022, section 3) ranks plans by a formula, that of partition.modeled_seconds plus
-    the slowest gradient synchronization, and leaves memory to a trial run. Its dynamic program and
-    partition.exact minimize the same sum.
+    AMP (Li et al. 2022) ranks plans by a formula, and leaves memory to a trial run. In its authors'
+    program (src/pipe.py and src/cost_het_cluster.py of DachengLi1/AMP), a step takes the sum of all
+    stages' passes and sends, m - 1 times the slowest stage's passes, and the slowest gradient
+    synchronization. That is modeled_seconds plus a synchronization, with three differences: the
+    program counts each send in one direction, averages the layer times of all kinds of GPUs, and
+    splits evenly if m = 1. Here, sends count in both directions and a stage is as slow as its own
+    GPUs; the end of the step also has the optimizer and the tied embedding.
     """
     counts = np.arange(stages.forward.shape[1])
     roomy = replace(stages, fits=np.broadcast_to(counts > 0, stages.forward.shape))

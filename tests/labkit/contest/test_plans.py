@@ -1,5 +1,6 @@
 """The modeled step of plans on mixed clusters, its bounds, and the planners that compete."""
 
+import json
 import shlex
 from itertools import islice, permutations, product
 from random import Random
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import planners
-from labkit.contest import catalog
+from labkit.contest import catalog, mixed_search
 from labkit.contest.contests.plans import EMBEDDING, GPUS, HEAD
 from labkit.contest.mixed_clusters import (
     InvalidPlan,
@@ -18,9 +19,10 @@ from labkit.contest.mixed_clusters import (
     step,
     timeline,
 )
+from labkit.contest.mixed_pipelines import Pipeline, moves
 from labkit.contest.mixed_planners import balanced, placements
 from labkit.contest.mixed_published import amp, amp_split, fasop
-from labkit.contest.mixed_search import Pipeline, lower_bound, moves, search
+from labkit.contest.mixed_search import lower_bound, search
 from labkit.contest.play import ghosts, play, points
 from layout_estimator.cluster_planner.models import SHAPES
 from layout_estimator.requests import estimate
@@ -123,6 +125,13 @@ def test_the_search_comes_within_1_percent_of_the_optimum_of_drawn_clusters():
     ratios = [step(case, search(case)).milliseconds / planners.optimum(case)
               for case in islice(planners.small_clusters(5), 8)]
     assert max(ratios) < 1.01 and min(ratios) > 1 - 1e-9, ratios
+
+
+def test_the_search_is_no_slower_than_the_planners_whose_plans_it_begins_with(monkeypatch):
+    monkeypatch.setattr(mixed_search, "_balanced", lambda *_: [])
+    plan = json.loads(mixed_search._searched.__wrapped__(json.dumps(CASE)))
+    assert step(CASE, plan).milliseconds <= min(
+        planners.milliseconds(CASE, planner) for planner in mixed_search.SEEDS)
 
 
 @pytest.mark.slow

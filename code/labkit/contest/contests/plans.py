@@ -118,4 +118,5 @@ CONTEST = Contest(
         Ghost("fasop", "FASOP: its greedy splits, simulated (Hwang et al. 2024)", fasop),
         Ghost("balanced", "the fastest best split of many placements, improved", search)),
     masks=("labkit.contest.mixed_clusters", "labkit.contest.mixed_planners",
-           "labkit.contest.mixed_published", "labkit.contest.mixed_search"))
+           "labkit.contest.mixed_published", "labkit.contest.mixed_pipelines",
+           "labkit.contest.mixed_search"))

@@ -46,11 +46,14 @@ class ModeledCluster:
             return 0
         return nccl.buffer_bytes(self.device.gpu.card, self.topology.path(ranks))
 
-    @property
-    def workspace_bytes(self) -> int:
-        """Return the size of cuBLAS's workspaces on a rank, where PyTorch allocates them."""
+    def workspace_bytes(self, fp8: bool) -> int:
+        """Return the size of cuBLAS's workspaces on a rank, where PyTorch allocates them.
+
+        Args:
+            fp8: whether GEMMs are in FP8, which cuBLASLt runs in the backward pass, too.
+        """
         card = self.device.gpu.card
-        forward, backward = sizes(card, fused=True), sizes(card, fused=False)
+        forward, backward = sizes(card, fused=True), sizes(card, fused=fp8)
         modern = card.architecture in ("hopper", "blackwell")
         return sum(forward + backward) if modern else 0
 

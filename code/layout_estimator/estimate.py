@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
-from layout_estimator.measurement import chunk_cost, runs_timers, step_cost
+from layout_estimator.measurement import chunk_cost, layers_in_bf16, runs_timers, step_cost
 from layout_estimator.memory import PeakMemory, communicator_bytes, message_bytes
 from layout_estimator.representative import RepresentativeContext, representative_context
 from layout_estimator.stage_cost import StageCost
@@ -124,7 +124,7 @@ class Estimator:
                       for stage in range(config.pipeline_model_parallel_size)]
             costs = [self.measure(ctx, vocab_size, split) for ctx in stages]
             outside = tuple(self.card.context + communicator_bytes(ctx) for ctx in stages)
-            workspaces = cluster.workspace_bytes
+            workspaces = cluster.workspace_bytes(config.fp8_format is not None)
             cluster.device.closing()
             send_seconds = send_times(config, cluster)
         program = add_communication(schedule)
@@ -173,8 +173,9 @@ class Estimator:
         config, grid = ctx.config, ctx.grid
         stages, stage = grid.pp.size, grid.pp.index
         last = len(config.layers_per_chunk) - 1
-        stage_chunks = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last)
-                            for virtual in range(stage, last + 1, stages))
+        stage_chunks = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last,
+                              layers_in_bf16(config, virtual))
+                             for virtual in range(stage, last + 1, stages))
         key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
                vocab_size, split, _path(grid.tp))
         chunks = []

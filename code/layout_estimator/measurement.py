@@ -14,6 +14,7 @@ import torch
 from layout_estimator.representative import CollectiveRecord, RepresentativeContext
 from layout_estimator.stage_cost import ChunkCost, PassCost, StepCollective, StepCost
 from minimegatron.arguments import Config
+from minimegatron.arguments.fp8 import stays_in_bf16
 from minimegatron.data.batches import Batches
 from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import MicroBatch, Stage
@@ -112,21 +113,30 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
     virtual_stage = chunk * ctx.grid.pp.size + ctx.grid.pp.index
     layers = config.layers_per_chunk[virtual_stage]
     is_last = virtual_stage == len(config.layers_per_chunk) - 1
-    # Layers that are recomputed in groups do not all cost the same.
-    grouped = config.recompute_granularity == "full" and (
-        config.recompute_method == "block" or config.recompute_num_layers > 1)
+    start = sum(config.layers_per_chunk[:virtual_stage])
+    # Layers that are recomputed in groups, or of which some are in bf16, do not all cost the same.
+    differ = 0 < layers_in_bf16(config, virtual_stage) < layers or (
+        config.recompute_granularity == "full" and (
+            config.recompute_method == "block" or config.recompute_num_layers > 1))
 
     def measure(count: int) -> ChunkCost:
-        stage = Stage(ctx, vocab_size, range(count), virtual_stage == 0, is_last)
+        stage = Stage(ctx, vocab_size, range(start, start + count), virtual_stage == 0, is_last)
         return _measure_passes(ctx, stage, chunk, split)
 
-    if layers <= MEASURED_LAYERS or grouped:
+    if layers <= MEASURED_LAYERS or differ:
         return measure(layers)
     fewer, full = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
     return ChunkCost(*(
         {kind: cost.plus(cost.plus(small[kind], -1), layers - MEASURED_LAYERS)
          for kind, cost in large.items()}
         for small, large in ((fewer.passes, full.passes), (fewer.first, full.first))))
+
+
+def layers_in_bf16(config: Config, virtual_stage: int) -> int:
+    """Return how many layers of a model chunk --first-last-layers-bf16 keeps out of FP8."""
+    start = sum(config.layers_per_chunk[:virtual_stage])
+    return sum(stays_in_bf16(config, start + layer + 1)
+               for layer in range(config.layers_per_chunk[virtual_stage]))
 
 
 def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split: bool
@@ -144,6 +154,9 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
         return {kind: meter.run(partial(_run, pipeline, Action(kind, 0, chunk), batch), backlog)
                 for kind in kinds}
 
+    if gathers_fp8(ctx):  # the end of the last step has rounded the weights
+        passes()
+        ddp.zero_grad()
     first, later = passes(), passes()
     # With the timers of 2021 the host waits after every pass, so it is never ahead.
     saturated = later if runs_timers(ctx.config) else passes(BACKLOG)
@@ -222,6 +235,9 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     ctx.records.clear()
 
     def end_of_step() -> None:
+        for part in chunks:
+            if part.fp8 is not None:
+                part.fp8.end_step()
         with timers("backward-embedding-all-reduce"):
             tied.all_reduce()
         with timers("backward-params-all-reduce"):
@@ -232,8 +248,10 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     start = gpu.clock.synchronize()
     cost = meter.run(end_of_step)
     last_end = ctx.records[-1].ended if ctx.records else start
+    # The weights that were gathered in FP8, and their transposes, are there until the next end.
+    kept = 2 * ddp.fp8.bytes if gathers_fp8(ctx) else 0
     return StepCost(draw, _collectives(ctx.records, start), start + cost.latency - last_end,
-                    cost.communication, state_bytes, draw.retained, cost.peak)
+                    cost.communication, state_bytes + kept, draw.retained, cost.peak - kept)
 
 
 def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[StepCollective, ...]:
@@ -251,6 +269,11 @@ def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[Ste
             (start if in_passes else record.waited) - record.ready, in_passes))
         now = record.ended
     return tuple(collectives)
+
+
+def gathers_fp8(ctx: RepresentativeContext) -> bool:
+    """Return whether replicas gather the weights in FP8 at the end of a step."""
+    return ctx.config.fp8_param_gather and ctx.grid.dp.size > 1
 
 
 def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: DistributedDataParallel,

@@ -144,7 +144,8 @@ class MixedEstimator:
         ctx = representative_context(config, cluster, member.stage, member.replica)
         estimator = self._estimators.setdefault(card, Estimator(card))
         return RankCost(card, estimator.measure(ctx, vocab_size, split),
-                        card.context + communicator_bytes(ctx), cluster.workspace_bytes,
+                        card.context + communicator_bytes(ctx),
+                        cluster.workspace_bytes(config.fp8_format is not None),
                         send_times(config, cluster, member.replica)[member.stage])
 
 

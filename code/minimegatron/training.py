@@ -110,6 +110,9 @@ class Trainer:
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
             loss = self.pipeline.train(batches, scaler and scaler.scale)
+            for chunk in self.pipeline.chunks:
+                if chunk.fp8 is not None:
+                    chunk.fp8.end_step()
         # Before the data-parallel reduction, which leaves a sharded replica only a part of the sum.
         with self.timers("backward-embedding-all-reduce"):
             self.tied_embedding.all_reduce()

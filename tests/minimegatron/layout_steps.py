@@ -154,8 +154,10 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
     copied = b"".join(weight.detach().float().numpy().tobytes()
                       for name, weight in trainer.ddp.params.items()
                       if trainer.ddp.specs[name].partition_dim is None)
-    return {**out, "stage": ctx.grid.pp.index, "last": trainer.pipeline.chunks[-1].is_last,
-            "bytes": held_bytes(optimizer),
+    scales = [history.scale.tolist() for part in trainer.pipeline.chunks if part.fp8 is not None
+              for history in part.fp8.histories.values()]
+    return {**out, "scales": scales, "stage": ctx.grid.pp.index,
+            "last": trainer.pipeline.chunks[-1].is_last, "bytes": held_bytes(optimizer),
             "copied": hashlib.sha256(copied).hexdigest()}
 
 

@@ -12,7 +12,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.device.cpu import CpuDevice
 from minimegatron.formulas import bubble_fraction
 from pretrain_gpt import main
-from virtualgpu.core import memory
+from virtualgpu.core import memory, stacks
 from virtualgpu.core.cards import find
 from virtualgpu.core.pool import Pool
 
@@ -35,23 +35,28 @@ def train_with_split_blocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("flags", "ranks"), [
+@pytest.mark.parametrize(("flags", "ranks", "name"), [
     ("--pipeline-model-parallel-size 2 --tensor-model-parallel-size 2 --fp16 "
-     "--num-layers-per-virtual-pipeline-stage 2 --sequence-parallel", 4),
+     "--num-layers-per-virtual-pipeline-stage 2 --sequence-parallel", 4, "v100"),
     ("--overlap-grad-reduce --timing-log-level 0 --recompute-granularity full "
-     "--recompute-method uniform", 2),
+     "--recompute-method uniform", 2, "v100"),
     ("--pipeline-model-parallel-size 2 --fp16 --group-query-attention --num-query-groups 2 "
      "--swiglu --untie-embeddings-and-output-weights --disable-bias-linear --normalization RMSNorm "
-     "--position-embedding-type rope --use-flash-attn --attention-dropout 0", 2),
+     "--position-embedding-type rope --use-flash-attn --attention-dropout 0", 2, "v100"),
+    ("--tensor-model-parallel-size 2 --sequence-parallel --bf16 --fp8-format hybrid "
+     "--fp8-amax-history-len 16 --use-distributed-optimizer --fp8-param-gather", 4, "h100"),
+    ("--pipeline-model-parallel-size 2 --bf16 --fp8-format e4m3 --fp8-recipe mxfp8 "
+     "--first-last-layers-bf16 --no-fp8-wgrad", 2, "b200"),
 ])
-def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks):
-    run = train(flags + " --device virtual:v100 --log-interval 1 --eval-iters 0",
+def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks, name):
+    run = train(flags + f" --device virtual:{name} --log-interval 1 --eval-iters 0",
                    ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ",
                    program=train_with_split_blocks)
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
     peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
-    one = estimate(flags, ranks, vocab_size=vocab_size, per_node=ranks)
+    card = stacks.card_under(find(name).name, stacks.default_megatron(find(name)))
+    one = estimate(flags, ranks, card, vocab_size, per_node=ranks)
     assert one.seconds == pytest.approx(seconds, rel=0.01)
     mine = [size / 2**20 for size in one.peak]
     assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)

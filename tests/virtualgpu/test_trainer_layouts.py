@@ -24,7 +24,11 @@ DECLARED = "nodes=a,a,b,b network=ethernet:5gbit"  # two of four GPUs on a node
 
 ALONE = [f"{ON}{how}".strip() for how in (
     "", "--recompute-activations", FULL, "--fp16", "cards=a100 --bf16", "cards=a100",
-    "--micro-batch-size 4", "--micro-batch-size 1", "--use-flash-attn --attention-dropout 0")]
+    "--micro-batch-size 4", "--micro-batch-size 1", "--use-flash-attn --attention-dropout 0",
+    "cards=h100 --bf16 --fp8-format hybrid --fp8-amax-history-len 4 --micro-batch-size 4",
+    "cards=l4 --bf16 --fp8-format hybrid --fp8-recipe tensorwise --schedule zb-h1",
+    f"cards=b200 --bf16 --fp8-format e4m3 --fp8-recipe mxfp8 {FULL}",
+    "cards=b200 --bf16 --fp8-format e4m3 --fp8-recipe blockwise --no-fp8-wgrad")]
 SCHEDULES = {  # flags: chunks of a stage
     f"{PP4} even --schedule gpipe": 1, f"{PP4} even": 1,
     f"{PP4} even --num-layers 8 {CHUNK}": 2, f"{PP4} even --schedule zb-h1": 1}

@@ -13,7 +13,7 @@ from minimegatron.arguments.require import near_divisors, near_multiples, requir
 from minimegatron.arguments.table.files import Profiling
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
-from minimegatron.arguments.table.training import LearningRateSchedule, ModernBlock
+from minimegatron.arguments.table.training import Fp8, LearningRateSchedule, ModernBlock
 from minimegatron.errors import UserError
 from pipeline_schedules import WHOLE_STAGES
 
@@ -36,6 +36,10 @@ def check(config: Config, rank: int, world_size: int) -> Config:
 
         config = derive_recompute(config)
     config = derive_precision(derive_learning_rate(config))
+    if is_given(config, Fp8):
+        from minimegatron.arguments.fp8 import check_fp8
+
+        check_fp8(config)
     if (config.device not in ("auto", "cpu")
             or {config.virtual_network, config.software_stack} != {None}):
         from minimegatron.arguments.virtual_device import check_device

@@ -13,7 +13,7 @@ from minimegatron.errors import UserError
 
 # Flags of Megatron-LM that people will try, and that this trainer does not have yet.
 NOT_YET = (
-    "--fp32-residual-connection", "--fp8-format",
+    "--fp32-residual-connection",
     "--context-parallel-size", "--rampup-batch-size",
     "--reset-position-ids", "--reset-attention-mask",
     "--mock-data", "--weight-decay-incr-style", "--start-weight-decay",

@@ -33,6 +33,13 @@ def virtual_card(config: Config, name: str, source: str = "") -> Card:
     if precision not in card.tflops:
         raise UserError(f"--{precision} on a virtual {card.name}: this GPU has no {precision} "
                         f"arithmetic, only {', '.join(card.tflops)}; nearest: --fp16")
+    if config.fp8_format is not None:
+        from virtualgpu.core import precisions
+
+        try:
+            precisions.require_recipe(card, config.fp8_recipe)
+        except VirtualGpuError as error:
+            raise UserError(f"--fp8-recipe {config.fp8_recipe}: {error}") from error
     return stacks.under(card,
                         software_stack(config.software_stack or stacks.default_megatron(card)))
 

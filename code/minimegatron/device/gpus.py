@@ -94,8 +94,23 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
     from minimegatron.device.cuda import CudaDevice
 
     device = CudaDevice(local_rank)
+    if config.fp8_format is not None:
+        require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))
     device.backend = config.distributed_backend or device.backend
     return device
+
+
+def require_recipe(recipe: str, capability: tuple[int, int]) -> None:
+    """Raise UserError for an FP8 recipe that a CUDA device of this compute capability lacks."""
+    from virtualgpu.core.cards.generations import GENERATIONS
+    from virtualgpu.core.precisions import RECIPES
+
+    first, needs = RECIPES[recipe]
+    least = GENERATIONS[first][:2]
+    if capability < least:
+        raise UserError(f"--fp8-recipe {recipe} needs {needs}, which came with "
+                        f"{first.capitalize()} (compute capability {least[0]}.{least[1]}); this "
+                        f"GPU has {capability[0]}.{capability[1]}")
 
 
 def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:

@@ -154,7 +154,11 @@ class Stage(nn.Module):
                 ops.causal_mask(config.seq_length, ctx.device.torch_device, params_dtype(config)))
         self.decoder.layers = nn.ModuleDict(
             {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
-        self.checkpointing = None
+        self.checkpointing = self.fp8 = None
+        if config.fp8_format is not None:
+            from minimegatron.model.fp8 import Fp8
+
+            self.fp8 = Fp8(ctx, self.decoder.layers)
         if config.recompute_granularity == "full":
             from minimegatron.model.recompute import FullCheckpointing
 

@@ -51,14 +51,15 @@ class GradAccumulator:
         self._count_write()
 
     def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient.
+        """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient."""
+        self.add_later(lambda: self._add_product(grad_output, inputs))
 
-        It is computed at once, or later if a list of `delayed` gradients is being filled.
-        """
+    def add_later(self, add: Callable[[], None]) -> None:
+        """Call `add` at once, or later if a list of `delayed` gradients is being filled."""
         if self.ddp.delayed is None:
-            self._add_product(grad_output, inputs)
+            add()
         else:
-            self.ddp.delayed.append(lambda: self._add_product(grad_output, inputs))
+            self.ddp.delayed.append(add)
 
     def add_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient [n, h] to the given rows (int64 [n]) of an embedding's gradient."""

@@ -26,9 +26,18 @@ class ShardedDataParallel(DistributedDataParallel):
     one_bucket_at_a_time = True  # a reduce-scatter needs memory for its result
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.alignment = ctx.grid.dp.size
+        self.alignment, self.fp8 = ctx.grid.dp.size, None
+        if ctx.config.fp8_param_gather:
+            from minimegatron.parallel.fp8_param_gather import Fp8ParamGather
+
+            self.fp8 = Fp8ParamGather(ctx, model)
         super().__init__(ctx, model)
         self.shard_groups = [self.group]
+
+    def _make_buckets(self, size: int) -> list[slice]:
+        if self.fp8 is not None:
+            return self.fp8.make_buckets(self.params.values(), size)
+        return super()._make_buckets(size)
 
     def _owned_ranges(self) -> list[slice]:
         owned = []
@@ -67,5 +76,8 @@ class ShardedDataParallel(DistributedDataParallel):
         return buffer
 
     def all_gather(self, buffer: torch.Tensor) -> None:
+        if self.fp8 is not None and buffer.dtype != torch.float32:  # no optimizer states
+            self.fp8.all_gather(buffer, self.buckets, self.owned)
+            return
         for bucket, owned in zip(self.buckets, self.owned, strict=True):
             buffer[bucket] = self.group.all_gather(buffer[owned])

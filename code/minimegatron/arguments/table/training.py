@@ -12,6 +12,7 @@ from minimegatron.arguments.table.bounds import (
     NOT_NEGATIVE,
     POSITIVE,
     SEED,
+    Bound,
 )
 from minimegatron.arguments.table.flag import PASSES, RESULTS, SCHEDULE, STATE, RelatedFlags, flag
 
@@ -25,6 +26,10 @@ FP16_OR_BF16 = RelatedFlags(
 FIXED_SCALE = RelatedFlags(
     ("loss_scale",), "{flag} {value} with --loss-scale {loss_scale}: a fixed scale never changes; "
     "nearest: leave out one of them")
+
+FP8 = RelatedFlags(
+    ("fp8_format",), "{flag} belongs to --fp8-format, which is not given; nearest: --fp8-format "
+    "hybrid {flag}")
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,35 @@ class ModernBlock:
         1.0, "fraction of each head that rope rotates", affects=SHAPE, bounds=POSITIVE)
     normalization: str = flag("LayerNorm", "normalization before attention, MLP, and output layer",
                               choices=("LayerNorm", "RMSNorm"), affects=SHAPE)
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """FP8 (arguments/fp8.py, model/fp8.py)."""
+
+    fp8_format: str | None = flag(
+        None, "run linear layers in FP8: e4m3, or hybrid, whose gradients are in E5M2",
+        choices=("e4m3", "hybrid"), affects=PASSES, needs=FP16_OR_BF16)
+    fp8_recipe: str = flag(
+        "delayed", "what shares a scale, and which amax sets it", affects=PASSES, needs=FP8,
+        choices=("delayed", "tensorwise", "blockwise", "mxfp8"))
+    fp8_margin: int = flag(0, "divide delayed scales by 2^margin", affects=RESULTS, needs=FP8,
+                           bounds=Bound("must be from -64 to 64", low=-64, high=64))
+    fp8_amax_history_len: int = flag(
+        1, "steps in the amax history", affects=PASSES, bounds=AT_LEAST_1, largest=10**6, needs=FP8)
+    fp8_amax_compute_algo: str = flag(
+        "most_recent", "which amax of the history sets the scale", affects=RESULTS, needs=FP8,
+        choices=("max", "most_recent"))
+    fp8_wgrad: bool = flag(
+        True, "16-bit weight gradients", affects=PASSES, needs=FP8, off=("--no-fp8-wgrad",))
+    fp8_param_gather: bool = flag(
+        False, "all-gather updated weights in FP8", affects=PASSES, needs=FP8)
+    first_last_layers_bf16: bool = flag(
+        False, "no FP8 in the first and the last layer", affects=PASSES, needs=FP8)
+    num_layers_at_start_in_bf16: int = flag(
+        1, "how many of the first layers", affects=PASSES, bounds=NOT_NEGATIVE, needs=FP8)
+    num_layers_at_end_in_bf16: int = flag(
+        1, "how many of the last layers", affects=PASSES, bounds=NOT_NEGATIVE, needs=FP8)
 
 
 @dataclass(frozen=True)

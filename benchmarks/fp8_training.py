@@ -1,0 +1,140 @@
+"""Train a small GPT in bf16 and with every FP8 recipe, and compare the final losses.
+
+    python benchmarks/fp8_training.py > benchmarks/results/fp8_training.md
+
+The trainer's own step trains 2 layers of width 128 on bytes of the standard library's sources, on
+one CPU core, for 500 steps and with three seeds. The final loss is the mean of the last 50 steps;
+all runs of a seed see the same samples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from minimegatron.arguments import parse_arguments
+from minimegatron.context import Context
+from minimegatron.data.batches import Batches
+from minimegatron.device.cpu import CpuDevice
+from minimegatron.parallel.grid import make_grid
+from minimegatron.training import Trainer
+
+ABOUT = """# FP8 training, recipe by recipe
+
+Made by `python benchmarks/fp8_training.py`: 500 steps of a GPT with 2 layers of width 128 on bytes
+of the standard library's sources, in real FP8 arithmetic on a CPU. The loss is the mean of the last
+50 steps. All runs of a seed start from the same parameters and see the same samples.
+""".splitlines()
+STEPS, LAST, SEEDS, VOCABULARY, SEQUENCE = 500, 50, (1, 2, 3), 256, 64
+MODEL = (f"--num-layers 2 --hidden-size 128 --num-attention-heads 2 --seq-length {SEQUENCE} "
+         f"--max-position-embeddings {SEQUENCE} --micro-batch-size 4 --global-batch-size 4 "
+         f"--lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 20 --train-iters {STEPS} --hidden-dropout 0 "
+         "--attention-dropout 0 --bf16 --data-path x --vocab-file x --merge-file x ")
+HISTORY = "--fp8-amax-history-len 16 --fp8-amax-compute-algo max"
+RECIPES = {
+    "bf16": "",
+    "delayed": f"--fp8-format hybrid {HISTORY}",
+    "tensorwise": "--fp8-format hybrid --fp8-recipe tensorwise",
+    "blockwise": "--fp8-format e4m3 --fp8-recipe blockwise",
+    "mxfp8": "--fp8-format e4m3 --fp8-recipe mxfp8",
+}
+
+
+def stale(scale: float) -> Callable[[Trainer], None]:
+    """Return a function that keeps the gradients' scale, whatever their amax."""
+    def keep(trainer: Trainer) -> None:
+        history = trainer.model.fp8.histories["bwd"]
+        history.scale.fill_(scale)
+        history.scale_inv.fill_(1 / scale)
+    return keep
+
+
+# Delayed scaling gone wrong: flags, and what happens before every step.
+BAD: dict[str, tuple[str, Callable[[Trainer], None] | None]] = {
+    "E4M3 gradients, scale stuck at 2^30": ("--fp8-format e4m3", stale(2.0**30)),
+    "E4M3 gradients, scale stuck at 1": ("--fp8-format e4m3", stale(1.0)),
+    "margin -8: amax is 256 times too large": ("--fp8-format hybrid --fp8-margin -8", None),
+}
+
+
+def samples(seed: int) -> list[dict]:
+    """Return windows of the standard library's sources, as bytes."""
+    files = sorted(Path(os.__file__).parent.glob("*.py"))[:60]
+    text = np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+    starts = np.random.default_rng(seed).integers(len(text) - SEQUENCE - 1, size=4 * STEPS)
+    return [{"text": text[start:start + SEQUENCE + 1].astype(np.int64)} for start in starts]
+
+
+def losses(flags: str, seed: int, steps: int = STEPS,
+           before_step: Callable[[Trainer], None] | None = None) -> list[float]:
+    """Train, and return the loss of every step.
+
+    Args:
+        flags: of FP8.
+        seed: of the initial parameters and the samples.
+        steps: optimizer steps to take.
+        before_step: called with the trainer before each of them.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    config = parse_arguments(shlex.split(f"{MODEL} --seed {seed} {flags}"), {})
+    ctx = Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
+    trainer, found = Trainer(ctx, VOCABULARY, started=0.0), []
+    source = Batches(ctx, samples(seed), eod=-1, name="training")
+    for step in range(steps):
+        if before_step is not None:
+            before_step(trainer)
+        loss, _ = trainer.step(source.step(step * config.global_batch_size, step))
+        found.append(loss.item())
+    return found
+
+
+def final(found: list[float]) -> float:
+    """Return the mean loss of the last steps."""
+    return sum(found[-LAST:]) / LAST
+
+
+def report(good: dict[str, list[float]], bad: dict[str, list[float]]) -> str:
+    """Return the results as Markdown.
+
+    Args:
+        good: the losses of all seeds, by recipe.
+        bad: the losses of the first seed, by what went wrong.
+    """
+    lines = [*ABOUT, "| recipe | " + " | ".join(f"seed {seed}" for seed in SEEDS)
+             + " | mean | against bf16 |", "|---|" + "---:|" * (len(SEEDS) + 2)]
+    base = sum(map(final, good["bf16"])) / len(SEEDS)
+    for name, runs in good.items():
+        finals = list(map(final, runs))
+        mean = sum(finals) / len(finals)
+        lines.append(f"| {name} | " + " | ".join(f"{loss:.4f}" for loss in finals)
+                     + f" | {mean:.4f} | " + ("" if name == "bf16" else f"{mean / base - 1:+.2%}")
+                     + " |")
+    lines += ["", "Delayed scaling that goes wrong, with the first seed:", "",
+              "| what | final loss | against bf16 |", "|---|---:|---:|"]
+    base = final(good["bf16"][0])
+    for name, (run,) in bad.items():
+        lines.append(f"| {name} | {final(run):.4f} | {final(run) / base - 1:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Train everything, and print the report."""
+    torch.set_num_threads(1)
+    with contextlib.redirect_stdout(sys.stderr):  # the trainer's own lines
+        good = {name: [losses(flags, seed) for seed in SEEDS] for name, flags in RECIPES.items()}
+        bad = {name: [losses(flags, SEEDS[0], before_step=hook)]
+               for name, (flags, hook) in BAD.items()}
+    print(report(good, bad), end="")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""One linear layer's GEMMs in FP8, with the communication around them.
+
+Only --fp8-format imports this file; fp8.py holds the state of all layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from minimegatron.context import Context
+from minimegatron.model import fp8_ops, matmul, ops
+from minimegatron.model.tensor_parallel import TensorParallel
+from minite.functional import QuantizedPair, Quantizer
+from minite.quantize import BLOCK, MX_BLOCK, Quantized
+from minite.recipes import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, Recipe
+
+if TYPE_CHECKING:
+    from minimegatron.model.fp8 import History
+    from minimegatron.model.parameters import ParamSpec
+    from minimegatron.parallel.ddp import GradAccumulator
+    from minimegatron.parallel.grid import Group
+
+FORWARD, BACKWARD = ("input", "weight"), ("grad",)  # the roles whose amaxes a history holds
+
+
+class Delayed(Quantizer):
+    """Round with the scale of earlier steps, and record this step's amax."""
+
+    def __init__(self, recipe: Recipe, role: str, history: History, number: int,
+                 is_gathered: bool) -> None:
+        """Create the quantizer of one tensor.
+
+        Args:
+            recipe: delayed scaling.
+            role: as in Quantizer.
+            history: of the tensors of this role.
+            number: of the linear layer.
+            is_gathered: whether it is a weight that is gathered in FP8.
+        """
+        super().__init__(recipe, role)
+        roles = FORWARD if role in FORWARD else BACKWARD
+        self.history, self.column = history, number * len(roles) + roles.index(role)
+        self.is_gathered = is_gathered
+
+    def __call__(self, x: torch.Tensor) -> Quantized:
+        scale, scale_inv, amax = self.scaling()
+        if not self.history.training or (self.is_gathered and self.history.is_loaded):
+            amax = None  # a loaded history has the amax of the weight before it was rounded
+        return Quantized(fp8_ops.fp8_cast(x, scale, amax, self.dtype), scale_inv)
+
+    def scaling(self, amax: torch.Tensor | None = None
+                ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Return the scale, its reciprocal, and where this step's amax belongs."""
+        history, column = self.history, self.column
+        return history.scale[column], history.scale_inv[column], history.amax[0, column]
+
+
+class Current(Quantizer):
+    """Round with the scale of the tensor's own amax, the largest on the ranks that share it."""
+
+    def __init__(self, recipe: Recipe, role: str, group: Group | None) -> None:
+        super().__init__(recipe, role)
+        self.group = group
+
+    def __call__(self, x: torch.Tensor) -> Quantized:
+        amax = fp8_ops.fp8_amax(x)
+        if self.group is not None:
+            self.group.all_reduce(amax, dist.ReduceOp.MAX)
+        scale, scale_inv, _ = self.scaling(amax)
+        return Quantized(fp8_ops.fp8_cast(x, scale, None, self.dtype), scale_inv)
+
+    def scaling(self, amax: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
+        """Return the scale that fits an amax, its reciprocal, and nowhere to record the amax."""
+        return *fp8_ops.fp8_scales(amax, self.dtype), None
+
+
+class Blocks(Quantizer):
+    """Round with one scale per block."""
+
+    def __call__(self, x: torch.Tensor) -> Quantized:
+        mx = isinstance(self.recipe, MXFP8BlockScaling)
+        rows, columns = ((1, MX_BLOCK) if mx else
+                         (BLOCK if self.role == "weight" else 1, BLOCK))
+        return Quantized(*fp8_ops.fp8_blocks(x, self.dtype, rows, columns, mx), (rows, columns))
+
+
+def multiply(a: Quantized, b: Quantized, dtype: torch.dtype, bias: torch.Tensor | None = None
+             ) -> torch.Tensor:
+    """Return a [m, k] times the transpose of b [n, k], plus a bias [n] or None."""
+    a_block, b_block = a.block or (0, 0), b.block or (0, 0)
+    return fp8_ops.fp8_gemm(a.data, a.scale_inv, b.data, b.scale_inv, a_block[0], b_block[0],
+                            a_block[1], bias, dtype)
+
+
+class Fp8TensorParallel(TensorParallel):
+    """How one linear layer enters and leaves its tensor-parallel region, with GEMMs in FP8.
+
+    Attributes:
+        weights: this step's rounded weight and its transpose; None until they are needed.
+    """
+
+    def __init__(self, ctx: Context, recipe: Recipe, histories: nn.ModuleDict, number: int,
+                 is_column: bool) -> None:
+        """Create what a layer needs.
+
+        Args:
+            ctx: the context.
+            recipe: that of the flags.
+            histories: of the model chunk; empty without delayed scaling.
+            number: of the linear layer in the chunk.
+            is_column: whether it is column-parallel, not row-parallel.
+        """
+        super().__init__(ctx)
+        self.histories, self.is_column = histories, is_column
+        self.fp8_wgrad, self.gathers = ctx.config.fp8_wgrad, ctx.config.fp8_param_gather
+        self.one_scale = not isinstance(recipe, Float8BlockScaling | MXFP8BlockScaling)
+        # On all ranks the same: the input of a column-parallel layer, and its counterpart.
+        whole = "" if self.sequence is not None else "input" if is_column else "grad"
+        self.input, self.weight, self.grad = (
+            self._quantizer(recipe, role, number, role != whole)
+            for role in ("input", "weight", "grad"))
+        self.weights: QuantizedPair | None = None
+
+    def _quantizer(self, recipe: Recipe, role: str, number: int, is_shared: bool) -> Quantizer:
+        if isinstance(recipe, DelayedScaling):
+            history = self.histories["fwd" if role in FORWARD else "bwd"]
+            return Delayed(recipe, role, history, number, self.gathers and role == "weight")
+        if self.one_scale:
+            return Current(recipe, role, self.group if is_shared and self.group.size > 1 else None)
+        return Blocks(recipe, role)
+
+    def rounded(self, weight: torch.Tensor) -> QuantizedPair:
+        """Return a weight [n, k] in FP8, and its transpose; in training, once per step."""
+        if self.weights is not None:
+            return self.weights
+        pair = self.weight.pair(weight.detach())
+        if self.histories.training:
+            self.weights = pair
+        return pair
+
+    def pair(self, quantizer: Quantizer, x: torch.Tensor, is_part: bool, transposed: bool
+             ) -> tuple[Quantized, Quantized | None]:
+        """Round x [m, k] for a GEMM over its columns and, if `transposed`, for one over its rows.
+
+        Args:
+            quantizer: of x.
+            x: the matrix, or this rank's rows [m/t, k] of it.
+            is_part: whether it is the latter.
+            transposed: whether the second result is needed.
+        """
+        if is_part and self.one_scale:
+            rows = self.all_gather(quantizer(x))
+            return rows, rows.t() if transposed else None
+        if is_part:
+            x = self.group.all_gather(x)
+        return quantizer.pair(x) if transposed else (quantizer(x), None)
+
+    def all_gather(self, part: Quantized) -> Quantized:
+        """All-gather rows that share one scale, as bytes: gloo has no float8."""
+        whole = self.group.all_gather(part.data.view(torch.uint8))
+        return Quantized(whole.view(part.data.dtype), part.scale_inv)
+
+    def add_weight_grad(self, accumulator: GradAccumulator | None, grad: Quantized | torch.Tensor,
+                        x: Quantized | torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+        """Accumulate dy^T x, now or when a schedule asks for it; without an accumulator, return it.
+
+        Args:
+            accumulator: of the weight.
+            grad: dy transposed in FP8, [out, m], or dy in 16 bits with --no-fp8-wgrad.
+            x: the input transposed in FP8, [in, m], or in 16 bits, [m, in].
+            dtype: of the product.
+        """
+        if not self.fp8_wgrad:
+            if accumulator is None:
+                return matmul.matmul(grad.t(), x)
+            accumulator.add_product(grad, x)
+        elif accumulator is None:
+            return multiply(grad, x, dtype)
+        else:
+            accumulator.add_later(lambda: accumulator.add(multiply(grad, x, dtype)))
+        return None
+
+    def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
+                               bias: torch.Tensor | None = None,
+                               accumulator: GradAccumulator | None = None) -> torch.Tensor:
+        return Fp8Linear.apply(x, weight, bias, accumulator, self)
+
+    def leave(self, partial: torch.Tensor) -> torch.Tensor:
+        """Sum the ranks' partial results [s, b, h], in place; each keeps [s/t, b, h] with sequence
+        parallelism."""
+        if self.sequence is not None:
+            return self.group.reduce_scatter(partial)
+        self.group.all_reduce(partial)
+        return partial
+
+
+class Fp8Linear(torch.autograd.Function):
+    """y = x W^T + b, dx = dy W, and dW = dy^T x, each over operands in FP8.
+
+    A column-parallel layer sums dx over the ranks, a row-parallel one sums y. With sequence
+    parallelism, the former all-gathers x [s/t, b, in] and saves only this rank's part.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, accumulator, tp):
+        flat = x.reshape(-1, x.shape[-1])
+        ctx.enters, ctx.leaves = (tp.sequence is not None and tp.is_column == column
+                                  for column in (True, False))
+        if ctx.enters and tp.one_scale and tp.fp8_wgrad:
+            kept = tp.input(flat)  # this rank's part in FP8
+            rows = tp.all_gather(kept)
+        else:
+            rows, kept = tp.pair(tp.input, flat, ctx.enters, tp.fp8_wgrad and not ctx.enters)
+        ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
+        ctx.has_bias = bias is not None
+        ctx.kept_block, ctx.is_rounded = kept and kept.block, kept is not None
+        ctx.save_for_backward(*((flat, None) if kept is None else (kept.data, kept.scale_inv)))
+        y = multiply(rows, tp.rounded(weight)[0], x.dtype, bias)
+        y = y.view(-1, *x.shape[1:-1], y.shape[-1])
+        return y if tp.is_column else tp.leave(y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        tp, (kept, scale_inv), x_grad = ctx.tp, ctx.saved_tensors, None
+        flat, is_part = grad.reshape(-1, grad.shape[-1]), ctx.leaves
+        if is_part and not tp.fp8_wgrad:
+            flat, is_part = tp.group.all_gather(flat), False
+        rows, columns = tp.pair(tp.grad, flat, is_part, tp.fp8_wgrad)
+        x = Quantized(kept, scale_inv, ctx.kept_block) if ctx.is_rounded else kept
+        if ctx.enters:
+            x = tp.all_gather(x).t() if ctx.is_rounded else tp.group.all_gather(x)
+        if tp.fp8_wgrad and not ctx.is_rounded:
+            x = tp.input(x.t())
+        weight_grad = tp.add_weight_grad(ctx.accumulator, columns or flat, x, grad.dtype)
+        if ctx.needs_input_grad[0]:
+            x_grad = multiply(rows, tp.rounded(ctx.weight)[1], grad.dtype)
+            x_grad = x_grad.view(-1, *grad.shape[1:-1], x_grad.shape[-1])
+            x_grad = tp.leave(x_grad) if tp.is_column else x_grad
+        return x_grad, weight_grad, flat.sum(0) if ctx.has_bias else None, None, None
+
+
+def row_parallel_linear(tp: Fp8TensorParallel, weight: torch.Tensor, bias: torch.Tensor | None,
+                        spec: ParamSpec, x: torch.Tensor) -> torch.Tensor:
+    """Return what RowParallelLinear.forward returns, with GEMMs in FP8.
+
+    Args:
+        tp: of the layer.
+        weight: this rank's, [out, in/t].
+        bias: [out], added after the sum over the ranks; or None.
+        spec: of the weight.
+        x: [s, b, in/t].
+    """
+    inside = bias if tp.group.size == 1 else None
+    y = Fp8Linear.apply(x, weight, inside, spec.accumulator, tp)
+    return y if bias is inside else ops.add_bias(y, bias)

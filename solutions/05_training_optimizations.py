@@ -461,9 +461,10 @@ kernels.plot(single, half)
 # infinitely fast Tensor Cores gain? This is Amdahl's law.
 
 # %% tags=["explore"]
-rest, whole = half.of("rest"), single.total
-for what, factor in {"the matrix multiplications": single.of("other") / half.of("tensor"),
-                     "everything else": single.of("rest") / rest,
+rest, whole = half.milliseconds_of("rest"), single.total
+for what, factor in {"the matrix multiplications": (single.milliseconds_of("other")
+                                                       / half.milliseconds_of("tensor")),
+                     "everything else": single.milliseconds_of("rest") / rest,
                      "all kernels together": whole / half.total,
                      "all, if GEMMs took no time": whole / rest}.items():
     print(f"{what:30} {result(f'{factor:.1f}')} x as fast (virtual)")

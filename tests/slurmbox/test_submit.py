@@ -96,7 +96,7 @@ def test_a_heterogeneous_job_and_joined_ones_that_start_in_either_order(mixed, l
     assert len(times) == 1
 
     assert mixed.batch(f"-o late.txt code/run.join1.sh {master}") == "FAILED"
-    assert f"job {master}, which this job joins, is over" in (mixed.home / "late.txt").read_text()
+    assert f"job {master}, which this job joins, has ended" in (mixed.home / "late.txt").read_text()
 
 
 def test_nothing_is_queued_or_written_on_an_error(mixed, lab):
@@ -104,7 +104,7 @@ def test_nothing_is_queued_or_written_on_an_error(mixed, lab):
     path.write_text(TINY.replace("a10:1x1", "a10:1x2").replace("pipeline-parallel = 2",
                     "pipeline-parallel = 3").replace('"2-1"', '"1-1-1"'))
     before = mixed.run("squeue -h -t all | wc -l").stdout
-    assert "2 node(s) of 1 x a10 are needed" in lab("submit", str(path), code=1)
+    assert "the run needs 2 node(s) of 1 x a10" in lab("submit", str(path), code=1)
     assert mixed.run("squeue -h -t all | wc -l").stdout == before
     assert not (mixed.home / "code" / "wrong.sh").exists()
 

@@ -81,7 +81,7 @@ def test_more_jobs_than_there_were_are_asked_for_again(here):
 
 @pytest.mark.cluster
 def test_a_job_that_never_was_is_named(here):
-    with pytest.raises(LabError, match="does not know job 99999"):
+    with pytest.raises(LabError, match="Slurm has no job 99999"):
         jobs.wait(99999)
 
 

@@ -19,8 +19,8 @@ from labcore.errors import LabError
 from layout_estimator.cli import pop_figure_path
 
 if TYPE_CHECKING:
-    from layout_estimator.cluster_planner.search import Found, Search
-    from layout_estimator.cluster_planner.stages import Model
+    from layout_estimator.cluster_planner.search import ClusterPlan, Search
+    from layout_estimator.cluster_planner.stages import ModelSpec
 
 EXAMPLE = """\
   lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
                         arguments.planner])
     front = search.front()
     if arguments.write_profiles:
-        tables.write(arguments.write_profiles, model, profiles.found)
+        tables.write(arguments.write_profiles, model, profiles.known)
     if not front:
         raise LabError(f"--cluster {arguments.cluster}: no plan of this model fits these GPUs with "
                        f"--global-batch {arguments.global_batch}"
@@ -95,20 +95,20 @@ def _conf(arguments: argparse.Namespace) -> Path | None:
     return arguments.conf or (workspace.home() / SUBMITTED if arguments.submit else None)
 
 
-def _hand_over(arguments: argparse.Namespace, found: Found) -> None:
+def _hand_over(arguments: argparse.Namespace, plan: ClusterPlan) -> None:
     """Write the plan's configuration file, and submit it. Raises LabError."""
     from layout_estimator.cluster_planner import conf
 
     path = _conf(arguments)
     groups = zip(_groups(arguments), arguments.cluster.split(","), strict=True)
     kinds = {group.card.name: part.partition(":")[0].strip() for group, part in groups}
-    conf.write(path, found, arguments.model, kinds, arguments.global_batch)
+    conf.write(path, plan, arguments.model, kinds, arguments.global_batch)
     print(f"written: {path}", file=sys.stderr)
     if arguments.submit:
         arguments.submit_file(path)
 
 
-def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found],
+def _print(arguments: argparse.Namespace, search: Search, front: Sequence[ClusterPlan],
            flags: Sequence[str]) -> None:
     from layout_estimator.cluster_planner.report import nodes, record, table, trainer_flags
     from layout_estimator.cluster_planner.virtual import VirtualProfiles
@@ -116,8 +116,8 @@ def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found]
     chosen = _within(arguments, search, front)
     best, batch = chosen or front[0], arguments.global_batch
     if arguments.json:
-        print(json.dumps([{**record(found, flags, batch), "chosen": found is best}
-                          for found in front], indent=2))
+        print(json.dumps([{**record(plan, flags, batch), "chosen": plan is best}
+                          for plan in front], indent=2))
     else:
         print(table(search, front, chosen))
         if isinstance(search.profiles, VirtualProfiles):
@@ -128,13 +128,14 @@ def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Found]
     if arguments.plot is not None:
         from layout_estimator.figure import save_front
 
-        save_front([(found.seconds, found.dollars or 0.0, f"{found.gpus} GPUs") for found in front],
+        save_front([(plan.seconds, plan.dollars or 0.0, f"{plan.gpus} GPUs") for plan in front],
                    arguments.cluster, arguments.plot)
     if arguments.conf or arguments.submit:
         _hand_over(arguments, best)
 
 
-def _within(arguments: argparse.Namespace, search: Search, front: Sequence[Found]) -> Found | None:
+def _within(arguments: argparse.Namespace, search: Search, front: Sequence[ClusterPlan]
+            ) -> ClusterPlan | None:
     """Return the cheapest plan within the deadline, if there is one. Raises LabError."""
     if arguments.deadline is None:
         return None
@@ -143,11 +144,11 @@ def _within(arguments: argparse.Namespace, search: Search, front: Sequence[Found
                        if group.card.name not in search.prices)
         raise LabError(f"--deadline {arguments.deadline:g}: {missing} has no price; add --price "
                        f"{missing}=DOLLARS")
-    fast = [found for found in front if found.seconds <= arguments.deadline]
+    fast = [plan for plan in front if plan.seconds <= arguments.deadline]
     if not fast:
         raise LabError(f"--deadline {arguments.deadline:g}: the fastest plan takes "
                        f"{front[0].seconds:.4g} s; nearest: --deadline {front[0].seconds:.4g}")
-    return min(fast, key=lambda found: found.dollars)
+    return min(fast, key=lambda plan: plan.dollars)
 
 
 def _groups(arguments: argparse.Namespace) -> tuple:
@@ -201,14 +202,14 @@ def _flags(arguments: argparse.Namespace) -> list[str]:
     return words if "--timing-log-level" in words else [*words, *QUIET]
 
 
-def _model(flags: Sequence[str], batch: int) -> Model:
-    from layout_estimator.cluster_planner.stages import Model
+def _model(flags: Sequence[str], batch: int) -> ModelSpec:
+    from layout_estimator.cluster_planner.stages import ModelSpec
     from layout_estimator.planner import padded_vocabulary
     from layout_estimator.requests import read_flags
 
     config = read_flags([*flags, "--device", "virtual:a100", "--micro-batch-size", "1",
                          "--global-batch-size", str(batch)])
-    return Model(config.num_layers, config.hidden_size, config.seq_length,
+    return ModelSpec(config.num_layers, config.hidden_size, config.seq_length,
                  padded_vocabulary(config), config.precision, batch,
                  not config.untie_embeddings_and_output_weights)
 

@@ -10,7 +10,7 @@ from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from layout_estimator.cli import RECOMPUTE
 from layout_estimator.cluster_planner.report import balance
-from layout_estimator.cluster_planner.search import Found
+from layout_estimator.cluster_planner.search import ClusterPlan
 
 GPT2 = "gpt2-"  # `lab submit` names its models without it
 
@@ -35,13 +35,13 @@ def check(path: Path, model: str | None) -> None:
                        f"{path.with_stem(path.stem + '_2')}")
 
 
-def write(path: Path, found: Found, model: str, kinds: Mapping[str, str], global_batch: int
+def write(path: Path, plan: ClusterPlan, model: str, kinds: Mapping[str, str], global_batch: int
           ) -> None:
     """Write the file.
 
     Args:
         path: the file, which `check` accepts.
-        found: the plan.
+        plan: the plan to write.
         model: its name.
         kinds: {GPU model's name: what to call it}.
         global_batch: samples per step.
@@ -49,26 +49,26 @@ def write(path: Path, found: Found, model: str, kinds: Mapping[str, str], global
     Raises:
         LabError: a stage has GPUs of several kinds.
     """
-    for stage, cards in enumerate(found.stages.kinds):
+    for stage, cards in enumerate(plan.stages.kinds):
         if len(cards) > 1:
             raise LabError(f"--conf: stage {stage} of the plan is on "
                            f"{' and '.join(kinds[card.name] for card in cards)}, and lab submit "
                            "gives a stage one kind of GPU; nearest: a --cluster whose kinds all "
                            "have the same number of GPUs per node")
-    grid, setting = found.placement.grid, found.setting
-    totals = {group: found.placement.order.count(group) for group in found.placement.order}
+    sizes, config = plan.placement.sizes, plan.config
+    totals = {group: plan.placement.order.count(group) for group in plan.placement.order}
     keys: dict[str, object] = {
         "model": model.removeprefix(GPT2),
         "cluster": ",".join(f"{kinds[group.card.name]}:{group.per_node}x{count}"
                             for group, count in totals.items()),
-        "stages": [kinds[cards[0].name] for cards in found.stages.kinds],
-        "tensor-parallel": grid.tensor, "pipeline-parallel": grid.pipeline,
-        "data-parallel": grid.data, "partition": balance(found),
-        "global-batch-size": global_batch, "micro-batch-size": setting.micro_batch,
-        "schedule": setting.schedule, "precision": "fp16", "network": found.placement.link,
-        "flags": [*RECOMPUTE[setting.recompute],
-                  *(["--use-distributed-optimizer"] if setting.sharded else []),
+        "stages": [kinds[cards[0].name] for cards in plan.stages.kinds],
+        "tensor-parallel": sizes.tensor, "pipeline-parallel": sizes.pipeline,
+        "data-parallel": sizes.data, "partition": balance(plan),
+        "global-batch-size": global_batch, "micro-batch-size": config.micro_batch,
+        "schedule": config.schedule, "precision": "fp16", "network": plan.placement.link,
+        "flags": [*RECOMPUTE[config.recompute],
+                  *(["--use-distributed-optimizer"] if config.sharded else []),
                   "--timing-log-level", "0"]}
-    heading = f"# {found.seconds:.4g} s per step on virtual GPUs, as lab plan models it.\n"
+    heading = f"# {plan.seconds:.4g} s per step on virtual GPUs, as lab plan models it.\n"
     text = heading + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
     write_atomic(path, text.encode())

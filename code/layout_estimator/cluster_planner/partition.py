@@ -56,7 +56,7 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
     The others are optimal for other limits on the slowest stage. The list is empty if no partition
     fits the memory.
     """
-    found: dict[Split, float] = {}
+    optima: dict[Split, float] = {}
     if not _feasible(stages.fits):
         return []
     further, sends = stages.micro_batches - 1, 2 * stages.send.sum()
@@ -66,9 +66,9 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
         bounds = sends + _sums(stages, splits) + further * (base + limits)
         for split in np.unique(splits[bounds <= least], axis=0).tolist():
             seconds = modeled_seconds(stages, tuple(split))
-            found[tuple(split)] = seconds
+            optima[tuple(split)] = seconds
             least = min(least, seconds)
-    return sorted((seconds, split) for split, seconds in found.items())
+    return sorted((seconds, split) for split, seconds in optima.items())
 
 
 def lower_bounds(stages: Stages) -> Iterator[float]:
@@ -124,7 +124,7 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
     """
     bounds = _bounds(stages, np.array(splits, dtype=int).reshape(-1, len(stages.forward)))
     order = np.argsort(bounds, kind="stable")
-    found: Split = ()
+    fastest: Split = ()
     seconds = np.inf
     for start in range(0, len(order), BATCH):
         chosen = [at for at in order[start:start + BATCH] if bounds[at] < min(below, seconds)]
@@ -132,8 +132,8 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
             break
         times = step_seconds(stages, [splits[at] for at in chosen])
         if times.min() < seconds:
-            found, seconds = splits[chosen[int(times.argmin())]], float(times.min())
-    return found, seconds
+            fastest, seconds = splits[chosen[int(times.argmin())]], float(times.min())
+    return fastest, seconds
 
 
 def _bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ MOST_ORDERS = 256
 
 
 @dataclass(frozen=True)
-class Grid:
+class ParallelSizes:
     """Sizes of the groups of ranks."""
 
     tensor: int
@@ -58,12 +58,12 @@ class Placement:
     """A layout's ranks on nodes.
 
     Attributes:
-        grid: the layout.
+        sizes: the layout.
         order: the node group of every node, in the order of the ranks.
         link: the network between nodes, in the form that network.parse reads.
     """
 
-    grid: Grid
+    sizes: ParallelSizes
     order: tuple[NodeGroup, ...]
     link: str
 
@@ -75,20 +75,20 @@ class Placement:
     @cached_property
     def kinds(self) -> tuple[tuple[Card, ...], ...]:
         """The GPU models of all stages."""
-        width, cards = self.grid.tensor * self.grid.data, self.topology.cards
+        width, cards = self.sizes.tensor * self.sizes.data, self.topology.cards
         return tuple(tuple(dict.fromkeys(cards[start:start + width]))
                      for start in range(0, len(cards), width))
 
     @cached_property
     def seats(self) -> tuple[StageSeat, ...]:
         """The GPUs of all stages; equal stages of all placements have the same object."""
-        p = self.grid.pipeline
+        p = self.sizes.pipeline
         return tuple(_seat(stage == 0, stage == p - 1, self.buffer_bytes(stage),
                            self.data_path(stage), self.kinds[stage]) for stage in range(p))
 
     def data_path(self, stage: int) -> CommunicationPath | None:
         """Return the slowest path of a stage's data-parallel groups, or None with one replica."""
-        tensor, data = self.grid.tensor, self.grid.data
+        tensor, data = self.sizes.tensor, self.sizes.data
         if data == 1:
             return None
         base = stage * tensor * data
@@ -98,15 +98,15 @@ class Placement:
     def ends_path(self) -> CommunicationPath:
         """The path between the first and the last stage's copies of the embedding."""
         return _path(self.topology,
-                     (0, (self.grid.pipeline - 1) * self.grid.tensor * self.grid.data))
+                     (0, (self.sizes.pipeline - 1) * self.sizes.tensor * self.sizes.data))
 
     @cached_property
     def _boundaries(self) -> list[set[CommunicationPath]]:
         """The distinct paths across each stage boundary, of all replicas."""
-        tensor, width = self.grid.tensor, self.grid.tensor * self.grid.data
+        tensor, width = self.sizes.tensor, self.sizes.tensor * self.sizes.data
         return [{_wire(self.topology, at, at + width)
                  for at in range(stage * width, (stage + 1) * width, tensor)}
-                for stage in range(self.grid.pipeline - 1)]
+                for stage in range(self.sizes.pipeline - 1)]
 
     def send_seconds(self, size: int) -> list[float]:
         """Return the time of a message across each stage boundary, by its slowest replica.
@@ -118,8 +118,8 @@ class Placement:
 
     def buffer_bytes(self, stage: int) -> int:
         """Return NCCL's buffers on a rank of a stage, in bytes, as layout_estimator.memory does."""
-        grid, world = self.grid, len(self.topology.nodes)
-        width = grid.tensor * grid.data
+        sizes, world = self.sizes, len(self.topology.nodes)
+        width = sizes.tensor * sizes.data
         rank, card = stage * width, self.topology.cards[stage * width]
 
         def size(ranks: range) -> int:
@@ -127,13 +127,13 @@ class Placement:
             return nccl.buffer_bytes(card, _path(self.topology, tuple(ranks))) if many else 0
 
         pipeline = range(0, world, width)
-        groups = {range(rank, rank + width, grid.tensor), range(rank, rank + grid.tensor)}
+        groups = {range(rank, rank + width, sizes.tensor), range(rank, rank + sizes.tensor)}
         total = sum(map(size, groups))
-        if grid.pipeline > 1:
-            model = tuple(at + one for at in pipeline for one in range(grid.tensor))
+        if sizes.pipeline > 1:
+            model = tuple(at + one for at in pipeline for one in range(sizes.tensor))
             total += nccl.buffer_bytes(card, _path(self.topology, model)) + 2 * size(pipeline)
-            if stage in (0, grid.pipeline - 1):
-                total += size(range(0, world, (grid.pipeline - 1) * width)[:2])
+            if stage in (0, sizes.pipeline - 1):
+                total += size(range(0, world, (sizes.pipeline - 1) * width)[:2])
         return total
 
 
@@ -160,7 +160,7 @@ def slowest_network(groups: Sequence[NodeGroup]) -> str:
                key=lambda text: network.parse(text).effective)
 
 
-def placements(used: Sequence[tuple[NodeGroup, int]], grid: Grid, link: str
+def placements(used: Sequence[tuple[NodeGroup, int]], sizes: ParallelSizes, link: str
                ) -> Iterator[Placement]:
     """Yield placements of which no two give every stage the same GPUs.
 
@@ -169,12 +169,12 @@ def placements(used: Sequence[tuple[NodeGroup, int]], grid: Grid, link: str
 
     Args:
         used: each group with the number of its nodes that the run uses.
-        grid: the layout; its ranks are as many as the GPUs.
+        sizes: the layout; its ranks are as many as the GPUs.
         link: the network between nodes.
     """
     seen = set()
     for order in _orders(used):
-        made = Placement(grid, order, link)
+        made = Placement(sizes, order, link)
         key = _signature(made)
         if key not in seen:
             seen.add(key)
@@ -208,7 +208,7 @@ def _orders(used: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[NodeGroup, 
 
 def _signature(made: Placement) -> tuple:
     """Return what decides a placement's cost: each stage's GPUs, by the node that they share."""
-    width, nodes = made.grid.tensor * made.grid.data, made.topology.nodes
+    width, nodes = made.sizes.tensor * made.sizes.data, made.topology.nodes
     numbers = {group: number for number, group in enumerate(sorted(set(made.order), key=str))}
     per_stage = []
     for start in range(0, len(nodes), width):

@@ -9,7 +9,7 @@ RECOMPUTE = ("none", "selective", "full")  # as in layout_estimator.cli.RECOMPUT
 
 
 class Key(NamedTuple):
-    """What a profile depends on.
+    """Arguments that select a profile.
 
     Attributes:
         gpu: name of the GPU model.
@@ -25,7 +25,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class PartProfile:
     """One part of the model on one tensor-parallel rank.
 
     Attributes:
@@ -54,9 +54,9 @@ class Part:
 class Profile:
     """The parts of a model; all its transformer layers cost the same."""
 
-    embedding: Part
-    layer: Part
-    head: Part
+    embedding: PartProfile
+    layer: PartProfile
+    head: PartProfile
 
 
 class Profiles(Protocol):

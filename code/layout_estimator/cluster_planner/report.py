@@ -7,55 +7,55 @@ from dataclasses import replace
 from itertools import groupby
 
 from layout_estimator.cli import RECOMPUTE
-from layout_estimator.cluster_planner.search import Found, Search
+from layout_estimator.cluster_planner.search import ClusterPlan, Search
 
 
-def trainer_flags(found: Found, flags: Sequence[str], global_batch: int) -> list[str]:
+def trainer_flags(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> list[str]:
     """Return the trainer's flags that run a plan.
 
     Args:
-        found: the plan.
+        plan: the plan to run.
         flags: of the model and its precision.
         global_batch: samples per step.
     """
-    grid, setting = found.placement.grid, found.setting
-    words = [*flags, "--tensor-model-parallel-size", str(grid.tensor),
-             "--pipeline-model-parallel-size", str(grid.pipeline), "--micro-batch-size",
-             str(setting.micro_batch), "--global-batch-size", str(global_batch),
-             *RECOMPUTE[setting.recompute]]
-    if grid.pipeline > 1:
-        words += ["--schedule", setting.schedule, "--balance", balance(found)]
-    return [*words, *(["--use-distributed-optimizer"] if setting.sharded else [])]
+    sizes, config = plan.placement.sizes, plan.config
+    words = [*flags, "--tensor-model-parallel-size", str(sizes.tensor),
+             "--pipeline-model-parallel-size", str(sizes.pipeline), "--micro-batch-size",
+             str(config.micro_batch), "--global-batch-size", str(global_batch),
+             *RECOMPUTE[config.recompute]]
+    if sizes.pipeline > 1:
+        words += ["--schedule", config.schedule, "--balance", balance(plan)]
+    return [*words, *(["--use-distributed-optimizer"] if config.sharded else [])]
 
 
-def balance(found: Found) -> str:
+def balance(plan: ClusterPlan) -> str:
     """Return the partition as --balance has it."""
-    return "-".join(map(str, found.partition.layers))
+    return "-".join(map(str, plan.partition.layers))
 
 
-def nodes(found: Found) -> str:
+def nodes(plan: ClusterPlan) -> str:
     """Return the nodes in the order of the ranks, as --estimate --cluster takes them."""
     return ",".join(str(replace(group, nodes=len(list(run))))
-                    for group, run in groupby(found.placement.order))
+                    for group, run in groupby(plan.placement.order))
 
 
-def record(found: Found, flags: Sequence[str], global_batch: int) -> dict:
+def record(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
     """Return a plan as a dictionary."""
-    grid, setting, stages = found.placement.grid, found.setting, found.stages
+    sizes, config, stages = plan.placement.sizes, plan.config, plan.stages
     memory = [float(stages.memory[stage, count] + min(card.memory for card in kinds))
               for stage, (count, kinds) in enumerate(
-                  zip(found.partition.layers, stages.kinds, strict=True))]
+                  zip(plan.partition.layers, stages.kinds, strict=True))]
     return {
-        "seconds_per_iteration": found.seconds, "dollars_per_iteration": found.dollars,
-        "gpus": found.gpus, "cluster": nodes(found),
-        "network": found.placement.link, "tensor": grid.tensor, "pipeline": grid.pipeline,
-        "data": grid.data, **setting._asdict(), "micro_batches": stages.micro_batches,
-        "balance": balance(found), "memory": memory,
+        "seconds_per_iteration": plan.seconds, "dollars_per_iteration": plan.dollars,
+        "gpus": plan.gpus, "cluster": nodes(plan),
+        "network": plan.placement.link, "tensor": sizes.tensor, "pipeline": sizes.pipeline,
+        "data": sizes.data, **config._asdict(), "micro_batches": stages.micro_batches,
+        "balance": balance(plan), "memory": memory,
         "stages": [[card.name for card in kinds] for kinds in stages.kinds],
-        "flags": trainer_flags(found, flags, global_batch)}
+        "flags": trainer_flags(plan, flags, global_batch)}
 
 
-def table(search: Search, front: Sequence[Found], chosen: Found | None) -> str:
+def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | None) -> str:
     """Return the plans that no other beats, the fastest first.
 
     Args:
@@ -67,15 +67,15 @@ def table(search: Search, front: Sequence[Found], chosen: Found | None) -> str:
              f"{search.solved} partitioned; modeled, nothing was run",
              "   s/iteration  $/iteration GPUs tensor pipeline data micro recompute sharded "
              "schedule balance, --cluster"]
-    for found in front:
-        grid, setting = found.placement.grid, found.setting
-        dollars = "-" if found.dollars is None else f"{found.dollars:.5f}"
+    for plan in front:
+        sizes, config = plan.placement.sizes, plan.config
+        dollars = "-" if plan.dollars is None else f"{plan.dollars:.5f}"
         lines.append(
-            f" {'*' if found is chosen else ' '} {found.seconds:11.4g} {dollars:>12} "
-            f"{found.gpus:4d} {grid.tensor:6d} {grid.pipeline:8d} {grid.data:4d} "
-            f"{setting.micro_batch:5d} {setting.recompute:<9} "
-            f"{'yes' if setting.sharded else 'no':<7} {setting.schedule:<8} {balance(found)} "
-            f"{nodes(found)}")
+            f" {'*' if plan is chosen else ' '} {plan.seconds:11.4g} {dollars:>12} "
+            f"{plan.gpus:4d} {sizes.tensor:6d} {sizes.pipeline:8d} {sizes.data:4d} "
+            f"{config.micro_batch:5d} {config.recompute:<9} "
+            f"{'yes' if config.sharded else 'no':<7} {config.schedule:<8} {balance(plan)} "
+            f"{nodes(plan)}")
     if chosen is not None:
         lines.append(" * the cheapest within the deadline")
     if not search.has_prices:

@@ -1,8 +1,8 @@
 """The search over layouts, placements, and settings: branch and bound for time and dollars.
 
-A branch is a choice of nodes, layout, and setting; below it are its placements, and below these
-their partitions. A branch is cut if its lower bounds of time and dollars show that some plan found
-already is no slower and no more expensive.
+A branch is a choice of nodes, parallel sizes, and training configuration; below it are its
+placements, and below these their partitions. A branch is cut if its lower bounds of time and
+dollars show that some plan found already is no slower and no more expensive.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from layout_estimator.cluster_planner import partition
 from layout_estimator.cluster_planner.partition import Partition
 from layout_estimator.cluster_planner.placement import (
     MOST_ORDERS,
-    Grid,
+    ParallelSizes,
     Placement,
     count_orders,
     placements,
     slowest_network,
 )
 from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Profiles
-from layout_estimator.cluster_planner.stages import Model, Setting, Stages, stages_of
+from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
 from virtualgpu.net.cluster_spec import NodeGroup
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -34,19 +34,19 @@ Partitioner = Callable[[Stages], Partition | None]
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterPlan:
     """A plan.
 
     Attributes:
         placement: its layout, on its nodes.
-        setting: its other choices.
+        config: its other choices.
         partition: its layers per stage.
         stages: what its stages cost.
         dollars_per_hour: of the GPUs that it uses; None if one has no price.
     """
 
     placement: Placement
-    setting: Setting
+    config: TrainingConfig
     partition: Partition
     stages: Stages = field(repr=False)
     dollars_per_hour: float | None = None
@@ -76,15 +76,15 @@ class Branch(NamedTuple):
         bound: lower bound of the seconds of a step.
         rate: dollars per hour; 0 without prices.
         used: the nodes.
-        grid: the layout.
-        setting: the other choices.
+        sizes: the layout.
+        config: the other choices.
     """
 
     bound: float
     rate: float
     used: Used
-    grid: Grid
-    setting: Setting
+    sizes: ParallelSizes
+    config: TrainingConfig
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Search:
         every_order: whether every distinct placement was considered.
     """
 
-    model: Model
+    model: ModelSpec
     groups: Sequence[NodeGroup]
     profiles: Profiles
     prices: dict[str, float]
@@ -114,33 +114,33 @@ class Search:
     branches: int = 0
     solved: int = 0
     every_order: bool = True
-    _placed: dict[tuple[Used, Grid], tuple[Placement, ...]] = field(default_factory=dict)
+    _placed: dict[tuple[Used, ParallelSizes], tuple[Placement, ...]] = field(default_factory=dict)
 
     @property
     def has_prices(self) -> bool:
-        """Whether all GPUs of the cluster have a price."""
+        """Return whether all GPUs of the cluster have a price."""
         return all(group.card.name in self.prices for group in self.groups)
 
-    def front(self) -> list[Found]:
+    def front(self) -> list[ClusterPlan]:
         """Return the plans that no other beats in both time and dollars, the fastest first.
 
         Without prices, that is the fastest plan only. The list is empty if no plan fits.
         """
-        best: list[Found] = []
+        best: list[ClusterPlan] = []
         branches = sorted(self._branches(), key=lambda branch: branch.bound)
         self.branches = len(branches)
         for branch, placement in self._seeds(branches):
-            found = self._solve(branch, placement, best)
-            if found is not None:
-                best = [one for one in best if not _beats(found, one)] + [found]
+            plan = self._solve(branch, placement, best)
+            if plan is not None:
+                best = [one for one in best if not _beats(plan, one)] + [plan]
         for branch in branches:
             if self._beaten(best, branch.bound, branch.rate):
                 continue
             self.every_order &= count_orders(branch.used) <= MOST_ORDERS
             for placement in self._placements(branch):
-                found = self._solve(branch, placement, best)
-                if found is not None:
-                    best = [one for one in best if not _beats(found, one)] + [found]
+                plan = self._solve(branch, placement, best)
+                if plan is not None:
+                    best = [one for one in best if not _beats(plan, one)] + [plan]
         # A planner may have ranked them by a formula; what they are worth is simulated.
         timed = [replace(one, partition=partition.simulated(one.stages, one.partition))
                  for one in best]
@@ -156,21 +156,22 @@ class Search:
         """
         seen = set()
         for branch in branches if self.prune else ():
-            key = branch.used, branch.setting.micro_batch
+            key = branch.used, branch.config.micro_batch
             if key not in seen:
                 seen.add(key)
                 yield branch, next(iter(self._placements(branch)))
 
     def _placements(self, branch: Branch) -> tuple[Placement, ...]:
         """Return the placements of a layout, which are the same for all settings."""
-        key = branch.used, branch.grid
+        key = branch.used, branch.sizes
         if key not in self._placed:
             self._placed[key] = tuple(placements(*key, self._link(branch.used)))
         return self._placed[key]
 
-    def _solve(self, branch: Branch, placement: Placement, best: list[Found]) -> Found | None:
+    def _solve(self, branch: Branch, placement: Placement, best: list[ClusterPlan]
+               ) -> ClusterPlan | None:
         """Return the best plan of a placement, or None if there is none or others beat it."""
-        stages = stages_of(self.model, placement, branch.setting, self.profiles)
+        stages = stages_of(self.model, placement, branch.config, self.profiles)
         if stages is None:
             return None
         if any(self._beaten(best, bound, branch.rate) for bound in partition.lower_bounds(stages)):
@@ -179,11 +180,11 @@ class Search:
         made = self.partitioner(stages)
         if made is None:
             return None
-        found = Found(placement, branch.setting, made, stages,
+        plan = ClusterPlan(placement, branch.config, made, stages,
                       branch.rate if self.has_prices else None)
-        return None if any(_beats(one, found) for one in best) else found
+        return None if any(_beats(one, plan) for one in best) else plan
 
-    def _beaten(self, best: list[Found], seconds: float, rate: float) -> bool:
+    def _beaten(self, best: list[ClusterPlan], seconds: float, rate: float) -> bool:
         """Return whether a plan is at least as fast and cheap as these bounds."""
         if seconds == float("inf"):
             return True
@@ -201,31 +202,31 @@ class Search:
                          if count)
             rate = sum(group.per_node * count * self.prices.get(group.card.name, 0)
                        for group, count in used) if self.has_prices else 0.0
-            for grid in self._grids(used):
-                for setting in self._settings(grid):
-                    bound = self._bound(used, grid, setting)
+            for sizes in self._layouts(used):
+                for config in self._configs(sizes):
+                    bound = self._bound(used, sizes, config)
                     if bound is not None:
-                        yield Branch(bound, rate, used, grid, setting)
+                        yield Branch(bound, rate, used, sizes, config)
 
-    def _grids(self, used: Used) -> Iterator[Grid]:
+    def _layouts(self, used: Used) -> Iterator[ParallelSizes]:
         """Yield layouts whose tensor-parallel ranks stay on a node."""
         world = sum(group.per_node * count for group, count in used)
         together = gcd(*(group.per_node for group, _ in used)) if used else 0
         for tensor in _divisors(together):
             for pipeline in _divisors(world // tensor):
                 if pipeline <= self.model.layers + 2:
-                    yield Grid(tensor, pipeline, world // tensor // pipeline)
+                    yield ParallelSizes(tensor, pipeline, world // tensor // pipeline)
 
-    def _settings(self, grid: Grid) -> Iterator[Setting]:
+    def _configs(self, sizes: ParallelSizes) -> Iterator[TrainingConfig]:
         for micro_batch in MICRO_BATCHES:
-            if self.model.global_batch % (micro_batch * grid.data):
+            if self.model.global_batch % (micro_batch * sizes.data):
                 continue
             for recompute, sharded, schedule in product(RECOMPUTE, (False, True), SCHEDULES):
                 # One replica has nothing to share, and one stage has nothing to order.
-                if (grid.data > 1 or not sharded) and (grid.pipeline > 1 or schedule == "1f1b"):
-                    yield Setting(micro_batch, recompute, sharded, schedule)
+                if (sizes.data > 1 or not sharded) and (sizes.pipeline > 1 or schedule == "1f1b"):
+                    yield TrainingConfig(micro_batch, recompute, sharded, schedule)
 
-    def _bound(self, used: Used, grid: Grid, setting: Setting) -> float | None:
+    def _bound(self, used: Used, sizes: ParallelSizes, config: TrainingConfig) -> float | None:
         """Return a lower bound of the seconds of a step, or None if a GPU has no profile.
 
         A stage is as slow as its slowest GPU, so the layers per second of all stages together are
@@ -234,21 +235,21 @@ class Search:
         """
         rate, fastest = 0.0, float("inf")
         for group, count in used:
-            profile = self.profiles.get(Key(group.card.name, grid.tensor, setting.micro_batch,
-                                            setting.recompute))
+            profile = self.profiles.get(Key(group.card.name, sizes.tensor, config.micro_batch,
+                                            config.recompute))
             if profile is None:
                 return None
-            rate += group.per_node * count / (grid.tensor * grid.data) / profile.layer.both
+            rate += group.per_node * count / (sizes.tensor * sizes.data) / profile.layer.both
             fastest = min(fastest, profile.layer.both)
-        micro_batches = self.model.global_batch // (setting.micro_batch * grid.data)
+        micro_batches = self.model.global_batch // (config.micro_batch * sizes.data)
         slowest, trip = self.model.layers / rate, self.model.layers * fastest
-        if micro_batches <= grid.pipeline:
+        if micro_batches <= sizes.pipeline:
             return max(micro_batches * slowest, trip)
-        waiting = 0 if setting.schedule == "gpipe" else (grid.pipeline - 1) / 2
+        waiting = 0 if config.schedule == "gpipe" else (sizes.pipeline - 1) / 2
         return max(micro_batches * slowest, trip + (micro_batches - 1 - waiting) * slowest)
 
 
-def _beats(one: Found, other: Found) -> bool:
+def _beats(one: ClusterPlan, other: ClusterPlan) -> bool:
     """Return whether a plan is at least as fast and cheap as another."""
     return one.seconds <= other.seconds and (one.dollars or 0) <= (other.dollars or 0)
 

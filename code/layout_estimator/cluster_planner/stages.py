@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cluster_planner.placement import Grid, Placement, StageSeat
+from layout_estimator.cluster_planner.placement import ParallelSizes, Placement, StageSeat
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
 from minimegatron.formulas import in_flight, state_bytes
 from virtualgpu.core.card import Card
@@ -19,8 +19,8 @@ ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
 
 
 @dataclass(frozen=True)
-class Model:
-    """What the planner has to know about the model and the batch.
+class ModelSpec:
+    """Size of the model and the batch.
 
     Attributes:
         layers: number of transformer layers.
@@ -41,7 +41,7 @@ class Model:
     tied: bool = True
 
 
-class Setting(NamedTuple):
+class TrainingConfig(NamedTuple):
     """The choices besides placement and partition.
 
     Attributes:
@@ -87,54 +87,55 @@ class Stages:
     kinds: tuple[tuple[Card, ...], ...] = field(default=(), repr=False)
 
 
-def stages_of(model: Model, placement: Placement, setting: Setting, profiles: Profiles
+def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, profiles: Profiles
               ) -> Stages | None:
     """Return the costs of the stages, or None if there is no profile or the batch does not divide.
 
     A stage whose replicas have unlike GPUs is as slow as the slowest, and each has to fit.
     """
-    grid, p = placement.grid, placement.grid.pipeline
-    micro_batches, rest = divmod(model.global_batch, setting.micro_batch * grid.data)
-    if rest or any(_profile(profiles, grid, setting, card) is None
+    sizes, p = placement.sizes, placement.sizes.pipeline
+    micro_batches, rest = divmod(model.global_batch, config.micro_batch * sizes.data)
+    if rest or any(_profile(profiles, sizes, config, card) is None
                    for card in dict.fromkeys(chain(*placement.kinds))):
         return None
-    known = _rows(model, grid, setting, micro_batches, profiles)
+    known = _rows(model, sizes, config, micro_batches, profiles)
     rows = [known.row(seat, in_flight(p, stage, micro_batches))
             for stage, seat in enumerate(placement.seats)]
     ends = 0.0
     if p > 1 and model.tied:
-        size = model.vocabulary * model.hidden // grid.tensor * _gradient_bytes(model)
+        size = model.vocabulary * model.hidden // sizes.tensor * _gradient_bytes(model)
         ends = all_reduce(placement.ends_path, int(size))
     arrays = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    send = np.array(placement.send_seconds(_sent_bytes(model, setting)))
-    return Stages(micro_batches, setting.schedule, send=send,
+    send = np.array(placement.send_seconds(_sent_bytes(model, config)))
+    return Stages(micro_batches, config.schedule, send=send,
                   ends=ends, kinds=placement.kinds, **arrays)
 
 
-def _sent_bytes(model: Model, setting: Setting) -> int:
-    return model.sequence * setting.micro_batch * model.hidden * ELEMENT[model.precision]
+def _sent_bytes(model: ModelSpec, config: TrainingConfig) -> int:
+    return model.sequence * config.micro_batch * model.hidden * ELEMENT[model.precision]
 
 
-def _gradient_bytes(model: Model) -> float:
+def _gradient_bytes(model: ModelSpec) -> float:
     return state_bytes(model.precision).gradients
 
 
-def _profile(profiles: Profiles, grid: Grid, setting: Setting, card: Card) -> Profile | None:
-    return profiles.get(Key(card.name, grid.tensor, setting.micro_batch, setting.recompute))
+def _profile(profiles: Profiles, sizes: ParallelSizes, config: TrainingConfig, card: Card
+             ) -> Profile | None:
+    return profiles.get(Key(card.name, sizes.tensor, config.micro_batch, config.recompute))
 
 
 @lru_cache(maxsize=512)
-def _rows(model: Model, grid: Grid, setting: Setting, micro_batches: int, profiles: Profiles
-          ) -> _Rows:
-    return _Rows(model, grid, setting, micro_batches, profiles)
+def _rows(model: ModelSpec, sizes: ParallelSizes, config: TrainingConfig, micro_batches: int,
+          profiles: Profiles) -> _Rows:
+    return _Rows(model, sizes, config, micro_batches, profiles)
 
 
 class _Rows:
     """The rows of a layout's stages; equal stages of all placements share them."""
 
-    def __init__(self, model: Model, grid: Grid, setting: Setting, micro_batches: int,
-                 profiles: Profiles) -> None:
-        self._layout, self._profiles = (model, grid, setting, micro_batches), profiles
+    def __init__(self, model: ModelSpec, sizes: ParallelSizes, config: TrainingConfig,
+                 micro_batches: int, profiles: Profiles) -> None:
+        self._layout, self._profiles = (model, sizes, config, micro_batches), profiles
         self._known: dict[tuple[StageSeat, int], dict[str, np.ndarray]] = {}
 
     def row(self, seat: StageSeat, in_flight: int) -> dict[str, np.ndarray]:
@@ -145,9 +146,9 @@ class _Rows:
             in_flight: micro-batches whose activations it keeps in 1F1B.
         """
         if (seat, in_flight) not in self._known:
-            model, grid, setting, _ = self._layout
+            model, sizes, config, _ = self._layout
             stage, counts = _Stage(*self._layout, seat, in_flight), np.arange(model.layers + 1)
-            costs = [stage.costs(_profile(self._profiles, grid, setting, card), card, counts)
+            costs = [stage.costs(_profile(self._profiles, sizes, config, card), card, counts)
                      for card in seat.kinds]
             pick = {"fits": np.minimum}
             self._known[seat, in_flight] = {
@@ -159,16 +160,16 @@ class _Rows:
 class _Stage(NamedTuple):
     """One stage of a placement."""
 
-    model: Model
-    grid: Grid
-    setting: Setting
+    model: ModelSpec
+    sizes: ParallelSizes
+    config: TrainingConfig
     micro_batches: int
     seat: StageSeat
     in_flight: int
 
     def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> dict[str, np.ndarray]:
         """Return the rows of this stage on one GPU model, for these numbers of layers."""
-        grid, first, last = self.grid, self.seat.first, self.seat.last
+        sizes, first, last = self.sizes, self.seat.first, self.seat.last
 
         def total(name: str) -> np.ndarray:
             edges = first * getattr(profile.embedding, name) + last * getattr(profile.head, name)
@@ -176,9 +177,9 @@ class _Stage(NamedTuple):
 
         weights = total("parameters")
         if first and last and self.model.tied:  # one copy of the word embedding
-            weights = weights - self.model.vocabulary * self.model.hidden // grid.tensor
+            weights = weights - self.model.vocabulary * self.model.hidden // sizes.tensor
         memory = self._memory(profile, card, weights, total("activation_bytes"))
-        shards = grid.data if self.setting.sharded else 1
+        shards = sizes.data if self.config.sharded else 1
         return {"forward": total("forward"), "backward": total("backward"),
                 "fits": (memory <= 0) & ((counts > 0) | ((first or last) and not (first and last))),
                 "memory": memory, "sync": self._sync(weights),
@@ -186,15 +187,15 @@ class _Stage(NamedTuple):
 
     def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray
                 ) -> np.ndarray:
-        grid, first, last = self.grid, self.seat.first, self.seat.last
-        states = state_bytes(self.model.precision, grid.data, self.setting.sharded)
-        live = (self.micro_batches if self.setting.schedule == "gpipe"
+        sizes, first, last = self.sizes, self.seat.first, self.seat.last
+        states = state_bytes(self.model.precision, sizes.data, self.config.sharded)
+        live = (self.micro_batches if self.config.schedule == "gpipe"
                 else self.in_flight)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
         # A sender holds the tensors of its last messages, and a receive is posted early.
-        sent = _sent_bytes(self.model, self.setting)
-        messages = (grid.pipeline > 1) * (min(grid.pipeline, self.micro_batches) + 1) * sent
+        sent = _sent_bytes(self.model, self.config)
+        messages = (sizes.pipeline > 1) * (min(sizes.pipeline, self.micro_batches) + 1) * sent
         passes = live * saved + transient + messages
         return (card.context + self.seat.buffers + states.resident * weights
                 + np.maximum(passes, states.main_gradients * weights) - card.memory)
@@ -204,7 +205,7 @@ class _Stage(NamedTuple):
         if path is None:
             return np.zeros(len(weights))
         each = state_bytes(self.model.precision)
-        if self.setting.sharded:  # a reduce-scatter of the gradients, an all-gather of the weights
+        if self.config.sharded:  # a reduce-scatter of the gradients, an all-gather of the weights
             return all_gather(path, weights * each.gradients) + all_gather(
                 path, weights * each.weights)
         by_ring = ring(path, weights * each.gradients, 2)

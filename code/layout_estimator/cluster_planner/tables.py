@@ -5,7 +5,7 @@
      "profiles": [{"gpu": "a10", "tensor": 1, "micro_batch": 1, "recompute": "none",
                    "embedding": {...}, "layer": {...}, "head": {...}}, ...]}
 
-Each part has the fields of profiles.Part: seconds, bytes, and numbers of parameters of one
+Each part has the fields of profiles.PartProfile: seconds, bytes, and numbers of parameters of one
 tensor-parallel rank. FASOP's `known_cost` tables have the same purpose: a time per layer for each
 GPU model and tensor-parallel size.
 """
@@ -20,35 +20,35 @@ from pathlib import Path
 
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Part, Profile
-from layout_estimator.cluster_planner.stages import Model
+from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, PartProfile, Profile
+from layout_estimator.cluster_planner.stages import ModelSpec
 
 FORMAT = "layer-profiles-1"
 PARTS = tuple(field.name for field in fields(Profile))
-NUMBERS = tuple(field.name for field in fields(Part))
+NUMBERS = tuple(field.name for field in fields(PartProfile))
 
 
 class TableProfiles:
     """Profiles from a table.
 
     Attributes:
-        found: {key: profile}.
+        known: {key: profile}.
     """
 
-    def __init__(self, found: Mapping[Key, Profile]) -> None:
-        self.found = found
+    def __init__(self, known: Mapping[Key, Profile]) -> None:
+        self.known = known
 
     def get(self, key: Key) -> Profile | None:
-        return self.found.get(key)
+        return self.known.get(key)
 
 
-def shape(model: Model) -> dict[str, object]:
+def shape(model: ModelSpec) -> dict[str, object]:
     """Return what a table says about its model."""
     return {"layers": model.layers, "hidden": model.hidden, "sequence": model.sequence,
             "precision": model.precision}
 
 
-def write(path: str, model: Model, profiles: Mapping[Key, Profile | None]) -> None:
+def write(path: str, model: ModelSpec, profiles: Mapping[Key, Profile | None]) -> None:
     """Write a table.
 
     Args:
@@ -62,7 +62,7 @@ def write(path: str, model: Model, profiles: Mapping[Key, Profile | None]) -> No
     write_atomic(Path(path), (json.dumps(record, indent=1) + "\n").encode())
 
 
-def read(path: str, model: Model) -> TableProfiles:
+def read(path: str, model: ModelSpec) -> TableProfiles:
     """Read a table. Raises LabError, with the path, if it is not one, or not of this model."""
     try:
         with open(path) as file:
@@ -77,18 +77,18 @@ def read(path: str, model: Model) -> TableProfiles:
     rows = record.get("profiles")
     if not isinstance(rows, list) or not rows:
         raise LabError(f'--profiles {path}: "profiles" has no rows')
-    found: dict[Key, Profile] = {}
+    known: dict[Key, Profile] = {}
     for number, row in enumerate(rows):
         try:
             key, profile = _row(row)
         except (KeyError, TypeError, ValueError) as error:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise LabError(f"--profiles {path}: row {number}: {reason}") from error
-        if key in found:
+        if key in known:
             raise LabError(f"--profiles {path}: row {number}: a second row of {key.gpu} with "
                            f"tensor {key.tensor}, micro_batch {key.micro_batch}, {key.recompute}")
-        found[key] = profile
-    return TableProfiles(found)
+        known[key] = profile
+    return TableProfiles(known)
 
 
 def _row(row: Mapping) -> tuple[Key, Profile]:
@@ -110,7 +110,7 @@ def _row(row: Mapping) -> tuple[Key, Profile]:
             Profile(**{name: _part(name, row[name]) for name in PARTS}))
 
 
-def _part(part: str, record: Mapping) -> Part:
+def _part(part: str, record: Mapping) -> PartProfile:
     if not isinstance(record, dict):
         raise TypeError(f'"{part}": {record!r} is not an object')
     unknown = sorted(set(record) - set(NUMBERS))
@@ -123,4 +123,4 @@ def _part(part: str, record: Mapping) -> Part:
             raise ValueError(f'"{part}": "{name}": {value!r} is not a number of at least 0')
     if part == "layer" and not record["forward"] + record["backward"]:
         raise ValueError('"layer": its passes take no time')
-    return Part(**record)
+    return PartProfile(**record)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from layout_estimator.cli import RECOMPUTE
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
-from layout_estimator.cluster_planner.profiles import Key, Part, Profile
+from layout_estimator.cluster_planner.profiles import Key, PartProfile, Profile
 from layout_estimator.estimate import UNLIMITED_MEMORY
 from layout_estimator.measurement import chunk_cost, step_cost
 from layout_estimator.planner import make_estimator, padded_vocabulary
@@ -27,24 +27,24 @@ class VirtualProfiles:
     Attributes:
         flags: the trainer's flags of the model and its precision, without a layout.
         per_node: {GPU model's name: GPUs of a node}.
-        found: every profile so far.
+        known: every profile so far.
         software: the software stacks of their GPUs, with the expected errors of modeled times.
     """
 
     def __init__(self, flags: Sequence[str], per_node: Mapping[str, int]) -> None:
         self.flags, self.per_node = list(flags), per_node
-        self.found: dict[Key, Profile | None] = {}
+        self.known: dict[Key, Profile | None] = {}
         self.software: dict[str, None] = {}  # in the order of their first profiles
         self._ends: dict[tuple, tuple[ChunkCost, ChunkCost]] = {}
         self._steps: dict[tuple, list[StepCost]] = {}
 
     def get(self, key: Key) -> Profile | None:
-        if key not in self.found:
+        if key not in self.known:
             try:
-                self.found[key] = self._measure(key)
+                self.known[key] = self._measure(key)
             except EstimateError:  # such as heads that this many ranks cannot share
-                self.found[key] = None
-        return self.found[key]
+                self.known[key] = None
+        return self.known[key]
 
     def _config(self, key: Key, layers: int) -> Config:
         """Return a pipeline of three stages, of which only the middle one has layers."""
@@ -109,7 +109,7 @@ def _edge(gpt: Gpt, tensor: int, first: bool) -> int:
     return stage_parameters(gpt, 0, tensor, first, not first)
 
 
-def _part(cost: ChunkCost, whole: ChunkCost, parameters: int, step: float) -> Part:
+def _part(cost: ChunkCost, whole: ChunkCost, parameters: int, step: float) -> PartProfile:
     """Return the profile of a part.
 
     Args:
@@ -121,5 +121,5 @@ def _part(cost: ChunkCost, whole: ChunkCost, parameters: int, step: float) -> Pa
     seconds = {kind: max(one.busy, one.host) for kind, one in cost.passes.items()}
     forward, backward = whole.passes[FORWARD], whole.passes[BACKWARD]
     transient = max(forward.peak - forward.retained, backward.peak, 0.0)
-    return Part(seconds[FORWARD], seconds[BACKWARD], parameters, cost.passes[FORWARD].retained,
-                transient, step)
+    return PartProfile(seconds[FORWARD], seconds[BACKWARD], parameters,
+                       cost.passes[FORWARD].retained, transient, step)

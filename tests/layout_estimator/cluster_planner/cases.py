@@ -4,29 +4,29 @@ from itertools import product
 
 import numpy as np
 
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Part, Profile
-from layout_estimator.cluster_planner.stages import Model, Stages
+from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, PartProfile, Profile
+from layout_estimator.cluster_planner.stages import ModelSpec, Stages
 from layout_estimator.cluster_planner.tables import TableProfiles
 
-MODEL = Model(6, 256, 512, 1024, "fp16", 16)
+MODEL = ModelSpec(6, 256, 512, 1024, "fp16", 16)
 SPEED = {"a100-80gb": 1.0, "a10": 3.0, "t4": 6.5}
 
 
 def profiles():
     """Return made-up profiles whose parameters are those of MODEL."""
-    found = {}
+    known = {}
     for (gpu, slow), tensor, size, again in product(SPEED.items(), (1, 2), (1, 2, 4, 8), RECOMPUTE):
         time = slow * (size + 0.3) / tensor**0.8 * 1e-3
         back = 2 + 0.9 * (again == "full") + 0.1 * (again == "selective")
         saved = size * 1e8 / {"none": 1, "selective": 2, "full": 10}[again] / tensor
 
         def part(share, parameters, time=time, back=back, saved=saved, tensor=tensor, slow=slow):
-            return Part(share * time, back * share * time, parameters // tensor, share * saved, 1e7,
-                        slow * parameters * 1e-12)
+            return PartProfile(share * time, back * share * time, parameters // tensor,
+                               share * saved, 1e7, slow * parameters * 1e-12)
 
-        found[Key(gpu, tensor, size, again)] = Profile(
+        known[Key(gpu, tensor, size, again)] = Profile(
             part(0.05, 400_000), part(1.0, 800_000), part(0.6, 300_000))
-    return TableProfiles(found)
+    return TableProfiles(known)
 
 
 def random_stages(random, stages, layers, micro_batches, schedule):

@@ -22,19 +22,19 @@ def case(schedule, seed):
 def test_the_program_finds_the_optimum_of_its_cost_model(schedule, seed):
     stages = case(schedule, seed)
     splits = every_split(stages)
-    found = partition.exact(stages)
+    optima = partition.exact(stages)
     if not splits:
-        assert found == [] and partition.best(stages) is None
+        assert optima == [] and partition.best(stages) is None
         assert max(partition.lower_bounds(stages)) == float("inf")
         return
     optimum = min(partition.modeled_seconds(stages, split) for split in splits)
-    assert found[0][0] == pytest.approx(optimum, rel=1e-12)
+    assert optima[0][0] == pytest.approx(optimum, rel=1e-12)
     times = step_seconds(stages, splits)
     made = partition.best(stages)
     assert made.layers in splits
     assert max(partition.lower_bounds(stages)) <= times.min() * (1 + 1e-12)
     assert times.min() * (1 - 1e-12) <= made.seconds
-    assert made.seconds <= float(step_seconds(stages, [found[0][1]])[0]) * (1 + 1e-12)
+    assert made.seconds <= float(step_seconds(stages, [optima[0][1]])[0]) * (1 + 1e-12)
     even = partition.even(stages)
     assert even is None or even.layers in splits
 

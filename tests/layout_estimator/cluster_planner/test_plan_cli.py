@@ -19,7 +19,7 @@ PLAN = ["plan", "--flags", FLAGS, "--global-batch", "16"]
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.json"
-    tables.write(str(path), MODEL, profiles().found)
+    tables.write(str(path), MODEL, profiles().known)
     return path
 
 
@@ -36,7 +36,7 @@ def test_the_trainer_accepts_the_flags_of_every_plan(table, capsys, tmp_path):
         assert config.num_micro_batches == plan["micro_batches"]
         assert sum(map(int, plan["balance"].split("-"))) == MODEL.layers
     assert figure.read_text().startswith("<?xml")
-    assert tables.read(str(table), MODEL).found == profiles().found
+    assert tables.read(str(table), MODEL).known == profiles().known
 
 
 @pytest.mark.parametrize("planner", ["even", "fasop", "amp"])

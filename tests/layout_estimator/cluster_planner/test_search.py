@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from layout_estimator.cluster_planner import partition, published
-from layout_estimator.cluster_planner.placement import Grid, placements
+from layout_estimator.cluster_planner.placement import ParallelSizes, placements
 from layout_estimator.cluster_planner.search import Search
 from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
 from virtualgpu.net.cluster_spec import parse_cluster
@@ -17,7 +17,7 @@ def search(cluster, **settings):
 
 
 def points(front):
-    return [(found.seconds, found.dollars) for found in front]
+    return [(plan.seconds, plan.dollars) for plan in front]
 
 
 @pytest.mark.parametrize("cluster", ["a100:2x1,a10:2x2", "a10:1x2,t4:2x1"])
@@ -30,17 +30,17 @@ def test_cutting_branches_loses_no_plan(cluster):
 
 
 def test_without_prices_only_the_fastest_is_left():
-    (found,) = Search(MODEL, parse_cluster("a100:2x1,a10:2x1"), profiles(), {}).front()
-    assert found.dollars is None
-    assert found.seconds == search("a100:2x1,a10:2x1").front()[0].seconds
+    (plan,) = Search(MODEL, parse_cluster("a100:2x1,a10:2x1"), profiles(), {}).front()
+    assert plan.dollars is None
+    assert plan.seconds == search("a100:2x1,a10:2x1").front()[0].seconds
 
 
 def test_no_two_placements_give_the_stages_the_same_gpus():
     fast, slow = parse_cluster("a100:2x2,a10:2x2")
     kinds = [placement.kinds for placement in placements(
-        [(fast, 2), (slow, 2)], Grid(2, 4, 1), "ethernet:25gbit")]
+        [(fast, 2), (slow, 2)], ParallelSizes(2, 4, 1), "ethernet:25gbit")]
     assert len(kinds) == len(set(kinds)) == 6
-    mixed = placements([(fast, 1), (slow, 1)], Grid(1, 1, 4), "ethernet:25gbit")
+    mixed = placements([(fast, 1), (slow, 1)], ParallelSizes(1, 1, 4), "ethernet:25gbit")
     assert [placement.kinds for placement in mixed] == [((fast.card, slow.card),)]
 
 
@@ -48,6 +48,6 @@ def test_no_two_placements_give_the_stages_the_same_gpus():
 def test_no_other_planner_finds_a_faster_plan(planner):
     front = search("a100:2x1,a10:2x2", partitioner=planner).front()
     assert front and search("a100:2x1,a10:2x2").front()[0].seconds <= front[0].seconds
-    for found in front:  # what it ranked by may be a formula; what it reports is simulated
-        assert found.seconds == partition.simulated(found.stages, found.partition).seconds
+    for plan in front:  # what it ranked by may be a formula; what it reports is simulated
+        assert plan.seconds == partition.simulated(plan.stages, plan.partition).seconds
     assert points(front) == sorted(points(front), key=lambda point: -point[1])

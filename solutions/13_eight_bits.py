@@ -301,15 +301,19 @@ def rounded_stochastically(values, noise, mantissa, smallest, largest):
 
 # %% check="round-stochastically" points=2
 some = [1.03, 1.03, -1.03, -1.03, 0.3952, 500.0, -500.0]
-noise = [0.5, 0.8, 0.5, 0.1, 0.3, 0.9, 0.1]
+noise = [0.5, 0.8, 0.5, 0.1, 0.7, 0.9, 0.1]
 check.function(
     rounded_stochastically, cases=[(some, noise, 3, -6, 448.0)],
-    expected=[[1.0, 1.125, -1.0, -1.125, 0.375, 448.0, -448.0]],
+    expected=[[1.0, 1.125, -1.0, -1.125, 0.40625, 448.0, -448.0]],
     hints={
         "That rounds to nearest after adding the noise, so it is half a spacing too high on average.": [
             [1.125, 1.125, -1.0, -1.0, 0.40625, 480.0, -448.0]],
         "Negative numbers must round toward minus infinity when they round down.": [
-            [1.0, 1.125, -0.875, -1.0, 0.375, 448.0, -416.0]],
+            [1.0, 1.125, -0.875, -1.0, 0.40625, 448.0, -416.0]],
+        "You round magnitudes. A negative number that rounds up becomes smaller in magnitude.": [
+            [1.0, 1.125, -1.0, -1.0, 0.40625, 448.0, -448.0]],
+        "The probability is right, but the wrong noise rounds up. Compare it with 1 minus the fraction.": [
+            [1.0, 1.0, -1.0, -1.0, 0.375, 448.0, -448.0]],
         "The noise has no effect: these are the nearest numbers.": [
             [1.0, 1.0, -1.0, -1.0, 0.40625, 448.0, -448.0]],
     })
@@ -338,6 +342,15 @@ check.function(rounded_stochastically, cases=[(case["values"], case["noise"], *c
 # %% [raw] mutant="round-stochastically" hint="toward minus infinity"
 # -    return torch.floor(x / step + noise) * step
 # +    return torch.trunc(x / step + noise) * step
+
+# %% [raw] mutant="round-stochastically" hint="You round magnitudes"
+# -    return torch.floor(x / step + noise) * step
+# +    return torch.sign(x) * torch.floor(x.abs() / step + noise) * step
+
+# %% [raw] mutant="round-stochastically" hint="the wrong noise rounds up"
+# -    return torch.floor(x / step + noise) * step
+# +    lower = torch.floor(x / step)
+# +    return (lower + (noise < x / step - lower)) * step
 
 # %% [raw] mutant="round-stochastically" hint="The noise has no effect"
 # -    return torch.floor(x / step + noise) * step
@@ -380,8 +393,9 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
 #
 # - The amax of a step is the largest one of its micro-batches.
 # - The scale follows from the largest amax of the last `length` steps.
-# - If that is zero, infinite, or NaN, keep the scale as it is: the tensor has not been used, or the step has overflowed.
-#   An infinite or NaN amax must not stay in the history.
+# - If the amax of a step is infinite or NaN, the step has overflowed. Keep the scale and the history as they are: this
+#   step does not count as one of the last `length`.
+# - A step whose amax is zero does count. But if all amaxes in the history are zero, keep the scale.
 # - Before the first step, the scale is 1.
 
 # %% answer="delayed-scale"
@@ -442,24 +456,35 @@ def scales_of_steps(largest, length, margin, steps):
 
 # %% check="delayed-scale" points=3
 INF = float("inf")
-steps = [[[1.0, -2.0], [0.5, 0.0]], [[8.0, 1.0]], [[0.0, 0.0]], [[-4.0, 1.0]], [[INF, 1.0]], [[1.0, 1.0]]]
+NAN = float("nan")
+steps = [[[1.0, -2.0], [0.5, 0.0]], [[8.0, 1.0]], [[0.0, 0.0]], [[-4.0, 1.0]], [[INF, 1.0]], [[1.0, 1.0]],
+         [[NAN, 1.0], [2.0, 1.0]], [[1.0, 0.5]], [[0.5, 0.5]]]
 check.function(
     scales_of_steps, cases=[(448.0, 3, 0, steps), (448.0, 3, 1, steps), (448.0, 1, 0, steps)],
-    expected=[[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0],
-              [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+    expected=[[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0, 112.0, 112.0, 448.0],
+              [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 56.0, 224.0],
+              [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0, 448.0, 896.0]],
     hints={
         "The scale follows the latest step only. Which amax counts, if the history has several?": [
-            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0], [1.0, 112.0, 28.0, 28.0, 56.0, 56.0, 224.0],
-            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0, 448.0, 896.0],
+            [1.0, 112.0, 28.0, 28.0, 56.0, 56.0, 224.0, 224.0, 224.0, 448.0], []],
         "A step has several micro-batches. The last one has replaced the others.": [
-            [1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 56.0],
-            [1.0, 896.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+            [1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 112.0, 112.0, 224.0, 224.0],
+            [1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 112.0, 112.0],
+            [1.0, 896.0, 56.0, 56.0, 112.0, 112.0, 448.0, 224.0, 448.0, 896.0]],
         "The margin must make the scale smaller: it is room for growth.": [
-            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0], [1.0, 448.0, 112.0, 112.0, 112.0, 112.0, 224.0],
-            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0]],
+            [], [1.0, 448.0, 112.0, 112.0, 112.0, 112.0, 224.0, 224.0, 224.0, 896.0], []],
         "An infinite amax has entered the history, and the scale is 0.": [
-            [1.0, 224.0, 56.0, 56.0, 56.0, 0.0, 0.0], [1.0, 112.0, 28.0, 28.0, 28.0, 0.0, 0.0],
-            [1.0, 224.0, 56.0, 56.0, 112.0, 0.0, 448.0]],
+            [1.0, 224.0, 56.0, 56.0, 56.0, 0.0, 0.0, 0.0, 0.0, 448.0],
+            [1.0, 112.0, 28.0, 28.0, 28.0, 0.0, 0.0, 0.0, 0.0, 224.0],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 0.0, 448.0, 448.0, 448.0, 896.0]],
+        "A NaN is lost: Python's max(a, NaN) returns a, because every comparison with NaN is false.": [
+            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0, 112.0, 224.0, 224.0],
+            [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 112.0, 112.0],
+            [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 224.0, 448.0, 896.0]],
+        "A step that overflowed has pushed an older one out of the history.": [
+            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0],
+            [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 224.0, 224.0], []],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -505,6 +530,17 @@ check.function(scales_of_steps, cases=[tuple(case[name] for name in ("largest", 
 # %% [raw] mutant="delayed-scale" hint="room for growth"
 # -                self.scale = self.largest / amax / 2**self.margin
 # +                self.scale = self.largest / amax * 2**self.margin
+
+# %% [raw] mutant="delayed-scale" hint="A NaN is lost"
+# -        self.current = amax if amax != amax else max(self.current, amax)
+# +        self.current = max(self.current, amax)
+
+# %% [raw] mutant="delayed-scale" hint="has pushed an older one out"
+# -        if 0 <= self.current < float("inf"):
+# -            self.history = [*self.history, self.current][-self.length:]
+# +        usable = 0 <= self.current < float("inf")
+# +        self.history = [*self.history, self.current if usable else 0.0][-self.length:]
+# +        if usable:
 
 # %% [raw] mutant="delayed-scale" hint="An infinite amax has entered"
 # -        if 0 <= self.current < float("inf"):
@@ -723,6 +759,16 @@ def fp8_layer(seed, shape, outputs, shown):
     return [one.flatten()[:shown] for one in (y.detach(), x.grad, layer.weight.grad, layer.bias.grad)]
 
 
+def fp8_zeros():
+    """Return the sums of the magnitudes of the output and the gradients for an input and a gradient of zeros."""
+    from mytrainer.fp8 import Linear
+
+    layer, x = Linear(16, 16, bias=False), torch.zeros(16, 16, requires_grad=True)
+    y = layer(x)
+    y.backward(torch.zeros(16, 16))
+    return [one.detach().abs().sum() for one in (y, x.grad, layer.weight.grad)]
+
+
 def fp8_micro_batches(seed):
     """Return an output in two micro-batches of one step, and in the next step.
 
@@ -770,12 +816,15 @@ with check.parts():
     with check.part(4, "rounds as FP8 does, in both passes"):
         check.ranks(
             fp8_layer, ranks=1, rel=1e-4,
-            cases=[{"seed": 0, "shape": [16, 32], "outputs": 16, "shown": 3}],
+            cases=[{"seed": 0, "shape": [2, 8, 32], "outputs": 16, "shown": 3}],
             expected=[[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
             hints={"The gradients have E4M3's precision, and not E5M2's range.": [[[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164], [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
                    "The weight's gradient is computed from numbers that were not rounded.": [[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
                    "The scale is not a power of two, or not the largest for which nothing saturates.":
                        [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277], [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
+        check.ranks(fp8_zeros, ranks=1, cases=[{}], expected=[[[0.0, 0.0, 0.0]]],
+                    hints={"The scale of a tensor of zeros is infinite, and infinity times zero is NaN.": [
+                        [[1e999 - 1e999] * 3]]})  # NaN
         check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}], expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
                     hints={"A later micro-batch must use the weight that the first one kept.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [5955.15625, 20.487793, 25.9414062, 403.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
                            "A new step must quantize the weight again.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
@@ -838,6 +887,9 @@ with check.parts():
 # %% [raw] mutant="fp8" hint="The scale is not a power of two"
 # -    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
 # +    scale = torch.finfo(dtype).max / amax
+
+# %% [raw] mutant="fp8" hint="infinity times zero is NaN"
+# -    scale = torch.where(amax > 0, scale, 1.0)
 
 # %% [raw] mutant="fp8" hint="must use the weight that the first one kept"
 # -        if first_micro_batch:
@@ -984,12 +1036,15 @@ def blocks_of(matrix, rows, columns):
 # %% check="quantize-blocks" points=3
 small = [[1.0, 0.5, 0.25, 3.0], [2.0, -4.0, 0.0, 1.0]]
 check.function(
-    blocks_of, cases=[(small, 1, 2), (small, 2, 2)],
-    expected=[[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn']],
+    blocks_of, cases=[(small, 1, 2), (small, 2, 2), ([[0.0, 0.0, 1.0, -2.0]], 1, 2)],
+    expected=[[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn'],
+              [[[0.0, 0.0, 224.0, -448.0]], [[1.0, 224.0]], 'torch.float8_e4m3fn']],
     hints={
-        "There is one scale for the whole matrix.": [[[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0]], 'torch.float8_e4m3fn']],
-        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]], 'torch.float8_e4m3fn']],
-        "The blocks run down the columns instead of along the rows.": [[[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn']],
+        "A block of zeros needs a scale, too: without one, it becomes NaN.": [
+            [], [], [[[1e999 - 1e999, 1e999 - 1e999, 224.0, -448.0]], [[1e999, 224.0]], 'torch.float8_e4m3fn']],  # NaN, infinity
+        "There is one scale for the whole matrix.": [[[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0]], 'torch.float8_e4m3fn'], []],
+        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]], 'torch.float8_e4m3fn'], []],
+        "The blocks run down the columns instead of along the rows.": [[[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn'], []],
     })
 ### BEGIN HIDDEN TESTS
 import torch
@@ -1014,6 +1069,10 @@ drawn += [{"matrix": [[0.0] * 16] * 4 + [[1.0] * 16] * 4, "rows": 4, "columns": 
 check.function(blocks_of, cases=[(case["matrix"], case["rows"], case["columns"]) for case in drawn],
                expected=by_block)
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="quantize-blocks" hint="A block of zeros needs a scale"
+# -    scales = torch.where(amax > 0, 448.0 / amax, 1.0)
+# +    scales = 448.0 / amax
 
 # %% [raw] mutant="quantize-blocks" hint="one scale for the whole matrix"
 # -    amax = tiles.abs().amax((1, 3), keepdim=True)
@@ -1202,7 +1261,7 @@ def swapped_llama(vocabulary, intermediate, tied):
 
 # %% check="swap" points=4
 check.function(
-    swapped_llama, cases=[(96, 128, False), (100, 128, True), (96, 132, True)],
+    swapped_llama, cases=[(96, 128, False), (104, 128, True), (96, 136, True)],
     expected=[[8, [], True, True, True, True, True], [7, ["lm_head"], True, True, True, True, True],
               [5, ["model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"],
                True, True, True, True, True]],
@@ -1210,6 +1269,9 @@ check.function(
         "Layers whose sizes are not multiples of 16 must stay. Which of the sizes do you check?": [
             [8, [], True, True, True, True, True], [8, [], True, True, True, True, True],
             [8, [], True, True, True, True, True]],
+        "A layer has two sizes. One of them is not a multiple of 16.": [
+            [], [8, [], True, True, True, True, True],
+            [6, ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"], True, True, True, True, True]],
         "The parameters are copies. An optimizer that was created before would update the old ones.": [
             [8, [], True, True, False, True, True], [7, ["lm_head"], True, True, False, True, True], []],
         "The model was in evaluation mode, and now some of its layers are not.": [
@@ -1234,6 +1296,14 @@ check.function(swapped_llama, expected=remaining, cases=[tuple(case.values()) fo
 # %% [raw] mutant="swap" hint="must stay"
 # -        if type(module) is not nn.Linear or module.in_features % 16 or module.out_features % 16:
 # +        if type(module) is not nn.Linear:
+
+# %% [raw] mutant="swap" hint="must stay"
+# -        if type(module) is not nn.Linear or module.in_features % 16 or module.out_features % 16:
+# +        if type(module) is not nn.Linear or module.in_features % 8 or module.out_features % 8:
+
+# %% [raw] mutant="swap" hint="A layer has two sizes"
+# -        if type(module) is not nn.Linear or module.in_features % 16 or module.out_features % 16:
+# +        if type(module) is not nn.Linear or module.out_features % 16:
 
 # %% [raw] mutant="swap" hint="The parameters are copies"
 # -        layer.weight = module.weight
@@ -1404,27 +1474,36 @@ def calibrate(model, batches, percentile=100.0):
 def calibrated(batches, percentile):
     """Calibrate two linear layers, one of them inside another module.
 
-    Returns the scales, and whether all hooks are gone.
+    Returns the scales, whether all hooks are gone, and whether autograd was off in all forward passes.
     """
     from collections import OrderedDict
 
-    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 6), rest=nn.Sequential(nn.ReLU(), nn.Linear(6, 4))))
+    class ReLU(nn.ReLU):
+        gradients = False
+
+        def forward(self, x):
+            ReLU.gradients |= torch.is_grad_enabled()
+            return super().forward(x)
+
+    model = nn.Sequential(OrderedDict(first=nn.Linear(4, 6), rest=nn.Sequential(ReLU(), nn.Linear(6, 4))))
     with torch.no_grad():
         for number, parameter in enumerate(model.parameters()):
             parameter.copy_((1.1 * torch.arange(parameter.numel()) + number).cos().view_as(parameter))
     scales = calibrate(model, [torch.tensor(batch) for batch in batches], percentile)
-    return [scales, not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())]
+    hooks = any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
+    return [scales, not hooks, not ReLU.gradients]
 
 # %% check="calibrate" points=3
 some = [[[1.0, -2.0, 0.5, 4.0]], [[0.5, -0.25, 7.0, 1.0]], [[-1.0, 1.0, 0.0, 0.5]]]
 check.function(
     calibrated, cases=[(some, 100.0), (some, 90.0)], rel=1e-4,
-    expected=[[{'first': 64.0, 'rest.1': 75.0504088}, True], [{'first': 117.894761, 'rest.1': 84.5274015}, True]],
+    expected=[[{'first': 64.0, 'rest.1': 75.0504088}, True, True], [{'first': 117.894761, 'rest.1': 84.5274015}, True, True]],
     hints={
-        "Only the last batch counts. A scale must fit all of them.": [[{'first': 448.0, 'rest.1': 221.356867}, True], [{'first': 448.0, 'rest.1': 288.945155}, True]],
-        "Negative inputs have magnitudes, too.": [[{'first': 64.0, 'rest.1': 75.0504088}, True], [{'first': 121.081119, 'rest.1': 84.5274015}, True]],
-        "The average of the batches' percentiles is not the percentile of all values.": [[{'first': 112.0, 'rest.1': 102.570329}, True], [{'first': 140.000022, 'rest.1': 114.539883}, True]],
-        "The hooks are still there, and would run in every later forward pass.": [[{'first': 64.0, 'rest.1': 75.0504088}, False], [{'first': 117.894761, 'rest.1': 84.5274015}, False]],
+        "The forward passes build a graph for autograd, and keep its activations. Switch it off.": [[{'first': 64.0, 'rest.1': 75.0504088}, True, False], [{'first': 117.894761, 'rest.1': 84.5274015}, True, False]],
+        "Only the last batch counts. A scale must fit all of them.": [[{'first': 448.0, 'rest.1': 221.356867}, True, True], [{'first': 448.0, 'rest.1': 288.945155}, True, True]],
+        "Negative inputs have magnitudes, too.": [[{'first': 64.0, 'rest.1': 75.0504088}, True, True], [{'first': 121.081119, 'rest.1': 84.5274015}, True, True]],
+        "The average of the batches' percentiles is not the percentile of all values.": [[{'first': 112.0, 'rest.1': 102.570329}, True, True], [{'first': 140.000022, 'rest.1': 114.539883}, True, True]],
+        "The hooks are still there, and would run in every later forward pass.": [[{'first': 64.0, 'rest.1': 75.0504088}, False, True], [{'first': 117.894761, 'rest.1': 84.5274015}, False, True]],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -1437,7 +1516,7 @@ def quantile_scales(batches, percentile):
     x = np.concatenate([np.array(batch) for batch in batches])
     inner = np.maximum(x @ made(0, 6, 4).T + made(1, 6), 0)
     return [{name: 448.0 / float(np.quantile(np.abs(values), percentile / 100))
-             for name, values in (("first", x), ("rest.1", inner))}, True]
+             for name, values in (("first", x), ("rest.1", inner))}, True, True]
 
 
 check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["batches"], case["percentile"]) for case in
@@ -1457,6 +1536,10 @@ check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["bat
 # -    return {name: 448.0 / torch.quantile(torch.cat(parts), percentile / 100).item() for name, parts in seen.items()}
 # +    return {name: 448.0 * len(parts) / sum(torch.quantile(part, percentile / 100).item() for part in parts)
 # +            for name, parts in seen.items()}
+
+# %% [raw] mutant="calibrate" hint="build a graph for autograd"
+# -    with torch.no_grad():
+# +    with torch.enable_grad():
 
 # %% [raw] mutant="calibrate" hint="The hooks are still there"
 # -        handle.remove()
@@ -1550,13 +1633,16 @@ def nvfp4_of(rows):
     return nvfp4(torch.tensor(rows))
 
 # %% check="nvfp4" points=3
-some = [[0.1 * (number + 1) for number in range(16)] + [30.0] + [0.5] * 15]
+some = [[0.1 * (number + 1) for number in range(16)] + [30.0] + [0.5] * 15,
+        [0.0] * 16 + [0.3 * (number + 1) for number in range(16)]]
 check.function(
-    nvfp4_of, cases=[(some,)], rel=1e-4, expected=[[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+    nvfp4_of, cases=[(some,)], rel=1e-4, expected=[[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
     hints={
-        "The block scales are not rounded to E4M3.": [[[0.13333334, 0.266666681, 0.266666681, 0.400000036, 0.533333361, 0.533333361, 0.800000072, 0.800000072, 0.800000072, 1.06666672, 1.06666672, 1.06666672, 1.06666672, 1.60000014, 1.60000014, 1.60000014, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
-        "There is one scale for the whole row. Which 16 values share one?": [[[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 2.5, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
-        "These are the elements. Multiply them by their scales.": [[[0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]],
+        "The block scales are not rounded to E4M3.": [[[0.13333334, 0.266666681, 0.266666681, 0.400000036, 0.533333361, 0.533333361, 0.800000072, 0.800000072, 0.800000072, 1.06666672, 1.06666672, 1.06666672, 1.06666672, 1.60000014, 1.60000014, 1.60000014, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000006, 0.800000012, 0.800000012, 1.20000005, 1.60000002, 1.60000002, 2.4000001, 2.4000001, 2.4000001, 3.20000005, 3.20000005, 3.20000005, 3.20000005, 4.80000019, 4.80000019, 4.80000019]]],
+        "There is one scale for the whole row. Which 16 values share one?": [[[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 2.5, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
+        "These are the elements. Multiply them by their scales.": [[[0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0]]],
+        "Each row has a tensor scale of its own. The tensor's scale is one number for all rows.": [[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000036, 0.400000036, 0.800000072, 1.20000005, 1.60000014, 1.60000014, 2.4000001, 2.4000001, 2.4000001, 3.20000029, 3.20000029, 3.20000029, 3.20000029, 4.80000019, 4.80000019, 4.80000019]]],
+        "A block of zeros is divided by its scale of 0.": [[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1e999 - 1e999] * 16 + [0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -1589,6 +1675,14 @@ check.function(nvfp4_of, rel=1e-3, expected=four_bits, cases=[(case["rows"],) fo
 # %% [raw] mutant="nvfp4" hint="one scale for the whole row"
 # -    blocks = x.view(len(x), -1, 16)
 # +    blocks = x.view(len(x), 1, -1)
+
+# %% [raw] mutant="nvfp4" hint="one number for all rows"
+# -    tensor_scale = x.abs().max() / (448.0 * 6.0)
+# +    tensor_scale = x.abs().amax(1)[:, None, None] / (448.0 * 6.0)
+
+# %% [raw] mutant="nvfp4" hint="divided by its scale of 0"
+# -    values = round_to(blocks / torch.where(scale > 0, scale, 1.0), *E2M1) * scale
+# +    values = round_to(blocks / scale, *E2M1) * scale
 
 # %% [raw] mutant="nvfp4" hint="Multiply them by their scales"
 # -    values = round_to(blocks / torch.where(scale > 0, scale, 1.0), *E2M1) * scale

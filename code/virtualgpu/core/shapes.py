@@ -261,6 +261,7 @@ RULES: dict[str, Callable[[Sequence, dict], TensorSpec | list[TensorSpec] | None
     "aten.full": lambda a, k: contiguous(a[0], k["dtype"]) if k.get("dtype") else None,
     "aten._softmax": _softmax, "aten._log_softmax": _softmax,
     "aten._log_softmax_backward_data": lambda a, k: like(a[1], a[3]),
+    "aten.frexp": lambda a, k: None,  # tagged as pointwise, but has two results
 }
 RULES |= dict.fromkeys(("aten.empty_like", "aten.zeros_like", "aten.ones_like"), _like)
 

@@ -57,6 +57,7 @@ PROGRAMS = {
                         meta(3, dtype=HALF) + meta(3), meta(3, dtype=HALF).float(),
                         meta(3).half().sum(), meta(2, 3, dtype=HALF).softmax(-1)],
     "elementwise": lambda: [meta(3, 4) + meta(4), meta(3, 1) * meta(1, 4), meta(3, 4).t() + 1,
+                            torch.frexp(meta(3, 4)), torch.frexp(meta(3, 4).t()),
                             meta(1, 4).expand(3, 4) * 2, meta(3, 4).t() + meta(4, 3),
                             meta(3, 4).t() + meta(3, 4).t(), F.gelu(meta(3, 4)), -meta(3),
                             meta(3).exp(), meta(2, 3, 4).transpose(0, 1) / 2, meta(3) ** 2],

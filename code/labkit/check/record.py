@@ -68,6 +68,9 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
             (scratch / name).touch()
         (scratch / trial.submitted_from).mkdir(parents=True, exist_ok=True)
         launches, status, output = _run(script, Path(folder), scratch, components, notes, trial)
+        for gone in sorted({Path(name).parent for name in trial.finds}):
+            if not (scratch / gone).is_dir():
+                notes.append(f"it deletes the folder {gone}, and all that earlier runs saved there")
     for entry in launches:
         entry["arguments"] = [_with_lab_home(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
                               # a literal that the shell did not expand

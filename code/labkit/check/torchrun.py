@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-FLAGS = {"standalone", "module", "no_python", "run_path", "m"}
+FLAGS = {"standalone", "module", "no_python", "run_path", "m", "virtual_local_rank"}
 VALUED = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port", "rdzv_backend",
           "rdzv_endpoint", "rdzv_id", "rdzv_conf", "max_restarts", "monitor_interval",
           "start_method", "role", "log_dir", "redirects", "r", "tee", "t", "local_addr",
           "local_ranks_filter", "logs_specs", "event_log_handler", "numa_binding",
-          "signals_to_handle", "virtual_local_rank", "duplicate_stdout_filters",
-          "duplicate_stderr_filters"}
+          "signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters",
+          "shutdown_timeout"}
 MOST_RANKS = 100_000
 ENVIRONMENT = "PET_"  # torchrun reads --nnodes from PET_NNODES, and so on
 

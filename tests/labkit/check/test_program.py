@@ -1,9 +1,10 @@
 """A job script that starts another program than the trainer, and how it ends."""
 
 import pytest
+from torch.distributed.run import get_args_parser
 
 from labkit import check
-from labkit.check import options
+from labkit.check import options, torchrun
 from labkit.check.checks import Failed
 
 from .test_script import FIRST, SHEBANG, TWO_NODES, home  # noqa: F401
@@ -57,6 +58,15 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
     assert program(REQUEUE, ends=1, finds=["saved/stopped"]).requeues
     assert not program(REQUEUE.replace("status=0", "rm -f saved/stopped; status=0"), ends=1,
                        finds=["saved/stopped"]).requeues
+    with pytest.raises(Failed, match="deletes the folder saved"):
+        program(REQUEUE.replace("status=0", "rm -rf saved; status=0"), finds=["saved/stopped"])
+
+
+def test_all_options_of_torchrun_are_known():
+    for action in get_args_parser()._actions:
+        names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}
+        known = torchrun.FLAGS if action.nargs == 0 else torchrun.VALUED
+        assert names - {"h", "help"} <= known
 
 
 @pytest.mark.parametrize(("old", "new", "says"), [

@@ -1,6 +1,6 @@
 """Planners on random mixed clusters: the modeled step of each one's plan, and the optimum.
 
-    python -m benchmarks.planners            # 200 clusters, and 40 small ones; about two minutes
+    python -m benchmarks.planners            # 200 clusters, and 40 small ones; about three minutes
     python -m benchmarks.planners --write    # also writes benchmarks/results/planners.md
 
 The clusters are those of `lab contest plans` (two or three kinds of GPUs), with 8 to 32 GPUs. The

@@ -15,16 +15,16 @@
 # # Eight bits: FP8, block scales, and below
 #
 # An H100 multiplies FP8 matrices twice as fast as BF16 ones. So your group switches its training run to FP8, and
-# the bill for every linear layer shrinks by a third. Then somebody restarts the run with a different setting, and
-# the loss explodes within a few steps.
+# the time of every large linear layer shrinks by a third. Then somebody restarts the run with two different settings,
+# and the loss explodes within a few steps.
 #
-# An FP8 number has only two or three mantissa bits. Whether a model still learns depends on one thing: how its
+# An FP8 number has only two or three mantissa bits. Whether a model still learns depends above all on how its
 # tensors are **scaled** before they are rounded. In this lab you build that part yourself, from the rounding of a
 # single number to a linear layer whose three GEMMs run in FP8.
 #
 # **You will be able to**
 #
-# - round to any small floating-point format, and predict what saturates and what underflows;
+# - round to any small floating-point format, and predict which values saturate and which underflow;
 # - scale tensors with the current amax, with a history, and per block, and share scales across ranks;
 # - write an FP8 linear layer that is really faster on a virtual H100, and tell which layers are not worth it;
 # - move a Hugging Face model to Transformer Engine's layers without touching its checkpoint;
@@ -36,11 +36,11 @@
 # [Data parallelism](04_data_parallelism.ipynb) for the all-reduce. Two sittings are a good idea; *A whole model*
 # starts the second one.
 #
-# **Real and virtual.** Values are real: tensors are rounded to PyTorch's float8 types on your CPU, and multiplied
-# with float32 accumulation, so a loss curve here shows what the rounding does. Times are **virtual**: a CPU gains
-# nothing from FP8, so an H100 is modeled. The layers come from `minite`, a small package with the names and
-# semantics of NVIDIA's Transformer Engine. Where the real one and a GPU are present, `import minite as te` gives
-# that one.
+# **Real and virtual.** Values are real: tensors are rounded to PyTorch's float8 types on your CPU, and multiplied with
+# float32 accumulation, so a loss curve here shows what the rounding does. Times are **virtual**: a CPU gains nothing
+# from FP8, so an H100 is modeled. The layers come from `minite`, a small package with the names and semantics of
+# NVIDIA's Transformer Engine. If Transformer Engine and a GPU are available, `import minite as te` imports the real
+# one.
 
 # %% tags=["setup"]
 import os
@@ -80,12 +80,12 @@ from minite import recipe
 jobs.connect()
 
 # %% [markdown]
-# ## A bill, and a curve that diverges
+# ## A speedup, and a curve that diverges
 #
-# First the bill. A linear layer needs three GEMMs of equal size: one in the forward pass, and two in the backward
+# First the speedup. A linear layer needs three GEMMs of equal size: one in the forward pass, and two in the backward
 # pass, for the gradient of its input and the gradient of its weight. How much faster is the layer in FP8 than in BF16
-# on an H100? Its Tensor Cores are exactly twice as fast. Guess the speedup for 8,192 tokens and a weight of 8,192 x
-# 8,192, and again for a weight of 1,024 x 1,024.
+# on an H100? Its Tensor Cores have exactly twice the peak rate. Guess the speedup for 8,192 tokens and a weight of
+# 8,192 x 8,192, and again for a weight of 1,024 x 1,024.
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -100,11 +100,11 @@ for guess, width in ((guess_large, 8192), (guess_small, 1024)):
     check.compare("times as fast", guess, times.speedup)
 
 # %% [markdown]
-# The large layer gains almost half again as much speed, not twice, and the small one gets *slower*. You will find out
+# The large layer becomes almost 1.5 times as fast, not twice, and the small one gets *slower*. You will find out
 # why, and predict which layers are worth it. Now the curve. A small language model is trained three times on the same
 # batches. BF16 is the reference. The second run uses FP8, with the recipe that Transformer Engine has used since the
-# first H100. The third run differs from it in two settings: the format of its gradients, and a scale that was right
-# once and is never updated.
+# first H100. The third run differs from it in two settings: the format of its gradients, and a scale for them that
+# might have been right once and is never updated.
 
 # %% tags=["explore"] short={"STEPS = 60": "STEPS = 4"}
 STEPS = 60
@@ -123,9 +123,9 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# Two of the curves are on top of each other: with good scales, eight bits cost nothing here. The third one explodes.
-# Nothing else has changed, neither the data nor the learning rate. So what is a good scale? To see that, look at the
-# numbers themselves.
+# Two of the curves lie almost on top of each other: with good scales, eight bits cost nothing here. The third one
+# explodes, although neither the data nor the learning rate has changed. So what is a good scale? To find out, look at
+# the numbers themselves.
 
 # %% [markdown]
 # ## Numbers with two or three mantissa bits
@@ -142,7 +142,7 @@ plt.show()
 #
 # Between two powers of two, the numbers of a format are evenly spaced. The **spacing** at $x$, with
 # $2^e \le |x| < 2^{e+1}$ and $m$ mantissa bits, is $2^{e-m}$. Below the smallest normal number, the spacing no longer
-# shrinks: these are the **subnormal** numbers, and what is smaller than half the last one becomes zero, an
+# shrinks: these are the **subnormal** numbers. A value smaller than half the smallest subnormal number becomes zero, an
 # **underflow**. Beyond the largest number, a training library **saturates**: the value becomes the largest number,
 # with its sign.
 #
@@ -256,8 +256,9 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# A GPU does this in hardware, and so does PyTorch's conversion to float8, except that it does not saturate for you: a
-# value beyond E5M2's largest number becomes infinity. So clamp first, as you did.
+# A GPU does this in hardware. PyTorch's conversion to float8 rounds in the same way, but it does not saturate: a value
+# beyond E5M2's range becomes infinity, and one beyond E4M3's, which has no infinity, becomes NaN. So clamp first, as
+# you did.
 
 # %% tags=["explore"]
 x = torch.linspace(-600, 600, 20001)
@@ -274,10 +275,10 @@ for name, numbers, dtype in (("E4M3", E4M3, torch.float8_e4m3fn), ("E5M2", E5M2,
 # FP32.
 #
 # **Stochastic rounding** chooses one of the two neighbors at random, the nearer one with the larger probability, so
-# that the result is right *on average*: 1.03 becomes 1.125 with probability 0.24, and 1 otherwise. Write it for
-# uniform noise in $[0, 1)$ that is passed in, one number per element. Saturate as before. An element rounds *up*,
-# toward $+\infty$, if and only if its noise is at least 1 minus the fraction of the spacing by which it exceeds its
-# lower neighbor.
+# that the result is right *on average*: 1.03 becomes 1.125 with probability 0.24, and 1 otherwise. Write it for uniform
+# noise in $[0, 1)$ that is passed in, one number per element. Saturate as before. Let $f$ be the fraction of the
+# spacing by which an element exceeds its lower neighbor. It rounds *up*, toward $+\infty$, if and only if its noise is
+# at least $1 - f$. A negative number's lower neighbor has the larger magnitude.
 
 # %% answer="round-stochastically"
 def round_stochastically(x, noise, mantissa, smallest, largest):
@@ -367,16 +368,16 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
       f"{weights[1].std():.2f} (standard deviation).")
 
 # %% [markdown]
-# On average it is right, but each single weight is noisy. So FP8 training rounds weights and activations to nearest and
-# keeps master weights. Formats with four bits, at the end of this lab, round their *gradients* stochastically.
+# The average is right, but every single weight is noisy. So FP8 training rounds to nearest and keeps master weights.
+# Training in four bits, at the end of this lab, rounds its *gradients* stochastically.
 
 # %% [markdown]
 # ## Scales
 #
 # FP16 has loss scaling: one number for the whole model lifts all gradients into FP16's range, which is 40 powers of two
-# wide. E4M3 covers 18. No single scale fits all tensors of a model, so in FP8 **every tensor has a scale** $s$ of its
-# own. It is chosen so that the largest magnitude of the tensor, its **amax**, becomes the largest number of the format,
-# divided by a safety factor of $2^\text{margin}$:
+# wide, from $2^{-24}$ to $2^{15}$. E4M3 covers 18, from $2^{-9}$ to $2^8$. No single scale fits all tensors of a model,
+# so in FP8 **every tensor has a scale** $s$ of its own. It is chosen so that the largest magnitude of the tensor, its
+# **amax**, becomes the largest number of the format, divided by a safety factor of $2^\text{margin}$:
 #
 # $$ s = \frac{\text{largest}}{\text{amax} \cdot 2^\text{margin}}, \qquad x_\text{FP8} = \text{round}(s\,x), \qquad
 # x \approx x_\text{FP8} / s. $$
@@ -384,7 +385,7 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
 # The amax of the *current* tensor requires a pass over the tensor before it can be rounded. **Delayed scaling**
 # avoids that: it rounds with a scale from the amax of earlier steps, and records the new amax in passing. Transformer
 # Engine keeps a history, by default of 1,024 steps, and takes its maximum. The price: if a tensor suddenly grows, it
-# saturates for one step. In the curve that exploded, the update was missing.
+# saturates for one step. In the curve that exploded, the scale of the gradients was never updated.
 #
 # ### Exercise 3: delayed scaling
 #
@@ -465,7 +466,7 @@ check.function(
               [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 56.0, 224.0],
               [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0, 448.0, 896.0]],
     hints={
-        "The scale follows the latest step only. Which amax counts, if the history has several?": [
+        "The scale follows the latest step only. Which amax counts if the history has several?": [
             [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0, 448.0, 896.0],
             [1.0, 112.0, 28.0, 28.0, 56.0, 56.0, 224.0, 224.0, 224.0, 448.0], []],
         "A step has several micro-batches. The last one has replaced the others.": [
@@ -548,8 +549,8 @@ check.function(scales_of_steps, cases=[tuple(case[name] for name in ("largest", 
 
 # %% [markdown]
 # Why does the exploding run have E4M3 gradients? Gradients spread over many more powers of two than activations do, and
-# the largest ones change quickly at the start of training. E5M2 has twice the exponent range, so with the same stale
-# scale it neither saturates nor underflows. Hence the format called **hybrid**: E4M3 in the forward pass, where
+# the largest ones change quickly at the start of training. E5M2 covers 32 powers of two instead of 18, so with the same
+# stale scale this model still trains. Hence the format called **hybrid**: E4M3 in the forward pass, where
 # precision matters more, and E5M2 for gradients. Here is the same stale scale with both:
 
 # %% tags=["explore"] short={"STEPS": "4"}
@@ -561,13 +562,13 @@ for name, gradients in (("E4M3", recipe.Format.E4M3), ("E5M2", recipe.Format.HYB
 # ### Exercise 4: ranks must agree
 #
 # With tensor parallelism, each rank holds a part of a weight, and with sequence parallelism a part of each activation.
-# If each rank chose its own scale, their parts would be rounded differently than on one GPU, and results would depend on
-# the layout. So the ranks agree on the amax first: they take the **maximum** over all of them. A model has hundreds of
-# FP8 tensors, and an all-reduce of four bytes costs as much latency as one of a kilobyte. Hence: one collective for all
-# tensors.
+# If each rank chose its own scale, their parts would be rounded differently than on one GPU, and results would depend
+# on the layout. So the ranks agree on the amax first: they take the **maximum** over all ranks. A model has hundreds of
+# FP8 tensors, and an all-reduce of four bytes takes as long as one of a kilobyte, because both are latency-bound. So
+# use one collective for all tensors.
 #
-# Write `shared_scales`. Every rank passes the same number of tensors, its own parts. Return the scales as a list of
-# floats, the same on all ranks.
+# Write `shared_scales`. Every rank passes its own part of each tensor, so the number of tensors is the same on all
+# ranks. No tensor is zero on all of them. Return the scales as a list of floats, the same on all ranks.
 
 # %% answer="shared-scales"
 def shared_scales(tensors, largest):
@@ -595,12 +596,12 @@ def scales_on_ranks(wholes, largest):
     ranks=4, expected=[[[64.0, 448.0]] * 4],
     hints={"Every rank has a scale of its own. The ranks have not agreed.": [
                [[448.0, 896.0], [64.0, 1792.0], [224.0, 3584.0], [128.0, 448.0]]],
-           "The amaxes were added up. Which number of all ranks is the amax of the whole tensor?": [
+           "The amaxes were summed. Which of the ranks' amaxes is that of the whole tensor?": [
                [[448.0 / 13.5, 448.0 / 1.875]] * 4],
            "A negative number can have the largest magnitude.": [[[128.0, 448.0]] * 4]})
 for rank in range(4):
     calls = run.calls(rank)
-    check.that(len(calls) == 1, f"Rank {rank} has called {len(calls)} collectives for two tensors. "
+    check.that(len(calls) == 1, f"Rank {rank} called {len(calls)} collectives for two tensors. "
                "Put all amaxes into one tensor.")
 ### BEGIN HIDDEN TESTS
 def agreed(ranks, wholes, largest):
@@ -615,7 +616,7 @@ check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
 # %% [raw] mutant="shared-scales" hint="The ranks have not agreed"
 # -    dist.all_reduce(amax, dist.ReduceOp.MAX)
 
-# %% [raw] mutant="shared-scales" hint="The amaxes were added up"
+# %% [raw] mutant="shared-scales" hint="The amaxes were summed"
 # -    dist.all_reduce(amax, dist.ReduceOp.MAX)
 # +    dist.all_reduce(amax)
 
@@ -637,21 +638,22 @@ check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
 # model stays in 16 or 32 bits: the softmax, the norms, the residual stream, and the master weights of the optimizer.
 #
 # In PyTorch the GEMM is `torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=...)`. It multiplies `a` [m, k] by `b`
-# [k, n], and the result by both inverse scales. The hardware can only read `b` if its *columns* are contiguous, so the
-# backward pass needs transposed copies. Transposing FP8 numbers rounds nothing again, and moves half the bytes.
+# [k, n], and the result by both inverse scales. On Hopper GPUs, an FP8 GEMM can only read `b` if its *columns* are
+# contiguous, so the backward pass needs transposed copies. Transpose the FP8 numbers rather than the BF16 tensor:
+# nothing is rounded a second time, and the copy moves half the bytes.
 #
 # ### Exercise 5: an FP8 linear layer
 #
-# Write a file of your trainer, with the *current* amax of each tensor. Three things make it fast:
+# Write `fp8.py`, a file of your trainer. Scale each tensor by its *current* amax. Three things make the layer fast:
 #
-# - **Powers of two.** Round the scale *down* to a power of two. Then multiplying a BF16 tensor by it is exact, without a
-#   detour through FP32, and nothing can saturate. The detour would read and write so many more bytes that the layer
-#   became slower than in BF16.
+# - **Powers of two.** Round the scale *down* to a power of two, so that nothing can saturate. Multiplying a BF16 tensor
+#   by it is exact, so the tensor need not be converted to FP32 first. That conversion would read and write so many more
+#   bytes that the layer would be slower than in BF16.
 # - **Saved tensors.** Save `x` for the backward pass as you multiplied it: in FP8, which is half the memory.
 # - **Reuse.** A weight changes once per step, not once per micro-batch. With gradient accumulation, quantize it in the
 #   first micro-batch, and keep the result for the others.
 #
-# The layer must accept inputs with any number of dimensions, and round an input of zeros to zeros.
+# The layer must accept inputs with two or more dimensions, and a tensor of zeros must stay zero.
 
 # %% answer="fp8"
 %%writefile mytrainer/fp8.py
@@ -920,10 +922,10 @@ with check.parts():
 # %% [markdown]
 # ### Exercise 6: which layers are worth it
 #
-# Your layer is faster than BF16 at 8,192 x 8,192. At 1,024 x 1,024 it is not, as you saw at the start. The reason is a
-# roofline. A GEMM of $2mnk$ FLOPs reads and writes only $mk + nk + mn$ elements, so a large one is compute-bound, and
-# FP8 halves its time. But casts have no FLOPs to speak of: they are bandwidth-bound, and FP8 *adds* them. Read where the
-# time goes on the virtual H100:
+# Your layer is faster than BF16 at 8,192 x 8,192. At 1,024 x 1,024 it is not, as you saw at the start. The roofline
+# explains why. A GEMM of $2mnk$ FLOPs reads and writes only $mk + nk + mn$ elements, so a large one is compute-bound,
+# and FP8 nearly halves its time. But casts have no FLOPs to speak of: they are bandwidth-bound, and FP8 *adds* them.
+# See where the time goes on the virtual H100:
 
 # %% tags=["explore"]
 print("tokens  inputs outputs |       BF16 | FP8 GEMMs +   casts | times as fast")
@@ -938,10 +940,11 @@ print(f"\nGEMMs: {flops / large.bf16 / 1e6:.0f} TFLOP/s in BF16, {flops / large.
       f"Casts: {7 * elements / large.casts / 1e6:.1f} TB/s.")
 
 # %% [markdown]
-# Decide it in advance. Write `pays`: is a linear layer with these sizes faster in FP8? Count the FLOPs of the three GEMMs,
-# and the bytes of everything that FP8 adds. Each of the three tensors (input, weight, and gradient of the output, in
-# BF16) needs an amax, a cast, and a copy of its transpose; the time of a kernel is that of all bytes that it reads and
-# writes. Use rates that a large layer reaches on the virtual H100. The check compares your verdict with the virtual GPU
+# You can decide this without a measurement. Write `pays`, which returns whether a linear layer with these sizes is
+# faster in FP8. Count the FLOPs of the three GEMMs, and the bytes of everything that FP8 adds. Each of the three
+# tensors (input, weight, and gradient of the output, in BF16) needs three kernels, one after the other: an amax, a
+# cast, and a copy of its FP8 transpose. The time of a kernel is that of all bytes that it reads and writes. Use the
+# rates below, which a large layer reaches on the virtual H100. The check compares your verdict with the virtual GPU
 # only where the two times differ by more than 15%.
 
 # %% tags=["setup"]
@@ -992,22 +995,23 @@ check.function(pays, cases=[case for case, _ in clear], expected=[verdict for _,
 
 # %% [markdown]
 # Real libraries reduce what FP8 adds. Transformer Engine fuses the cast, the transpose, and the next step's amax into
-# the kernel before them, such as the layer norm; with delayed scaling, no extra pass is left. That is the reason for
-# delayed scaling. The rule stays: small models gain nothing from FP8, and neither do small batches. Sixteen published
-# speedups, between 0.8 and 1.9, were predicted by these virtual GPUs with a mean error of 9%.
+# the kernel before them, such as the layer norm. This is why delayed scaling exists: it leaves no extra pass over the
+# tensor. The rule remains: small models gain little from FP8, and neither do small batches. The virtual GPUs predict
+# sixteen published FP8 speedups with a mean error of 9%; the table is in `docs/virtual-gpus.md` of this course's
+# repository.
 
 # %% [markdown]
 # ## One scale per block
 #
 # A single outlier in a tensor sets the amax, and pushes all other values down to where E4M3 has few numbers. Large
 # language models have such outliers in their activations. **DeepSeek-V3** ([2024](https://arxiv.org/abs/2412.19437),
-# section 3.3) confines an outlier to its **block**: activations and gradients have one scale per 1 x 128 block of a row,
-# weights one per 128 x 128 block. With scales this local, even gradients can use E4M3.
+# section 3.3) confines an outlier to its **block**: activations and gradients have one scale per 1 x 128 block of a
+# row, weights one per 128 x 128 block. With scales this local, even gradients can use E4M3.
 #
 # ### Exercise 7: quantize blocks
 #
-# Write it for any block size that divides the matrix. Return the FP8 matrix and its scales, float32, one per block,
-# here without rounding them to powers of two. A block of zeros has the scale 1. Clamp before you convert.
+# Write `quantize_blocks` for any block size that divides the matrix. Return the FP8 matrix and its scales, one float32
+# per block. Do not round the scales to powers of two here. A block of zeros has the scale 1. Clamp before you convert.
 
 # %% answer="quantize-blocks"
 def quantize_blocks(x, rows, columns):
@@ -1102,15 +1106,15 @@ for rows, columns in ((256, 256), (128, 128), (1, 128)):
 # %% [markdown]
 # ### Exercise 8: shared exponents
 #
-# Blackwell GPUs read block scales in hardware, in the **microscaling** (MX) formats
-# ([OCP, 2023](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)). MXFP8 has one
-# scale per 32 values of a row. The scale is a single byte in the format **E8M0**: no sign, no mantissa, only an exponent
-# $e$ between $-127$ and 127. An element $d$ with the shared exponent $e$ has the value $d \cdot 2^e$. So here the scale
+# Blackwell GPUs read block scales in hardware, in the **microscaling** (MX) formats ([OCP,
+# 2023](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)). MXFP8 has one scale per
+# 32 values of a row. The scale is a single byte in the format **E8M0**: no sign, no mantissa, only an exponent $e$
+# between $-127$ and 127. An element $d$ with the shared exponent $e$ has the value $d \cdot 2^e$. So here the scale
 # *multiplies* to get the value back.
 #
-# Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does. (The OCP's
-# document rounds the exponent down instead, and lets the largest elements saturate.) A block of zeros gets the exponent
-# $-127$. Return the elements in E4M3, and the exponents.
+# Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does. The OCP's
+# specification rounds the exponent down instead, and lets the largest elements saturate. A block of zeros gets the
+# exponent $-127$. Return the elements in E4M3, and the exponents.
 
 # %% answer="mxfp8"
 def mxfp8(x):
@@ -1190,8 +1194,8 @@ check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shar
 # %% [markdown]
 # ## A whole model
 #
-# *A good place to start the second sitting.* Nobody rewrites a model to train it in FP8. Transformer Engine's layers
-# have the parameters of PyTorch's, and a context decides what runs in FP8:
+# *A good place to start the second sitting.* You do not have to rewrite a model to train it in FP8. Transformer
+# Engine's layers have the same parameters as PyTorch's, and a context manager decides what runs in FP8:
 #
 # ```python
 # import minite as te                              # or transformer_engine.pytorch
@@ -1209,9 +1213,9 @@ check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shar
 # ### Exercise 9: swap the layers of a Hugging Face model
 #
 # Write `swap`. It replaces every `nn.Linear` in a model by a `te.Linear`, wherever it is, and leaves alone those whose
-# sizes are not multiples of 16. The new layers hold the *same* parameter objects, so an optimizer that was created
-# before and tied embeddings keep working, and the state dict keeps its keys. Layers keep their training or evaluation
-# mode. Return the sorted names of the replaced layers, such as `model.layers.0.mlp.up_proj`.
+# inputs or outputs are not multiples of 16. The new layers hold the *same* parameter objects, so an optimizer that was
+# created before and tied embeddings keep working, and the state dict keeps its keys. Layers keep their training or
+# evaluation mode. Return the sorted names of the replaced layers, such as `model.layers.0.mlp.up_proj`.
 
 # %% answer="swap"
 def swap(model):
@@ -1429,21 +1433,21 @@ check.function(block_output, rel=1e-3, expected=gpt2_block, cases=[
 # ## Inference
 #
 # A model that was trained in BF16 can *serve* in FP8: its weights take half the memory, and the GEMMs run at twice the
-# rate. There is no history any more, and nobody wants to compute an amax per request. So a short **calibration** runs the
-# model on typical inputs, in 16 bits, and records the amax of each layer's input. The checkpoint for serving then has
-# FP8 weights, and two scales per layer. In Transformer Engine, calibration is
+# peak rate. There is no history to take an amax from, and computing one in every request takes time. So a short
+# **calibration** runs the model on typical inputs, in 16 bits, and records the amax of each layer's input. The
+# checkpoint for serving then has FP8 weights, and two scales per layer. In Transformer Engine, calibration is
 # `te.autocast(enabled=False, calibrating=True)`.
 #
 # A single outlier in the calibration data can waste range. **Percentile clipping** uses, for example, the 99.9th
-# percentile of the magnitudes instead of their maximum. INT8 needs it. A floating-point format often does not, because
-# its spacing grows with the numbers, as you will see below.
+# percentile of the magnitudes instead of their maximum. INT8, whose numbers are evenly spaced, often needs it. FP8
+# often does not, because its spacing grows with the numbers, as you will see below.
 #
 # ### Exercise 11: calibrate
 #
 # Write `calibrate`. It runs the model on every batch, without gradients, and returns a scale for the input of each
-# `nn.Linear`: 448 over the given percentile of the magnitudes of *all* batches together. Register a **forward hook**
-# (`module.register_forward_pre_hook(hook)`, where `hook(module, inputs)` gets a tuple), and remove it again.
-# `torch.quantile(x, 0.999)` interpolates between values, which is fine.
+# `nn.Linear`: 448 divided by the given percentile of the magnitudes of *all* batches together. Register a **forward
+# hook** (`module.register_forward_pre_hook(hook)`, where `hook(module, inputs)` gets a tuple of the inputs), and remove
+# it at the end. `torch.quantile(x, 0.999)` interpolates between values, which is fine.
 
 # %% answer="calibrate"
 def calibrate(model, batches, percentile=100.0):
@@ -1546,8 +1550,8 @@ check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["bat
 # +        pass
 
 # %% [markdown]
-# Now serve the small language model from FP8. Its weights are stored in FP8 only, with one scale per row, and the
-# perplexity is measured on batches that it has not seen. For comparison, the same in 4 bits with one scale per row.
+# Now serve the small language model with FP8 weights, with one scale per row, and measure the perplexity on batches
+# that it has not seen. For comparison, the next cell does the same with 4-bit weights.
 
 # %% tags=["explore"] short={"train(None, 60)": "train(None, 4)"}
 model, _ = eight_bits.train(None, 60)
@@ -1573,7 +1577,7 @@ for name, numbers, bits in (("E4M3", E4M3, 8), ("E2M1", E2M1, 4)):
     print(f"{name}: perplexity {result(f'{perplexity(model):.3f}')}, {count:,} bytes with scales")
 
 # %% [markdown]
-# Eight bits cost hardly any perplexity, four bits with one scale per row cost more. Does clipping help E4M3? A tensor
+# Eight bits cost hardly any perplexity; four bits with one scale per row cost more. Does clipping help E4M3? A tensor
 # with an outlier, rounded with three percentiles:
 
 # %% tags=["explore"]
@@ -1587,30 +1591,31 @@ for percentile in (100.0, 99.99, 99.0):
           f"the outlier becomes {back[0]:.0f}")
 
 # %% [markdown]
-# With the amax as the limit, the usual values are about as precise as with any percentile, and the outlier survives. The
-# 99th percentile also clips usual values, and is worse. Only outliers beyond some ten powers of two push usual values
-# into the subnormal numbers; that was the 256 x 256 block above.
+# With the amax as the limit, the usual values are about as precise as with any percentile, and the outlier survives.
+# The 99th percentile also clips usual values, and is worse. Only outliers beyond some ten powers of two push usual
+# values into the subnormal numbers; that was the 256 x 256 block above.
 
 # %% [markdown]
 # ## Below eight bits
 #
-# Blackwell GPUs multiply 4-bit numbers at twice FP8's rate. **E2M1** has only the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, and
-# 6, so scales do most of the work. **NVFP4** has three levels: E2M1 elements, an E4M3 scale for each 16 of them in a row,
-# and one FP32 scale for the tensor, which brings the block scales into E4M3's range. In
-# [NVIDIA's paper (2025)](https://arxiv.org/abs/2509.25149), a 12-billion-parameter model trained on 10 trillion tokens
-# with it reached an MMLU-Pro accuracy of 62.58%, and 62.62% in FP8. It took more than a format: random Hadamard
-# transforms that spread outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
+# A B200 multiplies 4-bit numbers at twice its FP8 rate. **E2M1** has only the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, and
+# 6, so scales do most of the work. **NVFP4** has three levels: E2M1 elements, an E4M3 scale for each 16 of them in a
+# row, and one FP32 scale for the tensor, which brings the block scales into E4M3's range. In [NVIDIA's paper
+# (2025)](https://arxiv.org/abs/2509.25149), a 12-billion-parameter model trained on 10 trillion tokens with it reached
+# an MMLU-Pro accuracy of 62.58%, and 62.62% in FP8. It took more than a format: random Hadamard transforms that spread
+# outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
 #
 # ### Exercise 12: NVFP4
 #
-# Write the quantization, and return the values that it leaves:
+# Write `nvfp4`. It quantizes a matrix, and returns the float32 values that the quantized matrix stands for:
 #
 # 1. The tensor's scale is $t = \text{amax} / (448 \cdot 6)$.
 # 2. The scale of each block of 16 in a row is $b = \text{amax of the block} / 6 / t$, rounded to E4M3.
-# 3. An element becomes $\text{E2M1}(x / (b\,t))$, and its value is that times $b\,t$. In a block whose $b$ is 0, all
-#    values are 0.
+# 3. Each element is $x / (b\,t)$, rounded to E2M1. Its value is the rounded element times $b\,t$. In a block whose $b$
+#    is 0, all values are 0.
 #
-# Use your `round_to`. Then compare the error with MXFP4's, which has E2M1 elements, blocks of 32, and power-of-two scales.
+# Use your `round_to`. The cell after the check compares the error with that of MXFP4, which has E2M1 elements, blocks
+# of 32, and power-of-two scales.
 
 # %% answer="nvfp4"
 def nvfp4(x):
@@ -1704,7 +1709,7 @@ for name, kept in values.items():
 # %% [markdown]
 # ## The same run in four frameworks
 #
-# You know now what each setting of an FP8 run means. Here is one run, a GPT in BF16 with hybrid FP8 and delayed scaling
+# Now you know what each setting of an FP8 run means. Here is one run, a GPT in BF16 with hybrid FP8 and delayed scaling
 # over 16 steps, in four places. First, this course's trainer, whose flags are Megatron-LM's:
 #
 # ```bash
@@ -1723,8 +1728,8 @@ trained = jobs.wait()
 print(logs.lines(trained.log, "lm loss")[-1])
 
 # %% [markdown]
-# And what does it save at full size? Here are twelve of GPT-3's layers on 8 virtual H100s. Before you run the cell, guess which
-# recipe is the fastest, and whether FP8 needs more memory or less.
+# And what does it save at full size? Here are twelve of GPT-3's layers on 8 virtual H100s. Before you run the cell,
+# guess which recipe is the fastest, and whether FP8 needs more memory or less.
 
 # %% tags=["explore"]
 GPT = ("--device virtual:h100 --world-size 8 --gpus-per-node 8 --tensor-model-parallel-size 8 --sequence-parallel "
@@ -1736,12 +1741,12 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
                      "FP8, blocks": "--fp8-format e4m3 --fp8-recipe blockwise"}, GPT))
 
 # %% [markdown]
-# Delayed scaling is the fastest, because its amaxes cost no pass of their own. FP8 needs *more* memory here: beside the BF16
-# weights, each GPU keeps FP8 copies of them and of their transposes for the micro-batches of a step.
+# Delayed scaling is the fastest, because its amaxes cost no pass of their own. FP8 needs *more* memory here: beside the
+# BF16 weights, each GPU keeps FP8 copies of them and of their transposes for the micro-batches of a step.
 
 # %% [markdown]
-# [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), with Transformer Engine as its
-# backend:
+# [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), with Transformer Engine as
+# its backend:
 #
 # ```python
 # from accelerate import Accelerator
@@ -1763,8 +1768,8 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # trainer = Trainer(plugins=TransformerEnginePrecision(weights_dtype=torch.bfloat16, recipe=recipe, replace_layers=True))
 # ```
 #
-# [NeMo](https://github.com/NVIDIA/NeMo/blob/v1.23.0/examples/nlp/language_modeling/conf/megatron_gpt_config.yaml), in its
-# model's YAML file:
+# [NeMo](https://github.com/NVIDIA/NeMo/blob/v1.23.0/examples/nlp/language_modeling/conf/megatron_gpt_config.yaml), in
+# its model's YAML file:
 #
 # ```yaml
 # transformer_engine: True
@@ -1785,14 +1790,16 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # | margin | `--fp8-margin 0` | `margin=0` | `margin=0` | `fp8_margin: 0` |
 # | type of the weights | `--bf16` | the model's | `weights_dtype=torch.bfloat16` | `precision: bf16` |
 #
-# Transformer Engine's defaults are good: hybrid, a history of 1,024, the maximum, no margin. Change one of them only
-# when a loss curve gives you a reason, and look at the scales first. If a run diverges, keep the first and the last layers in BF16
-# (`--first-last-layers-bf16`), or compute the weights' gradients in BF16 (`--no-fp8-wgrad`). On Blackwell, prefer MXFP8.
+# Transformer Engine's defaults for delayed scaling are good: hybrid, a history of 1,024, the maximum, no margin. Change
+# one of them only when a loss curve gives you a reason, and look at the scales first. If a run diverges, keep the first
+# and the last layers in BF16 (`--first-last-layers-bf16`), or compute the weights' gradients in BF16
+# (`--no-fp8-wgrad`). On Blackwell, prefer MXFP8.
 #
 # To *export* a model: Transformer Engine's layers can be written to
 # [ONNX](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/examples/onnx/onnx_export.html), a file
-# format for graphs of operations, with the FP8 scales as constants. [TensorRT](https://docs.nvidia.com/deeplearning/tensorrt/)
-# compiles such a graph into an engine for one GPU model. Neither trains.
+# format for graphs of operations, with the FP8 scales as constants.
+# [TensorRT](https://docs.nvidia.com/deeplearning/tensorrt/) compiles such a graph into an engine for one GPU model.
+# Neither trains.
 
 # %% [markdown]
 # ## How accurate is FP8?
@@ -1809,12 +1816,13 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Which layers?** Your model has linear layers of 4,096 x 4,096 with 8,192 tokens per micro-batch, and adapters of 4,096
-#    x 16 beside each of them. Which do you run in FP8? What changes if you split the model over 8 tensor-parallel ranks?
-# 2. **A spike.** A run in FP8 with delayed scaling shows a loss spike after a change of the data. The BF16 run does not. What
-#    would you look at first, and which two settings could have prevented it?
-# 3. **FP16 had one scale.** Why does FP16 need loss scaling although it has no scale per tensor, and why does FP8 training
-#    in BF16 need no loss scaling?
+# 1. **Which layers?** Your model has linear layers of 4,096 x 4,096 with 8,192 tokens per micro-batch, and adapters of
+#    4,096 x 16 beside each of them. Which do you run in FP8? What changes if you split the model over 8 tensor-parallel
+#    ranks?
+# 2. **A spike.** A run in FP8 with delayed scaling shows a loss spike after a change of the data. The BF16 run does
+#    not. What would you look at first, and which two settings could have prevented it?
+# 3. **FP16 had one scale.** Why does FP16 need loss scaling although it has no scale per tensor, and why does FP8
+#    training with BF16 need none?
 
 # %% [markdown]
 # ## What you have built
@@ -1822,25 +1830,26 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs, and `lab mytrainer` tests it. This lab leaves no jobs
 # behind.
 #
-# - A format has a precision that hardly depends on the magnitude, inside a range. A scale moves a tensor into that range.
+# - Inside a format's range, its relative precision hardly depends on the magnitude. A scale moves a tensor into that
+#   range.
 # - The scale comes from an amax: of the tensor itself, of its history, or of a block. Ranks must agree on it.
-# - FP8 halves the time of GEMMs and adds casts, so large layers gain, and small ones lose.
-# - Blocks confine outliers. Power-of-two scales lose nothing. Below eight bits, scales carry most of the information.
-# - Weights in FP8 are for inference. Training keeps master weights.
+# - FP8 nearly halves the time of large GEMMs and adds casts, so large layers gain, and small ones lose.
+# - Blocks confine outliers. Scaling by a power of two is exact. Below eight bits, the scales matter even more.
+# - A model can be served from FP8 weights alone. Training keeps master weights.
 
 # %% [markdown]
 # ## Read next
 #
-# - [FP8 Formats for Deep Learning](https://arxiv.org/abs/2209.05433) (Micikevicius et al., 2022): the two formats, and why
-#   there are two.
+# - [FP8 Formats for Deep Learning](https://arxiv.org/abs/2209.05433) (Micikevicius et al., 2022): the two formats, and
+#   why there are two.
 # - [DeepSeek-V3](https://arxiv.org/abs/2412.19437) (2024), section 3.3: block scales, and how many bits H100s
 #   really accumulate.
-# - [Transformer Engine's user guide](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/): every name in
-#   this lab, and its FP8 primer.
+# - [Transformer Engine's user guide](https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/): every name
+#   in this lab, and its FP8 primer.
 # - [Pretraining Large Language Models with NVFP4](https://arxiv.org/abs/2509.25149) (NVIDIA, 2025): what four bits need
 #   besides a format.
-# - [torchao's float8 training](https://github.com/pytorch/ao/tree/main/torchao/float8): the same ideas in plain PyTorch, with
-#   `torch.compile` to fuse the casts.
+# - [torchao's float8 training](https://github.com/pytorch/ao/tree/main/torchao/float8): the same ideas in plain
+#   PyTorch, with `torch.compile` to fuse the casts.
 # - The source of `minite`, in `code/minite` of this course's repository: short enough to read in one sitting.
 #
 # **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your `fp8.py` is in

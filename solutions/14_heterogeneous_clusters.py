@@ -28,7 +28,7 @@
 # - split a model exactly, so that the slowest stage is as fast as memory permits;
 # - place unlike GPUs along a pipeline without trying the same order twice;
 # - weight gradients correctly when replicas process different numbers of samples;
-# - weigh time against dollars, and write Slurm's heterogeneous jobs.
+# - weigh time against dollars, and write a heterogeneous job for Slurm.
 #
 # **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
 # turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess, guess
@@ -72,7 +72,10 @@ TOY = {
 
 def drawn_case(dice):
     """Draw a case of the contest: a model, and a cluster with two or three kinds of GPUs."""
-    return dice.choice(CONTEST.groups).draw(dice)
+    case = dice.choice(CONTEST.groups).draw(dice)
+    for spec in case["kinds"].values():
+        spec["memory"] += 0.00005  # sizes have three decimals: no number of layers fits to the last bit
+    return case
 
 
 def drawn_stages(dice):
@@ -137,9 +140,9 @@ guess_factor = 1.8
 #
 # ### Exercise 1: validate a partition
 #
-# Turn such a text into a list. Raise a `ValueError` if it is not a partition of the model: it has another number of
-# stages, a stage in the middle has no layers (the first and the last one may have none), something in it is not a
-# whole number, or the numbers do not add up to the model's layers. The message must contain the text as it was given.
+# Turn such a string into a list. Raise a `ValueError` if it is not a partition of the model: it has a different number
+# of stages, a stage in the middle has no layers (the first and the last one may have none), something in it is not a
+# whole number, or the numbers do not add up to the model's layers. The message must contain the string as given.
 #
 # If *only* the sum is wrong, the message must also contain the **nearest partition**. To find it, take excess layers,
 # one by one, from the stage that has the most, or give missing layers to the one that has the fewest. Among equals,
@@ -150,7 +153,7 @@ def parse_partition(text, layers, stages):
     """Return the number of layers of each stage, such as [9, 3] for "9-3".
 
     Args:
-        text: the partition.
+        text: the partition, such as "9-3".
         layers: of the model.
         stages: of the pipeline.
 
@@ -185,8 +188,8 @@ check.function(parse_partition, cases=[("9-3", 12, 2), ("0-11-8-8-8-8-5-0", 48, 
                hints={"The layers are numbers. They are strings so far.":
                       [["9", "3"], ["0", "11", "8", "8", "8", "8", "5", "0"], ["7"]]})
 # Not a partition:
-for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("", 12, 1),
-                             ("6.0-6.0", 12, 2)):
+for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("9-3-", 12, 2),
+                             ("", 12, 1), ("6.0-6.0", 12, 2)):
     check.raises(parse_partition, ValueError, (text, layers, stages), mentions=text)
 # Only the sum is wrong:
 for text, layers, stages, nearest in (("9-4", 12, 2, "8-4"), ("0-11-8-8-8-8-5-1", 48, 8, "0-10-8-8-8-8-5-1"),
@@ -217,6 +220,10 @@ for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.ch
 # %% [raw] mutant="parse-partition" hint="4-0-8"
 # -    if 0 in partition[1:-1]:
 # +    if min(partition) < 0:
+
+# %% [raw] mutant="parse-partition" hint="9-3-"
+# -    words = text.split("-")
+# +    words = text.strip("-").split("-")
 
 # %% [raw] mutant="parse-partition" hint="0-5-4-0"
 # -    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
@@ -302,8 +309,8 @@ check.function(stage_times, cases=[one["drawn"] for one in check.draw(8, drawn=d
 # wait; at the end, earlier stages wait; and every activation and gradient has to cross a link. The usual estimate,
 # $\sum_s t_s + (m - 1) \max_s t_s$ for $m$ micro-batches and stage times $t_s = F_s + B_s$, ignores the order of the
 # passes and the links. With stages of *different* speeds, that order matters: the estimate knows only *which* stages
-# there are, not where in the pipeline the slow ones are. An **event simulation** is exact, and hardly longer than the
-# formula.
+# there are, not where in the pipeline the slow ones are. An **event simulation** is exact under this model, and takes
+# only a few more lines than the formula.
 #
 # ### Exercise 3: an event simulation of 1F1B
 #
@@ -311,8 +318,8 @@ check.function(stage_times, cases=[one["drawn"] for one in check.draw(8, drawn=d
 # starts as soon as
 #
 # - its stage has finished the pass before it, and
-# - its input has arrived. `F` needs the activation of the stage before, `B` the gradient of the stage behind (the
-#   last stage has its own). Either arrives `link` ms after the pass that produced it has ended. Sending overlaps with
+# - its input has arrived. `F` needs the activation of the previous stage, `B` the gradient of the next stage (the
+#   last stage has its own). Each arrives `link` ms after the pass that produced it has ended. Sending overlaps with
 #   computation, so it keeps neither stage busy.
 #
 # Return every stage's passes in order, each with its start and its end.
@@ -480,9 +487,9 @@ draw_beside({"Equal: 8-8-8-8-8-8": timeline(XL, naive),
 #
 # ### Exercise 4: room
 #
-# For a pipeline on the given kinds of GPUs, how many layers fit on each stage at most? The case has GiB: `state` per
-# layer, `activation` per layer and micro-batch, and `memory` of each kind. (The embedding and the head have their
-# memory already: it is subtracted from every GPU's.)
+# For a pipeline on the given kinds of GPUs, how many layers fit on each stage at most? It may be more than the model
+# has. The case gives sizes in GiB: `state` per layer, `activation` per layer and micro-batch, and the `memory` of each
+# kind of GPU, from which the memory of the embedding and the head is already subtracted.
 
 # %% answer="room"
 def room(case, replicas, kinds):
@@ -509,6 +516,8 @@ check.function(
     cases=[(TOY, 1, ["fast", "slow", "slow"]), (TOY, 4, ["slow", "slow", "fast"]), (TOY, 2, ["slow"])],
     expected=[[9, 6, 8], [6, 6, 16], [8]],
     hints={
+        "A stage can have room for more layers than the model has. Return its room, not its share.":
+            [[9, 6, 8], [6, 6, 12], [8]],
         "The first stage has the most micro-batches in flight, not the last one.":
             [[16, 6, 4], [8, 6, 12], [8]],
         "A replica processes its share of the global batch. No more micro-batches than that can be in flight.":
@@ -536,6 +545,10 @@ check.function(
 # -        in_flight = min(len(kinds) - stage, micro_batches)
 # +        in_flight = len(kinds) - stage
 
+# %% [raw] mutant="room" hint="more layers than the model has"
+# -        most.append(int(case["kinds"][kind]["memory"] / per_layer + 1e-9))
+# +        most.append(min(int(case["kinds"][kind]["memory"] / per_layer + 1e-9), case["layers"]))
+
 # %% [raw] mutant="room" hint="GPipe's memory"
 # -        in_flight = min(len(kinds) - stage, micro_batches)
 # +        in_flight = micro_batches
@@ -562,8 +575,8 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # %% [markdown]
 # The A10s have to be in *front*, although that is where 1F1B needs the most memory. At the front, an A100 has room
 # for only 9 or 10 layers, because it keeps so many activations in flight, and the A10s cannot hold the rest. At the
-# end, it holds almost twice as many, and the A10s lose only a few. **The sum of the room limits a mixed pipeline, not the
-# tightest stage.**
+# end, it holds almost twice as many, and the A10s lose only a few. **The sum of the room limits a mixed pipeline, not
+# the tightest stage.**
 #
 # ## The best split
 #
@@ -574,13 +587,13 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # ### Exercise 5: the exact split
 #
 # Return the number of layers of each stage such that they add up, every stage has room, and the slowest stage's time
-# (forward plus backward) is the least that is possible. Stages without layers are allowed. Return `None` if the model
+# (forward plus backward) is as short as possible. Stages without layers are allowed. Return `None` if the model
 # does not fit. It must be exact, also for 48 layers on 24 stages, where trying all splits would take longer than the
 # training. Dynamic programming works, and so does a much shorter argument: think of the layers one by one.
 
 # %% answer="best-split"
 def best_split(case, replicas, kinds):
-    """Return the layers of each stage, so that the slowest stage is fastest; None if nothing fits."""
+    """Return the layers of each stage, so that the slowest stage is as fast as possible; None if nothing fits."""
     ### BEGIN SOLUTION
     most = room(case, replicas, kinds)
     if sum(most) < case["layers"]:
@@ -890,9 +903,9 @@ print(f"An A100 averages the gradients of 24 layers with GPUs on other nodes: "
 #
 # ### Exercise 8: average what is not equal
 #
-# DistributedDataParallel averages the gradients of the ranks. That is right if every rank processes the same number
-# of samples. If not, a sample on a slow rank counts more than one on a fast rank, and you no longer train the model
-# that a single GPU would train. Nothing fails, and the loss looks plausible.
+# DistributedDataParallel averages the ranks' gradients. That is correct if every rank processes the same number
+# of samples. Otherwise, a sample on a slow rank counts more than one on a fast rank, and the gradients differ
+# from those of a single GPU. Nothing fails, and the loss looks plausible.
 #
 # Write `average_gradients`. Every rank calls it after its backward pass, with the number of samples that its loss is
 # the *mean* of. Afterwards, every parameter's `.grad` on every rank must be that of the mean loss over *all* samples
@@ -986,7 +999,7 @@ check.ranks(averaged, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 
 #
 # ### Exercise 9: the Pareto front
 #
-# Return the names of the plans on the front, the fastest first. Of two plans that are equal in both, none beats the
+# Return the names of the plans on the front, the fastest first. Of two plans that are equal in both, neither beats the
 # other: keep both, in the order in which they were given.
 
 # %% answer="pareto"
@@ -1010,14 +1023,15 @@ def pareto(plans):
 check.function(
     pareto,
     cases=[([("a", 10, 5), ("b", 20, 3), ("c", 15, 6), ("d", 30, 3), ("e", 40, 1)],),
-           ([("x", 7, 2), ("y", 5, 4), ("z", 7, 2), ("w", 5, 4.5)],), ([],)],
-    expected=[["a", "b", "e"], ["y", "x", "z"], []],
+           ([("z", 7, 2), ("y", 5, 4), ("x", 7, 2), ("w", 5, 4.5)],), ([],)],
+    expected=[["a", "b", "e"], ["y", "z", "x"], []],
     hints={
         "A plan that is as good in one and worse in the other is beaten, too.":
-            [["a", "b", "d", "e"], ["y", "w", "x", "z"], []],
+            [["a", "b", "d", "e"], ["y", "w", "z", "x"], []],
         "Two plans that are equal do not beat each other.": [["a", "b", "e"], ["y"], []],
-        "The fastest comes first.": [["a", "b", "e"], ["x", "y", "z"], []],
-        "Those are the fastest and the cheapest plan. There are good ones in between.": [["a", "e"], ["y", "x"], []],
+        "The fastest comes first.": [["a", "b", "e"], ["z", "y", "x"], []],
+        "Two plans that are equal keep the order in which they were given.": [["a", "b", "e"], ["y", "x", "z"], []],
+        "Those are the fastest and the cheapest plan. There are good ones in between.": [["a", "e"], ["y", "z"], []],
     })
 ### BEGIN HIDDEN TESTS
 def front_of(plans):
@@ -1045,6 +1059,10 @@ check.function(pareto, cases=[(one["plans"],) for one in drawn], expected=front_
 # %% [raw] mutant="pareto" hint="The fastest comes first"
 # -    return [name for _, name in sorted(front, key=lambda one: one[0])]
 # +    return [name for _, name in front]
+
+# %% [raw] mutant="pareto" hint="keep the order"
+# -    return [name for _, name in sorted(front, key=lambda one: one[0])]
+# +    return [name for _, name in sorted(front)]
 
 # %% [raw] mutant="pareto" hint="good ones in between"
 # def pareto(plans):
@@ -1087,8 +1105,9 @@ mixed.front(offers, front)
 # - The script itself runs on the first node of the first component, and a plain `srun` starts tasks on that component
 #   only. `srun --het-group=0,1` spans both. It numbers the tasks across components, in `SLURM_PROCID`.
 # - `SLURM_JOB_NODELIST` has the nodes of the first component.
-# - Options are not shared: each component needs its own nodes, tasks, CPUs, and GPUs. A kind of GPU is requested by
-#   name, as in `--gpus-per-node=a100:2`.
+# - Some options of the first component, such as `--job-name`, hold for all components, but not those that request
+#   resources: each component needs its own nodes, tasks, CPUs, and GPUs. A kind of GPU is requested by name, as in
+#   `--gpus-per-node=a100:2`.
 #
 # Node ranks follow the components, and the trainer's pipeline stages follow the ranks. So the order of the components
 # is the placement.
@@ -1230,9 +1249,9 @@ mine = jobs.wait()
 # ## Is it alive?
 #
 # A run on six nodes of two kinds fails in more ways than one on a laptop, and many of them are silent. The scripts of
-# tdpp, the research system behind this lab, end each look at a job with one of four verdicts, and so should you
-# before you leave it alone overnight: the job does not run, a GPU has no process, a rank reported an error, or the
-# job runs *something else* than you asked for.
+# tdpp, the research system behind this lab, check a job for four problems, and so should you before you leave it
+# alone overnight: the job is not running, a GPU has no process, a rank reported an error, or the job runs with
+# *other settings* than you asked for.
 #
 # Errors hide among warnings. Torchrun and the libraries log warnings to the same stream, and some take several lines:
 #
@@ -1250,11 +1269,11 @@ mine = jobs.wait()
 #
 # 1. `("not running", state)` if Slurm's state is not `RUNNING`. The rest means nothing then, so it is the only one.
 # 2. `("no process", (node, gpu))` for every GPU without a process.
-# 3. `("error", line)` for every line of stderr that reports an error: it contains "error" in any case, it is not a
-#    warning (contains no "warning"; loggers also begin them with a `W` and digits, such as `W1124`), and it is not
-#    indented, because an indented line belongs to the one above it.
+# 3. `("error", line)` for every line of stderr that reports an error: it contains "error", it is not a warning, and it
+#    is not indented, because an indented line belongs to the one above it. A warning contains "warning", or begins
+#    with a `W` and a digit, as in `W1124`. Ignore the case of "error" and "warning".
 # 4. `("differs", flag)` for every flag that you asked for and that runs with another value, or not at all. You asked
-#    for Python values (`4`, `True`), and the log has text (`"4"`, `"True"`).
+#    for Python values (`4`, `True`), and the log has strings (`"4"`, `"True"`).
 #
 # Keep the order of these four kinds, and the given order within each.
 
@@ -1359,7 +1378,8 @@ def drawn_run(dice):
     processes = {f"n{node}": {gpu: dice.choice([[7], [7, 8], [9], []]) for gpu in range(dice.randint(1, 4))}
                  for node in range(dice.randint(1, 3))}
     pool = [(line, True) for line in WARNINGS.splitlines()]
-    pool += [(CANCELLED, False), (CRASHED, False)] + [("iteration 4", True), ("WORLD ERROR: rank 3", False)]
+    pool += [(CANCELLED, False), (CRASHED, False)] + [("iteration 4", True), ("WORLD ERROR: rank 3", False),
+                                                   ("WARNING: error rate unknown", True)]
     lines = dice.choices(pool, k=dice.randint(0, 6))
     asked = dict(dice.sample([("micro_batch_size", 4), ("fp16", True), ("lr", 0.5), ("schedule", "1f1b")], k=3))
     running = {flag: dice.choice([str(value), str(value), "2"]) for flag, value in asked.items() if dice.random() < 0.8}
@@ -1431,8 +1451,13 @@ check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _,
 def plan(case):
     """Return a plan, such as {"replicas": 4, "stages": [["a10", 6], ["a100", 17], ["a100", 17]]}."""
     ### BEGIN SOLUTION
+    from functools import cache
     from itertools import permutations, product
     from math import factorial, prod
+
+    @cache  # searches from similar plans visit the same neighbors
+    def step_of(replicas, kinds, layers):
+        return step_ms(case, staged(replicas, kinds, layers))
 
     def staged(replicas, kinds, layers):
         return {"replicas": replicas, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
@@ -1454,7 +1479,16 @@ def plan(case):
                 shortest = case["global_batch"] // replicas * max(times) + sum(times) - max(times)
                 shortest += 2 * case["link"] * (len(kinds) - 1)
                 candidates.append((shortest, replicas, kinds, layers))
-    candidates = [(step_ms(case, staged(*one)), *one) for _, *one in sorted(candidates)[:20]]
+    candidates = [(step_of(replicas, tuple(kinds), tuple(layers)), replicas, kinds, layers)
+                  for _, replicas, kinds, layers in sorted(candidates)[:20]]
+
+    def bound(replicas, kinds, layers):
+        """Return ms that the step takes at least: filling, a stage's own passes, and draining."""
+        least = trip = 0.0
+        for times in zip(*stage_times(case, staged(replicas, kinds, layers)), strict=True):
+            least = max(least, trip + case["global_batch"] // replicas * sum(times))
+            trip += sum(times) + 2 * case["link"]
+        return least
 
     def neighbors(stages):
         """Yield the pipelines with a layer on another stage, or with two stages exchanged."""
@@ -1474,8 +1508,10 @@ def plan(case):
             better = False
             for changed in neighbors(stages):
                 kinds, layers = zip(*changed, strict=True)
+                if bound(replicas, kinds, layers) >= least:  # do not simulate what cannot be faster
+                    continue
                 if all(count <= most for count, most in zip(layers, room(case, replicas, kinds), strict=True)):
-                    time = step_ms(case, staged(replicas, kinds, layers))
+                    time = step_of(replicas, kinds, layers)
                     if time < least * (1 - 1e-9):
                         stages, least, better = changed, time, True
                         break

@@ -42,6 +42,8 @@ CASE = """\
                       memory          GiB of a GPU
                       inside, network GB/s of a ring all-reduce within a node, and across nodes}}"""
 
+NEAR = 1 + 1e-9  # of a size is larger only by rounding
+
 Case = Mapping[str, Any]
 Plan = Mapping[str, Any]
 
@@ -139,7 +141,7 @@ def step(case: Case, plan: Any) -> Step:
     refuse_invalid(case, plan)
     needed = memory(case, plan)
     for stage, ((kind, _), gigabytes) in enumerate(zip(plan["stages"], needed, strict=True)):
-        if gigabytes > case["kinds"][kind]["memory"]:
+        if gigabytes > case["kinds"][kind]["memory"] * NEAR:
             raise InvalidPlan("memory", f"stage {stage} needs {gigabytes:.1f} GiB; its {kind} has "
                                         f"{case['kinds'][kind]['memory']:g} GiB")
     forward, backward = durations(case, plan)

@@ -814,67 +814,66 @@ def fp8_step(width, tokens, micro_batches, layers, kind):
 LARGE = {"width": 5120, "tokens": 8192, "micro_batches": 1, "layers": 4}
 LONG = {"width": 2048, "tokens": 32768, "micro_batches": 1, "layers": 16}
 MANY = {"width": 8192, "tokens": 1024, "micro_batches": 8, "layers": 2}
-with check.parts():
-    with check.part(4, "rounds as FP8 does, in both passes"):
-        check.ranks(
-            fp8_layer, ranks=1, rel=1e-4,
-            cases=[{"seed": 0, "shape": [2, 8, 32], "outputs": 16, "shown": 3}],
-            expected=[[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
-            hints={"The gradients have E4M3's precision, and not E5M2's range.": [[[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164], [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
-                   "The weight's gradient is computed from numbers that were not rounded.": [[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
-                   "The scale is not a power of two, or not the largest for which nothing saturates.":
-                       [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277], [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
-        check.ranks(fp8_zeros, ranks=1, cases=[{}], expected=[[[0.0, 0.0, 0.0]]],
-                    hints={"The scale of a tensor of zeros is infinite, and infinity times zero is NaN.": [
-                        [[1e999 - 1e999] * 3]]})  # NaN
-        check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}], expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
-                    hints={"A later micro-batch must use the weight that the first one kept.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [5955.15625, 20.487793, 25.9414062, 403.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
-                           "A new step must quantize the weight again.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
-        ### BEGIN HIDDEN TESTS
-        import numpy as np
-        import torch
+# It rounds as FP8 does, in both passes.
+check.ranks(
+    fp8_layer, ranks=1, rel=1e-4,
+    cases=[{"seed": 0, "shape": [2, 8, 32], "outputs": 16, "shown": 3}],
+    expected=[[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
+    hints={"The gradients have E4M3's precision, and not E5M2's range.": [[[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164], [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
+           "The weight's gradient is computed from numbers that were not rounded.": [[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
+           "The scale is not a power of two, or not the largest for which nothing saturates.":
+               [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277], [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
+check.ranks(fp8_zeros, ranks=1, cases=[{}], expected=[[[0.0, 0.0, 0.0]]],
+            hints={"The scale of a tensor of zeros is infinite, and infinity times zero is NaN.": [
+                [[1e999 - 1e999] * 3]]})  # NaN
+check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}], expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+            hints={"A later micro-batch must use the weight that the first one kept.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [5955.15625, 20.487793, 25.9414062, 403.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+                   "A new step must quantize the weight again.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
+### BEGIN HIDDEN TESTS
+import numpy as np
+import torch
 
-        def sines(seed, *shape):
-            angles = torch.arange(torch.Size(shape).numel()) + float(seed)
-            return ((0.37 * angles).sin() * torch.exp2(5 * (0.11 * angles).cos())).view(shape)
+def sines(seed, *shape):
+    angles = torch.arange(torch.Size(shape).numel()) + float(seed)
+    return ((0.37 * angles).sin() * torch.exp2(5 * (0.11 * angles).cos())).view(shape)
 
-        def as_fp8(x, dtype):
-            amax = x.abs().max()
-            scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
-            return (x * scale).to(dtype).double() / scale.double()
+def as_fp8(x, dtype):
+    amax = x.abs().max()
+    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
+    return (x * scale).to(dtype).double() / scale.double()
 
-        def exact_layer(ranks, seed, shape, outputs, shown):
-            x, w = sines(seed, *shape), sines(seed + 1, outputs, shape[-1])
-            g = sines(seed + 3, *shape[:-1], outputs)
-            x8, w8 = (as_fp8(one, torch.float8_e4m3fn) for one in (x.flatten(0, -2), w))
-            g8 = as_fp8(g.flatten(0, -2), torch.float8_e5m2)
-            y = x8 @ w8.t() + sines(seed + 2, outputs)
-            found = y, g8 @ w8, g8.t() @ x8, g.flatten(0, -2).sum(0)
-            return [[np.float32(one.float().numpy()).ravel()[:shown] for one in found]]
+def exact_layer(ranks, seed, shape, outputs, shown):
+    x, w = sines(seed, *shape), sines(seed + 1, outputs, shape[-1])
+    g = sines(seed + 3, *shape[:-1], outputs)
+    x8, w8 = (as_fp8(one, torch.float8_e4m3fn) for one in (x.flatten(0, -2), w))
+    g8 = as_fp8(g.flatten(0, -2), torch.float8_e5m2)
+    y = x8 @ w8.t() + sines(seed + 2, outputs)
+    found = y, g8 @ w8, g8.t() @ x8, g.flatten(0, -2).sum(0)
+    return [[np.float32(one.float().numpy()).ravel()[:shown] for one in found]]
 
-        check.ranks(fp8_layer, ranks=1, rel=2e-3, expected=exact_layer,
-                    cases=check.draw(2, seed=range(1, 500), shape=[(16, 16), (2, 16, 32), (4, 2, 8, 48)],
-                                     outputs=[16, 32], shown=[16]))
-        ### END HIDDEN TESTS
-    with check.part(2, "takes less time and memory than BF16 on an H100"):
-        least = {"flops": 4 * 6 * 8192 * 5120**2, "dtype": "fp8"}
-        plain = check.gpus(fp8_step, {**LARGE, "kind": "bf16"}, "h100:1", least=least)
-        cost = check.gpus(fp8_step, {**LARGE, "kind": "fp8"}, "h100:1", least=least)
-        check.that(cost.milliseconds < plain.milliseconds,
-                   f"{cost.milliseconds:.1f} ms in FP8, and {plain.milliseconds:.1f} ms in BF16. Which kernels "
-                   "besides the GEMMs read and write the most bytes? Multiply in the tensor's own type.")
-        plain, cost = [check.gpus(fp8_step, {**LONG, "kind": kind}, "h100:1", least={
-            "flops": 16 * 6 * 32768 * 2048**2, "dtype": "fp8"}) for kind in ("bf16", "fp8")]
-        check.that(cost.peak_memory < 0.85 * plain.peak_memory,
-                   f"{cost.peak_memory:.2f} GiB at the peak in FP8, and {plain.peak_memory:.2f} GiB in BF16. "
-                   "What do you save for the backward pass, and in which format?")
-    with check.part(2, "quantizes a weight once per step"):
-        least = {"flops": 8 * 2 * 6 * 1024 * 8192**2, "dtype": "fp8"}
-        never = check.gpus(fp8_step, {**MANY, "kind": "fp8, never reused"}, "h100:1", least=least)
-        cost = check.gpus(fp8_step, {**MANY, "kind": "fp8"}, "h100:1", least=least)
-        check.that(cost.milliseconds < 0.9 * never.milliseconds,
-                   f"{cost.milliseconds:.1f} ms, and {never.milliseconds:.1f} ms if every micro-batch is the first. "
-                   "Keep the quantized weight.")
+check.ranks(fp8_layer, ranks=1, rel=2e-3, expected=exact_layer,
+            cases=check.draw(2, seed=range(1, 500), shape=[(16, 16), (2, 16, 32), (4, 2, 8, 48)],
+                             outputs=[16, 32], shown=[16]))
+### END HIDDEN TESTS
+# It takes less time and memory than BF16 on an H100.
+least = {"flops": 4 * 6 * 8192 * 5120**2, "dtype": "fp8"}
+plain = check.gpus(fp8_step, {**LARGE, "kind": "bf16"}, "h100:1", least=least)
+cost = check.gpus(fp8_step, {**LARGE, "kind": "fp8"}, "h100:1", least=least)
+check.that(cost.milliseconds < plain.milliseconds,
+           f"{cost.milliseconds:.1f} ms in FP8, and {plain.milliseconds:.1f} ms in BF16. Which kernels "
+           "besides the GEMMs read and write the most bytes? Multiply in the tensor's own type.")
+plain, cost = [check.gpus(fp8_step, {**LONG, "kind": kind}, "h100:1", least={
+    "flops": 16 * 6 * 32768 * 2048**2, "dtype": "fp8"}) for kind in ("bf16", "fp8")]
+check.that(cost.peak_memory < 0.85 * plain.peak_memory,
+           f"{cost.peak_memory:.2f} GiB at the peak in FP8, and {plain.peak_memory:.2f} GiB in BF16. "
+           "What do you save for the backward pass, and in which format?")
+# It quantizes a weight once per step.
+least = {"flops": 8 * 2 * 6 * 1024 * 8192**2, "dtype": "fp8"}
+never = check.gpus(fp8_step, {**MANY, "kind": "fp8, never reused"}, "h100:1", least=least)
+cost = check.gpus(fp8_step, {**MANY, "kind": "fp8"}, "h100:1", least=least)
+check.that(cost.milliseconds < 0.9 * never.milliseconds,
+           f"{cost.milliseconds:.1f} ms, and {never.milliseconds:.1f} ms if every micro-batch is the first. "
+           "Keep the quantized weight.")
 
 # %% [raw] mutant="fp8" hint="not E5M2's range"
 # -        rounded = quantize(grad, E5M2)

@@ -209,7 +209,7 @@ def test_a_port_that_is_none(port, capsys):
 def test_an_ip_that_is_none(ip, capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["start", f"--ip={ip}"])
-    assert f"{ip} is not an IPv4 address; 127.0.0.1" in capsys.readouterr().err
+    assert f"{ip} is not an IPv4 address; use 127.0.0.1" in capsys.readouterr().err
 
 
 def test_impatience_does_not_leave_the_cluster_running(home):

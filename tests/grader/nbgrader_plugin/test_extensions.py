@@ -127,9 +127,9 @@ def test_modules_beside_a_submitted_notebook_do_not_run_in_the_instructors_kerne
 
 def test_several_instructors_of_a_hub_share_a_course_and_one_without_a_hub_does_not(tmp_path):
     with only_once(tmp_path, shared=True), only_once(tmp_path, shared=True), \
-            pytest.raises(LabError, match="already runs"), only_once(tmp_path):
+            pytest.raises(LabError, match="already running"), only_once(tmp_path):
         pass
-    with only_once(tmp_path), pytest.raises(LabError, match="already runs"), \
+    with only_once(tmp_path), pytest.raises(LabError, match="already running"), \
             only_once(tmp_path, shared=True):
         pass
 

@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from corpus_tools.preprocess import build_parser as preprocess_parser
 from lab import cli
+from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.parse import build_parser
 from tests.docs.pages import ROOT, blocks, pages
 from virtualgpu.launch import command as virtualrun
@@ -82,7 +83,7 @@ def refused(words: list[str]) -> str | None:
 @cache
 def every_flag() -> set[str]:
     """Of the trainer, of preprocessing, of virtualrun, and of every subcommand of `lab`."""
-    waiting, found = [lab_parser(), build_parser(), preprocess_parser(), virtualrun.parser()], set()
+    waiting, found = [lab_parser(), build_parser(EstimateConfig), preprocess_parser(), virtualrun.parser()], set()
     while waiting:
         parser = waiting.pop()
         found |= set(parser._option_string_actions)

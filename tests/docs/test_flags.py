@@ -83,7 +83,9 @@ def refused(words: list[str]) -> str | None:
 @cache
 def every_flag() -> set[str]:
     """Of the trainer, of preprocessing, of virtualrun, and of every subcommand of `lab`."""
-    waiting, found = [lab_parser(), build_parser(EstimateConfig), preprocess_parser(), virtualrun.parser()], set()
+    waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), preprocess_parser(),
+               virtualrun.parser()]
+    found = set()
     while waiting:
         parser = waiting.pop()
         found |= set(parser._option_string_actions)

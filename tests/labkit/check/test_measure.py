@@ -120,12 +120,16 @@ def test_what_is_left_out_changes_no_figure():
     plain, lines = f"{MODEL} {ROPE} --fp16", [whole]
     lines += [f"{without(whole, flag)} {more}" for more, flag in INSTEAD.items()]
     plans, changed = {}, set()
-    for line in (plain, *lines):
-        flags = parsed(f"{line} {TWO_BY_TWO} --estimate --device {CARD} --world-size 8 --tokens 9")
+    fp8 = [f"{plain} --fp8-format hybrid{more}" for more in (
+        "", " --fp8-margin 1 --fp8-amax-compute-algo max")]
+    for line in (plain, *lines, *fp8):
+        card = "virtual:h100" if line in fp8 else CARD
+        flags = parsed(f"{line} {TWO_BY_TWO} --estimate --device {card} --world-size 8 --tokens 9")
         plans[line] = estimate(flags).plan
         changed |= {field.name for field in dataclasses.fields(EstimateConfig)
                     if getattr(flags, field.name) != field.default}
     assert [line for line in lines if plans[line] != plans[plain]] == []
+    assert plans[fp8[0]] == plans[fp8[1]]
     left_out = {flag.name for flag in table_of(EstimateConfig).values()
                 if use(flag) == "left out" and not flag.derived}
     assert left_out - changed == ONE_CHOICE

@@ -220,7 +220,8 @@ class Fp8Linear(torch.autograd.Function):
         ctx.kept_block, ctx.is_rounded = kept and kept.block, kept is not None
         ctx.save_for_backward(*((flat, None) if kept is None else (kept.data, kept.scale_inv)))
         y = multiply(rows, tp.rounded(weight)[0], x.dtype, bias)
-        y = y.view(-1, *x.shape[1:-1], y.shape[-1])
+        # Not a view: on virtual GPUs, the bias is added to this output in place.
+        y = torch.ops.aten._unsafe_view(y, [-1, *x.shape[1:-1], y.shape[-1]])
         return y if tp.is_column else tp.leave(y)
 
     @staticmethod

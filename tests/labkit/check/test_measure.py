@@ -94,6 +94,8 @@ NO_MATTER = (
     "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
     "--no-log-loss-scale-to-tensorboard --timeline /x --timeline-iteration 2 "
     "--profile-execution yes --profile-ranks 0 1 --profile-name n")
+FP8 = (f"{MODEL} --bf16 --fp8-format hybrid --use-flash-attn --attention-dropout 0 "
+       "--hidden-dropout 0")
 ROPE = "--position-embedding-type rope"  # which --rotary-base belongs to
 # These have one choice, or exclude one of those above.
 ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type"}
@@ -120,7 +122,7 @@ def test_what_is_left_out_changes_no_figure():
     plain, lines = f"{MODEL} {ROPE} --fp16", [whole]
     lines += [f"{without(whole, flag)} {more}" for more, flag in INSTEAD.items()]
     plans, changed = {}, set()
-    fp8 = [f"{plain} --fp8-format hybrid{more}" for more in (
+    fp8 = [f"{FP8}{more}" for more in (
         "", " --fp8-margin 1 --fp8-amax-compute-algo max")]
     for line in (plain, *lines, *fp8):
         card = "virtual:h100" if line in fp8 else CARD

@@ -163,7 +163,7 @@ def redraw(snapshots: list[Snapshot], number: int | None, log: str | None, inter
     def screen() -> object:
         foot = (f"{updated}, every {interval:g} s; Ctrl-C to quit"
                 + ("" if snapshots else "; no job is running"))
-        return table.fit_to_terminal(snapshots, foot + failure, console, count)
+        return table.shorten_to_terminal(snapshots, foot + failure, console, count)
 
     try:
         with Live(screen(), console=console, auto_refresh=False) as live:

@@ -128,7 +128,7 @@ def as_text(snapshots: Sequence[Snapshot], count: int | None = None) -> str:
     return "\n\n".join(blocks)
 
 
-def fit_to_terminal(snapshots: Sequence[Snapshot], foot: str, console: Console,
+def shorten_to_terminal(snapshots: Sequence[Snapshot], foot: str, console: Console,
                     count: int | None = None) -> RenderableType:
     """Return the jobs, shortened to fit the terminal: first the files' lines, then the ranks.
 

@@ -248,7 +248,7 @@ def test_a_terminal_s_height_cuts_rows_and_not_the_errors(tmp_path, height):
                  [virtual_file(n, world_size=100) for n in range(100)])
     stream = io.StringIO()
     console = Console(file=stream, width=160, height=height)
-    console.print(table.fit_to_terminal([shown], "the foot", console))
+    console.print(table.shorten_to_terminal([shown], "the foot", console))
     said = stream.getvalue().splitlines()
     assert len(said) < height and said[-1].strip() == "the foot"
     assert any(line.startswith("ERROR out of memory") for line in said)

@@ -108,7 +108,7 @@ def has_fabric(record: dict) -> bool:
     return from_json(record["profile"]).link == UNLIMITED
 
 
-def live_processes(folder: Path, proc: Path) -> list[GpuProcess]:
+def running_processes(folder: Path, proc: Path) -> list[GpuProcess]:
     """Return the processes that are alive.
 
     Args:

@@ -135,7 +135,7 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
 
     Args:
         state: the cluster's folder.
-        proc: see cards.live_processes.
+        proc: see cards.running_processes.
         node: the only node to show; None for the node on which a job runs, or for all.
 
     Raises:
@@ -155,7 +155,7 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
     if wanted is not None and wanted not in declared:
         raise SmiExit(NOT_FOUND, f"ERROR: --node {wanted}: no such node; nearest: "
                                  f"{nearest(wanted, declared)[0]}")
-    shown = cards.assign(declared, cards.live_processes(state / "ranks", proc), fabric)
+    shown = cards.assign(declared, cards.running_processes(state / "ranks", proc), fabric)
     if wanted is not None:
         shown = {wanted: shown[wanted]}
     if own_node is not None and wanted == own_node:
@@ -223,7 +223,7 @@ def main(state: Path, proc: Path, argv: Sequence[str]) -> int:
 
     Args:
         state: the cluster's folder.
-        proc: see cards.live_processes.
+        proc: see cards.running_processes.
         argv: the command-line arguments.
     """
     try:

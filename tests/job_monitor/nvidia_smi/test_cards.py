@@ -59,10 +59,10 @@ def test_only_ranks_that_live_count(cluster):
 def test_where_processes_cannot_be_seen_those_that_wrote_lately_live(cluster):
     cluster.rank(job=5, gpu=0, alive=False)
     elsewhere = Path(rankfiles.ELSEWHERE)
-    assert len(cards.live_processes(cluster.state / "ranks", elsewhere)) == 1
+    assert len(cards.running_processes(cluster.state / "ranks", elsewhere)) == 1
     for path in cluster.state.glob("ranks/*/*.json"):
         os.utime(path, (0, time.time() - 2 * cards.FRESH))
-    assert cards.live_processes(cluster.state / "ranks", elsewhere) == []
+    assert cards.running_processes(cluster.state / "ranks", elsewhere) == []
 
 
 @pytest.mark.parametrize("text", [

@@ -234,7 +234,8 @@ def test_a_terminal_that_is_too_small_keeps_the_verdicts(home, tmp_path):
     files = [virtual_file(n, world_size=32) for n in range(32)]
     shown = watched(tmp_path, files=files)
     console = Console(width=120, height=30, file=io.StringIO())
-    drawn = console.render_lines(table.shorten_to_terminal([shown], "the foot", console, 3), pad=False)
+    table_shown = table.shorten_to_terminal([shown], "the foot", console, 3)
+    drawn = console.render_lines(table_shown, pad=False)
     text = ["".join(part.text for part in line).strip() for line in drawn]
     assert len(text) < 30 and text[-1] == "the foot"
     assert any(line.startswith("GPU processes  BAD") for line in text)

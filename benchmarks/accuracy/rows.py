@@ -1,4 +1,7 @@
-"""Sets of published rows: one JSON file each in benchmarks/published, with its source."""
+"""Sets of published rows: one JSON file each in benchmarks/published, with its source.
+
+Published figures that are not rows of training runs belong into benchmarks, not into that folder.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,14 @@ from virtualgpu.launch.cluster import Cluster
 FOLDER = Path(__file__).parents[1] / "published"
 CALIBRATION, TEST = "calibration", "test"
 MEMORY = {"memory_gb": 1e9, "memory_gib": 2**30}
+MEMORY_COUNTS = ("allocated", "reserved", "nvidia-smi")
+FACTS = ("title", "source", "date", "about", "use", "program", "stack")  # texts of every set
+ROW = ("gpu", "gpus", "layers", "hidden", "heads", "sequence", "micro_batch")
+RESULTS = ("seconds", "tokens_per_second_per_gpu", "teraflops", "fits")
+
+
+class BadRowSet(ValueError):
+    """Raised for a file of benchmarks/published that is no set of rows; names the file."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +68,61 @@ class Prediction:
     reserved: float | None = None
 
     def memory(self, counts: str) -> float | None:
-        """Return the bytes that a source counts: "allocated", "reserved", or "nvidia-smi"."""
+        """Return the bytes that a source counts, one of MEMORY_COUNTS."""
         return {"allocated": self.allocated, "reserved": self.reserved,
                 "nvidia-smi": self.total}[counts]
 
 
-def load_set(name: str) -> RowSet:
-    """Return the set in a file of benchmarks/published."""
-    facts = json.loads((FOLDER / f"{name}.json").read_text())
+def load_set(name: str, folder: Path = FOLDER) -> RowSet:
+    """Return a set.
+
+    Args:
+        name: the file's name without .json.
+        folder: the file's folder.
+
+    Raises:
+        BadRowSet: the file is no set of rows.
+    """
+    path = folder / f"{name}.json"
+    try:
+        facts = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise BadRowSet(f"{path}: no JSON ({error})") from None
+    if problem := set_problem(facts):
+        raise BadRowSet(f"{path}: no set of published training runs: {problem}; other published "
+                        f"figures belong into {folder.parent}")
     shared = {key: facts[key] for key in ("gpu", "network", "per_node") if key in facts}
     rows = tuple({**shared, **facts.get("common", {}), **row} for row in facts.pop("rows"))
     return RowSet(name, facts, rows)
 
 
-def load_sets() -> list[RowSet]:
-    """Return all sets, by name."""
-    return [load_set(path.stem) for path in sorted(FOLDER.glob("*.json"))]
+def set_problem(facts: object) -> str | None:
+    """Return what the content of a file lacks to be a set of rows; None if it is one."""
+    if not isinstance(facts, dict):
+        return f"a {type(facts).__name__} instead of an object"
+    for key in FACTS:
+        if not isinstance(facts.get(key), str):
+            return f"no text {key!r}"
+    if facts["use"] != TEST and not facts["use"].startswith(CALIBRATION):
+        return f"use {facts['use']!r} instead of {TEST!r} or '{CALIBRATION} ...'"
+    rows, shared = facts.get("rows"), {*facts, *facts.get("common", {})}
+    if not isinstance(rows, list) or not rows:
+        return "no list 'rows'"
+    for number, row in enumerate(rows):
+        known = shared | set(row) if isinstance(row, dict) else set()
+        if missing := [key for key in ROW if key not in known]:
+            return f"row {number} has no {missing[0]!r}"
+        if not known.intersection(RESULTS):
+            return f"row {number} has none of {', '.join(RESULTS)}"
+        counts = facts.get("memory_counts")
+        if known.intersection(MEMORY) and counts not in MEMORY_COUNTS:
+            return f"memory_counts is {counts!r} instead of one of {', '.join(MEMORY_COUNTS)}"
+    return None
+
+
+def load_sets(folder: Path = FOLDER) -> list[RowSet]:
+    """Return all sets of a folder, by name. Raises BadRowSet."""
+    return [load_set(path.stem, folder) for path in sorted(folder.glob("*.json"))]
 
 
 def published_seconds(row: Mapping) -> float | None:

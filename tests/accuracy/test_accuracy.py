@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from statistics import mean
 
@@ -12,7 +13,9 @@ from benchmarks.accuracy.evaluate import error_of, predict, ratios, regrets, sum
 from benchmarks.accuracy.report import by_gpu, overview, section
 from benchmarks.accuracy.rows import (
     CALIBRATION,
+    FOLDER,
     TEST,
+    BadRowSet,
     RowSet,
     card_of,
     cluster_of,
@@ -46,6 +49,24 @@ def test_a_set_has_a_source_and_rows_that_can_be_run(name):
         assert published_seconds(row) or row["fits"] is False
         if rows.facts["program"] == "trainer":
             assert configure(row).world_size == row["gpus"]
+
+
+@pytest.mark.parametrize(("text", "problem"), [
+    ("{", "no JSON"),
+    ("[1.5]", "a list instead of an object"),
+    ('{"rows": [{"gemm": 8192}]}', "no text 'title'"),
+    ({"use": "tset"}, "use 'tset' instead of 'test'"),
+    ({"rows": []}, "no list 'rows'"),
+    ({"rows": [{"gpus": 8}]}, "row 0 has no"),
+    ({"memory_counts": "used"}, "memory_counts is 'used' instead of one of allocated"),
+])
+def test_a_file_that_is_no_set_is_named_with_what_it_lacks(text, problem, tmp_path):
+    if isinstance(text, dict):
+        text = json.dumps(json.loads((FOLDER / "bloom_node_2022.json").read_text()) | text)
+    (tmp_path / "speedups.json").write_text(text)
+    with pytest.raises(BadRowSet, match=r"speedups\.json: ") as raised:
+        load_sets(tmp_path)
+    assert problem in str(raised.value)
 
 
 def test_only_even_rows_of_three_sets_calibrate():

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from virtualgpu.core import kernels
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.precisions import mx_scales
 
 PUBLISHED = Path(__file__).with_name("fp8_speedups.json")
 BF16, E4M3, E5M2, MX = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu
@@ -48,8 +49,7 @@ def scales(recipe: str, m: int, n: int, k: int) -> tuple[torch.Tensor, torch.Ten
         blocks = -(-k // 128)
         return empty(m, blocks, dtype=torch.float), empty(blocks, n, dtype=torch.float)
     if recipe == "mxfp8":
-        blocks = -(-k // 128) * 4
-        return tuple(empty(-(-rows // 128) * 128 * blocks, dtype=MX) for rows in (m, n))
+        return tuple(empty(mx_scales(rows, -(-k // 32)), dtype=MX) for rows in (m, n))
     return empty(dtype=torch.float), empty(dtype=torch.float)
 
 

@@ -1,6 +1,5 @@
 """FP8 GEMMs equal an oracle that knows no float8 type; every layout has one process's scales."""
 
-import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -8,10 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.fp8 import MULTIPLES, stays_in_bf16
-from minimegatron.device.gpus import require_recipe
-from minimegatron.errors import UserError
 from minimegatron.model.fp8 import Fp8, recipe_of
 from minimegatron.model.fp8_linear import Current
 from minimegatron.model.gpt import Stage
@@ -22,7 +18,6 @@ from tests.minite import oracle
 from warmranks import run_ranks
 
 from . import resume_steps
-from .test_arguments import GOOD
 from .test_layouts import PP2, SP, TP, ZERO, run
 from .test_recompute import FULL, LAYERS, VOCABULARY, batch
 from .thread_group import on_ranks
@@ -264,49 +259,3 @@ def test_the_first_and_the_last_layers_stay_in_bf16(make_context):
     assert [stays_in_bf16(ctx.config, number) for number in range(1, 7)] == [
         True, False, False, False, True, True]
     assert len(Stage(ctx, VOCABULARY, range(6)).fp8.linears) == 3 * 4
-
-
-FIRST_LAST = f"{ON} tensorwise --first-last-layers-bf16"
-REFUSED = {
-    "--fp8-format hybrid": "--fp8-format: without --fp16 or --bf16",
-    "--bf16 --fp8-format e5m2": "invalid choice: 'e5m2'",
-    f"{ON} current": "invalid choice: 'current'",
-    "--bf16 --fp8-recipe mxfp8": "belongs to --fp8-format, which is not given",
-    "--bf16 --no-fp8-wgrad": "--fp8-wgrad belongs to --fp8-format",
-    f"{ON} delayed --fp8-margin 65": "--fp8-margin 65: must be from -64 to 64",
-    f"{ON} delayed --fp8-amax-history-len 0": "--fp8-amax-history-len 0: must be at least 1",
-    f"{ON} delayed --fp8-amax-compute-algo mean": "invalid choice: 'mean'",
-    f"{ON} mxfp8 --fp8-margin 1": "--fp8-margin 1 is for --fp8-recipe delayed, not mxfp8",
-    f"{ON} delayed --first-last-layers-bf16": "Delayed scaling does not support first / last",
-    f"{ON} tensorwise --num-layers-at-end-in-bf16 2": "belongs to --first-last-layers-bf16",
-    f"{FIRST_LAST} --num-layers-at-end-in-bf16 5": r"per pipeline stage \(4\); nearest: 4",
-    f"{FIRST_LAST} --num-layers-at-start-in-bf16 -1": "must not be negative",
-    f"{ON} mxfp8 --seq-length 8": "x --micro-batch-size is 16: .* multiple of 32; nearest: 32",
-    f"{ON} blockwise": "--seq-length x --micro-batch-size is 64: .* blockwise needs a multiple of "
-                       "128",
-    f"{ON} tensorwise --ffn-hidden-size 72": "is 72: .* a multiple of 16; nearest: 64 or 80",
-    f"{ON} delayed --device virtual:a100-80gb": "--fp8-recipe delayed: the virtual a100-80gb "
-                                                "cannot run .* nearest GPU model .* is h100-80gb",
-    f"{ON} mxfp8 --device virtual:h200": "Tensor Cores that read MX block scales.* is b200",
-    f"{ON} delayed --fp8-param-gather": "only supported with distributed optimizer; nearest: --use",
-    f"{ON} mxfp8 --fp8-param-gather --use-distributed-optimizer": "shards do not consist of whole",
-}
-
-
-@pytest.mark.parametrize("flags", REFUSED)
-def test_refused(flags):
-    with pytest.raises(UserError, match=REFUSED[flags]):
-        parse_arguments(shlex.split(GOOD + flags), {})
-
-
-def test_a_cuda_device_that_lacks_a_recipe_is_refused():
-    require_recipe("delayed", (8, 9))
-    with pytest.raises(UserError, match=r"--fp8-recipe mxfp8 needs .* Blackwell \(compute "
-                                        r"capability 10.0\); this GPU has 9.0"):
-        require_recipe("mxfp8", (9, 0))
-
-
-def test_communication_overlap_of_tensor_parallel_layers_is_refused():
-    with pytest.raises(UserError, match="--tp-comm-overlap with --fp8-format"):
-        parse_arguments(shlex.split(f"{GOOD} {ON} tensorwise --tp-comm-overlap {SP} {TP} 2"),
-                        {"WORLD_SIZE": "2"})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from virtualgpu.core import kernels as modeled
+from virtualgpu.core import precisions, storages
 
 LIBRARY = torch.library.Library("minimegatron", "IMPL")
 
@@ -98,27 +99,21 @@ def fp8_scales(amax, dtype):
 def fp8_blocks(x, dtype, rows, columns, mx):
     """Round and compute the scales in one kernel, which reads the 16 bits once."""
     m, blocks = x.shape[0], x.shape[1] // columns
-    scales = (x.new_empty(_mx_scales(m, blocks), dtype=torch.float8_e8m0fnu) if mx else
+    scales = (x.new_empty(precisions.mx_scales(m, blocks), dtype=torch.float8_e8m0fnu) if mx else
               x.new_empty((m // rows, blocks), dtype=torch.float32))
     return x.to(dtype, memory_format=torch.contiguous_format), scales
 
 
 @kernel
 def fp8_gemm(a, a_scale_inv, b, b_scale_inv, a_rows, b_rows, columns, bias, dtype):
-    if b_scale_inv.dim() == 2:
-        b_scale_inv = b_scale_inv.t()
-    try:
-        return torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, bias, out_dtype=dtype)
-    except NotImplementedError:
+    if b_scale_inv.dim() == 2 and not precisions.reads_blocks(storages.active_card()):
         # Blackwell has no such GEMM; Transformer Engine converts the scales to MX.
-        scales = (x.new_empty(_mx_scales(x.shape[0], 4 * x.shape[1] // columns),
-                              dtype=torch.float8_e8m0fnu) for x in (a, b))
-        return torch._scaled_mm(a, b.t(), *scales, bias, out_dtype=dtype)
-
-
-def _mx_scales(rows: int, blocks: int) -> int:
-    """Return the elements of an MX scale matrix, which is padded to tiles of 128 x 4."""
-    return -(-rows // 128) * 128 * -(-blocks // 4) * 4
+        a_scale_inv, b_scale_inv = (
+            x.new_empty(precisions.mx_scales(x.shape[0], 4 * x.shape[1] // columns),
+                        dtype=torch.float8_e8m0fnu) for x in (a, b))
+    elif b_scale_inv.dim() == 2:
+        b_scale_inv = b_scale_inv.t()
+    return torch._scaled_mm(a, b.t(), a_scale_inv, b_scale_inv, bias, out_dtype=dtype)
 
 
 @kernel

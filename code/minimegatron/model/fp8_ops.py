@@ -5,16 +5,8 @@ from __future__ import annotations
 import torch
 
 from minimegatron.device.dispatch import operation
+from minite import quantize
 from minite.functional import gemm
-from minite.quantize import (
-    Quantized,
-    amax_of,
-    cast,
-    quantize_blocks,
-    quantize_mx,
-    scale_from_amax,
-    update_history,
-)
 
 
 @operation("amax")
@@ -29,20 +21,20 @@ def fp8_cast(x: torch.Tensor, scale: torch.Tensor, amax: torch.Tensor | None,
         dtype: the FP8 format.
     """
     if amax is not None:
-        amax.copy_(torch.maximum(amax, amax_of(x)))
-    return cast(x.float() * scale, dtype)
+        amax.copy_(torch.maximum(amax, quantize.amax_of(x)))
+    return quantize.cast(x.float() * scale, dtype)
 
 
 @operation()
 def fp8_amax(x: torch.Tensor) -> torch.Tensor:
     """Return the largest magnitude in x, fp32, one element."""
-    return amax_of(x)
+    return quantize.amax_of(x)
 
 
 @operation()
 def fp8_scales(amax: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scale that maps amax to the largest FP8 number, and its reciprocal."""
-    scale = scale_from_amax(amax, dtype)
+    scale = quantize.scale_from_amax(amax, dtype)
     return scale, scale.reciprocal()
 
 
@@ -61,7 +53,8 @@ def fp8_blocks(x: torch.Tensor, dtype: torch.dtype, rows: int, columns: int, mx:
     Returns:
         The rounded matrix, and the reciprocals of the scales, [m / rows, k / columns].
     """
-    rounded = quantize_mx(x, dtype) if mx else quantize_blocks(x, dtype, (rows, columns))
+    rounded = (quantize.quantize_mx(x, dtype) if mx else
+               quantize.quantize_blocks(x, dtype, (rows, columns)))
     return rounded.data, rounded.scale_inv
 
 
@@ -82,8 +75,8 @@ def fp8_gemm(a: torch.Tensor, a_scale_inv: torch.Tensor, b: torch.Tensor,
         bias: added to every row, or None.
         dtype: of the result.
     """
-    y = gemm(Quantized(a, a_scale_inv, (a_rows, columns) if columns else None),
-             Quantized(b, b_scale_inv, (b_rows, columns) if columns else None), dtype)
+    y = gemm(quantize.Quantized(a, a_scale_inv, (a_rows, columns) if columns else None),
+             quantize.Quantized(b, b_scale_inv, (b_rows, columns) if columns else None), dtype)
     return y if bias is None else y + bias
 
 
@@ -102,7 +95,7 @@ def fp8_update(history: torch.Tensor, scale: torch.Tensor, scale_inv: torch.Tens
         algo: "max" or "most_recent".
     """
     history[0] = torch.where(history[0].isfinite(), history[0], 0)
-    following, scales = update_history(history, scale, dtype, margin, algo)
+    following, scales = quantize.update_history(history, scale, dtype, margin, algo)
     history.copy_(following)
     scale.copy_(scales)
     scale_inv.copy_(scales.reciprocal())

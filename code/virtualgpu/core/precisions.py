@@ -87,14 +87,27 @@ def scaling(arguments: Sequence) -> str:
     return "tensorwise" if per_tensor or rowwise else "blockwise"
 
 
+def reads_blocks(card: Card) -> bool:
+    """Return whether torch._scaled_mm reads scales of 1x128 and 128x128 blocks on a GPU model.
+
+    Only Hopper does (ATen/native/cuda/ScaledBlas.cpp, _check_deepseek_support).
+    """
+    return generation(card)[0] == 9
+
+
+def mx_scales(rows: int, blocks: int) -> int:
+    """Return the elements of an MX scale matrix [rows, blocks], padded to tiles of 128 x 4."""
+    return -(-rows // 128) * 128 * -(-blocks // 4) * 4
+
+
 def refuse(card: Card, func: torch._ops.OpOverload, arguments: Sequence) -> None:
     """Raise the error that CUDA raises for an 8-bit or 4-bit GEMM that the GPU does not support.
 
     Raises:
         RuntimeError: _scaled_mm before Ada, or with MX or NVFP4 scales before Blackwell, where
             cuBLASLt finds no algorithm.
-        NotImplementedError: block scales of 1x128 or 128x128 anywhere but on Hopper
-            (ATen/native/cuda/ScaledBlas.cpp, _check_deepseek_support), or a plain GEMM.
+        NotImplementedError: block scales of 1x128 or 128x128 anywhere but on Hopper, or a plain
+            GEMM.
     """
     name = str(func._overloadpacket)
     if name in ("aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm"):
@@ -110,7 +123,7 @@ def refuse(card: Card, func: torch._ops.OpOverload, arguments: Sequence) -> None
     capability, recipe = generation(card)[:2], scaling(arguments)
     if capability < (8, 9):
         raise RuntimeError(f"{NO_FP8} ({card.name}: {_capability(card, (8, 9))})")
-    if recipe == "blockwise" and capability[0] != 9:
+    if recipe == "blockwise" and not reads_blocks(card):
         raise NotImplementedError(f"{NO_BLOCKS} ({card.name}: {_capability(card, (9, 0), (9, 9))})")
     if recipe in ("mxfp8", "nvfp4") and capability < (10, 0):
         raise RuntimeError(f"{NO_MX} ({card.name}: {_capability(card, (10, 0))})")

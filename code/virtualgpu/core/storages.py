@@ -6,6 +6,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.memory import Allocator, OutOfMemory
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
     from virtualgpu.export.ledger import Ledger
     from virtualgpu.export.trace import TraceRecorder
     from virtualgpu.replay.journal import Journal
+
+
+def active_card() -> Card:
+    """Return the model of the virtual GPU that is active. Raises RuntimeError if none is."""
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if isinstance(mode, Storages):
+            return mode.card
+    raise RuntimeError("no virtual GPU is active; enter one: with VirtualGpu(card): ...")
 
 
 class Storages:

@@ -6,8 +6,9 @@
     virtualrun --gpus h100:8 --solo code/my_trainer.py FLAGS   eight virtual H100s
 
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
-losses. The part that makes several ranks train one model is yours. The loop has no validation and
-no checkpoints yet.
+losses. The part that makes several ranks train one model is yours, and with --bf16 --fp8-format
+hybrid --fp8-recipe tensorwise, so are the linear layers. The loop has no validation and no
+checkpoints yet.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -35,6 +37,7 @@ from minimegatron.logging.megatron import iteration_line, print_world_size
 from minimegatron.logging.status import Status
 from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import Grid, Group
 
@@ -43,11 +46,34 @@ class GPT(nn.Module):
     """The whole model on one GPU: a pipeline with a single stage."""
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
+        """Create the model; with --fp8-format, your FP8 layer computes its linear layers."""
         super().__init__()
-        self.stage = Stage(ctx, vocab_size, range(ctx.config.num_layers))
+        plain = replace(ctx, config=replace(ctx.config, fp8_format=None))
+        self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
+        self.first_micro_batch = True
+        if ctx.config.fp8_format is not None:
+            self._use_fp8(pieces.load("fp8").Linear)
 
-    def forward(self, batch: MicroBatch) -> torch.Tensor:
-        """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
+    def _use_fp8(self, linear: type[nn.Linear]) -> None:
+        """Replace the forward pass of the transformer layers' linear layers, not their parameters.
+
+        The embeddings and the output layer stay in 16 bits, as in pretrain_gpt.py.
+        """
+        for module in self.stage.decoder.modules():
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                outputs, inputs = module.weight.shape
+                layer = linear(inputs, outputs, device="meta")
+                layer.weight, layer.bias = module.weight, module.bias
+                module.forward = lambda x, layer=layer: layer(x, self.first_micro_batch)
+
+    def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
+        """Return the mean loss over the tokens of a micro-batch (fp32, one element).
+
+        Args:
+            batch: the micro-batch.
+            first_micro_batch: whether it is the first one of its step, so weights are new.
+        """
+        self.first_micro_batch = first_micro_batch
         return self.stage(None, batch)
 
 
@@ -58,8 +84,8 @@ class OneProcess(nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, batch: MicroBatch) -> torch.Tensor:
-        return self.module(batch)
+    def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
+        return self.module(batch, first_micro_batch)
 
     def no_sync(self) -> AbstractContextManager:
         return nullcontext()
@@ -95,18 +121,38 @@ def data_parallel(config: Config) -> type[nn.Module]:
     return OneProcess
 
 
-def adamw(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Return AdamW (Loshchilov & Hutter 2019), which does not decay biases and layer norms."""
-    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
-    return torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
-        betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
-        weight_decay=config.weight_decay, fused=True)
+class AdamW(torch.optim.AdamW):
+    """AdamW (Loshchilov & Hutter 2019) over fp32 master weights.
+
+    16-bit parameters have fp32 copies, which are updated and then rounded (Micikevicius et al.
+    2018, section 3.1); fp32 parameters are their own.
+    """
+
+    def __init__(self, config: Config, model: nn.Module) -> None:
+        self.masters = {parameter: parameter if parameter.dtype == torch.float32 else
+                        parameter.detach().float() for parameter in model.parameters()}
+        matrices = [master for master in self.masters.values() if master.dim() > 1]
+        vectors = [master for master in self.masters.values() if master.dim() == 1]
+        super().__init__(  # biases and layer norms do not decay
+            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
+            betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
+            weight_decay=config.weight_decay, fused=True)
+
+    def clip_and_step(self, clip: float) -> torch.Tensor:
+        """Clip the gradients to a norm, take a step, and return the norm before clipping."""
+        rounded = {parameter: master for parameter, master in self.masters.items()
+                   if parameter is not master}
+        for parameter, master in rounded.items():
+            master.grad = parameter.grad.float()
+        norm = nn.utils.clip_grad_norm_(self.masters.values(), clip or math.inf)
+        self.step()
+        for parameter, master in rounded.items():
+            parameter.data.copy_(master)
+        return norm
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[MicroBatch],
-         clip: float) -> tuple[torch.Tensor, torch.Tensor]:
+def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip: float
+         ) -> tuple[torch.Tensor, torch.Tensor]:
     """Take one optimizer step. Return this rank's mean loss and the gradient norm.
 
     Args:
@@ -115,24 +161,22 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Sequence[M
         batches: this rank's micro-batches.
         clip: the largest gradient norm; 0 does not clip.
     """
-    optimizer.zero_grad()
+    model.zero_grad()
     losses = []
     for number, batch in enumerate(batches, start=1):
         # Gradients accumulate locally; only the last backward pass starts all-reduces.
         with nullcontext() if number == len(batches) else model.no_sync():
-            loss = model(batch) / len(batches)
+            loss = model(batch, number == 1) / len(batches)
             loss.backward()
         losses.append(loss.detach())
     model.finish()  # from here on, every rank has the gradient of the global batch
-    norm = nn.utils.clip_grad_norm_(model.parameters(), clip or math.inf)
-    optimizer.step()
-    return torch.stack(losses).sum(), norm
+    return torch.stack(losses).sum(), optimizer.clip_and_step(clip)
 
 
 def train(ctx: Context, data: Batches, model: nn.Module) -> None:
     """Train for --train-iters steps, and print a line every --log-interval steps."""
     config, board, status, losses = ctx.config, TensorBoard(ctx), Status(ctx), []
-    optimizer, learning_rate = adamw(config, model), LearningRate(config)
+    optimizer, learning_rate = AdamW(config, model), LearningRate(config)
     consumed, started = 0, ctx.device.now()
     for iteration in range(1, config.train_iters + 1):
         for group in optimizer.param_groups:
@@ -161,6 +205,9 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
 def main() -> None:
     config = flags.parse(sys.argv[1:])
     wrapper = data_parallel(config)
+    if config.fp8_format is not None and pieces.load("fp8") is None:
+        raise UserError(f"--fp8-format {config.fp8_format} needs mytrainer/fp8.py, which you write "
+                        "in lab 13; until then, leave the flag out")
     print_world_size(config, notes=[])
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)

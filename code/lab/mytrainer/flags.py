@@ -24,7 +24,9 @@ DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "mer
         "tokenizer_type", "eod_mask_loss", "num_workers")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST))
+PRECISION = ("bf16", "fp8_format", "fp8_recipe")
+FP8 = {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"}  # what mytrainer/fp8.py computes
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST, *PRECISION))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
@@ -43,6 +45,12 @@ def parse(argv: Sequence[str]) -> Config:
         shown = flag.spellings[0] if isinstance(value, bool) else f"{flag.spelling} {value}"
         raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or pass it "
                         "to megatron/Megatron-LM/pretrain_gpt.py")
+    for name, value in FP8.items() if config.fp8_format is not None else ():
+        spelling, other = table_of(Config)[name].spelling, getattr(config, name)
+        if other != value:
+            raise UserError(f"{spelling} {other}: mytrainer/fp8.py has E4M3 values, E5M2 "
+                            "gradients, and scales from the current amax; nearest: "
+                            f"{spelling} {value}")
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"
         raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "

@@ -42,6 +42,38 @@ def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
     assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=3e-3)
 
 
+WIDE = MODEL.replace("--hidden-size 32", "--hidden-size 64")  # heads of 16, for FP8
+SHORT = TRAINING.replace("--train-iters 50", "--train-iters 20") + "--micro-batch-size 4 "
+FP8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise "
+
+
+def test_fp8_layers_train_as_the_trainer_s_own_do(my_trainer, train, student, dataset):
+    """Both round; the trainer's scales are no powers of two, and it adds gradients up in fp32."""
+    student.solve("collectives", "ddp", "fp8")
+    run = my_trainer(WIDE + SHORT + FP8 + dataset.flags, ranks=2)
+    assert "with mytrainer/ddp.py and mytrainer/fp8.py" in run.out
+    reference = train(SHORT + FP8, base=WIDE + dataset.flags).column("lm loss")
+    bf16 = train(SHORT + "--bf16 ", base=WIDE + dataset.flags).column("lm loss")
+    ours = run.column("lm loss")
+    assert ours == pytest.approx(reference, rel=3e-3) and len(ours) == 20
+    assert ours != pytest.approx(bf16, rel=1e-6) and ours[-1] < ours[0] - 0.3
+
+
+def test_a_weight_is_quantized_once_per_step(my_trainer, student, dataset):
+    """One that is never quantized again keeps the first step's weights, and learns less."""
+    student.solve("fp8")
+    student.change("fp8", "if first_micro_batch:", "if self.kept is None:")
+    stuck = my_trainer(WIDE + SHORT + FP8 + dataset.flags).column("lm loss")
+    student.solve("fp8")
+    right = my_trainer(WIDE + SHORT + FP8 + dataset.flags).column("lm loss")
+    assert right[0] == stuck[0] and right[-1] < stuck[-1]
+
+
+def test_fp8_without_the_piece_says_which_lab_has_it(my_trainer, student, dataset):
+    run = my_trainer(WIDE + SHORT + FP8 + dataset.flags, code=1)
+    assert "--fp8-format hybrid needs mytrainer/fp8.py, which you write in lab 13" in run.err
+
+
 def test_several_ranks_without_ddp_say_which_lab_has_it(my_trainer, dataset):
     run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2", ranks=2, code=1)
     assert "[rank 0] error: 2 ranks need mytrainer/ddp.py, which you write in lab 04" in run.err
@@ -58,7 +90,10 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
 @pytest.mark.parametrize(("flags", "message"), [
     ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: my_trainer.py does not use "
      "this flag; leave it out"),
-    ("--bf16", "--bf16: my_trainer.py does not use this flag"),
+    ("--fp16", "--fp16: my_trainer.py does not use this flag"),
+    ("--bf16 --fp8-format hybrid", "--fp8-recipe delayed: mytrainer/fp8.py has E4M3 values, E5M2 "
+     "gradients, and scales from the current amax; nearest: --fp8-recipe tensorwise"),
+    ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "nearest: --fp8-format hybrid"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
     ("--lr 0", "--min-lr 0.0001 is greater than --lr 0.0"),
     ("--num-layer 2", "did you mean --num-layers?")])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import math
 import statistics
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from job_monitor import figures, liveness, logs
@@ -13,6 +13,7 @@ from job_monitor.causes import EXIT, WORLD
 from job_monitor.requested import split_command
 from job_monitor.snapshot import Snapshot, log_memory
 from job_monitor.table import gib, number, short_reason
+from job_monitor.timeline import KINDS, Lane
 from labcore.html import render
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ MAX_LENGTH = 2000  # characters of one of these lines
 CPU = "the CPU"  # the device of a rank without a GPU
 OVERHEAD = "CUDA's context, NCCL's buffers, and PyTorch's reserved memory"
 MAX_BARS, MAX_ROWS = 32, 256
+MAX_SPANS = 40_000  # of a timeline; a span is 150 bytes of the page
+ZOOMS = (1, 2, 4, 8, 16, 32)
 GOOD_STATES = {"COMPLETED", "RUNNING", "COMPLETING", "PENDING"}
 
 
@@ -41,14 +44,15 @@ class Plot(NamedTuple):
 
 
 def render_page(snapshot: Snapshot, script: str, accounting: Sequence[dict[str, str]],
-                timeline: bytes | None, written: str) -> str:
+                lanes: Sequence[Lane], missing: str, written: str) -> str:
     """Return the HTML of the page.
 
     Args:
         snapshot: the job.
         script: the batch script that was submitted.
         accounting: Slurm's records of the job and its steps.
-        timeline: the bytes of an SVG file that shows the pipeline.
+        lanes: the ranks of the recorded timeline, if there is one.
+        missing: why there is no timeline.
         written: the time of writing.
     """
     steady = _steady_times(snapshot)
@@ -60,8 +64,7 @@ def render_page(snapshot: Snapshot, script: str, accounting: Sequence[dict[str, 
                   if snapshot.config.get(name) not in (None, "None", "False")],
         median=statistics.median(steady) if steady else None, times=_times(snapshot, steady),
         losses=_losses(snapshot), memory=_memory(snapshot),
-        # Embedded as an image, in which no script runs.
-        timeline=None if timeline is None else base64.b64encode(timeline).decode(),
+        missing=missing, **_timeline(snapshot, lanes),
         columns=[name for name in accounting[0] if any(row.get(name) for row in accounting)]
         if accounting else [],
         end=list(map(truncate, snapshot.lines[-LAST:])),
@@ -165,6 +168,34 @@ def _memory(snapshot: Snapshot) -> Plot | None:
     if len(rows) > MAX_BARS:
         text += f" The first {MAX_BARS} of {len(rows)} ranks."
     return Plot(drawn, text)
+
+
+def _timeline(snapshot: Snapshot, lanes: Sequence[Lane]) -> dict[str, object]:
+    """Return what the timeline's template needs: lanes with their nodes, and stages' shares."""
+    if not lanes:
+        return {"lanes": [], "nodes": [], "zooms": []}
+    end = max(span.end for lane in lanes for span in lane.spans)
+    node_of = {status.number: status.node for status in snapshot.statuses}
+    nodes = list(dict.fromkeys(node_of[lane.rank] for lane in lanes if lane.rank in node_of))
+    spans, shown = 0, []
+    for lane in lanes:
+        spans += len(lane.spans)
+        if spans <= MAX_SPANS:
+            node = node_of.get(lane.rank)
+            shown.append((lane, 1 + nodes.index(node) if node in nodes else 0))
+    stages = []
+    for stage, ranks in groupby(sorted(lanes, key=lambda one: one.stage), lambda one: one.stage):
+        shares = [one.shares(end) for one in ranks]
+        stages.append((stage, {kind: statistics.fmean(share[kind] for share in shares)
+                               for kind in KINDS}))
+    fine = figures.nice_step(end, 40)
+    coarse = {round(value / fine) for value in figures.ticks(0.0, end)}
+    ticks = [(100 * value / end, figures.label(value) + (" ms" if not value else ""),
+              round(value / fine) not in coarse)
+             for value in (fine * one for one in range(int(end / fine) + 1))]
+    return {"lanes": shown, "all_lanes": len(lanes), "stages": stages, "kinds": KINDS,
+            "nodes": nodes, "zooms": ZOOMS, "ticks": ticks, "scale": 100 / end,
+            "milliseconds": end}
 
 
 def _kind_of_memory(snapshot: Snapshot) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from job_monitor import page, ranks, slurm, snapshot
 from job_monitor.slurm import SlurmJob
 from job_monitor.snapshot import Snapshot
+from job_monitor.timeline import FILE, Lane, read
 from labcore import workspace
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
@@ -42,7 +43,7 @@ def write(job: SlurmJob, output: str | None) -> Path:
             f"there is no folder {path.parent}; create it first"))
     current = snapshot.take(job, ranks.processes(Layout(home)))
     text = page.render_page(current, current.script, slurm.accounting(job.number),
-                            timeline(current), time.strftime("%Y-%m-%d %H:%M"))
+                            *timeline(current), time.strftime("%Y-%m-%d %H:%M"))
     try:
         write_atomic(path, text.encode(errors="replace"))
     except OSError as error:
@@ -50,23 +51,31 @@ def write(job: SlurmJob, output: str | None) -> Path:
     return path
 
 
-def timeline(current: Snapshot) -> bytes | None:
-    """Return the figure that the job wrote with --timeline, or None.
+def timeline(current: Snapshot) -> tuple[list[Lane], str]:
+    """Return the ranks' lanes that the job recorded with --timeline, or else why there are none.
 
     The file's time decides, because another job may have written to the same folder.
     """
     folder = current.config.get("timeline", "None")
     if folder == "None":
-        return None
-    path = Path(os.path.join(current.job.folder, folder)) / "timeline.svg"
+        return [], ("No timeline was recorded: submit the job with lab submit --profile, or give "
+                    "the trainer --timeline FOLDER.")
+    path = Path(os.path.join(current.job.folder, folder)) / FILE
     start, end = (jobrecords.parse_time(text) for text in (current.job.start, current.job.end))
+    missing = (f"--timeline {folder}: this job has recorded no timeline there. It records "
+               f"iteration {current.config.get('timeline_iteration', '3')} (--timeline-iteration).")
     try:
         status = path.stat()
         written = datetime.fromtimestamp(status.st_mtime)
-        if status.st_size > MAX_TIMELINE or start is None or written < start:
-            return None
+        if start is None or written < start:
+            return [], missing
         if current.job.is_over and end and (written - end).total_seconds() > 2:
-            return None
-        return path.read_bytes()
+            return [], missing
+        if status.st_size > MAX_TIMELINE:
+            return [], (f"{path} has {status.st_size / 2**20:.0f} MiB, too much for a page; open "
+                        "it in Perfetto (ui.perfetto.dev).")
+        return read(path), ""
     except OSError:
-        return None
+        return [], missing
+    except ValueError as error:
+        return [], f"{path}: {error}"

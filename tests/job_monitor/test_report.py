@@ -6,8 +6,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from job_monitor import figures, page, report, snapshot
+from job_monitor import figures, page, report, snapshot, timeline
 from labcore.errors import LabError
+from pipeline_schedules import traces
 from slurmbox.layout import Layout
 from tests.job_monitor.samples import (
     LINE,
@@ -22,7 +23,13 @@ from tests.job_monitor.samples import (
     virtual_file,
 )
 
-VOID = {"meta", "img"}
+VOID = {"meta", "input"}
+RECORDED = [{"rank": rank, "pp": rank // 2, "dp": rank % 2, "tp": 0, "sections": [
+    ("forward-backward", 0.0, 0.09, None), ("forward-recv", 0.0, 0.02, None),
+    ("forward-compute", 0.02 * (rank // 2), 0.05, ("F", 0, 0)),
+    ("backward-compute", 0.05, 0.09, ("B", 0, 0)),
+    ("optimizer", 0.09, 0.1, None), ("optimizer-clip-main-grad", 0.09, 0.095, None)]}
+    for rank in range(4)]
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(1)>\x1b[2J&amp;'\""
 
 
@@ -53,10 +60,14 @@ class Checker(HTMLParser):
         return "".join(self.texts)
 
 
-def render(shown, script="#!/bin/bash\n", accounting=(), timeline=None):
-    text = page.render_page(shown, script, list(accounting), timeline, "2026-01-01 00:00")
+def render(shown, script="#!/bin/bash\n", accounting=(), lanes=(), missing=""):
+    text = page.render_page(shown, script, list(accounting), lanes, missing, "2026-01-01 00:00")
     assert text.startswith("<!DOCTYPE html>\n<html lang=\"en\">")
     return Checker(text)
+
+
+def recorded():
+    return timeline.lanes(traces.perfetto(RECORDED)["traceEvents"])
 
 
 @pytest.fixture
@@ -67,9 +78,9 @@ def healthy(tmp_path):
 
 def test_a_finished_job_s_page_has_all_sections(healthy):
     row = {"JobID": "7", "State": "COMPLETED", "MaxRSS": ""}
-    shown = render(healthy, accounting=[row], timeline=b"<svg/>")
+    shown = render(healthy, accounting=[row], lanes=recorded())
     for title in ("What was requested", "Configuration", "Iteration times", "Loss", "Memory",
-                  "Pipeline timeline", "Ranks", "Slurm's accounting", "The end of the log"):
+                  "Timeline", "Ranks", "Slurm's accounting", "The end of the log"):
         assert title in shown.text
     assert "Milliseconds per iteration: median 111.0, from 102.0 to 120.0" in shown.text
     assert "Training loss, from 8.9000 at iteration 1 to 7.0000 at iteration 20." in shown.text
@@ -78,11 +89,10 @@ def test_a_finished_job_s_page_has_all_sections(healthy):
 
 
 def test_nothing_is_fetched_and_nothing_runs(healthy):
-    shown = render(healthy, timeline=b"<svg/>")
+    shown = render(healthy, lanes=recorded())
     assert not {"script", "link", "iframe", "object", "embed", "base"} & set(shown.seen)
     assert not [name for name, _ in shown.attributes if name.startswith("on")]
-    sources = [value for name, value in shown.attributes if name in ("src", "href")]
-    assert sources and all(value.startswith("data:image/") for value in sources)
+    assert not [value for name, value in shown.attributes if name in ("src", "href")]
     assert ("content", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in (
         shown.attributes)
     assert "url(" not in shown.text and "@import" not in shown.text
@@ -113,7 +123,7 @@ def test_whatever_a_log_says_is_text(tmp_path):
 def test_every_modeled_figure_says_so(tmp_path):
     files = [virtual_file(number, state="done") for number in range(4)]
     shown = render(take(tmp_path, job("COMPLETED"), lines(label=VIRTUAL, loss=False), files),
-                   timeline=b"<svg/>")
+                   lanes=recorded())
     said = f"Modeled: {VIRTUAL}."
     assert shown.text.count(said) == 5  # summary, times, memory, timeline, ranks
     assert f"None: a {VIRTUAL} computes no values." in shown.text
@@ -206,15 +216,22 @@ def test_an_output_that_cannot_be_is_named(workspace_without_slurm):
 def test_only_this_job_s_timeline_is_shown(tmp_path, written, found):
     from datetime import datetime
 
-    path = tmp_path / "lines" / "timeline.svg"
+    path = tmp_path / "lines" / timeline.FILE
     path.parent.mkdir()
-    path.write_text("<svg/>")
+    traces.write(path, traces.perfetto(RECORDED))
     os.utime(path, (datetime.fromisoformat(written).timestamp(),) * 2)
     what = job("COMPLETED", folder=str(tmp_path), start="2026-01-01T00:00:00",
                end="2026-01-01T00:01:00")
-    shown = snapshot.Snapshot(what, config={"timeline": "lines"})
-    assert (report.timeline(shown) is not None) == found
-    assert report.timeline(snapshot.Snapshot(what, config={"timeline": "None"})) is None
+    lanes, missing = report.timeline(snapshot.Snapshot(what, config={"timeline": "lines"}))
+    assert (len(lanes), missing) == (4, "") if found else (
+        lanes == [] and "--timeline lines: this job has recorded no timeline" in missing)
+
+
+def test_without_a_timeline_the_page_names_the_flags(healthy):
+    lanes, missing = report.timeline(healthy)
+    assert lanes == [] and "lab submit --profile" in missing and "--timeline FOLDER" in missing
+    shown = render(healthy, missing=missing)
+    assert missing in shown.text and "input" not in shown.seen
 
 
 def test_a_job_that_slurm_forgot_is_found_by_its_kept_description(workspace_without_slurm):

@@ -68,7 +68,10 @@ def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
     _check_workspace(workspace.home())
     scripts.write(workspace.home(), batch_scripts)
     print(summary(placed, stages))
-    _submit(batch_scripts)
+    job = _submit(batch_scripts)
+    print(f"watch it: lab top {job}")
+    if settings.profile:
+        print(f"its timeline, once it has ended: lab report {job}")
 
 
 def _available_nodes(dry_run: bool) -> list | None:
@@ -106,8 +109,12 @@ def summary(layout: RunLayout, stages: list[RankMemory]) -> str:
     return "\n".join(lines)
 
 
-def _submit(batch_scripts: list[Script]) -> None:
-    """Submit the scripts; if one is refused, cancel those before it. Raises LabError."""
+def _submit(batch_scripts: list[Script]) -> str:
+    """Submit the scripts, and return the first job's ID; if one is refused, cancel those before it.
+
+    Raises:
+        LabError: Slurm refused a script.
+    """
     from lab.submit import nodes
 
     job_ids: list[str] = []
@@ -122,4 +129,4 @@ def _submit(batch_scripts: list[Script]) -> None:
         if job_ids:
             nodes.slurm("scancel", *job_ids)
         raise
-    print(f"watch it: lab top {job_ids[0]}")
+    return job_ids[0]

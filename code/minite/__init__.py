@@ -17,8 +17,8 @@ import torch
 
 __all__ = [
     "DotProductAttention", "LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear",
-    "MultiheadAttention", "RMSNorm", "RotaryPositionEmbedding", "TransformerLayer", "autocast",
-    "checkpoint", "fp8_autocast", "fp8_model_init", "quantized_model_init", "recipe",
+    "MultiheadAttention", "TransformerLayer", "autocast", "checkpoint", "fp8_autocast",
+    "fp8_model_init", "quantized_model_init", "recipe",
 ]
 
 
@@ -37,7 +37,6 @@ else:
         LayerNormLinear,
         LayerNormMLP,
         Linear,
-        RMSNorm,
         fp8_model_init,
         quantized_model_init,
     )
@@ -45,7 +44,6 @@ else:
     from minite.transformer import (
         DotProductAttention,
         MultiheadAttention,
-        RotaryPositionEmbedding,
         TransformerLayer,
         checkpoint,
     )

@@ -19,15 +19,12 @@ from minite.recipes import DelayedScaling, Float8CurrentScaling, MXFP8BlockScali
 from minite.state import LinearState, current, end_backward, is_first_layer
 
 Init = Callable[[Tensor], Any]
-GATED_ACTIVATIONS = {"geglu": lambda x: F.gelu(x, approximate="tanh"), "reglu": F.relu,
-                     "swiglu": F.silu}
-ACTIVATIONS = {"gelu": GATED_ACTIVATIONS["geglu"], "relu": F.relu, "silu": F.silu}
-_quantized_init: list[tuple[Recipe, bool] | None] = [None]
+ACTIVATIONS = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "silu": F.silu}
+_quantized_init: list[Recipe | None] = [None]
 
 
 @contextlib.contextmanager
-def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None,
-                         preserve_high_precision_init_val: bool = False) -> Iterator[None]:
+def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None) -> Iterator[None]:
     """Create modules in the block that hold their weights in FP8 only.
 
     Each weight is a float8 parameter with a buffer NAME_scale_inv and a gradient in the module's
@@ -36,8 +33,6 @@ def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None,
     Args:
         enabled: whether to hold weights in FP8.
         recipe: as in `autocast`, but not MXFP8BlockScaling, whose weights are rounded twice.
-        preserve_high_precision_init_val: whether weights have the methods
-            get_high_precision_init_val and clear_high_precision_init_val.
 
     Raises:
         ValueError: the recipe is MXFP8BlockScaling.
@@ -45,8 +40,7 @@ def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None,
     if enabled and isinstance(recipe, MXFP8BlockScaling):
         raise ValueError("recipe=MXFP8BlockScaling: weights would need a copy per direction; use "
                          "DelayedScaling, Float8CurrentScaling, or Float8BlockScaling")
-    _quantized_init.append(
-        (recipe or DelayedScaling(), preserve_high_precision_init_val) if enabled else None)
+    _quantized_init.append((recipe or DelayedScaling()) if enabled else None)
     try:
         yield
     finally:
@@ -82,17 +76,13 @@ class Module(nn.Module):
         setattr(self, name, nn.Parameter(weight))
         if _quantized_init[-1] is None:
             return
-        self.fp8_recipe, preserve = _quantized_init[-1]
+        self.fp8_recipe = _quantized_init[-1]
         self.fp8_recipe.check_shape(weight, name)
         quantized = _weight_quantizer(self.fp8_recipe)(weight)
         parameter = nn.Parameter(quantized.data)
         parameter.grad_dtype = weight.dtype
         setattr(self, name, parameter)
         self.register_buffer(f"{name}_scale_inv", quantized.scale_inv)
-        if preserve:
-            initial = [weight.cpu()]
-            parameter.get_high_precision_init_val = lambda: initial[0] if initial else None
-            parameter.clear_high_precision_init_val = initial.clear
 
     def _add_vector(self, name: str, size: int, value: float = 0.0) -> None:
         setattr(self, name, nn.Parameter(torch.full((size,), value, **self.factory_kwargs)))
@@ -202,35 +192,24 @@ class LayerNorm(nn.LayerNorm):
     """torch's layer norm under Transformer Engine's name."""
 
 
-class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm with Transformer Engine's epsilon."""
-
-    def __init__(self, normalized_shape: int, eps: float = 1e-5, **factory_kwargs: Any) -> None:
-        super().__init__(normalized_shape, eps, **factory_kwargs)
-
-
-def _add_norm(module: Module, size: int, normalization: str, eps: float) -> None:
-    if normalization not in ("LayerNorm", "RMSNorm"):
-        raise ValueError(f'normalization={normalization!r}: expected "LayerNorm" or "RMSNorm"')
+def _add_norm(module: Module, size: int, eps: float) -> None:
     module.eps = eps
     module._add_vector("layer_norm_weight", size, 1.0)
-    if normalization == "LayerNorm":
-        module._add_vector("layer_norm_bias", size)
+    module._add_vector("layer_norm_bias", size)
 
 
 def _norm(module: Module, x: Tensor) -> Tensor:
-    weight, bias = module.layer_norm_weight, getattr(module, "layer_norm_bias", None)
-    norm = F.rms_norm if bias is None else F.layer_norm
-    return norm(x, x.shape[-1:], weight, *(() if bias is None else (bias,)), eps=module.eps)
+    return F.layer_norm(x, x.shape[-1:], module.layer_norm_weight, module.layer_norm_bias,
+                        module.eps)
 
 
 class LayerNormLinear(Linear):
     """A norm followed by a linear layer; `options` are the arguments of Linear."""
 
-    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, *,
-                 normalization: str = "LayerNorm", **options: Any) -> None:
+    def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, **options: Any
+                 ) -> None:
         super().__init__(in_features, out_features, **options)
-        _add_norm(self, in_features, normalization, eps)
+        _add_norm(self, in_features, eps)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., out_features]; see Linear.forward."""
@@ -238,36 +217,28 @@ class LayerNormLinear(Linear):
 
 
 class LayerNormMLP(Module):
-    """A norm followed by two linear layers with an activation between them.
-
-    Gated activations (geglu, reglu, swiglu) double fc1's output: the activation of the first half
-    is multiplied by the second half.
-    """
+    """A norm followed by two linear layers with an activation between them."""
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *,
                  init_method: Init | None = None, output_layer_init_method: Init | None = None,
-                 bias: bool = True, normalization: str = "LayerNorm", activation: str = "gelu",
+                 bias: bool = True, activation: str = "gelu",
                  params_dtype: torch.dtype | None = None, device: Any = None) -> None:
         super().__init__(2, params_dtype, device)
-        if activation not in ACTIVATIONS and activation not in GATED_ACTIVATIONS:
+        if activation not in ACTIVATIONS:
             raise ValueError(f"activation={activation!r}: expected one of "
-                             f"{', '.join([*ACTIVATIONS, *GATED_ACTIVATIONS])}")
+                             f"{', '.join(ACTIVATIONS)}")
         self.activation, self.use_bias = activation, bias
-        _add_norm(self, hidden_size, normalization, eps)
-        rows = ffn_hidden_size * (2 if activation in GATED_ACTIVATIONS else 1)
-        self._add_weight("fc1_weight", rows, hidden_size, init_method)
+        _add_norm(self, hidden_size, eps)
+        self._add_weight("fc1_weight", ffn_hidden_size, hidden_size, init_method)
         self._add_weight("fc2_weight", hidden_size, ffn_hidden_size, output_layer_init_method)
-        for name, size in (("fc1_bias", rows), ("fc2_bias", hidden_size)) if bias else ():
-            self._add_vector(name, size)
+        if bias:
+            self._add_vector("fc1_bias", ffn_hidden_size)
+            self._add_vector("fc2_bias", hidden_size)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., hidden_size]; see Linear.forward."""
         biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
         x = self._gemm(0, _norm(self, inp), "fc1_weight", self.fc1_weight, biases[0],
                        is_first_microbatch)
-        if self.activation in GATED_ACTIVATIONS:
-            gate, x = x.chunk(2, -1)
-            x = GATED_ACTIVATIONS[self.activation](gate) * x
-        else:
-            x = ACTIVATIONS[self.activation](x)
-        return self._gemm(1, x, "fc2_weight", self.fc2_weight, biases[1], is_first_microbatch)
+        return self._gemm(1, ACTIVATIONS[self.activation](x), "fc2_weight", self.fc2_weight,
+                          biases[1], is_first_microbatch)

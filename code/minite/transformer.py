@@ -10,31 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import checkpoint as torch_checkpoint
 
-from minite.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, RMSNorm
+from minite.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear
 from minite.state import recomputation
 
-MASKS = ("causal", "no_mask", "padding", "padding_causal", "arbitrary")
-
-
-class RotaryPositionEmbedding(nn.Module):
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864)."""
-
-    def __init__(self, dim: int, rotary_base: float = 10000.0) -> None:
-        super().__init__()
-        self.register_buffer("inv_freq", rotary_base ** -(torch.arange(0, dim, 2) / dim))
-
-    def forward(self, max_seq_len: int, offset: int = 0) -> Tensor:
-        """Return angles [s, 1, 1, dim], in which the second half repeats the first."""
-        positions = torch.arange(max_seq_len, device=self.inv_freq.device) + offset
-        angles = torch.outer(positions.float(), self.inv_freq)
-        return torch.cat((angles, angles), -1)[:, None, None]
-
-
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate x [..., d] by angles that broadcast to it; dimensions i and i + d/2 form a pair."""
-    first, second = x.float().chunk(2, -1)
-    quarter_turn = torch.cat((-second, first), -1)
-    return (x.float() * angles.cos() + quarter_turn * angles.sin()).to(x.dtype)
+MASKS = ("causal", "no_mask", "padding", "arbitrary")
 
 
 class DotProductAttention(nn.Module):
@@ -42,27 +21,24 @@ class DotProductAttention(nn.Module):
 
     def __init__(self, num_attention_heads: int, kv_channels: int,
                  num_gqa_groups: int | None = None, attention_dropout: float = 0.0,
-                 qkv_format: str = "sbhd", attn_mask_type: str = "causal") -> None:
+                 attn_mask_type: str = "causal") -> None:
         super().__init__()
-        if qkv_format not in ("sbhd", "bshd"):
-            raise ValueError(f'qkv_format={qkv_format!r}: expected "sbhd" or "bshd"')
         self.grouped = num_gqa_groups not in (None, num_attention_heads)
-        self.attention_dropout, self.qkv_format = attention_dropout, qkv_format
-        self.attn_mask_type = attn_mask_type
+        self.attention_dropout, self.attn_mask_type = attention_dropout, attn_mask_type
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor,
                 attention_mask: Tensor | None = None, attn_mask_type: str | None = None) -> Tensor:
         """Compute attention.
 
         Args:
-            query_layer: [s, b, heads, d], or [b, s, heads, d] with qkv_format="bshd".
+            query_layer: [s, b, heads, d].
             key_layer: as query_layer, with num_gqa_groups heads.
             value_layer: as key_layer.
             attention_mask: True where a key is masked; broadcast to [b, heads, query, key].
             attn_mask_type: overrides the constructor's.
 
         Returns:
-            [s, b, heads * d], or [b, s, heads * d] with qkv_format="bshd".
+            [s, b, heads * d].
 
         Raises:
             ValueError: the mask type is unknown, or needs an attention_mask.
@@ -72,17 +48,12 @@ class DotProductAttention(nn.Module):
             raise ValueError(f"attn_mask_type={mask_type!r}: expected one of {', '.join(MASKS)}")
         if attention_mask is None and mask_type not in ("causal", "no_mask"):
             raise ValueError(f"attn_mask_type={mask_type!r} needs attention_mask")
-        to_bhsd = (1, 2, 0, 3) if self.qkv_format == "sbhd" else (0, 2, 1, 3)
-        q, k, v = (x.permute(to_bhsd) for x in (query_layer, key_layer, value_layer))
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (query_layer, key_layer, value_layer))
         visible = None if mask_type in ("causal", "no_mask") else ~attention_mask
-        if mask_type == "padding_causal":
-            visible = visible & torch.ones(q.shape[2], k.shape[2], dtype=torch.bool,
-                                           device=q.device).tril()
         y = F.scaled_dot_product_attention(
             q, k, v, visible, self.attention_dropout if self.training else 0.0,
             is_causal=mask_type == "causal", enable_gqa=self.grouped)
-        from_bhsd = (2, 0, 1, 3) if self.qkv_format == "sbhd" else (0, 2, 1, 3)
-        return y.permute(from_bhsd).flatten(2)
+        return y.permute(2, 0, 1, 3).flatten(2)
 
 
 class MultiheadAttention(nn.Module):
@@ -99,9 +70,7 @@ class MultiheadAttention(nn.Module):
                  init_method: Any = None, output_layer_init_method: Any = None,
                  attn_mask_type: str = "causal", num_gqa_groups: int | None = None,
                  params_dtype: torch.dtype | None = None, input_layernorm: bool = False,
-                 fuse_qkv_params: bool = False, bias: bool = True,
-                 normalization: str = "LayerNorm", device: Any = None,
-                 qkv_format: str = "sbhd") -> None:
+                 fuse_qkv_params: bool = False, bias: bool = True, device: Any = None) -> None:
         super().__init__()
         self.heads, self.groups = num_attention_heads, num_gqa_groups or num_attention_heads
         if kv_channels is None and hidden_size % self.heads:
@@ -118,17 +87,17 @@ class MultiheadAttention(nn.Module):
         first = {"init_method": init_method, "parameters_split": split, **factory_kwargs}
         if input_layernorm:
             self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, layernorm_epsilon,
-                                                 normalization=normalization, **first)
+                                                 **first)
         else:
             self.qkv = Linear(hidden_size, q + 2 * kv, **first)
         self.core_attention = DotProductAttention(
-            self.heads, self.channels, self.groups, attention_dropout, qkv_format, attn_mask_type)
+            self.heads, self.channels, self.groups, attention_dropout, attn_mask_type)
         self.proj = Linear(q, hidden_size, init_method=output_layer_init_method, **factory_kwargs)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
-                attn_mask_type: str | None = None, is_first_microbatch: bool | None = None,
-                rotary_pos_emb: Tensor | None = None) -> Tensor:
-        """Return [s, b, h], or [b, s, h] with qkv_format="bshd"."""
+                attn_mask_type: str | None = None, is_first_microbatch: bool | None = None
+                ) -> Tensor:
+        """Return [s, b, h]."""
         project = self.layernorm_qkv if hasattr(self, "layernorm_qkv") else self.qkv
         qkv = project(hidden_states, is_first_microbatch)
         per_group = self.heads // self.groups
@@ -139,10 +108,6 @@ class MultiheadAttention(nn.Module):
         else:
             q, k, v = qkv.unflatten(-1, (-1, self.channels)).split(
                 (self.heads, self.groups, self.groups), -2)
-        if rotary_pos_emb is not None:
-            sequence = 0 if self.core_attention.qkv_format == "sbhd" else 1
-            angles = rotary_pos_emb[:q.shape[sequence]].movedim(0, sequence)
-            q, k = rotate(q, angles), rotate(k, angles)
         y = self.core_attention(q, k, v, attention_mask, attn_mask_type)
         return self.proj(y, is_first_microbatch)
 
@@ -161,31 +126,26 @@ class TransformerLayer(nn.Module):
                  layer_number: int | None = None, kv_channels: int | None = None,
                  self_attn_mask_type: str = "causal", *, params_dtype: torch.dtype | None = None,
                  output_layernorm: bool = False, fuse_qkv_params: bool = False, bias: bool = True,
-                 activation: str = "gelu", normalization: str = "LayerNorm", device: Any = None,
-                 attn_input_format: str = "sbhd") -> None:
+                 activation: str = "gelu", device: Any = None) -> None:
         super().__init__()
         shared = {"init_method": init_method, "output_layer_init_method": output_layer_init_method,
-                "params_dtype": params_dtype, "bias": bias, "normalization": normalization,
-                "device": device}
+                  "params_dtype": params_dtype, "bias": bias, "device": device}
         self.layer_number, self.hidden_dropout = layer_number, hidden_dropout
         self.self_attention = MultiheadAttention(
             hidden_size, num_attention_heads, kv_channels, attention_dropout, layernorm_epsilon,
             attn_mask_type=self_attn_mask_type, num_gqa_groups=num_gqa_groups,
-            input_layernorm=not output_layernorm, fuse_qkv_params=fuse_qkv_params,
-            qkv_format=attn_input_format, **shared)
+            input_layernorm=not output_layernorm, fuse_qkv_params=fuse_qkv_params, **shared)
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon,
                                           activation=activation, **shared)
-        norm = RMSNorm if normalization == "RMSNorm" else LayerNorm
-        self.layernorm = norm(hidden_size, layernorm_epsilon, dtype=params_dtype, device=device
-                              ) if output_layernorm else nn.Identity()
+        self.layernorm = LayerNorm(hidden_size, layernorm_epsilon, dtype=params_dtype,
+                                   device=device) if output_layernorm else nn.Identity()
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
-                self_attn_mask_type: str | None = None, is_first_microbatch: bool | None = None,
-                rotary_pos_emb: Tensor | None = None) -> Tensor:
-        """Return [s, b, h], or [b, s, h] with qkv_format="bshd"."""
+                self_attn_mask_type: str | None = None, is_first_microbatch: bool | None = None
+                ) -> Tensor:
+        """Return [s, b, h]."""
         y = self.self_attention(hidden_states, attention_mask, attn_mask_type=self_attn_mask_type,
-                                is_first_microbatch=is_first_microbatch,
-                                rotary_pos_emb=rotary_pos_emb)
+                                is_first_microbatch=is_first_microbatch)
         x = hidden_states + F.dropout(y, self.hidden_dropout, self.training)
         y = self.layernorm_mlp(x, is_first_microbatch)
         return self.layernorm(x + F.dropout(y, self.hidden_dropout, self.training))

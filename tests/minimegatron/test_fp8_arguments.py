@@ -30,6 +30,8 @@ REFUSED = {
     f"{ON} mxfp8 --seq-length 8": "x --micro-batch-size is 16: .* multiple of 32; nearest: 32",
     f"{ON} blockwise": "--seq-length x --micro-batch-size is 64: .* blockwise needs a multiple of "
                        "128",
+    f"{ON} blockwise --hidden-size 256 --kv-channels 64 --micro-batch-size 8 --ffn-hidden-size 192":
+        "--ffn-hidden-size / --tensor-model-parallel-size is 192: .* 128; nearest: 128 or 256",
     f"{ON} tensorwise --ffn-hidden-size 72": "is 72: .* a multiple of 16; nearest: 64 or 80",
     f"{ON} delayed --device virtual:a100-80gb": "--fp8-recipe delayed: the virtual a100-80gb "
                                                 "cannot run .* nearest GPU model .* is h100-80gb",

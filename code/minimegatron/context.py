@@ -54,8 +54,8 @@ class Progress:
 
     Attributes:
         iteration: optimizer steps, including skipped ones.
-        consumed_train_samples: of the training data.
-        consumed_valid_samples: of the validation data.
+        consumed_train_samples: samples drawn from the training data.
+        consumed_valid_samples: samples drawn from the validation data.
     """
 
     iteration: int = 0

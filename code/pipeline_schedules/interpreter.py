@@ -42,7 +42,7 @@ class Handler:
 
 
 def replay(program: StageItems, handler: Handler) -> None:
-    """Visit the items of all stages, each as soon as everything it depends on was state.
+    """Visit the items of all stages, each after everything that it depends on.
 
     A schedule's actions depend on each other directly. In a program with messages, an action that
     consumes another stage's result depends on both ends of its transfer. A receive depends on

@@ -1,31 +1,38 @@
 """Samples as the trainer gets them; building, waiting and loading; stale and missing maps."""
 
 import itertools
+import multiprocessing
 import os
-import subprocess
-import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from minimegatron.arguments import Config
 from minimegatron.data import build_index_maps, gpt_dataset
 from minimegatron.data.build_index_maps import LastEpoch
-from minimegatron.data.gpt_dataset import build_train_valid_test_datasets
+from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.errors import UserError
 
 
 @pytest.fixture(autouse=True)
-def no_patience(monkeypatch):
+def barriers(monkeypatch) -> list[str]:
+    """What happens at the barrier of a rank whose files appear at once, or never."""
+    calls = []
     monkeypatch.setattr(gpt_dataset, "VISIBILITY_TIMEOUT", 0.0)
+    monkeypatch.setattr(gpt_dataset.dist, "barrier", lambda: calls.append("barrier"))
+    return calls
 
 
-def build(prefix, split="1,0,0", seq_length=4, seed=1234, num_samples=(5, 0, 0), builder=True,
-          lines=None, **options):
-    say = (lambda line: None) if lines is None else lines.append
-    return build_train_valid_test_datasets(
-        prefix, split, seq_length, seed, num_samples, builder, lambda: None, say, **options)
+def build(prefix, rank=0, lines=None, vocab_size=None, samples=5, **flags):
+    """Build data sets of at least `samples` training samples, and of none to evaluate on."""
+    flags = {"split": "1,0,0", "seq_length": 4, "eval_iters": 0, **flags}
+    config = Config(data_path=str(prefix), train_iters=samples, global_batch_size=1, **flags)
+    log = (lambda line: None) if lines is None else lines.append
+    ctx = SimpleNamespace(config=config, grid=SimpleNamespace(rank=rank), print_rank_0=log)
+    return build_datasets(ctx, vocab_size)
 
 
 def test_a_sample_is_seq_length_plus_one_tokens(in_order):
@@ -45,7 +52,7 @@ def test_a_sample_is_seq_length_plus_one_tokens(in_order):
 def test_samples_are_the_epochs_in_order(in_order, sizes, seq_length, samples, seed):
     """Unshuffled, samples overlap by one token and spell the documents as doc_idx orders them."""
     prefix = in_order(sizes)
-    train = build(prefix, seq_length=seq_length, num_samples=(samples, 0, 0), seed=seed)[0]
+    train = build(prefix, seq_length=seq_length, samples=samples, seed=seed)[0]
     place = {sample: index for index, sample in enumerate(train.shuffle_idx.tolist())}
     texts = [train[place[k]]["text"].tolist() for k in range(len(train))]
     stream = [token for document in train.doc_idx
@@ -61,7 +68,7 @@ def test_samples_are_the_epochs_in_order(in_order, sizes, seq_length, samples, s
 
 
 def test_files_have_the_names_of_2021(in_order, tmp_path):
-    build(in_order([20] * 10), split="8,1,1", num_samples=(7, 2, 1))
+    build(in_order([20] * 10), split="8,1,1", samples=7, eval_iters=1, eval_interval=7)
     names = {name for name in os.listdir(tmp_path) if name.endswith(".npy")}
     assert names == {f"pair_{part}_indexmap_{n}ns_4sl_1234s_{kind}_idx.npy"
                      for part, n in (("train", 7), ("valid", 2), ("test", 1))
@@ -71,7 +78,7 @@ def test_files_have_the_names_of_2021(in_order, tmp_path):
 def test_the_lines_are_megatrons(in_order):
     lines = []
     prefix = in_order([20] * 10)
-    build(prefix, split="8,1,1", num_samples=(7, 2, 1), lines=lines)
+    build(prefix, split="8,1,1", samples=7, eval_iters=1, eval_interval=7, lines=lines)
     text = "\n".join(lines)
     for line in (
         "> building train, validation, and test datasets ...",
@@ -119,29 +126,28 @@ def test_a_damaged_map_is_built_again(in_order, tmp_path):
 
 def test_a_rank_that_cannot_see_the_maps_says_so(in_order):
     with pytest.raises(UserError, match=r"cannot see the index map .*_doc_idx\.npy.*every node"):
-        build(in_order([20] * 3), builder=False)
+        build(in_order([20] * 3), rank=1)
 
 
-def test_the_barrier_is_called_once_by_all_even_when_building_fails(in_order):
-    calls = []
-    arguments = dict(split="1,0,0", seq_length=4, seed=1, num_samples=(5, 0, 0), log=print)
+def test_every_rank_reaches_one_barrier_even_when_building_fails(in_order, barriers):
     prefix = in_order([20] * 3)
-    build_train_valid_test_datasets(prefix, is_builder=True, barrier=lambda: calls.append(1),
-                                    **arguments)
-    build_train_valid_test_datasets(prefix, is_builder=False, barrier=lambda: calls.append(2),
-                                    **arguments)
+    build(prefix)
+    build(prefix, rank=1)
     with pytest.raises(UserError):
-        build_train_valid_test_datasets("nowhere", is_builder=True,
-                                        barrier=lambda: calls.append(3), **arguments)
-    assert calls == [1, 2, 3]
+        build("nowhere")
+    assert barriers == ["barrier"] * 3
 
 
-def test_other_ranks_wait_for_the_files(in_order):
-    """The barrier is where rank 0's files come to be."""
-    prefix = in_order([20] * 3)
-    train = build_train_valid_test_datasets(
-        prefix, "1,0,0", 4, 1234, (5, 0, 0), False, lambda: build(prefix), print)[0]
-    assert len(train) == 14
+def test_other_ranks_wait_for_the_files(in_order, monkeypatch):
+    """The files of rank 0 appear at the barrier."""
+    prefix, at_the_barrier = in_order([20] * 3), [lambda: build(prefix), lambda: None]
+    monkeypatch.setattr(gpt_dataset.dist, "barrier", lambda: at_the_barrier.pop(0)())
+    assert len(build(prefix, rank=1)[0]) == 14
+
+
+def test_a_split_without_training_data_is_refused(in_order):
+    with pytest.raises(UserError, match=r"--split 0,1,0 leaves no document .* nearest: --split"):
+        build(in_order([20] * 3), split="0,1,0")
 
 
 def test_an_unwritable_folder_names_the_flag(in_order, tmp_path, monkeypatch):
@@ -156,7 +162,7 @@ def test_an_unwritable_folder_names_the_flag(in_order, tmp_path, monkeypatch):
 
 def test_the_cache_path_is_used_and_made(in_order, tmp_path):
     prefix = in_order([20] * 3)
-    build(prefix, cache_path=str(tmp_path / "cache" / "maps"))
+    build(prefix, data_cache_path=str(tmp_path / "cache" / "maps"))
     assert len(os.listdir(tmp_path / "cache" / "maps")) == 3
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".npy")]
 
@@ -172,16 +178,15 @@ def test_tokens_of_another_vocabulary_are_refused(in_order):
         [train[i] for i in range(len(train))]
 
 
+def sum_of_samples(prefix: str) -> int:
+    train = build(prefix, split="8,1,1", seq_length=16, samples=2000, eval_iters=10)[0]
+    return sum(int(train[i]["text"].sum()) for i in range(100))
+
+
 @pytest.mark.slow
 def test_two_builders_at_once_agree(in_order, tmp_path):
     prefix = in_order([50] * 200)
-    code = ("import sys\n"
-            "from minimegatron.data.gpt_dataset import build_train_valid_test_datasets as build\n"
-            "d = build(sys.argv[1], '8,1,1', 16, 1, (2000, 10, 10), True, lambda: None,\n"
-            "          lambda line: None)\n"
-            "print(sum(int(d[0][i]['text'].sum()) for i in range(100)))")
-    runs = [subprocess.Popen([sys.executable, "-c", code, prefix], stdout=subprocess.PIPE)
-            for _ in range(2)]
-    results = {run.communicate(timeout=60)[0] for run in runs}
-    assert [run.returncode for run in runs] == [0, 0] and len(results) == 1
+    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
+        one, other = pool.map(sum_of_samples, [prefix] * 2, chunksize=1)
+    assert one == other > 0
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

@@ -144,7 +144,7 @@ def test_a_software_stack_that_does_not_exist_is_refused(device):
 
 @pytest.mark.slow
 def test_a_run_on_the_cpu_imports_no_other_device():
-    """Of virtualgpu, it needs the name of a variable only, and main the errors."""
+    """All it imports of virtualgpu is the name of a variable, and `main` the errors."""
     program = ("import sys\nimport minimegatron.training\n"
                "from minimegatron.arguments import parse_arguments\n"
                "from minimegatron.initialize import choose_device\n"

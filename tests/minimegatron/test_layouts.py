@@ -129,7 +129,7 @@ def test_a_layout_equals_one_process(results, ranks, layout, model):
 @pytest.mark.parametrize("case", [join(layout, model) for ranks, layout, model in EQUAL
                                   if ranks == 4])
 def test_copies_stay_the_same_to_the_last_bit(results, case):
-    """Of every stage, on all its ranks."""
+    """The ranks of a stage hold identical copies of its replicated parameters."""
     ranks = results[4, case]
     assert (len({rank["copied"] for rank in ranks}) ==
             len({rank["stage"] for rank in ranks}))

@@ -25,7 +25,7 @@ HEART = ["pretrain_gpt.py", *LINK.findall(HEART_SECTION)]
 OPTIONAL = LINK.findall(OPTIONAL_SECTION)
 STEP = "A TP 2 x PP 2 fp16 step on the CPU imports"
 # New features belong in files of their own, so these limits should only ever go down.
-LIMITS = {STEP: 5250, "The core has": 4760, "The heart has": 2860}
+LIMITS = {STEP: 5200, "The core has": 4760, "The heart has": 2860}
 FILE_LIMIT, FUNCTION_LIMIT = 300, 40
 FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 

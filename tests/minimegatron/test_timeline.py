@@ -70,7 +70,7 @@ def test_clocks_that_differ_by_minutes_are_aligned_to_milliseconds():
 
 
 def own_offset() -> float:
-    """Of a rank whose clock is so many times 1000 s ahead."""
+    """Return this rank's measured clock offset; rank r's clock is 1000 r seconds ahead."""
     rank = dist.get_rank()
     return timeline.clock_offset(rank, 3, lambda: time.perf_counter() + 1000 * rank)
 

@@ -123,7 +123,7 @@ def test_a_schedule_is_drawn_as_it_is_written():
 
 
 def strips(drawing):
-    """Of every stage: the number at the end of its strip, and the strip's height."""
+    """Return the number at the end of every stage's strip, and the strips' heights."""
     drawing.png()
     texts, heights = [], []
     for axes in drawing.figure.axes:

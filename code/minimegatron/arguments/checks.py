@@ -13,7 +13,7 @@ from minimegatron.arguments.require import near_divisors, near_multiples, requir
 from minimegatron.arguments.table.files import Profiling
 from minimegatron.arguments.table.flag import table_of
 from minimegatron.arguments.table.parallel import Recompute
-from minimegatron.arguments.table.training import Fp8, LearningRateSchedule, ModernBlock
+from minimegatron.arguments.table.training import Fp8Precision, LearningRateSchedule, ModernBlock
 from minimegatron.errors import UserError
 from pipeline_schedules import WHOLE_STAGES
 
@@ -36,7 +36,7 @@ def check(config: Config, rank: int, world_size: int) -> Config:
 
         config = derive_recompute(config)
     config = derive_precision(derive_learning_rate(config))
-    if is_given(config, Fp8):
+    if is_given(config, Fp8Precision):
         from minimegatron.arguments.fp8 import check_fp8
 
         check_fp8(config)

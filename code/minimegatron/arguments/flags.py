@@ -12,7 +12,7 @@ from minimegatron.arguments.table.files import Checkpointing, Data, Logging, Pro
 from minimegatron.arguments.table.parallel import Derived, Distributed, Recompute
 from minimegatron.arguments.table.training import (
     Batch,
-    Fp8,
+    Fp8Precision,
     LearningRateSchedule,
     Model,
     ModernBlock,
@@ -22,7 +22,7 @@ from minimegatron.arguments.table.training import (
 
 @dataclass(frozen=True)
 class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Distributed, Data,
-             LearningRateSchedule, Optimization, Batch, Fp8, ModernBlock, Model):
+             LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property

@@ -23,7 +23,7 @@ def write_sums(folder: Path, sums: Mapping[str, str]) -> None:
     """Write the folder's SHA256SUMS.
 
     Args:
-        folder: of an iteration.
+        folder: an iteration's folder.
         sums: checksums by path inside the folder.
     """
     with open(folder / SUMS, "w") as file:
@@ -54,7 +54,7 @@ def find_problems(folder: Path, share: int = 0, shares: int = 1) -> list[str]:
     """Return the problems of a checkpoint, one sentence per file; empty if it is intact.
 
     Args:
-        folder: of an iteration.
+        folder: an iteration's folder.
         share: first file to check, so that each rank checks a share of them.
         shares: distance between files to check.
     """
@@ -78,7 +78,7 @@ def file_problem(path: Path, digest: str) -> str:
     """Return the problem of one file, or "" if it is intact.
 
     Args:
-        path: of the file.
+        path: the file.
         digest: its SHA-256; if it is empty, the CRCs inside the file are checked instead.
     """
     name = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"

@@ -149,9 +149,9 @@ def problems_on_all_ranks(ctx: Context, folder: Path) -> list[str]:
 
     Each rank checks a share of the files.
     """
-    found: list[list[str]] = [[]] * ctx.grid.world_size
-    dist.all_gather_object(found, find_problems(folder, ctx.grid.rank, ctx.grid.world_size))
-    return list(dict.fromkeys(sentence for part in found for sentence in part))
+    on_ranks: list[list[str]] = [[]] * ctx.grid.world_size
+    dist.all_gather_object(on_ranks, find_problems(folder, ctx.grid.rank, ctx.grid.world_size))
+    return list(dict.fromkeys(problem for problems in on_ranks for problem in problems))
 
 
 def agreed_iteration(ctx: Context, tracker: Path) -> int | str | None:

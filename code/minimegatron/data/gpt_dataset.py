@@ -1,6 +1,6 @@
 """Samples of s + 1 tokens, taken from a stream of shuffled documents.
 
-Rank 0 builds the index maps while the others wait at `barrier`; then every rank maps them into
+Rank 0 builds the index maps while the others wait at a barrier; then every rank maps them into
 memory. The files have the names that Megatron-LM gave them in 2021:
 `{prefix}_{train|valid|test}_indexmap_{N}ns_{S}sl_{seed}s_{doc|sample|shuffle}_idx.npy`.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,10 +25,12 @@ from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
+    from minimegatron.arguments import Config
     from minimegatron.context import Context
 
 Log = Callable[[str], object]
 
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}  # in the log: in file names
 KINDS = ("doc", "sample", "shuffle")
 
 # Seconds to wait for a file of rank 0 after the barrier: network file systems show it later.
@@ -118,102 +121,63 @@ def build_datasets(ctx: Context, vocab_size: int
                    ) -> tuple[GPTDataset, GPTDataset | None, GPTDataset | None]:
     """Build the training, validation, and test data; every rank must call it.
 
-    Raises UserError if the data are corrupted or hold tokens beyond `vocab_size`, or
-    if --split leaves nothing to train on.
+    Raises UserError if the data are corrupted or hold tokens beyond `vocab_size`, if --split leaves
+    nothing to train on, if the index maps cannot be written, or if this node cannot see them.
     """
-    config, batch = ctx.config, ctx.config.global_batch_size
-    validations = config.train_iters // config.eval_interval + 1
-    samples = (config.train_iters * batch, validations * config.eval_iters * batch,
-               config.eval_iters * batch)
-    train, valid, test = build_train_valid_test_datasets(
-        config.data_path, config.split, config.seq_length, config.seed, samples,
-        is_builder=ctx.grid.rank == 0, barrier=dist.barrier, log=ctx.print_rank_0,
-        cache_path=config.data_cache_path, vocab_size=vocab_size)
-    if train is None:
-        raise UserError(f"--split {config.split} leaves no document of {config.data_path} to train "
-                        "on; nearest: --split 100,0,0")
-    return train, valid, test
-
-
-def build_train_valid_test_datasets(
-    prefix: str | os.PathLike[str], split: str, seq_length: int, seed: int,
-    num_samples: Sequence[int], is_builder: bool, barrier: Callable[[], object], log: Log,
-    cache_path: str | None = None, vocab_size: int | None = None,
-) -> tuple[GPTDataset | None, GPTDataset | None, GPTDataset | None]:
-    """Build the training, validation, and test data; every rank must call it.
-
-    Args:
-        prefix: --data-path.
-        split: --split, the shares of the three data sets.
-        seq_length: tokens of a sample, s.
-        seed: of the shuffled order.
-        num_samples: least number of samples of each data set.
-        is_builder: true on exactly one rank per file system, which writes the index maps.
-        barrier: called exactly once, even if building fails, so that no rank is left waiting.
-        cache_path: --data-cache-path, the folder of the index maps; None means beside the data.
-        vocab_size: entries of the tokenizer.
-
-    Returns three data sets; None for a split without documents. Raises UserError for corrupted
-    data, a bad split, a folder that is not writable, or index maps that this node cannot see.
-    """
-    _log_targets(num_samples, log)
-    splits: list[Split | None] = []
+    log, splits = ctx.print_rank_0, []
     try:
-        data = _open(prefix, log)
-        splits = _splits(data, split, seq_length, seed, num_samples, cache_path, log)
-        if is_builder:
-            for part in filter(None, splits):
-                if not _valid_maps_exist(part, part.plan, log):
-                    from minimegatron.data.build_index_maps import build_index_maps
+        splits = _splits(ctx.config, log)
+        for split in filter(None, splits if ctx.grid.rank == 0 else ()):
+            if not _valid_maps_exist(split, log):
+                from minimegatron.data.build_index_maps import build_index_maps
 
-                    build_index_maps(part, log)
+                build_index_maps(split, log)
     finally:
-        barrier()
-    datasets = tuple(part and _load_dataset(part, vocab_size, log) for part in splits)
+        dist.barrier()  # even if building fails, so that no rank is left waiting
+    if splits[0] is None:
+        raise UserError(f"--split {ctx.config.split} leaves no document of {ctx.config.data_path} "
+                        "to train on; nearest: --split 100,0,0")
+    datasets = tuple(split and _load_dataset(split, vocab_size, log) for split in splits)
     log("> finished creating GPT datasets ...")
     return datasets
 
 
-def _log_targets(num_samples: Sequence[int], log: Log) -> None:
+def _splits(config: Config, log: Log) -> list[Split | None]:
+    """Open the data, and return the training, validation, and test split; None if one is empty."""
+    batch = config.global_batch_size
+    validations = config.train_iters // config.eval_interval + 1
+    samples = (config.train_iters * batch, validations * config.eval_iters * batch,
+               config.eval_iters * batch)
     log("> building train, validation, and test datasets ...")
     log(" > datasets target sizes (minimum size):")
-    for name, samples in zip(("train:     ", "validation:", "test:      "), num_samples,
-                             strict=True):
-        log(f"    {name} {samples}")
-
-
-def _open(prefix: str | os.PathLike[str], log: Log) -> IndexedDataset:
+    for title, count in zip(SPLITS, samples, strict=True):
+        log(f"    {title + ':':11} {count}")
     log(" > building dataset index ...")
     started = time.perf_counter()
     log("    reading sizes...")
-    data = IndexedDataset(prefix)
+    data = IndexedDataset(config.data_path)
     log(f" > finished creating indexed dataset in {time.perf_counter() - started:4f} seconds")
     log(f"    number of documents: {len(data)}")
-    return data
-
-
-def _splits(data: IndexedDataset, split: str, seq_length: int, seed: int,
-            num_samples: Sequence[int], cache_path: str | None, log: Log) -> list[Split | None]:
-    bounds = split_boundaries(split, len(data))
     splits: list[Split | None] = []
     log(" > dataset split:")
-    for number, (title, name) in enumerate(
-            (("train", "train"), ("validation", "valid"), ("test", "test"))):
-        start, stop = bounds[number], bounds[number + 1]
+    bounds = pairwise(split_boundaries(config.split, len(data)))
+    for title, count, (start, stop) in zip(SPLITS, samples, bounds, strict=True):
         log(f"    {title}:")
         log(f"     document indices in [{start}, {stop}) total of {stop - start} documents")
-        documents = np.arange(start, stop, dtype=np.int32)
-        splits.append(Split(data, name, documents, num_samples[number], seq_length, seed,
-                            cache_path) if stop > start else None)
+        splits.append(Split(data, SPLITS[title], np.arange(start, stop, dtype=np.int32), count,
+                            config.seq_length, config.seed, config.data_cache_path)
+                      if stop > start else None)
     return splits
 
 
-def _valid_maps_exist(split: Split, plan: index_maps.Plan, log: Log) -> bool:
+def _valid_maps_exist(split: Split, log: Log) -> bool:
+    """Check the index maps of an earlier run, and log why they must be built (again)."""
     if not all(split.path(kind).is_file() for kind in KINDS):
         log(" > WARNING: could not find index map files, building the indices on rank 0 ...")
         return False
     try:
-        reason = index_maps.mismatch(split.data.sizes, split.documents, plan, *_load_maps(split))
+        reason = index_maps.mismatch(split.data.sizes, split.documents, split.plan,
+                                     *_load_maps(split))
     except UserError as error:
         reason = str(error)
     if reason:

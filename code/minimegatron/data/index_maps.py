@@ -38,7 +38,7 @@ def plan_epochs(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
     """Return the plan with the fewest epochs e such that (e * tokens - 1) // s >= samples.
 
     Args:
-        tokens_per_epoch: of the split, positive.
+        tokens_per_epoch: tokens of the split, at least one.
         seq_length: tokens of a sample, s.
         samples: least number of samples.
     """

@@ -1,4 +1,4 @@
-"""Which reports the flags and the cluster ask for.
+"""Create the reports that the flags and the cluster ask for.
 
 A run without such a report imports neither this file nor those of the reports.
 """

@@ -48,9 +48,9 @@ class StepLog:
 
     Attributes:
         losses: this rank's mean loss of each step since the last line.
-        advanced: of each step since the last line, 0 if it was skipped, else 1.
-        seconds: of all steps since the last line, on the device's clock.
-        step_seconds: of the last step.
+        advanced: 0 for each step since the last line that was skipped, 1 for the others.
+        seconds: time of all steps since the last line, on the device's clock.
+        step_seconds: time of the last step.
         norm: gradient norm of the last step.
     """
 
@@ -85,7 +85,7 @@ class StepLog:
             loss: this rank's mean loss (one element); only the last stage has one.
             norm: gradient norm (one element).
             progress: after the step.
-            learning_rate: of the next step (one element).
+            learning_rate: the next step's (one element).
         """
         for report in self.reports:
             report.step_launched()

@@ -134,7 +134,7 @@ def measured_peak(ctx: Context, dtype: torch.dtype) -> float:
     """Return the TFLOP/s of a square matmul on rank 0, while the other ranks wait.
 
     Args:
-        dtype: of the matrices.
+        dtype: the matrices' dtype.
     """
     result = [0.0]
     if ctx.grid.rank == 0:

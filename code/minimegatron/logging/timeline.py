@@ -67,10 +67,10 @@ class Recorder(Report):
         """Add a section; the timers call it at the end of each.
 
         Args:
-            name: of the timer.
+            name: the timer's name.
             start: in seconds on the device's clock.
             end: in seconds on the device's clock.
-            action: of the schedule, if the section executes one.
+            action: the schedule's action, if the section executes one.
         """
         if self.active:
             self.sections.append(Section(name, start, end, action))

@@ -30,7 +30,7 @@ class Timers:
     """Timers by name: `with timers("optimizer"): ...` adds to a total that `take` returns.
 
     Attributes:
-        recorder: of --timeline, or None; every timer runs in the step that it records.
+        recorder: --timeline's, or None; every timer runs in the step that it records.
     """
 
     def __init__(self, now: Callable[[], float], level: int | None = None,
@@ -53,8 +53,8 @@ class Timers:
         """Time a block. Raises KeyError for a name that is not in LEVELS.
 
         Args:
-            name: of the timer.
-            action: of the schedule, if the block executes one.
+            name: the timer's name.
+            action: the schedule's action, if the block executes one.
         """
         LEVELS[name]  # a timer outside LEVELS would never be printed
         recorded = self.recorder is not None and self.recorder.active

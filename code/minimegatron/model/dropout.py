@@ -95,7 +95,7 @@ def dropout_mask(samples: torch.Tensor, heads: torch.Tensor | None, key: int, po
         hashed = _scramble64(hashed + heads)[:, :, None]
     low = (hashed & 0xFFFFFFFF).to(torch.int32)
     high = (hashed >> 32).to(torch.int32) | 1
-    # Position and key meet in an affine map between two rounds; each result is split into two
+    # An affine map between two rounds combines position and key; each result is split into two
     # 16-bit draws, so p is rounded to a multiple of 2**-16.
     first, skip = divmod(start, 2)
     words = _scramble(torch.arange(first, (start + positions + 1) // 2, dtype=torch.int32,

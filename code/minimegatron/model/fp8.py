@@ -12,8 +12,6 @@ Embeddings, the output layer, norms, and attention stay in 16 bits, as in Megatr
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -22,7 +20,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.fp8 import stays_in_bf16
 from minimegatron.context import Context
 from minimegatron.model import fp8_ops
-from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel, row_parallel_linear
+from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minite.recipes import (
     DelayedScaling,
@@ -107,9 +105,6 @@ class Fp8(nn.Module):
             is_column = isinstance(linear, ColumnParallelLinear)
             tp = Fp8TensorParallel(ctx, self.recipe, self.histories, number, is_column)
             linear.tp = self.linears[linear.weight] = tp
-            if not is_column:
-                linear.forward = partial(row_parallel_linear, tp, linear.weight, linear.bias,
-                                         linear.param_specs["weight"])
 
     def end_step(self) -> None:
         """After the last backward pass: discard the rounded weights, and update the scales.

@@ -13,14 +13,13 @@ from torch import nn
 
 from minimegatron.context import Context
 from minimegatron.model import fp8_ops, matmul, ops
-from minimegatron.model.tensor_parallel import TensorParallel
+from minimegatron.model.mappings import TensorParallel
 from minite.functional import QuantizedPair, Quantizer
 from minite.quantize import BLOCK, MX_BLOCK, Quantized
 from minite.recipes import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, Recipe
 
 if TYPE_CHECKING:
     from minimegatron.model.fp8 import History
-    from minimegatron.model.parameters import ParamSpec
     from minimegatron.parallel.ddp import GradAccumulator
     from minimegatron.parallel.grid import Group
 
@@ -116,10 +115,11 @@ class Fp8TensorParallel(TensorParallel):
         """
         super().__init__(ctx)
         self.histories, self.is_column = histories, is_column
+        self.is_sequence_parallel = ctx.config.sequence_parallel
         self.fp8_wgrad, self.gathers = ctx.config.fp8_wgrad, ctx.config.fp8_param_gather
         self.one_scale = not isinstance(recipe, Float8BlockScaling | MXFP8BlockScaling)
         # On all ranks the same: the input of a column-parallel layer, and its counterpart.
-        whole = "" if self.sequence is not None else "input" if is_column else "grad"
+        whole = "" if self.is_sequence_parallel else "input" if is_column else "grad"
         self.input, self.weight, self.grad = (
             self._quantizer(recipe, role, number, role != whole)
             for role in ("input", "weight", "grad"))
@@ -189,10 +189,16 @@ class Fp8TensorParallel(TensorParallel):
                                accumulator: GradAccumulator | None = None) -> torch.Tensor:
         return Fp8Linear.apply(x, weight, bias, accumulator, self)
 
+    def row_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
+                            accumulator: GradAccumulator | None) -> torch.Tensor:
+        inside = bias if self.group.size == 1 else None  # the sum would count it t times
+        y = Fp8Linear.apply(x, weight, inside, accumulator, self)
+        return y if bias is inside else ops.add_bias(y, bias)
+
     def leave(self, partial: torch.Tensor) -> torch.Tensor:
         """Sum the ranks' partial results [s, b, h], in place; each keeps [s/t, b, h] with sequence
         parallelism."""
-        if self.sequence is not None:
+        if self.is_sequence_parallel:
             return self.group.reduce_scatter(partial)
         self.group.all_reduce(partial)
         return partial
@@ -208,7 +214,7 @@ class Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator, tp):
         flat = x.reshape(-1, x.shape[-1])
-        ctx.enters, ctx.leaves = (tp.sequence is not None and tp.is_column == column
+        ctx.enters, ctx.leaves = (tp.is_sequence_parallel and tp.is_column == column
                                   for column in (True, False))
         if ctx.enters and tp.one_scale and tp.fp8_wgrad:
             kept = tp.input(flat)  # this rank's part in FP8
@@ -242,19 +248,3 @@ class Fp8Linear(torch.autograd.Function):
             x_grad = x_grad.view(-1, *grad.shape[1:-1], x_grad.shape[-1])
             x_grad = tp.leave(x_grad) if tp.is_column else x_grad
         return x_grad, weight_grad, flat.sum(0) if ctx.has_bias else None, None, None
-
-
-def row_parallel_linear(tp: Fp8TensorParallel, weight: torch.Tensor, bias: torch.Tensor | None,
-                        spec: ParamSpec, x: torch.Tensor) -> torch.Tensor:
-    """Return what RowParallelLinear.forward returns, with GEMMs in FP8.
-
-    Args:
-        tp: of the layer.
-        weight: this rank's, [out, in/t].
-        bias: [out], added after the sum over the ranks; or None.
-        spec: of the weight.
-        x: [s, b, in/t].
-    """
-    inside = bias if tp.group.size == 1 else None
-    y = Fp8Linear.apply(x, weight, inside, spec.accumulator, tp)
-    return y if bias is inside else ops.add_bias(y, bias)

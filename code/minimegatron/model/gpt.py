@@ -27,8 +27,8 @@ from minimegatron.model.parameters import ParamSpec, add_parameters, initialize_
 from minimegatron.model.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    TensorParallel,
     VocabParallelEmbedding,
+    make_tensor_parallel,
     vocab_parallel_cross_entropy,
 )
 
@@ -71,7 +71,7 @@ class Embedding(nn.Module):
         """Create word embeddings [V/t, h] and, on the first stage, position embeddings [max, h]."""
         super().__init__()
         config = ctx.config
-        self.dropout_p, self.tp = config.hidden_dropout, TensorParallel(ctx)
+        self.dropout_p, self.tp = config.hidden_dropout, make_tensor_parallel(ctx)
         self.word_embeddings = VocabParallelEmbedding(
             ctx, vocab_size, config.hidden_size, config.init_method_std)
         if is_first:
@@ -117,7 +117,7 @@ class TransformerLayer(nn.Module):
         """
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
-        self.tp = TensorParallel(ctx)
+        self.tp = make_tensor_parallel(ctx)
         self.input_layernorm = module_class(ctx, LayerNorm)(ctx)
         self.self_attention = module_class(ctx, Attention)(ctx, number, mask)
         self.pre_mlp_layernorm = module_class(ctx, LayerNorm)(ctx)
@@ -142,7 +142,7 @@ class Stage(nn.Module):
         """Create the stage with the given layers of the whole model (from 0), and initialize it."""
         super().__init__()
         config = ctx.config
-        self.is_first, self.is_last, self.tp = is_first, is_last, TensorParallel(ctx)
+        self.is_first, self.is_last, self.tp = is_first, is_last, make_tensor_parallel(ctx)
         self.is_tied = not config.untie_embeddings_and_output_weights
         if is_first or (is_last and self.is_tied):
             self.embedding = module_class(ctx, Embedding)(ctx, vocab_size, is_first)

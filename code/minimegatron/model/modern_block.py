@@ -22,8 +22,8 @@ from minimegatron.model.parameters import ParamSpec, add_parameters
 from minimegatron.model.tensor_parallel import (
     ColumnParallelLinear,
     RowParallelLinear,
-    TensorParallel,
     VocabParallelEmbedding,
+    make_tensor_parallel,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class WordEmbedding(nn.Module):
     def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
         super().__init__()
         config = ctx.config
-        self.dropout_p, self.tp = config.hidden_dropout, TensorParallel(ctx)
+        self.dropout_p, self.tp = config.hidden_dropout, make_tensor_parallel(ctx)
         self.word_embeddings = VocabParallelEmbedding(
             ctx, vocab_size, config.hidden_size, config.init_method_std)
 

@@ -36,7 +36,7 @@ def rotary(x: torch.Tensor, rotated: int, base: int) -> torch.Tensor:
     Args:
         x: queries or keys, [s, n, d], of positions 0 to s - 1.
         rotated: channels of each head that are rotated, an even number; the others stay.
-        base: of the angles.
+        base: the base of the angles' frequencies.
 
     Returns:
         A new tensor, [s, n, d].
@@ -54,8 +54,8 @@ def rotary_tables(length: int, rotated: int, base: int, device: torch.device
     Args:
         length: positions, s.
         rotated: channels of each head that are rotated.
-        base: of the angles.
-        device: of the result.
+        base: the base of the angles' frequencies.
+        device: where the result is created.
     """
     frequencies = base ** -(torch.arange(0, rotated, 2, device=device) / rotated)
     angles = torch.outer(torch.arange(length, device=device), frequencies)[:, None]

@@ -9,7 +9,6 @@ a model starts from the same values in every layout.
 from __future__ import annotations
 
 import hashlib
-import math
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -140,11 +139,3 @@ def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
             parts = zip(parameter.chunk(spec.blocks), full.chunk(spec.blocks), strict=True)
             for part, block in parts:
                 part.copy_(partition_of(block, spec.partition_dim, tp))
-
-
-def output_init_std(ctx: Context) -> float:
-    """Return the standard deviation of projections onto the residual stream, std / sqrt(2L).
-
-    It keeps the stream's variance from growing with depth (Radford et al. 2019, GPT-2).
-    """
-    return ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)

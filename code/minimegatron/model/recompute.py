@@ -74,7 +74,7 @@ def layer_groups(num_layers: int, method: str, size: int) -> list[tuple[range, b
     """Return (consecutive layers, whether they are checkpointed as one) for all layers.
 
     Args:
-        num_layers: of this chunk of the model.
+        num_layers: layers of this chunk of the model.
         method: "uniform" or "block".
         size: layers per group (uniform), or layers checkpointed (block).
     """

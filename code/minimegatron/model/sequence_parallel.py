@@ -15,25 +15,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.model import matmul
-from minimegatron.model.linear import linear
+from minimegatron.context import Context
+from minimegatron.model import matmul, ops
+from minimegatron.model.mappings import TensorParallel
 
 if TYPE_CHECKING:
     from minimegatron.parallel.ddp import GradAccumulator
-    from minimegatron.parallel.grid import Group
 
 
-class SequenceParallel:
-    """The entry into a tensor-parallel region, and the exit, under sequence parallelism."""
+class SequenceParallel(TensorParallel):
+    """The entry into a tensor-parallel region and the exit from it, by g and g-bar.
 
-    def __init__(self, group: Group, overlaps: bool) -> None:
-        """Prepare for the tensor-parallel ranks of `group`, with --tp-comm-overlap or without."""
-        self.group, self.overlaps = group, overlaps
+    Outside the region, hidden states are [s/t, b, h].
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self.overlaps = ctx.config.tp_comm_overlap
 
     def column_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
-                               bias: torch.Tensor | None, accumulator: GradAccumulator | None
-                               ) -> torch.Tensor:
-        """Map x [s/t, b, in] to [s, b, out/t] with this rank's weight [out/t, in]."""
+                               bias: torch.Tensor | None = None,
+                               accumulator: GradAccumulator | None = None) -> torch.Tensor:
+        """Enter the region: map x [s/t, b, in] to [s, b, out/t]."""
         function = GatherFromSequenceParallelRegionLinear
         if self.overlaps:
             from minimegatron.model.tp_overlap import GatherLinearWithOverlap
@@ -41,18 +44,23 @@ class SequenceParallel:
             function = GatherLinearWithOverlap
         return function.apply(x, weight, bias, accumulator, self.group)
 
-    def row_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor,
+    def row_parallel_linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
                             accumulator: GradAccumulator | None) -> torch.Tensor:
-        """Map x [s, b, in/t] to [s/t, b, out] with this rank's weight [out, in/t]."""
+        """Leave the region: map x [s, b, in/t] to [s/t, b, out]."""
         if not self.overlaps:
-            return self.reduce(linear(x, weight, None, accumulator))
+            return super().row_parallel_linear(x, weight, bias, accumulator)
         from minimegatron.model.tp_overlap import LinearReduceScatterWithOverlap
 
-        return LinearReduceScatterWithOverlap.apply(x, weight, accumulator, self.group)
+        y = LinearReduceScatterWithOverlap.apply(x, weight, accumulator, self.group)
+        return y if bias is None else ops.add_bias(y, bias)
 
     def reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """Sum the ranks' partial results x [s, b, h]; return this rank's [s/t, b, h]."""
+        """Leave the region: sum the ranks' partial results x [s, b, h] to this rank's [s/t, b, h].
+        """
         return ReduceScatterToSequenceParallelRegion.apply(x, self.group)
+
+    def sequence_offset(self, length: int) -> int:
+        return self.group.index * length
 
 
 class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Overlap of tensor-parallel communication with GEMMs.
 
-With sequence parallelism, an all-gather or a reduce-scatter stands before or after the GEMMs of
-every linear layer. If both are split into chunks, one chunk travels while another is multiplied
+With sequence parallelism, an all-gather or a reduce-scatter precedes or follows the GEMMs of every
+linear layer. If both are split into chunks, one chunk travels while another is multiplied
 (Wang et al. 2023, "Overlap Communication with Dependent Computation via Decomposition in Large Deep
 Learning Models"). This file follows Transformer Engine's default schedule
 (`initialize_userbuffers`), which Megatron-LM's flag of the same name turns on:

@@ -159,7 +159,7 @@ class DistributedDataParallel:
                        if bucket.start < end and start < bucket.stop]
             spec, start = self.specs[name], end
             made[name] = spec.accumulator = GradAccumulator(self, main_grad, buckets, spec.tied)
-            self.params[name].main_grad = main_grad  # as in Megatron-LM, for tools that look there
+            self.params[name].main_grad = main_grad  # Megatron-LM's name: tools look for it
             self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
         return made
 

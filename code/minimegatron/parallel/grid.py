@@ -30,7 +30,7 @@ class Group:
     Attributes:
         ranks: its global ranks, in order.
         index: this rank's position in `ranks`.
-        process_group: of torch.distributed; None for a single rank.
+        process_group: torch.distributed's; None for a single rank.
     """
 
     ranks: tuple[int, ...]
@@ -99,7 +99,7 @@ class Grid:
         dp: the replicas of this rank's part of the model.
         tp: the ranks that partition this stage's layers.
         model: pp x tp, the ranks that together hold one copy of the model.
-        backend: of the groups that carry tensors: "gloo", "nccl", or a registered one.
+        backend: backend of the groups that carry tensors: "gloo", "nccl", or a registered one.
         timeout: for a peer that does not respond; the default group's does not apply here.
     """
 

@@ -30,15 +30,9 @@ def load_schedule(ctx: Context) -> Schedule:
     return load_agreed_schedule(ctx)
 
 
-def layer_ranges(layers_per_chunk: Sequence[int]) -> list[range]:
-    """Return the layers of every virtual stage, in the model's order, numbered from 0."""
-    ends = list(accumulate(layers_per_chunk, initial=0))
-    return [range(*pair) for pair in pairwise(ends)]
-
-
 def build_chunks(ctx: Context, vocab_size: int) -> list[Stage]:
     """Build this rank's chunks: the first virtual stage embeds, the last one computes the loss."""
-    layers = layer_ranges(ctx.config.layers_per_chunk)
+    layers = [range(*ends) for ends in pairwise(accumulate(ctx.config.layers_per_chunk, initial=0))]
     return [Stage(ctx, vocab_size, layers[at], is_first=at == 0, is_last=at == len(layers) - 1)
             for at in range(ctx.grid.pp.index, len(layers), ctx.grid.pp.size)]
 

@@ -1,4 +1,4 @@
-"""Which flags a part of a run depends on: for checkpoints, estimates, and checks of scripts."""
+"""Flags that a part of a run depends on, for checkpoints, estimates, and checks of scripts."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class ModernBlock:
 
 
 @dataclass(frozen=True)
-class Fp8:
+class Fp8Precision:
     """FP8 (arguments/fp8.py, model/fp8.py)."""
 
     fp8_format: str | None = flag(

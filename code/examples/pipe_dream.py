@@ -80,8 +80,8 @@ def pipeline_module(run: setting.Setting, balance: str, stages: int) -> nn.Modul
     """This rank's stage. Every layer has its own seed: weights do not depend on the split."""
     from deepspeed.pipe import PipelineModule
 
-    class Split(PipelineModule):
-        """PipelineModule, with a way to say the split by hand."""
+    class BalancedPipeline(PipelineModule):
+        """PipelineModule, with --balance as well as DeepSpeed's own methods."""
 
         def _partition_layers(self, method: str) -> None:
             if method in METHODS:
@@ -91,8 +91,8 @@ def pipeline_module(run: setting.Setting, balance: str, stages: int) -> nn.Modul
             self.parts = [sum(counts[:stage]) for stage in range(stages + 1)]
             self._set_bounds(*self.parts[self.stage_id:self.stage_id + 2])
 
-    module = Split(specifications(run.size), num_stages=stages, loss_fn=mean_loss,
-                   partition_method=balance, seed_layers=True, base_seed=run.seed)
+    module = BalancedPipeline(specifications(run.size), num_stages=stages, loss_fn=mean_loss,
+                              partition_method=balance, seed_layers=True, base_seed=run.seed)
     for index, use in enumerate(module.forward_funcs, start=module._local_start):
         if isinstance(use, Block):
             run.load(use, index)

@@ -52,12 +52,12 @@ class Pretrained:
                     "positions.weight": self.weights["wpe.weight"]}
         if index == self.size.layers + 1:
             return {f"norm.{kind}": self.weights[f"ln_f.{kind}"] for kind in ("weight", "bias")}
-        found = {}
+        parameters = {}
         for ours, theirs in IN_A_BLOCK.items():
             weight = self.weights[f"h.{index - 1}.{theirs}.weight"]
-            found[f"{ours}.weight"] = weight.t() if ours in LINEARS else weight
-            found[f"{ours}.bias"] = self.weights[f"h.{index - 1}.{theirs}.bias"]
-        return found
+            parameters[f"{ours}.weight"] = weight.t() if ours in LINEARS else weight
+            parameters[f"{ours}.bias"] = self.weights[f"h.{index - 1}.{theirs}.bias"]
+        return parameters
 
 
 class HubTokenizer:

@@ -21,7 +21,7 @@ from labcore.errors import LabError
 from minimegatron.data.indexed_dataset import IndexedDataset
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-ENOUGH = 4_000_000  # tokens of the workspace's text: no run of an example reads more
+MAX_TOKENS = 4_000_000  # tokens of the workspace's text: no run of an example reads more
 RESPELLED = 1_000_000  # as many, where they must be spelled anew, which takes seconds
 
 
@@ -53,7 +53,7 @@ def running_text(prefix: Path, own: Any, tokenizer: Tokenizer, seq_length: int) 
         text = own.detokenize(ids[:RESPELLED].tolist())
         parts = [text[at:at + 10_000] for at in range(0, len(text), 10_000)]
         ids = [token for spelled in tokenizer.tokenize_batch(parts) for token in spelled]
-    stream = torch.from_numpy(np.array(ids[:ENOUGH], dtype=np.int64))
+    stream = torch.from_numpy(np.array(ids[:MAX_TOKENS], dtype=np.int64))
     count = (len(stream) - 1) // seq_length
     end = count * seq_length
     return stream[:end].view(count, -1), stream[1:end + 1].view(count, -1)

@@ -60,11 +60,11 @@ class Stopped(KeyboardInterrupt):
 
 
 WorkList = list[tuple[str, str]]  # (lab, student)
-ClusterGrader = Callable[["Batch", WorkList], WorkList]
+ClusterGrader = Callable[["GradingRun", WorkList], WorkList]
 
 
-class Batch:
-    """One run. `done` is called with each outcome once its feedback page exists."""
+class GradingRun:
+    """One run of the grader. `done` is called with each outcome once its feedback page exists."""
 
     def __init__(self, course: Course, settings: Grading, config: Config, book: Gradebook,
                  pool: WorkerPool, done: Callable[[GradingOutcome], None],

@@ -12,7 +12,14 @@ from nbgrader.api import Gradebook
 from traitlets.config import Config
 
 from grader.batch import worker
-from grader.batch.batch import NO_BACKEND, Batch, ClusterGrader, GradingOutcome, Stopped, WorkList
+from grader.batch.batch import (
+    NO_BACKEND,
+    ClusterGrader,
+    GradingOutcome,
+    GradingRun,
+    Stopped,
+    WorkList,
+)
 from grader.batch.pool import WorkerPool
 from grader.course import Course, Submission
 from grader.course.log import log_file, logging_to
@@ -96,7 +103,7 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
         with explained(course.root):
             selftest.self_test(backend, course.root)
         with locked_course(course, sorted({lab for lab, _ in work})) as (settings, config, book):
-            batch = Batch(course, settings, config, book, pool, done, backend.name)
+            batch = GradingRun(course, settings, config, book, pool, done, backend.name)
             try:
                 rest = batch.triage(work, anew)
                 batch.grade(elsewhere(batch, rest) if elsewhere else rest)
@@ -129,7 +136,7 @@ def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome]
     count = min(settings_of(course.settings()).worker_count(), len(work))
     with (start_workers(course, count, None) as pool,
           locked_course(course, []) as (settings, config, book)):
-        batch = Batch(course, settings, config, book, pool, ended)
+        batch = GradingRun(course, settings, config, book, pool, ended)
         for lab, student in work:
             submission = Submission(course, lab, student)
             submission.page.unlink(missing_ok=True)

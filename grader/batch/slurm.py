@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import slurmbox as cluster
-from grader.batch.batch import Batch, WorkList, pending_result
+from grader.batch.batch import GradingRun, WorkList, pending_result
 from grader.batch.grading import worker_command
 from grader.course import Submission
 from grader.run import results
@@ -97,7 +97,7 @@ class SlurmClient:
         self.run("scancel", job)
 
 
-def grade_on_cluster(batch: Batch, work: WorkList) -> WorkList:
+def grade_on_cluster(batch: GradingRun, work: WorkList) -> WorkList:
     """Grade submissions on the cluster, enter the results, and return what is left after two jobs.
 
     Args:
@@ -116,7 +116,7 @@ def grade_on_cluster(batch: Batch, work: WorkList) -> WorkList:
     return [one for one in work if one in left]
 
 
-def run_array_job(batch: Batch, slurm: SlurmClient, folder: Path,
+def run_array_job(batch: GradingRun, slurm: SlurmClient, folder: Path,
                   work: WorkList) -> set[tuple[str, str]]:
     """Submit an array job and enter its results; return what it left. No task runs on afterwards.
 
@@ -137,7 +137,7 @@ def run_array_job(batch: Batch, slurm: SlurmClient, folder: Path,
         slurm.cancel(job)
 
 
-def write_slices(batch: Batch, folder: Path, slices: list[WorkList]) -> Path:
+def write_slices(batch: GradingRun, folder: Path, slices: list[WorkList]) -> Path:
     """Write a list of tasks for every worker, and the script that starts them.
 
     Args:
@@ -156,8 +156,8 @@ def write_slices(batch: Batch, folder: Path, slices: list[WorkList]) -> Path:
     return script
 
 
-def enter_results(batch: Batch, slurm: SlurmClient, job: str, before: dict[tuple[str, str], object]
-                  ) -> set[tuple[str, str]]:
+def enter_results(batch: GradingRun, slurm: SlurmClient, job: str,
+                  before: dict[tuple[str, str], object]) -> set[tuple[str, str]]:
     """Enter results as they appear until the job ends; return the submissions without one.
 
     Args:

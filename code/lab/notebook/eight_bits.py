@@ -18,7 +18,7 @@ VOCABULARY, HIDDEN, SEQUENCE, BATCH = 128, 128, 16, 8  # 128x128 blocks fit
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-class Model(nn.Module):
+class TinyModel(nn.Module):
     """An embedding, one Transformer layer, and a linear layer over the vocabulary."""
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def train(recipe: te.recipe.Recipe | None, steps: int = 60,
-          before_step: Callable[[Model, int], None] = lambda model, step: None
-          ) -> tuple[Model, list[float]]:
+          before_step: Callable[[TinyModel, int], None] = lambda model, step: None
+          ) -> tuple[TinyModel, list[float]]:
     """Train with bf16 parameters and fp32 master weights; return the model and its losses.
 
     Args:
@@ -60,7 +60,7 @@ def train(recipe: te.recipe.Recipe | None, steps: int = 60,
         before_step: called with the model and the step's index.
     """
     torch.manual_seed(0)
-    model = Model().bfloat16()
+    model = TinyModel().bfloat16()
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer, losses = torch.optim.Adam(masters, lr=3e-3), []
     for step, tokens in enumerate(batches(steps)):
@@ -78,13 +78,13 @@ def train(recipe: te.recipe.Recipe | None, steps: int = 60,
     return model, losses
 
 
-def stuck_gradient_scale(scale: float) -> Callable[[Model, int], None]:
+def stuck_gradient_scale(scale: float) -> Callable[[TinyModel, int], None]:
     """Return a `before_step` of `train` that sets the scale of all gradients, whatever their amax.
 
     Args:
         scale: a power of two.
     """
-    def before_step(model: Model, step: int) -> None:
+    def before_step(model: TinyModel, step: int) -> None:
         for module in model.modules():
             for state in getattr(module, "states", ()):
                 if BACKWARD in state.scalings:

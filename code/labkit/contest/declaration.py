@@ -48,7 +48,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Group:
+class CaseGroup:
     """Cases of one kind.
 
     Attributes:
@@ -101,7 +101,7 @@ class Contest:
     file: str
     entry: str
     seconds: float
-    groups: Sequence[Group]
+    groups: Sequence[CaseGroup]
     score: Callable[[Given, Any], Scored]
     ghosts: Sequence[Ghost]
     masks: Sequence[str] = ()
@@ -139,7 +139,7 @@ class Contest:
                 for number in range(1, group.secret + 1)]
 
 
-def _new(group: Group, source: Random, seen: set[str]) -> Given:
+def _new(group: CaseGroup, source: Random, seen: set[str]) -> Given:
     for _ in range(MOST_DRAWS):
         given = group.draw(source)
         if _key(given) not in seen:

@@ -29,7 +29,7 @@ class Timed:
     """A plan and its step in ms."""
 
     milliseconds: float
-    pipeline: Pipeline = field(compare=False)
+    pipeline: MixedPipeline = field(compare=False)
     layers: np.ndarray = field(compare=False)
 
     @property
@@ -38,7 +38,7 @@ class Timed:
         return staged(*self.pipeline.place, self.layers.tolist())
 
 
-class Pipeline:
+class MixedPipeline:
     """Stages on given GPUs, and what many splits of the layers cost at once.
 
     Attributes:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from labkit.contest.mixed_clusters import Case, InvalidPlan
-from labkit.contest.mixed_pipelines import Pipeline, starts
+from labkit.contest.mixed_pipelines import MixedPipeline, starts
 from labkit.contest.mixed_planners import staged
 from pipeline_schedules import fasop as fasop_split
 
@@ -61,9 +61,10 @@ def amp(case: Case) -> dict[str, Any]:
     return _fitting(best)
 
 
-def _pipelines(case: Case) -> Iterator[Pipeline]:
+def _pipelines(case: Case) -> Iterator[MixedPipeline]:
     """Yield the placements in which every stage can have a layer, as both planners want it."""
-    yield from (Pipeline(case, place) for place in starts(case) if len(place[1]) <= case["layers"])
+    yield from (MixedPipeline(case, place) for place in starts(case)
+                if len(place[1]) <= case["layers"])
 
 
 def _fitting(plan: dict[str, Any] | None) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _fitting(plan: dict[str, Any] | None) -> dict[str, Any]:
     return plan
 
 
-def amp_split(pipeline: Pipeline, layers: int) -> tuple[np.ndarray, float]:
+def amp_split(pipeline: MixedPipeline, layers: int) -> tuple[np.ndarray, float]:
     """Return the split with the least cost of AMP's model, and the cost in ms.
 
     All layers are alike, so under a limit on the slowest stage the least sum has as many layers as

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.contest.mixed_clusters import Case, InvalidPlan, Plan
-from labkit.contest.mixed_pipelines import LESS, Pipeline, Place, Timed, starts
+from labkit.contest.mixed_pipelines import LESS, MixedPipeline, Place, Timed, starts
 from labkit.contest.mixed_planners import balanced, even, proportional
 from labkit.contest.mixed_published import amp, fasop
 
@@ -73,7 +73,7 @@ def _searched(text: str) -> str:
 def lower_bound(case: Case, plan: Plan) -> float:
     """Return a time, in ms, that the step of this plan takes at least."""
     kinds, layers = zip(*plan["stages"], strict=True)
-    return float(Pipeline(case, (plan["replicas"], kinds)).bounds(np.array([layers]))[0])
+    return float(MixedPipeline(case, (plan["replicas"], kinds)).bounds(np.array([layers]))[0])
 
 
 def _seeds(case: Case) -> Iterator[Timed]:
@@ -82,7 +82,7 @@ def _seeds(case: Case) -> Iterator[Timed]:
         with suppress(InvalidPlan):
             plan = planner(case)
             kinds, layers = zip(*plan["stages"], strict=True)
-            pipeline, split = Pipeline(case, (plan["replicas"], kinds)), np.array(layers)
+            pipeline, split = MixedPipeline(case, (plan["replicas"], kinds)), np.array(layers)
             if (split <= pipeline.room).all():
                 yield Timed(0.0, pipeline, split)
 
@@ -93,7 +93,7 @@ def _balanced(case: Case, places: Iterable[Place], below: float = np.inf) -> lis
     for place in places:
         plan = balanced(case, *place)
         if plan is not None:
-            pipeline, layers = Pipeline(case, place), np.array([n for _, n in plan["stages"]])
+            pipeline, layers = MixedPipeline(case, place), np.array([n for _, n in plan["stages"]])
             plans.append(Timed(float(pipeline.bounds(layers[None])[0]), pipeline, layers))
     return sorted(one for one in plans if one.milliseconds < below)
 

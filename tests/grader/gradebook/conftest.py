@@ -46,7 +46,7 @@ class Office(Desk):
         """As a batch does it."""
         pool = SimpleNamespace(add=lambda *_, **__: None)
         limits = SimpleNamespace(digest=lambda: "limits")
-        batch.Batch(self.course, limits, self.config, book, pool, lambda _: None).enter(result)
+        batch.GradingRun(self.course, limits, self.config, book, pool, lambda _: None).enter(result)
 
     def back_up(self) -> Path | None:
         return backups.back_up(self.book)

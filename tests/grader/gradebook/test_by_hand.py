@@ -98,12 +98,12 @@ def test_nbgraders_own_autograde_gives_the_extension_back(desk, monkeypatch):
     assert extension(desk) == DAY
 
 
-def made(desk: Desk, work) -> batch.Batch:
+def made(desk: Desk, work) -> batch.GradingRun:
     """A batch over `work` that grades nothing and notes which pages it asks for."""
     asked = []
     pool = SimpleNamespace(add=lambda body, *_, **__: asked.append(body["do"]), asked=asked)
     with records.gradebook(desk.course) as book:
-        found = batch.Batch(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
+        found = batch.GradingRun(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
                             book, pool, lambda outcome: None)
         found.rest = found.triage(work, anew=False)
     return found

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from grader.batch.batch import Batch
+from grader.batch.batch import GradingRun
 from grader.course.times import parse_time
 from grader.gradebook import backups, decisions, records
 from grader.gradebook.late import set_due
@@ -228,7 +228,7 @@ def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office
     assert row["reason"].endswith(": asked for another") and "set aside by " in row["reason"]
     ended = []
     with records.gradebook(office.course) as book:
-        batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
+        batch = GradingRun(office.course, Grading(), office.config, book, None, ended.append)
         for anew in (False, True):
             assert batch.triage([(NAME, "ada")], anew) == []
     assert [one.again for one in ended] == [False, False]
@@ -237,7 +237,7 @@ def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office
     submit(office.course, "ada", answered(office.released, WRONG))
     assert "set aside" not in office.row()["reason"]
     with records.gradebook(office.course) as book:
-        batch = Batch(office.course, Grading(), office.config, book, None, ended.append)
+        batch = GradingRun(office.course, Grading(), office.config, book, None, ended.append)
         assert batch.triage([(NAME, "ada")], False) == [(NAME, "ada")]
 
 

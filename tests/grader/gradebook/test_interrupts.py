@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from nbgrader.api import MissingEntry
 
-from grader.batch.batch import Batch
+from grader.batch.batch import GradingRun
 from grader.batch.interrupts import deferred_interrupts
 from grader.course import Submission, reasons
 from grader.gradebook import records
@@ -39,7 +39,7 @@ def interrupt(book, monkeypatch) -> None:
     monkeypatch.setattr(book.engine.dialect, "do_execute", interrupted)
 
 
-def batch_of(office, book, *under_way: str) -> Batch:
+def batch_of(office, book, *under_way: str) -> GradingRun:
     """Return a batch whose pool makes no pages.
 
     Args:
@@ -50,7 +50,7 @@ def batch_of(office, book, *under_way: str) -> Batch:
     pool = SimpleNamespace(add=lambda *_, **__: None,
                            under_way=lambda _: [(NAME, student) for student in under_way])
     limits = SimpleNamespace(digest=lambda: "limits")
-    return Batch(office.course, limits, office.config, book, pool, lambda _: None)
+    return GradingRun(office.course, limits, office.config, book, pool, lambda _: None)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def children(pid: int) -> list[int]:
 
 
 def processes(parent: int) -> set[int]:
-    """Of a program, at any depth."""
+    """Return the descendants of a process, at any depth."""
     found = set()
     for child in children(parent):
         found |= {child} | processes(child)
@@ -227,7 +227,7 @@ def test_a_timestamp_that_is_none_is_that_students_reason_alone(desk):
     limits, pool = (SimpleNamespace(digest=lambda: "limits"),
                     SimpleNamespace(add=lambda *_, **__: None))
     with records.gradebook(desk.course) as book:
-        found = batch.Batch(desk.course, limits, desk.config, book, pool, lambda _: None)
+        found = batch.GradingRun(desk.course, limits, desk.config, book, pool, lambda _: None)
         for result in results:
             found.enter(result)
     row = desk.row("ada")

@@ -19,7 +19,7 @@ from labkit.contest.mixed_clusters import (
     step,
     timeline,
 )
-from labkit.contest.mixed_pipelines import Pipeline, moves
+from labkit.contest.mixed_pipelines import MixedPipeline, moves
 from labkit.contest.mixed_planners import balanced, placements
 from labkit.contest.mixed_published import amp, amp_split, fasop
 from labkit.contest.mixed_search import lower_bound, search
@@ -150,7 +150,7 @@ def test_amp_takes_the_split_with_the_least_cost():
             plan = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
             times = list(map(sum, zip(*durations(CASE, plan), strict=True)))
             costs[layers] = sum(times) + (CASE["global_batch"] - 1) * max(times)
-    split, cost = amp_split(Pipeline(CASE, (replicas, kinds)), CASE["layers"])
+    split, cost = amp_split(MixedPipeline(CASE, (replicas, kinds)), CASE["layers"])
     assert costs[tuple(split)] == pytest.approx(min(costs.values()))
     assert cost == pytest.approx(min(costs.values()) + 2 * 2 * CASE["link"])
 
@@ -168,7 +168,7 @@ def test_moving_layers_improves_the_split_with_the_fastest_slowest_stage():
     case = {**CASE, "global_batch": 2, "replicas": [1]}
     plan = balanced(case, 1, ("slow", "fast", "slow"))
     kinds, layers = zip(*plan["stages"], strict=True)
-    better = Pipeline(case, (1, kinds)).improved(np.array(layers), 1)
+    better = MixedPipeline(case, (1, kinds)).improved(np.array(layers), 1)
     assert better.milliseconds == step(case, better.plan).milliseconds
     assert better.milliseconds < step(case, plan).milliseconds
     assert [kind for kind, _ in better.plan["stages"]] == ["slow", "fast", "slow"]
@@ -186,7 +186,7 @@ def test_splits_that_are_timed_together_take_as_long_as_alone(group):
     random = Random(3)
     case = group.draw(random)
     kinds = tuple(random.choices(list(case["kinds"]), k=5))
-    pipeline = Pipeline(case, (1, kinds))
+    pipeline = MixedPipeline(case, (1, kinds))
     splits = balanced(case, 1, kinds)["stages"]
     splits = np.array([count for _, count in splits]) + moves(5, 1)[:6]
     roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9, "gpus": 5}

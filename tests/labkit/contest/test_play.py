@@ -12,7 +12,7 @@ from labcore.workspace import CHECKOUT
 from labkit.check.sides import Raised
 from labkit.check.wire import CannotCross
 from labkit.contest import catalog, contests
-from labkit.contest.declaration import RESERVED, Group, Scored
+from labkit.contest.declaration import RESERVED, CaseGroup, Scored
 from labkit.contest.play import FLOOR, ghost, ghosts, play, points, points_by_group
 from tests.labkit.contest.toy import draw, toy
 
@@ -57,7 +57,7 @@ def test_a_scorer_that_gives_no_score_is_the_authors_error():
 
 
 def test_secret_cases_repeat_for_a_seed_and_are_none_of_the_open_ones():
-    contest = toy(groups=[Group("few", "", [{"x": 1}, {"x": 2}],
+    contest = toy(groups=[CaseGroup("few", "", [{"x": 1}, {"x": 2}],
                                 lambda random: {"x": random.randint(1, 6)}, 4)])
     for seed in map(str, range(20)):
         drawn = contest.secret_cases(seed)
@@ -65,15 +65,16 @@ def test_secret_cases_repeat_for_a_seed_and_are_none_of_the_open_ones():
         assert sorted(case.given["x"] for case in drawn) == [3, 4, 5, 6]
     assert len({str(contest.secret_cases(str(seed))) for seed in range(20)}) > 5
     with pytest.raises(ValueError, match="no new case"):
-        toy(groups=[Group("few", "", [{"x": 1}], lambda random: {"x": random.randint(1, 3)}, 3)]
+        toy(groups=[CaseGroup("few", "", [{"x": 1}], lambda random: {"x": random.randint(1, 3)}, 3)]
             ).secret_cases("")
 
 
 @pytest.mark.parametrize("wrong", [
     *({"name": name} for name in (*RESERVED, "No", "a-b", "")), {"file": "../a.py"},
     {"file": "a.txt"}, {"entry": "a b"}, {"seconds": 0}, {"seconds": 3600}, {"groups": ()},
-    {"groups": (Group("a", "", [{}], draw, 1),) * 2}, {"groups": (Group("a", "", [], draw, 1),)},
-    {"groups": (Group("a", "", [{}], draw, 0),)}])
+    {"groups": (CaseGroup("a", "", [{}], draw, 1),) * 2},
+    {"groups": (CaseGroup("a", "", [], draw, 1),)},
+    {"groups": (CaseGroup("a", "", [{}], draw, 0),)}])
 def test_a_declaration_that_will_not_do_is_refused(wrong):
     with pytest.raises(ValueError, match="invalid: "):
         toy(**wrong)

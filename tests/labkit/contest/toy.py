@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
+from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 
 
 def score(case: Given, answer: Any) -> Scored:
@@ -24,8 +24,8 @@ def toy(cases: int = 3, seconds: float = 5, **changed: Any) -> Contest:
     given = {
         "name": "toy", "title": "A toy", "rules": "", "file": "toy.py", "entry": "answer",
         "seconds": seconds, "score": score,
-        "groups": (Group("small", "small x", [{"x": x} for x in range(1, cases + 1)], draw, 2),
-                   Group("large", "large x", [{"x": 10}], draw, 3)),
+        "groups": (CaseGroup("small", "small x", [{"x": x} for x in range(1, cases + 1)], draw, 2),
+                   CaseGroup("large", "large x", [{"x": 10}], draw, 3)),
         "ghosts": (Ghost("x itself", "nobody", lambda case: case["x"]),
                    Ghost("twice", "nobody", lambda case: 2 * case["x"]))}
     return Contest(**given | changed)

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from labkit.check import schedule_answer
-from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
+from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 from pipeline_schedules import (
     BUILT_IN,
     Action,
@@ -160,8 +160,8 @@ def _open(draw: Any, name: str) -> list[dict[str, Any]]:
     return [draw(random), draw(random)]
 
 
-def _group(name: str, title: str, draw: Any) -> Group:
-    return Group(name, title, _open(draw, name), draw, secret=3)
+def _group(name: str, title: str, draw: Any) -> CaseGroup:
+    return CaseGroup(name, title, _open(draw, name), draw, secret=3)
 
 
 def _built_in(name: str) -> Any:

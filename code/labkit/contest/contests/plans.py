@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from labkit.contest.declaration import Contest, Disqualified, Ghost, Given, Group, Scored
+from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 from labkit.contest.mixed_clusters import CASE, InvalidPlan, bound, step
 from labkit.contest.mixed_planners import balanced, even, proportional
 from labkit.contest.mixed_published import amp, fasop
@@ -97,9 +97,9 @@ def _drawn(**options: Any) -> Any:
     return draw
 
 
-def _group(name: str, title: str, **options: Any) -> Group:
+def _group(name: str, title: str, **options: Any) -> CaseGroup:
     draw, random = _drawn(**options), Random(f"open cases: {name}")
-    return Group(name, title, [draw(random), draw(random)], draw, secret=3)
+    return CaseGroup(name, title, [draw(random), draw(random)], draw, secret=3)
 
 
 CONTEST = Contest(

@@ -1,7 +1,8 @@
 """Read the numbers in a trainer's log from its metrics.jsonl, or else from the lines themselves.
 
-Logs of other trainers, such as Megatron-LM's own, name no metrics.jsonl. Either way, the numbers
-are rounded to the digits in the log.
+The regular expressions are for logs that name no readable metrics.jsonl: Megatron-LM's own on a
+site's cluster, those of runs outside Slurm without --metrics, and copies of a log alone. Either
+way, the numbers are rounded to the digits in the log.
 """
 
 from __future__ import annotations

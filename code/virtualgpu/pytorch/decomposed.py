@@ -42,7 +42,7 @@ def masked_fill(gpu: CudaGpu, x: Tensor, mask: Tensor, value: object) -> Tensor:
 def softmax_backward(gpu: CudaGpu, *args: object, **kwargs: object) -> Tensor:
     """Run the kernel while the product of its first two operands is in memory."""
     product = _run(gpu, aten.mul.Tensor, *args[:2])
-    out = gpu._on_gpu(SOFTMAX_BACKWARD, args, kwargs, {Space.GPU})
+    out = gpu.run_on_gpu(SOFTMAX_BACKWARD, args, kwargs, {Space.GPU})
     del product
     return out
 
@@ -56,7 +56,7 @@ def cudnn_backward(gpu: CudaGpu, grad: Tensor, query: Tensor, key: Tensor, value
     """
     if grad.stride() != out.stride():
         grad = _run(gpu, aten.copy_.default, _run(gpu, aten.empty_like.default, out), grad)
-    gradients = gpu._on_gpu(CUDNN_BACKWARD, (grad, query, key, value, out, *args), kwargs,
+    gradients = gpu.run_on_gpu(CUDNN_BACKWARD, (grad, query, key, value, out, *args), kwargs,
                             {Space.GPU})
     batch, heads, rows, width = query.shape
     temporary = [_run(gpu, aten.empty.memory_format, [count], dtype=torch.float32, device=META)

@@ -143,7 +143,7 @@ class CudaGpu(VirtualGpu):
             like = [torch.empty_strided(item.shape, item.stride(), dtype=item.dtype)
                     if isinstance(item, torch.Tensor) else item for item in args]
             return self._real(func, like, kwargs)
-        return self._on_gpu(func, args, kwargs, spaces)
+        return self.run_on_gpu(func, args, kwargs, spaces)
 
     def _space(self, tensor: torch.Tensor) -> Space | None:
         """Return where an operand is stored, and account for it if PyTorch created it unseen."""
@@ -159,7 +159,7 @@ class CudaGpu(VirtualGpu):
             remember(result, self.own)
         return out
 
-    def _on_gpu(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, spaces: set):
+    def run_on_gpu(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict, spaces: set):
         if needs_values(func, tensors(args)):
             return self._by_value(func, args, kwargs)
         # TF32 is a setting of the process; tensors on the host cross the bus.
@@ -195,7 +195,7 @@ class CudaGpu(VirtualGpu):
             return downloads.copy(self, func, args, kwargs)
         if space is Space.OWN:
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
-        return self._on_gpu(func, args, kwargs, {space})
+        return self.run_on_gpu(func, args, kwargs, {space})
 
     def wait_for_stream(self) -> None:
         """Make the host wait for the current stream and read a few bytes."""

@@ -58,8 +58,13 @@ def put(notebook: nbformat.NotebookNode, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one command: seconds of wall clock, of all its processes' CPU time, and the bytes of the
-    largest trusted process that was seen."""
+    """Cost of one command.
+
+    Attributes:
+        seconds: elapsed time.
+        cpu: CPU time of all its processes, in seconds.
+        memory: bytes of the largest trusted process that was seen.
+    """
 
     seconds: float
     cpu: float

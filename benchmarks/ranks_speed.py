@@ -19,7 +19,7 @@ SHAPE = SHAPES["10M"]
 
 
 def seconds(ranks: int, steps: int, data: str) -> float:
-    """Of one step, by the trainer's own lines."""
+    """Return the time of one step, by the trainer's own log lines."""
     # The data set has 257 tokens: padding brings the vocabulary to the shape's.
     printed = pretrain(ranks, f"{SHAPE.flags} {data} --micro-batch-size {SHAPE.batch} "
                        f"--global-batch-size {SEQUENCES} --train-iters {steps + 1} --eval-iters 0 "

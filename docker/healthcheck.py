@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 
 def address(variables: dict[str, str]) -> str:
-    """Of the server's `api`, which needs no token."""
+    """Return the URL of the server's `api`, which needs no token."""
     port = urlsplit(variables.get("JUPYTERHUB_SERVICE_URL", "")).port or 8888
     return f"http://127.0.0.1:{port}{variables.get('JUPYTERHUB_SERVICE_PREFIX', '/')}api"
 

@@ -150,7 +150,7 @@ def cluster_processes(home: Path) -> list[str]:
 
 
 def command_line(pid: int) -> str:
-    """Of a process, which may end meanwhile: then it is empty."""
+    """Return a process's command line; it is empty if the process has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:

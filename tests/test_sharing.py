@@ -15,7 +15,7 @@ def test_what_it_names_is_there(path):
     ({"cluster", "make_cluster"}, (sharing.LABS, sharing.CLUSTER, sharing.PAGES)),
     ({"traced", "dataset"}, (sharing.TRACED,))])
 def test_all_that_use_a_costly_fixture_are_in_its_units(request, fixtures, units):
-    """Of the tests of this run."""
+    """This checks the tests of this run."""
     users = [item.nodeid for item in request.session.items if fixtures <= {*item.fixturenames}]
     assert {sharing.unit(name) for name in users} <= {sharing.unit(one[0]) for one in units}, users
 

@@ -134,7 +134,7 @@ def to_others(scene: Scene) -> dict[str, str]:
 
 
 def digests(root: Path) -> dict[str, str]:
-    """Of everything in a course folder, without following or reading what is no plain file."""
+    """Return the digests of all files in a folder; special files are neither followed nor read."""
     result = {}
     # By descriptors: some paths are longer than the kernel takes.
     for folder, folders, files, at in os.fwalk(root):
@@ -158,7 +158,7 @@ def _digest(name: str, at: int) -> str:
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
-    """Of a table that a grader wrote; none where there is none."""
+    """Return the rows of a grader's table, or none if the file does not exist."""
     if not path.exists():
         return []
     with path.open(errors="backslashreplace", newline="") as file:

@@ -29,7 +29,7 @@ TAIL = 4_000_000  # bytes of output that are kept
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one jail as a whole; sizes in bytes."""
+    """Limits of one jail as a whole; sizes are in bytes."""
 
     memory: int = 3_000_000_000
     processes: int = 500

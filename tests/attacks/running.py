@@ -32,5 +32,5 @@ def judged(kind: str, attacks: list[Attack], seconds: float) -> dict[str, Any]:
 
 
 def name(one: Attack) -> str:
-    """Of an attack's test."""
+    """Return the name of an attack's test."""
     return f"{one.row}-{one.name[:40].encode('unicode_escape').decode()}"

@@ -97,7 +97,7 @@ def number_of(page: Page, text: str) -> int:
 
 
 def prompt(page: Page, n: int) -> str:
-    """Of a code cell: "[ ]:" before it ran, "[*]:" while it runs, "[3]:" after."""
+    """Return a code cell's prompt: "[ ]:" before it ran, "[*]:" while it runs, "[3]:" after."""
     # One query without layout: a locator's takes 30 ms of CPU time, and run_cell asks often.
     return page.evaluate("([cells, n]) => document.querySelectorAll(cells)[n]"
                          ".querySelector('.jp-InputPrompt').textContent.trim()",

@@ -82,7 +82,7 @@ def refused(words: list[str]) -> str | None:
 
 @cache
 def every_flag() -> set[str]:
-    """Of the trainer, of preprocessing, of virtualrun, and of every subcommand of `lab`."""
+    """Return the flags of the trainer, preprocessing, virtualrun, and every subcommand of `lab`."""
     waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), preprocess_parser(),
                virtualrun.parser()]
     found = set()
@@ -118,7 +118,7 @@ def flags_elsewhere() -> set[str]:
 
 
 def unknown_flags(text: str) -> list[str]:
-    """Of what begins with a flag in backquotes, or starts the trainer: what no program takes."""
+    """Return flags that no program has, in code spans that begin with one or start the trainer."""
     return [flag for span in spans(text) if span.startswith("--") or "pretrain_gpt.py" in span
             for flag in FLAG.findall(span) if flag not in every_flag() | flags_elsewhere()]
 

@@ -98,8 +98,11 @@ def all_wrong(name: str) -> dict[str, dict[str, str]]:
 
 
 def some_wrong(name: str) -> dict[str, dict[str, str]]:
-    """Of the first lab, the first mutants and the untouched release; of a lab with borrowed
-    answers, those and for all others the first mutants. tests/labs runs every lab's mutants."""
+    """Return a lab's wrong submissions: for the first lab, the first mutants and the untouched
+    release; for the others, the first mutants with the borrowed answers, if there are any.
+
+    tests/labs runs every lab's mutants.
+    """
     every = all_wrong(name)
     if name == LABS[0]:
         return {"wrong": every["mutants-0"], "untouched": {}}

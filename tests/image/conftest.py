@@ -34,7 +34,7 @@ PHASES = {"labs laid out": "copying the data", "data there": "loopback mode",
 
 
 def moment(text: str) -> datetime:
-    """Of the time at the beginning of a line, in UTC."""
+    """Return the time at the beginning of a log line, in UTC."""
     return datetime.fromisoformat(text[:26].rstrip("Z")).replace(tzinfo=UTC)
 
 
@@ -96,7 +96,7 @@ class Container:
         return self.podman.try_to("exec", self.name, "bash", "-c", setup + script, timeout=timeout)
 
     def ended(self) -> tuple[list[str], int]:
-        """Of a container that ends by itself: the words of its log, its exit code."""
+        """Wait for the container to end by itself; return its log's words, and its exit code."""
         code = int(self.podman("wait", self.name, timeout=SECONDS_TO_START))
         return self.log().split(), code
 

@@ -18,7 +18,7 @@ SERVICES = yaml.safe_load(TEXT)["services"]
 
 
 def words(service):
-    """Of its command, as with no variable set."""
+    """Return the words of a service's command, as without any variable set."""
     command = SERVICES[service].get("command", "")
     return re.sub(r"\$\{\w+:-(\w*)\}", r"\1", command).split()
 

@@ -171,7 +171,7 @@ def test_old_jobs_files_go_and_fresh_ones_stay(tmp_path):
     ({"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, True),  # srun alone
     ({"SLURM_JOB_ID": "8", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1"}, False), ({}, False)])
 def test_a_job_s_folder_begins_with_its_first_task(tmp_path, environment, fresh):
-    """Of two jobs, 9 has a folder of an earlier start."""
+    """Job 9 has the folder of an earlier start; job 8 has none."""
     layout = Layout(tmp_path / "a b")
     kept(layout.home, 9)
     (layout.ranks / "9" / jobfolders.JOB_FILE).write_text("JobId=9 old\n")

@@ -217,7 +217,7 @@ def test_ends_with_the_grader(backend, monkeypatch):
 
 
 def groups() -> set[Path]:
-    """Of graders that have ended."""
+    """Return the control groups of graders that have ended."""
     return {path for path in Path("/sys/fs/cgroup").glob("**/lab-sandbox-*")
             if not Path("/proc", path.name.split("-")[2]).exists()}
 

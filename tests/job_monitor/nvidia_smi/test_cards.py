@@ -72,7 +72,7 @@ def test_where_processes_cannot_be_seen_those_that_wrote_lately_live(cluster):
     json.dumps({"node": "slurmnode1", "job": None, "gpu": 0, "slot": None, "pid": 1001,
                 "card": "a10", "memory_used": 1, "memory_total": 2, "utilization": 0})])
 def test_a_file_of_another_kind_is_no_rank(cluster, text):
-    """Of a run on the CPU, say, or one that a student wrote."""
+    """A run on the CPU may have written the file, for example, or a student."""
     cluster.rank(job=5, gpu=0)
     (cluster.state / "ranks" / "5" / "99.json").write_text(text)
     assert cluster.look() == {0: (5, 0)}

@@ -80,7 +80,7 @@ def test_gradient_mode_and_hooks_reach_the_stages():
 
 
 def test_sizes_are_bytes_saved_and_weights():
-    """Of a batch of 8 in 2 chunks; a linear keeps its input, a ReLU its output."""
+    """A batch of 8 has 2 chunks; a linear layer saves its input, a ReLU its output."""
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1, bias=False))
     sizes = torchgpipe_cpu.profile_sizes(model, torch.ones(8, 4), 2, 3.0, CPU)
     samples = 8 // 2

@@ -20,7 +20,7 @@ SOURCE, RELEASE, WORKED = MADE
 
 
 def sources(path):
-    """Of each cell, by id."""
+    """Return the source of each cell, by ID."""
     return {cell["id"]: "".join(cell["source"])
             for cell in json.loads(path.read_text())["cells"]}
 

@@ -45,7 +45,7 @@ def test_an_all_to_all_passes_each_link_once():
 
 
 def test_every_step_of_a_ring_has_its_latency():
-    """Of nothing, latency is left: 3 steps around 4 ranks; on 2 nodes 2 of 4 links are far."""
+    """Without bytes, only latency remains: 3 steps on 4 ranks; on 2 nodes, 2 of 4 links are far."""
     near = CommunicationPath(4, 1, 1e9, near=1e-3, far=1.0)
     assert collectives.all_gather(near, 0) - LAUNCH == pytest.approx(3e-3)
     assert collectives.all_reduce(near, 0) - LAUNCH == pytest.approx(6e-3)

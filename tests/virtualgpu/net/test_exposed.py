@@ -63,7 +63,7 @@ def test_an_event_before_the_communication_exposes_nothing(clock):
 
 
 def test_three_streams_in_a_row(clock):
-    """Of a chain of waits, the time of the collective counts once."""
+    """The time of a collective counts once in a chain of waits."""
     clock.communicate("reduce_scatter", NCCL, 1.0, 4.0)
     clock.wait_for_communication(4.0, "first")
     clock.run("copy", 1.0, "first")

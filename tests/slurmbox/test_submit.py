@@ -8,6 +8,7 @@ import pytest
 
 from labcore import shipping
 from labkit.check.record import record
+from tests.labs.warm.launch import servers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -30,7 +31,8 @@ def mixed(make_cluster, course_data):
     made = make_cluster(gpus="a100:1,a10:1")
     shipping.make_workspace(made.home, lambda line: None)
     shutil.copytree(course_data / "data", made.home / "data", dirs_exist_ok=True)
-    return made
+    with servers(made, cold=True) as started, started.commands():
+        yield made
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ def jailed() -> None:
 
 
 @pytest.fixture(scope="session")
-def stock_small(jailed) -> dict[str, Any]:
-    chosen = [one for one in rows.all_attacks() if one.small and one.harms and not one.alone]
-    return running.judged("stock", chosen, seconds=240)
-
-
-@pytest.fixture(scope="session")
 def stock_together(jailed) -> dict[str, Any]:
     chosen = [one for one in rows.all_attacks() if one.stock != "-" and not one.alone]
     return running.judged("stock", chosen, seconds=900)

@@ -1,11 +1,16 @@
-"""Every lab, graded as an instructor grades it: the reference has all the points; the untouched
-release, wrong answers, and borrowed ones have none."""
+"""Labs, graded as an instructor grades them: the reference has all the points; the untouched
+release, wrong answers, and borrowed ones have none.
+
+`make test` grades the labs of GRADED, which have every kind of check between them; tests/labs runs
+the checks of all labs, without a sandbox. `make stress` grades every lab, with all wrong answers.
+"""
 
 from __future__ import annotations
 
 import copy
 import csv
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
@@ -21,10 +26,18 @@ from tests.labs.borrowed import BORROWED
 from tests.labs.test_labs import lab_of
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
+GRADED = ("00_welcome", "11_pipeline_2", "13_eight_bits")
+KIND = re.compile(r"check\.(\w+)\(")  # a call of a check
 
 
 def test_there_are_labs():
     assert {path.stem for path in (CHECKOUT / "solutions").glob("*.py")} == set(LABS)
+
+
+def test_what_is_graded_here_has_every_kind_of_check():
+    kinds = {name: {*KIND.findall((CHECKOUT / "solutions" / f"{name}.py").read_text())}
+             for name in LABS}
+    assert set().union(*(kinds[name] for name in GRADED)) == set().union(*kinds.values())
 
 
 def with_answers(release: nbformat.NotebookNode, answers: dict[str, str]) -> nbformat.NotebookNode:
@@ -47,18 +60,20 @@ class Graded:
     """A course in which the labs' reference, untouched release and rounds of wrong answers were
     graded in one batch."""
 
-    def __init__(self, folder: Path, wrong: Callable[[str], dict[str, dict[str, str]]]) -> None:
+    def __init__(self, folder: Path, labs: Sequence[str],
+                 wrong: Callable[[str], dict[str, dict[str, str]]]) -> None:
         """Grade them.
 
         Args:
             folder: receives the course.
+            labs: the labs.
             wrong: returns a lab's wrong submissions: the answers that are not the release's, by
                 student.
         """
         self.course = Course(folder / "course")
         self.course.make()
         self.wrong: dict[str, list[str]] = {}
-        for name in LABS:
+        for name in labs:
             submissions = wrong(name)
             self.wrong[name] = list(submissions)
             self.submit(name, submissions)
@@ -76,7 +91,8 @@ class Graded:
             put(notebook, self.course.notebook("submitted", name, student))
 
     def right(self, name: str) -> None:
-        """The reference has all points of the lab, the others have none."""
+        """The reference has all points of the lab, the others have none. The reference's page
+        holds its figures."""
         lab = lab_of(CHECKOUT / "solutions" / f"{name}.py")
         points = sum(check.points for check in lab.checks.values())
         nobody = self.wrong[name]
@@ -89,6 +105,10 @@ class Graded:
                 grades = book.find_submission(name, student).notebooks[0].grades
                 assert {grade.name: grade.auto_score for grade in grades} == dict.fromkeys(
                     lab.checks, 0.0)
+        page = (self.course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
+        release = (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text()
+        assert "../images/" not in page
+        assert ("../images/" in release) == ('src="data:image/' in page)
 
 
 def all_wrong(name: str) -> dict[str, dict[str, str]]:
@@ -98,37 +118,28 @@ def all_wrong(name: str) -> dict[str, dict[str, str]]:
 
 
 def some_wrong(name: str) -> dict[str, dict[str, str]]:
-    """Return a lab's wrong submissions: for the first lab, the first mutants and the untouched
-    release; for the others, the first mutants with the borrowed answers, if there are any.
-
-    tests/labs runs every lab's mutants.
-    """
+    """Return a lab's wrong submissions: the first mutants, with the borrowed answers in their
+    places, if there are any; for the first lab, the untouched release, too."""
     every = all_wrong(name)
-    if name == LABS[0]:
-        return {"wrong": every["mutants-0"], "untouched": {}}
-    return {"wrong": every["mutants-0"] | every["borrowed"]} if "borrowed" in every else {}
+    wrong = {"wrong": every["mutants-0"] | every.get("borrowed", {})}
+    return wrong | {"untouched": {}} if name == LABS[0] else wrong
 
 
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory) -> Graded:
-    """`make stress` has the other wrong answers."""
-    return Graded(tmp_path_factory.mktemp("labs"), some_wrong)
+    return Graded(tmp_path_factory.mktemp("labs"), GRADED, some_wrong)
 
 
 @pytest.fixture(scope="module")
 def all_graded(tmp_path_factory) -> Graded:
-    return Graded(tmp_path_factory.mktemp("labs"), all_wrong)
+    return Graded(tmp_path_factory.mktemp("labs"), LABS, all_wrong)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", LABS)
+@pytest.mark.parametrize("name", GRADED)
 def test_the_reference_has_all_points_and_no_wrong_answer_has_any(name: str, graded: Graded):
     graded.right(name)
-    page = (graded.course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
-    release = (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text()
-    assert "../images/" not in page
-    assert ("../images/" in release) == ('src="data:image/' in page)
 
 
 @pytest.mark.stress

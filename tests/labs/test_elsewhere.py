@@ -42,7 +42,7 @@ def together(lab: Lab, each: int) -> list[dict[str, Cell]]:
 
 
 @pytest.mark.parametrize("each", EACH)
-@sample_labs  # tests/grader/test_labs.py grades all labs in the sandbox
+@sample_labs  # tests/grader/test_labs.py grades labs with every kind of check in the sandbox
 def test_checks_work_across_processes(path, each, tmp_path):
     home = tmp_path / "workspace"
     shipping.make_workspace(home)

@@ -117,5 +117,5 @@ def test_the_guides_contest_can_be_played():
 def test_every_contest_that_ships_can_be_played(name):
     contest = catalog.find(name)
     for cases in (contest.open_cases(), contest.secret_cases("any")):
-        found = ghosts(contest, cases)
+        found = ghosts(contest, cases[::4])  # a search of its own for each case
         assert any(not one.kind for outcomes in found.values() for one in outcomes)

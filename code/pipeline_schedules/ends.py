@@ -7,12 +7,12 @@ be arrays, for many partitions at a time. simulation.py computes whole timelines
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pipeline_schedules.actions import Action, StageAction
-from pipeline_schedules.interpreter import Handler, replay
+from pipeline_schedules.actions import BACKWARD, FORWARD, Action
 from pipeline_schedules.low_bubble import BUILT_IN
 
 
@@ -23,33 +23,59 @@ class Pass(NamedTuple):
         kind: FORWARD, BACKWARD, or WEIGHT.
         stage: where it runs.
         source: the position of the pass whose result it receives from another stage, or None.
-        boundary: that it crosses: the number of the stage before it, or None.
+        boundary: that it crosses, or None: the number of the stage before it. The last stage's
+            boundary leads back to the first stage, for schedules with several chunks.
+        chunk: its model chunk on the stage.
     """
 
     kind: str
     stage: int
     source: int | None
     boundary: int | None
-
-
-class _Recorder(Handler):
-    def __init__(self) -> None:
-        self.passes: list[Pass] = []
-        self.number: dict[StageAction, int] = {}
-
-    def compute(self, stage: int, action: Action, source: StageAction | None) -> None:
-        self.number[stage, action] = len(self.passes)
-        received = None if source is None else self.number[source]
-        boundary = None if source is None else min(stage, source[0])
-        self.passes.append(Pass(action.kind, stage, received, boundary))
+    chunk: int = 0
 
 
 @lru_cache(maxsize=256)
-def passes(schedule: str, stages: int, micro_batches: int) -> tuple[Pass, ...]:
-    """Return the passes of a built-in schedule, in an order in which all of them can run."""
-    recorder = _Recorder()
-    replay(BUILT_IN[schedule](stages, micro_batches), recorder)
-    return tuple(recorder.passes)
+def passes(schedule: str, stages: int, micro_batches: int, chunks: int = 1) -> tuple[Pass, ...]:
+    """Return the passes of a built-in schedule, in an order in which all of them can run.
+
+    The interpreter would find one, too, but looks up every dependency of every action.
+
+    Args:
+        schedule: its name.
+        stages: the number of pipeline stages.
+        micro_batches: micro-batches per step.
+        chunks: model chunks per stage.
+    """
+    sizes = (stages, micro_batches, chunks) if chunks > 1 else (stages, micro_batches)
+    left = [deque(actions) for actions in BUILT_IN[schedule](*sizes)]
+    order: list[Pass] = []
+    done: dict[tuple[str, int, int], int] = {}  # (kind, micro-batch, virtual stage): position
+    runnable = deque(range(stages))
+    while runnable:
+        stage = runnable.popleft()
+        while left[stage]:
+            action = left[stage][0]
+            virtual = action.chunk * stages + stage
+            before = _sender(action, virtual, stages * chunks)
+            source = None if before is None else done.get((action.kind, action.micro_batch, before))
+            if before is not None and source is None:
+                break
+            left[stage].popleft()
+            boundary = None if before is None else min(virtual, before) % stages
+            done[action.kind, action.micro_batch, virtual] = len(order)
+            order.append(Pass(action.kind, stage, source, boundary, action.chunk))
+            for neighbor in ((stage + 1) % stages, (stage - 1) % stages):
+                if neighbor not in runnable:
+                    runnable.append(neighbor)
+    return tuple(order)
+
+
+def _sender(action: Action, virtual: int, count: int) -> int | None:
+    """Return the virtual stage whose result an action of this virtual stage receives, or None."""
+    if action.kind == FORWARD:
+        return virtual - 1 if virtual else None
+    return virtual + 1 if action.kind == BACKWARD and virtual + 1 < count else None
 
 
 def last_ends(order: Sequence[Pass], times: dict[str, Sequence], send: Sequence,
@@ -59,14 +85,14 @@ def last_ends(order: Sequence[Pass], times: dict[str, Sequence], send: Sequence,
     A pass starts when its stage is idle and its input has arrived; sends overlap with passes.
 
     Args:
-        order: the passes.
+        order: the passes, of stages with one chunk.
         times: {kind of pass: its time on each stage}.
-        send: the time of a message across the boundary behind each stage but the last.
+        send: the time of a message across the boundary behind each stage.
         later: the larger of two times: numpy.maximum, if they are arrays.
         zero: the time at which all stages are idle.
     """
     free, ends = [zero] * len(next(iter(times.values()))), []
-    for kind, stage, source, boundary in order:
+    for kind, stage, source, boundary, _ in order:
         start = free[stage]
         if source is not None:
             start = later(start, ends[source] + send[boundary])

@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     search = Search(model, groups, profiles, _prices(arguments), _network(arguments),
                     partitioner={"exact": partition.best, "even": partition.even,
                                  "fasop": published.fasop, "amp": published.amp}[
-                        arguments.planner])
+                        arguments.planner], varied=arguments.planner == "exact")
     front = search.front()
     if arguments.write_profiles:
         tables.write(arguments.write_profiles, model, profiles.known)

@@ -9,7 +9,7 @@ from pathlib import Path
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from layout_estimator.cli import RECOMPUTE
-from layout_estimator.cluster_planner.report import balance
+from layout_estimator.cluster_planner.report import balance, chunk_flags
 from layout_estimator.cluster_planner.search import ClusterPlan
 
 GPT2 = "gpt2-"  # `lab submit` names its models without it
@@ -63,10 +63,12 @@ def write(path: Path, plan: ClusterPlan, model: str, kinds: Mapping[str, str], g
                             for group, count in totals.items()),
         "stages": [kinds[cards[0].name] for cards in plan.stages.kinds],
         "tensor-parallel": sizes.tensor, "pipeline-parallel": sizes.pipeline,
-        "data-parallel": sizes.data, "partition": balance(plan),
+        "data-parallel": sizes.data,
+        # Interleaved 1F1B has equal stages, and its flag names the schedule.
+        **({} if config.chunks > 1 else {"partition": balance(plan), "schedule": config.schedule}),
         "global-batch-size": global_batch, "micro-batch-size": config.micro_batch,
-        "schedule": config.schedule, "precision": "fp16", "network": plan.placement.link,
-        "flags": [*RECOMPUTE[config.recompute],
+        "precision": "fp16", "network": plan.placement.link,
+        "flags": [*RECOMPUTE[config.recompute], *(chunk_flags(plan) if config.chunks > 1 else []),
                   *(["--use-distributed-optimizer"] if config.sharded else []),
                   "--timing-log-level", "0"]}
     heading = f"# {plan.seconds:.4g} s per step on virtual GPUs, as lab plan models it.\n"

@@ -13,7 +13,7 @@ simulates the partitions that the program finds, and those around the best of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from layout_estimator.cluster_planner.stages import Stages
 from layout_estimator.cluster_planner.timing import step_seconds
 
 Split = tuple[int, ...]
+Partitioner = Callable[[Stages, float], "Partition | None"]
 BATCH = 32  # partitions that are simulated at once
 
 
@@ -43,7 +44,8 @@ class Partition:
 def modeled_seconds(stages: Stages, layers: Split) -> float:
     """Return the time of a step's passes in the cost model above, in seconds."""
     rows = np.arange(len(layers))
-    forward, backward = stages.forward[rows, layers], stages.backward[rows, layers]
+    forward = stages.forward[rows, layers]
+    backward = stages.both[rows, layers] - forward
     slowest = (forward.max() + backward.max() if stages.schedule == "gpipe"
                else (forward + backward).max())
     return float(forward.sum() + backward.sum() + 2 * stages.send.sum()
@@ -86,7 +88,7 @@ def lower_bounds(stages: Stages) -> Iterator[float]:
         yield np.inf
         return
     count, m = len(stages.forward), stages.micro_batches
-    both = stages.forward + stages.backward
+    both = stages.both
     first = stages.fits.argmax(axis=1)
     end = (stages.ends + float(stages.sync[0, first[0]])
            + float(stages.update[range(count), first].max()))
@@ -99,17 +101,40 @@ def lower_bounds(stages: Stages) -> Iterator[float]:
     yield 2 * float(stages.send.sum()) + float((limits + _sums(stages, splits)).min()) + end
 
 
-def best(stages: Stages) -> Partition | None:
-    """Return the partition with the least simulated time that the search finds, or None."""
-    candidates = exact(stages)
-    if not candidates:
+def best(stages: Stages, below: float = np.inf) -> Partition | None:
+    """Return the partition with the least simulated time that the search finds, or None.
+
+    Args:
+        stages: costs of the stages.
+        below: seconds; a partition that takes as long is of no use.
+    """
+    return _improved(stages, *_fastest(stages, [split for _, split in exact(stages)], below), below)
+
+
+def improved(stages: Stages, split: Split, below: float = np.inf) -> Partition | None:
+    """Return the best partition that moving single layers from one stage to another leads to.
+
+    Args:
+        stages: costs of the stages.
+        split: the partition to begin with.
+        below: as for best.
+    """
+    if not stages.fits[range(len(split)), split].all():
         return None
-    split, seconds = _fastest(stages, [split for _, split in candidates], np.inf)
+    return _improved(stages, split, float(step_seconds(stages, [split])[0]), below)
+
+
+def _improved(stages: Stages, split: Split, seconds: float, below: float) -> Partition | None:
+    """Return what improved() does; `seconds` is the simulated time of `split`, if there is one."""
+    if not split:
+        return None
     while True:  # move one layer from one stage to another
-        near, time = _fastest(stages, list(_neighbors(stages, split)), seconds)
+        near, time = _fastest(stages, list(_neighbors(stages, split)), min(seconds, below))
         if time >= seconds * (1 - 1e-12):
             break
         split, seconds = near, time
+    if seconds >= below:
+        return None
     return Partition(split, modeled_seconds(stages, split), seconds)
 
 
@@ -139,27 +164,35 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
 def _bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
     """Return a lower bound of the simulated seconds of each partition, as lower_bounds does."""
     rows, m = np.arange(splits.shape[1]), stages.micro_batches
-    both = (stages.forward + stages.backward)[rows, splits]
+    both = stages.both[rows, splits]
     before = np.cumsum(both, axis=1) - both
     before[:, 1:] += 2 * np.cumsum(stages.send)
     waiting = rows[::-1] if stages.schedule == "1f1b" else 0 * rows
     through = both.sum(axis=1, keepdims=True) + 2 * stages.send.sum()
     passes = np.maximum(before + m * both,
                         through + np.where(m > waiting + 1, m - 1 - waiting / 2, 0) * both)
+    if stages.schedule == "zb-h1":  # weight gradients wait until nothing else is to be done
+        fill = np.cumsum(stages.forward[rows, splits], axis=1) - stages.forward[rows, splits]
+        passes = fill + m * both
     return (passes.max(axis=1, initial=0) + stages.ends + stages.sync[0, splits[:, 0]]
             + stages.update[rows, splits].max(axis=1, initial=0)) * (1 - 1e-12)
 
 
-def even(stages: Stages) -> Partition | None:
+def even(stages: Stages, below: float = np.inf) -> Partition | None:
     """Return the partition into equal parts, as far as the layers divide, or None if it is too big.
 
     This is what a trainer does without --balance.
+
+    Args:
+        stages: costs of the stages.
+        below: as for best.
     """
     count, layers = stages.forward.shape[0], stages.forward.shape[1] - 1
     split = tuple(layers // count + (stage < layers % count) for stage in range(count))
     if not stages.fits[range(count), split].all():
         return None
-    return Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
+    made = Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
+    return made if made.seconds < below else None
 
 
 def simulated(stages: Stages, partition: Partition) -> Partition:
@@ -170,7 +203,7 @@ def simulated(stages: Stages, partition: Partition) -> Partition:
 def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
     """Yield what bounds the slowest stage: seconds, the numbers of layers, and further seconds."""
     if stages.schedule != "gpipe":
-        yield 0.0, stages.fits, stages.forward + stages.backward
+        yield 0.0, stages.fits, stages.both
         return
     for limit in np.unique(stages.forward[stages.fits]):
         allowed = stages.fits & (stages.forward <= limit)
@@ -199,7 +232,7 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray, weight: float
     """
     count, width = cost.shape
     least = allowed.argmax(axis=1)
-    adds = np.maximum.accumulate(np.diff(stages.forward + stages.backward, axis=1), axis=1)
+    adds = np.maximum.accumulate(np.diff(stages.both, axis=1), axis=1)
     stage, layer = np.nonzero(allowed[:, 1:] & (np.arange(width - 1) >= least[:, None]))
     scale = adds.max(initial=0) * 1e-9 or 1.0  # equal GPUs differ by rounding alone
     order = np.lexsort((layer, stage, np.round(adds[stage, layer] / scale)))
@@ -221,7 +254,7 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray, weight: float
 
 def _sums(stages: Stages, splits: np.ndarray) -> np.ndarray:
     """Return the sum of all passes of a micro-batch for each partition, in seconds."""
-    both = stages.forward + stages.backward
+    both = stages.both
     return both[np.arange(len(both)), splits].sum(axis=1)
 
 

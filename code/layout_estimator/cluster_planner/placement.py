@@ -7,17 +7,24 @@ decides which GPU models it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import permutations
 from math import factorial, prod
 
+from layout_estimator.cluster_planner.links import (
+    Members,
+    crossing,
+    crossings,
+    path_of,
+    ranks_of,
+    slots_of,
+)
 from virtualgpu.core.card import Card
 from virtualgpu.net import nccl, network
 from virtualgpu.net.cluster_spec import NodeGroup
 from virtualgpu.net.collectives import CommunicationPath, message
-from virtualgpu.net.topology import Topology
 
 MOST_ORDERS = 256
 
@@ -68,23 +75,36 @@ class Placement:
     link: str
 
     @cached_property
-    def topology(self) -> Topology:
-        """The ranks on their nodes."""
-        return _topology(self.order, self.link)
+    def nodes(self) -> tuple[int, ...]:
+        """The number of every rank's node."""
+        return ranks_of(self._per_node)[0]
 
     @cached_property
     def kinds(self) -> tuple[tuple[Card, ...], ...]:
         """The GPU models of all stages."""
-        width, cards = self.sizes.tensor * self.sizes.data, self.topology.cards
-        return tuple(tuple(dict.fromkeys(cards[start:start + width]))
-                     for start in range(0, len(cards), width))
+        width, nodes = self.sizes.tensor * self.sizes.data, self.nodes
+        return tuple(tuple(dict.fromkeys(self.order[node].card
+                                         for node in dict.fromkeys(nodes[start:start + width])))
+                     for start in range(0, len(nodes), width))
 
     @cached_property
     def seats(self) -> tuple[StageSeat, ...]:
         """The GPUs of all stages; equal stages of all placements have the same object."""
         p = self.sizes.pipeline
-        return tuple(_seat(stage == 0, stage == p - 1, self.buffer_bytes(stage),
-                           self.data_path(stage), self.kinds[stage]) for stage in range(p))
+        return tuple(_seat(stage == 0, stage == p - 1, self.buffers[stage], self.data_path(stage),
+                           self.kinds[stage]) for stage in range(p))
+
+    @cached_property
+    def _per_node(self) -> tuple[int, ...]:
+        return tuple(group.per_node for group in self.order)
+
+    def path(self, ranks: Sequence[int]) -> CommunicationPath:
+        """Return the path of a collective of these ranks, as Topology.path does."""
+        return path_of(self.link, self._members(ranks))
+
+    def _members(self, ranks: Sequence[int]) -> Members:
+        """Return the ranks as slots on their nodes, which is all that a path depends on."""
+        return tuple((self.order[node], used) for node, used in slots_of(self._per_node, ranks))
 
     def data_path(self, stage: int) -> CommunicationPath | None:
         """Return the slowest path of a stage's data-parallel groups, or None with one replica."""
@@ -92,66 +112,70 @@ class Placement:
         if data == 1:
             return None
         base = stage * tensor * data
-        return _path(self.topology, tuple(base + tensor * replica for replica in range(data)))
+        return self.path(range(base, base + tensor * data, tensor))
 
     @cached_property
     def ends_path(self) -> CommunicationPath:
         """The path between the first and the last stage's copies of the embedding."""
-        return _path(self.topology,
-                     (0, (self.sizes.pipeline - 1) * self.sizes.tensor * self.sizes.data))
+        return self.path((0, (self.sizes.pipeline - 1) * self.sizes.tensor * self.sizes.data))
 
     @cached_property
-    def _boundaries(self) -> list[set[CommunicationPath]]:
-        """The distinct paths across each stage boundary, of all replicas."""
-        tensor, width = self.sizes.tensor, self.sizes.tensor * self.sizes.data
-        return [{_wire(self.topology, at, at + width)
-                 for at in range(stage * width, (stage + 1) * width, tensor)}
-                for stage in range(self.sizes.pipeline - 1)]
+    def _boundaries(self) -> list[tuple[CommunicationPath, ...]]:
+        """The distinct paths across each stage boundary, of all replicas; at last, the way back."""
+        return [crossing(self.link, tuple(self.order[node] for node in nodes), pairs)
+                for nodes, pairs in crossings(
+                    self._per_node, self.sizes.tensor, self.sizes.tensor * self.sizes.data)]
 
-    def send_seconds(self, size: int) -> list[float]:
+    @cached_property
+    def _sends(self) -> dict[int, list[float]]:
+        return {}
+
+    def send_seconds(self, size: int, wrap: bool = False) -> list[float]:
         """Return the time of a message across each stage boundary, by its slowest replica.
 
         Args:
             size: of the message, in bytes.
+            wrap: whether to add the way from the last stage to the first.
         """
-        return [max(message(path, size) for path in paths) for paths in self._boundaries]
+        if size not in self._sends:
+            self._sends[size] = [max(message(path, size) for path in paths)
+                                 for paths in self._boundaries]
+        return self._sends[size] if wrap else self._sends[size][:-1]
 
-    def buffer_bytes(self, stage: int) -> int:
-        """Return NCCL's buffers on a rank of a stage, in bytes, as layout_estimator.memory does."""
-        sizes, world = self.sizes, len(self.topology.nodes)
-        width = sizes.tensor * sizes.data
-        rank, card = stage * width, self.topology.cards[stage * width]
+    @cached_property
+    def pipeline_buffers(self) -> list[int]:
+        """NCCL's buffers of a chunk's two pipeline communicators on a rank of each stage, in bytes.
+        """
+        width = self.sizes.tensor * self.sizes.data
+        pipeline = self._buffers(range(0, self.sizes.pipeline * width, width))
+        return [2 * nccl.buffer_bytes(kinds[0], pipeline) for kinds in self.kinds]
 
-        def size(ranks: range) -> int:
-            many = len(ranks) > 1
-            return nccl.buffer_bytes(card, _path(self.topology, tuple(ranks))) if many else 0
+    def _buffers(self, ranks: Sequence[int]) -> CommunicationPath:
+        """Return a path with buffers as large as that of these ranks; equal nodes count once."""
+        members = self._members(ranks)
+        distinct = tuple(dict.fromkeys(members))
+        return path_of(self.link, distinct * 2 if len(distinct) == 1 < len(members) else distinct)
 
-        pipeline = range(0, world, width)
-        groups = {range(rank, rank + width, sizes.tensor), range(rank, rank + sizes.tensor)}
-        total = sum(map(size, groups))
-        if sizes.pipeline > 1:
-            model = tuple(at + one for at in pipeline for one in range(sizes.tensor))
-            total += nccl.buffer_bytes(card, _path(self.topology, model)) + 2 * size(pipeline)
-            if stage in (0, sizes.pipeline - 1):
-                total += size(range(0, world, (sizes.pipeline - 1) * width)[:2])
-        return total
-
-
-@lru_cache(maxsize=4096)
-def _topology(order: tuple[NodeGroup, ...], link: str) -> Topology:
-    nodes = tuple(str(number) for number, group in enumerate(order) for _ in range(group.per_node))
-    cards = tuple(group.card for group in order for _ in range(group.per_node))
-    return Topology(nodes, cards, network.parse(link))
-
-
-@lru_cache(maxsize=65536)
-def _path(topology: Topology, ranks: tuple[int, ...]) -> CommunicationPath:
-    return topology.path(ranks)
-
-
-@lru_cache(maxsize=65536)
-def _wire(topology: Topology, source: int, target: int) -> CommunicationPath:
-    return topology.p2p_path(source, target)
+    @cached_property
+    def buffers(self) -> list[int]:
+        """NCCL's buffers on a rank of each stage, in bytes, as layout_estimator.memory counts them.
+        """
+        sizes, width = self.sizes, self.sizes.tensor * self.sizes.data
+        world, last = sizes.pipeline * width, sizes.pipeline - 1
+        across = range(0, world, width)
+        if last:
+            model = self._buffers(range(world) if sizes.data == 1 else
+                                  tuple(at + one for at in across for one in range(sizes.tensor)))
+            ends = self._buffers(range(0, world, last * width))
+        totals = []
+        for stage, (rank, kinds) in enumerate(zip(across, self.kinds, strict=True)):
+            groups = {range(rank, rank + width, sizes.tensor), range(rank, rank + sizes.tensor)}
+            paths = [self._buffers(group) for group in groups if len(group) > 1]
+            if last:
+                paths += [model, ends] if stage in (0, last) else [model]
+            totals.append(sum(nccl.buffer_bytes(kinds[0], path) for path in paths))
+        return [one + more for one, more in zip(totals, self.pipeline_buffers, strict=True)
+                ] if last else totals
 
 
 def slowest_network(groups: Sequence[NodeGroup]) -> str:
@@ -172,10 +196,10 @@ def placements(used: Sequence[tuple[NodeGroup, int]], sizes: ParallelSizes, link
         sizes: the layout; its ranks are as many as the GPUs.
         link: the network between nodes.
     """
-    seen = set()
+    seen, numbers = set(), {id(group): number for number, (group, _) in enumerate(used)}
     for order in _orders(used):
         made = Placement(sizes, order, link)
-        key = _signature(made)
+        key = _signature(made, numbers)
         if key not in seen:
             seen.add(key)
             yield made
@@ -206,21 +230,37 @@ def _orders(used: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[NodeGroup, 
     yield from extend(())
 
 
-def _signature(made: Placement) -> tuple:
-    """Return what decides a placement's cost: each stage's GPUs, by the node that they share."""
-    width, nodes = made.sizes.tensor * made.sizes.data, made.topology.nodes
-    numbers = {group: number for number, group in enumerate(sorted(set(made.order), key=str))}
+def _signature(made: Placement, numbers: Mapping[int, int]) -> tuple:
+    """Return what decides a placement's cost: each stage's GPUs, by the node that they share.
+
+    Args:
+        made: the placement.
+        numbers: a number for each node group, by the id of its object.
+    """
+    kinds = [numbers[id(group)] for group in made.order]
+    pieces_of = _pieces(tuple(group.per_node for group in made.order),
+                        made.sizes.tensor * made.sizes.data)
     per_stage = []
-    for start in range(0, len(nodes), width):
-        here = nodes[start:start + width]
-        pieces = [(numbers[made.order[int(node)]], here.count(node))
-                  for node in dict.fromkeys(here)]
-        inner = sorted(pieces[1:-1])
+    for joins, ends_node, on_nodes in pieces_of:
+        pieces = [(kinds[node], count) for node, count in on_nodes]
         # A node that two stages share matters to both.
-        joins = start > 0 and nodes[start] == nodes[start - 1]
-        if not joins and (start + width >= len(nodes) or nodes[start + width] != here[-1]):
-            pieces = sorted(pieces)
-        else:
-            pieces = [pieces[0], *inner, *pieces[1:][-1:]]
+        pieces = sorted(pieces) if ends_node else [
+            pieces[0], *sorted(pieces[1:-1]), *pieces[1:][-1:]]
         per_stage.append((joins, tuple(pieces)))
     return tuple(per_stage)
+
+
+@lru_cache(maxsize=4096)
+def _pieces(per_node: tuple[int, ...], width: int
+            ) -> tuple[tuple[bool, bool, tuple[tuple[int, int], ...]], ...]:
+    """Return for each stage: whether it shares its first node with the stage before it, whether it
+    shares no node, and its number of GPUs on each node."""
+    nodes, _ = ranks_of(per_node)
+    stages = []
+    for start in range(0, len(nodes), width):
+        here = nodes[start:start + width]
+        joins = start > 0 and nodes[start] == nodes[start - 1]
+        alone = not joins and (start + width >= len(nodes) or nodes[start + width] != here[-1])
+        stages.append((joins, alone, tuple((node, here.count(node))
+                                           for node in dict.fromkeys(here))))
+    return tuple(stages)

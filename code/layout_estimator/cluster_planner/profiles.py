@@ -16,12 +16,14 @@ class Key(NamedTuple):
         tensor: tensor-parallel size.
         micro_batch: samples per micro-batch.
         recompute: one of RECOMPUTE.
+        split: whether the schedule computes weight gradients in passes of their own, as ZB-H1 does.
     """
 
     gpu: str
     tensor: int
     micro_batch: int
     recompute: str
+    split: bool = False
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,14 @@ class PartProfile:
 
     Attributes:
         forward: seconds of its forward pass.
-        backward: seconds of its backward pass, with recomputation.
+        backward: seconds of its backward pass, with recomputation; if it is split, without the
+            weight gradients.
         parameters: number of its parameters on the rank.
         activation_bytes: bytes that its forward pass saves for the backward pass.
         transient_bytes: bytes that a pass needs besides, at its peak.
         step_seconds: seconds of the optimizer step, without data-parallel communication.
+        weight: seconds of its pass of weight gradients, if the backward pass is split.
+        held_bytes: bytes that wait for that pass once the backward pass has ended.
     """
 
     forward: float
@@ -43,11 +48,13 @@ class PartProfile:
     activation_bytes: float
     transient_bytes: float
     step_seconds: float
+    weight: float = 0.0
+    held_bytes: float = 0.0
 
     @property
     def both(self) -> float:
         """Seconds of the forward and the backward pass."""
-        return self.forward + self.backward
+        return self.forward + self.backward + self.weight
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,17 @@ def trainer_flags(plan: ClusterPlan, flags: Sequence[str], global_batch: int) ->
              "--pipeline-model-parallel-size", str(sizes.pipeline), "--micro-batch-size",
              str(config.micro_batch), "--global-batch-size", str(global_batch),
              *RECOMPUTE[config.recompute]]
-    if sizes.pipeline > 1:
+    if config.chunks > 1:
+        words += chunk_flags(plan)
+    elif sizes.pipeline > 1:
         words += ["--schedule", config.schedule, "--balance", balance(plan)]
     return [*words, *(["--use-distributed-optimizer"] if config.sharded else [])]
+
+
+def chunk_flags(plan: ClusterPlan) -> list[str]:
+    """Return the flags of interleaved 1F1B."""
+    return ["--num-layers-per-virtual-pipeline-stage",
+            str(plan.partition.layers[0] // plan.config.chunks)]
 
 
 def balance(plan: ClusterPlan) -> str:
@@ -66,7 +74,7 @@ def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | No
     lines = [f"{', '.join(map(str, search.groups))}: {search.branches} layouts, "
              f"{search.solved} partitioned; modeled, nothing was run",
              "   s/iteration  $/iteration GPUs tensor pipeline data micro recompute sharded "
-             "schedule balance, --cluster"]
+             "schedule    balance, --cluster"]
     for plan in front:
         sizes, config = plan.placement.sizes, plan.config
         dollars = "-" if plan.dollars is None else f"{plan.dollars:.5f}"
@@ -74,7 +82,7 @@ def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | No
             f" {'*' if plan is chosen else ' '} {plan.seconds:11.4g} {dollars:>12} "
             f"{plan.gpus:4d} {sizes.tensor:6d} {sizes.pipeline:8d} {sizes.data:4d} "
             f"{config.micro_batch:5d} {config.recompute:<9} "
-            f"{'yes' if config.sharded else 'no':<7} {config.schedule:<8} {balance(plan)} "
+            f"{'yes' if config.sharded else 'no':<7} {config.schedule:<11} {balance(plan)} "
             f"{nodes(plan)}")
     if chosen is not None:
         lines.append(" * the cheapest within the deadline")

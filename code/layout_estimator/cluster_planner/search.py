@@ -7,15 +7,17 @@ dollars show that some plan found already is no slower and no more expensive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import gcd
 from typing import NamedTuple
 
+import numpy as np
+
 from layout_estimator.cli import MICRO_BATCHES
-from layout_estimator.cluster_planner import partition
-from layout_estimator.cluster_planner.partition import Partition
+from layout_estimator.cluster_planner import bounds, partition
+from layout_estimator.cluster_planner.partition import Partition, Partitioner
 from layout_estimator.cluster_planner.placement import (
     MOST_ORDERS,
     ParallelSizes,
@@ -26,11 +28,13 @@ from layout_estimator.cluster_planner.placement import (
 )
 from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Profiles
 from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
+from layout_estimator.cluster_planner.variants import variants
 from virtualgpu.net.cluster_spec import NodeGroup
 
 SCHEDULES = ("1f1b", "gpipe")
+VARIED = 24  # plans whose schedule is replaced by others
+NEAR = 1.15  # times as slow as what is found in the end, at most
 Used = tuple[tuple[NodeGroup, int], ...]  # groups, and how many of their nodes a plan uses
-Partitioner = Callable[[Stages], Partition | None]
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class ClusterPlan:
     @property
     def gpus(self) -> int:
         """Number of GPUs that it uses."""
-        return len(self.placement.topology.nodes)
+        return len(self.placement.nodes)
 
 
 class Branch(NamedTuple):
@@ -99,6 +103,7 @@ class Search:
         link: the network between nodes; None: the slowest that one of the used nodes comes with.
         prune: whether to cut branches; without, the search is exhaustive.
         partitioner: splits the layers over the stages of a placement.
+        varied: whether the best plans are also tried with ZB-H1 and interleaved 1F1B.
         branches: how many there are.
         solved: for how many placements layers were split.
         every_order: whether every distinct placement was considered.
@@ -111,9 +116,12 @@ class Search:
     link: str | None = None
     prune: bool = True
     partitioner: Partitioner = partition.best
+    varied: bool = True
     branches: int = 0
     solved: int = 0
     every_order: bool = True
+    _pipelines: list[ClusterPlan] = field(default_factory=list)
+    _tables: dict[tuple[Used, ParallelSizes], bounds.SeatTable] = field(default_factory=dict)
     _placed: dict[tuple[Used, ParallelSizes], tuple[Placement, ...]] = field(default_factory=dict)
 
     @property
@@ -134,19 +142,35 @@ class Search:
             if plan is not None:
                 best = [one for one in best if not _beats(plan, one)] + [plan]
         for branch in branches:
-            if self._beaten(best, branch.bound, branch.rate):
+            if branch.bound >= self._limit(best, branch.rate):
                 continue
             self.every_order &= count_orders(branch.used) <= MOST_ORDERS
-            for placement in self._placements(branch):
+            for placement in self._by_bound(branch, best):
                 plan = self._solve(branch, placement, best)
                 if plan is not None:
                     best = [one for one in best if not _beats(plan, one)] + [plan]
+        if self.varied:
+            best = self._varied(best)
         # A planner may have ranked them by a formula; what they are worth is simulated.
         timed = [replace(one, partition=partition.simulated(one.stages, one.partition))
                  for one in best]
         return sorted((one for one in timed if not any(
             _beats(other, one) for other in timed if other is not one)),
             key=lambda one: one.seconds)
+
+    def _varied(self, best: list[ClusterPlan]) -> list[ClusterPlan]:
+        """Return the best plans, with other schedules for those where they are faster."""
+        def slower(plan: ClusterPlan) -> float:
+            return plan.seconds / _least(best, plan.dollars_per_hour or 0)
+
+        near = sorted((plan for plan in self._pipelines if slower(plan) <= NEAR), key=slower)
+        for plan in near[:VARIED]:
+            limit = _least(best, plan.dollars_per_hour or 0)
+            for config, stages, made in variants(self.model, plan.placement, plan.config,
+                                                 plan.partition.layers, self.profiles, limit):
+                faster = replace(plan, config=config, stages=stages, partition=made)
+                best = [one for one in best if not _beats(faster, one)] + [faster]
+        return best
 
     def _seeds(self, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Placement]]:
         """Yield one placement for each choice of nodes and micro-batch, so that cuts begin early.
@@ -168,30 +192,41 @@ class Search:
             self._placed[key] = tuple(placements(*key, self._link(branch.used)))
         return self._placed[key]
 
+    def _by_bound(self, branch: Branch, best: list[ClusterPlan]) -> Iterator[Placement]:
+        """Yield a branch's placements that may have a plan, those with the least bound first."""
+        if not self.prune:
+            yield from self._placements(branch)
+            return
+        key = branch.used, branch.sizes
+        if key not in self._tables:
+            self._tables[key] = bounds.SeatTable(self._placements(branch))
+        least = bounds.of_placements(self.model, self._tables[key], branch.config, self.profiles)
+        for at in np.argsort(least, kind="stable"):
+            if least[at] < self._limit(best, branch.rate):
+                yield self._tables[key].placements[at]
+
     def _solve(self, branch: Branch, placement: Placement, best: list[ClusterPlan]
                ) -> ClusterPlan | None:
         """Return the best plan of a placement, or None if there is none or others beat it."""
-        stages = stages_of(self.model, placement, branch.config, self.profiles)
-        if stages is None:
+        limit = self._limit(best, branch.rate)
+        if branch.bound >= limit:
             return None
-        if any(self._beaten(best, bound, branch.rate) for bound in partition.lower_bounds(stages)):
+        stages = stages_of(self.model, placement, branch.config, self.profiles)
+        if stages is None or any(bound >= limit for bound in partition.lower_bounds(stages)):
             return None
         self.solved += 1
-        made = self.partitioner(stages)
+        made = self.partitioner(stages, limit)
         if made is None:
             return None
         plan = ClusterPlan(placement, branch.config, made, stages,
-                      branch.rate if self.has_prices else None)
+                           branch.rate if self.has_prices else None)
+        if branch.sizes.pipeline > 1 and branch.config.schedule == "1f1b":
+            self._pipelines.append(plan)
         return None if any(_beats(one, plan) for one in best) else plan
 
-    def _beaten(self, best: list[ClusterPlan], seconds: float, rate: float) -> bool:
-        """Return whether a plan is at least as fast and cheap as these bounds."""
-        if seconds == float("inf"):
-            return True
-        cost = seconds * rate
-        return self.prune and any(
-            one.seconds <= seconds and one.seconds * (one.dollars_per_hour or 0) <= cost
-            for one in best)
+    def _limit(self, best: list[ClusterPlan], rate: float) -> float:
+        """Return the seconds from which on a branch at this rate is cut."""
+        return _least(best, rate) if self.prune else float("inf")
 
     def _link(self, used: Used) -> str:
         return self.link or slowest_network([group for group, count in used if count])
@@ -230,10 +265,11 @@ class Search:
         """Return a lower bound of the seconds of a step, or None if a GPU has no profile.
 
         A stage is as slow as its slowest GPU, so the layers per second of all stages together are
-        at most those of all GPUs, each counted as 1 / (t d) of a stage. partition.lower_bounds adds
-        that a micro-batch passes all layers, at best on the fastest GPUs.
+        at most those of all GPUs, each counted as 1 / (t d) of a stage. The embedding and the head
+        count as layers, as many as on the GPUs where they are the fewest. partition.lower_bounds
+        adds that a micro-batch passes all layers, at best on the fastest GPUs.
         """
-        rate, fastest = 0.0, float("inf")
+        rate, fastest, edges, ends = 0.0, float("inf"), float("inf"), float("inf")
         for group, count in used:
             profile = self.profiles.get(Key(group.card.name, sizes.tensor, config.micro_batch,
                                             config.recompute))
@@ -241,12 +277,21 @@ class Search:
                 return None
             rate += group.per_node * count / (sizes.tensor * sizes.data) / profile.layer.both
             fastest = min(fastest, profile.layer.both)
+            edge = profile.embedding.both + profile.head.both
+            edges, ends = min(edges, edge / profile.layer.both), min(ends, edge)
         micro_batches = self.model.global_batch // (config.micro_batch * sizes.data)
-        slowest, trip = self.model.layers / rate, self.model.layers * fastest
+        slowest = (self.model.layers + edges) / rate
+        trip = self.model.layers * fastest + ends
         if micro_batches <= sizes.pipeline:
             return max(micro_batches * slowest, trip)
         waiting = 0 if config.schedule == "gpipe" else (sizes.pipeline - 1) / 2
         return max(micro_batches * slowest, trip + (micro_batches - 1 - waiting) * slowest)
+
+
+def _least(plans: Sequence[ClusterPlan], rate: float) -> float:
+    """Return the seconds below which none of these plans beats a plan at this rate."""
+    return min((one.seconds * max(1.0, (one.dollars_per_hour or 0) / rate if rate else 1.0)
+                for one in plans), default=float("inf"))
 
 
 def _beats(one: ClusterPlan, other: ClusterPlan) -> bool:

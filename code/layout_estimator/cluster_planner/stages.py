@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
@@ -9,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from layout_estimator.cluster_planner.activations import Live, kept
 from layout_estimator.cluster_planner.placement import ParallelSizes, Placement, StageSeat
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
-from minimegatron.formulas import in_flight, state_bytes
+from minimegatron.formulas import state_bytes
 from virtualgpu.core.card import Card
 from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
 
@@ -40,6 +42,10 @@ class ModelSpec:
     global_batch: int
     tied: bool = True
 
+    def sent_bytes(self, config: TrainingConfig) -> int:
+        """Return the bytes of a message from one stage to the next."""
+        return self.sequence * config.micro_batch * self.hidden * ELEMENT[self.precision]
+
 
 class TrainingConfig(NamedTuple):
     """The choices besides placement and partition.
@@ -48,13 +54,15 @@ class TrainingConfig(NamedTuple):
         micro_batch: samples per micro-batch.
         recompute: one of profiles.RECOMPUTE.
         sharded: whether the replicas share the optimizer state (the distributed optimizer).
-        schedule: "1f1b" or "gpipe".
+        schedule: "1f1b", "gpipe", "zb-h1", or "interleaved".
+        chunks: model chunks per stage, more than one with "interleaved" alone.
     """
 
     micro_batch: int
     recompute: str
     sharded: bool
     schedule: str
+    chunks: int = 1
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,10 @@ class Stages:
         sync: seconds of the data-parallel communication, [p, l + 1].
         update: seconds of the optimizer step, [p, l + 1].
         ends: seconds of the all-reduce of the tied embedding.
+        kinds: the GPU models of every stage.
+        weight: seconds of the weight gradients' pass, if the backward pass is split, [p, l + 1].
+        chunks: model chunks per stage; with several, `send` ends with the way from the last stage
+            to the first, [p].
     """
 
     micro_batches: int
@@ -85,6 +97,13 @@ class Stages:
     update: np.ndarray
     ends: float = 0.0
     kinds: tuple[tuple[Card, ...], ...] = field(default=(), repr=False)
+    weight: np.ndarray | float = 0.0
+    chunks: int = 1
+
+    @property
+    def both(self) -> np.ndarray:
+        """Seconds of all passes of one micro-batch, [p, l + 1]."""
+        return self.forward + self.backward + self.weight
 
 
 def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, profiles: Profiles
@@ -94,34 +113,57 @@ def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, pr
     A stage whose replicas have unlike GPUs is as slow as the slowest, and each has to fit.
     """
     sizes, p = placement.sizes, placement.sizes.pipeline
+    seats = [(seat, stage) for stage, seat in enumerate(placement.seats)]
+    arrays = rows_of(model, sizes, config, profiles, seats)
+    if arrays is None:
+        return None
+    micro_batches = model.global_batch // (config.micro_batch * sizes.data)
+    sent = model.sent_bytes(config)
+    sends = placement.send_seconds(sent, wrap=config.chunks > 1)
+    if config.chunks > 1:
+        # Every chunk has communicators and messages of its own.
+        messages = (min(p, micro_batches) + 1) * sent
+        more = np.array([buffers + messages for buffers in placement.pipeline_buffers])
+        arrays["memory"] = arrays["memory"] + (config.chunks - 1) * more[:, None]
+        arrays["fits"] &= arrays["memory"] <= 0
+    return Stages(micro_batches, config.schedule, send=np.array(sends),
+                  ends=ends_seconds(model, placement),
+                  kinds=placement.kinds, chunks=config.chunks, **arrays)
+
+
+def rows_of(model: ModelSpec, sizes: ParallelSizes, config: TrainingConfig, profiles: Profiles,
+            seats: Sequence[tuple[StageSeat, int]]) -> dict[str, np.ndarray] | None:
+    """Return the rows of Stages for these seats, or None as stages_of does, [s, l + 1].
+
+    Args:
+        model: the model and the batch.
+        sizes: the layout.
+        config: the choices besides it.
+        profiles: costs of the model's parts.
+        seats: seats of stages, with the numbers of the stages.
+    """
     micro_batches, rest = divmod(model.global_batch, config.micro_batch * sizes.data)
-    if rest or any(_profile(profiles, sizes, config, card) is None
-                   for card in dict.fromkeys(chain(*placement.kinds))):
+    kinds = dict.fromkeys(chain.from_iterable(seat.kinds for seat, _ in seats))
+    if rest or any(_profile(profiles, sizes, config, card) is None for card in kinds):
         return None
     known = _rows(model, sizes, config, micro_batches, profiles)
-    rows = [known.row(seat, in_flight(p, stage, micro_batches))
-            for stage, seat in enumerate(placement.seats)]
-    ends = 0.0
-    if p > 1 and model.tied:
-        size = model.vocabulary * model.hidden // sizes.tensor * _gradient_bytes(model)
-        ends = all_reduce(placement.ends_path, int(size))
-    arrays = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    send = np.array(placement.send_seconds(_sent_bytes(model, config)))
-    return Stages(micro_batches, config.schedule, send=send,
-                  ends=ends, kinds=placement.kinds, **arrays)
+    live = kept(config.schedule, sizes.pipeline, micro_batches, config.chunks)
+    rows = [known.row(seat, live[stage]) for seat, stage in seats]
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
-def _sent_bytes(model: ModelSpec, config: TrainingConfig) -> int:
-    return model.sequence * config.micro_batch * model.hidden * ELEMENT[model.precision]
-
-
-def _gradient_bytes(model: ModelSpec) -> float:
-    return state_bytes(model.precision).gradients
+def ends_seconds(model: ModelSpec, placement: Placement) -> float:
+    """Return the time of the all-reduce of the tied embedding, in seconds."""
+    if placement.sizes.pipeline == 1 or not model.tied:
+        return 0.0
+    elements = model.vocabulary * model.hidden // placement.sizes.tensor
+    return all_reduce(placement.ends_path, int(elements * state_bytes(model.precision).gradients))
 
 
 def _profile(profiles: Profiles, sizes: ParallelSizes, config: TrainingConfig, card: Card
              ) -> Profile | None:
-    return profiles.get(Key(card.name, sizes.tensor, config.micro_batch, config.recompute))
+    return profiles.get(Key(card.name, sizes.tensor, config.micro_batch, config.recompute,
+                            config.schedule == "zb-h1"))
 
 
 @lru_cache(maxsize=512)
@@ -136,25 +178,56 @@ class _Rows:
     def __init__(self, model: ModelSpec, sizes: ParallelSizes, config: TrainingConfig,
                  micro_batches: int, profiles: Profiles) -> None:
         self._layout, self._profiles = (model, sizes, config, micro_batches), profiles
-        self._known: dict[tuple[StageSeat, int], dict[str, np.ndarray]] = {}
+        self._seats: dict[StageSeat, _SeatCosts] = {}
+        self._known: dict[tuple[StageSeat, Live], dict[str, np.ndarray]] = {}
 
-    def row(self, seat: StageSeat, in_flight: int) -> dict[str, np.ndarray]:
+    def row(self, seat: StageSeat, live: Live) -> dict[str, np.ndarray]:
         """Return the rows of a stage.
 
         Args:
             seat: its GPUs.
-            in_flight: micro-batches whose activations it keeps in 1F1B.
+            live: what it keeps at its peaks.
         """
-        if (seat, in_flight) not in self._known:
-            model, sizes, config, _ = self._layout
-            stage, counts = _Stage(*self._layout, seat, in_flight), np.arange(model.layers + 1)
-            costs = [stage.costs(_profile(self._profiles, sizes, config, card), card, counts)
-                     for card in seat.kinds]
-            pick = {"fits": np.minimum}
-            self._known[seat, in_flight] = {
-                name: pick.get(name, np.maximum).reduce([kind[name] for kind in costs])
-                for name in costs[0]}
-        return self._known[seat, in_flight]
+        if (seat, live) not in self._known:
+            if seat not in self._seats:
+                model, sizes, config, _ = self._layout
+                stage, counts = _Stage(*self._layout, seat), np.arange(model.layers + 1)
+                self._seats[seat] = _SeatCosts.slowest([
+                    stage.costs(_profile(self._profiles, sizes, config, card), card, counts)
+                    for card in seat.kinds])
+            self._known[seat, live] = self._seats[seat].row(live)
+        return self._known[seat, live]
+
+
+class _SeatCosts(NamedTuple):
+    """Costs of a stage for every number of layers, [l + 1], whatever it keeps of activations.
+
+    Attributes:
+        times: its rows of Stages that are times.
+        memory: for each of its GPU models: bytes besides the passes, less the GPU's memory; bytes
+            that a micro-batch saves; bytes that wait for its weight gradients; further bytes of the
+            passes; and bytes of the optimizer step.
+        allowed: whether a stage may have so many layers.
+    """
+
+    times: dict[str, np.ndarray]
+    memory: list[tuple[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray]]
+    allowed: np.ndarray
+
+    @staticmethod
+    def slowest(kinds: list[_SeatCosts]) -> _SeatCosts:
+        """Return the costs of a stage with several GPU models."""
+        times = {name: np.maximum.reduce([kind.times[name] for kind in kinds])
+                 for name in kinds[0].times}
+        return _SeatCosts(times, [one for kind in kinds for one in kind.memory], kinds[0].allowed)
+
+    def row(self, live: Live) -> dict[str, np.ndarray]:
+        """Return the rows of a stage that keeps this at its peaks."""
+        memory = np.maximum.reduce([
+            fixed + np.maximum(peak.saved * saved + (peak.edges - peak.saved) * saved[0]
+                               + peak.waiting * held + passes, step)
+            for fixed, saved, held, passes, step in self.memory for peak in live])
+        return {**self.times, "memory": memory, "fits": (memory <= 0) & self.allowed}
 
 
 class _Stage(NamedTuple):
@@ -165,10 +238,9 @@ class _Stage(NamedTuple):
     config: TrainingConfig
     micro_batches: int
     seat: StageSeat
-    in_flight: int
 
-    def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the rows of this stage on one GPU model, for these numbers of layers."""
+    def costs(self, profile: Profile, card: Card, counts: np.ndarray) -> _SeatCosts:
+        """Return the costs of this stage on one GPU model, for these numbers of layers."""
         sizes, first, last = self.sizes, self.seat.first, self.seat.last
 
         def total(name: str) -> np.ndarray:
@@ -178,27 +250,24 @@ class _Stage(NamedTuple):
         weights = total("parameters")
         if first and last and self.model.tied:  # one copy of the word embedding
             weights = weights - self.model.vocabulary * self.model.hidden // sizes.tensor
-        memory = self._memory(profile, card, weights, total("activation_bytes"))
         shards = sizes.data if self.config.sharded else 1
-        return {"forward": total("forward"), "backward": total("backward"),
-                "fits": (memory <= 0) & ((counts > 0) | ((first or last) and not (first and last))),
-                "memory": memory, "sync": self._sync(weights),
-                "update": total("step_seconds") / shards}
+        return _SeatCosts(
+            {"forward": total("forward"), "backward": total("backward"), "weight": total("weight"),
+             "sync": self._sync(weights), "update": total("step_seconds") / shards},
+            [self._memory(profile, card, weights, total("activation_bytes"), total("held_bytes"))],
+            (counts > 0) | ((first or last) and not (first and last)))
 
-    def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray
-                ) -> np.ndarray:
+    def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray,
+                held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray]:
         sizes, first, last = self.sizes, self.seat.first, self.seat.last
         states = state_bytes(self.model.precision, sizes.data, self.config.sharded)
-        live = (self.micro_batches if self.config.schedule == "gpipe"
-                else self.in_flight)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
         # A sender holds the tensors of its last messages, and a receive is posted early.
-        sent = _sent_bytes(self.model, self.config)
+        sent = self.model.sent_bytes(self.config)
         messages = (sizes.pipeline > 1) * (min(sizes.pipeline, self.micro_batches) + 1) * sent
-        passes = live * saved + transient + messages
-        return (card.context + self.seat.buffers + states.resident * weights
-                + np.maximum(passes, states.main_gradients * weights) - card.memory)
+        return (card.context + self.seat.buffers + states.resident * weights - card.memory, saved,
+                held, transient + messages, states.main_gradients * weights)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:
         path = self.seat.path

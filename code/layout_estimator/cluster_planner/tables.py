@@ -6,8 +6,10 @@
                    "embedding": {...}, "layer": {...}, "head": {...}}, ...]}
 
 Each part has the fields of profiles.PartProfile: seconds, bytes, and numbers of parameters of one
-tensor-parallel rank. FASOP's `known_cost` tables have the same purpose: a time per layer for each
-GPU model and tensor-parallel size.
+tensor-parallel rank. Rows with "split": true have the passes of schedules that compute weight
+gradients separately, and parts that also have weight and held_bytes; without them, the planner
+leaves these schedules out. FASOP's `known_cost` tables have the same purpose: a time per layer for
+each GPU model and tensor-parallel size.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 
 from labcore.atomic import write_atomic
@@ -26,6 +28,7 @@ from layout_estimator.cluster_planner.stages import ModelSpec
 FORMAT = "layer-profiles-1"
 PARTS = tuple(field.name for field in fields(Profile))
 NUMBERS = tuple(field.name for field in fields(PartProfile))
+OPTIONAL = tuple(field.name for field in fields(PartProfile) if field.default is not MISSING)
 
 
 class TableProfiles:
@@ -86,7 +89,8 @@ def read(path: str, model: ModelSpec) -> TableProfiles:
             raise LabError(f"--profiles {path}: row {number}: {reason}") from error
         if key in known:
             raise LabError(f"--profiles {path}: row {number}: a second row of {key.gpu} with "
-                           f"tensor {key.tensor}, micro_batch {key.micro_batch}, {key.recompute}")
+                           f"tensor {key.tensor}, micro_batch {key.micro_batch}, {key.recompute}"
+                           + (", split" if key.split else ""))
         known[key] = profile
     return TableProfiles(known)
 
@@ -102,11 +106,14 @@ def _row(row: Mapping) -> tuple[Key, Profile]:
             raise ValueError(f'"{name}": {row[name]!r} is not an integer of at least 1')
     if row["recompute"] not in RECOMPUTE:
         raise ValueError(f'"recompute": {row["recompute"]!r} is not one of {", ".join(RECOMPUTE)}')
+    split = row.get("split", False)
+    if not isinstance(split, bool):
+        raise ValueError(f'"split": {split!r} is neither true nor false')
     try:
         gpu = cards.find(row["gpu"]).name
     except (AttributeError, ValueError) as error:
         raise ValueError(f'"gpu": {error}') from error
-    return (Key(gpu, row["tensor"], row["micro_batch"], row["recompute"]),
+    return (Key(gpu, row["tensor"], row["micro_batch"], row["recompute"], split),
             Profile(**{name: _part(name, row[name]) for name in PARTS}))
 
 
@@ -117,7 +124,7 @@ def _part(part: str, record: Mapping) -> PartProfile:
     if unknown:
         raise ValueError(f'"{part}" has no "{unknown[0]}"; it has {", ".join(NUMBERS)}')
     for name in NUMBERS:
-        value = record[name]
+        value = record.get(name, 0.0) if name in OPTIONAL else record[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not (
                 value >= 0 and math.isfinite(value)):
             raise ValueError(f'"{part}": "{name}": {value!r} is not a number of at least 0')

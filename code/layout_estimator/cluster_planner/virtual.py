@@ -16,7 +16,7 @@ from layout_estimator.stage_cost import ChunkCost, StepCost
 from minimegatron.arguments import Config
 from minimegatron.formulas import Gpt, layer_parameters, stage_parameters
 from minimegatron.logging.throughput import shape_of
-from pipeline_schedules import BACKWARD, FORWARD
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT
 from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 
@@ -35,7 +35,7 @@ class VirtualProfiles:
         self.flags, self.per_node = list(flags), per_node
         self.known: dict[Key, Profile | None] = {}
         self.software: dict[str, None] = {}  # in the order of their first profiles
-        self._ends: dict[tuple, tuple[ChunkCost, ChunkCost]] = {}
+        self._ends: dict[tuple, tuple[ChunkCost, ChunkCost]] = {}  # by key without `recompute`
         self._steps: dict[tuple, list[StepCost]] = {}
 
     def get(self, key: Key) -> Profile | None:
@@ -65,9 +65,9 @@ class VirtualProfiles:
 
             def passes(config: Config, stage: int) -> ChunkCost:
                 ctx = representative_context(config, cluster, stage)
-                return chunk_cost(ctx, vocabulary, 0, split=False)
+                return chunk_cost(ctx, vocabulary, 0, split=key.split)
 
-            near = key.gpu, key.tensor, key.micro_batch
+            near = key.gpu, key.tensor, key.micro_batch, key.split
             if near not in self._ends:  # recomputation does not change them
                 self._ends[near] = passes(one, 0), passes(one, 2)
             if near[:2] not in self._steps:
@@ -121,5 +121,9 @@ def _part(cost: ChunkCost, whole: ChunkCost, parameters: int, step: float) -> Pa
     seconds = {kind: max(one.busy, one.host) for kind, one in cost.passes.items()}
     forward, backward = whole.passes[FORWARD], whole.passes[BACKWARD]
     transient = max(forward.peak - forward.retained, backward.peak, 0.0)
-    return PartProfile(seconds[FORWARD], seconds[BACKWARD], parameters,
-                       cost.passes[FORWARD].retained, transient, step)
+    if WEIGHT in whole.passes:
+        transient = max(transient, whole.passes[WEIGHT].peak)
+    saved = cost.passes[FORWARD].retained
+    held = saved + cost.passes[BACKWARD].retained if WEIGHT in seconds else 0.0
+    return PartProfile(seconds[FORWARD], seconds[BACKWARD], parameters, saved, transient, step,
+                       seconds.get(WEIGHT, 0.0), max(held, 0.0))

@@ -1,5 +1,6 @@
 """Small models, clusters, and profiles for the planner's tests; no virtual GPU runs."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, PartProfil
 from layout_estimator.cluster_planner.stages import ModelSpec, Stages
 from layout_estimator.cluster_planner.tables import TableProfiles
 
+INTEGER_CASES = 24
 MODEL = ModelSpec(6, 256, 512, 1024, "fp16", 16)
 SPEED = {"a100-80gb": 1.0, "a10": 3.0, "t4": 6.5}
 
@@ -24,8 +26,11 @@ def profiles():
             return PartProfile(share * time, back * share * time, parameters // tensor,
                                share * saved, 1e7, slow * parameters * 1e-12)
 
-        known[Key(gpu, tensor, size, again)] = Profile(
-            part(0.05, 400_000), part(1.0, 800_000), part(0.6, 300_000))
+        parts = part(0.05, 400_000), part(1.0, 800_000), part(0.6, 300_000)
+        known[Key(gpu, tensor, size, again)] = Profile(*parts)
+        known[Key(gpu, tensor, size, again, True)] = Profile(*(
+            replace(one, backward=0.6 * one.backward, weight=0.4 * one.backward,
+                    held_bytes=0.5 * one.activation_bytes) for one in parts))
     return TableProfiles(known)
 
 
@@ -49,3 +54,24 @@ def every_split(stages):
     count, width = stages.fits.shape
     return [split for split in product(range(width), repeat=count)
             if sum(split) == width - 1 and stages.fits[range(count), split].all()]
+
+
+def integer_stages(seed):
+    """Return stages whose times are integers and linear in the layers, for an integer program."""
+    random = np.random.default_rng(seed)
+    count, layers = int(random.integers(2, 6)), int(random.integers(8, 25))
+    counts = np.arange(layers + 1)
+
+    def times(low, high):
+        edges = np.zeros((count, 1), dtype=int)
+        edges[0], edges[-1] = random.integers(0, high, 2)
+        return edges + random.integers(low, high, size=(count, 1)) * counts
+
+    least = np.ones((count, 1), dtype=int)
+    least[0] = least[-1] = 0
+    most = random.integers(-(-layers // count), layers + 1, size=(count, 1))
+    forward, backward = times(10, 50), times(20, 100)
+    return Stages(int(random.integers(1, 9)), "1f1b", forward, backward,
+                  (counts >= least) & (counts <= most), np.zeros_like(forward),
+                  random.integers(0, 60, count - 1), times(1, 9), times(1, 5),
+                  float(random.integers(0, 40)))

@@ -1,11 +1,14 @@
 """Layers are split exactly, and bounds are bounds."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from layout_estimator.cluster_planner import partition, published
+from layout_estimator.cluster_planner.activations import kept
 from layout_estimator.cluster_planner.timing import step_seconds
-from pipeline_schedules import BUILT_IN, Durations, simulate
+from pipeline_schedules import BUILT_IN, Durations, simulate, zb_h1
 from tests.layout_estimator.cluster_planner.cases import every_split, random_stages
 
 CASES = [(schedule, seed) for schedule in ("1f1b", "gpipe") for seed in range(12)]
@@ -52,6 +55,43 @@ def test_a_step_takes_what_the_schedules_simulation_says(schedule):
         step = (ends + stages.sync[rows, split]).max() + stages.update[rows, split].max()
         assert seconds == pytest.approx(step)
         assert seconds == pytest.approx(step_seconds(stages, [split])[0])
+
+
+@pytest.mark.parametrize("schedule, chunks", [("zb-h1", 1), ("interleaved", 2)])
+def test_a_step_of_other_schedules_takes_what_their_simulation_says(schedule, chunks):
+    stages = random_stages(np.random.default_rng(3), 3, 12, 6, schedule)
+    stages = replace(stages, chunks=chunks, send=np.full(2 + (chunks > 1), 0.25),
+                     weight=0.7 * stages.forward if schedule == "zb-h1" else 0.0)
+    splits, rows = [(4, 4, 4), (6, 2, 4)], range(3)
+    for split, seconds in zip(splits, step_seconds(stages, splits), strict=True):
+        def chosen(times, split=split):
+            return times[rows, split].tolist()
+        edges = [stages.forward[:, 0], stages.backward[:, 0]]
+        if chunks > 1:  # simulate() has equal chunks
+            stages.forward[:] -= edges[0][:, None]
+            stages.backward[:] -= edges[1][:, None]
+            seconds = step_seconds(stages, [split])[0]
+        weight = chosen(stages.weight) if schedule == "zb-h1" else 0
+        actions = BUILT_IN[schedule](*((3, 6, 2) if chunks > 1 else (3, 6)))
+        timeline = simulate(actions, Durations(
+            chosen(stages.forward), chosen(stages.backward), weight, 0.25))
+        ends = np.array([max(span.end for span in timeline.spans[stage]) for stage in rows])
+        ends[[0, 2]] = max(ends[0], ends[2]) + stages.ends
+        step = (ends + stages.sync[rows, split]).max() + stages.update[rows, split].max()
+        assert seconds == pytest.approx(step)
+        assert seconds == pytest.approx(step_seconds(stages, [split])[0])
+
+
+@pytest.mark.parametrize("p, m", [(4, 8), (4, 2), (3, 3), (1, 4)])
+def test_zb_h1_keeps_what_its_actions_have_not_freed(p, m):
+    for peaks, actions in zip(kept("zb-h1", p, m, 1), zb_h1(p, m), strict=True):
+        saved, waiting, most = 0, 0, 0
+        for action in actions:
+            saved += action.kind == "F"
+            most = max(most, 10 * saved + 4 * waiting)
+            saved, waiting = (saved - (action.kind == "B"),
+                              waiting + (action.kind == "B") - (action.kind == "W"))
+        assert max(10 * peak.saved + 4 * peak.waiting for peak in peaks) == most
 
 
 def test_gpipe_without_a_step_s_end_takes_what_the_cost_model_says():

@@ -7,9 +7,16 @@ import pytest
 from lab.cli import main
 from lab.submit import conf
 from lab.submit.layout import place
-from layout_estimator.cluster_planner import tables
+from layout_estimator.cluster_planner import cli, partition, tables
+from layout_estimator.cluster_planner.models import model_flags
+from layout_estimator.cluster_planner.placement import ParallelSizes, Placement
+from layout_estimator.cluster_planner.report import record
+from layout_estimator.cluster_planner.search import ClusterPlan
+from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
+from layout_estimator.cluster_planner.virtual import VirtualProfiles
 from layout_estimator.requests import estimate, read_flags
 from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
+from virtualgpu.net.cluster_spec import parse_nodes
 
 FLAGS = ("--num-layers 6 --hidden-size 256 --num-attention-heads 4 --seq-length 512 "
          "--max-position-embeddings 512 --vocab-size 1024 --fp16")
@@ -93,6 +100,25 @@ def test_a_plan_agrees_with_the_estimate_of_its_own_flags(cluster, capsys):
             max(stage.total for stage in estimated.plan.memory), rel=0.1)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cluster, config, split", [
+    ("a100:1x1,a10:1x1", TrainingConfig(1, "none", False, "zb-h1"), (20, 4)),
+    ("a10:2x1", TrainingConfig(1, "selective", False, "interleaved", 3), (12, 12))])
+def test_other_schedules_agree_with_the_estimate_within_2_percent(cluster, config, split):
+    groups, flags = parse_nodes(cluster), [*model_flags("gpt2-medium"), "--fp16", *cli.QUIET]
+    model, known = cli._model(flags, 8), VirtualProfiles(flags, {
+        group.card.name: group.per_node for group in groups})
+    placement = Placement(ParallelSizes(1, 2, 1), groups, "ethernet:25gbit")
+    stages = stages_of(model, placement, config, known)
+    plan = record(ClusterPlan(placement, config, partition.even(stages) if config.chunks > 1 else
+                              partition.improved(stages, split), stages), flags, 8)
+    estimated = estimate(["--cluster", plan["cluster"], "--virtual-network", "ethernet:25gbit",
+                          *plan["flags"]])
+    assert plan["seconds_per_iteration"] == pytest.approx(estimated.estimate.seconds, rel=0.02)
+    assert plan["memory"] == pytest.approx(
+        [stage.total for stage in estimated.plan.memory], rel=0.02)
+
+
 @pytest.mark.parametrize("words, why", [
     (["--cluster", "a1000:4"], "--cluster: cluster 'a1000:4': .*nearest: a100"),
     (["--cluster", "a10:2x2,a10:4"], "of 4 a10; a plan takes .*nearest: a10:2x1"),
@@ -130,6 +156,7 @@ def test_an_unknown_model_names_the_nearest(capsys):
     ({"layer": {"forwards": 1}}, 'has no "forwards"; it has forward, backward'),
     ({"layer": {"forward": 1}}, "'backward' is missing"),
     ({"micro_batch": 2}, "a second row of"),
+    ({"split": 1}, '"split": 1 is neither true nor false'),
 ])
 def test_a_wrong_table_is_named(table, change, why):
     from labcore.errors import LabError

@@ -14,9 +14,10 @@
 # %% [markdown]
 # # Eight bits: FP8, block scales, and below
 #
-# An H100 multiplies FP8 matrices twice as fast as BF16 ones. So your group switches its training run to FP8, and
-# the time of every large linear layer shrinks by a third. Then somebody restarts the run with two different settings,
-# and the loss explodes within a few steps.
+# A training run costs a million dollars in BF16. An H100 multiplies FP8 matrices twice as fast as BF16 ones, so in FP8
+# the bill should be half of that. Your group switches, and the time of every large linear layer shrinks by a third:
+# good, but not half. Then somebody restarts the run with two different settings, and the loss explodes within a few
+# steps.
 #
 # An FP8 number has only two or three mantissa bits. Whether a model still learns depends above all on how its
 # tensors are **scaled** before they are rounded. In this lab you build that part yourself, from the rounding of a
@@ -71,7 +72,7 @@ check.mask("lab.notebook.eight_bits", "minimegatron", "minite.functional.fp8_lin
 # %% tags=["explore"]
 import matplotlib.pyplot as plt
 
-from job_monitor import logs
+from job_monitor import kernels, logs
 from lab.notebook import eight_bits, jobs
 from labcore.colors import bad, good, result
 from layout_estimator import costs
@@ -209,6 +210,7 @@ check.function(
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
+import torch
 
 
 def nearest(values, mantissa, smallest, largest):
@@ -223,6 +225,15 @@ drawn = check.draw(10, shape=formats, values=lambda dice: [
 drawn += check.draw(4, shape=formats, values=lambda dice: [  # ties
     dice.choice([-1, 1]) * dice.randint(1, 64) / 32 for _ in range(40)])
 check.function(rounded, cases=[(case["values"], *case["shape"]) for case in drawn], expected=nearest)
+
+
+def converted(values, mantissa, smallest, largest):
+    dtype = torch.float8_e4m3fn if mantissa == 3 else torch.float8_e5m2
+    return torch.tensor(values).clamp(-largest, largest).to(dtype).float().tolist()
+
+
+every = [sign * 1.0625 * 2.0**(exponent / 4) for exponent in range(-80, 80) for sign in (-1, 1)]
+check.function(rounded, cases=[(every, 3, -6, 448.0), (every, 2, -14, 57344.0)], expected=converted)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="round-to" hint="must become the largest number"
@@ -818,17 +829,32 @@ MANY = {"width": 8192, "tokens": 1024, "micro_batches": 8, "layers": 2}
 check.ranks(
     fp8_layer, ranks=1, rel=1e-4,
     cases=[{"seed": 0, "shape": [2, 8, 32], "outputs": 16, "shown": 3}],
-    expected=[[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
-    hints={"The gradients have E4M3's precision, and not E5M2's range.": [[[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164], [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
-           "The weight's gradient is computed from numbers that were not rounded.": [[[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838], [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
+    expected=[
+        [[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838],
+        [-516.421631, -414.171509, -344.146637], [6.48060226, 4.31930542, 1.54018641]]]],
+    hints={"The gradients have E4M3's precision, and not E5M2's range.": [
+               [[[1968.49438, 67.9165649, 1.6483326], [51.7331543, 303.425293, 447.799164],
+               [-525.481873, -420.755035, -344.329193], [6.48060226, 4.31930542, 1.54018641]]]],
+           "The weight's gradient is computed from numbers that were not rounded.": [
+               [[[1968.49438, 67.9165649, 1.6483326], [35.2487793, 291.977783, 440.989838],
+               [-497.969971, -422.721375, -342.723175], [6.48060226, 4.31930542, 1.54018641]]]],
            "The scale is not a power of two, or not the largest for which nothing saturates.":
-               [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277], [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
+               [[[[2017.07861, 67.8025589, 1.39049911], [22.4348679, 263.175934, 411.690277],
+                   [-512.513062, -432.905487, -381.645905], [6.48060226, 4.31930542, 1.54018641]]]]})
 check.ranks(fp8_zeros, ranks=1, cases=[{}], expected=[[[0.0, 0.0, 0.0]]],
             hints={"The scale of a tensor of zeros is infinite, and infinity times zero is NaN.": [
                 [[1e999 - 1e999] * 3]]})  # NaN
-check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}], expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
-            hints={"A later micro-batch must use the weight that the first one kept.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [5955.15625, 20.487793, 25.9414062, 403.125], [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
-                   "A new step must quantize the weight again.": [[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
+check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}],
+    expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125],
+    [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+            hints={"A later micro-batch must use the weight that the first one kept.": [
+                       [[[1948.59375, 6.85742188, 8.77734375, 128.125],
+                       [5955.15625, 20.487793, 25.9414062, 403.125],
+                       [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
+                   "A new step must quantize the weight again.": [
+                       [[[1948.59375, 6.85742188, 8.77734375, 128.125],
+                       [1948.59375, 6.85742188, 8.77734375, 128.125],
+                       [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
 ### BEGIN HIDDEN TESTS
 import numpy as np
 import torch
@@ -919,85 +945,65 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 # +    return (x.detach().float() * scale).to(dtype), scale.reciprocal()
 
 # %% [markdown]
-# ### Exercise 6: which layers are worth it
+# ### Which layers are worth it
 #
 # Your layer is faster than BF16 at 8,192 x 8,192. At 1,024 x 1,024 it is not, as you saw at the start. The roofline
 # explains why. A GEMM of $2mnk$ FLOPs reads and writes only $mk + nk + mn$ elements, so a large one is compute-bound,
 # and FP8 nearly halves its time. But casts have no FLOPs to speak of: they are bandwidth-bound, and FP8 *adds* them.
-# See where the time goes on the virtual H100:
+# Each of the three tensors (input, weight, and gradient of the output) needs three kernels: an amax reads 2 bytes per
+# element, a cast reads 2 and writes 1, and a copy of the FP8 transpose reads 1 and writes 1. With the rates of large
+# kernels on the virtual H100, the time that FP8 adds to the three GEMMs of $6mnk$ FLOPs is
+#
+# $$ t_\text{FP8} = \frac{6mnk}{1350\ \text{TFLOP/s}} + \frac{7\,(mk + nk + mn)\ \text{bytes}}{2.8\ \text{TB/s}},
+# \qquad t_\text{BF16} = \frac{6mnk}{760\ \text{TFLOP/s}}. $$
+#
+# With 8,192 tokens, from which width on is a square layer faster in FP8? Guess. Then compare the formula with the
+# virtual H100, which also knows that small kernels are slower than large ones:
+
+# %% answer="guess-width"
+### BEGIN SOLUTION
+guess_width = 1700
+### END SOLUTION
 
 # %% tags=["explore"]
-print("tokens  inputs outputs |       BF16 | FP8 GEMMs +   casts | times as fast")
-for shape in ((8192, 8192, 8192), (8192, 2048, 2048), (8192, 1024, 1024), (8192, 512, 512), (512, 8192, 8192)):
-    times = eight_bits.linear_times(*shape)
-    ratio = f"{times.speedup:.2f}"
-    print(f"{shape[0]:6,} {shape[1]:7,} {shape[2]:7,} | {times.bf16:7,.0f} us | "
-          f"{times.gemms:6,.0f} us + {times.casts:5,.0f} us | {good(ratio) if times.speedup > 1 else bad(ratio)}")
-large = eight_bits.linear_times(8192, 8192, 8192)
-flops, elements = 6 * 8192**3, 3 * 8192**2
-print(f"\nGEMMs: {flops / large.bf16 / 1e6:.0f} TFLOP/s in BF16, {flops / large.gemms / 1e6:.0f} in FP8. "
-      f"Casts: {7 * elements / large.casts / 1e6:.1f} TB/s.")
+print("tokens  inputs outputs |       BF16 | FP8 GEMMs +   casts | times as fast | by the formula")
+for tokens, inputs, outputs in ((8192, 8192, 8192), (8192, 4096, 4096), (8192, 2048, 2048), (8192, 1024, 1024),
+                                (512, 8192, 8192), (16384, 4096, 128)):
+    times = eight_bits.linear_times(tokens, inputs, outputs)
+    flops, elements = 6 * tokens * inputs * outputs, tokens * inputs + inputs * outputs + tokens * outputs
+    formula = flops / 760e12 / (flops / 1350e12 + 7 * elements / 2.8e12)
+    ratio = f"{times.speedup:13.2f}"
+    print(f"{tokens:6,} {inputs:7,} {outputs:7,} | {times.bf16:7,.0f} us | "
+          f"{times.gemms:6,.0f} us + {times.casts:5,.0f} us | "
+          f"{good(ratio) if times.speedup > 1 else bad(ratio)} | {formula:14.2f}")
+equal = next(width for width in range(256, 8192, 64) if eight_bits.linear_times(8192, width, width).speedup > 1)
+check.compare("width from which FP8 is faster (virtual H100)", guess_width, equal)
 
 # %% [markdown]
-# You can decide this without a measurement. Write `pays`, which returns whether a linear layer with these sizes is
-# faster in FP8. Count the FLOPs of the three GEMMs, and the bytes of everything that FP8 adds. Each of the three
-# tensors (input, weight, and gradient of the output, in BF16) needs three kernels, one after the other: an amax, a
-# cast, and a copy of its FP8 transpose. The time of a kernel is that of all bytes that it reads and writes. Use the
-# rates below, which a large layer reaches on the virtual H100. The check compares your verdict with the virtual GPU
-# only where the two times differ by more than 15%.
+# The weight does not decide alone: with few tokens, or few outputs, each cast element takes part in few
+# multiplications. The profiler shows the same in a whole step. Here are two layers of width 1,024 in the trainer, on
+# one virtual H100. Which kernels exist only because of FP8, and how much of the step do they take?
 
-# %% tags=["setup"]
-H100 = {"bf16": 760e12, "fp8": 1350e12, "bytes": 2.8e12}  # FLOP/s, FLOP/s, and bytes/s (virtual, large layers)
+# %% tags=["explore"] short={"--num-layers 2": "--num-layers 1"}
+!sbatch --nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:h100 --train-iters 4 \
+    --num-layers 2 --hidden-size 1024 --num-attention-heads 8 --micro-batch-size 8 --use-flash-attn \
+    --attention-dropout 0 --bf16 --fp8-format hybrid --fp8-recipe tensorwise --profile-execution yes \
+    --profile-name fp8 --tensorboard-dir {os.getcwd()}/megatron/tensorboard/eight_bits
 
-# %% answer="pays"
-def pays(tokens, inputs, outputs):
-    """Return whether a linear layer's two passes are faster in FP8 than in BF16 on an H100."""
-    ### BEGIN SOLUTION
-    flops = 6 * tokens * inputs * outputs
-    elements = tokens * inputs + inputs * outputs + tokens * outputs
-    added = elements * (2 + (2 + 1) + (1 + 1))  # amax, cast, transpose
-    return flops / H100["fp8"] + added / H100["bytes"] < flops / H100["bf16"]
-    ### END SOLUTION
-
-# %% check="pays" points=3
-check.function(
-    pays, cases=[(512, 8192, 8192), (8192, 1024, 1024), (8192, 8192, 8192), (8192, 4096, 4096), (16384, 4096, 128)],
-    expected=[False, False, True, True, False],
-    hints={"That is a verdict on the weight alone. Which of the three tensors has the most elements?": [
-               False, True, True, True, True],
-           "You count the GEMMs only. What else does FP8 run?": [True] * 5,
-           "The three GEMMs have three times the FLOPs of the forward pass.": [False, False, True, False, False]})
-### BEGIN HIDDEN TESTS
-from lab.notebook import eight_bits
-
-clear = []
-for case in check.draw(40, tokens=[512, 1024, 2048, 4096, 8192, 16384, 32768],
-                       inputs=[256, 512, 1024, 2048, 4096, 8192, 16384],
-                       outputs=[256, 512, 1024, 2048, 4096, 8192, 16384]):
-    speedup = eight_bits.linear_times(**case).speedup
-    if not 0.85 < speedup < 1.15:
-        clear.append((case, speedup > 1))
-check.function(pays, cases=[case for case, _ in clear], expected=[verdict for _, verdict in clear])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="pays" hint="You count the GEMMs only"
-# -    return flops / H100["fp8"] + added / H100["bytes"] < flops / H100["bf16"]
-# +    return flops / H100["fp8"] < flops / H100["bf16"]
-
-# %% [raw] mutant="pays" hint="a verdict on the weight alone"
-# -    elements = tokens * inputs + inputs * outputs + tokens * outputs
-# +    elements = inputs * outputs
-
-# %% [raw] mutant="pays" hint="three times the FLOPs of the forward pass"
-# -    flops = 6 * tokens * inputs * outputs
-# +    flops = 2 * tokens * inputs * outputs
+# %% tags=["explore"]
+jobs.wait()
+kernels.read("FP8 (virtual H100)", "megatron/tensorboard/eight_bits/run_fp8").show(12)
 
 # %% [markdown]
+# The GEMMs have their formats in their names, such as `e4m3e5m2`. The casts and the copies of transposes are
+# `direct_copy` kernels, and `reduce` kernels find the amaxes (and sum the gradients of the biases). At this width, they
+# take as long as all FP8 GEMMs together.
+#
 # Real libraries reduce what FP8 adds. Transformer Engine fuses the cast, the transpose, and the next step's amax into
 # the kernel before them, such as the layer norm. This is why delayed scaling exists: it leaves no extra pass over the
 # tensor. The rule remains: small models gain little from FP8, and neither do small batches. The virtual GPUs predict
-# sixteen published FP8 speedups with a mean error of 9%; the table is in `docs/virtual-gpus.md` of this course's
-# repository.
+# sixteen published FP8 speedups with a mean error of 9%; the table is in `benchmarks/results/fp8_speedups.md` of this
+# course's repository.
 
 # %% [markdown]
 # ## One scale per block
@@ -1007,7 +1013,7 @@ check.function(pays, cases=[case for case, _ in clear], expected=[verdict for _,
 # section 3.3) confines an outlier to its **block**: activations and gradients have one scale per 1 x 128 block of a
 # row, weights one per 128 x 128 block. With scales this local, even gradients can use E4M3.
 #
-# ### Exercise 7: quantize blocks
+# ### Exercise 6: quantize blocks
 #
 # Write `quantize_blocks` for any block size that divides the matrix. Return the FP8 matrix and its scales, one float32
 # per block. Do not round the scales to powers of two here. A block of zeros has the scale 1. Clamp before you convert.
@@ -1040,14 +1046,28 @@ def blocks_of(matrix, rows, columns):
 small = [[1.0, 0.5, 0.25, 3.0], [2.0, -4.0, 0.0, 1.0]]
 check.function(
     blocks_of, cases=[(small, 1, 2), (small, 2, 2), ([[0.0, 0.0, 1.0, -2.0]], 1, 2)],
-    expected=[[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn'],
+    expected=[
+        [[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]],
+        'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]],
+        [[112.0, 149.333344]], 'torch.float8_e4m3fn'],
               [[[0.0, 0.0, 224.0, -448.0]], [[1.0, 224.0]], 'torch.float8_e4m3fn']],
     hints={
         "A block of zeros needs a scale, too: without one, it becomes NaN.": [
-            [], [], [[[1e999 - 1e999, 1e999 - 1e999, 224.0, -448.0]], [[1e999, 224.0]], 'torch.float8_e4m3fn']],  # NaN, infinity
-        "There is one scale for the whole matrix.": [[[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0]], 'torch.float8_e4m3fn'], []],
-        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]], 'torch.float8_e4m3fn'], []],
-        "The blocks run down the columns instead of along the rows.": [[[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]], 'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[112.0, 149.333344]], 'torch.float8_e4m3fn'], []],
+            [], [],  # NaN and infinity
+            [[[1e999 - 1e999, 1e999 - 1e999, 224.0, -448.0]], [[1e999, 224.0]], 'torch.float8_e4m3fn']],
+        "There is one scale for the whole matrix.": [
+            [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]],
+            'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]],
+            [[112.0, 112.0]], 'torch.float8_e4m3fn'], []],
+        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [
+            [[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]],
+            [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'],
+            [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]],
+            'torch.float8_e4m3fn'], []],
+        "The blocks run down the columns instead of along the rows.": [
+            [[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]],
+            'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]],
+            [[112.0, 149.333344]], 'torch.float8_e4m3fn'], []],
     })
 ### BEGIN HIDDEN TESTS
 import torch
@@ -1103,7 +1123,7 @@ for rows, columns in ((256, 256), (128, 128), (1, 128)):
     print(f"{rows:3} x {columns:3}: {scales.numel():4} scales, error of the other values {result(f'{100 * error:.1f}%')}")
 
 # %% [markdown]
-# ### Exercise 8: shared exponents
+# ### Exercise 7: shared exponents
 #
 # Blackwell GPUs read block scales in hardware, in the **microscaling** (MX) formats ([OCP,
 # 2023](https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf)). MXFP8 has one scale per
@@ -1113,7 +1133,8 @@ for rows, columns in ((256, 256), (128, 128), (1, 128)):
 #
 # Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does. The OCP's
 # specification rounds the exponent down instead, and lets the largest elements saturate. A block of zeros gets the
-# exponent $-127$. Return the elements in E4M3, and the exponents.
+# exponent $-127$. Return the elements in E4M3, and the exponents. Compute the exponent exactly: `torch.log2` rounds,
+# so it misses an amax just above $448 \cdot 2^{10}$. `torch.frexp`, from Exercise 1, does not.
 
 # %% answer="mxfp8"
 def mxfp8(x):
@@ -1128,7 +1149,9 @@ def mxfp8(x):
     m, k = x.shape
     blocks = x.view(m, k // 32, 32)
     amax = blocks.abs().amax(2, keepdim=True)
-    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
+    fraction, exponents = torch.frexp(amax / 448.0)
+    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+    exponents = torch.where(amax > 0, exponents, -127).clamp(-127, 127)
     data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
     return data.view(m, k), exponents[:, :, 0]
     ### END SOLUTION
@@ -1144,14 +1167,24 @@ def mx_of(blocks):
     return [shown, exponents.tolist(), str(data.dtype)]
 
 # %% check="mxfp8" points=3
-some = [[1.0, 0.3], [448.0, 2.0], [449.0, 2.0], [0.0, 0.0], [-900.0, 0.01]]
+some = [[1.0, 0.3], [448.0, 2.0], [449.0, 2.0], [0.0, 0.0], [-900.0, 0.01], [458752.03125, 2048.0]]
 check.function(
     mx_of, cases=[(some,)],
-    expected=[[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[-8, 0, 1, -127, 2]], 'torch.float8_e4m3fn']],
+    expected=[[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
+               [[-8, 0, 1, -127, 2, 11]], "torch.float8_e4m3fn"]],
     hints={
-        "The exponent is one too small: the largest elements saturate.": [[[[256.0, 80.0], [448.0, 2.0], [448.0, 2.0], [0.0, 0.0], [-448.0, 0.005859375]], [[-8, 0, 0, -127, 1]], 'torch.float8_e4m3fn']],
-        "The exponent always leaves a power of two unused. 448 fits exactly.": [[[[256.0, 80.0], [224.0, 1.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[-8, 1, 1, -127, 2]], 'torch.float8_e4m3fn']],
-        "The sign of the exponents is wrong: an element times 2^e is the value.": [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125]], [[8, 0, -1, 127, -2]], 'torch.float8_e4m3fn']],
+        "The exponent is one too small: the largest elements saturate.": [
+            [[[256.0, 80.0], [448.0, 2.0], [448.0, 2.0], [0.0, 0.0], [-448.0, 0.005859375], [448.0, 2.0]],
+             [[-8, 0, 0, -127, 1, 10]], "torch.float8_e4m3fn"]],
+        "The exponent always leaves a power of two unused. 448 fits exactly.": [
+            [[[256.0, 80.0], [224.0, 1.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
+             [[-8, 1, 1, -127, 2, 11]], "torch.float8_e4m3fn"]],
+        "torch.log2 has rounded: 458752.03125 is more than 448 x 2^10, and needs the exponent 11.": [
+            [[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [448.0, 2.0]],
+             [[-8, 0, 1, -127, 2, 10]], "torch.float8_e4m3fn"]],
+        "The sign of the exponents is wrong: an element times 2^e is the value.": [
+            [[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
+             [[8, 0, -1, 127, -2, -11]], "torch.float8_e4m3fn"]],
     })
 ### BEGIN HIDDEN TESTS
 import math
@@ -1171,20 +1204,26 @@ def shared(blocks):
 
 
 drawn = check.draw(6, blocks=lambda dice: [
-    [dice.choice([-1, 1]) * dice.choice([dice.uniform(0.01, 9), 448.0, 1.75, 2.0]) * 2.0**dice.randint(-20, 20)] * 1
+    [dice.choice([-1, 1]) * dice.choice([dice.uniform(0.01, 9), 448.0, 448.0 + 2.0**-15, 1.75, 2.0])
+     * 2.0**dice.randint(-20, 20)]
     + [dice.uniform(-0.01, 0.01) for _ in range(5)] for _ in range(8)])
 check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shared)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="mxfp8" hint="the largest elements saturate"
-# -    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
-# +    exponents = (torch.floor(torch.log2(amax)) - 8).clamp(-127, 127).int()
+# -    fraction, exponents = torch.frexp(amax / 448.0)
+# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+# +    exponents = torch.frexp(amax).exponent - 9
 # -    data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
 # +    data = torch.ldexp(blocks, -exponents).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 # %% [raw] mutant="mxfp8" hint="leaves a power of two unused"
-# -    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(-127, 127).int()
-# +    exponents = (torch.floor(torch.log2(amax / 448.0)) + 1).clamp(-127, 127).int()
+# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+
+# %% [raw] mutant="mxfp8" hint="torch.log2 has rounded"
+# -    fraction, exponents = torch.frexp(amax / 448.0)
+# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+# +    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(min=-127).int()
 
 # %% [raw] mutant="mxfp8" hint="The sign of the exponents is wrong"
 # -    return data.view(m, k), exponents[:, :, 0]
@@ -1209,7 +1248,7 @@ check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shar
 # multiples of 16 for inputs and outputs. The usual obstacle is the **LM head**, whose output has the size of the
 # vocabulary: GPT-2's 50,257 is odd. That is one reason for Megatron's padded vocabularies.
 #
-# ### Exercise 9: swap the layers of a Hugging Face model
+# ### Exercise 8: swap the layers of a Hugging Face model
 #
 # Write `swap`. It replaces every `nn.Linear` in a model by a `te.Linear`, wherever it is, and leaves alone those whose
 # inputs or outputs are not multiples of 16. The new layers hold the *same* parameter objects, so an optimizer that was
@@ -1320,7 +1359,7 @@ check.function(swapped_llama, expected=remaining, cases=[tuple(case.values()) fo
 # +    for name, module in list(model.named_children()):
 
 # %% [markdown]
-# ### Exercise 10: from GPT-2's block to a TransformerLayer
+# ### Exercise 9: from GPT-2's block to a TransformerLayer
 #
 # Swapping keeps the model's own code, so its norms, activations, and residual connections remain separate kernels.
 # `te.TransformerLayer` replaces a whole block, and fuses them. For that, every parameter needs its place in the new
@@ -1381,9 +1420,12 @@ check.function(
     block_output, cases=[(0, 8, 2, 3, 4), (1, 4, 1, 2, 3)], rel=1e-3,
     expected=[[0.160995841, -0.25416261, -0.317868352, 0.277540356], [0.320274919, 0.412674069, 0.515987873]],
     hints={
-        "A square weight can be loaded without its transpose, and is wrong. Transpose all of them.": [[-0.886781514, 0.665358365, -0.571797132, 0.888474584], [0.743098021, 1.06683731, 0.0989262536]],
-        "Queries, keys, and values are in another order.": [[0.160716504, -0.25989458, -0.324690521, 0.276158303], [0.323074281, 0.411844641, 0.513120711]],
-        "The two norms have changed places.": [[-0.134813488, 0.0922660828, 0.242435515, 0.462481767], [0.855261445, 0.489791304, 0.085467428]],
+        "A square weight can be loaded without its transpose, and is wrong. Transpose all of them.": [
+            [-0.886781514, 0.665358365, -0.571797132, 0.888474584], [0.743098021, 1.06683731, 0.0989262536]],
+        "Queries, keys, and values are in another order.": [
+            [0.160716504, -0.25989458, -0.324690521, 0.276158303], [0.323074281, 0.411844641, 0.513120711]],
+        "The two norms have changed places.": [
+            [-0.134813488, 0.0922660828, 0.242435515, 0.462481767], [0.855261445, 0.489791304, 0.085467428]],
     })
 ### BEGIN HIDDEN TESTS
 import torch
@@ -1441,7 +1483,7 @@ check.function(block_output, rel=1e-3, expected=gpt2_block, cases=[
 # percentile of the magnitudes instead of their maximum. INT8, whose numbers are evenly spaced, often needs it. FP8
 # often does not, because its spacing grows with the numbers, as you will see below.
 #
-# ### Exercise 11: calibrate
+# ### Exercise 10: calibrate
 #
 # Write `calibrate`. It runs the model on every batch, without gradients, and returns a scale for the input of each
 # `nn.Linear`: 448 divided by the given percentile of the magnitudes of *all* batches together. Register a **forward
@@ -1500,13 +1542,25 @@ def calibrated(batches, percentile):
 some = [[[1.0, -2.0, 0.5, 4.0]], [[0.5, -0.25, 7.0, 1.0]], [[-1.0, 1.0, 0.0, 0.5]]]
 check.function(
     calibrated, cases=[(some, 100.0), (some, 90.0)], rel=1e-4,
-    expected=[[{'first': 64.0, 'rest.1': 75.0504088}, True, True], [{'first': 117.894761, 'rest.1': 84.5274015}, True, True]],
+    expected=[
+        [{'first': 64.0, 'rest.1': 75.0504088}, True, True],
+        [{'first': 117.894761, 'rest.1': 84.5274015}, True, True]],
     hints={
-        "The forward passes build a graph for autograd, and keep its activations. Switch it off.": [[{'first': 64.0, 'rest.1': 75.0504088}, True, False], [{'first': 117.894761, 'rest.1': 84.5274015}, True, False]],
-        "Only the last batch counts. A scale must fit all of them.": [[{'first': 448.0, 'rest.1': 221.356867}, True, True], [{'first': 448.0, 'rest.1': 288.945155}, True, True]],
-        "Negative inputs have magnitudes, too.": [[{'first': 64.0, 'rest.1': 75.0504088}, True, True], [{'first': 121.081119, 'rest.1': 84.5274015}, True, True]],
-        "The average of the batches' percentiles is not the percentile of all values.": [[{'first': 112.0, 'rest.1': 102.570329}, True, True], [{'first': 140.000022, 'rest.1': 114.539883}, True, True]],
-        "The hooks are still there, and would run in every later forward pass.": [[{'first': 64.0, 'rest.1': 75.0504088}, False, True], [{'first': 117.894761, 'rest.1': 84.5274015}, False, True]],
+        "The forward passes build a graph for autograd, and keep its activations. Switch it off.": [
+            [{'first': 64.0, 'rest.1': 75.0504088}, True, False],
+            [{'first': 117.894761, 'rest.1': 84.5274015}, True, False]],
+        "Only the last batch counts. A scale must fit all of them.": [
+            [{'first': 448.0, 'rest.1': 221.356867}, True, True],
+            [{'first': 448.0, 'rest.1': 288.945155}, True, True]],
+        "Negative inputs have magnitudes, too.": [
+            [{'first': 64.0, 'rest.1': 75.0504088}, True, True],
+            [{'first': 121.081119, 'rest.1': 84.5274015}, True, True]],
+        "The average of the batches' percentiles is not the percentile of all values.": [
+            [{'first': 112.0, 'rest.1': 102.570329}, True, True],
+            [{'first': 140.000022, 'rest.1': 114.539883}, True, True]],
+        "The hooks are still there, and would run in every later forward pass.": [
+            [{'first': 64.0, 'rest.1': 75.0504088}, False, True],
+            [{'first': 117.894761, 'rest.1': 84.5274015}, False, True]],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
@@ -1549,10 +1603,13 @@ check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["bat
 # +        pass
 
 # %% [markdown]
-# Now serve the small language model with FP8 weights, with one scale per row, and measure the perplexity on batches
-# that it has not seen. For comparison, the next cell does the same with 4-bit weights.
+# Now serve the small language model with FP8 weights. Its checkpoint has no 16-bit copy of them: each matrix is a
+# float8 tensor with one scale per row. Measure the perplexity on batches that the model has not seen. For comparison,
+# the next cell also rounds the weights to 4 bits, for which PyTorch has no type to save.
 
 # %% tags=["explore"] short={"train(None, 60)": "train(None, 4)"}
+import io
+
 model, _ = eight_bits.train(None, 60)
 held_out = list(eight_bits.batches(70))[60:]
 
@@ -1563,17 +1620,27 @@ def perplexity(model):
         return torch.stack([eight_bits.loss_of(model, tokens) for tokens in held_out]).mean().exp().item()
 
 
+def size_of_checkpoint(state):
+    """Return the bytes of the file that torch.save writes for a state dict."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.tell()
+
+
 original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-matrices = [name for name, tensor in original.items() if tensor.dim() == 2]
-print(f"BF16: perplexity {perplexity(model):.3f}, {sum(original[name].numel() for name in matrices) * 2:,} bytes")
-for name, numbers, bits in (("E4M3", E4M3, 8), ("E2M1", E2M1, 4)):
-    changed = dict(original)
-    for key in matrices:
-        scale = numbers[2] / original[key].float().abs().amax(1, keepdim=True)
-        changed[key] = (round_to(original[key].float() * scale, *numbers) / scale).bfloat16()
-    model.load_state_dict(changed)
-    count = sum(original[key].numel() * bits // 8 + 4 * len(original[key]) for key in matrices)
-    print(f"{name}: perplexity {result(f'{perplexity(model):.3f}')}, {count:,} bytes with scales")
+print(f"BF16: perplexity {perplexity(model):.3f}, checkpoint of {size_of_checkpoint(original):,} bytes")
+for name, numbers in (("E4M3", E4M3), ("E2M1", E2M1)):
+    saved = dict(original)
+    for key, tensor in original.items():
+        if tensor.dim() == 2:
+            scale = numbers[2] / tensor.float().abs().amax(1, keepdim=True)
+            saved[key], saved[f"{key}_scale"] = round_to(tensor.float() * scale, *numbers), scale
+            if name == "E4M3":
+                saved[key] = saved[key].to(torch.float8_e4m3fn)
+    size = f", checkpoint of {size_of_checkpoint(saved):,} bytes" if name == "E4M3" else ""
+    model.load_state_dict({key: (saved[key].float() / saved[f"{key}_scale"]).bfloat16()
+                           if f"{key}_scale" in saved else saved[key] for key in original})
+    print(f"{name}: perplexity {result(f'{perplexity(model):.3f}')}{size}")
 
 # %% [markdown]
 # Eight bits cost hardly any perplexity; four bits with one scale per row cost more. Does clipping help E4M3? A tensor
@@ -1604,7 +1671,7 @@ for percentile in (100.0, 99.99, 99.0):
 # an MMLU-Pro accuracy of 62.58%, and 62.62% in FP8. It took more than a format: random Hadamard transforms that spread
 # outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
 #
-# ### Exercise 12: NVFP4
+# ### Exercise 11: NVFP4
 #
 # Write `nvfp4`. It quantizes a matrix, and returns the float32 values that the quantized matrix stands for:
 #
@@ -1640,16 +1707,50 @@ def nvfp4_of(rows):
 some = [[0.1 * (number + 1) for number in range(16)] + [30.0] + [0.5] * 15,
         [0.0] * 16 + [0.3 * (number + 1) for number in range(16)]]
 check.function(
-    nvfp4_of, cases=[(some,)], rel=1e-4, expected=[[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
+    nvfp4_of, cases=[(some,)], rel=1e-4,
+        expected=[[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403,
+        0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281,
+        1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731,
+        0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439,
+        3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
     hints={
-        "The block scales are not rounded to E4M3.": [[[0.13333334, 0.266666681, 0.266666681, 0.400000036, 0.533333361, 0.533333361, 0.800000072, 0.800000072, 0.800000072, 1.06666672, 1.06666672, 1.06666672, 1.06666672, 1.60000014, 1.60000014, 1.60000014, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000006, 0.800000012, 0.800000012, 1.20000005, 1.60000002, 1.60000002, 2.4000001, 2.4000001, 2.4000001, 3.20000005, 3.20000005, 3.20000005, 3.20000005, 4.80000019, 4.80000019, 4.80000019]]],
-        "There is one scale for the whole row. Which 16 values share one?": [[[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 2.5, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
-        "These are the elements. Multiply them by their scales.": [[[0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0]]],
-        "Each row has a tensor scale of its own. The tensor's scale is one number for all rows.": [[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000036, 0.400000036, 0.800000072, 1.20000005, 1.60000014, 1.60000014, 2.4000001, 2.4000001, 2.4000001, 3.20000029, 3.20000029, 3.20000029, 3.20000029, 4.80000019, 4.80000019, 4.80000019]]],
-        "A block of zeros is divided by its scale of 0.": [[[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403, 0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281, 1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1e999 - 1e999] * 16 + [0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
+        "The block scales are not rounded to E4M3.": [
+            [[0.13333334, 0.266666681, 0.266666681, 0.400000036, 0.533333361, 0.533333361, 0.800000072,
+            0.800000072, 0.800000072, 1.06666672, 1.06666672, 1.06666672, 1.06666672, 1.60000014, 1.60000014,
+            1.60000014, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000006,
+            0.800000012, 0.800000012, 1.20000005, 1.60000002, 1.60000002, 2.4000001, 2.4000001, 2.4000001,
+            3.20000005, 3.20000005, 3.20000005, 3.20000005, 4.80000019, 4.80000019, 4.80000019]]],
+        "There is one scale for the whole row. Which 16 values share one?": [
+            [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.5, 2.5, 2.5, 2.5, 30.0, 0.0, 0.0,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.401785731,
+            0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293, 2.41071439, 2.41071439, 2.41071439,
+            3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878, 4.82142878, 4.82142878]]],
+        "These are the elements. Multiply them by their scales.": [
+            [[0.5, 0.5, 1.0, 1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0, 6.0, 0.0, 0.0,
+            0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 1.0,
+            1.5, 2.0, 2.0, 3.0, 3.0, 3.0, 4.0, 4.0, 4.0, 4.0, 6.0, 6.0, 6.0]]],
+        "Each row has a tensor scale of its own. The tensor's scale is one number for all rows.": [
+            [[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403,
+            0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281,
+            1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.400000036,
+            0.400000036, 0.800000072, 1.20000005, 1.60000014, 1.60000014, 2.4000001, 2.4000001, 2.4000001,
+            3.20000029, 3.20000029, 3.20000029, 3.20000029, 4.80000019, 4.80000019, 4.80000019]]],
+        "A block of zeros is divided by its scale of 0.": [
+            [[0.133928567, 0.133928567, 0.267857134, 0.401785702, 0.535714269, 0.535714269, 0.803571403,
+            0.803571403, 0.803571403, 1.07142854, 1.07142854, 1.07142854, 1.07142854, 1.60714281, 1.60714281,
+            1.60714281, 30.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0],
+            [1e999 - 1e999] * 16 + [0.401785731, 0.401785731, 0.803571463, 1.20535719, 1.60714293, 1.60714293,
+            2.41071439, 2.41071439, 2.41071439, 3.21428585, 3.21428585, 3.21428585, 3.21428585, 4.82142878,
+            4.82142878, 4.82142878]]],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
+import torch
 
 
 def to_grid(x, mantissa, smallest, largest):
@@ -1662,7 +1763,8 @@ def four_bits(rows):
     x = np.array(rows)
     t = np.abs(x).max() / 2688
     blocks = x.reshape(len(x), -1, 16)
-    scale = to_grid(np.abs(blocks).max(2, keepdims=True) / 6 / t, 3, -6, 448.0) * t
+    scale = torch.tensor(np.abs(blocks).max(2, keepdims=True) / 6 / t).float().to(torch.float8_e4m3fn)
+    scale = scale.double().numpy() * t
     return (to_grid(blocks / np.where(scale, scale, 1), 1, 0, 6.0) * scale).reshape(x.shape)
 
 
@@ -1753,7 +1855,7 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 #
 # fp8 = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max", margin=0)
 # accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[fp8])
-# model, optimizer = accelerator.prepare(model, optimizer)   # swaps the layers, as in Exercise 9
+# model, optimizer = accelerator.prepare(model, optimizer)   # swaps the layers, as in Exercise 8
 # ```
 #
 # [Lightning](https://lightning.ai/docs/fabric/stable/api/generated/lightning.fabric.plugins.precision.TransformerEnginePrecision.html):
@@ -1764,8 +1866,12 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # from transformer_engine.common.recipe import DelayedScaling, Format
 #
 # recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=16, amax_compute_algo="max", margin=0)
-# trainer = Trainer(plugins=TransformerEnginePrecision(weights_dtype=torch.bfloat16, recipe=recipe, replace_layers=True))
+# fp8 = TransformerEnginePrecision(weights_dtype=torch.bfloat16, recipe=recipe, replace_layers=True)
+# trainer = Trainer(plugins=fp8)
 # ```
+#
+# (In Lightning's current source, the class takes the same arguments and hands them to a package of its own,
+# `pytorch-lightning-enterprise`.)
 #
 # [NeMo](https://github.com/NVIDIA/NeMo/blob/v1.23.0/examples/nlp/language_modeling/conf/megatron_gpt_config.yaml), in
 # its model's YAML file:
@@ -1780,6 +1886,10 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # reduce_amax: True                  # Exercise 4
 # ```
 #
+# NeMo 2.0 [moved
+# these keys](https://docs.nvidia.com/nemo-framework/user-guide/latest/nemo-2.0/migration/precision.html) to a plugin:
+# `nl.MegatronMixedPrecision(precision="bf16-mixed", fp8="hybrid", fp8_amax_history_len=16, ...)`.
+#
 # | setting | Megatron-LM | Accelerate | Lightning | NeMo |
 # |---|---|---|---|---|
 # | FP8 at all | `--fp8-format` | `mixed_precision="fp8"` | `plugins=TransformerEnginePrecision(...)` | `fp8: True` |
@@ -1787,9 +1897,11 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # | history | `--fp8-amax-history-len 16` | `amax_history_len=16` | `amax_history_len=16` | `fp8_amax_history_len: 16` |
 # | which amax | `--fp8-amax-compute-algo max` | `amax_compute_algo="max"` | `amax_compute_algo="max"` | `fp8_amax_compute_algo: max` |
 # | margin | `--fp8-margin 0` | `margin=0` | `margin=0` | `fp8_margin: 0` |
-# | type of the weights | `--bf16` | the model's | `weights_dtype=torch.bfloat16` | `precision: bf16` |
+# | type of the weights | `--bf16` | the model's | `weights_dtype=torch.bfloat16` | `trainer.precision: bf16` |
+# | default history, amax | 1, most recent | 1,024, most recent | 1,024, maximum | 2.0: 1, most recent |
 #
-# Transformer Engine's defaults for delayed scaling are good: hybrid, a history of 1,024, the maximum, no margin. Change
+# The defaults differ, so a run that you move to another framework needs all of them. Lightning's are those of
+# Transformer Engine, and they are good: hybrid, a history of 1,024, the maximum, no margin. Change
 # one of them only when a loss curve gives you a reason, and look at the scales first. If a run diverges, keep the first
 # and the last layers in BF16 (`--first-last-layers-bf16`), or compute the weights' gradients in BF16
 # (`--no-fp8-wgrad`). On Blackwell, prefer MXFP8.
@@ -1826,8 +1938,9 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # %% [markdown]
 # ## What you have built
 #
-# `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs, and `lab mytrainer` tests it. This lab leaves no jobs
-# behind.
+# `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs. `lab mytrainer` tests it, and `code/my_trainer.py`, the
+# training loop around your files, uses it with `--bf16 --fp8-format hybrid --fp8-recipe tensorwise`. This lab leaves no
+# jobs behind.
 #
 # - Inside a format's range, its relative precision hardly depends on the magnitude. A scale moves a tensor into that
 #   range.

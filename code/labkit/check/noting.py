@@ -15,7 +15,7 @@ SETTINGS = ("VIRTUAL_GPU", "VIRTUAL_NETWORK", "DEVICE_INSTEAD_OF_CPU")
 RECORDED_VARIABLES = (*SETTINGS, "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT",
                       "NODE_RANK", "OMP_NUM_THREADS", "SRUN_CPUS_PER_TASK", "SLURM_CPU_BIND_LIST",
                       "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_VISIBLE_DEVICES")
-BACKGROUND_SECONDS = 0.5
+BACKGROUND_SECONDS, INTERVAL = 0.5, 0.05
 STEP = "LAB_STEP"  # "STEP/PROCESS ID OF ITS SRUN": private, since a script may set SLURM_STEP_ID
 
 
@@ -76,9 +76,32 @@ def in_background() -> bool:
 
 def linger(record: str) -> None:
     """Delay a background process, so that a script that does not wait for it ends before it has
-    started anything, as the job would."""
+    started anything, as the job would.
+
+    Only time in which the script's shell has nothing else to do counts: on a busy machine, its next
+    command may take longer to start than the delay.
+    """
     if in_background():
         mark = f"{record}.running{os.getpid()}"
         os.mkdir(mark)
-        time.sleep(BACKGROUND_SECONDS)
+        shell, idle = os.getppid(), 0.0
+        while idle < BACKGROUND_SECONDS:
+            time.sleep(INTERVAL)
+            idle = 0.0 if _is_busy(shell) else idle + INTERVAL
         os.rmdir(mark)
+
+
+def _is_busy(shell: int) -> bool:
+    """Return whether a shell computes, or runs a command in the foreground."""
+    try:
+        with open(f"/proc/{shell}/task/{shell}/children") as file:
+            children = file.read().split()
+        for child in children:
+            with open(f"/proc/{child}/status") as file:
+                ignored = next(line for line in file if line.startswith("SigIgn:"))
+            if not int(ignored.split()[1], 16) >> (_signal.SIGQUIT - 1) & 1:
+                return True
+        with open(f"/proc/{shell}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "RD"
+    except OSError:  # one of them has just ended
+        return False

@@ -123,6 +123,11 @@ def test_a_script_may_set_the_variables_of_a_step(program, sets):
         program(f"{SHEBANG}export {sets}\ntorchrun mine.py & sleep 0.1\n")
 
 
+def test_a_slow_command_does_not_stand_in_for_wait(program):
+    with pytest.raises(Failed, match="put `wait` at its end"):
+        program(f"{SHEBANG}torchrun mine.py & python -c 'import time; time.sleep(0.7)'\n")
+
+
 def test_a_variable_that_the_shell_does_not_expand_is_not_the_workspace(program):
     run = program(f"{SHEBANG}torchrun mine.py '$LAB_HOME/x'\n").run
     assert run.absolute(run.arguments[0]) == r"$LAB_HOME/\$LAB_HOME/x"

@@ -128,7 +128,7 @@ def run_link(arguments: argparse.Namespace) -> None:
         _send(layout, do="link", rate=rate)
         config.write_virtual_network(layout, rate)
         record["profile"]["link"] = rate
-        control.write_record(layout, record)
+        health.write_record(layout, record)
     print(f"links between nodes: {rate}")
 
 

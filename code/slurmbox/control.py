@@ -76,10 +76,6 @@ def locked_if_used(layout: Layout) -> contextlib.AbstractContextManager:
     return locked(layout) if layout.state.exists() else contextlib.nullcontext()
 
 
-def write_record(layout: Layout, record: dict) -> None:
-    config.put(layout.record, json.dumps(record))
-
-
 def ensure_up(home: Path, profile: ClusterProfile | None = None, notify: Notify = print) -> bool:
     """Start or heal the cluster, and return True if this call started it.
 
@@ -245,7 +241,7 @@ def launch(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slu
     if profile.accounting:
         accounting.write(layout, network, slurm)
     clients.write_wrappers(layout, slurm, profile, network)
-    write_record(layout, {"profile": profile.to_json(), "place": asdict(network)})
+    health.write_record(layout, {"profile": profile.to_json(), "place": asdict(network)})
     read, write = os.pipe()
     with open(layout.log("init"), "w") as log:
         child = subprocess.Popen(

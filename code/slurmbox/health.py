@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from labcore.errors import LabError
 from slurmbox import clients, requests
+from slurmbox.config import put
 from slurmbox.layout import Layout
 from slurmbox.processes import start_time
 
@@ -45,6 +46,10 @@ def read_record(layout: Layout) -> dict | None:
         return json.loads(layout.record.read_text())
     except (OSError, ValueError):
         return None
+
+
+def write_record(layout: Layout, record: dict) -> None:
+    put(layout.record, json.dumps(record))
 
 
 def run_client(layout: Layout, *words: str, timeout: float = 5.0) -> subprocess.CompletedProcess:

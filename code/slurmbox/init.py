@@ -50,8 +50,6 @@ class Supervisor:
     def make_daemons(self, slurm: Slurm) -> list[Daemon]:
         return daemons_.all_daemons(self.layout, self.profile, self.network, slurm)
 
-    # --- building -------------------------------------------------------------------------
-
     def build_namespaces(self) -> None:
         layout = self.layout
         namespaces.build_root(layout.run / "root", layout.home, layout.short / "etc" / "hosts",
@@ -71,8 +69,6 @@ class Supervisor:
         for space in self.spaces.values():
             space.set_rate(rate)
         self.link = rate
-
-    # --- daemons --------------------------------------------------------------------------
 
     def start(self, daemon: Daemon) -> None:
         daemon.started_at = time.monotonic()
@@ -194,8 +190,6 @@ class Supervisor:
         elif not self.layout.ready.exists():
             with contextlib.suppress(OSError):
                 self.layout.ready.touch()
-
-    # --- the loop -------------------------------------------------------------------------
 
     def serve(self) -> None:
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -24,8 +24,8 @@ from labcore.errors import LabError
 from slurmbox import clients, config, containers, daemons, healing, namespaces
 from slurmbox.addresses import INTERFACE
 from slurmbox.containers import KEY, NETWORK, RUN
-from slurmbox.control import write_record
 from slurmbox.daemon import Daemon, listening
+from slurmbox.health import write_record
 from slurmbox.init import Supervisor
 from slurmbox.install import Slurm, require_slurm
 from slurmbox.layout import Layout

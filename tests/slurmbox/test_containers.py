@@ -11,7 +11,7 @@ import pytest
 from job_monitor.nvidia_smi import cards
 from lab import cli as program
 from labcore.errors import LabError
-from slurmbox import clients, config, containers, control, healing, profile, serve, status
+from slurmbox import clients, config, containers, control, healing, health, profile, serve, status
 from slurmbox.containers import NETWORK
 from slurmbox.install import Slurm
 from slurmbox.layout import Layout
@@ -33,7 +33,7 @@ def layout(tmp_path, monkeypatch):
 
 def record(layout, **options):
     made = profile.make(**options)
-    control.write_record(layout, {"profile": made.to_json(), "place": asdict(NETWORK)})
+    health.write_record(layout, {"profile": made.to_json(), "place": asdict(NETWORK)})
     return made
 
 

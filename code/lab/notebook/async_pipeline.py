@@ -145,11 +145,7 @@ class PipelineRun:
 def schedule_of(policy: str, stages: int, micro_batches: int, batches: int) -> Schedule:
     """Return 1F1B across all batches; with FLUSH, the pipeline is flushed after each batch.
 
-    Args:
-        policy: one of POLICIES.
-        stages: the number of stages.
-        micro_batches: the number of micro-batches per batch.
-        batches: the number of batches.
+    The arguments are those of `run`.
     """
     if policy != FLUSH:
         return one_f_one_b(stages, micro_batches * batches)

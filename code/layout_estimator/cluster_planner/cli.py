@@ -19,7 +19,8 @@ from labcore.errors import LabError
 from layout_estimator.cli import pop_figure_path
 
 if TYPE_CHECKING:
-    from layout_estimator.cluster_planner.search import ClusterPlan, Search
+    from layout_estimator.cluster_planner.plans import ClusterPlan
+    from layout_estimator.cluster_planner.search import Search
     from layout_estimator.cluster_planner.stages import ModelSpec
 
 EXAMPLE = """\
@@ -51,6 +52,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="of a step: marks the cheapest plan that is this fast")
     parser.add_argument("--planner", choices=PLANNERS, default="exact",
                         help="how layers are split over stages, and plans ranked (default: exact)")
+    parser.add_argument("--unequal-replicas", action="store_true",
+                        help="add plans whose replicas take different numbers of micro-batches, "
+                        "which the trainer cannot run")
     parser.add_argument("--json", action="store_true", help="print all plans as JSON")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw time and dollars")
     parser.add_argument("--conf", metavar="FILE.toml", type=Path,
@@ -70,6 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
         pop_figure_path(["--plot", arguments.plot], "--plot")  # checks it
     if (path := _conf(arguments)) is not None:
         conf.check(path, arguments.model)
+        if arguments.unequal_replicas:
+            raise LabError(f"--unequal-replicas: the trainer cannot run such plans, so {path} is "
+                           "not written; leave out --submit and --conf")
     groups, flags = _groups(arguments), _flags(arguments)
     model = _model(flags, arguments.global_batch)
     profiles = (tables.read(arguments.profiles, model) if arguments.profiles else
@@ -77,7 +84,8 @@ def run(arguments: argparse.Namespace) -> None:
     search = Search(model, groups, profiles, _prices(arguments), _network(arguments),
                     partitioner={"exact": partition.best, "even": partition.even,
                                  "fasop": published.fasop, "amp": published.amp}[
-                        arguments.planner], varied=arguments.planner == "exact")
+                        arguments.planner], varied=arguments.planner == "exact",
+                    unequal=arguments.unequal_replicas)
     front = search.front()
     if arguments.write_profiles:
         tables.write(arguments.write_profiles, model, profiles.known)
@@ -123,7 +131,8 @@ def _print(arguments: argparse.Namespace, search: Search, front: Sequence[Cluste
         if isinstance(search.profiles, VirtualProfiles):
             for text in search.profiles.software:
                 print(f"software stack {text}")
-        print(f"run on {nodes(best)}, in this order:\n  pretrain_gpt.py "
+        print("the trainer cannot run it: every replica takes the same number of micro-batches"
+              if best.shares else f"run on {nodes(best)}, in this order:\n  pretrain_gpt.py "
               + shlex.join(trainer_flags(best, flags, batch)))
     if arguments.plot is not None:
         from layout_estimator.figure import save_front

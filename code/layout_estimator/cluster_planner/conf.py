@@ -9,8 +9,8 @@ from pathlib import Path
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from layout_estimator.cli import RECOMPUTE
+from layout_estimator.cluster_planner.plans import ClusterPlan
 from layout_estimator.cluster_planner.report import balance, chunk_flags
-from layout_estimator.cluster_planner.search import ClusterPlan
 
 GPT2 = "gpt2-"  # `lab submit` names its models without it
 

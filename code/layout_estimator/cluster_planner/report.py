@@ -7,7 +7,8 @@ from dataclasses import replace
 from itertools import groupby
 
 from layout_estimator.cli import RECOMPUTE
-from layout_estimator.cluster_planner.search import ClusterPlan, Search
+from layout_estimator.cluster_planner.plans import ClusterPlan
+from layout_estimator.cluster_planner.search import Search
 
 
 def trainer_flags(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> list[str]:
@@ -58,9 +59,9 @@ def record(plan: ClusterPlan, flags: Sequence[str], global_batch: int) -> dict:
         "gpus": plan.gpus, "cluster": nodes(plan),
         "network": plan.placement.link, "tensor": sizes.tensor, "pipeline": sizes.pipeline,
         "data": sizes.data, **config._asdict(), "micro_batches": stages.micro_batches,
-        "balance": balance(plan), "memory": memory,
+        "balance": balance(plan), "memory": memory, "replica_micro_batches": list(plan.shares),
         "stages": [[card.name for card in kinds] for kinds in stages.kinds],
-        "flags": trainer_flags(plan, flags, global_batch)}
+        "flags": [] if plan.shares else trainer_flags(plan, flags, global_batch)}
 
 
 def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | None) -> str:
@@ -83,7 +84,8 @@ def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | No
             f"{plan.gpus:4d} {sizes.tensor:6d} {sizes.pipeline:8d} {sizes.data:4d} "
             f"{config.micro_batch:5d} {config.recompute:<9} "
             f"{'yes' if config.sharded else 'no':<7} {config.schedule:<11} {balance(plan)} "
-            f"{nodes(plan)}")
+            f"{nodes(plan)}" + (f", micro-batches per replica {'+'.join(map(str, plan.shares))}"
+                                if plan.shares else ""))
     if chosen is not None:
         lines.append(" * the cheapest within the deadline")
     if not search.has_prices:

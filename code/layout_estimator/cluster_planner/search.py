@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from layout_estimator.cli import MICRO_BATCHES
-from layout_estimator.cluster_planner import bounds, partition
-from layout_estimator.cluster_planner.partition import Partition, Partitioner
+from layout_estimator.cluster_planner import bounds, partition, unequal, variants
+from layout_estimator.cluster_planner.partition import Partitioner
 from layout_estimator.cluster_planner.placement import (
     MOST_ORDERS,
     ParallelSizes,
@@ -26,51 +26,13 @@ from layout_estimator.cluster_planner.placement import (
     placements,
     slowest_network,
 )
+from layout_estimator.cluster_planner.plans import ClusterPlan, added, beats, least_seconds
 from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Profiles
-from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
-from layout_estimator.cluster_planner.variants import variants
+from layout_estimator.cluster_planner.stages import ModelSpec, TrainingConfig, stages_of
 from virtualgpu.net.cluster_spec import NodeGroup
 
 SCHEDULES = ("1f1b", "gpipe")
-VARIED = 24  # plans whose schedule is replaced by others
-NEAR = 1.15  # times as slow as what is found in the end, at most
 Used = tuple[tuple[NodeGroup, int], ...]  # groups, and how many of their nodes a plan uses
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """A plan.
-
-    Attributes:
-        placement: its layout, on its nodes.
-        config: its other choices.
-        partition: its layers per stage.
-        stages: what its stages cost.
-        dollars_per_hour: of the GPUs that it uses; None if one has no price.
-    """
-
-    placement: Placement
-    config: TrainingConfig
-    partition: Partition
-    stages: Stages = field(repr=False)
-    dollars_per_hour: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Simulated seconds of a step."""
-        return self.partition.seconds
-
-    @property
-    def dollars(self) -> float | None:
-        """Dollars of a step."""
-        if self.dollars_per_hour is None:
-            return None
-        return self.seconds * self.dollars_per_hour / 3600
-
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs that it uses."""
-        return len(self.placement.nodes)
 
 
 class Branch(NamedTuple):
@@ -103,6 +65,7 @@ class Search:
         link: the network between nodes; None: the slowest that one of the used nodes comes with.
         prune: whether to cut branches; without, the search is exhaustive.
         partitioner: splits the layers over the stages of a placement.
+        unequal: whether to add plans with unequal replicas, which the trainer cannot run.
         varied: whether the best plans are also tried with ZB-H1 and interleaved 1F1B.
         branches: how many there are.
         solved: for how many placements layers were split.
@@ -117,6 +80,7 @@ class Search:
     prune: bool = True
     partitioner: Partitioner = partition.best
     varied: bool = True
+    unequal: bool = False
     branches: int = 0
     solved: int = 0
     every_order: bool = True
@@ -140,7 +104,7 @@ class Search:
         for branch, placement in self._seeds(branches):
             plan = self._solve(branch, placement, best)
             if plan is not None:
-                best = [one for one in best if not _beats(plan, one)] + [plan]
+                best = added(best, plan)
         for branch in branches:
             if branch.bound >= self._limit(best, branch.rate):
                 continue
@@ -148,29 +112,24 @@ class Search:
             for placement in self._by_bound(branch, best):
                 plan = self._solve(branch, placement, best)
                 if plan is not None:
-                    best = [one for one in best if not _beats(plan, one)] + [plan]
+                    best = added(best, plan)
         if self.varied:
-            best = self._varied(best)
+            best = variants.replaced(self.model, best, self._pipelines, self.profiles)
         # A planner may have ranked them by a formula; what they are worth is simulated.
         timed = [replace(one, partition=partition.simulated(one.stages, one.partition))
                  for one in best]
+        if self.unequal:
+            timed = unequal.extended(timed, self._uneven(), self.model, self.profiles)
         return sorted((one for one in timed if not any(
-            _beats(other, one) for other in timed if other is not one)),
+            beats(other, one) for other in timed if other is not one)),
             key=lambda one: one.seconds)
 
-    def _varied(self, best: list[ClusterPlan]) -> list[ClusterPlan]:
-        """Return the best plans, with other schedules for those where they are faster."""
-        def slower(plan: ClusterPlan) -> float:
-            return plan.seconds / _least(best, plan.dollars_per_hour or 0)
-
-        near = sorted((plan for plan in self._pipelines if slower(plan) <= NEAR), key=slower)
-        for plan in near[:VARIED]:
-            limit = _least(best, plan.dollars_per_hour or 0)
-            for config, stages, made in variants(self.model, plan.placement, plan.config,
-                                                 plan.partition.layers, self.profiles, limit):
-                faster = replace(plan, config=config, stages=stages, partition=made)
-                best = [one for one in best if not _beats(faster, one)] + [faster]
-        return best
+    def _uneven(self) -> Iterator[tuple[float, float | None, Placement, TrainingConfig]]:
+        """Yield the candidates of unequal.extended."""
+        for branch in sorted(self._branches(equal=False), key=lambda branch: branch.bound):
+            for placement in self._placements(branch):
+                yield (branch.bound, branch.rate if self.has_prices else None, placement,
+                       branch.config)
 
     def _seeds(self, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Placement]]:
         """Yield one placement for each choice of nodes and micro-batch, so that cuts begin early.
@@ -222,16 +181,16 @@ class Search:
                            branch.rate if self.has_prices else None)
         if branch.sizes.pipeline > 1 and branch.config.schedule == "1f1b":
             self._pipelines.append(plan)
-        return None if any(_beats(one, plan) for one in best) else plan
+        return None if any(beats(one, plan) for one in best) else plan
 
     def _limit(self, best: list[ClusterPlan], rate: float) -> float:
         """Return the seconds from which on a branch at this rate is cut."""
-        return _least(best, rate) if self.prune else float("inf")
+        return least_seconds(best, rate) if self.prune else float("inf")
 
     def _link(self, used: Used) -> str:
         return self.link or slowest_network([group for group, count in used if count])
 
-    def _branches(self) -> Iterator[Branch]:
+    def _branches(self, equal: bool = True) -> Iterator[Branch]:
         for counts in product(*(range(group.nodes + 1) for group in self.groups)):
             used = tuple((group, count) for group, count in zip(self.groups, counts, strict=True)
                          if count)
@@ -239,7 +198,9 @@ class Search:
                        for group, count in used) if self.has_prices else 0.0
             for sizes in self._layouts(used):
                 for config in self._configs(sizes):
-                    bound = self._bound(used, sizes, config)
+                    if not equal and (config.schedule != "1f1b" or sizes.data == 1):
+                        continue
+                    bound = self._bound(used, sizes, config, equal)
                     if bound is not None:
                         yield Branch(bound, rate, used, sizes, config)
 
@@ -261,7 +222,8 @@ class Search:
                 if (sizes.data > 1 or not sharded) and (sizes.pipeline > 1 or schedule == "1f1b"):
                     yield TrainingConfig(micro_batch, recompute, sharded, schedule)
 
-    def _bound(self, used: Used, sizes: ParallelSizes, config: TrainingConfig) -> float | None:
+    def _bound(self, used: Used, sizes: ParallelSizes, config: TrainingConfig, equal: bool
+               ) -> float | None:
         """Return a lower bound of the seconds of a step, or None if a GPU has no profile.
 
         A stage is as slow as its slowest GPU, so the layers per second of all stages together are
@@ -282,21 +244,10 @@ class Search:
         micro_batches = self.model.global_batch // (config.micro_batch * sizes.data)
         slowest = (self.model.layers + edges) / rate
         trip = self.model.layers * fastest + ends
-        if micro_batches <= sizes.pipeline:
+        if micro_batches <= sizes.pipeline or not equal:
             return max(micro_batches * slowest, trip)
         waiting = 0 if config.schedule == "gpipe" else (sizes.pipeline - 1) / 2
         return max(micro_batches * slowest, trip + (micro_batches - 1 - waiting) * slowest)
-
-
-def _least(plans: Sequence[ClusterPlan], rate: float) -> float:
-    """Return the seconds below which none of these plans beats a plan at this rate."""
-    return min((one.seconds * max(1.0, (one.dollars_per_hour or 0) / rate if rate else 1.0)
-                for one in plans), default=float("inf"))
-
-
-def _beats(one: ClusterPlan, other: ClusterPlan) -> bool:
-    """Return whether a plan is at least as fast and cheap as another."""
-    return one.seconds <= other.seconds and (one.dollars or 0) <= (other.dollars or 0)
 
 
 def _divisors(number: int) -> list[int]:

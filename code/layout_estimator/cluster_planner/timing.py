@@ -39,6 +39,20 @@ def step_seconds(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
     return ready.max(axis=1) + stages.update[rows, layers].max(axis=1)
 
 
+def pass_ends(forward: Sequence[float], backward: Sequence[float], send: Sequence[float],
+              micro_batches: int) -> np.ndarray:
+    """Return when each stage finishes its last pass under 1F1B, in seconds, [p].
+
+    Args:
+        forward: seconds of each stage's forward pass.
+        backward: seconds of its backward pass.
+        send: seconds of a message across each boundary.
+        micro_batches: of the replica.
+    """
+    order = passes("1f1b", len(forward), micro_batches)
+    return np.array(last_ends(order, {FORWARD: forward, BACKWARD: backward}, send))
+
+
 def _ends(stages: Stages, layers: np.ndarray) -> np.ndarray:
     """Return when each stage finishes its last pass, in seconds, [c, p]."""
     if stages.chunks > 1:

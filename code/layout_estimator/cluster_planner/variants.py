@@ -6,18 +6,44 @@ no bound as tight as that of 1F1B, so they are tried on the best plans alone, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from layout_estimator.cluster_planner import partition
 from layout_estimator.cluster_planner.partition import Partition
 from layout_estimator.cluster_planner.placement import Placement
+from layout_estimator.cluster_planner.plans import ClusterPlan, added, least_seconds
 from layout_estimator.cluster_planner.profiles import RECOMPUTE, Profiles
 from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
 
 MOST_CHUNKS = 8
+VARIED = 24  # plans whose schedule is replaced by others
+NEAR = 1.15  # times as slow as what is found in the end, at most
 Variant = tuple[TrainingConfig, Stages, Partition]
+
+
+def replaced(model: ModelSpec, best: list[ClusterPlan], pipelines: Sequence[ClusterPlan],
+             profiles: Profiles) -> list[ClusterPlan]:
+    """Return the best plans, with other schedules for those where they are faster.
+
+    Args:
+        model: the model and the batch.
+        best: the plans so far.
+        pipelines: plans with 1F1B, the best among them.
+        profiles: costs of the model's parts.
+    """
+    def slower(plan: ClusterPlan) -> float:
+        return plan.seconds / least_seconds(best, plan.dollars_per_hour or 0)
+
+    near = sorted((plan for plan in pipelines if slower(plan) <= NEAR), key=slower)
+    for plan in near[:VARIED]:
+        limit = least_seconds(best, plan.dollars_per_hour or 0)
+        for config, stages, made in variants(model, plan.placement, plan.config,
+                                             plan.partition.layers, profiles, limit):
+            best = added(best, replace(plan, config=config, stages=stages, partition=made))
+    return best
 
 
 def variants(model: ModelSpec, placement: Placement, config: TrainingConfig,

@@ -10,8 +10,8 @@ from lab.submit.layout import place
 from layout_estimator.cluster_planner import cli, partition, tables
 from layout_estimator.cluster_planner.models import model_flags
 from layout_estimator.cluster_planner.placement import ParallelSizes, Placement
+from layout_estimator.cluster_planner.plans import ClusterPlan
 from layout_estimator.cluster_planner.report import record
-from layout_estimator.cluster_planner.search import ClusterPlan
 from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
 from layout_estimator.cluster_planner.virtual import VirtualProfiles
 from layout_estimator.requests import estimate, read_flags

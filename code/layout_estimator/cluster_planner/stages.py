@@ -112,7 +112,7 @@ def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, pr
 
     A stage whose replicas have unlike GPUs is as slow as the slowest, and each has to fit.
     """
-    sizes, p = placement.sizes, placement.sizes.pipeline
+    sizes = placement.sizes
     seats = [(seat, stage) for stage, seat in enumerate(placement.seats)]
     arrays = rows_of(model, sizes, config, profiles, seats)
     if arrays is None:
@@ -121,9 +121,7 @@ def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, pr
     sent = model.sent_bytes(config)
     sends = placement.send_seconds(sent, wrap=config.chunks > 1)
     if config.chunks > 1:
-        # Every chunk has communicators and messages of its own.
-        messages = (min(p, micro_batches) + 1) * sent
-        more = np.array([buffers + messages for buffers in placement.pipeline_buffers])
+        more = np.array(placement.pipeline_buffers)  # every chunk has communicators of its own
         arrays["memory"] = arrays["memory"] + (config.chunks - 1) * more[:, None]
         arrays["fits"] &= arrays["memory"] <= 0
     return Stages(micro_batches, config.schedule, send=np.array(sends),
@@ -199,19 +197,22 @@ class _Rows:
         return self._known[seat, live]
 
 
+KindMemory = tuple[np.ndarray, np.ndarray, np.ndarray, int, float, np.ndarray]
+
+
 class _SeatCosts(NamedTuple):
     """Costs of a stage for every number of layers, [l + 1], whatever it keeps of activations.
 
     Attributes:
         times: its rows of Stages that are times.
         memory: for each of its GPU models: bytes besides the passes, less the GPU's memory; bytes
-            that a micro-batch saves; bytes that wait for its weight gradients; further bytes of the
-            passes; and bytes of the optimizer step.
+            that a micro-batch saves; bytes that wait for its weight gradients; bytes of a message;
+            further bytes of the passes; and bytes of the optimizer step.
         allowed: whether a stage may have so many layers.
     """
 
     times: dict[str, np.ndarray]
-    memory: list[tuple[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray]]
+    memory: list[KindMemory]
     allowed: np.ndarray
 
     @staticmethod
@@ -225,8 +226,8 @@ class _SeatCosts(NamedTuple):
         """Return the rows of a stage that keeps this at its peaks."""
         memory = np.maximum.reduce([
             fixed + np.maximum(peak.saved * saved + (peak.edges - peak.saved) * saved[0]
-                               + peak.waiting * held + passes, step)
-            for fixed, saved, held, passes, step in self.memory for peak in live])
+                               + peak.waiting * held + peak.messages * sent + passes, step)
+            for fixed, saved, held, sent, passes, step in self.memory for peak in live])
         return {**self.times, "memory": memory, "fits": (memory <= 0) & self.allowed}
 
 
@@ -258,16 +259,14 @@ class _Stage(NamedTuple):
             (counts > 0) | ((first or last) and not (first and last)))
 
     def _memory(self, profile: Profile, card: Card, weights: np.ndarray, saved: np.ndarray,
-                held: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float, np.ndarray]:
+                held: np.ndarray) -> KindMemory:
         sizes, first, last = self.sizes, self.seat.first, self.seat.last
         states = state_bytes(self.model.precision, sizes.data, self.config.sharded)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
-        # A sender holds the tensors of its last messages, and a receive is posted early.
-        sent = self.model.sent_bytes(self.config)
-        messages = (sizes.pipeline > 1) * (min(sizes.pipeline, self.micro_batches) + 1) * sent
         return (card.context + self.seat.buffers + states.resident * weights - card.memory, saved,
-                held, transient + messages, states.main_gradients * weights)
+                held, self.model.sent_bytes(self.config), transient,
+                states.main_gradients * weights)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:
         path = self.seat.path

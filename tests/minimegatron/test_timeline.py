@@ -2,10 +2,12 @@
 
 import json
 import time
+from itertools import pairwise
 
 import pytest
 import torch.distributed as dist
 
+from job_monitor import timeline as report_timeline
 from minimegatron.logging import timeline
 from pipeline_schedules import Action, ScheduleError, gpipe
 from warmranks import run_ranks
@@ -95,3 +97,12 @@ def test_a_pipeline_s_step_is_recorded_by_all_ranks(train, tmp_path):
         (tmp_path / "t" / timeline.FILE).read_text())["traceEvents"]}
     assert {"batch-generator", "forward-recv", "backward-recv", "optimizer"} <= names
     assert (tmp_path / "t" / "timeline.svg").read_text().startswith("<?xml")
+    lanes = report_timeline.read(tmp_path / "t" / timeline.FILE)  # as `lab report` draws them
+    assert [(one.rank, one.stage, one.replica) for one in lanes] == [
+        (0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
+    end = max(one.spans[-1].end for one in lanes)
+    for one in lanes:
+        assert [span.text for span in one.spans if span.kind in ("forward", "backward")] == [
+            str(action) for action in gpipe(2, 4)[one.stage]]
+        assert all(before.end <= after.start + 1e-6 for before, after in pairwise(one.spans))
+        assert sum(one.shares(end).values()) == pytest.approx(1)

@@ -62,6 +62,20 @@ def test_with_pieces_eight_gpus_are_measured(lab, text, student):
     assert 1 < float(eight[2].rstrip("x")) <= 8
 
 
+WIDE = (SMALL.replace("--num-layers 2 --hidden-size 192 --num-attention-heads 12",
+                      "--num-layers 1 --hidden-size 4096 --num-attention-heads 32")
+        .replace("--micro-batch-size 2", "--micro-batch-size 8"))
+
+
+def test_fp8_layers_pay_off_in_a_wide_model_and_not_in_a_small_one(text, student):
+    student.solve("fp8")
+    fp8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"
+    for model, faster in ((SMALL, False), (WIDE, True)):
+        before, after = (gain.measure("h100", flags=f"{model} {flags}").seconds
+                         for flags in ("--bf16", fp8))
+        assert (after < before) == faster
+
+
 def test_stubs_are_not_broken(lab, student):
     student.write("ddp", STUB_OF_DDP)
     code, out, err = lab()

@@ -951,8 +951,8 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 # explains why. A GEMM of $2mnk$ FLOPs reads and writes only $mk + nk + mn$ elements, so a large one is compute-bound,
 # and FP8 nearly halves its time. But casts have no FLOPs to speak of: they are bandwidth-bound, and FP8 *adds* them.
 # Each of the three tensors (input, weight, and gradient of the output) needs three kernels: an amax reads 2 bytes per
-# element, a cast reads 2 and writes 1, and a copy of the FP8 transpose reads 1 and writes 1. With the rates of large
-# kernels on the virtual H100, the time that FP8 adds to the three GEMMs of $6mnk$ FLOPs is
+# element, a cast reads 2 and writes 1, and a copy of the FP8 transpose reads 1 and writes 1. For $m$ tokens, $k$
+# inputs, and $n$ outputs, at the rates of large kernels on the virtual H100, the three GEMMs and these kernels take
 #
 # $$ t_\text{FP8} = \frac{6mnk}{1350\ \text{TFLOP/s}} + \frac{7\,(mk + nk + mn)\ \text{bytes}}{2.8\ \text{TB/s}},
 # \qquad t_\text{BF16} = \frac{6mnk}{760\ \text{TFLOP/s}}. $$
@@ -980,9 +980,9 @@ equal = next(width for width in range(256, 8192, 64) if eight_bits.linear_times(
 check.compare("width from which FP8 is faster (virtual H100)", guess_width, equal)
 
 # %% [markdown]
-# The weight does not decide alone: with few tokens, or few outputs, each cast element takes part in few
-# multiplications. The profiler shows the same in a whole step. Here are two layers of width 1,024 in the trainer, on
-# one virtual H100. Which kernels exist only because of FP8, and how much of the step do they take?
+# The size of the weight is not all that matters: with few tokens, or few outputs, each element that is cast takes
+# part in few multiplications. The profiler shows the same in a whole step. Here are two layers of width 1,024 in the
+# trainer, on one virtual H100. Which kernels exist only because of FP8, and how much of the step do they take?
 
 # %% tags=["explore"] short={"--num-layers 2": "--num-layers 1"}
 !sbatch --nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:h100 --train-iters 4 \

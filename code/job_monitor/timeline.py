@@ -26,8 +26,8 @@ Action = tuple[str, int, int]  # kind, micro-batch, chunk
 Place = tuple[int, int, int, int]  # rank, stage, data-parallel rank, tensor-parallel rank
 
 
-class Span(NamedTuple):
-    """What a rank does for a time.
+class RankSpan(NamedTuple):
+    """A rank's work, or its idle time, between two moments.
 
     Attributes:
         kind: one of KINDS.
@@ -57,7 +57,7 @@ class Lane(NamedTuple):
     stage: int
     replica: int
     tensor: int
-    spans: tuple[Span, ...]
+    spans: tuple[RankSpan, ...]
 
     def shares(self, milliseconds: float) -> dict[str, float]:
         """Return the share of the step by kind; the shares add up to 1.
@@ -151,7 +151,7 @@ class _Ready:
         return (name, replica, tensor) if stage in (0, self.last) else (name, rank)
 
 
-def _spans(timers: Sequence[_Timer], place: Place, ready: _Ready) -> tuple[Span, ...]:
+def _spans(timers: Sequence[_Timer], place: Place, ready: _Ready) -> tuple[RankSpan, ...]:
     """Return a rank's spans. Timers that run inside of other timers are left out.
 
     Args:
@@ -162,7 +162,7 @@ def _spans(timers: Sequence[_Timer], place: Place, ready: _Ready) -> tuple[Span,
     spans = []
     for position, one in enumerate(timers):
         if one.name in OF_TIMER:
-            spans.append(Span(OF_TIMER[one.name], one.start, one.end, one.text))
+            spans.append(RankSpan(OF_TIMER[one.name], one.start, one.end, one.text))
             continue
         if one.name in RECEIVES:
             action = next((after.action for after in timers[position + 1:] if after.action), None)
@@ -172,6 +172,6 @@ def _spans(timers: Sequence[_Timer], place: Place, ready: _Ready) -> tuple[Span,
         else:
             continue
         start = min(max(one.start, start), one.end)
-        spans += [Span(IDLE, one.start, start, "waits for other ranks"),
-                  Span(COMMUNICATION, start, one.end, one.name)]
+        spans += [RankSpan(IDLE, one.start, start, "waits for other ranks"),
+                  RankSpan(COMMUNICATION, start, one.end, one.name)]
     return tuple(span for span in spans if span.end > span.start)

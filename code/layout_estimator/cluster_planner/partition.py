@@ -13,7 +13,7 @@ simulates the partitions that the program finds, and those around the best of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -63,7 +63,14 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
         return []
     further, sends = stages.micro_batches - 1, 2 * stages.send.sum()
     least = np.inf  # modeled seconds so far; limits that cannot improve on them are left out
+    floor = 0.0  # with any limit on the forward passes, the rest of a step takes no less
+    if stages.schedule == "gpipe":
+        limits, _ = _optima(stages, stages.fits, stages.backward, np.inf)
+        _, splits = _optima(stages, stages.fits, np.zeros_like(stages.backward), np.inf)
+        floor = sends + float(_sums(stages, splits)[0]) + further * float(limits[0])
     for base, allowed, cost in _slowest(stages):
+        if floor + further * base > least:
+            break
         limits, splits = _optima(stages, allowed, cost, further)
         bounds = sends + _sums(stages, splits) + further * (base + limits)
         for split in np.unique(splits[bounds <= least], axis=0).tolist():
@@ -129,7 +136,7 @@ def _improved(stages: Stages, split: Split, seconds: float, below: float) -> Par
     if not split:
         return None
     while True:  # move one layer from one stage to another
-        near, time = _fastest(stages, list(_neighbors(stages, split)), min(seconds, below))
+        near, time = _fastest(stages, _neighbors(stages, split), min(seconds, below))
         if time >= seconds * (1 - 1e-12):
             break
         split, seconds = near, time
@@ -138,7 +145,8 @@ def _improved(stages: Stages, split: Split, seconds: float, below: float) -> Par
     return Partition(split, modeled_seconds(stages, split), seconds)
 
 
-def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, float]:
+def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
+             ) -> tuple[Split, float]:
     """Return the partition with the least simulated time, and that time.
 
     Args:
@@ -147,7 +155,8 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
         below: seconds; partitions that a lower bound shows to take longer are not simulated. If
             all take longer, the time is infinite.
     """
-    bounds = _bounds(stages, np.array(splits, dtype=int).reshape(-1, len(stages.forward)))
+    splits = np.array(splits, dtype=int).reshape(-1, len(stages.forward))
+    bounds = _bounds(stages, splits)
     order = np.argsort(bounds, kind="stable")
     fastest: Split = ()
     seconds = np.inf
@@ -155,9 +164,10 @@ def _fastest(stages: Stages, splits: list[Split], below: float) -> tuple[Split, 
         chosen = [at for at in order[start:start + BATCH] if bounds[at] < min(below, seconds)]
         if not chosen:
             break
-        times = step_seconds(stages, [splits[at] for at in chosen])
+        times = step_seconds(stages, splits[chosen])
         if times.min() < seconds:
-            fastest, seconds = splits[chosen[int(times.argmin())]], float(times.min())
+            fastest = tuple(splits[chosen[int(times.argmin())]].tolist())
+            seconds = float(times.min())
     return fastest, seconds
 
 
@@ -201,7 +211,8 @@ def simulated(stages: Stages, partition: Partition) -> Partition:
 
 
 def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-    """Yield what bounds the slowest stage: seconds, the numbers of layers, and further seconds."""
+    """Yield what bounds the slowest stage: seconds, in ascending order, the numbers of layers, and
+    further seconds."""
     if stages.schedule != "gpipe":
         yield 0.0, stages.fits, stages.both
         return
@@ -269,13 +280,13 @@ def _feasible(allowed: np.ndarray) -> bool:
                 and least.sum() < allowed.shape[1] <= (least + counts).sum() - len(allowed) + 1)
 
 
-def _neighbors(stages: Stages, split: Split) -> Iterator[Split]:
-    for source, count in enumerate(split):
-        if not count or not stages.fits[source, count - 1]:
-            continue
-        for target in range(len(split)):
-            if target != source and stages.fits[target, split[target] + 1]:
-                moved = list(split)
-                moved[source] -= 1
-                moved[target] += 1
-                yield tuple(moved)
+def _neighbors(stages: Stages, split: Split) -> np.ndarray:
+    """Return the partitions that fit and differ by one layer that moved, [c, p]."""
+    rows, counts, most = np.arange(len(split)), np.array(split), stages.fits.shape[1] - 1
+    gives = (counts > 0) & stages.fits[rows, np.maximum(counts - 1, 0)]
+    takes = (counts < most) & stages.fits[rows, np.minimum(counts + 1, most)]
+    source, target = np.nonzero(gives[:, None] & takes & (rows[:, None] != rows))
+    moved = np.tile(counts, (len(source), 1))
+    moved[np.arange(len(source)), source] -= 1
+    moved[np.arange(len(source)), target] += 1
+    return moved

@@ -15,7 +15,6 @@ from itertools import accumulate
 from labkit.check import options
 
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
-JOB = 1  # its ID
 CPUS = 32  # of a node, as in slurmbox.profile, which may be masked here
 MOST_COMPONENTS = 128  # of a job (MAX_HET_JOB_COMPS in slurm.h)
 # Slurm sets these only per component: a batch script sees ..._HET_GROUP_0, and so on.
@@ -111,15 +110,17 @@ def cpus_of_node(directives: Mapping[str, str]) -> int:
     return max(most, CPUS) if "exclusive" in directives else most
 
 
-def environment(requested: Sequence[dict[str, str]], notes: list[str]) -> dict[str, str]:
+def environment(requested: Sequence[dict[str, str]], notes: list[str], job_id: int = 1
+                ) -> dict[str, str]:
     """Return the environment variables that Slurm would set for the batch script.
 
     Args:
         requested: the options of each component of the job.
         notes: receives what is wrong with them.
+        job_id: the job's ID; each further component has the next one.
     """
     groups = components_of(requested)
-    each = [_of_component(one, JOB + number, notes) for number, one in enumerate(groups)]
+    each = [_of_component(one, job_id + number, notes) for number, one in enumerate(groups)]
     if len(each) == 1:
         return each[0]
     variables = {name: value for name, value in each[0].items()

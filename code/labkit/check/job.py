@@ -11,12 +11,12 @@ from typing import Any
 from labcore.colors import strong
 from labcore.errors import LabError
 from labkit.check import record, resources
-from labkit.check.allocation import JOB, Component
+from labkit.check.allocation import Component
 from labkit.check.checks import Failed, passed
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
 from labkit.check.runs import TRAINER, TrainingRun, is_trainer, runs_of, together
-from labkit.check.sides import side
+from labkit.check.sides import DEFAULT_TRIAL, Trial, side
 from labkit.check.torchrun import Torchrun
 from minimegatron.arguments import Config
 
@@ -134,13 +134,13 @@ def print_notes(job: Job) -> None:
         print(f"{strong('Note')}: {note}.")
 
 
-def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> Job:
+def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEFAULT_TRIAL) -> Job:
     """Return the Job that a record describes, which may come from anybody.
 
     Args:
         recorded: labkit.check.record's result.
         trainer: the file name of the program that trains.
-        ends: an exit code that is no problem, besides 0.
+        trial: the conditions of the record: its exit code, `ends`, is no problem.
 
     Raises LabError where the record is not one.
     """
@@ -161,14 +161,14 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, ends: int = 0) -> 
                                 cpus_per_task=resources.fewest_cpus(sruns)))
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
-    problems += _end_problems(recorded, ends)
+    problems += _end_problems(recorded, trial.ends)
     if runs:
         problems += resources.idle_nodes(components, launches)
     problems += [problem for run in runs for problem in run.problems]
     return Job(components, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
-               any(launch.program == "scontrol" and launch.arguments == ("requeue", str(JOB))
+               any((launch.program, *launch.arguments) == ("scontrol", "requeue", str(trial.job_id))
                    for launch in launches), recorded["exit"],
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 

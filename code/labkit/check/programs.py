@@ -11,7 +11,8 @@ from labkit.check.sides import Trial, side
 
 
 def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Sequence[str] = (),
-            writes: Sequence[str] = (), ends: int = 0, submitted_from: str = ".") -> Job:
+            writes: Sequence[str] = (), ends: int = 0, submitted_from: str = ".",
+            job_id: int = 1) -> Job:
     """Return the job that a student's script would run, if the program ended in a certain way.
 
     The script runs with stand-ins for srun, torchrun, and python, as in check.script. The program
@@ -25,12 +26,14 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         writes: empty files, relative to the workspace, that the program leaves.
         ends: the exit code of the program, and of torchrun. The script may end with it.
         submitted_from: the folder, relative to the workspace, in which sbatch is called.
+        job_id: the ID that Slurm gives the job. With two calls, compare the ports of two jobs.
 
     Raises Failed if the script cannot be read, does not start the program once, or would go wrong.
     """
     try:
-        trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends, submitted_from)
-        job = resolve(side().script(path, trial), trainer, ends)
+        trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends, submitted_from,
+                      job_id)
+        job = resolve(side().script(path, trial), trainer, trial)
     except LabError as error:
         raise Failed(str(error)) from None
     if len(job.runs) != 1:

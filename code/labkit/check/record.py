@@ -46,8 +46,8 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
     Args:
         home: the workspace.
         path: the script, relative to it.
-        trial: its arguments, what it finds, how its programs end, and the folder in which sbatch
-            is called.
+        trial: its arguments, its job ID, what it finds, how its programs end, and the folder in
+            which sbatch is called.
 
     {"components": [{...}], "notes": [...], "launches": [...], "exit": int | None, "output": str},
     where `components` are the #SBATCH options of each component of the job (of a heterogeneous one,
@@ -157,7 +157,7 @@ def _run(script: str, folder: Path, scratch: Path, components: list[dict[str, st
     submitted_from = scratch / trial.submitted_from
     directives = components[0]
     begins_in = _begins_in(directives, folder, scratch, notes, trial)
-    env = allocation.environment(components, notes) | {
+    env = allocation.environment(components, notes, trial.job_id) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
         "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
     env = options.exported(directives.get("export"), env)

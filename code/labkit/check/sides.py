@@ -42,6 +42,7 @@ class Trial:
         writes: empty files, relative to the workspace, that the programs it starts leave.
         ends: the exit code of the programs that it starts with torchrun or python.
         submitted_from: the folder, relative to the workspace, in which sbatch is called.
+        job_id: the ID that Slurm gives the job.
     """
 
     arguments: tuple[str, ...] = ()
@@ -49,6 +50,7 @@ class Trial:
     writes: tuple[str, ...] = ()
     ends: int = 0
     submitted_from: str = "."
+    job_id: int = 1
 
 
 DEFAULT_TRIAL = Trial()  # no arguments, and every program succeeds

@@ -33,6 +33,11 @@ class Torchrun:
     backend: str = "static"  # of the rendezvous
     rdzv_id: str = ""  # of the rendezvous; "" with the backend "static"
 
+    @property
+    def port(self) -> str:
+        """Return the port of the rendezvous; "0" is any free one."""
+        return self.rendezvous[1].partition("/")[0]
+
 
 def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) -> Torchrun:
     """Parse torchrun's arguments.

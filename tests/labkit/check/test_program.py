@@ -62,6 +62,16 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
         program(REQUEUE.replace("status=0", "rm -rf saved; status=0"), finds=["saved/stopped"])
 
 
+def test_two_jobs_have_ids_of_their_own(program):
+    ids = REQUEUE.replace(":6000", ":$((6000 + SLURM_JOB_ID)) --rdzv_id $SLURM_JOB_ID")
+    first, second = (program(ids, job_id=number, writes=["saved/stopped"]) for number in (1, 77))
+    assert (first.run.port, first.run.rdzv_id, first.requeues) == ("6001", "1", True)
+    assert (second.run.port, second.run.rdzv_id, second.requeues) == ("6077", "77", True)
+    another = ids.replace("requeue $SLURM_JOB_ID", "requeue 1")
+    assert not program(another, job_id=77, writes=["saved/stopped"]).requeues
+    assert program(f"{SHEBANG}torchrun --standalone mine.py\n").run.port == "0"
+
+
 def test_all_options_of_torchrun_are_known():
     for action in get_args_parser()._actions:
         names = {option.lstrip("-").replace("-", "_") for option in action.option_strings}

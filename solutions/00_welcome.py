@@ -205,8 +205,7 @@ check.function(
 #     return tokens // (global_batch * sequence_length) + 1
 
 # %% [markdown]
-# Models are trained on trillions of tokens: Llama 3 405B, on [15.6 trillion](https://arxiv.org/abs/2407.21783). With
-# your job's batch, that would take a while:
+# Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783). With your job's batch:
 
 # %% tags=["explore"]
 needed = steps_for(156 * 10**11, 4, 256)
@@ -719,17 +718,17 @@ exited = "torch.distributed.DistBackendError: NCCL error, remote process exited"
 refused = "Last error:\nsocketProgressOpt: call to recv failed: Connection refused"  # NCCL has more to tell
 check.function(
     first_cause,
-    cases=[(failed_log([(0, "FileNotFoundError: no a.json"), (1, closed), (3, closed)], blamed=0),),
+    cases=[(failed_log([(0, "OSError: [Errno 28] No space left on device"), (1, closed), (3, closed)], blamed=0),),
            (failed_log([(1, closed), (4, "RuntimeError: the batch has 0 samples"), (5, "KeyError: 'lr'"),
                         (0, "BrokenPipeError: [Errno 32] Broken pipe"), (2, "ValueError: the loss is NaN"),
                         (3, late)], blamed=3),),
            (failed_log([(5, f"{exited}\n{refused}"), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
            (failed_log([(5, closed), (7, "AssertionError")], blamed=5),),
            (failed_log([(2, late), (0, closed)], blamed=2),)],
-    expected=[(0, "FileNotFoundError: no a.json"), (4, "RuntimeError: the batch has 0 samples"),
+    expected=[(0, "OSError: [Errno 28] No space left on device"), (4, "RuntimeError: the batch has 0 samples"),
               (17, "KeyError: 'text'"), (7, "AssertionError"), None],
     hints={
-        "The rank is an int.": [("0", "FileNotFoundError: no a.json"), "", "", "", ""],
+        "The rank is an int.": [("0", "OSError: [Errno 28] No space left on device"), "", "", "", ""],
         "That is a line of the program, which the traceback shows. The error itself is not indented.":
             [(0, "    raise RuntimeError(message)"), "", "", "", ""],
         "That is the first error in the log, and it is a consequence: this rank lost its connection.":
@@ -897,6 +896,8 @@ check.that("nodelist" not in job.directives and "exclude" not in job.directives,
            "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
 check.that(job.directives.get("output", "").replace("%x", "count") in ("count_%j.txt", "./count_%j.txt"),
            "The log is somewhere else now. --output=%x_%j.txt works from every folder.")
+check.that(job.run.port == "0", "torchrun no longer picks a free port, so two such jobs on one node collide: leave "
+           "--standalone as it was.")
 # It reads and writes the right files, whichever folder it is submitted from, and fails if the program does.
 failed = check.program("code/my_count.sh", "count_tokens.py", submitted_from=".", ends=1)
 for folder, run in (("code", job.run), ("the workspace", failed.run)):
@@ -947,6 +948,10 @@ check.that(failed.status == 1, "The program failed with exit code 1, and the scr
 # %% [raw] mutant="my-count" hint="instead of 1 x 4"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+
+# %% [raw] mutant="my-count" hint="leave --standalone as it was"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 4 \
 
 # %% [raw] mutant="my-count" hint="leave --cpus-per-task as it was"
 # -#SBATCH --cpus-per-task=4
@@ -1055,6 +1060,8 @@ wrong = [f"--{name} is {header.get(name, 'missing')} instead of {value}."
          for name, value in asked.items() if header.get(name) != value]
 check.that(not wrong, "The header differs from the exercise. " + " ".join(wrong))
 check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
+check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so two jobs on one node collide. With "
+           "--standalone, torchrun picks a free port.")
 limit = header.get("time", "missing")
 check.that(seconds_of(limit) == 600,
            f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
@@ -1084,6 +1091,10 @@ check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j"
 # %% [raw] mutant="my-first" hint="pass --cpus-per-task on"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 # +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+
+# %% [raw] mutant="my-first" hint="Every job uses port"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 2 "$PROGRAM" $FLAGS
 
 # %% [raw] mutant="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
@@ -1137,14 +1148,8 @@ plots.loss(my_first=log)
 #
 # Both cases are solved. The first job would have waited forever, since nobody was going to give it the node that it
 # asked for by name. In the second one, rank 0 failed first. The other errors in the log were consequences, and the last
-# command of the script hid the failure from Slurm.
-#
-# - `sbatch` submits a script, `squeue` shows the queue, `scancel` cancels a job, `sacct` lists jobs that have ended,
-#   and `sinfo` lists the nodes.
-# - A pending job has a reason. Some reasons pass with time; others need you.
-# - One line of a log tells you the throughput and the time that is left.
-# - When a job fails, look for the first cause. For jobs of the course's trainer, `lab top` does that,
-#   and `lab report JOBID` writes a page about the job that includes it.
+# command of the script hid the failure from Slurm. For jobs of the course's trainer, `lab top` finds the first cause by
+# itself, and `lab report JOBID` writes a page about the job that includes it.
 #
 # **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>). This file is what is graded; it contains
 # your scripts. Before you submit it, *Run*, *Restart Kernel and Run All Cells* shows whether all checks pass from top

@@ -23,16 +23,12 @@
 # find the limit.
 #
 # In this lab, you read the wiring of real servers, measure the links of your cluster, and build two models that fit
-# on a napkin: one for the time of a transfer, and one for the time of a kernel. At the end, you use both to diagnose
-# five training jobs from their profiles.
+# on a napkin, of a transfer and of a kernel. At the end, you use both to diagnose five training jobs.
 #
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your
-# turn*, replace that line with your answer; the cell below checks it at once. Retry as often as you like; attempts
-# are not counted. Where a cell asks for a guess, commit to a number *before* you run the next cell.
-#
-# **Real and virtual.** The CPU and everything that Slurm does are real, and so are the **ranks**, the processes of a
-# distributed job: you measure this machine. The GPUs are usually **virtual**: models of real GPUs, built from data
-# sheets and published measurements. Their numbers are the same on every machine, and cells mark them as *virtual*.
+# **How it works.** Where a cell asks for a guess, commit to a number *before* you run the next cell. The CPU and
+# everything that Slurm does are real, and so are the **ranks**, the processes of a distributed job: you measure this
+# machine. The GPUs are usually **virtual**: models of real GPUs, built from data sheets and published measurements.
+# Their numbers are the same on every machine, and cells mark them as *virtual*.
 
 # %% tags=["setup"]
 import inspect
@@ -123,23 +119,22 @@ print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. Memo
 # ### Ask the cluster
 #
 # `sinfo` prints what Slurm knows about the nodes: CPUs, memory in MiB, and GPUs, which are one kind of **generic
-# resource** (GRES). A **partition** is a named group of nodes; the asterisk marks the default. `scontrol show node`
-# prints everything about one node, for example how many CPUs running jobs have allocated (`CPUAlloc`).
+# resource** (GRES). `scontrol show node` prints everything about one node, for example how many CPUs running jobs have
+# allocated (`CPUAlloc`).
 
 # %% tags=["explore"]
 !sinfo --format="%P %N %c %m %G %t" | column -t
 !scontrol show node $(sinfo --noheader --Node --format=%N | head -n 1) | head -n 12
 
 # %% [markdown]
-# Slurm repeats what its administrator configured. The node itself knows better: `srun` runs a command there and waits
-# for it.
+# That is what the administrator configured. The node itself knows better: `srun` runs a command there and waits for it.
 
 # %% tags=["explore"]
 !srun lscpu | grep --extended-regexp "^(Model name|CPU\(s\)|Thread|Core|Socket|NUMA node\(s\)|L3)"
 
 # %% [markdown]
 # On this course's own cluster, the two may disagree: every node claims 32 CPUs, so that you can submit scripts
-# written for large clusters, while all nodes share the cores of your machine. On a production cluster, they agree.
+# written for large clusters, while all nodes share the cores of your machine.
 
 # %% [markdown]
 # ### Read the wiring of a server
@@ -307,9 +302,7 @@ print("\n".join(mine))
 # The **latency** $\alpha$ is paid once per transfer, however small: software prepares it, and signals cross wires and
 # switches. The **bandwidth** $B$ determines what each further byte costs. At $n_{1/2} = \alpha B$ bytes, both terms
 # are equal, and the transfer reaches half of the bandwidth. Far below $n_{1/2}$, it is **latency-bound**: a faster
-# link is useless, and you should send fewer, larger tensors. Far above, it is **bandwidth-bound**. The same two
-# parameters predict how long collectives take ([Thakur, Rabenseifner, and Gropp,
-# 2005](https://doi.org/10.1177/1094342005051521)).
+# link is useless, and you should send fewer, larger tensors. Far above, it is **bandwidth-bound**.
 #
 # To measure a link, send something back and forth. This benchmark is called **ping-pong**. The clocks of two nodes
 # may differ, but each rank measures complete round trips with its own.
@@ -460,7 +453,7 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 #
 # The next cell saves your function, and nothing else, as a file; if it needs more than `dist`, import that inside
 # the function. `code/messages.py` calls it on two ranks of a Slurm job, with tensors from 4 bytes to 16 MiB, several
-# times each. (Without the argument `code/ping_pong.py`, it uses a function of its own.)
+# times each.
 
 # %% tags=["explore"]
 with open("code/ping_pong.py", "w") as file:
@@ -493,11 +486,8 @@ links.plot(one_node, two_nodes)
 # %% [markdown]
 # Small transfers all take about the same time: the curve is flat, and $\alpha$ is its height. Large ones take time in
 # proportion to their size. The thin lines are the model, with a latency and a bandwidth taken from the first and last
-# points. Some points are off the line, because no real link is as simple as the model, and because your machine does
-# other things as well.
-#
-# (A real cluster's numbers would differ. All nodes of the course's cluster are on your machine, so the CPU copies
-# every byte, through the same TCP stack that an Ethernet cluster would use.)
+# points. Some points are off the line, because no real link is as simple as the model. (All nodes of the course's
+# cluster are on your machine, so the CPU copies every byte, through the TCP stack that an Ethernet cluster would use.)
 
 # %% [markdown]
 # ### Exercise 3: fit latency and bandwidth
@@ -618,10 +608,9 @@ for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwi
 
 # %% [markdown]
 # Now predict something that you have not measured yet. The next cell throttles the network between your nodes to 1
-# Gbit/s. How long will 16 MiB take? Take the latency from your fit of the unthrottled link, and convert 1 Gbit/s to
-# bytes per second; the cell after it does the same. (If the next cell prints *loopback mode*, or that the links
-# belong to your site, it cannot throttle the network, and the measurement will look like the last one. The virtual
-# links below show the difference.)
+# Gbit/s. How long will 16 MiB take? Take the latency from your fit, and convert 1 Gbit/s to bytes per second; the cell
+# after it does the same. (If the next cell prints *loopback mode*, or that the links belong to your site, the
+# measurement will look like the last one.)
 
 # %% tags=["explore"]
 !lab cluster link 1gbit
@@ -639,10 +628,10 @@ links.plot(two_nodes, slow)
 
 # %% [markdown]
 # The bandwidth has changed; the latency hardly has. (Transfers of medium size may be faster than the line says,
-# because what throttles the link lets a short burst pass. Real switches do that, too.)
+# because what throttles the link lets a short burst pass.)
 #
-# Here are your links beside some that you may not have at home. The last column is a rule of thumb: a transfer uses
-# its link well only if it is much larger than $n_{1/2}$.
+# Here are your links beside some that you may not have at home. A transfer uses its link well only if it is much larger
+# than $n_{1/2}$, in the last column.
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
@@ -659,13 +648,10 @@ print("\n400 MB of gradients over 25 Gbit/s (virtual): "
       f"{bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
-# Your own links follow the model less well than the virtual ones: on a CPU, what fits into the caches is copied
-# faster. All sizes count equally in your fit, so its bandwidth may exceed what the largest transfers reach.
-#
-# Two T4s have neither NVLinks nor a common PCIe switch, so NCCL copies their data through the host's memory.
-#
-# In the last row, each node has eight NICs of 400 Gbit/s, but one pair of GPUs reaches the bandwidth of a single NIC,
-# the one nearest to it. Using all of them takes eight pairs at the same time.
+# All sizes count equally in your fit, so its bandwidth may exceed what your largest transfers reach: on a CPU, what
+# fits into the caches is copied faster. Two T4s have neither NVLinks nor a common PCIe switch, so NCCL copies their
+# data through the host's memory. In the last row, each node has eight NICs of 400 Gbit/s, but one pair of GPUs reaches
+# the bandwidth of a single NIC, the one nearest to it.
 
 # %% [markdown]
 # ## Compute or memory?
@@ -687,12 +673,12 @@ shapes = [(4096, 4096, 2**power) for power in range(13)]
 roofline.plot(roofline.virtual("v100", "fp16", shapes), roofline.virtual("h100", "bf16", shapes))
 
 # %% [markdown]
-# Points that climb the slope are memory-bound; those below the flat part are compute-bound. Between the two GPUs, the
-# flat part rose by more than the sloping part did, so the ridge point moved to the right: some kernels that are
+# Points that climb the slope are memory-bound; those below the flat part are compute-bound. From the V100 to the H100,
+# the flat part rose by more than the sloping part did, so the ridge point moved to the right: some kernels that are
 # compute-bound on the V100 are memory-bound on the H100.
 #
-# Your CPU has a roof as well. The next cell measures copies and matrix multiplications on two of its cores. Its data
-# sheet seldom names a peak, so the best measurement serves as one. What do you expect, in **GFLOP/s**?
+# Your CPU has a roof as well. The next cell measures copies and GEMMs on two of its cores, and takes the best
+# measurement as the peak. What do you expect, in **GFLOP/s**?
 
 # %% answer="guess-gigaflops"
 ### BEGIN SOLUTION
@@ -901,19 +887,17 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
 
 # %% [markdown]
 # All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention, in which one
-# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them. From the V100 to the H100, the peak
-# grows faster than the memory bandwidth does, so a larger share of the time is memory-bound. That explains a part of
-# the missing speedup. A larger hidden size helps, because a GEMM's FLOPs grow faster than its bytes, and so does
-# **fusion**: FlashAttention ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
-# \times s$ matrices never travel to memory.
-#
-# (The model ignores caches. On a real GPU, data that is still in the L2 cache is not read from memory again.)
+# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them, because the peak has grown faster than
+# the memory bandwidth. That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's FLOPs
+# grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the
+# $s \times s$ matrices never travel to memory. (The model ignores caches. On a real GPU, data that is still in the L2
+# cache is not read from memory again.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
-# the peak that goes into FLOPs that the model itself requires. No training job reaches 100%: Narayanan et al.
-# ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a model with a trillion parameters on
-# 3,072 GPUs, and this figure even includes recomputed FLOPs, which MFU leaves out.
+# the peak that goes into FLOPs that the model itself requires. It never reaches 100%: Narayanan et al.
+# ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a trillion parameters on 3,072 GPUs, and
+# this figure even includes recomputed FLOPs, which MFU leaves out.
 
 # %% [markdown]
 # ## Tiles and waves
@@ -942,11 +926,10 @@ roofline.plot_sizes(around, every=8)
 # **Alignment.** Tensor Core kernels are fastest when all rows begin at multiples of 16 bytes, which hold 8 numbers of
 # 16 bits ([NVIDIA's
 # guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Before
-# cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but the kernels have to load smaller
-# pieces; the share above is fitted to measurements on a real H100 (`benchmarks/results/gpu_h100.md` in the course's
-# repository). For an A100, the guide recommends multiples of 64. That is why model sizes are multiples of 64 or 128,
-# and why the vocabulary is **padded** with entries that no token uses: GPT-2's 50,257 entries become 50,304, and the
-# larger GEMM takes less time, as the cell above shows.
+# cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but slower; the share above is fitted to
+# measurements on a real H100 (`benchmarks/results/gpu_h100.md` in the course's repository). For an A100, the guide
+# recommends multiples of 64. That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded**
+# with entries that no token uses: GPT-2's 50,257 entries become 50,304, and the larger GEMM takes less time.
 #
 # **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles**, and each
 # of its **streaming multiprocessors** (SMs) computes one tile at a time. The tiles that all SMs compute at the same
@@ -1046,10 +1029,9 @@ roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096) for n in r
 # %% [markdown]
 # ## What limits this run?
 #
-# One limit is still missing. The CPU launches every kernel, and each launch takes a few microseconds. As long as
-# kernels run longer than that, the CPU stays ahead, and the GPU is never idle. But when kernels are shorter, the GPU
-# finishes each one before the next has been launched: the run is **launch-bound**, and neither more FLOP/s nor more
-# bandwidth makes it faster.
+# One limit is still missing. The CPU launches every kernel, and each launch takes a few microseconds. If kernels are
+# shorter than that, the GPU finishes each one before the next has been launched: the run is **launch-bound**, and
+# neither more FLOP/s nor more bandwidth makes it faster.
 #
 # So there are five suspects, and each calls for a different remedy. (A *CUDA graph* launches a recorded sequence of
 # kernels at once. A *bucket* holds the gradients of many parameters, so that one call sends them all.)
@@ -1255,19 +1237,18 @@ for name, events in timelines.items():
 # Read it row by row. The launch-bound job A handles four times the tokens in the same time, because it launches the
 # same kernels. In B and C, four times the tokens take four times as long. In D and E, communication takes most of the
 # step, yet a faster network helps only the bandwidth-bound E. The latency-bound D needs a single, large all-reduce,
-# which E has already. More tokens per all-reduce help both, but they change the batch size, and so the training
-# itself, as [lab 04](04_data_parallelism.ipynb) discusses.
+# which E has already. More tokens per all-reduce help both, but a larger batch changes the training itself, as
+# [lab 04](04_data_parallelism.ipynb) discusses.
 #
 # Now you can answer the question from the beginning. With a micro-batch of one sequence, many of GPT-2 small's
 # kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column *memory*
 # in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
-# And every kernel has a fixed cost that a faster GPU does not reduce: the model assumes 2 us to start and end it, and
-# 5 us of CPU time to launch it, on every GPU (the page *Virtual GPUs* of the course's documentation lists all
-# assumptions).
+# And every kernel has a fixed cost, which the model takes to be the same on every GPU: 2 us to start and end it, and
+# 5 us of CPU time to launch it (the page *Virtual GPUs* of the course's documentation lists all assumptions).
 #
 # The largest part of the H100's short step does not depend on the GPU either. The modeled step starts with 10 ms in
-# which the CPU prepares it and the GPU is idle, a figure fitted to runs of this trainer on a real H100. There is no
-# such measurement of a V100, so the model assumes none there. The first line of the next cell leaves the 10 ms out. The
+# which the CPU prepares it and the GPU is idle, a figure fitted to runs of this trainer on a real H100. Nobody has
+# measured it on a V100, so there the model assumes none. The first line of the next cell leaves the 10 ms out. The
 # longer a step is, the less they matter, so the H100 is at its best with large batches and wide layers:
 
 # %% tags=["explore"]
@@ -1308,10 +1289,7 @@ for title, micro_batch, layers, hidden, heads in (
 #
 # Before you make a run faster, find its limit. Five numbers decide: FLOP/s, memory bandwidth, link bandwidth,
 # latency, and launch overhead. Two models turn the first four into times: $\alpha + n/B$ for a transfer, and
-# $\max(F/P, M/B)$ for a kernel. A profile shows the gaps that launches leave, and which of these terms you are paying
-# for.
-#
-# **To submit:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); the saved file is what is graded.
+# $\max(F/P, M/B)$ for a kernel. A profile shows which of them you are paying for.
 #
 # In [the next lab](02_single_node.ipynb), you split a model over the two GPUs of one node in three ways, and meet
 # these limits again.

@@ -21,11 +21,9 @@
 # **ranks**, the processes of a distributed program. Then you will compare all three in a full trainer: their time, memory,
 # and communication. On the way, you will find out why a colleague's job runs at half the speed that it should.
 #
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Where it says *Your turn*,
-# replace that line with your answer; the cell below checks it at once. Guesses are not graded: commit to yours *before*
-# you run the next cell. The ranks that run your code, the training on this machine's CPU, and Slurm are real. The GPUs
-# are **virtual**: their time and memory are modeled from data sheets and published measurements. Most cells need those
-# above them, so do not skip any.
+# **How it works.** Commit to each guess *before* you run the next cell. The ranks that run your code, the training on
+# this machine's CPU, and Slurm are real. The GPUs are **virtual**: their time and memory are modeled from data sheets
+# and published measurements.
 
 # %% tags=["setup"]
 import os
@@ -97,8 +95,8 @@ print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB")
 
 # %% [markdown]
 # - `torchrun --nproc_per_node` is the **launcher**. It starts the ranks, one per GPU that Slurm has allocated on this
-#   node (`$SLURM_GPUS_ON_NODE`), unless you set `RANKS`. `--device virtual` makes these virtual GPUs; those of this
-#   cluster are V100s.
+#   node (`$SLURM_GPUS_ON_NODE`), unless you set `RANKS`. With `--standalone`, they rendezvous at a free port of this node,
+#   so two jobs on one node do not collide. `--device virtual` makes these virtual GPUs; those of this cluster are V100s.
 # - `BATCH`: the **micro-batch** is the number of samples that a rank processes in one forward and backward pass. The
 #   **global batch** is the number of samples that all ranks together process in one optimizer step.
 # - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one counts.
@@ -164,7 +162,7 @@ print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 # The process group already exists. `dist.get_rank()` returns a rank's own number, counted from 0, and
 # `dist.get_world_size()` the number of ranks. `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over
 # all ranks. `dist.send(tensor, dst)` and `dist.recv(tensor, src)` move a tensor from one rank to another. `dist.isend`
-# and `dist.irecv` return a request at once; its `wait()` returns when the transfer is done.
+# and `dist.irecv` return a work handle at once; its `wait()` returns when the transfer is done.
 
 # %% tags=["setup"]
 def mlp(x, first, second):
@@ -904,9 +902,15 @@ check.that(job.run.bound is None or job.run.bound >= 2,
 cpus = int(job.run.cpus_per_task or 1) if job.run.by_srun else job.cpus_per_node
 check.that(cpus >= 2, "Where Slurm binds tasks, both ranks share a CPU: the launcher has only one, unless the job "
            "requests two and you pass it the CPUs of the task.")
-more = check.program("code/my_two_ranks.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"])
+more = check.program("code/my_two_ranks.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"], job_id=2)
 check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
            'The flags that follow the script in sbatch do not reach the trainer. What does "$@" stand for?')
+check.that(job.run.port == "0" or more.run.port != job.run.port, f"Every job uses port {job.run.port}, so two jobs "
+           "on the same node collide. With --standalone, torchrun picks a free port.")
+
+# %% [raw] mutant="repaired" hint="Every job uses port"
+# -    torchrun --standalone --nproc_per_node 2 \
+# +    torchrun --nproc_per_node 2 \
 
 # %% [raw] mutant="repaired" hint="and both ranks inherit that"
 # -    torchrun --standalone --nproc_per_node 2 \

@@ -96,7 +96,6 @@ STEPS = "--train-iters 30 --log-interval 2 --eval-iters 0"
 !sbatch code/dp_two_nodes.sh {STEPS}
 !squeue
 
-# %% [markdown]
 # %% tags=["explore"]
 job = jobs.wait()
 
@@ -120,8 +119,8 @@ single = jobs.wait()
 plots.loss(two_nodes=log, one_node=logs.read(single.log))
 
 # %% [markdown]
-# The curves coincide: splitting the work across ranks does not change what the model learns. TensorBoard shows these
-# curves while a job runs:
+# The curves coincide, even where the loss jumps (this learning rate is high for such a small batch): splitting the work
+# across ranks does not change what the model learns. TensorBoard shows these curves while a job runs:
 
 # %% tags=["explore"]
 tensorboard.link()
@@ -363,10 +362,12 @@ check.that((job.nodes, job.ranks_per_node) == (2, 2),
            f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 2 x 2.")
 check.that(job.gpus_per_node == 2, f"It requests {job.gpus_per_node} GPUs per node for two ranks: "
            "some would be idle.")
-more = check.program("code/my_two_nodes.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"])
+more = check.program("code/my_two_nodes.sh", "pretrain_gpt.py", arguments=["--train-iters", "7"], job_id=2)
 check.that(list(more.run.arguments[-2:]) == ["--train-iters", "7"],
            'The arguments of the script do not reach the trainer. What does "$@" stand for?')
 check.that(job.run.backend == "c10d", "Use the c10d rendezvous, in which the launchers number the nodes.")
+check.that(more.run.port != job.run.port, f"Every job uses port {job.run.port}, so two jobs on the same node "
+           "collide. Compute the port from the job ID.")
 check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on the job's --cpus-per-task.")
 
 # %% [raw] mutant="my-two-nodes" hint="Use the c10d rendezvous"
@@ -376,6 +377,10 @@ check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on 
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
 # +    --nnodes "$SLURM_NNODES" --nproc_per_node 2 --master_addr "$FIRST_NODE" --master_port "$PORT" \
 # +    $PROGRAM "$@"
+
+# %% [raw] mutant="my-two-nodes" hint="Every job uses port"
+# -PORT=$((20000 + SLURM_JOB_ID % 10000))
+# +PORT=29400
 
 # %% [raw] mutant="my-two-nodes" hint="srun gives each task one CPU"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes "$SLURM_NNODES" --nproc_per_node 2 \
@@ -969,7 +974,7 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # message above, 12.73 GiB are free and 9.35 GiB are in holes, together 0.70 GiB less than the tensor needs. So
 # fragmentation was not the problem. Check your job's message in the same way: compare what it tried to allocate with what
 # is free plus what is reserved minus what is allocated.
-
+#
 # ## Split the model
 #
 # So far, every GPU held the whole model. Of the two ways to split it that you know from lab 02, tensor parallelism (TP)

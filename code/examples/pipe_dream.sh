@@ -13,4 +13,4 @@ set -euo pipefail
 export OMP_NUM_THREADS=1  # ranks share the cores
 
 # The program reads its rank and the rendezvous address from Slurm's variables.
-srun --kill-on-bad-exit=1 python "$LAB_HOME/code/examples/pipe_dream.py" "$@"
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 python "$LAB_HOME/code/examples/pipe_dream.py" "$@"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 from style import INK
 
@@ -24,11 +25,17 @@ def draw() -> Figure:
     axes.set_xlim(0, width)
     axes.set_ylim(height + 70, 0)
     axes.axis("off")
-    for text, at, place in (("1. busy nearly all the time", BUSY, (560, height + 40)),
-                            ("2. but most of it is communication", WAITING, (1130, height + 40))):
-        axes.annotate(text, at, place, fontsize=11, color=INK, ha="center", va="center",
-                      arrowprops={"arrowstyle": "-|>", "color": "#b00020", "linewidth": 2})
+    for text, (left, top, right, bottom), place, start in ARROWS:
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False,
+                                 edgecolor=RED, linewidth=1.5))
+        axes.annotate(text, (right, (top + bottom) / 2), (place, height + 40), fontsize=11,
+                      color=INK, ha="center", va="center", arrowprops={
+                          "arrowstyle": "-|>", "color": RED, "linewidth": 2, "relpos": (start, 1)})
     return figure
 
 
-BUSY, WAITING = (690, 236), (1152, 270)  # pixels of the screenshot: the two rows
+RED = "#b00020"
+# A text, its row in the screenshot (left, top, right, bottom, in pixels), the text's center, and
+# the share of its width at which the arrow starts: right of the row, so that it covers no number.
+ARROWS = (("1. busy nearly all the time", (554, 212, 812, 238), 800, 0.6),
+          ("2. but most of it is communication", (847, 252, 1150, 273), 1215, 0.4))

@@ -1,4 +1,4 @@
-"""The instructors' timetable: what it says may be left out really may."""
+"""The instructors' timetable: its minutes follow its rule, and what may be left out really may."""
 
 import re
 
@@ -9,17 +9,43 @@ from labkit.build.lab import Role
 from tests.labs.test_labs import lab_of
 
 GUIDE = (CHECKOUT / "docs" / "teaching.md").read_text()
-ROW = re.compile(r"^\| (\d\d) [\w -]+ \| \d+ \| \d+ \| \d+ \| exercises? ([\d, ]+) \|$", re.M)
-
-NUMBERS = [row[0] for row in ROW.findall(GUIDE)]
+ROW = re.compile(r"^\| (\d\d) [\w -]+ \| (\d+) \| (\d+) \| \d+ \| exercises? ([\d, ]+) \|$", re.M)
+ROWS = {row[0]: row[1:] for row in ROW.findall(GUIDE)}
+NUMBERS = list(ROWS)
+WORDS_PER_MINUTE = 160
+# Pictures, links, and formulas have no words to read.
+UNREAD = re.compile(r"!\[[^\]]*\]\([^)]*\)|(?<=\])\([^)]*\)|\$\$.*?\$\$", re.S)
+COUNTED_ELSEWHERE = ("Exercise", "Discuss", "Read next")  # sections with a column of their own
+WAITS = re.compile(r"jobs\.wait|wait_for\(\"|srun .*python")
 LABS = [path for path in sorted((CHECKOUT / "solutions").glob("*.py"))
         if path.stem[:2] in NUMBERS]
 
 
 def left_out(number: str) -> list[int]:
     """The exercises that the table says a class may skip."""
-    (found,) = [row[1] for row in ROW.findall(GUIDE) if row[0] == number]
-    return [int(one) for one in found.split(",")]
+    return [int(one) for one in ROWS[number][2].split(",")]
+
+
+def reading_minutes(lab) -> float:
+    """Minutes for the prose, and one for each cell that waits for jobs."""
+    parts = [part for cell in lab.cells if cell.kind == "markdown"
+             for part in re.split(r"^(?=#+ )", cell.source, flags=re.M)
+             if not part.lstrip("# ").startswith(COUNTED_ELSEWHERE)]
+    waiting = [cell for cell in lab.cells if cell.kind == "code" and WAITS.search(cell.source)
+               and cell.role is Role.EXPLORE]
+    words = sum(len(UNREAD.sub("", part).split()) for part in parts)
+    return words / WORDS_PER_MINUTE + len(waiting)
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda path: path.stem)
+def test_reading_and_running_takes_no_longer_than_the_timetable_says(path):
+    assert 5 * round(reading_minutes(lab_of(path)) / 5) <= int(ROWS[path.stem[:2]][0])
+
+
+def test_the_first_labs_fit_into_an_hour_and_lab_04_into_two_sittings():
+    minutes = {number: int(read) + int(exercises) for number, (read, exercises, _) in ROWS.items()}
+    assert all(minutes[number] <= 60 for number in ("00", "01", "02", "03"))
+    assert minutes["04"] <= 2 * 75
 
 
 def sections(lab):

@@ -135,11 +135,12 @@ def _bar(axes: Axes, row: int, start: float, length: float, text: str, color: st
     axes.text(start + length / 2, row, text, ha="center", va="center", fontsize=9, color=INK)
 
 
-def timeline(records: Mapping[str, RankRecord]) -> Drawing:
+def timeline(records: Mapping[str, RankRecord], steps: int = 1) -> Drawing:
     """Draw one rank's all-reduces from start to wait, over the FLOPs that the rank had done.
 
     Args:
         records: the records of one rank, by name.
+        steps: how many equal steps each record has; the last one is drawn.
     """
     from matplotlib.figure import Figure
 
@@ -147,9 +148,12 @@ def timeline(records: Mapping[str, RankRecord]) -> Drawing:
     axes = figure.subplots()
     described = []
     for row, (name, record) in enumerate(records.items()):
-        calls = [call for call in record.calls if call.op == "all_reduce"]
-        starts = [100 * call.started / record.flops for call in calls]
-        ends = [100 * (call.finished or record.flops) / record.flops for call in calls]
+        step = record.flops / steps
+        begin = record.flops - step
+        calls = [call for call in record.calls if call.op == "all_reduce"
+                 and (steps == 1 or call.started > begin)]  # the step before ends at `begin`
+        starts = [100 * (call.started - begin) / step for call in calls]
+        ends = [100 * ((call.finished or record.flops) - begin) / step for call in calls]
         for at, (start, end) in enumerate(zip(starts, ends, strict=True)):
             height = row + 0.7 * (at + 0.5) / len(calls) - 0.35
             axes.plot([start, max(end, start + 0.4)], [height, height], color=SENT, linewidth=3)

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline keep for their backward passes, in each schedule."""
+"""Activations that the stages of a pipeline keep for their backward passes, in each schedule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, zb_h1
 
 
 class Peak(NamedTuple):
-    """What a stage keeps for backward passes at a time.
+    """Activations that a stage keeps for backward passes at one of its peaks.
 
     Attributes:
         saved: micro-batches whose layers' activations it keeps, in units of all its layers.
@@ -31,7 +31,7 @@ Live = tuple[Peak, ...]
 
 @lru_cache(maxsize=4096)
 def kept(schedule: str, p: int, m: int, chunks: int) -> tuple[Live, ...]:
-    """Return for each stage what it keeps at its peaks."""
+    """Return the peaks of every stage."""
     sent = [_messages(schedule, p, m, chunks, stage) for stage in range(p)]
     if schedule == "zb-h1":
         return tuple(_split_peaks(actions, messages)

@@ -184,7 +184,7 @@ class _Rows:
 
         Args:
             seat: its GPUs.
-            live: what it keeps at its peaks.
+            live: its peaks.
         """
         if (seat, live) not in self._known:
             if seat not in self._seats:
@@ -223,7 +223,7 @@ class _SeatCosts(NamedTuple):
         return _SeatCosts(times, [one for kind in kinds for one in kind.memory], kinds[0].allowed)
 
     def row(self, live: Live) -> dict[str, np.ndarray]:
-        """Return the rows of a stage that keeps this at its peaks."""
+        """Return the rows of a stage with these peaks."""
         memory = np.maximum.reduce([
             fixed + np.maximum(peak.saved * saved + (peak.edges - peak.saved) * saved[0]
                                + peak.waiting * held + peak.messages * sent + passes, step)

@@ -1615,7 +1615,7 @@ print(f"{result(f'{mixed_clusters.bound(XL):.0f} ms')}; yours takes {step_ms(XL,
 # **The contest.** Your planner competes with five of ours, the *ghosts*, and with your class, on secret clusters.
 # Write it and what it needs into one file, and score it on the open cases:
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"lab contest plans": "python"}
 import inspect
 from pathlib import Path
 

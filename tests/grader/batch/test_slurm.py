@@ -53,6 +53,7 @@ def until(done, running: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.stress  # tests/slurmbox has nodes that die, test_resume.py a batch that is killed
 def test_a_node_that_dies_loses_no_submission(course, released, spare):
     scores = {f"s{n}": "2.0" if n % 3 == 0 else "5.0" for n in range(6)}
     for student, score in scores.items():

@@ -51,7 +51,8 @@ def processes(parent: int) -> set[int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.stress)])
 def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, released, number):
     submit(course, "ada", answered(released))
     submit(course, "bob", answered(released))

@@ -7,6 +7,7 @@ should not have to wait for torch.
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import os
 import site
@@ -75,11 +76,15 @@ def mask_targets(name: str) -> list[MaskTarget]:
 
     The list is empty if the package is not installed.
 
-    Raises UnknownName for a module without a Python file.
+    Raises UnknownName for a module without a Python file, and for a name that the course's own
+    packages, which have no compiled code, do not define.
     """
     targets: list[MaskTarget] = []
     for root in roots():
         target = _find(root, name, name, set())
+        if target and not target.defined and target.path.is_relative_to(CODE):
+            raise UnknownName(f"{name} cannot be masked: {target.path.relative_to(CODE)} does not "
+                              "say where it is defined")
         if target and target.path not in [other.path for other in targets]:
             targets.append(target)
     if not targets and importlib.util.find_spec(name.partition(".")[0]):
@@ -117,7 +122,8 @@ def _within(root: Path, place: MaskTarget, seen: set[str]) -> MaskTarget | None:
     tree = parsed(place.path)
     if definition(tree, place.qualname) is not None:
         return place
-    for source in _imports(tree, first, place, stars=len(seen) < MOST_HOPS):
+    for source in (*_imports(tree, first, place, stars=len(seen) < MOST_HOPS),
+                   *_imports_on_first_use(tree, first, place.module)):
         target = _find(root, ".".join([source, *rest]), place.name, seen)
         if target and target.defined:
             return target
@@ -145,6 +151,21 @@ def _imports(tree: ast.Module, name: str, place: MaskTarget, stars: bool) -> Ite
                     yield f"{module}.{alias.name}"
     if stars:
         yield from all_of
+
+
+def _imports_on_first_use(tree: ast.Module, name: str, package: str) -> Iterator[str]:
+    """Yield the dotted names that a package's __getattr__ may return for `name`, by its tables
+    {module: names} and {name: module}."""
+    if definition(tree, "__getattr__") is None:
+        return
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+            with contextlib.suppress(ValueError):  # not literal
+                for key, value in ast.literal_eval(node.value).items():
+                    module = value if key == name else key if name in value else ""
+                    if module:
+                        yield f"{package}.{module}.{name}"
+                        yield f"{module}.{name}"
 
 
 def _absolute(node: ast.ImportFrom, package: list[str]) -> str:

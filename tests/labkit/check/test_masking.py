@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from labkit import check
 from labkit.check import sides
 from labkit.check.kernel import KernelSide
-from labkit.masks import UnknownName, message
+from labkit.masks import UnknownName, mask_targets, message
 
 MASKED = ("minimegatron.formulas", "pipeline_schedules.gpipe")
 FORMULAS = message("minimegatron.formulas")
@@ -83,6 +83,19 @@ def test_what_compiled_code_defines_is_noticed(kernel):
 def test_without_masks_nothing_is_watched(kernel):
     check.mask()
     assert kernel("from minimegatron.formulas import bubble_fraction as bubble") == ""
+
+
+@pytest.mark.parametrize(("name", "module"), [
+    ("pipeline_schedules.gpipe", "pipeline_schedules.builtin"),
+    ("virtualgpu.mark_step", "virtualgpu.export.ledger"), ("labkit.check.script", "labkit.check.job")])
+def test_a_name_that_a_package_imports_on_first_use_is_found(name, module):
+    (target,) = mask_targets(name)
+    assert (target.module, target.defined) == (module, True)
+
+
+def test_a_name_that_the_course_does_not_define_is_an_error():
+    with pytest.raises(UnknownName, match=r"__init__\.py does not say where"):
+        mask_targets("pipeline_schedules.gpip")
 
 
 def test_what_has_no_python_file_is_an_error_and_what_is_not_installed_is_not(kernel):

@@ -87,7 +87,8 @@ def test_without_masks_nothing_is_watched(kernel):
 
 @pytest.mark.parametrize(("name", "module"), [
     ("pipeline_schedules.gpipe", "pipeline_schedules.builtin"),
-    ("virtualgpu.mark_step", "virtualgpu.export.ledger"), ("labkit.check.script", "labkit.check.job")])
+    ("virtualgpu.mark_step", "virtualgpu.export.ledger"),
+    ("labkit.check.script", "labkit.check.job")])
 def test_a_name_that_a_package_imports_on_first_use_is_found(name, module):
     (target,) = mask_targets(name)
     assert (target.module, target.defined) == (module, True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import gcd
 from typing import NamedTuple
@@ -124,12 +125,11 @@ class Search:
             beats(other, one) for other in timed if other is not one)),
             key=lambda one: one.seconds)
 
-    def _uneven(self) -> Iterator[tuple[float, float | None, Placement, TrainingConfig]]:
+    def _uneven(self) -> Iterator[unequal.Candidate]:
         """Yield the candidates of unequal.extended."""
         for branch in sorted(self._branches(equal=False), key=lambda branch: branch.bound):
-            for placement in self._placements(branch):
-                yield (branch.bound, branch.rate if self.has_prices else None, placement,
-                       branch.config)
+            yield unequal.Candidate(branch.bound, branch.rate if self.has_prices else None,
+                                    branch.config, partial(self._placements, branch))
 
     def _seeds(self, branches: Sequence[Branch]) -> Iterator[tuple[Branch, Placement]]:
         """Yield one placement for each choice of nodes and micro-batch, so that cuts begin early.

@@ -6,7 +6,7 @@ be of different kinds. With equal numbers of micro-batches, all replicas are as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
@@ -22,7 +22,22 @@ from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingC
 from layout_estimator.cluster_planner.timing import pass_ends
 
 MOST = 500  # placements that are tried
-Candidate = tuple[float, float | None, Placement, TrainingConfig]
+
+
+class Candidate(NamedTuple):
+    """A layout that may have a plan with unequal replicas.
+
+    Attributes:
+        bound: lower bound of the seconds of a step.
+        rate: dollars per hour; None without prices.
+        config: the other choices.
+        placements: returns its placements, which takes time.
+    """
+
+    bound: float
+    rate: float | None
+    config: TrainingConfig
+    placements: Callable[[], Sequence[Placement]]
 
 
 class Shares(NamedTuple):
@@ -45,22 +60,24 @@ def extended(plans: list[ClusterPlan], candidates: Iterable[Candidate], model: M
 
     Args:
         plans: the plans with equal replicas.
-        candidates: lower bound of the seconds, dollars per hour, placement, and other choices.
+        candidates: the layouts, those with the least bounds first.
         model: the model and the batch.
         profiles: costs of the model's parts.
     """
     tried = 0
-    for bound, rate, placement, config in candidates:
-        limit = least_seconds(plans, rate or 0)
-        if bound >= limit or all(len(kinds) == 1 for kinds in placement.kinds):
+    for bound, rate, config, placements in candidates:
+        if bound >= least_seconds(plans, rate or 0):
             continue
-        tried += 1
-        made = best(model, placement, config, profiles, limit)
-        if made is not None:
-            plans = added(plans, ClusterPlan(placement, config, made.partition, made.stages, rate,
-                                             made.micro_batches))
-        if tried == MOST:
-            break
+        for placement in placements():
+            if tried == MOST:
+                return plans
+            if all(len(kinds) == 1 for kinds in placement.kinds):
+                continue
+            tried += 1
+            made = best(model, placement, config, profiles, least_seconds(plans, rate or 0))
+            if made is not None:
+                plans = added(plans, ClusterPlan(placement, config, made.partition, made.stages,
+                                                 rate, made.micro_batches))
     return plans
 
 

@@ -162,10 +162,10 @@ def _imports_on_first_use(tree: ast.Module, name: str, package: str) -> Iterator
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
             with contextlib.suppress(ValueError):  # not literal
                 for key, value in ast.literal_eval(node.value).items():
-                    module = value if key == name else key if name in value else ""
+                    module = value if key == name else key if name in (*value,) else ""
                     if module:
-                        yield f"{package}.{module}.{name}"
-                        yield f"{module}.{name}"
+                        inside = module.startswith(f"{package}.")
+                        yield f"{module}.{name}" if inside else f"{package}.{module}.{name}"
 
 
 def _absolute(node: ast.ImportFrom, package: list[str]) -> str:

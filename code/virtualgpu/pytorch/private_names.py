@@ -71,6 +71,7 @@ NAMES = (
     "torch.utils._device._device_constructors",
     "torch.utils._python_dispatch.TorchDispatchMode",
     "torch.utils._python_dispatch._disable_current_modes",
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     "torch.utils._python_dispatch.is_traceable_wrapper_subclass",
     "torch.utils._pytree.keystr",
     "torch.utils._pytree.tree_flatten_with_path",

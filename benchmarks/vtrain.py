@@ -11,14 +11,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from virtualgpu.core.cards import find
+from virtualgpu.core.stacks import find_stack
 
 EVEN, ODD = 0, 1
 A100 = find("a100-80gb")
+HOST = find_stack("megatron-deepspeed")
 # Megatron-DeepSpeed on vTrain's A100s: what was fitted of its host and of its point-to-point sends
 # over NVLink, and the share of the peak of short runs (virtual_calibration.py).
 DEEPSPEED_A100 = replace(A100, efficiency=replace(
-    A100.efficiency, matmul={**A100.efficiency.matmul, "fp16": 0.87}, p2p=0.054, pace=27e-6,
-    dispatch=42e-6))
+    A100.efficiency, matmul={**A100.efficiency.matmul, "fp16": 0.87}, p2p=0.054, pace=HOST.pace,
+    dispatch=HOST.dispatch))
 
 
 class Row(NamedTuple):

@@ -67,8 +67,9 @@ def predict(program: ModuleType, row: Mapping, card: Card) -> Prediction:
     reserved = extrapolate(*(one.reserved for one in found))
     usable = card.memory - card.context - NCCL
     # An allocator that runs out of memory gives back what it has reserved and does not use.
+    reserved = min(reserved, usable)
     return Prediction(extrapolate(*times), allocated <= usable, allocated,
-                      allocated + card.context + NCCL, min(reserved, usable))
+                      reserved + card.context + NCCL, reserved)
 
 
 def step_seconds(found: Steps, row: Mapping) -> float:

@@ -57,20 +57,21 @@ class Prediction:
         seconds: of a step.
         fits: whether the memory suffices.
         allocated: bytes of tensors at the peak, on the fullest GPU.
-        total: the same as nvidia-smi counts it, with the CUDA context and NCCL.
-        reserved: bytes that PyTorch reserved at the peak; None where it is not modeled.
+        used: bytes that nvidia-smi shows: those that PyTorch reserved, the CUDA context, and NCCL;
+            None where no memory was published.
+        reserved: bytes that PyTorch reserved at the peak; None where no memory was published.
     """
 
     seconds: float
     fits: bool
     allocated: float
-    total: float
+    used: float | None = None
     reserved: float | None = None
 
     def memory(self, counts: str) -> float | None:
         """Return the bytes that a source counts, one of MEMORY_COUNTS."""
         return {"allocated": self.allocated, "reserved": self.reserved,
-                "nvidia-smi": self.total}[counts]
+                "nvidia-smi": self.used}[counts]
 
 
 def load_set(name: str, folder: Path = FOLDER) -> RowSet:
@@ -150,11 +151,15 @@ def card_of(facts: Mapping, row: Mapping) -> Card:
     """Return the GPU model of a row.
 
     Args:
-        facts: of the row's set: "stack" is its software stack, and "gpu_changes" tell where the
-            GPU differs from the data sheet.
+        facts: of the row's set: "stack" is its software stack, "gpu_changes" tell where the GPU
+            differs from the data sheet, and "launch_blocking" that CUDA_LAUNCH_BLOCKING=1 was set.
         row: the row.
     """
     card = under(find(row["gpu"]), find_stack(facts["stack"]))
+    if facts.get("launch_blocking"):  # the host waits for every kernel, then launches the next
+        efficiency = card.efficiency
+        card = replace(card, efficiency=replace(
+            efficiency, kernel=efficiency.kernel + efficiency.dispatch))
     changes = facts.get("gpu_changes")
     return replace(card, **changes) if changes else card
 

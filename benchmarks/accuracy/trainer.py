@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
-from benchmarks.accuracy.rows import Prediction
+from benchmarks.accuracy.rows import Prediction, published_memory
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.data.vocabulary import pad_vocab_size
@@ -27,10 +27,17 @@ def predict(row: Mapping, card: Card) -> Prediction:
     Raises:
         NotYet: the trainer does not know one of the row's flags.
     """
-    found = estimator(card, row.get("network"), row.get("per_node", 8)).estimate(
-        configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"]))
-    total = max(map(sum, zip(found.peak, found.outside, strict=True)))
-    return Prediction(found.seconds, found.fits, max(found.peak), total)
+    model = estimator(card, row.get("network"), row.get("per_node", 8))
+    config, vocabulary = configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"])
+    found = model.estimate(config, vocabulary)
+    allocated = max(found.peak)
+    if published_memory(row) is None or not found.fits:
+        return Prediction(found.seconds, found.fits, allocated)
+    needed = list(map(sum, zip(found.peak, found.outside, strict=True)))
+    fullest = needed.index(max(needed))
+    unallocated = model.unallocated_bytes(config, vocabulary, fullest)
+    used = min(needed[fullest] + unallocated, card.memory)
+    return Prediction(found.seconds, found.fits, allocated, used, used - found.outside[fullest])
 
 
 @cache

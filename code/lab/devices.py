@@ -88,7 +88,9 @@ def details(card: Card) -> list[str]:
         f"virtual {card.name}{names}: {card.product}, {card.architecture}, {card.sms} "
         "multiprocessors",
         f"  memory       {card.memory / 2**30:.2f} GiB, including CUDA's context of "
-        f"{card.context / 2**20:.0f} MiB",
+        f"{card.context / 2**20:,.0f} MiB" + (
+            f" ({card.full_context / 2**20:,.0f} MiB before CUDA 11.7)" if card.full_context
+            else ""),
         f"  bandwidth    {card.bandwidth / 1e9:g} GB/s; programs reach {reached.vector:.0%}",
         *(f"  {dtype:<12} {peak:g} TFLOP/s; programs reach {reached.matmul[dtype]:.0%}"
           for dtype, peak in card.tflops.items()),

@@ -63,8 +63,8 @@ class ModeledCluster:
 
 
 @contextmanager
-def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
-                    ) -> Iterator[ModeledCluster]:
+def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int,
+                    fragments: bool = False) -> Iterator[ModeledCluster]:
     """Create a cluster of equal nodes whose virtual GPU is active inside the block.
 
     Args:
@@ -73,27 +73,30 @@ def modeled_cluster(card: Card, link: str | None, world_size: int, per_node: int
             these GPUs have.
         world_size: the number of ranks.
         per_node: GPUs per node.
+        fragments: see modeled_gpu.
     """
     nodes = tuple(str(rank // per_node) for rank in range(world_size))
     topology = Topology(nodes, (card,) * world_size, network.parse(link or card.network))
-    with modeled_gpu(card, topology) as cluster:
+    with modeled_gpu(card, topology, fragments=fragments) as cluster:
         yield cluster
 
 
 @contextmanager
-def modeled_gpu(card: Card, topology: Topology, replicas_differ: bool = False
-                ) -> Iterator[ModeledCluster]:
+def modeled_gpu(card: Card, topology: Topology, replicas_differ: bool = False,
+                fragments: bool = False) -> Iterator[ModeledCluster]:
     """Create the part of a cluster that has one GPU model; its virtual GPU is active inside.
 
     Args:
         card: the GPU model.
         topology: the whole cluster's GPUs and links.
         replicas_differ: see ModeledCluster.
+        fragments: whether the GPU's memory fragments as PyTorch's does. By default, a pass needs
+            the same memory whatever ran before it, so that layers add up.
     """
     with ExitStack() as stack:
         device = VirtualDevice(card, None)
         stack.push(device.gpu)  # the device's constructor activated it
-        # A pass then needs the same memory whatever ran before it, so layers add up.
-        device.gpu.memory.split_always()
-        device.gpu.workspaces = None  # workspace_bytes counts them once per rank, not per pass
+        if not fragments:
+            device.gpu.memory.split_always()
+            device.gpu.workspaces = None  # workspace_bytes counts them once per rank, not per pass
         yield ModeledCluster(device, topology, replicas_differ)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
+from layout_estimator.fragmentation import unallocated_bytes
 from layout_estimator.measurement import chunk_cost, layers_in_bf16, runs_timers, step_cost
 from layout_estimator.memory import PeakMemory, communicator_bytes, message_bytes
 from layout_estimator.representative import RepresentativeContext, representative_context
@@ -145,9 +146,24 @@ class Estimator:
             ctx = representative_context(config, cluster, stage=0)
             return chunk_cost(ctx, vocab_size, 0, False).passes[FORWARD].retained
 
-    def _cluster(self, config: Config) -> AbstractContextManager[ModeledCluster]:
+    def unallocated_bytes(self, config: Config, vocab_size: int, stage: int) -> int:
+        """Return the bytes that PyTorch reserves beyond the peak of what it has allocated, on a
+        rank of a stage whose GPU has room for them.
+
+        Args:
+            config: the run's flags.
+            vocab_size: the padded vocabulary size.
+            stage: the pipeline stage.
+        """
+        split = splits_backward(load_schedule(config))
+        with self._cluster(config, fragments=True) as cluster:
+            return unallocated_bytes(representative_context(config, cluster, stage), vocab_size,
+                                     split)
+
+    def _cluster(self, config: Config, fragments: bool = False
+                 ) -> AbstractContextManager[ModeledCluster]:
         card = replace(self.card, memory=UNLIMITED_MEMORY)
-        return modeled_cluster(card, self.link, config.world_size, self.per_node)
+        return modeled_cluster(card, self.link, config.world_size, self.per_node, fragments)
 
     def gpus(self, world_size: int) -> dict[Card, int]:
         """Return the number of GPUs of each model among `world_size`."""

@@ -19,7 +19,7 @@ def main() -> NoReturn:
         config = read_flags(sys.argv[1:])
         with imports_without_gc():  # slow, so only after the command line is known to be right
             from layout_estimator.planner import report
-        emit(report(config, estimate(config).plan))
+        emit(report(config, estimate(config, with_reserved=not config.json).plan))
     except (EstimateError, UserError) as error:
         emit(f"error: {error}", sys.stderr)
         leave(1)

@@ -146,13 +146,13 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
     ddp.overlap = None
     kinds = (FORWARD, BACKWARD, WEIGHT) if split else (FORWARD, BACKWARD)
     # Only the measured chunk runs, so one stage may stand in for all of them.
-    pipeline = _pipeline(ctx, [stage] * ctx.config.chunks, ddp, kinds)
-    _begin(ctx, pipeline)
+    pipeline = stage_pipeline(ctx, [stage] * ctx.config.chunks, ddp, kinds)
+    begin_step(ctx, pipeline)
     batch = draw_micro_batch(ctx)
 
     def passes(backlog: float = 0.0) -> dict[str, PassCost]:
-        return {kind: meter.run(partial(_run, pipeline, Action(kind, 0, chunk), batch), backlog)
-                for kind in kinds}
+        return {kind: meter.run(partial(run_action, pipeline, Action(kind, 0, chunk), batch),
+                                backlog) for kind in kinds}
 
     if gathers_fp8(ctx):  # the end of the last step has rounded the weights
         passes()
@@ -166,8 +166,8 @@ def _measure_passes(ctx: RepresentativeContext, stage: Stage, chunk: int, split:
                        + first[kind].latency) for kind in kinds})
 
 
-def _pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage], ddp: DistributedDataParallel,
-              kinds: Sequence[str] = ()) -> Pipeline:
+def stage_pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage],
+                   ddp: DistributedDataParallel, kinds: Sequence[str] = ()) -> Pipeline:
     """Return the trainer's pipeline, with peers whose messages have always arrived."""
     program = [[Action(kind, 0) for kind in kinds]] * ctx.grid.pp.size
     peers = ArrivedParts if ctx.config.scatter_gather_tensors_in_pipeline else ArrivedPeers
@@ -175,18 +175,19 @@ def _pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage], ddp: Distribu
                     peers(ctx, len(chunks)))
 
 
-def _begin(ctx: RepresentativeContext, pipeline: Pipeline) -> None:
+def begin_step(ctx: RepresentativeContext, pipeline: Pipeline) -> None:
+    """Begin a step of a pipeline; its loss counts as that of a single micro-batch."""
     scaler = LossScaler(ctx) if ctx.config.fp16 else None
     pipeline.begin(1, scaler and scaler.scale)
 
 
-def _run(pipeline: Pipeline, action: Action, batch: MicroBatch) -> None:
+def run_action(pipeline: Pipeline, action: Action, *batches: MicroBatch) -> None:
     """Run one action, with the messages that it receives and sends.
 
     Args:
-        pipeline: a pipeline on which `_begin` was called.
-        action: an action of micro-batch 0.
-        batch: that micro-batch.
+        pipeline: a pipeline on which begin_step was called.
+        action: the action.
+        batches: the step's micro-batches, at least up to the action's own.
     """
     position = pipeline.stage, action, pipeline.stages, len(pipeline.chunks)
     source, target = sender(*position), receiver(*position)
@@ -195,7 +196,7 @@ def _run(pipeline: Pipeline, action: Action, batch: MicroBatch) -> None:
         items = [Message(RECEIVE, source[1], source[0], pipeline.stage), *items]
     if target is not None:
         items = [*items, Message(SEND, action, pipeline.stage, target[0])]
-    pipeline.run(items, [batch])
+    pipeline.run(items, batches)
 
 
 def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageAction | None:
@@ -279,15 +280,15 @@ def gathers_fp8(ctx: RepresentativeContext) -> bool:
 def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: DistributedDataParallel,
                     batch: MicroBatch) -> None:
     """Run two steps of one micro-batch; overlap needs the first to learn when buckets fill."""
-    pipeline = _pipeline(ctx, chunks, ddp)
-    _begin(ctx, pipeline)
+    pipeline = stage_pipeline(ctx, chunks, ddp)
+    begin_step(ctx, pipeline)
     numbers = range(len(chunks))
     actions = [*(Action(FORWARD, 0, chunk) for chunk in numbers),
                *(Action(BACKWARD, 0, chunk) for chunk in reversed(numbers))]
     for step in range(2):
         ddp.zero_grad()
         for action in actions:
-            _run(pipeline, action, batch)
+            run_action(pipeline, action, batch)
         if step == 0:
             ddp.finish_grad_sync()
 

@@ -8,74 +8,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from layout_estimator.estimate import Estimate, Estimator
+from layout_estimator.memory_breakdown import (
+    MemoryBreakdown,
+    fullest,
+    memory_breakdown,
+    reserved_bytes,
+)
 from layout_estimator.mixed import MixedEstimator
-from layout_estimator.prices import DOLLARS_PER_HOUR
+from layout_estimator.prices import dollars
 from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.virtual_device import virtual_card, virtual_link
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
-from minimegatron.formulas import parameters, stage_parameters, state_bytes, teraflops
+from minimegatron.formulas import parameters, stage_parameters, teraflops
 from minimegatron.logging.throughput import model_flops, shape_of
 from virtualgpu.core import stacks
-from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import parse_nodes
 from virtualgpu.net.nodes import max_gpus
 
 GIB = 2**30
-PARTS = ("weights", "gradients", "optimizer", "activations", "update", "outside")
 
-
-@dataclass(frozen=True)
-class MemoryBreakdown:
-    """Peak memory of one rank of a stage, in bytes, by use.
-
-    Activations are freed before the optimizer step, and what the step allocates is freed after it,
-    so the peak is in one or the other.
-
-    Attributes:
-        weights: parameters in the training precision.
-        gradients: gradients, as the backward pass accumulates them.
-        optimizer: Adam's moments and, in mixed precision, fp32 master weights.
-        activations: activations, and everything else that PyTorch allocates at the peak of the
-            passes.
-        update: what PyTorch allocates at the peak of the step's end, such as the fp32 main
-            gradients of fp16.
-        outside: the CUDA context, and NCCL's buffers.
-        stage: the pipeline stage.
-        card: the GPU model; a stage may have several.
-        capacity: memory of the GPU.
-    """
-
-    weights: float
-    gradients: float
-    optimizer: float
-    activations: float
-    update: float
-    outside: float
-    stage: int
-    card: str
-    capacity: int
-
-    @property
-    def total(self) -> float:
-        """Bytes at the peak."""
-        return (self.weights + self.gradients + self.optimizer + self.outside
-                + max(self.activations, self.update))
-
-    def stage_label(self, mixed: bool) -> str:
-        """Return the stage, with its GPU model if the cluster has several."""
-        return f"stage {self.stage}" + (f" ({self.card})" if mixed else "")
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The bytes that add up to the peak, by name."""
-        freed = "update" if self.activations >= self.update else "activations"
-        return {name: getattr(self, name) for name in PARTS if name != freed}
 
 
 @dataclass(frozen=True)
@@ -86,6 +42,11 @@ class RunPlan:
         share_of_peak: MFU, from 0 to 1, against the sum of all GPUs' data-sheet peaks.
         gpus_per_node: GPUs per node; None if the cluster has several kinds of nodes.
         capacity: memory, in bytes, of the GPU with the least free memory.
+        reserved: bytes that nvidia-smi shows for that GPU, with what PyTorch has reserved and not
+            allocated; None with `--json`, which is for programs that cost many layouts, or if the
+            run does not fit.
+        expected_error: mean relative error of modeled times on published results; None if those of
+            a GPU's generation were not compared.
     """
 
     card: str
@@ -114,6 +75,8 @@ class RunPlan:
     days: float
     gpu_hours: float
     dollars: float | None
+    reserved: float | None
+    expected_error: float | None
 
     @property
     def capacities(self) -> dict[str, int]:
@@ -124,11 +87,6 @@ class RunPlan:
     def fullest(self) -> MemoryBreakdown:
         """The rank with the least free memory."""
         return fullest(self.memory)
-
-
-def fullest(memory: Sequence[MemoryBreakdown]) -> MemoryBreakdown:
-    """Return the memory of the rank with the least free memory."""
-    return min(memory, key=lambda rank: rank.capacity - rank.total)
 
 
 def report(config: EstimateConfig, plan: RunPlan) -> str:
@@ -196,14 +154,15 @@ def padded_vocabulary(config: EstimateConfig) -> int:
                           config.tensor_model_parallel_size)
 
 
-def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, estimate: Estimate
-              ) -> RunPlan:
+def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, estimate: Estimate,
+              with_reserved: bool = False) -> RunPlan:
     """Return the plan of a run.
 
     Args:
         config: the run's flags.
         estimator: the cluster it runs on.
         estimate: the estimator's result for these flags.
+        with_reserved: whether to estimate the reserved memory, too, which takes longer.
     """
     vocabulary, world = padded_vocabulary(config), config.world_size
     gpt, gpus = shape_of(config, vocabulary), estimator.gpus(world)
@@ -220,6 +179,9 @@ def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, est
         config.train_iters or config.train_samples // config.global_batch_size)
     hours = tokens / batch_tokens * seconds / 3600
     per_stage = memory_breakdown(config, estimate, stages)
+    reserved = None
+    if with_reserved and estimate.fits:
+        reserved = reserved_bytes(config, vocabulary, estimator, estimate, fullest(per_stage))
     return RunPlan(
         f"virtual {' and '.join(card.name for card in gpus)}",
         {card.name: count for card, count in gpus.items()}, estimator.nodes(world),
@@ -228,37 +190,8 @@ def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, est
         config.data_parallel_size, config.num_micro_batches, config.schedule, parameters(gpt),
         max(stages), seconds, rate, rate / peak, estimate.communication, estimate.bubble,
         per_stage, fullest(per_stage).capacity, estimate.fits, tokens, hours / 24,
-        hours * world, dollars(config, gpus, hours))
-
-
-def dollars(config: EstimateConfig, gpus: Mapping[Card, int], hours: float) -> float | None:
-    """Return the price of all GPUs for some hours; None if one of them has no known price."""
-    prices = {card: config.price_per_gpu_hour for card in gpus}
-    if config.price_per_gpu_hour is None:
-        prices = {card: DOLLARS_PER_HOUR.get(card.name) for card in gpus}
-    if None in prices.values():
-        return None
-    return sum(hours * count * prices[card] for card, count in gpus.items())
-
-
-def memory_breakdown(config: EstimateConfig, estimate: Estimate, stages: list[int]
-                     ) -> tuple[MemoryBreakdown, ...]:
-    """Return each stage's memory: states by the formula, and the rest of the measured peak.
-
-    Args:
-        config: the run's flags.
-        estimate: the run's estimate.
-        stages: number of parameters on a rank of each stage.
-    """
-    each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
-                       config.data_parallel_size, config.use_distributed_optimizer)
-    rows = zip(estimate.ranks, estimate.passes_peak, estimate.end_peak, estimate.outside,
-               strict=True)
-    return tuple(MemoryBreakdown(
-        each.weights * stages[stage], each.gradients * stages[stage],
-        each.optimizer * stages[stage],
-        *(max(0.0, peak - each.resident * stages[stage]) for peak in peaks), outside, stage,
-        card.name, card.memory) for (stage, card), *peaks, outside in rows)
+        hours * world, dollars(gpus, hours, config.price_per_gpu_hour), reserved,
+        stacks.expected_error(gpus))
 
 
 def format_plan(plan: RunPlan) -> str:
@@ -282,12 +215,16 @@ def format_plan(plan: RunPlan) -> str:
         "memory": f"{rank.total / GIB:.2f} of {rank.capacity / GIB:.2f} GiB at the peak on "
                   f"{rank.stage_label(mixed)} ({parts}, CUDA's and NCCL's own "
                   f"{rank.outside / GIB:.2f})",
+        "reserved": f"{(plan.reserved or 0) / GIB:.2f} GiB there, with what PyTorch reserves and "
+                    "does not use; nvidia-smi shows this",
         "fits": "yes" if plan.fits else "NO: CUDA out of memory"
                 + (f" on {rank.stage_label(mixed)}" if mixed else ""),
         "training": f"{plan.tokens:.4g} tokens: {plan.days:,.2f} days, "
                     f"{plan.gpu_hours:,.0f} GPU-hours"
                     + ("" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"),
     }
+    if plan.reserved is None:
+        del rows["reserved"]
     lines = [f"estimate on {plan.card}: modeled, nothing was run",
              *(f"  {name:<20}{value}" for name, value in rows.items())]
     if mixed:

@@ -73,13 +73,15 @@ def with_cluster(flags: Sequence[str]) -> list[str]:
 
 
 def estimate(flags: Sequence[str] | EstimateConfig,
-             measured: dict[tuple, Estimator | MixedEstimator] | None = None) -> EstimateResult:
+             measured: dict[tuple, Estimator | MixedEstimator] | None = None,
+             with_reserved: bool = False) -> EstimateResult:
     """Estimate what a run with these flags would cost, on the virtual cluster that they describe.
 
     Args:
         flags: the trainer's flags, or the configuration that read_flags made of them.
         measured: estimators by cluster, filled in by this call. Estimates that share this
             dictionary measure equal stages only once.
+        with_reserved: whether to estimate RunPlan.reserved, too, which takes longer.
 
     Raises:
         EstimateError: the trainer does not accept the flags, or cannot estimate them.
@@ -98,6 +100,7 @@ def estimate(flags: Sequence[str] | EstimateConfig,
         if cluster not in measured:
             measured[cluster] = make_estimator(config)
         result = measured[cluster].estimate(config, padded_vocabulary(config))
-        return EstimateResult(config, result, make_plan(config, measured[cluster], result))
+        return EstimateResult(config, result, make_plan(
+            config, measured[cluster], result, with_reserved))
     except (UserError, VirtualGpuError) as error:
         raise EstimateError(str(error)) from None

@@ -22,10 +22,13 @@ MODEL = ("--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 
          "--max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 32 ")
 
 
+def configure(flags, world_size):
+    return parse_arguments(shlex.split(NO_DATA + MODEL + flags),
+                           {"RANK": "0", "WORLD_SIZE": str(world_size)})
+
+
 def estimate(flags, world_size=1, card=V100, vocab_size=1024, **cluster):
-    config = parse_arguments(shlex.split(NO_DATA + MODEL + flags),
-                             {"RANK": "0", "WORLD_SIZE": str(world_size)})
-    return Estimator(card, **cluster).estimate(config, vocab_size)
+    return Estimator(card, **cluster).estimate(configure(flags, world_size), vocab_size)
 
 
 def train_with_split_blocks():
@@ -60,6 +63,28 @@ def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks, name)
     assert one.seconds == pytest.approx(seconds, rel=0.01)
     mine = [size / 2**20 for size in one.peak]
     assert [min(mine), max(mine)] == pytest.approx([min(peaks), max(peaks)], rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "ranks", "name"), [
+    ("--pipeline-model-parallel-size 2 --fp16 ", 2, "v100"),
+    ("--bf16 ", 1, "h100"),
+])
+def test_the_estimate_reserves_what_the_ranks_reserve(train, dataset, flags, ranks, name):
+    flags += "--hidden-size 512 --recompute-granularity full --recompute-method uniform"
+    run = train(flags + f" --device virtual:{name} --log-interval 1 --eval-iters 0", ranks,
+                base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
+    allocated, reserved = (
+        [float(found) for found in re.findall(rf"max {kind}: ([\d.]+)", run.out)]
+        for kind in ("allocated", "reserved"))
+    vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
+    model = Estimator(stacks.card_under(name, stacks.default_megatron(find(name))), per_node=ranks)
+    config = configure(flags, ranks)
+    peak, stages = model.estimate(config, vocab_size).peak, config.pipeline_model_parallel_size
+    mine = [(peak[stage] + model.unallocated_bytes(config, vocab_size, stage)) / 2**20
+            for stage in range(stages)]
+    assert sorted(mine) == pytest.approx(sorted(reserved), rel=0.02)  # messages differ
+    assert min(reserved) > 1.03 * min(allocated)  # or it would prove nothing
 
 
 def test_layers_that_are_not_run_cost_what_they_would(monkeypatch):

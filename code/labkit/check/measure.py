@@ -23,7 +23,7 @@ from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.checks import Failed, passed
 from labkit.check.job import TRAINER, Job
 from labkit.check.sides import side
-from virtualgpu.core import cards
+from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import NodeGroup, parse_nodes
@@ -134,7 +134,11 @@ def figures(job: Job, device: str | None = None, *, cluster: str | None = None,
         estimate = read(side().figures(words), flags.global_batch_size * flags.seq_length)
     except LabError as error:
         raise Failed(f"The cost of this job cannot be estimated: {error}") from None
-    passed(f"{estimate.milliseconds:.1f} ms per iteration and {estimate.peak_memory:.2f} of "
+    software = flags.software_stack
+    modeled = [stacks.card_under(stage.gpu, software or stacks.default_megatron(
+        cards.find(stage.gpu))) for stage in estimate.stages]
+    passed(f"{estimate.milliseconds:.1f} ms per iteration (modeled, {stacks.margin(modeled)}) and "
+           f"{estimate.peak_memory:.2f} of "
            f"{estimate.capacity:.2f} GiB on {job.world_size} {estimate.card}"
            + ("" if estimate.fits else ": CUDA out of memory"))
     return estimate

@@ -98,8 +98,12 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
         side().gpus(driver, cluster, arguments, keywords, seconds)))
     _require_work(what, done, least or {}, hints)
+    from virtualgpu.core import stacks
+    from virtualgpu.launch.cluster import parse
+
     cost = ModeledCost(cluster, done.priced)
-    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled), "
+    margin = stacks.margin([parse(gpus, nodes, link).card])
+    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled, {margin}), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "
            f"{cost.peak_memory:.2f} GiB at the peak")
     return cost

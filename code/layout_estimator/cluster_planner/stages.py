@@ -14,6 +14,7 @@ from layout_estimator.cluster_planner.activations import Live, kept
 from layout_estimator.cluster_planner.placement import ParallelSizes, Placement, StageSeat
 from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
 from minimegatron.formulas import state_bytes
+from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
 
@@ -264,8 +265,8 @@ class _Stage(NamedTuple):
         states = state_bytes(self.model.precision, sizes.data, self.config.sharded)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
-        return (card.context + self.seat.buffers + states.resident * weights - card.memory, saved,
-                held, self.model.sent_bytes(self.config), transient,
+        return (stacks.megatron_context(card) + self.seat.buffers + states.resident * weights
+                - card.memory, saved, held, self.model.sent_bytes(self.config), transient,
                 states.main_gradients * weights)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:

@@ -66,6 +66,8 @@ class Card:
         sources: where the figures come from, one line per topic.
         stack: name of the software stack whose efficiency this is (stacks.py); empty if the
             efficiency is that of single kernels.
+        full_context: the context if all kernels are loaded at startup, as before CUDA 11.7; 0 if
+            such software does not run on this GPU.
     """
 
     name: str
@@ -84,3 +86,4 @@ class Card:
     efficiency: Efficiency
     sources: tuple[str, ...]
     stack: str = ""
+    full_context: int = 0

@@ -9,7 +9,7 @@ the host's overhead per launch and per step.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -48,10 +48,14 @@ class SoftwareStack:
         attention: its fused attention kernel, for programs that leave the choice open.
         dispatch: time that the host takes to launch a kernel, in seconds.
         step: host time per training step during which the GPU is idle, in seconds.
+        eager_loading: whether all kernels are loaded at startup, which needs more memory: without
+            CUDA 11.7 and its lazy loading, which PyTorch uses since 1.13.
         efficiency: efficiency by architecture (Card.architecture).
         error: mean relative error of modeled step times on published results that were not used for
             fitting, by architecture.
         sources: where the figures come from, and which were fitted.
+        pace: seconds from one kernel to the next if the host does not run ahead of the GPU
+            (Efficiency.pace).
     """
 
     name: str
@@ -59,9 +63,11 @@ class SoftwareStack:
     attention: str
     dispatch: float
     step: float
+    eager_loading: bool
     efficiency: Mapping[str, StackEfficiency]
     error: Mapping[str, float]
     sources: tuple[str, ...]
+    pace: float = 0.0
 
 
 MEGATRON_A100 = StackEfficiency(half=0.78, vector=0.68)
@@ -71,17 +77,30 @@ LAUNCH = "launch: x.add_(1) on the host of an H100 (benchmarks/results/gpu_h100.
 STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     SoftwareStack(
         "megatron-2021", "Megatron-LM of 2021",
-        attention=FLASH, dispatch=5e-6, step=0.0,
+        attention=FLASH, dispatch=5e-6, step=0.0, eager_loading=True,
         efficiency={"ampere": MEGATRON_A100},
-        error={"ampere": 0.093, "volta": 0.074},
+        error={"ampere": 0.04, "volta": 0.074},
         sources=(
             "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
             "(VIA-Research/vTrain)",
+            "loading: PyTorch 1.8 to 1.10 of its time have CUDA 10.2 to 11.3",
+        ),
+    ),
+    SoftwareStack(
+        "megatron-deepspeed", "Megatron-DeepSpeed of 2021 and 2022",
+        attention=FLASH, dispatch=42e-6, step=0.0, pace=27e-6, eager_loading=True,
+        efficiency={"ampere": MEGATRON_A100},
+        error={"ampere": 0.093},
+        sources=(
+            "ampere: as in megatron-2021",
+            "dispatch, pace: fitted to 720 of vTrain's measured iterations on 2 to 8 A100 "
+            "(benchmarks/virtual_calibration.py)",
+            "loading: as in megatron-2021",
         ),
     ),
     SoftwareStack(
         "megatron-core", "Megatron Core in bf16, without Transformer Engine",
-        attention=CUDNN, dispatch=5e-6, step=0.01,
+        attention=CUDNN, dispatch=5e-6, step=0.01, eager_loading=False,
         efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.75, vector=0.78)},
         error={},
         sources=(
@@ -92,7 +111,7 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     ),
     SoftwareStack(
         "transformer-engine", "Megatron Core with Transformer Engine in bf16",
-        attention=CUDNN, dispatch=5e-6, step=0.0,
+        attention=CUDNN, dispatch=5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.76, vector=0.82)},
         error={"hopper": 0.058},
         sources=(
@@ -103,19 +122,20 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     ),
     SoftwareStack(
         "composer-2023", "Composer's FSDP of 2023, with the first FlashAttention",
-        attention=FLASH, dispatch=7.5e-6, step=0.0,
+        attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": replace(EAGER_A100, attention=0.32),
                     "hopper": replace(EAGER_H100, attention=0.19)},
         error={"ampere": 0.049, "hopper": 0.028},
         sources=(
             "ampere, hopper: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry), "
             "whose script chooses PyTorch 1.13 and FlashAttention's first Triton kernels",
+            "loading: github.com/pytorch/pytorch pull request 86509, for PyTorch 1.13",
             LAUNCH,
         ),
     ),
     SoftwareStack(
         "torch-eager-fsdp", "plain PyTorch without torch.compile",
-        attention=FLASH, dispatch=7.5e-6, step=0.0,
+        attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": EAGER_A100, "hopper": EAGER_H100},
         error={"ampere": 0.03, "hopper": 0.056},
         sources=(
@@ -143,6 +163,11 @@ def default_megatron(card: Card) -> str:
     return "megatron-core" if card.architecture in MEGATRON_CORE else "megatron-2021"
 
 
+def megatron_context(card: Card) -> int:
+    """Return the bytes of the CUDA context with the Megatron-LM of a GPU model's time."""
+    return under(card, find_stack(default_megatron(card))).context
+
+
 def card_under(name: str, stack: str) -> Card:
     """Return the named GPU model with the efficiency of the named software stack, unless that is
     empty. Raises VirtualGpuError for an unknown name."""
@@ -164,18 +189,38 @@ def under(card: Card, stack: SoftwareStack) -> Card:
         matmul |= {dtype: share * training.half / single.matmul["bf16"]
                    for dtype, share in matmul.items() if dtype in NARROWER}
         matmul |= {dtype: training.half for dtype in HALF if dtype in matmul}
-    return replace(card, stack=stack.name, efficiency=replace(
+    full = stack.eager_loading and card.full_context
+    return replace(card, stack=stack.name, context=full or card.context, efficiency=replace(
         single, matmul=matmul, vector=training.vector or single.vector,
         attention=training.attention or single.attention, dispatch=stack.dispatch, step=stack.step,
-        fused=stack.attention))
+        pace=stack.pace, fused=stack.attention))
+
+
+def expected_error(cards: Iterable[Card]) -> float | None:
+    """Return the mean relative error of modeled times on published results.
+
+    Args:
+        cards: GPU models under their software stacks; the largest error counts.
+
+    Returns:
+        The error, or None if a GPU model's generation was not compared.
+    """
+    found = [STACKS[card.stack].error.get(card.architecture) if card.stack else None
+             for card in cards]
+    return None if None in found else max(found)
+
+
+def margin(cards: Iterable[Card]) -> str:
+    """Return the expected error of modeled times in a few words (expected_error)."""
+    error = expected_error(cards)
+    return "error unknown" if error is None else f"mean error {error:.0%}"
 
 
 def describe(card: Card) -> str:
     """Return a description of a GPU model's software stack and of its expected modeling error."""
     if not card.stack:
         return "none; the efficiency of single kernels in short runs"
-    stack = STACKS[card.stack]
-    error = stack.error.get(card.architecture)
+    stack, error = STACKS[card.stack], expected_error([card])
     known = (f"published step times on {card.architecture.capitalize()} GPUs were predicted with a "
              f"mean error of {error:.0%}" if error is not None else
              f"no published step times on {card.architecture.capitalize()} GPUs were compared")

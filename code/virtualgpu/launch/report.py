@@ -161,7 +161,8 @@ def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
     accounts = [rank.account or {"rank": rank.rank, "error": rank.error} for rank in ranks]
     measured = [rank.account for rank in ranks if rank.account is not None]
     data = {"schema": SCHEMA, "version": VERSION, "modeled": True, "units": UNITS,
-            "gpu": cluster.card.name, "world_size": cluster.world,
+            "gpu": cluster.card.name, "software_stack": cluster.card.stack,
+            "expected_error": stacks.expected_error([cluster.card]), "world_size": cluster.world,
             "gpus_per_node": cluster.per_node, "nodes": cluster.nodes, "link": cluster.link,
             "slowest_rank": slowest(measured)["rank"] if measured else None,
             "warnings": warnings(ranks), "ranks": accounts}

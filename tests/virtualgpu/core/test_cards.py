@@ -7,7 +7,7 @@ import pytest
 
 from virtualgpu.core.cards import ALIASES, CARDS, card_by_product, find, sheet_peak
 from virtualgpu.core.errors import UnknownCard
-from virtualgpu.core.stacks import STACKS, under
+from virtualgpu.core.stacks import STACKS, card_under, expected_error, margin, under
 from virtualgpu.net import network
 
 PRODUCTS = {
@@ -54,8 +54,8 @@ def test_half_precision_is_at_least_as_fast(card):
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)
 def test_every_figure_of_a_card_has_its_source(card):
     topics = [source.partition(": ")[0] for source in card.sources]
-    assert topics == ["data sheet", "memory", "context", "matmul", "vector", "attention", "link",
-                      "launch"]
+    assert topics == ["data sheet", "memory", "context", *["full context"] * bool(
+        card.full_context), "matmul", "vector", "attention", "link", "launch"]
     assert all(source.partition(": ")[2] for source in card.sources)
 
 
@@ -81,6 +81,21 @@ def test_the_memory_is_what_cuda_leaves_of_the_sheet_s(card):
         card.name) or int(card.name.rpartition("-")[2].removesuffix("gb"))
     assert 0.96 * gigabytes < card.memory / 1e9 < 1.08 * gigabytes
     assert card.context < 0.03 * card.memory
+    assert not card.full_context or 3 * card.context < card.full_context < 0.09 * card.memory
+
+
+def test_the_expected_error_is_the_largest_and_unknown_if_one_is():
+    volta, ampere, ada = (card_under(name, "megatron-2021") for name in ("v100", "a100", "l4"))
+    assert expected_error([volta, ampere]) == max(STACKS["megatron-2021"].error.values())
+    assert expected_error([volta, ada]) is expected_error([CARDS["a100-80gb"]]) is None
+    assert margin([volta]) == "mean error 7%" and margin([ada]) == "error unknown"
+
+
+@pytest.mark.parametrize(("name", "stack", "mebibytes"), [
+    ("v100", "megatron-2021", 1271), ("a100", "megatron-2021", 1573),
+    ("a100", "torch-eager-fsdp", 460), ("h100", "megatron-2021", 520)])
+def test_software_before_cuda_11_7_loads_all_kernels_into_the_context(name, stack, mebibytes):
+    assert card_under(name, stack).context == mebibytes * 2**20
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

@@ -15,6 +15,7 @@ CARD = replace(
         "memory: 39.59 GiB in public out-of-memory lines, such as github.com/raoyongming/DenseCLIP "
         "issue 52",
         "context: as the a100-80gb's",
+        "full context: as the a100-80gb's",
         "matmul: as the a100-80gb's",
         "vector: as the a100-80gb's",
         "attention: as the a100-80gb's",

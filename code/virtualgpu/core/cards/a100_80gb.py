@@ -16,6 +16,7 @@ CARD = Card(
     network="infiniband:8x200gbit",
     node="dgx-a100",
     context=460 * 2**20,
+    full_context=1573 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.97, "tf32": 0.74, "bf16": 0.74, "fp16": 0.74},
         vector=0.88,
@@ -30,6 +31,9 @@ CARD = Card(
         "issue 6",
         "context: 0.40 GiB there and 0.49 in github.com/TianheWu/CoSeR issue 10: in use, less what "
         "torch has allocated and reserved",
+        "full context: one tensor on a 40 GB model, github.com/bigscience-workshop/bigscience, "
+        "train/tr11-176B-ml/chronicles-prequel.md; 1.52 GiB in a public out-of-memory line: of "
+        "79.35 GiB, 77.79 reserved and 0.04 free",
         "matmul: 230 of 312 TFLOP/s in fp16 and 116 of 156 in TF32 at order 8192, M. Li 2022, "
         "github.com/mli/transformers-benchmarks; bf16 as fp16; fp32 19 of 19.5, S. Chilamkurthy, "
         "github.com/chsasank/device-benchmarks. The best of all shapes reaches 271.2 in bf16, in "

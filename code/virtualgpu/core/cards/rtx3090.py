@@ -16,6 +16,7 @@ CARD = Card(
     network="ethernet:10gbit",
     node="workstation",
     context=320 * 2**20,
+    full_context=1640 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.76, "tf32": 1.0, "bf16": 1.0, "fp16": 1.0},
         vector=0.89,
@@ -30,6 +31,8 @@ CARD = Card(
         "memory: torch's device properties in public logs, 24259 MiB (23.69 GiB in an error)",
         "context: 19.49 GiB in use less 19.10 allocated and 0.08 reserved, "
         "github.com/3DTopia/OpenLRM issue 42",
+        "full context: 1.60 GiB in huggingface.co/blog/zero-deepspeed-fairscale of 2021: of 23.70 "
+        "GiB, 22.05 reserved and 0.04 free",
         "matmul: 78.0 TFLOP/s in bf16, above the sheet's 71 since the clock rises above the "
         "sheet's, github.com/mag-/gpu_benchmark; taken as 1; fp32 27 of 35.6, S. Chilamkurthy, "
         "github.com/chsasank/device-benchmarks; TF32 42 of 40 on a 3090 Ti, M. Li 2022, "

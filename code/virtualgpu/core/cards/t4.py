@@ -16,6 +16,7 @@ CARD = Card(
     network="ethernet:50gbit",
     node="pcie",
     context=120 * 2**20,
+    full_context=1050 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.49, "fp16": 0.49},
         vector=0.75,
@@ -31,6 +32,8 @@ CARD = Card(
         "issue 697",
         "context: 0.11 to 0.16 GiB in public out-of-memory lines: in use, less what torch has "
         "allocated and reserved",
+        "full context: 1.03 GiB in github.com/rshaojimmy/MADDoG issue 11 of 2021: of 14.76 GiB, "
+        "13.71 reserved and 0.02 free",
         "matmul: 4 of 8.1 TFLOP/s in fp32: its 70 W hold the clock down, S. Chilamkurthy, "
         "github.com/chsasank/device-benchmarks; fp16 is taken from fp32",
         "vector: 240 of 320 GB/s, copies, S. Chilamkurthy, github.com/chsasank/device-benchmarks",

@@ -14,6 +14,7 @@ CARD = replace(
         "memory: 31.75 GiB in public out-of-memory lines, such as github.com/uni-medical/SAM-Med3D "
         "issue 8",
         "context: as the v100-sxm2-16gb's",
+        "full context: as the v100-sxm2-16gb's",
         "matmul: as the v100-sxm2-16gb's",
         "vector: as the v100-sxm2-16gb's",
         "attention: as the v100-sxm2-16gb's",

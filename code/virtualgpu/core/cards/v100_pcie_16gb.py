@@ -18,6 +18,7 @@ CARD = replace(
         "cloud machines",
         "memory: as the v100-sxm2-16gb's",
         "context: as the v100-sxm2-16gb's",
+        "full context: as the v100-sxm2-16gb's",
         "matmul: as the v100-sxm2-16gb's",
         "vector: as the v100-sxm2-16gb's",
         "attention: as the v100-sxm2-16gb's",

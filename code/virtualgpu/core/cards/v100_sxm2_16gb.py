@@ -16,6 +16,7 @@ CARD = Card(
     network="infiniband:4x100gbit",
     node="dgx-1",
     context=380 * 2**20,
+    full_context=1271 * 2**20,
     efficiency=Efficiency(
         matmul={"fp32": 0.89, "fp16": 0.76},
         vector=0.87,
@@ -29,6 +30,9 @@ CARD = Card(
         "memory: torch's device properties in public logs, 16160 MiB (15.78 GiB in an error)",
         "context: 15.75 GiB in use less 14.89 allocated and 0.49 reserved, a public out-of-memory "
         "line",
+        "full context: the kernels of BigScience's 104B model, github.com/bigscience-workshop/"
+        "bigscience, train/tr11-176B-ml/chronicles-prequel.md; 1.26 GiB in "
+        "github.com/kchengiva/Shift-GCN issue 34: of 15.78 GiB, 14.34 reserved and 0.18 free",
         "matmul: 14 of 15.7 and 95 of 125 TFLOP/s, products of order 8192, M. Li 2022, "
         "github.com/mli/transformers-benchmarks; Markidis et al. 2018 had 83 in fp16 with an "
         "older cuBLAS",

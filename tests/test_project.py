@@ -18,12 +18,12 @@ TRAINER = [path for package in ("minimegatron", "layout_estimator")
 
 
 def pins():
-    found = {}
+    collected = {}
     for line in (ROOT / "requirements.lock").read_text().splitlines():
         if line and not line.startswith("#"):
             requirement = Requirement(line)
-            found.setdefault(requirement.name.lower(), []).append(requirement)
-    return found
+            collected.setdefault(requirement.name.lower(), []).append(requirement)
+    return collected
 
 
 def wanted():

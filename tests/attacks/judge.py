@@ -104,8 +104,8 @@ class Grader:
             for student in book.students:
                 row = {"student_id": student.id, "score": "0.0", "timestamp": ""}
                 with contextlib.suppress(MissingEntry):
-                    found = book.find_submission(LAB, student.id)
-                    row |= {"score": str(found.score), "timestamp": str(found.timestamp)}
+                    submission = book.find_submission(LAB, student.id)
+                    row |= {"score": str(submission.score), "timestamp": str(submission.timestamp)}
                 rows.append(row)
         return rows
 

@@ -18,13 +18,13 @@ SECONDS = 300  # for one course folder of stock nbgrader, on a busy machine
 def require(one: Attack, result: dict) -> None:
     """That it did in `result` what the table says."""
     assert "error" not in result, result["error"]
-    found = result["harms"]
+    actual = result["harms"]
     if one.stock == "S":
         # On every page of stock nbgrader there are hidden tests; what it cannot read it counts 0;
         # and a busy machine is slow.
-        assert not found.keys() - {FEEDBACK, ORACLE, LOST, INVENTED, TIME}, found
+        assert not actual.keys() - {FEEDBACK, ORACLE, LOST, INVENTED, TIME}, actual
     else:
-        assert one.harms <= found.keys(), f"missing: {one.harms - found.keys()}; {result}"
+        assert one.harms <= actual.keys(), f"missing: {one.harms - actual.keys()}; {result}"
 
 
 @pytest.mark.stress

@@ -92,8 +92,8 @@ def number_of(page: Page, text: str) -> int:
     """The one code cell which holds `text`."""
     sources = page.locator(f"{NOTEBOOK} .jp-CodeCell").evaluate_all(
         "all => all.map(one => one.innerText)")
-    (found,) = [n for n, source in enumerate(sources) if text in source]
-    return found
+    (results,) = [n for n, source in enumerate(sources) if text in source]
+    return results
 
 
 def prompt(page: Page, n: int) -> str:

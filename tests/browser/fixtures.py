@@ -38,9 +38,9 @@ def find_chromium() -> str | None:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Chromium's path; installed from the distribution where root may, else the test is skipped."""
-    found, apt = find_chromium(), shutil.which("apt-get")
-    if found:
-        return found
+    result, apt = find_chromium(), shutil.which("apt-get")
+    if result:
+        return result
     if os.geteuid() != 0 or apt is None:
         pytest.skip(because("chromium"))
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

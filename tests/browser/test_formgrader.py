@@ -100,8 +100,8 @@ def test_a_score_typed_by_hand_settles_what_could_not_be_checked(graded, jupyter
     page.locator("#batch-check:not(.needs_manual_grade)").scroll_into_view_if_needed()
     screenshot(page, "formgrader_by_hand")
     assert run(graded, "export", program="nbgrader").returncode == 0
-    found = table(graded.root / "grades.csv")["grace"]
-    assert (found["state"], found["score"]) == ("graded", "3.0")  # of the script 2, by hand 1
+    result = table(graded.root / "grades.csv")["grace"]
+    assert (result["state"], result["score"]) == ("graded", "3.0")  # of the script 2, by hand 1
 
 
 def test_the_feedback_page_stands_alone(graded, page, traffic, screenshot):

@@ -117,12 +117,12 @@ def open_submission(page: Page, jupyter: Jupyter, course: Course) -> str:
         page.goto(f"{jupyter.root}/formgrader/gradebook?token={jupyter.token}")
     with gradebook(course) as book:
         (notebook,) = book.find_submission(NAME, "eve").notebooks
-        found = notebook.id
-    page.goto(f"{jupyter.root}/formgrader/submissions/{found}/", wait_until="domcontentloaded")
+        result = notebook.id
+    page.goto(f"{jupyter.root}/formgrader/submissions/{result}/", wait_until="domcontentloaded")
     page.locator("#why").wait_for()
     # When the scores have come from the server, formgrader's own scripts are at work.
     page.locator("#why_extra_credit[placeholder]").wait_for()
-    return found
+    return result
 
 
 def written(root: Path) -> set[str]:
@@ -173,7 +173,7 @@ def test_a_click_on_an_answer_gives_no_credit(graded, jupyter, page):
 
 
 def test_scores_and_comments_are_typed_by_hand(graded, jupyter, page):
-    found = open_submission(page, jupyter, graded)
+    submission = open_submission(page, jupyter, graded)
     with page.expect_response(lambda answer: answer.request.method == "PUT") as saved:
         page.locator("#why").fill("3")
         page.locator("#why").press("Tab")
@@ -189,7 +189,7 @@ def test_scores_and_comments_are_typed_by_hand(graded, jupyter, page):
     page.locator(".glyphicon-eye-open").click()  # an inline handler of nbgrader's
     assert page.locator("a.name-shown").is_visible()
     with gradebook(graded) as book:
-        notebook = book.find_submission_notebook_by_id(found)
+        notebook = book.find_submission_notebook_by_id(submission)
         (comment,) = [one.comment for one in notebook.comments if one.name == "why"]
         assert notebook.written_score == 4 and comment == "Good."
 
@@ -197,7 +197,7 @@ def test_scores_and_comments_are_typed_by_hand(graded, jupyter, page):
 def test_addresses_of_formgrader_run_nothing(graded, jupyter, signed_in, page):
     """What a plain link in an answer, an email or a forum may lead to."""
     page.context.add_cookies(signed_in)
-    found = open_submission(page, jupyter, graded)
+    submission = open_submission(page, jupyter, graded)
     script = quote(f'";{writes("reflected")};//', safe="")
     tag = quote(f"</script><script>{writes('reflected-too')}</script>", safe="")
     for address in (f"manage_students/{script}", f"manage_students/{tag}", f"gradebook/{script}",
@@ -212,14 +212,14 @@ def test_addresses_of_formgrader_run_nothing(graded, jupyter, signed_in, page):
     assert refused.status == 403 and written(graded.root) == set()
     beside = graded.notebook("autograded", NAME, "eve").with_name("evil.html")
     beside.write_text(f"<script>{writes('file')}</script>")
-    answer = page.goto(f"{jupyter.root}/formgrader/submissions/{found}/evil.html")
+    answer = page.goto(f"{jupyter.root}/formgrader/submissions/{submission}/evil.html")
     page.wait_for_timeout(300)
     assert "sandbox" in answer.headers["content-security-policy"]
     assert written(graded.root) == set()
 
 
 def test_every_page_and_answer_has_a_policy(graded, jupyter, page):
-    found = open_submission(page, jupyter, graded)
+    seen = open_submission(page, jupyter, graded)
     pages = ["manage_assignments", "gradebook", f"gradebook/{NAME}", f"gradebook/{NAME}/{NAME}",
              "manage_students", "manage_students/eve", f"manage_students/eve/{NAME}",
              f"manage_submissions/{NAME}"]
@@ -228,7 +228,7 @@ def test_every_page_and_answer_has_a_policy(graded, jupyter, page):
         policy = answer.headers["content-security-policy"]
         assert "script-src 'nonce-" in policy and "unsafe-eval" not in policy
         page.locator("#main-table td", has_text=re.compile(".")).first.wait_for()
-    for address in ("status", "students", f"grades?submission_id={found}", "submissions/" + NAME):
+    for address in ("status", "students", f"grades?submission_id={seen}", "submissions/" + NAME):
         answer = page.request.get(f"{jupyter.root}/formgrader/api/{address}")
         assert answer.ok and "sandbox" in answer.headers["content-security-policy"]
         assert not answer.headers["content-type"].startswith("text/html")

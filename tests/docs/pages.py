@@ -69,7 +69,7 @@ class Block:
 
 def blocks(text: str, name: str) -> list[Block]:
     """The blocks of commands, in their order. Raises PageError."""
-    found, comment = [], None
+    result, comment = [], None
     for token in MarkdownIt("commonmark").parse(text):
         if token.type == "html_block" and COMMENT.search(token.content):
             comment = (token.content, f"{name}:{token.map[0] + 1}")
@@ -78,7 +78,7 @@ def blocks(text: str, name: str) -> list[Block]:
             where = f"{name}:{token.map[0] + 1}"
             orders = read_orders(*comment) if comment else Orders()
             if steps := read_steps(token, where):
-                found.append(Block(where, tuple(steps), orders))
+                result.append(Block(where, tuple(steps), orders))
             elif comment:
                 raise PageError(f"{where}: {comment[0].strip()} stands before a block that is no "
                                 "command")
@@ -87,7 +87,7 @@ def blocks(text: str, name: str) -> list[Block]:
         comment = None
     if comment:
         raise PageError(f"{comment[1]}: {comment[0].strip()} stands before no block")
-    return found
+    return result
 
 
 def read_orders(content: str, where: str) -> Orders:

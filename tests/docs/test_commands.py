@@ -46,12 +46,12 @@ def follow(name, found, places, environment, tmp_path, course, seconds=280):
 @pytest.mark.parametrize("name", RUN)
 def test_a_page_is_followed_from_its_top_to_its_end(
         name, places, environment, tmp_path, course, warm_nodes):
-    found = [block for block in RUN[name] if block.orders.run and not block.orders.stress]
+    results = [block for block in RUN[name] if block.orders.run and not block.orders.stress]
     with contextlib.ExitStack() as stack:
         if name in TRAINING:
             stack.enter_context(warm_nodes.commands())
             stack.enter_context(small.scripts(course.home, "dp_two_nodes"))
-        follow(name, found, places, environment, tmp_path, course)
+        follow(name, results, places, environment, tmp_path, course)
 
 
 @pytest.mark.cluster

@@ -31,24 +31,24 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 def spans(text: str) -> list[str]:
     """All that stands in backquotes, and every command of the page's blocks."""
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
-    found = [child.content for token in tokens for child in token.children or []
-             if child.type == "code_inline"]
+    results = [child.content for token in tokens for child in token.children or []
+               if child.type == "code_inline"]
     commands = [step.command for block in blocks(text, "page") for step in block.steps]
-    return found + [line for command in commands
-                    for line in command.replace("\\\n", " ").splitlines()]
+    return results + [line for command in commands
+                      for line in command.replace("\\\n", " ").splitlines()]
 
 
 def lab_commands(text: str) -> list[list[str]]:
     """The words after `lab` of every command that begins with it, one list for each."""
-    found = []
+    collected = []
     for span in spans(text):
         for command in re.split(r"&&|\|\||[|;]| #|\$\(", span):
             words = command.replace(')"', "").split()
             while words and words[0] in ("python3", "tools/bootstrap.py", "eval"):
                 words = words[1:]
             if len(words) > 1 and words[0] in ("lab", ".venv/bin/lab"):
-                found.append(words[1:])
-    return found
+                collected.append(words[1:])
+    return collected
 
 
 def subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
@@ -85,12 +85,12 @@ def every_flag() -> set[str]:
     """Return the flags of the trainer, preprocessing, virtualrun, and every subcommand of `lab`."""
     waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), preprocess_parser(),
                virtualrun.parser()]
-    found = set()
+    collected = set()
     while waiting:
         parser = waiting.pop()
-        found |= set(parser._option_string_actions)
+        collected |= set(parser._option_string_actions)
         waiting += subparsers(parser).values()
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -23,9 +23,9 @@ def inline(text: str):
 
 def targets(text: str) -> list[str]:
     """What links and pictures lead to, but for addresses elsewhere."""
-    found = [str(token.attrGet("href") or token.attrGet("src")) for token in inline(text)
-             if token.type in ("link_open", "image")]
-    return [target for target in found if not re.match(r"[a-z]+:", target)]
+    results = [str(token.attrGet("href") or token.attrGet("src")) for token in inline(text)
+               if token.type in ("link_open", "image")]
+    return [target for target in results if not re.match(r"[a-z]+:", target)]
 
 
 @cache
@@ -55,8 +55,8 @@ def problem(page: Path, target: str) -> str | None:
 @pytest.mark.parametrize("page", [*pages(), ROOT / "CHANGELOG.md"],
                          ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
-    found = [problem(page, target) for target in targets(page.read_text())]
-    assert not [one for one in found if one]
+    results = [problem(page, target) for target in targets(page.read_text())]
+    assert not [one for one in results if one]
 
 
 @pytest.mark.parametrize(("target", "said"), [

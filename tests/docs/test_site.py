@@ -54,28 +54,28 @@ def sources(notebook: str) -> str:
 def secrets() -> set[str]:
     """Lines of answers and hidden tests that students do not have anyhow."""
     released = squeezed("\n".join(sources((ROOT / path).read_text()) for path in matching(LABS)))
-    found = set()
+    collected = set()
     for path in ROOT.glob("solutions/*.py"):
         blocks = re.findall(r"### BEGIN (?:SOLUTION|HIDDEN TESTS)\n(.*?)### END", path.read_text(),
                             re.DOTALL)
-        found |= {squeezed(line) for block in blocks for line in block.splitlines()}
-    return {line for line in found if len(line) >= 15 and line not in released}
+        collected |= {squeezed(line) for block in blocks for line in block.splitlines()}
+    return {line for line in collected if len(line) >= 15 and line not in released}
 
 
 def texts_of(site: Path) -> dict[str, str]:
     """All that can be read on the site, by where it stands."""
-    found = {}
+    collected = {}
     for path in site.rglob("*"):
         name = path.relative_to(site).as_posix()
         if path.suffix == ".html":
-            found[name] = soup(path).get_text()
+            collected[name] = soup(path).get_text()
         elif path.suffix == ".ipynb":
-            found[name] = sources(path.read_text())
+            collected[name] = sources(path.read_text())
         elif name == "search/search_index.json":
             for entry in json.loads(path.read_text())["docs"]:
                 text = BeautifulSoup(entry["text"], "html.parser").get_text()
-                found[f"{entry['location']} in the search"] = text
-    return found
+                collected[f"{entry['location']} in the search"] = text
+    return collected
 
 
 def test_no_answer_and_no_hidden_test_is_on_the_site(site):

@@ -28,8 +28,8 @@ def plain(run, samples, iterations, lr=1e-3, clip=1.0):
 
 def printed(log):
     """(loss, gradient norm) of each iteration that a program printed."""
-    found = re.findall(r"^iteration .* \| loss (\S+) \| grad norm (\S+) \|", log, re.M)
-    return [(float(loss), float(norm)) for loss, norm in found]
+    matches = re.findall(r"^iteration .* \| loss (\S+) \| grad norm (\S+) \|", log, re.M)
+    return [(float(loss), float(norm)) for loss, norm in matches]
 
 
 def assert_same(seen, wanted):

@@ -45,12 +45,12 @@ def test_stages_print_their_order_and_keep_what_it_says(logs):
     for name, stages in (("two", 2), ("four", 4)):
         for stage, row in enumerate(to_text(one_f_one_b(stages, 8))):
             assert f"stage {stage}: {row}\n" in logs[name]
-    found = {name: sorted(re.findall(r"^stage (\d): layers (\d+) to (\d+), .*?, (\S+) MB of act",
-                                     log, re.M)) for name, log in logs.items()}
-    assert [stage for stage, *_ in found["two"]] == ["0", "1"]
-    assert [stage for stage, *_ in found["four"]] == ["0", "1", "2", "3"]
+    results = {name: sorted(re.findall(r"^stage (\d): layers (\d+) to (\d+), .*?, (\S+) MB of act",
+                                       log, re.M)) for name, log in logs.items()}
+    assert [stage for stage, *_ in results["two"]] == ["0", "1"]
+    assert [stage for stage, *_ in results["four"]] == ["0", "1", "2", "3"]
     # Stages 1 and 2 have equal layers: activations grow with the micro-batches in flight.
-    _, (_, first, last, peak), (_, _, _, later), _ = found["four"]
+    _, (_, first, last, peak), (_, _, _, later), _ = results["four"]
     kept = peak_live(one_f_one_b(4, 8))
     assert (first, last) == ("4", "6")
     assert float(peak) / float(later) == pytest.approx(kept[1] / kept[2], rel=0.1)

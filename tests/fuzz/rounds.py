@@ -23,23 +23,23 @@ class Found:
 
 
 def fuzz(name: str, seeds: Iterable[int]) -> Found:
-    target, found = TARGETS[name], Found()
+    target, result = TARGETS[name], Found()
     for seed in seeds:
         value = target.make(seed)
         begun = time.process_time()
-        found.inputs += 1
+        result.inputs += 1
         try:
             target.run(value)
         except target.declared as error:
-            found.refused += 1
+            result.refused += 1
             if not str(error):
-                found.bugs.setdefault("an error without a word", (seed, repr(error)))
+                result.bugs.setdefault("an error without a word", (seed, repr(error)))
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             kind = f"{type(error).__name__} at {place.filename}:{place.lineno}"
-            found.bugs.setdefault(kind, (seed, "".join(traceback.format_exception(error))[-1500:]))
+            result.bugs.setdefault(kind, (seed, "".join(traceback.format_exception(error))[-1500:]))
         seconds = time.process_time() - begun
-        found.slowest = max(found.slowest, seconds)
+        result.slowest = max(result.slowest, seconds)
         if seconds > SLOWEST:
-            found.bugs.setdefault("too slow", (seed, f"{seconds:.1f} s"))
-    return found
+            result.bugs.setdefault("too slow", (seed, f"{seconds:.1f} s"))
+    return result

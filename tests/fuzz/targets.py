@@ -130,19 +130,19 @@ def _value(content: bytes) -> None:
 
 
 def _command(given: list[str]) -> None:
-    found = torchrun.parse(given, {"PET_NNODES": "2"})
-    assert 1 <= found.nnodes * found.nproc_per_node <= torchrun.MOST_RANKS
+    parsed = torchrun.parse(given, {"PET_NNODES": "2"})
+    assert 1 <= parsed.nnodes * parsed.nproc_per_node <= torchrun.MOST_RANKS
 
 
 def _slurm(given: list[str]) -> None:
-    found, rest = options.parse(given, "srun")
-    options.count(found.get("nodes"), 1)
-    assert len(options.expand(found.get("nodelist", ""))) < 10**6 and isinstance(rest, list)
+    parsed, rest = options.parse(given, "srun")
+    options.count(parsed.get("nodes"), 1)
+    assert len(options.expand(parsed.get("nodelist", ""))) < 10**6 and isinstance(rest, list)
 
 
 def _estimate(content: bytes) -> None:
-    found = read(printed(0, content, ""), 1)
-    assert found.peak_memory >= min(found.memory) and found.milliseconds > 0
+    result = read(printed(0, content, ""), 1)
+    assert result.peak_memory >= min(result.memory) and result.milliseconds > 0
 
 
 def schedule(random: Random) -> Any:
@@ -157,8 +157,8 @@ def _schedule(answer: Any) -> None:
 
 
 def _played(content: bytes) -> None:
-    found = attempts.parsed(content)
-    for attempt in found[0].values() if found else ():
+    result = attempts.parsed(content)
+    for attempt in result[0].values() if result else ():
         assert not attempt.outcomes or 1 <= attempt.points <= 100
         attempts.best([attempt], attempt.made_with)
 

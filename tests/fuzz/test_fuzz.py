@@ -13,6 +13,6 @@ MANY = 1500
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_nothing_but_declared_errors_comes_out(name):
-    found = fuzz(name, range(SEEDS.get(name, MANY)))
-    assert found.bugs == {}
-    assert found.refused or not TARGETS[name].declared
+    result = fuzz(name, range(SEEDS.get(name, MANY)))
+    assert result.bugs == {}
+    assert result.refused or not TARGETS[name].declared

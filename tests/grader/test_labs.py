@@ -113,8 +113,8 @@ class Graded:
 
 def all_wrong(name: str) -> dict[str, dict[str, str]]:
     """All rounds of wrong answers, the borrowed ones, and the untouched release."""
-    found = rounds(lab_of(CHECKOUT / "solutions" / f"{name}.py")) | {"untouched": {}}
-    return found | ({"borrowed": BORROWED[name]} if name in BORROWED else {})
+    result = rounds(lab_of(CHECKOUT / "solutions" / f"{name}.py")) | {"untouched": {}}
+    return result | ({"borrowed": BORROWED[name]} if name in BORROWED else {})
 
 
 def some_wrong(name: str) -> dict[str, dict[str, str]]:

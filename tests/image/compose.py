@@ -104,5 +104,5 @@ class Compose:
                 return False
 
     def address(self) -> str:
-        found = re.findall(r"http://127\.0\.0\.1:8888/lab\?token=\w+", self.log("lab"))
-        return found[-1] if found else ""
+        matches = re.findall(r"http://127\.0\.0\.1:8888/lab\?token=\w+", self.log("lab"))
+        return matches[-1] if matches else ""

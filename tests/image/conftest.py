@@ -68,11 +68,11 @@ class Container:
         """What was done how many seconds after the container's start, by its own log."""
         log = self.podman("logs", "--timestamps", self.name).splitlines()
         begin = moment(self.state("StartedAt").replace(" ", "T", 1))
-        found = {}
+        collected = {}
         for name, said in PHASES.items():
             line = next(line for line in log if f"==> {said}" in line)
-            found[name] = (moment(line) - begin).total_seconds()
-        return found
+            collected[name] = (moment(line) - begin).total_seconds()
+        return collected
 
     def outside(self) -> str:
         """Where its port 8888 is published."""

@@ -49,17 +49,17 @@ def files(podman: Engine, image: str) -> Iterator[tuple[str, tarfile.TarInfo, by
 
 def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
     """A sentence for every file that has no business in a student's image."""
-    found = []
+    collected = []
     for name, content in entries:
-        found += [f"{name}: {what}" for pattern, what in FOREIGN
-                  if pattern.search(name) and not in_packages(name)]
+        collected += [f"{name}: {what}" for pattern, what in FOREIGN
+                      if pattern.search(name) and not in_packages(name)]
         top = name.removeprefix(COURSE).partition("/")[0].removeprefix(".wh.")  # removed again
         if name.startswith(COURSE) and top and top not in ALLOWED:
-            found.append(f"{name}: not for students")
+            collected.append(f"{name}: not for students")
         if "/site-packages/nbgrader" in name:
-            found.append(f"{name}: of the grader")
-        found += [f"{name}: has {mark.decode()}" for mark in MARKS if mark in content]
-    return found
+            collected.append(f"{name}: of the grader")
+        collected += [f"{name}: has {mark.decode()}" for mark in MARKS if mark in content]
+    return collected
 
 
 def answers(checkout: Path) -> set[bytes]:
@@ -69,8 +69,8 @@ def answers(checkout: Path) -> set[bytes]:
                  for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
         return {line.strip() for cell in cells for line in "".join(cell["source"]).splitlines()}
 
-    found = lines(checkout / "notebooks" / "worked") - lines(checkout / "notebooks")
-    return {json.dumps(line)[1:-1].encode() for line in found if len(line) >= 25}
+    result = lines(checkout / "notebooks" / "worked") - lines(checkout / "notebooks")
+    return {json.dumps(line)[1:-1].encode() for line in result if len(line) >= 25}
 
 
 def in_packages(name: str) -> bool:

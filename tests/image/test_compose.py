@@ -59,9 +59,9 @@ def cluster(podman, image, program, say):
 def rate(cluster):
     cluster.run(f"cat > code/rate.py <<'END'\n{RATE}END")
     printed = cluster.run("srun -N2 -n2 python code/rate.py; srun -n1 printenv VIRTUAL_NETWORK")
-    found = re.search(r"Mbit/s: ([\d.]+)", printed)
-    assert found, printed
-    return float(found[1]), "ethernet:" in printed
+    match = re.search(r"Mbit/s: ([\d.]+)", printed)
+    assert match, printed
+    return float(match[1]), "ethernet:" in printed
 
 
 def test_notebooks_see_two_nodes_with_virtual_gpus(cluster):

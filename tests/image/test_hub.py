@@ -28,16 +28,16 @@ def hub(podman, image, instructor, tmp_path_factory):
 @pytest.fixture(scope="module")
 def contexts(hub, browser):
     """Browsers of the people, logged in at the first use."""
-    found = {}
+    collected = {}
 
     def context(user):
-        if user not in found:
-            found[user] = new_context(browser)
-            hub.log_in(found[user], user).close()
-        return found[user]
+        if user not in collected:
+            collected[user] = new_context(browser)
+            hub.log_in(collected[user], user).close()
+        return collected[user]
 
     yield context
-    for one in found.values():
+    for one in collected.values():
         one.close()
 
 
@@ -83,11 +83,11 @@ def test_one_student_cannot_read_anothers(hub, contexts):
 
 def test_a_students_container_has_limits_and_no_privileges(hub, contexts):
     contexts("ada")
-    (found,) = json.loads(hub.podman("inspect", hub.container("ada")))
-    limits = found["HostConfig"]
+    (data,) = json.loads(hub.podman("inspect", hub.container("ada")))
+    limits = data["HostConfig"]
     assert limits["Memory"] == 3 << 30 and limits["CpuQuota"] == 2 * limits["CpuPeriod"]
-    assert found["EffectiveCaps"] in ([], None) and limits["PidsLimit"] == 4096
-    assert [mount["Name"] for mount in found["Mounts"]] == ["labs-ada"]
+    assert data["EffectiveCaps"] in ([], None) and limits["PidsLimit"] == 4096
+    assert [mount["Name"] for mount in data["Mounts"]] == ["labs-ada"]
 
 
 def test_students_have_no_formgrader_and_no_grader(hub, contexts):

@@ -89,8 +89,8 @@ def test_no_link_leads_to_a_notebook_that_is_not_there(container):
 
 def test_the_labs_lie_in_the_workspace(container):
     shipped = {path.name for path in (CHECKOUT / "notebooks").glob("*.ipynb")}
-    found = container.run("cd notebooks && ls *.ipynb")
-    assert shipped and set(found.stdout.split()) == shipped, found.stderr
+    result = container.run("cd notebooks && ls *.ipynb")
+    assert shipped and set(result.stdout.split()) == shipped, result.stderr
 
 
 def test_the_shipped_job_trains_on_two_nodes(container):

@@ -122,9 +122,9 @@ def test_a_build_without_a_target_is_the_students():
 
 def test_the_packages_are_those_of_the_project_and_of_the_named_extras():
     project = tomllib.loads((image.CHECKOUT / "pyproject.toml").read_text())["project"]
-    found = subprocess.run([sys.executable, "docker/wanted.py", "hub"], cwd=image.CHECKOUT,
-                           capture_output=True, text=True, check=True).stdout.splitlines()
-    assert found == project["dependencies"] + project["optional-dependencies"]["hub"]
+    result = subprocess.run([sys.executable, "docker/wanted.py", "hub"], cwd=image.CHECKOUT,
+                            capture_output=True, text=True, check=True).stdout.splitlines()
+    assert result == project["dependencies"] + project["optional-dependencies"]["hub"]
     asked = re.findall(r"wanted\.py (\w+) >", image.DOCKERFILE.read_text())
     assert asked == ["hub", "grader"]
 

@@ -16,31 +16,31 @@ def test_a_healthy_log_has_none():
 
 
 def test_out_of_memory_names_its_rank_though_others_spoke_first():
-    found = root(out_of_memory(2))
-    assert (found.kind, found.ranks) == ("out of memory", (2,))
-    assert found.text.startswith("CUDA out of memory. Tried to allocate 4.00 GiB (GPU 0; 15.78")
+    result = root(out_of_memory(2))
+    assert (result.kind, result.ranks) == ("out of memory", (2,))
+    assert result.text.startswith("CUDA out of memory. Tried to allocate 4.00 GiB (GPU 0; 15.78")
 
 
 def test_ranks_that_say_the_same_are_told_together():
-    found = causes.find_errors([f"[rank {rank}] RuntimeError: {OOM}" for rank in (3, 0)])
-    assert [(one.kind, one.ranks) for one in found] == [("out of memory", (0, 3))]
+    errors = causes.find_errors([f"[rank {rank}] RuntimeError: {OOM}" for rank in (3, 0)])
+    assert [(one.kind, one.ranks) for one in errors] == [("out of memory", (0, 3))]
 
 
 def test_a_killed_rank_is_named_and_those_who_lost_it_are_not_the_cause():
-    found = causes.find_errors(killed())
-    assert (found[0].kind, found[0].ranks) == ("killed", (3,))
-    assert "SIGKILL" in found[0].text
-    assert ("lost contact", (0, 1, 2)) in [(one.kind, one.ranks) for one in found[1:]]
+    errors = causes.find_errors(killed())
+    assert (errors[0].kind, errors[0].ranks) == ("killed", (3,))
+    assert "SIGKILL" in errors[0].text
+    assert ("lost contact", (0, 1, 2)) in [(one.kind, one.ranks) for one in errors[1:]]
 
 
 def test_a_time_out_is_the_cause_where_nothing_else_is():
-    found = root(hung())
-    assert (found.kind, found.ranks) == ("timeout", (0, 2, 3))
+    result = root(hung())
+    assert (result.kind, result.ranks) == ("timeout", (0, 2, 3))
 
 
 def test_srun_s_terminate_of_the_others_is_no_signal_of_its_own():
-    found = causes.find_errors(lines(LOST.format(0), ENDED.format(code=-15, signal=" (SIGTERM)")))
-    assert "killed" not in [one.kind for one in found]
+    errors = causes.find_errors(lines(LOST.format(0), ENDED.format(code=-15, signal=" (SIGTERM)")))
+    assert "killed" not in [one.kind for one in errors]
 
 
 @pytest.mark.parametrize(("line", "kind", "text"), [
@@ -76,9 +76,9 @@ def test_a_rank_in_front_of_a_message_is_its_own(line, rank):
 
 
 def test_a_traceback_and_the_trainer_s_last_line_are_one_cause():
-    found = causes.find_errors(["Traceback (most recent call last):", "ValueError: bad shape",
+    errors = causes.find_errors(["Traceback (most recent call last):", "ValueError: bad shape",
                          "[rank 2] ValueError: bad shape"])
-    assert [(one.ranks, one.line) for one in found] == [((2,), 1)]
+    assert [(one.ranks, one.line) for one in errors] == [((2,), 1)]
 
 
 def test_an_exception_without_a_rank_is_the_only_first_failure_s():
@@ -86,10 +86,10 @@ def test_an_exception_without_a_rank_is_the_only_first_failure_s():
 
 
 def test_a_dead_peer_s_exception_is_no_cause():
-    found = causes.find_errors([
+    errors = causes.find_errors([
         "RuntimeError: [pair.cc:547] Connection closed by peer [10.77.0.12]:3",
         "[rank 2] IndexError: out of range"])
-    assert found[0].ranks == (2,) and found[1].kind == "lost contact"
+    assert errors[0].ranks == (2,) and errors[1].kind == "lost contact"
 
 
 def test_texts_cannot_steer_a_terminal():

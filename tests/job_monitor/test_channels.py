@@ -32,10 +32,10 @@ def test_ranks_that_print_in_turn_are_told_apart(monkeypatch, tmp_path):
             *[line for rank in groups[3] for line in rank], "iteration 1"]
     log = tmp_path / "log.txt"
     log.write_text("\n".join(text))
-    found = channels.read(log)
-    assert list(found) == ["0,1", "0,2", "2,3"]
+    content = channels.read(log)
+    assert list(content) == ["0,1", "0,2", "2,3"]
     for ranks, group in (("0,1", groups[1]), ("0,2", groups[0]), ("2,3", groups[2])):
-        assert found[ranks] and set(found[ranks]) == {
+        assert content[ranks] and set(content[ranks]) == {
             line for rank in group for line in rank if " via " in line and line in text}
 
 

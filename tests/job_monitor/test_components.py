@@ -55,23 +55,23 @@ def join(home, *texts):
 
 def test_a_heterogeneous_job_is_one_job(slurm_says):
     slurm_says(HET.format(state="RUNNING"))
-    (found,) = slurm.recent_jobs()
-    assert (found.number, found.nodes, found.node_count, found.gpus, found.tasks) == (
+    (result,) = slurm.recent_jobs()
+    assert (result.number, result.nodes, result.node_count, result.gpus, result.tasks) == (
         12, "slurmnode1,slurmnode2", 2, 4, 2)
-    assert [path.name for path in found.logs] == ["mixed_12.txt"]
-    assert slurm.find(12) == slurm.find(13) == found
-    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4))) == []
+    assert [path.name for path in result.logs] == ["mixed_12.txt"]
+    assert slurm.find(12) == slurm.find(13) == result
+    assert requested.mismatches(result, SCRIPT, requested.configuration(lines(world=4))) == []
     config = requested.configuration(lines(world=2))
-    assert [str(one) for one in requested.mismatches(found, "", config)] == [
+    assert [str(one) for one in requested.mismatches(result, "", config)] == [
         "ranks: requested 4 GPUs, but the log says 2 rank(s)"]
 
 
 def test_nodes_with_different_numbers_of_gpus_are_not_averaged(slurm_says):
     slurm_says(HET.format(state="RUNNING").replace("gres/gpu=2", "gres/gpu=4", 1))
-    found = slurm.find(12)
-    assert (found.gpus, requested.requested_ranks(found, SCRIPT)) == (6, None)
-    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=6))) == []
-    assert len(requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4)))) == 1
+    result = slurm.find(12)
+    assert (result.gpus, requested.requested_ranks(result, SCRIPT)) == (6, None)
+    assert requested.mismatches(result, SCRIPT, requested.configuration(lines(world=6))) == []
+    assert len(requested.mismatches(result, SCRIPT, requested.configuration(lines(world=4)))) == 1
 
 
 def test_the_record_of_a_heterogeneous_job_has_all_components(slurm_says, monkeypatch):
@@ -82,20 +82,20 @@ def test_the_record_of_a_heterogeneous_job_has_all_components(slurm_says, monkey
     row = {"JobName": "mixed", "State": "COMPLETED", "ExitCode": "0:0", "Start": "", "End": "",
            "Elapsed": "00:00:09", "Timelimit": "01:00:00", "NNodes": "1", "NodeList": "slurmnode1"}
     monkeypatch.setattr(slurm, "accounting", lambda number: [row])
-    found = slurm.find(12)
-    assert (found.state, found.command, found.nodes, found.node_count, found.gpus) == (
+    result = slurm.find(12)
+    assert (result.state, result.command, result.nodes, result.node_count, result.gpus) == (
         "COMPLETED", "/w/code/mixed.sh", "slurmnode1,slurmnode2", 2, 4)
 
 
 def test_a_master_and_the_jobs_that_joined_it_are_one_job(slurm_says, tmp_path):
     join(slurm_says(JOINED), "15\n")
-    (found,) = slurm.recent_jobs()
-    assert found == slurm.find(14)
-    assert (found.number, found.joined, found.nodes, found.gpus) == (
+    (result,) = slurm.recent_jobs()
+    assert result == slurm.find(14)
+    assert (result.number, result.joined, result.nodes, result.gpus) == (
         14, (15,), "slurmnode1,slurmnode2", 4)
-    assert [path.name for path in found.logs] == ["mixed_14.txt", "mixed_15.txt"]
-    assert requested.mismatches(found, SCRIPT, requested.configuration(lines(world=4))) == []
-    shown = take(tmp_path, found, lines())
+    assert [path.name for path in result.logs] == ["mixed_14.txt", "mixed_15.txt"]
+    assert requested.mismatches(result, SCRIPT, requested.configuration(lines(world=4))) == []
+    shown = take(tmp_path, result, lines())
     assert table.title(shown).startswith("job 14 mixed: RUNNING, joined by 15, on slurmnode1,slurm")
     assert snapshot.record(shown)["logs"] == ["/w/mixed_14.txt", "/w/mixed_15.txt"]
     assert slurm.find(15).number == 15

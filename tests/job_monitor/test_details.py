@@ -113,9 +113,9 @@ def test_a_healthy_job_has_four_good_verdicts(home, tmp_path):
     ("COMPLETED", "-", "not RUNNING: COMPLETED (Resources)"),
     ("FAILED", "BAD", "not RUNNING: FAILED (Resources)")])
 def test_a_job_that_does_not_run_is_told(home, tmp_path, state, word, text):
-    found = judged(watched(tmp_path, job(state, reason="Resources")))
-    assert found["state"] == (word, text)
-    assert found["GPU processes"] == ("-", "the job is not running")
+    result = judged(watched(tmp_path, job(state, reason="Resources")))
+    assert result["state"] == (word, text)
+    assert result["GPU processes"] == ("-", "the job is not running")
 
 
 def test_of_joined_jobs_each_has_to_run(home, tmp_path):

@@ -265,5 +265,5 @@ def test_whose_a_job_is_its_uid_says(monkeypatch):
 
 
 def test_a_command_may_hold_what_looks_like_a_field():
-    found = slurm.parse("JobId=7 Command=/w/a.sh LR=0.5 --seed 3 WorkDir=/w dir StdOut=/w/o")
-    assert (found.command, found.folder) == ("/w/a.sh LR=0.5 --seed 3", "/w dir")
+    parsed = slurm.parse("JobId=7 Command=/w/a.sh LR=0.5 --seed 3 WorkDir=/w dir StdOut=/w/o")
+    assert (parsed.command, parsed.folder) == ("/w/a.sh LR=0.5 --seed 3", "/w dir")

@@ -52,8 +52,8 @@ def test_the_latest_profile_of_each_rank_is_read(tmp_path):
         (tmp_path / f"run_a_gpu1.{number}.pt.trace.json").write_text(
             json.dumps({"traceEvents": [level(0, mib), level(1, mib)]}))
     (tmp_path / "run_a_gpu11.3.pt.trace.json").write_text("not this one")
-    (found,) = traces.read(tmp_path, 1)
-    assert (found.rank, found.memory[-1]) == (1, (1.0, 2.0))
+    (content,) = traces.read(tmp_path, 1)
+    assert (content.rank, content.memory[-1]) == (1, (1.0, 2.0))
 
 
 def test_what_is_not_there_is_said(tmp_path):

@@ -79,8 +79,8 @@ def test_a_shipped_script_trains(course, ended, script):
     assert state == "COMPLETED|0:0", log[-3000:]
     text, sizes = re.sub(r"(?m)^#(?!SBATCH).*", "", script.read_text()), {}
     for axis in ("tensor", "pipeline"):
-        found = re.search(rf"--{axis}-model-parallel-size (\d)", text)
-        sizes[axis] = int(found[1]) if found else 1
+        match = re.search(rf"--{axis}-model-parallel-size (\d)", text)
+        sizes[axis] = int(match[1]) if match else 1
     ranks = 4 if "#SBATCH --nodes=2" in text else 2
     replicas = ranks // (sizes["tensor"] * sizes["pipeline"])
     assert (f"using world size: {ranks}, data-parallel-size: {replicas}, tensor-model-parallel "

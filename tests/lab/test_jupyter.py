@@ -13,9 +13,9 @@ def test_a_port_that_another_takes_at_the_last_moment_is_left_to_him(tmp_path, m
         another.bind(("127.0.0.1", 0))
         another.listen()
         taken, look = another.getsockname()[1], jupyter.free_port
-        found = iter([taken])
+        result = iter([taken])
         monkeypatch.setattr(jupyter, "free_port",
-                            lambda wanted, ip="127.0.0.1": next(found, None) or look(wanted, ip))
+                            lambda wanted, ip="127.0.0.1": next(result, None) or look(wanted, ip))
         server = jupyter.Jupyter(tmp_path, {}, None)
         try:
             assert server.port == taken

@@ -119,18 +119,18 @@ def test_no_template_turns_escaping_off_or_fetches_anything(path):
 
 
 def test_no_module_builds_tags_from_strings():
-    found = {f"{path.relative_to(ROOT)}:{line}" for path in modules()
-             if str(path.relative_to(ROOT)) not in ALLOWED
-             for line, text in strings(path) if TAG.search(text)}
-    assert not found, "write a template instead, see labcore/html.py"
+    results = {f"{path.relative_to(ROOT)}:{line}" for path in modules()
+               if str(path.relative_to(ROOT)) not in ALLOWED
+               for line, text in strings(path) if TAG.search(text)}
+    assert not results, "write a template instead, see labcore/html.py"
 
 
 def test_no_other_module_decides_what_is_escaped():
-    found = {str(path.relative_to(ROOT)) for path in modules()
-             if re.search(r"\b(Markup|Environment|Template)\(", path.read_text())}
+    results = {str(path.relative_to(ROOT)) for path in modules()
+               if re.search(r"\b(Markup|Environment|Template)\(", path.read_text())}
     batch_scripts = {"code/lab/submit/scripts.py"}  # bash, in which nothing is HTML
-    assert found == {"code/labcore/html.py", "grader/nbgrader_plugin/formgrader_pages.py",
-                     *batch_scripts}
+    assert results == {"code/labcore/html.py", "grader/nbgrader_plugin/formgrader_pages.py",
+                       *batch_scripts}
 
 
 def test_the_modules_that_may_build_tags_still_do():

@@ -25,10 +25,10 @@ def outcomes(tmp_path_factory):
 
 
 def test_every_module_with_run_is_a_part():
-    found = parts.find_parts(FAKES)
-    assert list(found) == ["crashes", "hangs", "raises", "works"]
-    assert found["hangs"].limit == 2 and found["works"].limit == parts.SECONDS
-    assert found["works"].title == "A part that works"
+    result = parts.find_parts(FAKES)
+    assert list(result) == ["crashes", "hangs", "raises", "works"]
+    assert result["hangs"].limit == 2 and result["works"].limit == parts.SECONDS
+    assert result["works"].title == "A part that works"
     assert {"parity", "mfu", "layouts", "paths", "nccl"} <= set(parts.find_parts())
 
 
@@ -82,8 +82,8 @@ def test_an_unknown_part_is_named_with_the_nearest_one(given, nearest, capsys):
 def test_a_failed_part_makes_the_exit_code_1(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(machine, "cuda_problem", lambda: None)
     monkeypatch.setattr(machine, "describe", lambda: {"GPUs": "1 x H100"})
-    found = parts.find_parts(FAKES)
-    monkeypatch.setattr("benchmarks.gpu.__main__.find_parts", lambda: found)
+    result = parts.find_parts(FAKES)
+    monkeypatch.setattr("benchmarks.gpu.__main__.find_parts", lambda: result)
     assert main(["--out", str(tmp_path), "--parts", "works"]) == 0
     assert main(["--out", str(tmp_path), "--parts", "raises,works"]) == 1
     assert "raises: FAILED (1)" in capsys.readouterr().out
@@ -92,6 +92,6 @@ def test_a_failed_part_makes_the_exit_code_1(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("gpu_*.json")), ids=lambda path: path.stem)
 def test_a_published_page_is_that_of_its_figures(path):
-    found = json.loads(path.read_text())
+    data = json.loads(path.read_text())
     assert path.with_suffix(".md").read_text() == page.render(
-        found["machine"], page.outcomes_of(found))
+        data["machine"], page.outcomes_of(data))

@@ -50,8 +50,8 @@ def test_rates_that_ran_on_both_sides_are_no_failure(monkeypatch):
 
 
 def test_a_cpu_cost_that_the_virtual_gpu_lacks_is_a_failure(monkeypatch):
-    found = measured(predicted={("x + y", "ms"): 1.0})
-    assert outcome(monkeypatch, found).failures == [
+    actual = measured(predicted={("x + y", "ms"): 1.0})
+    assert outcome(monkeypatch, actual).failures == [
         "CPU: x + y: the virtual GPU has no figure in us"]
 
 
@@ -73,8 +73,8 @@ def test_only_arithmetic_that_the_gpu_lacks_may_be_refused(monkeypatch, card, on
 
 
 def test_a_group_without_any_comparison_is_a_failure(monkeypatch):
-    found = Measured("a GPU", V100, [Rate(case(MATMUL, "one"), REFUSED, REFUSED)], {}, {})
-    assert outcome(monkeypatch, found).failures == [
+    actual = Measured("a GPU", V100, [Rate(case(MATMUL, "one"), REFUSED, REFUSED)], {}, {})
+    assert outcome(monkeypatch, actual).failures == [
         f"{title}: no case ran on both sides" for title in rates.TITLES.values()]
 
 
@@ -89,8 +89,8 @@ def test_a_figure_that_nothing_measured_is_no_silent_copy_of_the_old_one(monkeyp
     every = [Rate(one, REFUSED if one.dtype in refused else 1e-3, 1e-3) for one in cases(True)]
     costs = {("x.add_(1)", "us"): 5.0, ("4096 KiB, pinned, to the GPU", "GB/s"): 50.0}
     sheet = {"total": 2**34, "context": 2**29, "multi_processor_count": 100, **clock}
-    found = Measured(card.product, card, every, {"CPU": (costs, costs)}, sheet)
-    monkeypatch.setattr(calibrate, "measure", lambda quick: found)
+    actual = Measured(card.product, card, every, {"CPU": (costs, costs)}, sheet)
+    monkeypatch.setattr(calibrate, "measure", lambda quick: actual)
     result = calibrate.run(quick=True)
     unmeasured = {failure.partition(":")[0] for failure in result.failures}
     assert unmeasured == {*names, *([] if clock else ["bandwidth"])}
@@ -117,10 +117,10 @@ def run_twins(monkeypatch):
     def run(card=H100, /, **programs: tuple[dict | str, dict | str]):
         def on(side: int):
             def start(function, card=None):
-                found = function()
-                if isinstance(found, tuple) and isinstance(found[side], str):
-                    raise sides.Failed(found[side])
-                return found[side] if isinstance(found, tuple) else found
+                actual = function()
+                if isinstance(actual, tuple) and isinstance(actual[side], str):
+                    raise sides.Failed(actual[side])
+                return actual[side] if isinstance(actual, tuple) else actual
             return start
 
         monkeypatch.setattr(twins, "PROGRAMS", {name: lambda seen=seen: seen
@@ -162,8 +162,8 @@ def test_the_fp8_program_is_one_of_the_programs():
 
 
 def test_twins_without_any_comparison_fail(run_twins):
-    found = run_twins(V100, **{twins.FP8: (REFUSED, REFUSED)})
-    assert found.failures == ["no program ran on both sides"]
+    actual = run_twins(V100, **{twins.FP8: (REFUSED, REFUSED)})
+    assert actual.failures == ["no program ran on both sides"]
 
 
 def test_gpus_refuse_with_a_few_errors_only():

@@ -72,8 +72,8 @@ class Run:
     def column(self, name: str) -> list[float]:
         """A quantity of the iteration lines, in order."""
         lines = [line for line in self.out.splitlines() if line.startswith(" iteration")]
-        found = [re.search(rf"{re.escape(name)}: +{NUMBER} \|", line) for line in lines]
-        return [float(match.group(1)) for match in found if match]
+        results = [re.search(rf"{re.escape(name)}: +{NUMBER} \|", line) for line in lines]
+        return [float(match.group(1)) for match in results if match]
 
 
 def checked(done: subprocess.CompletedProcess, code: int | None) -> Run:

@@ -25,13 +25,13 @@ SHARD = "mp_rank_00/model_optim_rng.pt"
 def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second):
     (kills,) = run_ranks(killed_save.run, 1, str(tmp_path), 1, second, backend=None, timeout=200)
     assert kills >= 14
-    found = []
+    collected = []
     for root in (tmp_path / str(kill) for kill in range(kills + 1)):
-        found.append(read_tracker(root / TRACKER))
-        folder = read_folder(root, found[-1])
+        collected.append(read_tracker(root / TRACKER))
+        folder = read_folder(root, collected[-1])
         assert find_problems(folder) == []
-        assert torch.load(folder / SHARD, weights_only=True)["iteration"] == found[-1]
-    assert (found[0], found[-1]) == (1, second) and found == sorted(found)
+        assert torch.load(folder / SHARD, weights_only=True)["iteration"] == collected[-1]
+    assert (collected[0], collected[-1]) == (1, second) and collected == sorted(collected)
 
 
 def flip(path):

@@ -79,9 +79,9 @@ WRONG = {  # layout: (model, what is off)
 
 def run(ranks, cases, steps=STEPS, timeout=300, cwd=None):
     """{case: the ranks' results, in order} of cases run one after another by `ranks` processes."""
-    found = run_ranks(layout_steps.run, ranks, steps, cases, backend=None, timeout=timeout,
-                      cwd=cwd)
-    return dict(zip(cases, zip(*found, strict=True), strict=True))
+    result = run_ranks(layout_steps.run, ranks, steps, cases, backend=None, timeout=timeout,
+                       cwd=cwd)
+    return dict(zip(cases, zip(*result, strict=True), strict=True))
 
 
 def join(layout, model):
@@ -118,10 +118,10 @@ def test_a_layout_equals_one_process(results, ranks, layout, model):
     """A few steps, dropout on, fp32: loss, gradient norm and weights' norm within 1e-5; then an
     evaluation."""
     (alone,) = results[1, MODELS[model]]
-    found = results[ranks, join(layout, model)]
-    assert_equal(found, alone)
+    result = results[ranks, join(layout, model)]
+    assert_equal(result, alone)
     layers = int((MODELS[model] + " --num-layers 2").split("--num-layers ")[1][0])
-    for rank in found:
+    for rank in result:
         # 8 unused positions x 32; the keys' biases have a gradient of 0 up to rounding.
         assert all(256 <= zeros <= 256 + layers * 32 for zeros in rank["zeros"])
 

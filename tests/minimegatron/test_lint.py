@@ -106,7 +106,7 @@ def uses_cuda(node: ast.AST) -> bool:
 
 def offences(name: str, text: str, allowed: Collection[tuple[str, str]] = ALLOWED) -> list[str]:
     """FILE:LINE and the offence, of a file's text. allowed: (file, function) that may read."""
-    tree, found = ast.parse(text), []
+    tree, result = ast.parse(text), []
     modules = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import)
                for alias in node.names}
     modules |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
@@ -119,10 +119,10 @@ def offences(name: str, text: str, allowed: Collection[tuple[str, str]] = ALLOWE
         for node in own_nodes(function):
             # A file without torch has no tensors: its .tolist() is numpy's.
             if has_tensors and (name, where) not in allowed and (how := reads(node, scope)):
-                found.append(f"{name}:{node.lineno} {how}")
+                result.append(f"{name}:{node.lineno} {how}")
             if name not in CUDA_FILES and uses_cuda(node):
-                found.append(f"{name}:{node.lineno} cuda")
-    return found
+                result.append(f"{name}:{node.lineno} cuda")
+    return result
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")),
@@ -155,8 +155,8 @@ PLANTED = {
 
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_offence_is_found(planted):
-    (found,) = offences("model.py", f"{HEAD}    {planted}\n")
-    assert found.endswith(f" {PLANTED[planted]}")
+    (result,) = offences("model.py", f"{HEAD}    {planted}\n")
+    assert result.endswith(f" {PLANTED[planted]}")
 
 
 @pytest.mark.parametrize("fine", [

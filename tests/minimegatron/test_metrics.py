@@ -37,11 +37,11 @@ def test_a_run_and_its_continuation_write_what_the_log_says(train, tmp_path):
     path, board = tmp_path / "metrics.jsonl", f"--tensorboard-dir {tmp_path} "
     saved = f"--save {tmp_path}/saved --load {tmp_path}/saved --save-interval 2 "
     run = train(STEPS + board + saved + "--exit-interval 2 --pipeline-model-parallel-size 2", 2)
-    found = read(path)
-    assert [one["kind"] for one in found] == ["start", "iteration", "validation"]
-    for one in found:
+    content = read(path)
+    assert [one["kind"] for one in content] == ["start", "iteration", "validation"]
+    for one in content:
         assert set(one) == documented(one["kind"]), one["kind"]
-    start, step, validation = found
+    start, step, validation = content
     assert start["arguments"]["seed"] == 1234 and start["pipeline_model_parallel_size"] == 2
     assert f"> writing metrics of run {start['run']} to {path}\n" in run.out
     for name, column, form in (("lm_loss", "lm loss", ".6E"), ("grad_norm", "grad norm", ".3f"),
@@ -75,9 +75,9 @@ def test_a_virtual_gpu_has_no_loss_and_says_that_times_are_modeled(train, tmp_pa
 def test_values_that_json_does_not_have_are_named(make_context, tmp_path):
     metrics = Metrics(make_context(f"--metrics {tmp_path}/m.jsonl"))
     metrics.line(Progress(), {**VALUES, "loss": float("nan"), "norm": float("inf")}, {})
-    (found,) = read(tmp_path / "m.jsonl")
-    assert (found["lm_loss"], found["grad_norm"], found["num_zeros"]) == (None, None, None)
-    assert found["non_finite"] == {"lm_loss": "nan", "grad_norm": "inf"}
+    (content,) = read(tmp_path / "m.jsonl")
+    assert (content["lm_loss"], content["grad_norm"], content["num_zeros"]) == (None, None, None)
+    assert content["non_finite"] == {"lm_loss": "nan", "grad_norm": "inf"}
 
 
 def test_a_full_disk_costs_a_warning_and_no_half_line(make_context, tmp_path, capsys):

@@ -47,13 +47,13 @@ PARITY = ("with biases", "Llama", "Nemotron")  # together, every feature
 @pytest.fixture(scope="module")
 def results():
     """{(ranks, layout, feature): the ranks' results} of a few steps, on two ranks and on one."""
-    found = {}
+    collected = {}
     for ranks, layouts in ((1, ("",)), (2, LAYOUTS)):
         keys = [(ranks, layout, name) for layout in layouts for name in PARITY]
         cases = [f"{layout} {FEATURES[name]}" for _, layout, name in keys]
         lines = run_ranks(layout_steps.run, ranks, 2, cases, backend=None, timeout=300)
-        found |= dict(zip(keys, zip(*lines, strict=True), strict=True))
-    return found
+        collected |= dict(zip(keys, zip(*lines, strict=True), strict=True))
+    return collected
 
 
 @pytest.mark.slow

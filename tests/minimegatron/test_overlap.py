@@ -31,17 +31,17 @@ def results():
         steps = 4 if model == BF16 else 3  # the first has a learning rate of 0
         for count, case in ((1, model), (ranks, f"{layout} {model}".strip())):
             cases.setdefault((count, steps), {})[case] = f"{case} {FEW}"
-    found = {}
+    collected = {}
     for (ranks, steps), wanted in cases.items():
         ran = run(ranks, list(wanted.values()), steps)
-        found |= {(ranks, case): ran[flags] for case, flags in wanted.items()}
-    return found
+        collected |= {(ranks, case): ran[flags] for case, flags in wanted.items()}
+    return collected
 
 
 @pytest.mark.parametrize("ranks, layout, model", CASES)
 def test_loss_and_gradient_norm_are_those_of_one_process(results, ranks, layout, model):
-    (alone,), found = results[1, model], results[ranks, f"{layout} {model}".strip()]
+    (alone,), result = results[1, model], results[ranks, f"{layout} {model}".strip()]
     if model == BF16:
-        assert_close(found, alone, BF16)
+        assert_close(result, alone, BF16)
     else:
-        assert_equal(found, alone)
+        assert_equal(result, alone)

@@ -65,9 +65,9 @@ def test_start_up_lines_stand_in_megatron_s_order(pretrain):
     ]
     at = 0
     for text in expected:
-        found = out.find(text, at)
-        assert found >= 0, f"{text!r} is missing or out of order"
-        at = found + len(text)
+        result = out.find(text, at)
+        assert result >= 0, f"{text!r} is missing or out of order"
+        at = result + len(text)
     for absent in ("Compilation time", "fused softmax"):  # Megatron-LM compiles kernels, we do not
         assert absent not in out
 

@@ -34,13 +34,13 @@ def results(tmp_path_factory):
     loads = {saved: [saved] for saved in SAME}
     for saved, loaded in OTHER:
         loads[saved].append(loaded)
-    found = {}
+    collected = {}
     for rank in run_ranks(resume_steps.run, RANKS, str(tmp_path_factory.mktemp("saved")),
                           list(loads.items()), timeout=300):
         for (saved, loading), (whole, resumed) in zip(loads.items(), rank, strict=True):
             for loaded, one in zip(loading, resumed, strict=True):
-                found.setdefault((saved, loaded), []).append((whole, one))
-    return found
+                collected.setdefault((saved, loaded), []).append((whole, one))
+    return collected
 
 
 @pytest.mark.parametrize("layout", SAME)

@@ -56,8 +56,8 @@ def test_help_and_parser_have_the_new_flags_under_their_topic():
     topic = page[page.index("Attention that is not written yet:"):]
     assert "--attention-window ATTENTION_WINDOW, --window ATTENTION_WINDOW" in topic
     assert "the largest wavelength (default: 10000.0)" in topic
-    found = parsed("--window 4 --use-flash-attn --attention-dropout 0 --no-log-heads")
-    assert (found.attention_window, found.rope_base, found.log_heads) == (4, 10000.0, False)
+    result = parsed("--window 4 --use-flash-attn --attention-dropout 0 --no-log-heads")
+    assert (result.attention_window, result.rope_base, result.log_heads) == (4, 10000.0, False)
 
 
 @pytest.mark.parametrize(("flags", "message"), [

@@ -38,9 +38,9 @@ def test_the_trace_has_a_process_per_rank_and_microseconds_from_zero(recorded):
 
 @pytest.mark.parametrize("replica, start", [(0, 3000), (1, 4000)])
 def test_a_replica_s_pipeline_is_read_back_in_milliseconds(recorded, replica, start):
-    found = timeline.read(recorded, dp=replica)
-    assert [stage[0].start for stage in found.spans.values()] == [start - 2000, start]
-    assert [stage[1].kind for stage in found.spans.values()] == ["B", "B"]
+    content = timeline.read(recorded, dp=replica)
+    assert [stage[0].start for stage in content.spans.values()] == [start - 2000, start]
+    assert [stage[1].kind for stage in content.spans.values()] == ["B", "B"]
 
 
 @pytest.mark.parametrize("text, said", [

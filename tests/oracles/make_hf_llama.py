@@ -41,12 +41,12 @@ def their_model(name: str):
 def frozen() -> dict:
     import transformers
 
-    found = {"transformers": transformers.__version__, "torch": torch.__version__}
+    seen = {"transformers": transformers.__version__, "torch": torch.__version__}
     for name in MODELS:
         with torch.no_grad():
             logits = their_model(name)(TOKENS).logits
-        found[name] = [[round(value, 6) for value in row] for row in logits.flatten(0, 1).tolist()]
-    return found
+        seen[name] = [[round(value, 6) for value in row] for row in logits.flatten(0, 1).tolist()]
+    return seen
 
 
 if __name__ == "__main__":

@@ -135,9 +135,9 @@ def traces() -> dict:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     with no_cuda():
         parallel_state.initialize_model_parallel()
-        found = {case: train(case) for case in CASES}
+        results = {case: train(case) for case in CASES}
         parallel_state.destroy_model_parallel()
-    return {"megatron-core": __version__, "torch": torch.__version__, "traces": found}
+    return {"megatron-core": __version__, "torch": torch.__version__, "traces": results}
 
 
 if __name__ == "__main__":

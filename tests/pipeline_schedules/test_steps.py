@@ -23,11 +23,11 @@ def data(steps):
 
 
 def test_every_start_and_end_is_a_step():
-    found = data(draw_steps(one_f_one_b(2, 2), unit="ms"))
-    assert found["times"] == sorted({
+    result = data(draw_steps(one_f_one_b(2, 2), unit="ms"))
+    assert result["times"] == sorted({
         time for spans in simulate(one_f_one_b(2, 2)).spans.values()
         for span in spans for time in (span.start, span.end)})
-    assert found["unit"] == " ms" and 0 < found["left"] < found["right"] < 1
+    assert result["unit"] == " ms" and 0 < result["left"] < result["right"] < 1
 
 
 def test_a_stage_s_spans_say_what_they_need_elsewhere():

@@ -37,10 +37,10 @@ def test_a_schedule_a_record_and_a_timeline_are_read_alike(tmp_path):
 @pytest.mark.parametrize("schedule", [one_f_one_b(3, 4), interleaved(2, 4, 2), zb_h1(2, 3)])
 def test_an_export_is_a_trace_that_is_read_back(tmp_path, schedule):
     export(schedule, tmp_path / "mine.json", milliseconds=2.5)
-    found, simulated = timeline_of(tmp_path / "mine.json"), simulate(schedule)
-    assert orders(found) == schedule
-    assert found.total == pytest.approx(2.5 * simulated.total)
-    assert found.bubble_fraction == pytest.approx(simulated.bubble_fraction)
+    result, simulated = timeline_of(tmp_path / "mine.json"), simulate(schedule)
+    assert orders(result) == schedule
+    assert result.total == pytest.approx(2.5 * simulated.total)
+    assert result.bubble_fraction == pytest.approx(simulated.bubble_fraction)
     events = json.loads((tmp_path / "mine.json").read_text())["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}
     assert events[0]["args"]["name"] == "rank 0: stage 0, dp 0, tp 0 (simulated)"
@@ -68,11 +68,11 @@ def test_times_are_measured_per_stage_and_replayed(schedule):
     stages = len(schedule)
     without = Durations([2.0 + stage for stage in range(stages)], 3.0, 1.0)
     ran = simulate(schedule, Durations(without.forward, 3.0, 1.0, link=0.5))
-    found = measured(ran)
+    result = measured(ran)
     split = any(action.kind == "W" for actions in schedule for action in actions)
-    assert found.forward == pytest.approx(without.forward)
-    assert found.backward == pytest.approx([3.0 if split else 4.0] * stages)
-    assert found.weight == pytest.approx([1.0 if split else 0.0] * stages)
+    assert result.forward == pytest.approx(without.forward)
+    assert result.backward == pytest.approx([3.0 if split else 4.0] * stages)
+    assert result.weight == pytest.approx([1.0 if split else 0.0] * stages)
     again = replayed(ran)
     assert again.total == pytest.approx(simulate(schedule, without).total)
     assert again.total < ran.total and orders(again) == orders(ran) == schedule

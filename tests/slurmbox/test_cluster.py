@@ -48,26 +48,26 @@ time.sleep(600)
 
 def running(cluster, text):
     """Processes of this cluster whose command line has `text`."""
-    found = []
+    collected = []
     for pid in processes.pids_in_cluster(cluster.layout.run.name):
         try:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
             continue
         if text.encode() in line:
-            found.append(pid)
-    return found
+            collected.append(pid)
+    return collected
 
 
 def daemon(cluster, name):
     pid = int(cluster.layout.init_pid.read_text().split()[0])
     import psutil
 
-    found = []
+    collected = []
     for child in psutil.Process(pid).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # ended meanwhile, or a zombie
-            found += [child.pid] * (name in " ".join(child.cmdline()))
-    return found
+            collected += [child.pid] * (name in " ".join(child.cmdline()))
+    return collected
 
 
 def test_sinfo_shows_two_idle_nodes_with_two_v100_each(cluster):

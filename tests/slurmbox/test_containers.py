@@ -210,9 +210,9 @@ def test_a_link_that_is_not_shaped_is_no_other_for_the_jobs(layout):
 
 def test_status_names_the_way_to_mend(layout, capsys, monkeypatch):
     record(layout)
-    found = status.health.Health(alive=True, states={"slurmnode1": "idle", "slurmnode2": "down*"},
-                                 problems=["slurmnode2 is down*"])
-    monkeypatch.setattr(status.health, "examine", lambda layout: found)
+    result = status.health.Health(alive=True, states={"slurmnode1": "idle", "slurmnode2": "down*"},
+                                  problems=["slurmnode2 is down*"])
+    monkeypatch.setattr(status.health, "examine", lambda layout: result)
     monkeypatch.setattr(status.health, "run_client",
                         lambda *_: subprocess.CompletedProcess([], 0, ""))
     assert status.show(layout.home) == status.DAMAGED

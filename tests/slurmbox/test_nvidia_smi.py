@@ -99,9 +99,9 @@ def test_a_job_writes_a_log_of_its_card(watched):
                           " memory.used [MiB], memory.free [MiB]")
         assert len(rows) >= 2
         for row in rows:
-            found = re.fullmatch(r"[\d/]+ [\d:.]+, \[N/A\], (\d+) %, \[N/A\], (\d+) MiB, (\d+) MiB",
+            match = re.fullmatch(r"[\d/]+ [\d:.]+, \[N/A\], (\d+) %, \[N/A\], (\d+) MiB, (\d+) MiB",
                                  row)
-            assert int(found[1]) > 0 and int(found[2]) + int(found[3]) == 16160
+            assert int(match[1]) > 0 and int(match[2]) + int(match[3]) == 16160
 
 
 def test_what_has_ended_is_gone(watched):

@@ -38,8 +38,8 @@ def submit(course, warm):
 
 
 def job_of(lab, number):
-    (found,) = json.loads(lab("top", number, "--json"))["jobs"]
-    return found
+    (result,) = json.loads(lab("top", number, "--json"))["jobs"]
+    return result
 
 
 def words(job):

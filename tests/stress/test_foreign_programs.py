@@ -54,9 +54,9 @@ def virtualrun(packages, tmp_path):
             [sys.executable, "-m", "virtualgpu.run", "--gpus", gpus, *map(str, arguments)],
             cwd=folder, text=True, capture_output=True, stdin=subprocess.DEVNULL, timeout=500,
             env=environment | {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"})
-        found = re.search(r"virtualrun: .*?(\S+) ms of modeled time", done.stderr)
+        match = re.search(r"virtualrun: .*?(\S+) ms of modeled time", done.stderr)
         print(done.stdout, done.stderr[-2000:], sep="\n")
-        return Run(done.returncode, done.stdout, done.stderr, float(found[1]) if found else 0.0)
+        return Run(done.returncode, done.stdout, done.stderr, float(match[1]) if match else 0.0)
     return run
 
 
@@ -94,8 +94,8 @@ def test_nanogpt_trains_gpt2_on_eight_gpus(packages, virtualrun, tmp_path):
 def test_mingpt_s_trainer_learns(virtualrun):
     run = virtualrun(HERE / "mingpt_trainer.py", gpus="a100")
     assert run.code == 0, run.err
-    found = losses(run.out)
-    assert len(found) == 20 and found[0] > 2.2 and found[-1] < found[0] - 0.1
+    result = losses(run.out)
+    assert len(result) == 20 and result[0] > 2.2 and result[-1] < result[0] - 0.1
     assert run.out.count("cuda iter") == 20 and run.modeled > 0
 
 

@@ -22,12 +22,12 @@ def test_nothing_but_declared_errors_comes_out(name):
     whole, seed = Found(), FIRST
     end = time.monotonic() + 60 * MINUTES / len(TARGETS)
     while time.monotonic() < end and not whole.bugs:
-        found = fuzz(name, range(seed, seed + STRIDE))
+        result = fuzz(name, range(seed, seed + STRIDE))
         seed += STRIDE
-        whole.inputs += found.inputs
-        whole.refused += found.refused
-        whole.slowest = max(whole.slowest, found.slowest)
-        whole.bugs |= found.bugs
+        whole.inputs += result.inputs
+        whole.refused += result.refused
+        whole.slowest = max(whole.slowest, result.slowest)
+        whole.bugs |= result.bugs
     print(f"{name}: {whole.inputs:,} inputs, {whole.refused:,} refused, the slowest took "
           f"{whole.slowest:.2f} of {SLOWEST:g} s; seeds {FIRST} to {seed}")
     assert whole.bugs == {}

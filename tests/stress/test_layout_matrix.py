@@ -65,9 +65,9 @@ def results(tmp_path_factory):
 def test_every_combination_equals_one_process(results, ranks, case, model):
     """Three steps, dropout on: loss, gradient norm, weights' norm and an evaluation within 1e-5."""
     (alone,) = results[1, model]
-    found = results[ranks, case]
-    assert len(found) == ranks
-    assert_equal(found, alone)
+    result = results[ranks, case]
+    assert len(result) == ranks
+    assert_equal(result, alone)
 
 
 def test_the_matrix_is_whole():

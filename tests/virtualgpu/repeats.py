@@ -31,8 +31,8 @@ def figures(run) -> list[str]:
 
 
 def repeated(pretrain, count: int) -> list[list[str]]:
-    found = [figures(pretrain(FLAGS, ranks=4))]
+    collected = [figures(pretrain(FLAGS, ranks=4))]
     for loops in range(1, count):
         with busy_machine(loops % 3 + 1):
-            found.append(figures(pretrain(FLAGS, ranks=4)))
-    return found
+            collected.append(figures(pretrain(FLAGS, ranks=4)))
+    return collected

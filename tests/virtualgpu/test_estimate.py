@@ -107,8 +107,8 @@ def test_large_equal_stages_have_the_bubble_of_theory():
            "--pipeline-model-parallel-size 4 ")
     card = replace(A100, nvlink=1e15)
     for more, chunks in (("", 1), ("--num-layers-per-virtual-pipeline-stage 2", 2)):
-        found = estimate(big + more, 4, card, vocab_size=128, per_node=4).bubble
-        assert found == pytest.approx(bubble_fraction(4, 8, chunks), rel=0.1)
+        result = estimate(big + more, 4, card, vocab_size=128, per_node=4).bubble
+        assert result == pytest.approx(bubble_fraction(4, 8, chunks), rel=0.1)
 
 
 def test_a_stage_that_does_not_fit_is_named_so():

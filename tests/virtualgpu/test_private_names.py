@@ -20,15 +20,15 @@ def private(name):
 
 def imported(tree):
     """Dotted names of torch by what the file calls them."""
-    found = {}
+    collected = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for one in node.names:
                 if one.name.partition(".")[0] == "torch":
-                    found[one.asname or "torch"] = one.name if one.asname else "torch"
+                    collected[one.asname or "torch"] = one.name if one.asname else "torch"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            found |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
-    return found
+            collected |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
+    return collected
 
 
 def dotted(node, names):
@@ -42,7 +42,7 @@ def dotted(node, names):
 def used(tree):
     """Private names of torch's modules and classes, and private attributes of any object."""
     names = imported(tree)
-    found = {name for name in names.values() if any(map(private, name.split(".")))}
+    results = {name for name in names.values() if any(map(private, name.split(".")))}
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute):
             continue
@@ -50,10 +50,10 @@ def used(tree):
         if name is None:
             own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "aten")
             if private(node.attr) and not own:
-                found.add(node.attr)
+                results.add(node.attr)
         elif any(map(private, name.split("."))) and not name.startswith("torch.ops."):
-            found.add(name)
-    return found
+            results.add(name)
+    return results
 
 
 def defined(tree):

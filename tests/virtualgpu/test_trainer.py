@@ -19,8 +19,8 @@ def test_a_run_shows_times_and_memory_and_nothing_learned(train):
         assert "lm loss" not in line and "grad norm" not in line and "nan iterations:   0" in line
     assert run.column("elapsed time per iteration (ms)")[1] > 0
     (memory,) = [line for line in run.out.splitlines() if "memory (MB)" in line]
-    found = re.search(r"\| allocated: (.*) \| max allocated: (.*) \| reserved: (\S+)", memory)
-    allocated, peak, reserved = map(float, found.groups())
+    match = re.search(r"\| allocated: (.*) \| max allocated: (.*) \| reserved: (\S+)", memory)
+    allocated, peak, reserved = map(float, match.groups())
     assert 0 < allocated < peak <= reserved and memory.endswith("| virtual v100-sxm2-16gb")
     assert ("using virtual v100-sxm2-16gb (Tesla V100-SXM2-16GB, 15.78 GiB, 900 GB/s) "
             "on rank(s) 0,1\n") in run.out

@@ -52,8 +52,8 @@ SOAK = [
 
 def run(ranks, cases):
     """{case: the ranks' results, in order}."""
-    found = run_ranks(trainer_steps.run, ranks, cases, backend=None, timeout=300)
-    return dict(zip(cases, zip(*found, strict=True), strict=True))
+    result = run_ranks(trainer_steps.run, ranks, cases, backend=None, timeout=300)
+    return dict(zip(cases, zip(*result, strict=True), strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -40,9 +40,9 @@ def talk(log: str) -> dict[str, Any]:
         fork = Fork(talks, file)
         fork.stdin.write(b"who?\n")
         fork.stdin.flush()
-        found = json.loads(fork.stdout.readline())
+        data = json.loads(fork.stdout.readline())
         code = fork.wait(60)
-    return found | {"pid": fork.pid, "code": code, "noise": Path(log).read_text()}
+    return data | {"pid": fork.pid, "code": code, "noise": Path(log).read_text()}
 
 
 def signaled(log: str, how: str) -> int:

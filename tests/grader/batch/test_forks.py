@@ -19,11 +19,11 @@ def alone(function, *arguments):
 
 
 def test_a_fork_has_its_pipes_the_log_and_a_session_of_its_own(tmp_path):
-    found = alone(fork_steps.talk, str(tmp_path / "log"))
-    assert (found["question"], found["code"], found["noise"]) == ("who?\n", 3, "noise\n")
-    assert found["session"] == found["pid"] and found["interrupt"]
-    assert str(tmp_path / "log.ours") not in found["open"]
-    assert sorted(one.partition(":")[0] for one in found["open"]
+    result = alone(fork_steps.talk, str(tmp_path / "log"))
+    assert (result["question"], result["code"], result["noise"]) == ("who?\n", 3, "noise\n")
+    assert result["session"] == result["pid"] and result["interrupt"]
+    assert str(tmp_path / "log.ours") not in result["open"]
+    assert sorted(one.partition(":")[0] for one in result["open"]
                   if not one.startswith("/proc/")) == [str(tmp_path / "log"), "pipe", "pipe"]
 
 

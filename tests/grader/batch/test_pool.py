@@ -60,10 +60,10 @@ def make(tmp_path, monkeypatch):
 
 
 def all_of(pool: WorkerPool) -> list[FinishedTask]:
-    found = []
+    collected = []
     while ended := pool.next():
-        found.append(ended)
-    return found
+        collected.append(ended)
+    return collected
 
 
 def test_every_task_is_answered_once_and_all_workers_work(make, tmp_path):

@@ -104,9 +104,9 @@ def test_collect_puts_there_what_is_to_be_graded(take, course, submitted, tmp_pa
 
 
 def test_to_grade_counts_the_same_file_once():
-    found = [Receipt("ada", NAME, digest, "", "", str(number))
-             for number, digest in enumerate("aabb")]
-    assert to_grade(Attempts(most=2), found).digest == "b"
+    results = [Receipt("ada", NAME, digest, "", "", str(number))
+               for number, digest in enumerate("aabb")]
+    assert to_grade(Attempts(most=2), results).digest == "b"
 
 
 @dataclass(frozen=True)

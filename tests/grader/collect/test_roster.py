@@ -32,14 +32,14 @@ def read(tmp_path):
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_spreadsheets_files_are_read(read, encoding, delimiter, ending):
     text = (HEADER + "eve,Ève,Müller,eve@uni.test,7\n").replace(",", delimiter)
-    found, notes = read(text.replace("\n", ending).encode(encoding))
-    assert found == [EVE]
+    content, notes = read(text.replace("\n", ending).encode(encoding))
+    assert content == [EVE]
     assert bool(notes) == (encoding == "cp1252")
 
 
 def test_columns_that_are_not_used_are_named_and_order_does_not_matter(read):
-    found, notes = read("sep=;\nGroup;LAST_NAME;ID\n3;Müller;eve\n\n;;\n")
-    assert found == [Person("eve", "", "Müller")] and "group" in notes[0]
+    content, notes = read("sep=;\nGroup;LAST_NAME;ID\n3;Müller;eve\n\n;;\n")
+    assert content == [Person("eve", "", "Müller")] and "group" in notes[0]
 
 
 @pytest.mark.parametrize("text, problem", [
@@ -68,9 +68,9 @@ def test_all_bad_lines_are_named_at_once_and_nothing_is_imported(course, command
 def test_an_import_adds_and_changes_and_keeps_what_is_not_said(course):
     with gradebook(course) as book:
         assert add(book, [EVE, Person("ada", email="new@uni.test"), PEOPLE[1]]) == (1, 1)
-        found = Roster(people(book)).ids
-    assert found["ada"] == Person("ada", "Ada", "Lovelace", "new@uni.test", "101")
-    assert found["eve"] == EVE and len(found) == 5
+        result = Roster(people(book)).ids
+    assert result["ada"] == Person("ada", "Ada", "Lovelace", "new@uni.test", "101")
+    assert result["eve"] == EVE and len(result) == 5
     with gradebook(course) as book, pytest.raises(LabError, match="is ada's"):
         add(book, [Person("new"), Person("bob", lms_user_id="101")])
     with gradebook(course) as book:

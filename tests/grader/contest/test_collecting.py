@@ -32,8 +32,8 @@ def current(course, contest, student) -> bytes:
 def test_new_versions_are_placed_kept_and_dated(course, contest, take, tmp_path):
     folder = put(tmp_path / "in", {"ada/pipelines.py": b"a = 1", "bob/mine.py": b"b = 1",
                                    "bob/notes.txt": b""})
-    found = take(folder, received=WHEN)
-    assert found == {"ada/pipelines.py": ("new", ""), "bob/mine.py": ("new", "")}
+    result = take(folder, received=WHEN)
+    assert result == {"ada/pipelines.py": ("new", ""), "bob/mine.py": ("new", "")}
     assert current(course, contest, "bob") == b"b = 1"  # under the contest's name
     assert {verdict for verdict, _ in take(folder).values()} == {"same"}
     put(folder, {"ada/pipelines.py": b"a = 2"})
@@ -58,12 +58,12 @@ def test_what_cannot_be_taken_is_listed_and_stops_no_other(course, contest, take
     (submissions.folder(course, contest)).mkdir(parents=True)
     (submissions.folder(course, contest) / "hal").symlink_to(tmp_path)
     put(folder, {"hal/pipelines.py": b"h = 1"})
-    found = take(folder)
-    assert found.pop("ada/pipelines.py")[0] == "new"
-    assert {verdict for verdict, _ in found.values()} == {"refused"} and len(found) == 7
-    assert found["bob/one.py"][1] == "2 Python files, and none is called pipelines.py"
+    result = take(folder)
+    assert result.pop("ada/pipelines.py")[0] == "new"
+    assert {verdict for verdict, _ in result.values()} == {"refused"} and len(result) == 7
+    assert result["bob/one.py"][1] == "2 Python files, and none is called pipelines.py"
     for name, why in (("carl", "UTF-8"), ("dora", "too many"), ("gil", "link"), ("hal", "link")):
-        assert why in found[f"{name}/pipelines.py"][1]
+        assert why in result[f"{name}/pipelines.py"][1]
     assert not (tmp_path / "pipelines.py").exists()
 
 

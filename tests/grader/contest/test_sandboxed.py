@@ -197,9 +197,9 @@ print(play.points(found))
     ("import os; os._exit(1)", "crash", "exit code 1")])
 def test_a_file_that_cannot_be_run_is_disqualified_in_every_case(backend, text, kind, reason):
     contest = toy()
-    found = sandboxed.play(contest, contest.open_cases(), text.encode(), backend, SETTINGS)
-    assert {(one.kind, one.score) for one in found} == {(kind, FLOOR)} and len(found) == 4
-    assert all(reason in one.reason for one in found)
+    outcome = sandboxed.play(contest, contest.open_cases(), text.encode(), backend, SETTINGS)
+    assert {(one.kind, one.score) for one in outcome} == {(kind, FLOOR)} and len(outcome) == 4
+    assert all(reason in one.reason for one in outcome)
 
 
 class Short:
@@ -234,9 +234,9 @@ def test_an_answer_that_takes_the_scorer_forever_is_disqualified(backend, monkey
 
     monkeypatch.setattr(sandboxed, "SECONDS_TO_SCORE", 0.3)
     contest = toy(2, score=slow)
-    found = sandboxed.play(contest, contest.open_cases(), b"def answer(case): return case['x']",
-                           backend, SETTINGS)
-    assert [one.kind for one in found] == ["too large", "", ""]
+    outcome = sandboxed.play(contest, contest.open_cases(), b"def answer(case): return case['x']",
+                             backend, SETTINGS)
+    assert [one.kind for one in outcome] == ["too large", "", ""]
 
 
 BORROWING = """
@@ -252,11 +252,11 @@ MASKED = ("pipeline_schedules.builtin.one_f_one_b",)
 def test_a_contest_may_mask_what_a_ghost_calls_here_and_on_students_machines(backend, tmp_path,
                                                                             masks, kind):
     contest = toy(1, masks=masks)
-    found = sandboxed.play(contest, contest.open_cases(), BORROWING.encode(), backend, SETTINGS)
+    outcome = sandboxed.play(contest, contest.open_cases(), BORROWING.encode(), backend, SETTINGS)
     (tmp_path / "toy.py").write_text(BORROWING)
     with LocalPlayer(contest, tmp_path / "toy.py") as player:
         here = play(contest, contest.open_cases(), player.ask)
-    for one in (*found, *here):
+    for one in (*outcome, *here):
         assert one.kind == kind and ("not available" in one.reason) == bool(masks)
 
 

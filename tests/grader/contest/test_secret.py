@@ -39,26 +39,26 @@ def test_each_contest_and_each_use_of_the_secret_has_a_key_of_its_own(course):
 def test_scores_are_out_of_date_when_cases_limits_or_the_declaration_change(course, tmp_path):
     contest, other = toy(), other_course(tmp_path)
     drawn = secret.cases(course, contest)
-    found = {secret.digest(contest, drawn, Grading()),
-             secret.digest(contest, secret.cases(other, contest), Grading()),
-             secret.digest(contest, drawn, Grading(memory_mb=999)),
-             secret.digest(toy(score=other_course), drawn, Grading())}
-    assert len(found) == 4
-    assert secret.digest(contest, drawn, Grading(workers=7)) in found
+    collected = {secret.digest(contest, drawn, Grading()),
+                 secret.digest(contest, secret.cases(other, contest), Grading()),
+                 secret.digest(contest, drawn, Grading(memory_mb=999)),
+                 secret.digest(toy(score=other_course), drawn, Grading())}
+    assert len(collected) == 4
+    assert secret.digest(contest, drawn, Grading(workers=7)) in collected
 
 
 def test_pseudonyms_are_stable_distinct_and_of_this_course(course, tmp_path):
-    found = secret.pseudonyms(course, CLASS)
-    assert len(set(found.values())) == len(CLASS)
-    assert secret.pseudonyms(course, ["ada", *reversed(CLASS)]).items() >= found.items()
+    result = secret.pseudonyms(course, CLASS)
+    assert len(set(result.values())) == len(CLASS)
+    assert secret.pseudonyms(course, ["ada", *reversed(CLASS)]).items() >= result.items()
     other = secret.pseudonyms(other_course(tmp_path), CLASS)
-    assert not set(found.values()) & set(other.values())
-    assert not any(student in name for student, name in found.items())
+    assert not set(result.values()) & set(other.values())
+    assert not any(student in name for student, name in result.items())
 
 
 def test_pseudonyms_that_would_be_equal_are_told_apart(course, monkeypatch):
     monkeypatch.setattr(secret, "FEWEST_DIGITS", 0)
     monkeypatch.setattr(secret, "COLORS", ("red",))
-    found = secret.pseudonyms(course, CLASS)
-    assert len(set(found.values())) == len(CLASS)
-    assert found == secret.pseudonyms(course, CLASS)
+    result = secret.pseudonyms(course, CLASS)
+    assert len(set(result.values())) == len(CLASS)
+    assert result == secret.pseudonyms(course, CLASS)

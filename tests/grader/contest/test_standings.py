@@ -47,8 +47,8 @@ def test_a_worse_resubmission_costs_nothing_and_stays_in_the_history(course, con
     played("ada", "a = 1", 0.5)
     assert row(standings(course, contest), "ada").points == 50
     played("ada", "a = 2", 0.25)
-    found = row(standings(course, contest), "ada")
-    assert (found.points, found.attempt) == (50, "1 of 2")
+    result = row(standings(course, contest), "ada")
+    assert (result.points, result.attempt) == (50, "1 of 2")
     played("ada", "a = 3", 0.75)
     assert row(standings(course, contest), "ada").attempt == "3 of 3"
     kept, _ = attempts.read(course, contest, "ada")
@@ -73,8 +73,8 @@ def test_scores_of_other_cases_do_not_count_until_they_are_played_again(course, 
     played("ada", "a = 1", 0.5)
     with course.config_file.open("a") as file:
         file.write("c.Grading.memory_mb = 999\n")
-    found = row(standings(course, contest), "ada")
-    assert (found.rank, found.note) == (0, "not played yet")
+    result = row(standings(course, contest), "ada")
+    assert (result.rank, result.note) == (0, "not played yet")
     now = secret.digest(contest, secret.cases(course, contest), settings_of(course.settings()))
     assert [student for student, _ in versions_to_play(course, contest, now)] == ["ada"]
 
@@ -89,8 +89,8 @@ def test_what_could_not_be_played_takes_no_score_away_and_is_tried_again(course,
     (bob,) = submissions.versions(course, contest, "bob")
     attempts.write(course, contest, "bob", {}, "")
     enter(course, contest, made_with, FinishedTask({"student": "bob", "digest": bob}, None, "died"))
-    found = row(standings(course, contest), "bob")
-    assert (found.rank, found.note) == (0, "not played: a worker process died")
+    result = row(standings(course, contest), "bob")
+    assert (result.rank, result.note) == (0, "not played: a worker process died")
     assert versions_to_play(course, contest, made_with) == [("bob", bob)]
 
 
@@ -98,8 +98,8 @@ def test_a_refused_resubmission_keeps_the_score_and_is_named(course, contest, pl
     played("ada", "a = 1", 0.5)
     submit("ada", b"\xff")
     register_submissions(course, contest)
-    found = row(standings(course, contest), "ada")
-    assert found.points == 50 and "not UTF-8" in found.note
+    result = row(standings(course, contest), "ada")
+    assert result.points == 50 and "not UTF-8" in result.note
     hidden = row(standings(course, contest, hide=True), "ada")
     assert hidden.note == "the newest file was not played"
     submit("ada", "a = 1")
@@ -170,6 +170,6 @@ def test_pseudonyms_are_all_that_a_public_page_has_of_a_student(course, contest,
 
 def test_points_come_from_the_outcomes_alone(played):
     """There is no total in the file that somebody could change on its own."""
-    found = played("ada", "a = 1", 0.5)
-    assert found.points == points(found.outcomes)
+    result = played("ada", "a = 1", 0.5)
+    assert result.points == points(result.outcomes)
     assert "points" not in {field.name for field in dataclasses.fields(ContestAttempt)}

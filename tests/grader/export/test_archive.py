@@ -51,9 +51,9 @@ def collected(course):
 def test_moodle_finds_the_participant(course, opened):
     layout = opened("moodle", WORKSHEET)
     entries = match(layout.entries, PEOPLE).entries
-    found, without = names(course, layout, NAME, entries)
-    assert found["jm1"] == f"José Müller_5003_assignsubmission_file_/{NAME}.html"
-    assert {student: moodle_reads(name) for student, name in found.items()} == {
+    result, without = names(course, layout, NAME, entries)
+    assert result["jm1"] == f"José Müller_5003_assignsubmission_file_/{NAME}.html"
+    assert {student: moodle_reads(name) for student, name in result.items()} == {
         "ada": (5001, f"{NAME}.html"), "grace": (5002, f"{NAME}.html"),
         "jm1": (5003, f"{NAME}.html")} and not without
 
@@ -61,10 +61,10 @@ def test_moodle_finds_the_participant(course, opened):
 def test_canvas_finds_the_newest_submission(collected, opened):
     layout = opened("canvas", CANVAS)
     entries = match(layout.entries, PEOPLE).entries
-    found, without = names(collected, layout, NAME, entries)
-    assert found == {"ada": f"lovelaceada_101_90811_{NAME}.html",
-                     "grace": f"hoppergrace_102_90815_{NAME}.html"}
-    assert {student: canvas_reads(name) for student, name in found.items()} == {
+    result, without = names(collected, layout, NAME, entries)
+    assert result == {"ada": f"lovelaceada_101_90811_{NAME}.html",
+                      "grace": f"hoppergrace_102_90815_{NAME}.html"}
+    assert {student: canvas_reads(name) for student, name in result.items()} == {
         "ada": ["101", "90811"], "grace": ["102", "90815"]}
     assert set(without) == {"jm1", "jm2"}
 
@@ -74,12 +74,12 @@ def test_no_name_of_a_person_misleads_an_lms_or_a_disk(collected_once, opened_on
     canvas, moodle = opened_once
     for layout in (canvas, moodle):
         entry = Entry(3, (), name, "101")
-        found = names(collected_once, layout, NAME, {"ada": entry})[0]["ada"]
-        assert problem_of(found) == ""
+        result = names(collected_once, layout, NAME, {"ada": entry})[0]["ada"]
+        assert problem_of(result) == ""
         if layout is moodle:
-            assert moodle_reads(found) == (101, f"{NAME}.html")
+            assert moodle_reads(result) == (101, f"{NAME}.html")
         else:
-            assert canvas_reads(found) == ["101", "90811"]
+            assert canvas_reads(result) == ["101", "90811"]
 
 
 @pytest.fixture(scope="session")
@@ -97,12 +97,12 @@ def opened_once(tmp_path_factory):
     from grader.export import canvas, moodle, sheet
     from tests.grader.export.files import csv_bytes
 
-    folder, found = tmp_path_factory.mktemp("layouts"), []
+    folder, result = tmp_path_factory.mktemp("layouts"), []
     for module, rows in ((canvas, CANVAS), (moodle, WORKSHEET)):
         path = folder / "lms.csv"
         path.write_bytes(csv_bytes(rows))
-        found.append(module.layout(sheet.read(path, module.REQUIRED)))
-    return found
+        result.append(module.layout(sheet.read(path, module.REQUIRED)))
+    return result
 
 
 def test_the_zip_is_the_same_for_the_same_pages(tmp_path):

@@ -35,8 +35,8 @@ def graded(course, released):
                 student, NAME, course.digest(NAME, student), plan.digest, notebook=notebook,
                 **more))
             merge.merge(course, config, book, result)
-        found = book.find_submission(NAME, "ada").notebooks[0]
-        found.late_submission_penalty = 0.5
+        actual = book.find_submission(NAME, "ada").notebooks[0]
+        actual.late_submission_penalty = 0.5
         book.db.commit()
     return course
 

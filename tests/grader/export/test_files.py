@@ -26,12 +26,12 @@ def read(path, content: bytes) -> sheet.Sheet:
 @pytest.mark.parametrize("rows", [CANVAS, WORKSHEET, GRADES], ids=["canvas", "worksheet", "moodle"])
 def test_only_the_cells_that_are_filled_in_change(tmp_path, rows, dialect):
     content = csv_bytes(rows, **dialect)
-    found = read(tmp_path / "lms.csv", content)
-    assert found.rows == rows and found.replaced({}) == content
+    result = read(tmp_path / "lms.csv", content)
+    assert result.rows == rows and result.replaced({}) == content
     changed = [list(row) for row in rows]
     changed[2][0] = "4.5"
     changed[1][0] = "EX"
-    assert found.replaced({(2, 0): "4.5", (1, 0): "EX"}) == csv_bytes(changed, **dialect)
+    assert result.replaced({(2, 0): "4.5", (1, 0): "EX"}) == csv_bytes(changed, **dialect)
 
 
 @settings(max_examples=100)
@@ -41,12 +41,12 @@ def test_any_file_that_python_writes_is_understood(tmp_path_factory, rows, delim
     rows = [["Student", "ID"], *rows]
     content = csv_bytes(rows, delimiter, end)
     path = tmp_path_factory.getbasetemp() / "any.csv"
-    found = read(path, content)
-    assert found.replaced({}) == content
-    for place in [(number, len(row) - 1) for number, row in enumerate(found.rows)]:
-        expected = [list(row) for row in found.rows]
+    result = read(path, content)
+    assert result.replaced({}) == content
+    for place in [(number, len(row) - 1) for number, row in enumerate(result.rows)]:
+        expected = [list(row) for row in result.rows]
         expected[place[0]][place[1]] = "1.5"
-        text = found.replaced({place: "1.5"}).decode()
+        text = result.replaced({place: "1.5"}).decode()
         again = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
         assert [row for row in again if row] == expected
 
@@ -56,10 +56,10 @@ def test_any_file_that_python_writes_is_understood(tmp_path_factory, rows, delim
 def test_any_bytes_are_read_or_refused(tmp_path_factory, content):
     content = b"Student,ID\n" + content
     try:
-        found = read(tmp_path_factory.getbasetemp() / "bytes.csv", content)
+        result = read(tmp_path_factory.getbasetemp() / "bytes.csv", content)
     except LabError:
         return
-    assert found.replaced({}) == content
+    assert result.replaced({}) == content
 
 
 @pytest.mark.parametrize("content, says", [

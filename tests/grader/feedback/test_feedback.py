@@ -68,15 +68,15 @@ class Elements(HTMLParser):
 
 @pytest.mark.slow
 def test_a_page_forbids_scripts_and_everything_from_elsewhere(make):
-    found = Elements(make({})).found
-    first = next(index for index, (tag, _) in enumerate(found) if tag == "meta")
-    assert [tag for tag, _ in found[:first]] == ["html", "head"]  # before all it is about
-    policy = dict(part.strip().split(" ", 1) for part in found[first][1]["content"].split(";"))
-    assert found[first][1]["http-equiv"] == "Content-Security-Policy"
+    result = Elements(make({})).found
+    first = next(index for index, (tag, _) in enumerate(result) if tag == "meta")
+    assert [tag for tag, _ in result[:first]] == ["html", "head"]  # before all it is about
+    policy = dict(part.strip().split(" ", 1) for part in result[first][1]["content"].split(";"))
+    assert result[first][1]["http-equiv"] == "Content-Security-Policy"
     assert policy["default-src"] == policy["form-action"] == "'none'"
     assert policy["img-src"] == "data:"
     assert "unsafe" not in policy["script-src"] and "*" not in policy["script-src"]
-    for tag, attributes in found:
+    for tag, attributes in result:
         if tag == "script" and "src" in attributes:
             assert attributes["src"].startswith(mathjax.FOLDER)
 
@@ -116,9 +116,9 @@ def test_a_check_of_which_some_parts_were_decided_says_which(make):
 
 @pytest.mark.slow
 def test_a_page_is_small_whatever_was_printed(make):
-    found = [stream("x" * 3_000_000), stream("y" * 3_000_000),
-             v4.new_output("display_data", {"text/html": "<p>" + "z" * 5_000_000})]
-    page = make({"batch": found, "script": copy.deepcopy(found)})
+    collected = [stream("x" * 3_000_000), stream("y" * 3_000_000),
+                 v4.new_output("display_data", {"text/html": "<p>" + "z" * 5_000_000})]
+    page = make({"batch": collected, "script": copy.deepcopy(collected)})
     assert len(page) < 1_500_000 and "... the rest is not shown ..." in page
 
 

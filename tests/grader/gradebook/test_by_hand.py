@@ -103,10 +103,10 @@ def made(desk: Desk, work) -> batch.GradingRun:
     asked = []
     pool = SimpleNamespace(add=lambda body, *_, **__: asked.append(body["do"]), asked=asked)
     with records.gradebook(desk.course) as book:
-        found = batch.GradingRun(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
+        seen = batch.GradingRun(desk.course, SimpleNamespace(digest=lambda: "limits"), desk.config,
                             book, pool, lambda outcome: None)
-        found.rest = found.triage(work, anew=False)
-    return found
+        seen.rest = seen.triage(work, anew=False)
+    return seen
 
 
 ADA = [(NAME, "ada")]
@@ -168,10 +168,10 @@ def test_who_was_removed_from_the_gradebook_is_graded_again(desk):
 def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
     record = desk.merge(desk.result())
     Submission(desk.course, NAME, "ada").save(replace(record, notes=["no feedback: why", "other"]))
-    found = made(desk, ADA)
-    found.keep(Submission(desk.course, NAME, "ada"), page_again=True)  # as `lab feedback` does
+    actual = made(desk, ADA)
+    actual.keep(Submission(desk.course, NAME, "ada"), page_again=True)  # as `lab feedback` does
     ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
-    found.handle_page(ended)
+    actual.handle_page(ended)
     assert Submission(desk.course, NAME, "ada").record.notes == ["other"]
 
 

@@ -38,16 +38,16 @@ def desk(course, released) -> Desk:
 
 
 def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in found.read_text().split()] if found.exists() else []
+    result = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(word) for word in result.read_text().split()] if result.exists() else []
 
 
 def processes(parent: int) -> set[int]:
     """Return the descendants of a process, at any depth."""
-    found = set()
+    collected = set()
     for child in children(parent):
-        found |= {child} | processes(child)
-    return found
+        collected |= {child} | processes(child)
+    return collected
 
 
 @pytest.mark.slow
@@ -228,9 +228,9 @@ def test_a_timestamp_that_is_none_is_that_students_reason_alone(desk):
     limits, pool = (SimpleNamespace(digest=lambda: "limits"),
                     SimpleNamespace(add=lambda *_, **__: None))
     with records.gradebook(desk.course) as book:
-        found = batch.GradingRun(desk.course, limits, desk.config, book, pool, lambda _: None)
+        actual = batch.GradingRun(desk.course, limits, desk.config, book, pool, lambda _: None)
         for result in results:
-            found.enter(result)
+            actual.enter(result)
     row = desk.row("ada")
     assert row["score"] == "" and "'yesterday', which is not a time" in row["reason"]
     assert desk.row("bob")["score"] == "5.0"

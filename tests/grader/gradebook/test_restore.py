@@ -44,8 +44,8 @@ def test_a_new_version_does_not_get_the_scores_of_the_one_in_the_backup(office, 
     office.book.unlink()
     assert office.lab("gradebook", "restore") == 0
     assert (office.row()["state"], office.row()["score"]) == ("ungraded", "")
-    found = made(office, ADA)
-    assert not found.rest  # entered from results/
+    actual = made(office, ADA)
+    assert not actual.rest  # entered from results/
     assert office.row()["score"] == "2.0" and extension(office) == DAY
     assert Submission(office.course, NAME, "ada").record.set_aside == {"batch-check": [1.0, None]}
 
@@ -146,8 +146,8 @@ def test_backups_are_few_the_owners_and_made_when_something_changed(office, monk
     for number in range(backups.NEWEST + 3):
         office.by_hand("batch-check", number / 10)
         made = office.back_up()
-    found = backups.backups_of(office.book)
-    assert len(found) == backups.NEWEST and found[0].path == made
+    result = backups.backups_of(office.book)
+    assert len(result) == backups.NEWEST and result[0].path == made
     assert made.stat().st_mode & 0o777 == 0o600 and not made.parent.stat().st_mode & 0o007
     for day in range(1, 10):
         shutil.copy(made, made.with_name(f"gradebook-202601{day:02d}T120000.000000Z.db"))
@@ -162,9 +162,9 @@ def test_a_command_that_writes_leaves_a_backup_of_before_and_after(office):
     students = office.course.root / "students.csv"
     students.write_text("id\nzoe\n")
     assert office.lab("roster", "import", str(students)) == 0
-    found = backups.backups_of(office.book)[:-before]
-    assert [backup.counts.students for backup in found] == [3, 2]
-    assert [backup.counts.by_hand for backup in found] == [2, 2]
+    result = backups.backups_of(office.book)[:-before]
+    assert [backup.counts.students for backup in result] == [3, 2]
+    assert [backup.counts.by_hand for backup in result] == [2, 2]
     assert not list(office.book.with_name("backups").glob(".*"))
 
 

@@ -48,10 +48,10 @@ def test_points_are_for_what_the_answers_do(bench, batch, scores):
 
 def test_the_notebook_has_the_hidden_tests_and_what_the_cells_did(bench):
     made = bench.grade(answered(bench.released, f"print('mine')\n{WRONG}"))
-    found = nbformat.from_dict(made.notebook)
-    assert "HIDDEN" in find(found, "batch-check").source
+    result = nbformat.from_dict(made.notebook)
+    assert "HIDDEN" in find(result, "batch-check").source
     assert "mine" in outputs(made, "batch") and "returned 16" in outputs(made, "batch-check")
-    explore = next(one for one in found.cells if one.metadata.get("tags") == ["explore"])
+    explore = next(one for one in result.cells if one.metadata.get("tags") == ["explore"])
     assert explore.outputs == []
 
 
@@ -214,9 +214,9 @@ def test_links_and_special_files_are_not_read(bench, tmp_path):
 
 def test_copies_that_would_take_for_ever_to_untangle_are_refused(bench):
     notebook = answered(bench.released)
-    found = find(notebook, "batch")
+    result = find(notebook, "batch")
     for number in range(60):
-        notebook.cells.append(copy.deepcopy(found))
+        notebook.cells.append(copy.deepcopy(result))
         notebook.cells[-1].update(id=f"c{number}", source=f"x{number} = 1")
     assert "occurs 61 times" in bench.grade(notebook).reason
     notebook = answered(bench.released, "x = 1\n" * 200_000)
@@ -277,8 +277,8 @@ def test_a_worker_whose_check_was_interrupted_goes_on_as_a_new_program(tmp_path)
                           capture_output=True, timeout=100)
     ready, *answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert "ready" in ready and [answer["task"] for answer in answers] == [0, 1, 2], done.stderr
-    found = {student: results.read(Submission(bench.course, NAME, student)).attempt
-             for student in ("ada", "bob")}
-    assert "out of time at cell batch-check (2 s)" in found["ada"].reason
-    assert found["bob"].scores == BOTH
+    result = {student: results.read(Submission(bench.course, NAME, student)).attempt
+              for student in ("ada", "bob")}
+    assert "out of time at cell batch-check (2 s)" in result["ada"].reason
+    assert result["bob"].scores == BOTH
     assert done.returncode == 0 and "renewed" in done.stderr

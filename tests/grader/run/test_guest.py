@@ -178,8 +178,8 @@ def test_whatever_a_call_raises_is_what_it_raised(guest, way):
 def test_an_exception_with_odd_names_arrives_as_one(guest, make):
     guest.cell("deep = ValueError\nfor number in range(300): deep = type('D', (deep,), {})\n"
                f"def odd():\n    raise ({make})('text')")
-    found = as_raised(guest.call("odd")["raised"])
-    assert found is not None and found.text == "text" and "ValueError" in found.names
+    result = as_raised(guest.call("odd")["raised"])
+    assert result is not None and result.text == "text" and "ValueError" in result.names
 
 
 def test_a_script_is_recorded_as_in_the_notebook(guest):

@@ -48,8 +48,8 @@ def test_a_graded_job_has_the_figures_that_the_notebook_showed(monkeypatch):
     monkeypatch.setenv("VIRTUAL_GPU", "h200")
     monkeypatch.setenv("VIRTUAL_NETWORK", "ethernet:1gbit")
     words = flags_for_estimate(job().flags, EstimateHardware(CARD, 1), 500)
-    found = read(measure.figures(words, Bubblewrap()), 128)
-    assert found.milliseconds == 1000 * in_process(words).seconds_per_iteration
+    content = read(measure.figures(words, Bubblewrap()), 128)
+    assert content.milliseconds == 1000 * in_process(words).seconds_per_iteration
 
 
 @pytest.mark.slow

@@ -76,9 +76,9 @@ def test_forty_copies_full_of_magics_are_merged_within_bounded_work(line):
 def with_copies(name, copies):
     """The untouched release, with these sources (None: untouched) in cells called `name`."""
     submitted = copy.deepcopy(RELEASE)
-    found = find(submitted, name)
-    place = submitted.cells.index(found)
-    cells = [copy.deepcopy(found) for _ in copies]
+    result = find(submitted, name)
+    place = submitted.cells.index(result)
+    cells = [copy.deepcopy(result) for _ in copies]
     for cell, text in zip(cells, copies, strict=True):
         cell.source = text or cell.source
     submitted.cells[place:place + 1] = cells

@@ -95,14 +95,14 @@ def new_marker() -> str:
 
 
 def processes_of(marker: str) -> list[str]:
-    found = []
+    collected = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if marker in path.read_bytes().decode(errors="replace"):
-                found.append(path.parent.name)
+                collected.append(path.parent.name)
         except OSError:
             continue
-    return found
+    return collected
 
 
 def gone(marker: str, seconds: float) -> bool:

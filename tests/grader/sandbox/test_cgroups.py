@@ -33,9 +33,9 @@ def unified(tmp_path, monkeypatch):
 def test_version_2_gets_its_limits(unified, tmp_path):
     group = cgroups.make(LIMITS, tmp_path)
     assert group.folders == (group.memory,) and group.memory.parent == unified
-    found = {path.name: path.read_text() for path in group.memory.iterdir()}
-    assert found == {"memory.max": str(90 * MB), "memory.swap.max": "0", "memory.oom.group": "1",
-                     "pids.max": str(10 + cgroups.HELPERS)}
+    results = {path.name: path.read_text() for path in group.memory.iterdir()}
+    assert results == {"memory.max": str(90 * MB), "memory.swap.max": "0", "memory.oom.group": "1",
+                       "pids.max": str(10 + cgroups.HELPERS)}
     assert group.enter_files == [str(group.memory / "cgroup.procs")]
 
 

@@ -131,8 +131,8 @@ def two(backend):
 @pytest.mark.parametrize("kind", BACKENDS)
 def test_a_sandbox_does_not_notice_its_neighbor(kind, backend):
     with two(backend if kind == "bubblewrap" else Podman()) as seen:
-        found = {channel: seen(channel) for channel in CHANNELS}
-    assert not {channel: pair for channel, pair in found.items() if pair[0] != pair[1]}
+        results = {channel: seen(channel) for channel in CHANNELS}
+    assert not {channel: pair for channel, pair in results.items() if pair[0] != pair[1]}
 
 
 def unprotected(line, data):

@@ -99,16 +99,16 @@ class _Tags(html.parser.HTMLParser):
 def test_students_text_is_text_on_the_page(text):
     hostile = f"<script>alert(1)</script></pre><img src=x onerror=y>'\"{text}\n{ONE}"
     mine = Answers.of({"a'<b>": hostile}, {})
-    found = page(report("<i>", {"<b>x": mine, "y{{ 1 }}": mine}, 0.5, worked=mine, earlier={
+    result = page(report("<i>", {"<b>x": mine, "y{{ 1 }}": mine}, 0.5, worked=mine, earlier={
         "<u>": mine}, left_out={"<s>": "<q>"}))
     tags = _Tags()
-    tags.feed(found)
+    tags.feed(result)
     assert tags.seen <= {"html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "h3",
                          "p", "table", "caption", "thead", "tbody", "tr", "th", "td", "a", "div",
                          "pre", "mark"}
     assert tags.attributes <= {"lang", "charset", "http-equiv", "content", "name", "href", "id",
                                "class", "scope"}
-    assert "\u202e" not in found and "y{{ 1 }}" in found
+    assert "\u202e" not in result and "y{{ 1 }}" in result
 
 
 def varied(number: int) -> str:
@@ -123,10 +123,10 @@ def varied(number: int) -> str:
                          min_size=2, max_size=2), min_size=1, max_size=6))
 def test_the_matrix_is_the_measure_of_every_pair(texts):
     class_ = [Answers.of({"a": first, "b": second}, {}) for first, second in texts]
-    found = matrix(class_, class_[:2])
+    result = matrix(class_, class_[:2])
     for (row, one), (column, other) in itertools.product(enumerate(class_), enumerate(class_[:2])):
-        assert found[row, column] == pytest.approx(similarity(one, other), abs=1e-6)
-    assert matrix(class_)[:, :2] == pytest.approx(found, abs=1e-6)
+        assert result[row, column] == pytest.approx(similarity(one, other), abs=1e-6)
+    assert matrix(class_)[:, :2] == pytest.approx(result, abs=1e-6)
 
 
 def test_the_median_counts_every_pair_of_students():
@@ -144,13 +144,13 @@ def test_the_median_counts_every_pair_of_students():
 def test_everybody_in_a_group_is_alike_and_no_pair_is_lost(seed, size, least):
     scores = np.random.default_rng(seed).random((size, size)).astype(np.float32)
     scores = (scores + scores.T) / 2
-    found = complete_linkage(scores, least)
-    together = {pair for group in found for pair in itertools.combinations(group, 2)}
+    result = complete_linkage(scores, least)
+    together = {pair for group in result for pair in itertools.combinations(group, 2)}
     assert all(scores[pair] >= np.float32(least) for pair in together)
     over = {pair for pair in itertools.combinations(range(size), 2) if scores[pair] >= least}
-    pairs, count = across(scores, found, least, 1000)
+    pairs, count = across(scores, result, least, 1000)
     assert set(pairs) | together == over and count == len(pairs)
-    for one, other in itertools.combinations(found, 2):  # no two groups could be one
+    for one, other in itertools.combinations(result, 2):  # no two groups could be one
         assert scores[np.ix_(one, other)].min() < least
 
 
@@ -181,10 +181,10 @@ def test_the_pair_that_is_shown_first_shares_names_and_comments_too():
 def test_a_page_has_an_end(monkeypatch):
     monkeypatch.setattr("grader.similarity.page.MOST_CODE", 100)
     students = {f"s{at:04}": of(ONE) for at in range(1200)}
-    found = page(report("lab", students, 0.6, worked=of(ONE), left_out={
+    result = page(report("lab", students, 0.6, worked=of(ONE), left_out={
         f"x{at}": "why" for at in range(700)}))
-    assert "not shown, to keep this page small" in found and "<pre>" not in found
-    assert "and 200 more" in found and "and 700 more" in found and len(found) < 200_000
+    assert "not shown, to keep this page small" in result and "<pre>" not in result
+    assert "and 200 more" in result and "and 700 more" in result and len(result) < 200_000
 
 
 def test_who_has_the_worked_solution_or_last_years_is_named():

@@ -40,11 +40,11 @@ def enter(course, released):
 
 def tables(path):
     """The exercises and the hints."""
-    found = []
+    collected = []
     for name in (f"{path.stem}.csv", f"{path.stem}-hints.csv"):
         with path.with_name(name).open() as file:
-            found.append(list(csv.DictReader(file)))
-    return found
+            collected.append(list(csv.DictReader(file)))
+    return collected
 
 
 def test_the_page_and_the_tables(course, enter, command, tmp_path):

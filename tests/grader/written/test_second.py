@@ -66,12 +66,12 @@ def fill(course, scores, comment=""):
 
 @pytest.mark.slow
 def test_the_draw_is_of_answers_that_a_person_scored_and_always_the_same(graded):
-    found = answers(graded)
-    assert {one.student for one in found} == set(STUDENTS[:4])
-    half = second.draw(found, 0.5)
+    result = answers(graded)
+    assert {one.student for one in result} == set(STUDENTS[:4])
+    half = second.draw(result, 0.5)
     assert len(half) == 2
     assert [one.id for one in half] == [one.id for one in second.draw(answers(graded), 0.5)]
-    assert len(second.draw(found, 0.01)) == 1 and len(second.draw(found, 1)) == 4
+    assert len(second.draw(result, 0.01)) == 1 and len(second.draw(result, 1)) == 4
 
 
 @pytest.mark.slow
@@ -180,11 +180,11 @@ def test_nothing_to_compare_says_what_comes_first(graded, capsys):
     ([(1, 1)] * 20 + [(1, 0)] * 5 + [(0, 1)] * 10 + [(0, 0)] * 15, 0.4),
 ])
 def test_weighted_kappa(scores, kappa):
-    found = weighted_kappa(scores)
-    assert found == kappa if kappa is None else found == pytest.approx(kappa)
+    result = weighted_kappa(scores)
+    assert result == kappa if kappa is None else result == pytest.approx(kappa)
 
 
 def test_agreement_has_differences_in_points():
     pairs = [ScorePair("a", "ada", "why", 4, 3, 4), ScorePair("b", "grace", "why", 4, 2, 0.5)]
-    found = agreement(pairs)
-    assert (found.count, found.mean_difference, found.bias) == (2, 1.25, -0.25)
+    result = agreement(pairs)
+    assert (result.count, result.mean_difference, result.bias) == (2, 1.25, -0.25)

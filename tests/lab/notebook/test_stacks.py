@@ -26,10 +26,10 @@ def log(tmp_path, monkeypatch):
 
 
 def test_each_rank_is_asked_on_its_own_node(log, capsys):
-    found = stacks.dump(7, log, 2)
-    assert [one.split("--nodelist=")[1].split()[0] for one in found] == ["node1", "node2"]
-    assert [one.split()[-4:] for one in found] == [["py-spy", "dump", "--pid", pid]
-                                                   for pid in ("11", "22")]
+    result = stacks.dump(7, log, 2)
+    assert [one.split("--nodelist=")[1].split()[0] for one in result] == ["node1", "node2"]
+    assert [one.split()[-4:] for one in result] == [["py-spy", "dump", "--pid", pid]
+                                                    for pid in ("11", "22")]
     assert capsys.readouterr().out.startswith("$ srun --jobid=7 --overlap")
 
 

@@ -9,8 +9,8 @@ from labkit.build.names import analyse
 
 
 def names(source):
-    found = analyse(ast.parse(source))
-    return set(found.binds), {use.name for use in found.uses} - set(dir(builtins))
+    analysis = analyse(ast.parse(source))
+    return set(analysis.binds), {use.name for use in analysis.uses} - set(dir(builtins))
 
 
 @pytest.mark.parametrize(("source", "binds", "uses"), [
@@ -81,9 +81,9 @@ def test_what_code_binds_and_needs(source, binds, uses):
 
 
 def test_imports_say_what_a_name_is():
-    found = analyse(ast.parse(
+    analysis = analyse(ast.parse(
         "import a.b\nimport c.d as e\nfrom f.g import h as i\nfrom . import j"))
-    assert found.imports == {"a": "a", "e": "c.d", "i": "f.g.h", "j": "..j"}
+    assert analysis.imports == {"a": "a", "e": "c.d", "i": "f.g.h", "j": "..j"}
 
 
 def test_a_star_import_is_found():

@@ -35,8 +35,8 @@ RUN = torchrun("--standalone")
     ("numactl --hardware; numactl -s; taskset --version && ", None),
     ("srun -c 4 bash -c 'exec taskset -c $SLURM_LOCALID \"$@\"' bash ", 1)])
 def test_the_ranks_have_the_cpus_that_their_launcher_may_use(job, launch, bound):  # noqa: F811
-    found = job(ONE_NODE + launch + RUN)
-    assert (found.run.bound, found.ranks_per_node, found.problems) == (bound, 2, ())
+    result = job(ONE_NODE + launch + RUN)
+    assert (result.run.bound, result.ranks_per_node, result.problems) == (bound, 2, ())
 
 
 @pytest.mark.parametrize("binder", ["taskset", "taskset -c", "taskset -c x", "taskset zz",

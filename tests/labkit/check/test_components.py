@@ -35,13 +35,13 @@ MIXED = SHEBANG + A100 + HETJOB + A10 + FIRST + SRUN + TRAIN
 
 
 def test_a_step_spans_the_components_in_order(job):  # noqa: F811
-    found = job(MIXED)
-    assert (found.problems, found.nodes, found.world_size) == ((), 3, 6)
-    assert [(one.nodes, one.gpus_per_node, one.gpu) for one in found.components] == [
+    result = job(MIXED)
+    assert (result.problems, result.nodes, result.world_size) == ((), 3, 6)
+    assert [(one.nodes, one.gpus_per_node, one.gpu) for one in result.components] == [
         (1, 2, "a100"), (2, 2, "a10")]
-    assert [node.component for node in found.run.placement] == [0, 1, 1]
-    assert found.directives == found.components[0].directives and found.allocated_nodes == 3
-    assert found.components[1].directives == {
+    assert [node.component for node in result.run.placement] == [0, 1, 1]
+    assert result.directives == result.components[0].directives and result.allocated_nodes == 3
+    assert result.components[1].directives == {
         "job-name": "mixed", "nodes": "2", "ntasks-per-node": "1", "gpus-per-node": "a10:2"}
 
 
@@ -60,14 +60,14 @@ RIGHT = [
 
 @pytest.mark.parametrize("text", RIGHT, ids=range(len(RIGHT)))
 def test_however_a_right_script_is_written_it_is_right(job, text):  # noqa: F811
-    found = job(text)
-    assert (found.problems, found.nodes, found.world_size) == ((), 3, 6)
-    assert [node.component for node in found.run.placement] == [0, 1, 1]
+    result = job(text)
+    assert (result.problems, result.nodes, result.world_size) == ((), 3, 6)
+    assert [node.component for node in result.run.placement] == [0, 1, 1]
 
 
 def test_nodes_of_components_may_have_different_numbers_of_gpus(job):  # noqa: F811
-    found = job(MIXED.replace("a100:2", "a100:4"))
-    assert (found.problems, found.world_size, found.run.size) == ((), 8, "1 x 4 + 2 x 2")
+    result = job(MIXED.replace("a100:2", "a100:4"))
+    assert (result.problems, result.world_size, result.run.size) == ((), 8, "1 x 4 + 2 x 2")
 
 
 WRONG = [
@@ -285,7 +285,7 @@ def test_the_script_of_lab_submit_has_no_problem(home):  # noqa: F811
                 '"9-3"', '"6-6"').replace("batch-size = 8", "batch-size = 16"))
         (script,) = scripts.render(layout.place(conf.read(path)))
         (home / script.path).write_text(script.text)
-        found = check.script(str(script.path), given=None)
-        assert (found.problems, found.notes) == ((), ())
-        assert [one.gpu for one in found.components] == ["a100", "a10"]
-        assert found.world_size == (8 if cluster else 4)
+        result = check.script(str(script.path), given=None)
+        assert (result.problems, result.notes) == ((), ())
+        assert [one.gpu for one in result.components] == ["a100", "a10"]
+        assert result.world_size == (8 if cluster else 4)

@@ -109,8 +109,8 @@ def in_process(words: list[str]) -> RunPlan:
 
 
 def without(line: str, flag: str) -> str:
-    shorter, found = re.subn(rf"{flag}( (?!--)\S+)* ?", "", line)
-    assert found == 1
+    shorter, result = re.subn(rf"{flag}( (?!--)\S+)* ?", "", line)
+    assert result == 1
     return shorter
 
 
@@ -139,17 +139,17 @@ def test_what_is_left_out_changes_no_figure():
 @pytest.mark.slow
 def test_a_check_has_the_figures_of_the_trainers_own_estimate(capsys):
     given = job(f"{TWO_BY_TWO} --global-batch-size 16", nodes=2, ranks=4)
-    found = check.figures(given, CARD, vocab_size=500)
+    result = check.figures(given, CARD, vocab_size=500)
     assert "on 8 virtual v100-sxm2-16gb" in capsys.readouterr().out
     plan = in_process(flags_for_estimate(given.flags, EstimateHardware(CARD, 4), 500))
-    assert found.milliseconds == 1000 * plan.seconds_per_iteration
-    assert found.tokens_per_second == 16 * 64 / plan.seconds_per_iteration
-    assert found.stages == tuple((stage.stage, stage.card, stage.total / 2**30,
-                                  stage.capacity / 2**30) for stage in plan.memory)
-    assert (found.bubble, found.communication, found.fits, found.card, found.parameters) == (
+    assert result.milliseconds == 1000 * plan.seconds_per_iteration
+    assert result.tokens_per_second == 16 * 64 / plan.seconds_per_iteration
+    assert result.stages == tuple((stage.stage, stage.card, stage.total / 2**30,
+                                   stage.capacity / 2**30) for stage in plan.memory)
+    assert (result.bubble, result.communication, result.fits, result.card, result.parameters) == (
         plan.bubble, plan.communication, True, "virtual v100-sxm2-16gb", plan.parameters)
-    assert 0 < found.bubble < 1 and 0 < found.communication < 1 and len(found.memory) == 2
-    assert found.peak_memory == max(found.memory) < found.capacity
+    assert 0 < result.bubble < 1 and 0 < result.communication < 1 and len(result.memory) == 2
+    assert result.peak_memory == max(result.memory) < result.capacity
 
 
 @pytest.mark.parametrize(("flags", "says"), [
@@ -246,6 +246,6 @@ def test_a_forged_log_convinces_nobody(tmp_path, monkeypatch):
     (tmp_path / "code" / "mine.sh").write_text(
         f"#!/bin/bash\necho 'fits: yes'\ntorchrun x/pretrain_gpt.py {MODEL}\n")
     monkeypatch.chdir(tmp_path)
-    found = check.figures(check.script("code/mine.sh", given=None), CARD)
+    result = check.figures(check.script("code/mine.sh", given=None), CARD)
     honest = in_process(flags_for_estimate(job().flags, EstimateHardware(CARD, 1), 50257))
-    assert found.milliseconds == 1000 * honest.seconds_per_iteration > 1
+    assert result.milliseconds == 1000 * honest.seconds_per_iteration > 1

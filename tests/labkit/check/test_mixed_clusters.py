@@ -37,14 +37,14 @@ LARGE = "--hidden-size 2048 --num-attention-heads 16 --seq-length 512 " \
 @pytest.mark.parametrize(("balance", "fits"), [("52-8", [True, True]), ("8-52", [True, False])])
 def test_each_stage_is_held_against_its_own_gpu(capsys, balance, fits):
     given = mixed(f"{LARGE} --balance {balance} --global-batch-size 8")
-    found = check.figures(given, cluster=MIXED, vocab_size=500)
+    result = check.figures(given, cluster=MIXED, vocab_size=500)
     plan = in_process(flags_for_estimate(given.flags, EstimateHardware("", 0, cluster=MIXED), 500))
-    assert found.milliseconds == 1000 * plan.seconds_per_iteration and found.fits == plan.fits
-    assert [(one.stage, one.gpu) for one in found.stages] == [(0, "a100-80gb"), (1, "a10")]
-    assert [one.fits for one in found.stages] == fits and found.fits == all(fits)
-    assert [round(one.capacity) for one in found.stages] == [79, 22]
-    assert found.capacity == plan.capacity / 2**30
-    assert ("CUDA out of memory" in capsys.readouterr().out) != found.fits
+    assert result.milliseconds == 1000 * plan.seconds_per_iteration and result.fits == plan.fits
+    assert [(one.stage, one.gpu) for one in result.stages] == [(0, "a100-80gb"), (1, "a10")]
+    assert [one.fits for one in result.stages] == fits and result.fits == all(fits)
+    assert [round(one.capacity) for one in result.stages] == [79, 22]
+    assert result.capacity == plan.capacity / 2**30
+    assert ("CUDA out of memory" in capsys.readouterr().out) != result.fits
 
 
 @pytest.mark.parametrize(("given", "cluster", "says"), [

@@ -24,8 +24,8 @@ def test_only_what_the_script_starts_with_an_ampersand_is_in_the_background(tmp_
     (tmp_path / "mine.sh").write_text("#!/bin/bash\ntorchrun one\ntorchrun two &\nwait\n")
     before = signal.signal(signal.SIGQUIT, caller)
     try:
-        found = record(tmp_path, "mine.sh")["launches"]
+        result = record(tmp_path, "mine.sh")["launches"]
     finally:
         signal.signal(signal.SIGQUIT, before)
-    assert [(entry["arguments"], entry["background"]) for entry in found] == [
+    assert [(entry["arguments"], entry["background"]) for entry in result] == [
         (["one"], False), (["two"], True)]

@@ -52,8 +52,8 @@ def test_a_job_with_too_few_gpus_is_told_what_to_request(job, header, body, says
 
 
 def test_nccl_without_a_device_only_prefers_gpus(job):  # noqa: F811
-    found = job(f"{SHEBANG}{ONE} --distributed-backend nccl\n")
-    assert found.problems == () and "(--distributed-backend nccl)" in found.notes[0]
+    result = job(f"{SHEBANG}{ONE} --distributed-backend nccl\n")
+    assert result.problems == () and "(--distributed-backend nccl)" in result.notes[0]
     assert job(f"{SHEBANG}{GPUS}{ONE} --distributed-backend nccl\n").notes == ()
 
 
@@ -74,9 +74,9 @@ PASSED = [("srun --cpus-per-task=$SLURM_CPUS_PER_TASK", "4"), ("srun -c4", "4"),
 
 @pytest.mark.parametrize(("srun", "cpus"), PASSED, ids=range(len(PASSED)))
 def test_srun_passes_the_cpus_on(job, srun, cpus):  # noqa: F811
-    found = job(SHEBANG + CPUS + ONE.replace("srun", srun) + "\n")
-    assert (found.notes, found.problems, found.run.cpus_per_task) == ((), (), cpus)
-    assert found.run.by_srun and found.cpus_per_node == 4
+    result = job(SHEBANG + CPUS + ONE.replace("srun", srun) + "\n")
+    assert (result.notes, result.problems, result.run.cpus_per_task) == ((), (), cpus)
+    assert result.run.by_srun and result.cpus_per_node == 4
 
 
 @pytest.mark.parametrize(("header", "body", "noted"), [
@@ -86,12 +86,12 @@ def test_srun_passes_the_cpus_on(job, srun, cpus):  # noqa: F811
     (CPUS, "srun true\n" + ONE.replace("srun ", ""), False), ("", ONE, False),
     (CPUS.replace("4", "1"), ONE, False)], ids=range(7))
 def test_cpus_that_srun_does_not_pass_on_are_a_note(job, capsys, header, body, noted):  # noqa: F811
-    found = job(f"{SHEBANG}{header}{body}\n")
-    assert found.problems == () and found.run.cpus_per_task == ""
+    result = job(f"{SHEBANG}{header}{body}\n")
+    assert result.problems == () and result.run.cpus_per_task == ""
     printed = capsys.readouterr().out
-    assert len(found.notes) == noted and ("Note" in printed) == noted
+    assert len(result.notes) == noted and ("Note" in printed) == noted
     assert all("Pass it on: srun --cpus-per-task=" in note and note in printed
-               for note in found.notes)
+               for note in result.notes)
 
 
 @pytest.mark.parametrize(("header", "srun", "says"), [
@@ -109,9 +109,9 @@ def test_srun_refuses_cpus_that_the_job_does_not_have(job, header, srun, says): 
 
 
 def test_a_header_with_a_wrong_number_of_cpus_is_a_problem(job):  # noqa: F811
-    found = job(f"{SHEBANG}{CPUS.replace('4', '4x')}{ONE}\n")
-    assert "#SBATCH: --cpus-per-task=4x: it must be a number of at least 1" in found.problems
-    assert found.cpus_per_node == 1
+    result = job(f"{SHEBANG}{CPUS.replace('4', '4x')}{ONE}\n")
+    assert "#SBATCH: --cpus-per-task=4x: it must be a number of at least 1" in result.problems
+    assert result.cpus_per_node == 1
 
 
 @pytest.mark.parametrize("header, srun", [
@@ -126,12 +126,12 @@ def test_srun_accepts_cpus_that_the_job_has(job, header, srun):  # noqa: F811
 
 def test_the_step_with_the_fewest_cpus_counts(job):  # noqa: F811
     start = TWO.partition("srun ")[2]
-    found = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
-                f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 -c1 {start} & wait\n")
-    assert (found.run.nodes, found.run.cpus_per_task, found.problems) == (2, "1", ())
-    found = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
-                f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 {start} & wait\n")
-    assert found.run.cpus_per_task == "" and "Pass it on" in found.notes[0]
+    result = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
+                 f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 -c1 {start} & wait\n")
+    assert (result.run.nodes, result.run.cpus_per_task, result.problems) == (2, "1", ())
+    result = job(f"{SHEBANG}{TWO_NODES}{CPUS}{FIRST}"
+                 f"srun -N1 -n1 -r0 -c4 {start} & srun -N1 -n1 -r1 {start} & wait\n")
+    assert result.run.cpus_per_task == "" and "Pass it on" in result.notes[0]
 
 
 @pytest.mark.parametrize("directives, gpus", [

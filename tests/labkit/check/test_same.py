@@ -40,10 +40,10 @@ def test_the_same(got, expected):
 
 @pytest.mark.parametrize(("got", "expected", "says"), OTHER)
 def test_what_differs_is_said_without_the_answer(got, expected, says):
-    found = difference(got, expected)
-    assert says in found
+    result = difference(got, expected)
+    assert says in result
     if isinstance(expected, float | int) and not isinstance(expected, bool):
-        assert str(expected) not in found.replace(str(got), "")
+        assert str(expected) not in result.replace(str(got), "")
 
 
 def test_a_tolerance_can_be_given():

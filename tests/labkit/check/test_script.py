@@ -76,10 +76,10 @@ RIGHT = [
 
 @pytest.mark.parametrize("text", RIGHT)
 def test_however_a_right_script_is_written_it_is_right(job, text):
-    found = job(text)
-    assert (found.problems, found.nodes, found.ranks_per_node, found.world_size) == ((), 2, 2, 4)
-    assert found.flags.micro_batch_size == 4 and found.flags.global_batch_size == 16
-    assert found.flags.data_path == "$LAB_HOME/data/x"
+    seen = job(text)
+    assert (seen.problems, seen.nodes, seen.ranks_per_node, seen.world_size) == ((), 2, 2, 4)
+    assert seen.flags.micro_batch_size == 4 and seen.flags.global_batch_size == 16
+    assert seen.flags.data_path == "$LAB_HOME/data/x"
 
 
 NODE_RANK = TWO_NODES + FIRST + IN_QUOTES.replace(MEET, "{meet}") + f" {TRAINER} {MODEL}'\n"
@@ -180,10 +180,10 @@ def test_a_script_that_trains_nothing_fails_with_the_reason(job, text, says):
 
 
 def test_the_flags_of_two_trainings_are_nobodys(job):
-    found = job(SHEBANG + torchrun("") * 2)
-    assert len(found.runs) == 2
+    result = job(SHEBANG + torchrun("") * 2)
+    assert len(result.runs) == 2
     with pytest.raises(Failed, match="2 times; the exercise asks for one run"):
-        _ = found.flags
+        _ = result.flags
 
 
 def test_nothing_of_the_workspace_is_touched(home, job):
@@ -214,16 +214,16 @@ def test_shipped_scripts_have_no_problems(home):
         if "#SBATCH" not in path.read_text():
             continue  # a helper, which jobs call
         if path.name == "my_trainer.sh":
-            found = check.program(f"code/{path.name}", "my_trainer.py")
+            result = check.program(f"code/{path.name}", "my_trainer.py")
         else:
-            found = check.script(f"code/{path.name}", given=None)
-        assert found.problems == found.notes == () and found.world_size >= 2
+            result = check.script(f"code/{path.name}", given=None)
+        assert result.problems == result.notes == () and result.world_size >= 2
 
 
 def test_the_classic_script_is_understood(home):
     text = (Path(__file__).parents[2] / "jobs" / "classic.sh").read_text()
     (home / "code" / "classic.sh").write_text(text)
-    found = check.script("code/classic.sh", given=None)
-    assert found.problems == () and found.world_size == 4
-    nccl, cpus = found.notes
+    result = check.script("code/classic.sh", given=None)
+    assert result.problems == () and result.world_size == 4
+    nccl, cpus = result.notes
     assert "--gpus-per-node=2" in nccl and "--cpus-per-task=32" in cpus

@@ -50,15 +50,15 @@ def written(folder: Path, text: str, name: str = "toy.py") -> Path:
 def test_whatever_a_file_does_in_one_case_the_others_are_scored(tmp_path, capfd):
     contest = toy(8, seconds=2)
     with LocalPlayer(contest, written(tmp_path, HOSTILE)) as player:
-        found = play(contest, contest.open_cases(), player.ask)
+        outcome = play(contest, contest.open_cases(), player.ask)
         process = player.process
     assert process.poll() is not None
-    assert [one.kind for one in found] == [
+    assert [one.kind for one in outcome] == [
         "out of time", "crash", "error", "not a plain value", "not a plain value", "error",
         "no multiple", "", ""]
-    assert found[0].reason == "no answer after 2 s" and "exit code 3" in found[1].reason
-    assert found[6].reason == "[] is no multiple of 7"  # it sees none of the student's files
-    assert all(one.score == FLOOR for one in found[:7]) and found[7].score == 1.0
+    assert outcome[0].reason == "no answer after 2 s" and "exit code 3" in outcome[1].reason
+    assert outcome[6].reason == "[] is no multiple of 7"  # it sees none of the student's files
+    assert all(one.score == FLOOR for one in outcome[:7]) and outcome[7].score == 1.0
     said = capfd.readouterr()
     assert "case 8" in said.err and "case" not in said.out
     line = next(number for number, one in enumerate(HOSTILE.splitlines(), 1) if "raise" in one)
@@ -73,9 +73,9 @@ def test_a_file_that_cannot_be_run_is_disqualified_everywhere(tmp_path, text, re
     written(tmp_path, "", "neighbor.py")
     contest = toy()
     with LocalPlayer(contest, written(tmp_path, text)) as player:
-        found = play(contest, contest.open_cases(), player.ask)
-    assert len({(one.kind, one.reason) for one in found}) == 1
-    assert found[0].kind in ("error", "crash") and reason in found[0].reason
+        outcome = play(contest, contest.open_cases(), player.ask)
+    assert len({(one.kind, one.reason) for one in outcome}) == 1
+    assert outcome[0].kind in ("error", "crash") and reason in outcome[0].reason
 
 
 def test_the_command_shows_cases_ghosts_and_reasons(tmp_path, capsys):

@@ -79,14 +79,14 @@ def test_the_ideal_can_be_reached():
     ([["F0"] * 10**4] * 2, "no schedule", "far too many"), ([[0.5]], "no schedule", "0.5"),
     (float("nan"), "no schedule", ""), ([[[["F0"]]]], "no schedule", "")])
 def test_what_cannot_run_is_disqualified_with_its_reason_and_a_hint(answer, kind, reason):
-    found = outcome(answer)
-    assert (found.kind, found.score) == (kind, FLOOR) and reason in found.reason
-    assert found.hint and len(found.reason) <= 1000
+    result = outcome(answer)
+    assert (result.kind, result.score) == (kind, FLOOR) and reason in result.reason
+    assert result.hint and len(result.reason) <= 1000
 
 
 def test_a_naive_pipeline_counts_and_is_last_but_for_the_disqualified():
-    found = outcome(one_at_a_time(CASE))
-    assert not found.kind and FLOOR < found.score < outcome(to_text(BUILT_IN["1f1b"](2, 4))).score
+    result = outcome(one_at_a_time(CASE))
+    assert not result.kind and FLOOR < result.score < outcome(to_text(BUILT_IN["1f1b"](2, 4))).score
 
 
 def test_chunks_share_a_stages_memory():

@@ -204,9 +204,9 @@ def test_splits_that_are_timed_together_take_as_long_as_alone(group):
 
 def test_ghosts_rank_as_their_ideas_do():
     cases = CONTEST.open_cases()[:2]
-    found = {name: points(played) for name, played in ghosts(CONTEST, cases).items()}
-    assert found["even"] < found["proportional"] < found["amp"] < found["balanced"] < 100
-    assert found["proportional"] < found["fasop"] < found["balanced"]
+    results = {name: points(played) for name, played in ghosts(CONTEST, cases).items()}
+    assert results["even"] < results["proportional"] < results["amp"] < results["balanced"] < 100
+    assert results["proportional"] < results["fasop"] < results["balanced"]
 
 
 @pytest.mark.slow

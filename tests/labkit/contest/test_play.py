@@ -23,26 +23,26 @@ def test_every_case_is_scored_and_one_that_fails_stops_no_other():
             raise CannotCross("a set")
         return Raised(("KeyError",), "'y'") if given["x"] == 2 else 4 * given["x"]
 
-    found = play(toy(), toy().open_cases(), ask)
-    assert [(one.case, one.kind, one.score) for one in found] == [
+    outcome = play(toy(), toy().open_cases(), ask)
+    assert [(one.case, one.kind, one.score) for one in outcome] == [
         ("small 1", "not a plain value", FLOOR), ("small 2", "error", FLOOR), ("small 3", "", 0.25),
         ("large 1", "", 0.25)]
-    assert "raised KeyError: 'y'" in found[1].reason and found[1].hint
-    assert found[2].note == "4 times x"
+    assert "raised KeyError: 'y'" in outcome[1].reason and outcome[1].hint
+    assert outcome[2].note == "4 times x"
 
 
 def test_points_are_a_geometric_mean():
-    found = play(toy(2), toy(2).open_cases(), lambda given: 4 * given["x"] if given["x"] == 1
-                 else given["x"] if given["x"] == 2 else "nothing")
-    assert points_by_group(found) == {"small": 50.0, "large": 1.0}
-    assert points(found) == round(100 * (0.25 * 1 * FLOOR) ** (1 / 3), 2)
+    outcome = play(toy(2), toy(2).open_cases(), lambda given: 4 * given["x"] if given["x"] == 1
+                   else given["x"] if given["x"] == 2 else "nothing")
+    assert points_by_group(outcome) == {"small": 50.0, "large": 1.0}
+    assert points(outcome) == round(100 * (0.25 * 1 * FLOOR) ** (1 / 3), 2)
 
 
 def test_ghosts_are_scored_as_a_student_with_the_same_answers():
     cases = toy().open_cases()
-    found = ghosts(toy(), cases)
-    assert found["twice"] == play(toy(), cases, lambda given: 2 * given["x"])
-    assert points(found["x itself"]) == 100 and points(found["twice"]) == 50
+    scores = ghosts(toy(), cases)
+    assert scores["twice"] == play(toy(), cases, lambda given: 2 * given["x"])
+    assert points(scores["x itself"]) == 100 and points(scores["twice"]) == 50
     # What a ghost returns is copied and judged as a student's is.
     assert {one.kind for one in play(toy(), cases, ghost(lambda case: {case["x"]}))} == {
         "not a plain value"}
@@ -117,5 +117,5 @@ def test_the_guides_contest_can_be_played():
 def test_every_contest_that_ships_can_be_played(name):
     contest = catalog.find(name)
     for cases in (contest.open_cases(), contest.secret_cases("any")):
-        found = ghosts(contest, cases[::4])  # a search of its own for each case
-        assert any(not one.kind for outcomes in found.values() for one in outcomes)
+        scores = ghosts(contest, cases[::4])  # a search of its own for each case
+        assert any(not one.kind for outcomes in scores.values() for one in outcomes)

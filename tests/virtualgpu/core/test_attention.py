@@ -29,7 +29,7 @@ def errors():
     """{(kernel, dtype, pass): errors of the modeled rates}"""
     tables = json.loads(RECORD.read_text())["parts"]["rates"]["result"]["tables"]
     (rows,) = (table["rows"] for table in tables if table["title"] == "Attention")
-    found = defaultdict(list)
+    actual = defaultdict(list)
     for call, *_, measured, _ in rows:
         if match := CALL.match(call):
             kernel, dtype, length, width, causal, direction = match.groups()
@@ -37,8 +37,8 @@ def errors():
                                         int(length),
                                   bool(causal))
             rate = attention_rate(H100, dtype, attention)
-            found[kernel.lower(), dtype, direction].append(rate / measured / 1e12 - 1)
-    return found
+            actual[kernel.lower(), dtype, direction].append(rate / measured / 1e12 - 1)
+    return actual
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

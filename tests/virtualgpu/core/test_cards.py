@@ -27,8 +27,8 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_the_card_of_a_product(product):
-    found = card_by_product(product)
-    assert (found and found.name) == PRODUCTS[product]
+    result = card_by_product(product)
+    assert (result and result.name) == PRODUCTS[product]
 
 
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS)

@@ -26,8 +26,8 @@ def attended(fused, *rest, value=K, is_causal=True):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_flash_attention(is_causal):
     name = "aten._scaled_dot_product_flash_attention"
-    found = attended(aten._scaled_dot_product_flash_attention, is_causal=is_causal)
-    forward, backward = found[name], found[f"{name}_backward"]
+    result = attended(aten._scaled_dot_product_flash_attention, is_causal=is_causal)
+    forward, backward = result[name], result[f"{name}_backward"]
     # A matrix multiplication is 2 x 8 heads x 64 x 48 x 32 = 1,572,864 FLOPs: Q K^T and P V
     # forward; Q K^T, dO V^T, P^T dO, dS K, dS^T Q backward. A causal mask halves them.
     whole = 2 if is_causal else 1
@@ -44,9 +44,9 @@ def test_flash_attention(is_causal):
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_memory_efficient_attention_with_narrow_values(is_causal):
     name = "aten._scaled_dot_product_efficient_attention"
-    found = attended(aten._scaled_dot_product_efficient_attention, None, True,
-                     value=(2, 4, 48, 16), is_causal=is_causal)
-    forward, backward = found[name], found[f"{name}_backward"]
+    result = attended(aten._scaled_dot_product_efficient_attention, None, True,
+                      value=(2, 4, 48, 16), is_causal=is_causal)
+    forward, backward = result[name], result[f"{name}_backward"]
     # P V, dO V^T, and P^T dO are 16 wide, so half of 1,572,864 FLOPs each.
     whole = 2 if is_causal else 1
     assert forward.flops == (1572864 + 786432) // whole
@@ -104,9 +104,9 @@ def test_a_transposed_convolution_does_not_multiply_the_zeros_between(stride):
         x, weight = meta(2, 8, 6, 6, grad=True), meta(8, 5, 4, 4, grad=True)
         y = F.conv_transpose2d(x, weight, stride=stride)
         y.backward(meta(*y.shape))
-    found = works(program)
+    result = works(program)
     size = 5 * stride + 4
-    forward, backward = found["aten.convolution"], found["aten.convolution_backward"]
+    forward, backward = result["aten.convolution"], result["aten.convolution_backward"]
     assert forward.gemm.flops == 2 * 2 * 8 * 6 * 6 * 5 * 4 * 4
     assert forward.bytes == 4 * (576 + 640 + 2 * 5 * size * size)
     assert backward.gemm.flops == 2 * forward.gemm.flops

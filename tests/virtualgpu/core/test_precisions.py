@@ -78,14 +78,14 @@ def test_block_scales_where_pytorch_has_no_kernel(name, recipe, error, said):
     ("h100-80gb", "blockwise", "sm90_xmma_gemm_e4m3e4m3_"),
     ("b200", "mxfp8", "nvjet_sm100_qqtst_"), ("b200", "nvfp4", "nvjet_sm100_ootst_")])
 def test_a_scaled_matrix_multiplication_runs_in_its_dtype(name, recipe, kernel):
-    plan, found = multiply(name, recipe)
+    plan, result = multiply(name, recipe)
     product = plan.work.gemm
     assert product.dtype == ("fp4" if recipe == "nvfp4" else "fp8")
     assert product.flops == 2 * 256 * 384 * 512
     elements = 256 * 512 + 512 * 384
     scales = sum(one.numel() * one.element_size() for one in SCALES[recipe])
     assert plan.work.bytes == elements // (1 + (recipe == "nvfp4")) + scales + 2 * 256 * 384
-    assert found.name.startswith(kernel)
+    assert result.name.startswith(kernel)
 
 
 def test_gradients_in_e5m2_have_a_kernel_of_their_own():

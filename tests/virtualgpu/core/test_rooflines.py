@@ -48,13 +48,13 @@ def meta(*shape, **how):
 
 def test_a_large_product_is_bound_by_arithmetic():
     """[1280, 4096] x [4096, 2560] in fp16: tiles of 256 x 128 cover it in 5 x 20 = 100, a wave."""
-    (found,) = seconds(once(lambda: (meta(1280, 4096, dtype=torch.float16),
-                                     meta(4096, 2560, dtype=torch.float16)), torch.mm)).values()
+    (result,) = seconds(once(lambda: (meta(1280, 4096, dtype=torch.float16),
+                                      meta(4096, 2560, dtype=torch.float16)), torch.mm)).values()
     per_sm = 100e12 * 0.5 / 100
     arithmetic = 2 * 256 * 128 * (4096 + RAMP) / per_sm
     bytes_moved = 2 * (1280 * 4096 + 4096 * 2560 + 1280 * 2560)
     assert arithmetic > bytes_moved / 0.5e12
-    assert found == pytest.approx(arithmetic + 1e-6, rel=1e-12)
+    assert result == pytest.approx(arithmetic + 1e-6, rel=1e-12)
 
 
 def test_a_partial_wave_costs_a_whole_one():
@@ -65,16 +65,16 @@ def test_a_partial_wave_costs_a_whole_one():
 
 
 def test_an_elementwise_kernel_is_bound_by_memory():
-    found = seconds(once(lambda: (meta(2**24), meta(2**24)), torch.add))
-    assert found == {"aten.add": pytest.approx(3 * 4 * 2**24 / 0.5e12 + 1e-6, rel=1e-12)}
+    measured = seconds(once(lambda: (meta(2**24), meta(2**24)), torch.add))
+    assert measured == {"aten.add": pytest.approx(3 * 4 * 2**24 / 0.5e12 + 1e-6, rel=1e-12)}
 
 
 def test_a_thin_product_is_bound_by_memory():
     """A vector times a matrix reads the matrix."""
     slow = replace(CARD, bandwidth=1e11)
-    found = seconds(once(lambda: (meta(8, 16384), meta(16384, 16384)), torch.mm), slow)
+    measured = seconds(once(lambda: (meta(8, 16384), meta(16384, 16384)), torch.mm), slow)
     moved = 4 * (8 * 16384 + 16384**2 + 8 * 16384)
-    assert found == {"aten.mm": pytest.approx(moved / 0.5e11 + 1e-6, rel=1e-12)}
+    assert measured == {"aten.mm": pytest.approx(moved / 0.5e11 + 1e-6, rel=1e-12)}
 
 
 def test_tiny_kernels_go_at_the_host_s_pace():
@@ -145,16 +145,16 @@ def test_an_odd_vocabulary_is_slow_in_fp16():
 
 def test_bytes_are_of_what_is_touched():
     rules = {name: RULES[name] for name in ("aten.embedding", "aten.copy_", "aten.sum")}
-    words, rows, found = meta(50000, 64), meta(10, dtype=torch.int64), meta(10, 64)
-    assert rules["aten.embedding"]((words, rows), (found,)).bytes == 10 * 8 + 2 * 10 * 64 * 4
+    words, rows, result = meta(50000, 64), meta(10, dtype=torch.int64), meta(10, 64)
+    assert rules["aten.embedding"]((words, rows), (result,)).bytes == 10 * 8 + 2 * 10 * 64 * 4
     half = meta(64, dtype=torch.float16)
     assert rules["aten.copy_"]((half, meta(64)), (half,)).bytes == 64 * (2 + 4)
     assert rules["aten.sum"]((words,), (meta(()),)) == KernelWork(50000 * 64 * 4 + 4, kernels=2)
 
 
 def test_what_is_spread_is_read_once():
-    found = seconds(once(lambda: (meta(4096, 4096), meta(4096, 1).expand(4096, 4096)), torch.add))
-    assert found["aten.add"] == pytest.approx(4 * (2 * 4096**2 + 4096) / 0.5e12 + 1e-6, rel=1e-12)
+    seen = seconds(once(lambda: (meta(4096, 4096), meta(4096, 1).expand(4096, 4096)), torch.add))
+    assert seen["aten.add"] == pytest.approx(4 * (2 * 4096**2 + 4096) / 0.5e12 + 1e-6, rel=1e-12)
 
 
 def test_streams_overlap_and_wait():

@@ -29,9 +29,9 @@ def accounted(program):
         ledger.start()
         program(ledger)
         ledger.stop()
-    found = measure(ledger)
-    json.dumps(found, allow_nan=False)  # data, and nothing else
-    return found
+    measured = measure(ledger)
+    json.dumps(measured, allow_nan=False)  # data, and nothing else
+    return measured
 
 
 def training(steps, update):
@@ -68,14 +68,14 @@ def with_mark(model, optimizer, ledger):
     (by_hand, "repetition of operations"), (with_optimizer, "optimizer steps (SGD)"),
     (with_mark, "marked steps")])
 def test_steps_are_found_and_the_report_says_how(update, found_by):
-    found = accounted(training(5, update))
-    assert found["step"]["found_by"] == found_by
-    assert found["step"]["count"] == 5
+    result = accounted(training(5, update))
+    assert result["step"]["found_by"] == found_by
+    assert result["step"]["count"] == 5
     # Two micro-batches; each of the two linear layers needs the gradient of its input, too.
     rows = 2 * 4 * 32
-    assert found["flops"]["model_per_step"] == 3 * 2 * rows * (H * H + H * 512)
-    assert found["tokens"]["per_step"] == rows
-    assert found["tokens"]["per_second"] == rows / found["step"]["seconds"]
+    assert result["flops"]["model_per_step"] == 3 * 2 * rows * (H * H + H * 512)
+    assert result["tokens"]["per_step"] == rows
+    assert result["tokens"]["per_second"] == rows / result["step"]["seconds"]
 
 
 def test_the_time_of_a_step_is_the_gpu_s_and_not_the_host_s():
@@ -86,18 +86,18 @@ def test_the_time_of_a_step_is_the_gpu_s_and_not_the_host_s():
             a @ a
             ledger.mark()
         assert ledger.gpu.clock.host < 1e-3
-    found = accounted(program)
-    each = found["step"]["kernel_seconds"]
-    assert found["step"]["seconds"] == pytest.approx(each, rel=1e-3) and each > 0.01
-    assert found["flops"]["mfu"] == pytest.approx(2 * 8192**3 / 19.5e12 / each, rel=1e-3)
+    result = accounted(program)
+    each = result["step"]["kernel_seconds"]
+    assert result["step"]["seconds"] == pytest.approx(each, rel=1e-3) and each > 0.01
+    assert result["flops"]["mfu"] == pytest.approx(2 * 8192**3 / 19.5e12 / each, rel=1e-3)
 
 
 def test_a_program_that_does_not_repeat_itself_has_no_steps():
     def program(_ledger):
         for size in range(10, 60):
             torch.empty(size, size, device="meta").add_(1)
-    found = accounted(program)
-    assert found["step"] is None and found["flops"] is None and found["tokens"] is None
+    result = accounted(program)
+    assert result["step"] is None and result["flops"] is None and result["tokens"] is None
 
 
 def test_repetition_is_a_step_only_if_something_is_computed():
@@ -151,11 +151,11 @@ def test_mfu_weighs_every_dtype_by_its_own_peak():
                 a = torch.empty(2048, 2048, dtype=dtype, device="meta")
                 a @ a
             ledger.mark()
-    found = accounted(program)
+    result = accounted(program)
     one = 2 * 2048**3
     ideal = one / 19.5e12 + one / 312e12
-    assert found["flops"]["mfu"] == pytest.approx(ideal / found["step"]["seconds"])
-    assert found["flops"]["peak_tflops"] == {"fp32": 19.5, "bf16": 312}
+    assert result["flops"]["mfu"] == pytest.approx(ideal / result["step"]["seconds"])
+    assert result["flops"]["peak_tflops"] == {"fp32": 19.5, "bf16": 312}
 
 
 def test_scores_that_flash_attention_computes_again_count_for_the_hardware_only():
@@ -168,10 +168,10 @@ def test_scores_that_flash_attention_computes_again_count_for_the_hardware_only(
         for _ in range(3):
             torch.ops.aten._scaled_dot_product_flash_attention(q, q, q)[0].sum().backward()
             ledger.mark()
-    found = accounted(program)["flops"]
+    result = accounted(program)["flops"]
     product = 2 * batch * heads * rows * rows * width
-    assert (found["model_per_step"], found["recomputed_per_step"]) == (6 * product, product)
-    assert found["hfu"] == pytest.approx(7 / 6 * found["mfu"])
+    assert (result["model_per_step"], result["recomputed_per_step"]) == (6 * product, product)
+    assert result["hfu"] == pytest.approx(7 / 6 * result["mfu"])
 
 
 def test_operations_without_a_cost_rule_are_named_with_their_share():
@@ -179,9 +179,9 @@ def test_operations_without_a_cost_rule_are_named_with_their_share():
         a = torch.empty(64, 64, device="meta")
         a @ a
         torch.cummax(a, 0)
-    found = accounted(program)["without_cost_rule"]
-    assert [each["name"] for each in found["operations"]] == ["aten.cummax"]
-    assert found["operations"][0]["calls"] == 1 and 0 < found["share_of_kernel_time"] < 1
+    result = accounted(program)["without_cost_rule"]
+    assert [each["name"] for each in result["operations"]] == ["aten.cummax"]
+    assert result["operations"][0]["calls"] == 1 and 0 < result["share_of_kernel_time"] < 1
 
 
 def test_assumptions_are_listed_with_their_place_and_how_often():
@@ -202,9 +202,9 @@ def test_the_report_has_the_whole_run_s_peaks():
             ledger.gpu.memory.reset_peaks()
         return torch.empty(2**20, device="meta")
 
-    found = [accounted(functools.partial(program, resets=resets))["memory"]
-             for resets in (True, False)]
-    assert found[0] == found[1] and found[0]["peak_reserved_bytes"] == 2**26
+    results = [accounted(functools.partial(program, resets=resets))["memory"]
+               for resets in (True, False)]
+    assert results[0] == results[1] and results[0]["peak_reserved_bytes"] == 2**26
 
 
 def test_to_be_accounted_for_changes_neither_time_nor_memory():

@@ -75,9 +75,9 @@ def test_chakra_nodes_depend_on_those_that_wrote_what_they_read():
         torch.empty(64, 64, device="meta").add_(1)  # perhaps where d was
         recorder.stop()
     nodes = nodes_of(chakra.text(A100, HERE, recorder.notes))
-    found = {number: (node.name, list(node.data_deps)) for number, node in nodes.items()}
-    assert found == {1: ("aten::ones", []), 2: ("aten::zeros", []), 3: ("aten::mm", [1, 2]),
-                     4: ("aten::add_", [1]), 5: ("aten::add", [3, 4]), 6: ("aten::add_", [])}
+    results = {number: (node.name, list(node.data_deps)) for number, node in nodes.items()}
+    assert results == {1: ("aten::ones", []), 2: ("aten::zeros", []), 3: ("aten::mm", [1, 2]),
+                       4: ("aten::add_", [1]), 5: ("aten::add", [3, 4]), 6: ("aten::add_", [])}
     assert [list(node.ctrl_deps) for node in nodes.values()] == [[], [1], [2], [3], [4], [5]]
 
 

@@ -88,9 +88,9 @@ def test_adamw_keeps_two_moments_of_every_parameter(foreach):
             model(data()).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    found = at_peak(ledger)
-    assert found["optimizer_state"] == 2 * found["parameters"] == 2 * LAYERS * W
-    assert found["gradients"] == LAYERS * W and "other" not in found
+    peak = at_peak(ledger)
+    assert peak["optimizer_state"] == 2 * peak["parameters"] == 2 * LAYERS * W
+    assert peak["gradients"] == LAYERS * W and "other" not in peak
 
 
 def test_gradients_that_are_views_of_a_bucket_count_once_as_gradients():
@@ -104,10 +104,10 @@ def test_gradients_that_are_views_of_a_bucket_count_once_as_gradients():
         optimizer = torch.optim.SGD(model.parameters())
         model(data()).sum().backward()
         optimizer.step()
-    found = at_peak(ledger)
-    assert found["gradients"] == LAYERS * W and found["parameters"] == LAYERS * W
+    peak = at_peak(ledger)
+    assert peak["gradients"] == LAYERS * W and peak["parameters"] == LAYERS * W
     # Before a weight's gradient is added to the bucket, it is temporary, with its layer's output's.
-    assert found["temporary"] == W + X
+    assert peak["temporary"] == W + X
 
 
 def test_main_grad_is_a_gradient():
@@ -175,9 +175,9 @@ def test_recomputation_inside_a_function_s_own_backward_is_reported():
         for _ in range(2):
             Again.apply(x, weight).sum().backward()
             ledger.mark()
-    found = measure(ledger)
-    assert not found["flops"]["recomputation_identified"]
-    assert "3.00 times" in found["assumptions"][0]["text"]
+    measured = measure(ledger)
+    assert not measured["flops"]["recomputation_identified"]
+    assert "3.00 times" in measured["assumptions"][0]["text"]
 
 
 def test_buffers_and_what_the_program_keeps():
@@ -190,8 +190,8 @@ def test_buffers_and_what_the_program_keeps():
             model(data()).sum().backward()
             optimizer.step()
         del kept
-    found = at_peak(ledger)
-    assert found["buffers"] == W and found["other"] == 2 * W
+    peak = at_peak(ledger)
+    assert peak["buffers"] == W and peak["other"] == 2 * W
 
 
 def test_results_that_no_backward_pass_needs_are_temporary():
@@ -209,11 +209,11 @@ def test_what_lives_when_memory_runs_out_in_a_forward_pass_is_activations():
             while True:
                 kept.append(kept[-1].repeat(8, 1).exp())
         ledger.stop()
-        found = at_peak(ledger)
+        peak = at_peak(ledger)
         del model
     # Temporary: the operand of the last exponential that fitted.
-    assert found == {"parameters": LAYERS * W, "temporary": kept[-1].nbytes,
-                     "activations": sum(tensor.nbytes for tensor in kept)}
+    assert peak == {"parameters": LAYERS * W, "temporary": kept[-1].nbytes,
+                    "activations": sum(tensor.nbytes for tensor in kept)}
 
 
 def test_parameters_are_known_even_where_the_program_has_dropped_its_model():
@@ -275,9 +275,9 @@ def test_an_optimizer_of_ones_own_has_master_weights_moments_and_gradients():
         torch._fused_adamw_([states[0]], [gradients], [states[1]], [states[2]], [], [count],
                             lr=0.1, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
                             amsgrad=False, maximize=False)
-    found = at_peak(ledger)
-    assert (found["gradients"], found["optimizer_state"]) == (W, 3 * W)
-    assert found["parameters"] == W // 2
+    peak = at_peak(ledger)
+    assert (peak["gradients"], peak["optimizer_state"]) == (W, 3 * W)
+    assert peak["parameters"] == W // 2
 
 
 def test_numbers_that_change_from_step_to_step_do_not_hide_the_repetition():

@@ -31,6 +31,6 @@ def run(name, *arguments, gpus="h100", nodes=1, present=None, values=2**20, assu
 
 def printed(*args, **kwargs):
     """What all ranks printed; none may fail."""
-    found = run(*args, **kwargs)
-    assert [rank.error for rank in found] == [None] * len(found)
-    return [rank.value for rank in found]
+    result = run(*args, **kwargs)
+    assert [rank.error for rank in result] == [None] * len(result)
+    return [rank.value for rank in result]

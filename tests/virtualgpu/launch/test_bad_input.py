@@ -141,9 +141,9 @@ def test_a_rank_that_ends_early_is_named(tmp_path, what, message):
     pids = tmp_path / "pids"
     ranks = virtualgpu.run(ended_by(what, pids), "h100:2")
     assert message in ranks[1].error and ranks[0].error
-    found = list(map(int, pids.read_text().split()))
-    assert len(found) == 4
-    until(lambda: all(map(over, found)))
+    collected = list(map(int, pids.read_text().split()))
+    assert len(collected) == 4
+    until(lambda: all(map(over, collected)))
 
 
 def test_a_rank_that_exits_early_is_not_waited_for(tmp_path):

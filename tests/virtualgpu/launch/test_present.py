@@ -64,15 +64,15 @@ def symmetric():
 @pytest.mark.parametrize("program, ranks", [
     (by_mesh, [0, 2]), (by_group, [0, 2]), (by_library, [0, 1, 2, 3]), (symmetric, [0])])
 def test_one_rank_of_each_stage(capfd, program, ranks):
-    found = stages.run(parse("h100:4"), Settings(), program)
-    assert [(rank.error, rank.value) for rank in found] == [(None, rank) for rank in ranks]
+    result = stages.run(parse("h100:4"), Settings(), program)
+    assert [(rank.error, rank.value) for rank in result] == [(None, rank) for rank in ranks]
     said = capfd.readouterr().err
     assert ("restarting with one process" in said) == (len(ranks) > 1)
     if program is by_mesh:
         assert ("a device mesh with 2 pipeline stages; restarting with one process for each of "
                 "ranks 0, 2\n") in said
         everyone = run_ranks(parse("h100:4"), Settings(), program)
-        assert [rank.seconds for rank in found] == pytest.approx(
+        assert [rank.seconds for rank in result] == pytest.approx(
             [everyone[rank].seconds for rank in ranks], rel=1e-9)
 
 
@@ -113,8 +113,8 @@ def test_gloo_does_not_wait_for_ranks_that_are_not_present(present):
             dist.all_reduce(on_gpu)
         return dist.get_backend(), total.item(), ranks, last, on_gpu.tolist()
 
-    found = run_ranks(parse("h100:4"), Settings(), control, present)
+    results = run_ranks(parse("h100:4"), Settings(), control, present)
     ranks = [0] * 4 if present == [0] else [0, 0, 2, 2]
-    assert [(rank.error, rank.value) for rank in found] == [
+    assert [(rank.error, rank.value) for rank in results] == [
         (None, ("gloo", sum(ranks), ranks, [ranks[3]], [4.0, 4.0]))] * len(present)
-    assert all("broadcast_object_list" in str(rank.assumptions) for rank in found)
+    assert all("broadcast_object_list" in str(rank.assumptions) for rank in results)

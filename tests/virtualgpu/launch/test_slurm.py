@@ -24,8 +24,8 @@ def expect_one_report(name, text, error, ranks):
         ranks: how many there were.
     """
     assert len(re.findall(r"step 2 loss \d", text)) == 1, text + error
-    found = re.findall(r"tensor\(\[(\S+)\]", text)
-    assert len(found) == ranks and len({*found}) == 1, text
+    matches = re.findall(r"tensor\(\[(\S+)\]", text)
+    assert len(matches) == ranks and len({*matches}) == 1, text
     assert error.count(f"virtualrun: {ranks} x virtual h100-80gb") == 1, error
     assert all(line.startswith("virtualrun: ") for line in error.splitlines()), error
     assert not [process for process in psutil.process_iter(["cmdline"])

@@ -126,7 +126,7 @@ SYMMETRIC = (ddp, zero, fsdp1, fsdp2, hsdp, tensor_and_sequence, two_dimensions,
 def measured(gpu, programs):
     """Return each program's seconds, exposed seconds, bytes that it takes at the peak, and seconds
     of each collective, by the program's name."""
-    found = {}
+    collected = {}
     gc.disable()  # or it would free what an earlier program has left
     for program in programs:
         dist.barrier()
@@ -138,10 +138,10 @@ def measured(gpu, programs):
         torch.cuda.synchronize()
         collectives = {name: seconds - before.get(name, 0.0) for name, seconds in gpu.busy.items()
                        if name in COSTS and seconds > before.get(name, 0.0)}
-        found[program.__name__] = (gpu.clock.host - start, gpu.exposed - exposed,
-                                   torch.cuda.max_memory_allocated() - held, collectives)
+        collected[program.__name__] = (gpu.clock.host - start, gpu.exposed - exposed,
+                                       torch.cuda.max_memory_allocated() - held, collectives)
     check_complete()
-    return found
+    return collected
 
 
 def symmetric(present):
@@ -158,7 +158,7 @@ def books(present):
 
     become("h100", present, RANKS)
     dist.init_process_group("nccl")
-    x, group, found = torch.empty(2**20, device="cuda"), dist.group.WORLD, {}
+    x, group, actual = torch.empty(2**20, device="cuda"), dist.group.WORLD, {}
     dist.all_reduce(x)
     start = torch.cuda.memory_allocated()
     for name, call in {
@@ -174,12 +174,12 @@ def books(present):
         levels.append(torch.cuda.memory_allocated() - start)
         del result
         levels.append(torch.cuda.memory_allocated() - start)
-        found[name] = [level / 2**20 for level in levels]
+        actual[name] = [level / 2**20 for level in levels]
     for _ in range(2):
         used = functional.all_gather_tensor(x, 0, group) + 1
         del used
-    found["left to itself"] = torch.cuda.memory_allocated() - start
-    return found
+    actual["left to itself"] = torch.cuda.memory_allocated() - start
+    return actual
 
 
 def pipeline():

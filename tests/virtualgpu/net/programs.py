@@ -32,10 +32,10 @@ def on_gpus(program):
     """Run a program on virtual GPUs, then on CPU tensors of the same process group."""
     become()
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    found = program("cuda"), program("cpu")
+    result = program("cuda"), program("cpu")
     beyond = beyond_gloo("cuda"), beyond_gloo("cpu")
     check_complete()
-    return found, beyond
+    return result, beyond
 
 
 def on_cpu(program):

@@ -17,16 +17,16 @@ RANKS = range(4)
 @pytest.fixture(scope="module")
 def results():
     """{case with its number: what each rank said}; the processes are started once."""
-    found = zip(*run_ranks(run, 4, timeout=200), strict=True)
+    result = zip(*run_ranks(run, 4, timeout=200), strict=True)
     return {f"{case.__name__}{number}": ranks
-            for number, (case, ranks) in enumerate(zip(CASES, found, strict=True))}
+            for number, (case, ranks) in enumerate(zip(CASES, result, strict=True))}
 
 
 @pytest.fixture
 def of(results):
     def find(name):
-        (found,) = [ranks for case, ranks in results.items() if case.rstrip("0123456789") == name]
-        return found
+        (result,) = [ranks for case, ranks in results.items() if case.rstrip("0123456789") == name]
+        return result
     return find
 
 

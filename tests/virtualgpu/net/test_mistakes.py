@@ -29,9 +29,9 @@ def said(mistake):
 ])
 def test_a_mismatch_names_both_calls(mistake, text):
     pattern = re.escape(text).replace("HERE", f".*{HERE}")
-    found = said(mistake)
-    assert all(one.startswith(("CollectiveMismatch: ", "RuntimeError: ")) for one in found), found
-    assert re.search(pattern, found[0]), found[0]
+    result = said(mistake)
+    assert all(one.startswith(("CollectiveMismatch: ", "RuntimeError: ")) for one in result), result
+    assert re.search(pattern, result[0]), result[0]
 
 
 @pytest.mark.slow
@@ -53,9 +53,9 @@ def test_a_message_of_another_size_names_both_ends():
                     "rank 1 has ended"]),
 ])
 def test_a_hang_says_who_waits_where(mistake, texts):
-    found = [one for one in said(mistake) if one != "no error"]
-    assert len(found) == (1 if mistake == "left_alone" else 2)
-    for one in found:
+    results = [one for one in said(mistake) if one != "no error"]
+    assert len(results) == (1 if mistake == "left_alone" else 2)
+    for one in results:
         assert one.startswith("Hang: deadlock: no rank can make progress: ")
         for text in texts:
             assert re.search(re.escape(text).replace("HERE", f".*{HERE}"), one), one
@@ -70,9 +70,9 @@ def test_a_hang_says_who_waits_where(mistake, texts):
     ("ring", None),
 ])
 def test_a_rank_that_stands_for_all_stops_where_they_differ(program, text):
-    (found,) = run_ranks(solo, 1, program, backend=None, timeout=100)
+    (results,) = run_ranks(solo, 1, program, backend=None, timeout=100)
     if text is None:
-        assert found == "no error"
+        assert results == "no error"
     else:
-        assert found.startswith("Asymmetric: ") and text in found
-        assert re.search(HERE, found)
+        assert results.startswith("Asymmetric: ") and text in results
+        assert re.search(HERE, results)

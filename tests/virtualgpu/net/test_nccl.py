@@ -64,11 +64,11 @@ def test_the_hops_of_all_ranks_are_one_ring(nodes):
     following = {}
     for me in ranks:
         for line in texts(topology, ranks, me, 1):
-            found = re.fullmatch(r"Channel 00 : (\d)\[\w+\] -> (\d)\[\w+\](.*) via (\S+)", line)
-            if found and "[receive]" not in found[3]:
-                following[int(found[1])] = int(found[2])
-                far = nodes[int(found[1])] != nodes[int(found[2])]
-                assert (found[4], found[3]) == (
+            match = re.fullmatch(r"Channel 00 : (\d)\[\w+\] -> (\d)\[\w+\](.*) via (\S+)", line)
+            if match and "[receive]" not in match[3]:
+                following[int(match[1])] = int(match[2])
+                far = nodes[int(match[1])] != nodes[int(match[2])]
+                assert (match[4], match[3]) == (
                     ("NET/Socket/0", " [send]") if far else ("P2P/IPC", ""))
     at, seen = 0, []
     while at not in seen:

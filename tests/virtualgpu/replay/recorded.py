@@ -18,9 +18,9 @@ GPUS = "a100:2"
 def run(program: Callable[[], object], gpus: str = GPUS, nodes: int = 1,
         present: tuple[int, ...] | None = None) -> list[Rank]:
     """The ranks of a program that succeeded, with their records."""
-    found = virtualgpu.run(program, gpus, nodes, present=present, record=True)
-    assert [rank.error for rank in found] == [None] * len(found)
-    return found
+    result = virtualgpu.run(program, gpus, nodes, present=present, record=True)
+    assert [rank.error for rank in result] == [None] * len(result)
+    return result
 
 
 def priced(texts: list[str], gpus: str = GPUS, nodes: int = 1) -> list[Priced]:
@@ -41,6 +41,6 @@ def by_hand(rank: int, *entries: list, groups: tuple = ({"name": "all", "ranks":
 
 def edited(text: str, edit: Callable[[dict], None]) -> str:
     """The record after somebody has forged it."""
-    found = json.loads(text)
-    edit(found)
-    return json.dumps(found)
+    data = json.loads(text)
+    edit(data)
+    return json.dumps(data)

@@ -105,17 +105,17 @@ def test_less_work_than_needed_is_refused(forge):
 
 
 def test_each_bound_names_its_figures():
-    found = priced(texts(run(programs.ddp)))
+    result = priced(texts(run(programs.ddp)))
     for name in ("flops", "bytes", "live", "communicated"):
-        has = getattr(found[1], name)
-        require(found, **{name: has})
+        has = getattr(result[1], name)
+        require(result, **{name: has})
         with pytest.raises(TooLittle, match=rf"rank 1: {has:,} .*, at least {has + 1:,} are"):
-            require(found, **{name: [0, has + 1]})
+            require(result, **{name: [0, has + 1]})
     with pytest.raises(ValueError, match="live: 3 bounds for 2 ranks"):
-        require(found, live=[1, 2, 3])
+        require(result, live=[1, 2, 3])
     for bound in (math.nan, math.inf, -1, [1, math.nan]):
         with pytest.raises(ValueError, match="flops: a bound must be finite and not negative"):
-            require(found, flops=bound)
+            require(result, flops=bound)
     with pytest.raises(ValueError, match="no record"):
         require([], flops=1)
 

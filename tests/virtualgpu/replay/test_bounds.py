@@ -23,8 +23,8 @@ def test_flops_in_the_dtype_and_in_slower_ones_count(flops, dtype):
     ({"bf16": 99}, "fp32"), ({"tf32": 99}, "fp32"), ({"fp32": 9, "bf16": 99}, "fp32"),
     ({"fp8": 99}, "bf16"), ({"fp16": 99}, "tf32"), ({}, "fp8")])
 def test_flops_in_a_faster_dtype_do_not_count(flops, dtype):
-    found = sum(count for name, count in flops.items() if name == "fp32")
-    with pytest.raises(TooLittle, match=rf"rank 0: {found} FLOPs in {dtype} or higher precision, "
+    result = sum(count for name, count in flops.items() if name == "fp32")
+    with pytest.raises(TooLittle, match=rf"rank 0: {result} FLOPs in {dtype} or higher precision, "
                                         "at least 10 are needed"):
         require([figures(**flops)], flops=10, dtype=dtype)
 

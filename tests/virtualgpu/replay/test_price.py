@@ -27,17 +27,17 @@ def equal(one: Priced, rank: Rank) -> None:
     (programs.collectives, "h100:2", 2), (programs.sharded, "h100:2", 1),
     (programs.ddp, "v100:4", 2)])
 def test_the_price_is_what_the_run_said(program, gpus, nodes):
-    found = run(program, gpus, nodes)
-    for one, rank in zip(priced(texts(found), gpus, nodes), found, strict=True):
+    result = run(program, gpus, nodes)
+    for one, rank in zip(priced(texts(result), gpus, nodes), result, strict=True):
         equal(one, rank)
     if program is programs.ddp:
-        assert all(rank.exposed > 0 for rank in found)
+        assert all(rank.exposed > 0 for rank in result)
 
 
 def test_ranks_that_others_stand_for():
     """One process that stands for 64 ranks is priced as it said, and 2 of 2 cost the same."""
-    found = run(programs.ddp, "a100:8", 8, (0,))
-    equal(*priced(texts(found), "a100:8", 8), *found)
+    result = run(programs.ddp, "a100:8", 8, (0,))
+    equal(*priced(texts(result), "a100:8", 8), *result)
     alone, both = run(programs.ddp, present=(0,)), run(programs.ddp)
     assert priced(texts(alone))[0].seconds == priced(texts(both))[0].seconds
 

@@ -23,10 +23,10 @@ def test_one_that_is_well_formed():
     text = by_hand(1, ["a", 16], ["a", 16], ["a", 16], ["k", 0, 0, [0, 0, 1, 0, 2, 0]], ["s"],
                    operations=[MM])
     first = by_hand(0)
-    found = price([read(first), read(text)], parse("h100:2").topology())
-    assert found[1].flops == 16
-    assert found[1].live == 48
-    assert found[1].bytes == 48
+    result = price([read(first), read(text)], parse("h100:2").topology())
+    assert result[1].flops == 16
+    assert result[1].live == 48
+    assert result[1].bytes == 48
 
 
 @pytest.mark.parametrize(("entry", "message"), [

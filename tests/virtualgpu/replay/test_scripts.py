@@ -33,7 +33,7 @@ def test_the_price_is_what_the_script_s_run_said(case):
         with contextlib.redirect_stdout(io.StringIO()):
             program()
 
-    found = run_ranks(parse(f"h100:{ranks}"), Settings(record=True), quietly)
-    assert [rank.error for rank in found] == [None] * len(found)
-    for one, rank in zip(priced(texts(found), f"h100:{ranks}"), found, strict=True):
+    results = run_ranks(parse(f"h100:{ranks}"), Settings(record=True), quietly)
+    assert [rank.error for rank in results] == [None] * len(results)
+    for one, rank in zip(priced(texts(results), f"h100:{ranks}"), results, strict=True):
         equal(one, rank)

@@ -172,11 +172,11 @@ def checkpoint_file():
         path = os.path.join(folder, "ckpt.pt")
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 1},
                    path)
-        found = torch.load(path, map_location="cuda")
+        result = torch.load(path, map_location="cuda")
     other = nn.Linear(64, 64).cuda()
-    other.load_state_dict(found["model"])
+    other.load_state_dict(result["model"])
     print(next(other.parameters()).device, bool(torch.equal(other.weight, model.weight)),
-          found["step"])
+          result["step"])
 
 
 def deepcopy():

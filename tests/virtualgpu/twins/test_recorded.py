@@ -44,22 +44,22 @@ SMALL_SEGMENT = 2 * 2**20
 
 def recorded(name: str) -> tuple[list[str], list]:
     """A program's operations that launch kernels, and its memory at each mark."""
-    found = RECORD["programs"][name]
-    return [RECORD["launches"][at][0] for at in found["launches"]], found["marks"]
+    result = RECORD["programs"][name]
+    return [RECORD["launches"][at][0] for at in result["launches"]], result["marks"]
 
 
 @pytest.mark.parametrize("name", (*SAME_SEQUENCE, *SAME_CALLS, *ONLY_MEMORY))
 def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
     operations, marks = recorded(name)
-    found = sides.on_virtual(lambda: observe(PROGRAMS[name], steps=1), H100)
+    result = sides.on_virtual(lambda: observe(PROGRAMS[name], steps=1), H100)
     real, virtual = ([op for op in ops if op not in kernels.INSIDE] for ops in (
-        operations, [launch.op for launch in found["launches"]]))
+        operations, [launch.op for launch in result["launches"]]))
     if name in SAME_SEQUENCE:
         assert virtual == real
     elif name in SAME_CALLS:
         assert Counter(virtual) == Counter(real)
-    assert [point for point, _ in found["marks"]] == [point for point, _ in marks]
-    pairs = [(now, guess) for (_, now), (_, guess) in zip(marks, found["marks"], strict=True)]
+    assert [point for point, _ in result["marks"]] == [point for point, _ in marks]
+    pairs = [(now, guess) for (_, now), (_, guess) in zip(marks, result["marks"], strict=True)]
     allocated, reserved = ([guess[at] - now[at] for now, guess in pairs] for at in (0, 2))
     if name in EXACT_MEMORY:
         assert allocated == [0] * len(allocated)
@@ -71,14 +71,14 @@ def test_a_program_launches_and_allocates_what_it_did_on_the_real_gpu(name):
 
 def test_a_step_launches_what_a_public_trace_of_a_v100_shows():
     """Small reductions need no memset on a V100, so the virtual one launches three more."""
-    found = kernels.compare(*kernels.v100())
-    assert found == kernels.Agreement(order=True, calls=10, kernels=8, operations=10, real=32,
-                                      virtual=35)
+    result = kernels.compare(*kernels.v100())
+    assert result == kernels.Agreement(order=True, calls=10, kernels=8, operations=10, real=32,
+                                       virtual=35)
 
 
 def test_attention_chooses_the_kernels_that_the_real_gpu_chose():
-    found = sides.on_virtual(attention_choice.evaluate, H100)
-    assert {name: found[name] for name in RECORD["attention"]} == RECORD["attention"]
+    result = sides.on_virtual(attention_choice.evaluate, H100)
+    assert {name: result[name] for name in RECORD["attention"]} == RECORD["attention"]
     assert set(RECORD["attention"].values()) == {"cuDNN", "flash", "efficient", "math", "error"}
 
 
@@ -96,8 +96,8 @@ REFUSED = {
 @pytest.mark.parametrize("setting", REFUSED)
 def test_results_have_the_dtypes_that_they_had_on_the_real_gpu(setting):
     real = ungrouped({setting: RECORD["dtypes"][setting]}, RECORD["operations"])
-    found = sides.on_virtual(lambda: dtypes.evaluate([setting]), H100)
+    result = sides.on_virtual(lambda: dtypes.evaluate([setting]), H100)
     differing = {name.partition(": ")[2] for name, dtype in real.items()
-                 if found[name].split(":")[0] != dtype}
+                 if result[name].split(":")[0] != dtype}
     assert differing == REFUSED[setting]
     assert len(real) > 200

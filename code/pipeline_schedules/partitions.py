@@ -8,11 +8,13 @@ from collections.abc import Sequence
 def fasop(times: Sequence[Sequence[float]]) -> list[int]:
     """Return the layers of each stage by FASOP's greedy search (Hwang et al. 2024).
 
-    It begins with equal stages, the first ones with the remaining layers, and moves a layer from
-    the slowest stage to the fastest one until the slowest stage would get slower, or a partition
-    repeats. Every stage keeps a layer. Memory is not considered: FASOP drops plans that do not fit
-    later. The paper's text was not available here, so this follows the authors' published program
-    (github.com/AvatarHwang/FASOP), of which no line was copied.
+    It begins with equal stages, of which the last one, and then the first ones, have the remaining
+    layers, as in [7, 6, 6, 6, 6, 6, 6, 7] of the authors' FASOP/main_logs/gpt2_heterogeneous.csv.
+    It moves a layer from the slowest stage to the fastest one, and stops before the slowest stage
+    would get slower or a partition would repeat. Every stage keeps a layer. Memory is not
+    considered: FASOP drops plans that do not fit later. The paper's text was not available here, so
+    this follows the authors' published program (github.com/AvatarHwang/FASOP), of which no line was
+    copied.
 
     Args:
         times: seconds of stage s with n layers, in any unit, [p][l + 1].
@@ -23,10 +25,12 @@ def fasop(times: Sequence[Sequence[float]]) -> list[int]:
     stages, layers = len(times), len(times[0]) - 1
     if stages > layers:
         raise ValueError(f"{stages} stages: FASOP gives each a layer, and there are {layers}")
-    split = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+    split = [layers // stages] * stages
+    for stage in range(layers % stages):
+        split[stage - 1] += 1
     now, seen = [time[count] for time, count in zip(times, split, strict=True)], set()
     worst = max(now)
-    while tuple(split) not in seen:
+    while True:
         seen.add(tuple(split))
         slowest, fastest = now.index(worst), now.index(min(now))
         if split[slowest] == 1 or slowest == fastest:
@@ -34,7 +38,7 @@ def fasop(times: Sequence[Sequence[float]]) -> list[int]:
         for stage, change in ((slowest, -1), (fastest, 1)):
             split[stage] += change
             now[stage] = times[stage][split[stage]]
-        if max(now) > worst:  # take the move back
+        if max(now) > worst or tuple(split) in seen:  # take the move back
             split[slowest] += 1
             split[fastest] -= 1
             break

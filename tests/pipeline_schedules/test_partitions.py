@@ -20,7 +20,8 @@ def slowest(times, split):
 def test_layers_leave_the_slowest_stage_one_by_one():
     # 3-3-3 takes 3, 3, 9; then 4-3-2 takes 4, 3, 6; then 4-4-1 takes 4, 4, 3.
     assert fasop(linear([1, 1, 3], 9)) == [4, 4, 1]
-    assert fasop(linear([1, 1], 5)) == [3, 2]  # the first stages have the remaining layers
+    assert fasop(linear([1, 1], 5)) == [3, 2]  # after 2-3; a further move would repeat it
+    assert fasop(linear([1, 9, 9, 1], 50, [0, 9, 9, 0]))[0] >= 13  # begins with 13-12-12-13
     assert fasop(linear([1, 1], 5, [0, 10])) == [4, 1]  # and each keeps one
     assert fasop(linear([2], 3)) == [3]
 
@@ -36,7 +37,9 @@ def test_the_slowest_stage_is_never_slower_than_with_equal_stages():
         layers = random.randint(stages, 30)
         times = linear([random.uniform(1, 9) for _ in range(stages)], layers)
         split = fasop(times)
-        even = [layers // stages + (stage < layers % stages) for stage in range(stages)]
+        even = [layers // stages] * stages
+        for stage in range(layers % stages):
+            even[stage - 1] += 1
         assert sum(split) == layers and min(split) >= 1
         assert slowest(times, split) <= slowest(times, even)
 

@@ -91,7 +91,7 @@ def test_a_batch_too_big_ends_the_job_with_the_classic_line(train, dataset):
                 env={"VIRTUAL_GPU": "v100"})
     assert run.code != 0 and " iteration " not in run.out
     (said,) = (line for line in run.err.splitlines() if "RuntimeError: CUDA out of memory" in line)
-    # Rank 1 has three of four layers; the MLP has 24 x 1,024 x 8,192 numbers of 4 bytes.
-    assert said.startswith("[rank 1] RuntimeError: CUDA out of memory. Tried to allocate 768.00 MiB"
+    # Rank 1 has three of four layers; the scores are 24 x 16 x 1,024 x 1,024 numbers of 4 bytes.
+    assert said.startswith("[rank 1] RuntimeError: CUDA out of memory. Tried to allocate 1.50 GiB"
                            " (GPU 0; 15.78 GiB total capacity; ")
     assert said.endswith("reserved in total by PyTorch) [virtual v100-sxm2-16gb]")

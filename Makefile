@@ -47,7 +47,6 @@ stress:  ## hundreds of repeats
 	@$(RUN) pytest -m stress
 
 bench:  ## the figures of docs/benchmarks.md
-	@$(RUN) python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
 	@$(RUN) python benchmarks/run.py
 
 gpu:  ## everything that needs CUDA, on the GPUs of this machine: gpu-results/gpu.md (GPU="--quick --parts mfu")

@@ -1,7 +1,4 @@
-"""The Hugging Face Trainer on the same model, for train_speed.py.
-
-It needs accelerate, which `make bench` installs: pip install --editable '.[bench]'
-"""
+"""The Hugging Face Trainer on the same model, for train_speed.py."""
 
 from __future__ import annotations
 

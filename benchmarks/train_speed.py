@@ -11,7 +11,6 @@ in the run's dtype), so that throughput can be printed as a fraction of it.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import math
 import shlex
 import statistics
@@ -20,6 +19,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from hugging_face import HuggingFaceLoop
 from plain_gpt import SHAPES, PlainLoop, Shape
 
 from minimegatron.arguments import parse_arguments
@@ -101,15 +101,7 @@ def build_loops(shape: Shape, bf16: bool) -> dict[str, Loop]:
     texts = torch.randint(shape.vocabulary, (shape.batch, shape.length + 1))
     ours, plain = OurLoop(shape, texts, bf16), PlainLoop(shape, texts, bf16)
     assert plain.parameters == ours.parameters, "not the same model"
-    loops = {OURS: ours, "plain loop": plain}
-    if importlib.util.find_spec("accelerate"):
-        from hugging_face import HuggingFaceLoop
-
-        loops["HF Trainer"] = HuggingFaceLoop(shape, texts, bf16)
-    else:
-        print("HF Trainer: not compared, because it needs accelerate; "
-              "install it with pip install --editable '.[bench]'")
-    return loops
+    return {OURS: ours, "plain loop": plain, "HF Trainer": HuggingFaceLoop(shape, texts, bf16)}
 
 
 def main() -> None:

@@ -1811,7 +1811,8 @@ for name, kept in values.items():
 # ## The same run in four frameworks
 #
 # Now you know what each setting of an FP8 run means. Here is one run, a GPT in BF16 with hybrid FP8 and delayed scaling
-# over 16 steps, in four places. First, this course's trainer, whose flags are Megatron-LM's:
+# over 16 steps, in four places. You run the first two, and read the others. First, this course's trainer, whose flags
+# are Megatron-LM's:
 #
 # ```bash
 # --bf16 --fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 16 --fp8-amax-compute-algo max --fp8-margin 0
@@ -1846,18 +1847,39 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
 # BF16 weights, each GPU keeps FP8 copies of them and of their transposes for the micro-batches of a step.
 
 # %% [markdown]
-# [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), with Transformer Engine as
-# its backend:
-#
-# ```python
-# from accelerate import Accelerator
-# from accelerate.utils import TERecipeKwargs
-#
-# fp8 = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max", margin=0)
-# accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[fp8])
-# model, optimizer = accelerator.prepare(model, optimizer)   # swaps the layers, as in Exercise 8
-# ```
-#
+# Second, [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), Hugging Face's
+# library for training loops. `prepare` swaps the layers for Transformer Engine's, as in Exercise 8, and runs the forward
+# pass in `autocast`. Here the loop trains a small Llama, first in BF16 and then in FP8 with the settings above. Where
+# Transformer Engine is not installed, `stand_in` lets its name import minite. The rest is what you would run on an H100,
+# without `cpu=True`.
+
+# %% tags=["explore"] short={"batches(30)": "batches(2)"}
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import TERecipeKwargs
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from lab.notebook import transformer_engine
+
+transformer_engine.stand_in()
+fp8 = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max", margin=0)
+for precision, handlers in (("bf16", []), ("fp8", [fp8])):
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=128, hidden_size=128, intermediate_size=256, num_hidden_layers=1,
+                                         num_attention_heads=4, num_key_value_heads=4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    accelerator = Accelerator(mixed_precision=precision, cpu=True, kwargs_handlers=handlers)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    for tokens in eight_bits.batches(30):
+        loss = model(input_ids=tokens.t(), labels=tokens.t()).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    swapped = sum(isinstance(module, te.Linear) for module in model.modules())
+    print(f"{precision}: {swapped} layers in FP8, final loss {result(f'{loss.item():.2f}')}")
+    AcceleratorState._reset_state(reset_partial_state=True)  # the next Accelerator has another precision
+
+# %% [markdown]
 # [Lightning](https://lightning.ai/docs/fabric/stable/api/generated/lightning.fabric.plugins.precision.TransformerEnginePrecision.html):
 #
 # ```python

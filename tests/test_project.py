@@ -9,8 +9,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from lock import locked_extras
-
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 TRAINER = [path for package in ("minimegatron", "layout_estimator")
@@ -27,8 +25,7 @@ def pins():
 
 
 def wanted():
-    extras = PROJECT["optional-dependencies"]
-    lists = [PROJECT["dependencies"], *(extras[name] for name in locked_extras())]
+    lists = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
     return [Requirement(text) for group in lists for text in group]
 
 
@@ -40,14 +37,6 @@ def test_the_lock_pins_what_pyproject_asks_for():
             (exact,) = pin.specifier
             assert exact.operator == "=="
             assert requirement.specifier.contains(exact.version), f"{pin}: run `make lock`"
-
-
-def test_what_only_make_bench_installs_is_pinned_in_its_extra():
-    """An extra outside the lock needs exact versions, or each `make bench` would measure others."""
-    for text in PROJECT["optional-dependencies"]["bench"]:
-        requirement = Requirement(text)
-        assert requirement.name not in pins()
-        assert [exact.operator for exact in requirement.specifier] == ["=="]
 
 
 def test_no_program_builds_a_grammar_at_its_start():

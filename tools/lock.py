@@ -1,27 +1,18 @@
 """Pin what pyproject.toml asks for: `make lock` writes requirements.lock for every Python we take.
 
 torch's own companions (CUDA libraries, triton) stay out: torch's metadata pins them where its
-build needs them, and a machine with the CPU build must not be made to fetch gigabytes. The `bench`
-extra also stays out, because what the lock pins is installed everywhere.
+build needs them, and a machine with the CPU build must not be made to fetch gigabytes.
 """
 
 import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = "# Made by `make lock` from pyproject.toml. Do not edit.\n"
-NOT_LOCKED = "bench"
 TORCH_COMPANION = re.compile(r"^(nvidia-|cuda-|triton\b)")
-
-
-def locked_extras() -> list[str]:
-    """Return the names of the extras that every environment installs."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [name for name in project["optional-dependencies"] if name != NOT_LOCKED]
 
 
 def compile_pins() -> str:
@@ -29,8 +20,7 @@ def compile_pins() -> str:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lock"
         command = [sys.executable, "-m", "uv", "pip", "compile", ROOT / "pyproject.toml"]
-        command += [f"--extra={name}" for name in locked_extras()]
-        command += ["--universal", "--python-version", "3.11", "--quiet"]
+        command += ["--all-extras", "--universal", "--python-version", "3.11", "--quiet"]
         command += ["--no-header", "--no-annotate", "--output-file", out]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         lines = out.read_text().splitlines()

@@ -186,7 +186,14 @@ def sum_of_samples(prefix: str) -> int:
 @pytest.mark.slow
 def test_two_builders_at_once_agree(in_order, tmp_path):
     prefix = in_order([50] * 200)
-    with multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1) as pool:
-        one, other = pool.map(sum_of_samples, [prefix] * 2, chunksize=1)
+    fork = multiprocessing.get_context("fork")
+    sums = fork.SimpleQueue()
+    builders = [fork.Process(target=lambda: sums.put(sum_of_samples(prefix))) for _ in range(2)]
+    for builder in builders:
+        builder.start()
+    for builder in builders:
+        builder.join()
+    assert [builder.exitcode for builder in builders] == [0, 0]
+    one, other = sums.get(), sums.get()
     assert one == other > 0
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]

@@ -11,7 +11,7 @@ BATCH = " --global-batch-size 16"
 TENSOR, FULL = "--tensor-model-parallel-size 2 ", "--recompute-granularity full --recompute-method "
 RIGHT = [("large", TENSOR + "--sequence-parallel --micro-batch-size 1"),
          ("large", "--pipeline-model-parallel-size 2 --recompute-activations --micro-batch-size 2"),
-         ("large", "--use-distributed-optimizer --recompute-activations --micro-batch-size 2")]
+         ("large", "--use-distributed-optimizer --recompute-activations --micro-batch-size 1")]
 WRONG = [("large", TENSOR + "--micro-batch-size 1 --attention-dropout 0 --use-flash-attn",
           "--attention-dropout 0.0; the exercise uses"),
          ("large", FULL + "uniform --pipeline-model-parallel-size 2 --micro-batch-size 1",

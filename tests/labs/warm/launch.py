@@ -19,7 +19,7 @@ import psutil
 
 from labcore.workspace import CHECKOUT
 from slurmbox import processes
-from tests.conftest import RunningCluster, command_line
+from tests.conftest import RunningCluster
 from tests.labs.warm.client import command
 
 PATIENCE = 300  # seconds until a server must have imported torch
@@ -90,13 +90,20 @@ class Warm:
 
 
 def nodes(cluster: RunningCluster) -> dict[str, int]:
-    """Return the process ID of every node's slurmd, by the node's name."""
-    found = {}
+    """Return the process ID of every node's slurmd, by the node's name.
+
+    A slurmd forks for moments; only the oldest process of a node lasts.
+    """
+    daemons: dict[str, psutil.Process] = {}
     for pid in processes.pids_in_cluster(cluster.layout.run.name):
-        words = command_line(pid).split()
-        if words and Path(words[0]).name == "slurmd" and "-N" in words:
-            found[words[words.index("-N") + 1]] = pid
-    return found
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            words = process.cmdline()
+            if words and Path(words[0]).name == "slurmd" and "-N" in words:
+                name = words[words.index("-N") + 1]
+                daemons[name] = min(daemons.get(name, process), process,
+                                    key=psutil.Process.create_time)
+    return {name: process.pid for name, process in daemons.items()}
 
 
 @contextlib.contextmanager

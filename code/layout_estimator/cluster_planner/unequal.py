@@ -85,9 +85,7 @@ def best(model: ModelSpec, placement: Placement, config: TrainingConfig, profile
          below: float) -> Shares | None:
     """Return a plan with unequal replicas on a placement, or None if none is faster than `below`.
 
-    The layers are split as if each stage were as slow as its GPUs on average. Then micro-batches
-    go, one by one, to the replica that finishes first with one more, which is optimal for these
-    layers: a replica never gets faster by taking more.
+    The layers are split as if each stage were as slow as its GPUs on average.
 
     Args:
         model: the model and the batch.
@@ -109,11 +107,30 @@ def best(model: ModelSpec, placement: Placement, config: TrainingConfig, profile
     rows = np.arange(placement.sizes.pipeline)
     times = [(tuple(one[rows, made.layers]), tuple(other[rows, made.layers]))
              for one, other in zip(forward, backward, strict=True)]
-    send = tuple(stages.send)
     slowest = (forward + backward)[:, rows, made.layers].max(axis=1)
     if total / (1 / slowest).sum() >= below:  # even if all replicas were always busy
         return None
+    counts, ready = shared(times, tuple(stages.send), total)
+    if len(ready) > 1 and stages.ends:
+        ready[0] = ready[-1] = max(ready[0], ready[-1]) + stages.ends
+    seconds = float((ready + stages.sync[rows, made.layers]).max()
+                    + stages.update[rows, made.layers].max())
+    if seconds >= below:
+        return None
+    return Shares(stages, replace(made, seconds=seconds), counts)
 
+
+def shared(times: Sequence[tuple], send: tuple, total: int) -> tuple[tuple[int, ...], np.ndarray]:
+    """Share micro-batches among replicas, and return each one's number and the stages' ends, [p].
+
+    They go, one by one, to the replica that finishes first with one more, which is optimal: a
+    replica never gets faster by taking more.
+
+    Args:
+        times: by replica, the seconds of each stage's forward and backward pass.
+        send: the seconds of each send.
+        total: the micro-batches of a step.
+    """
     @cache
     def ends(passes: tuple, count: int) -> np.ndarray:
         return pass_ends(*passes, send, count)
@@ -123,15 +140,8 @@ def best(model: ModelSpec, placement: Placement, config: TrainingConfig, profile
         following = [ends(passes, count + 1).max()
                      for passes, count in zip(times, counts, strict=True)]
         counts[int(np.argmin(following))] += 1
-    ready = np.max([ends(passes, count) for passes, count in zip(times, counts, strict=True)],
-                   axis=0)
-    if len(ready) > 1 and stages.ends:
-        ready[0] = ready[-1] = max(ready[0], ready[-1]) + stages.ends
-    seconds = float((ready + stages.sync[rows, made.layers]).max()
-                    + stages.update[rows, made.layers].max())
-    if seconds >= below:
-        return None
-    return Shares(stages, replace(made, seconds=seconds), tuple(counts))
+    return tuple(counts), np.max([ends(passes, count)
+                                  for passes, count in zip(times, counts, strict=True)], axis=0)
 
 
 def _times(model: ModelSpec, placement: Placement, config: TrainingConfig, profiles: Profiles,

@@ -3,10 +3,10 @@
 import pytest
 
 from job_monitor import page as report
+from job_monitor import timeline
+from pipeline_schedules import traces
 from tests.job_monitor.samples import VIRTUAL, job, out_of_memory, take, virtual_file
-
-TIMELINE = (b'<svg xmlns="http://www.w3.org/2000/svg" width="900" height="200">'
-            b"<script>x</script></svg>")
+from tests.job_monitor.test_timeline import RANKS
 
 
 @pytest.fixture
@@ -14,9 +14,10 @@ def address(tmp_path):
     files = [virtual_file(number) for number in range(4)]
     taken = take(tmp_path, job("FAILED", command="code/a.sh " + "--lr 1 " * 60),
                  out_of_memory(2), files)
+    lanes = timeline.lanes(traces.perfetto(RANKS)["traceEvents"])
     path = tmp_path / "report.html"
     path.write_text(report.render_page(taken, "#!/bin/bash\n" + "x" * 400, [{"JobID": "7"}],
-                                       TIMELINE, "2026-01-01 00:00"))
+                                       lanes, "", "2026-01-01 00:00"))
     return path.as_uri()
 
 
@@ -31,10 +32,21 @@ def test_a_report_is_whole_by_itself(page, traffic, screenshot, address, scheme,
     assert [one for one in traffic.outside if one != address] == []
     assert (traffic.failed, traffic.errors, said) == ([], [], [])
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("svg .line").first.is_visible() and page.locator("img").is_visible()
+    assert page.locator("svg .line").first.is_visible()
     assert page.get_by_text(f"Modeled: {VIRTUAL}.").count() >= 4
     paper, ink = page.evaluate("""() => {
         const style = getComputedStyle(document.body);
         return [style.backgroundColor, style.color].map(
             one => one.match(/\\d+/g).map(Number).slice(0, 3).reduce((a, b) => a + b))}""")
     assert (paper > 600 > 200 > ink) if scheme == "light" else (ink > 600 > 200 > paper)
+
+
+def test_a_click_widens_the_timeline_and_shows_one_nodes_ranks(page, address):
+    page.goto(address)
+    lanes, passes = page.locator(".timeline .lane"), page.locator(".timeline .forward")
+    ranks, narrow = lanes.count(), passes.first.bounding_box()["width"]
+    page.locator("label", has_text="4x").click()
+    assert passes.first.bounding_box()["width"] > 3 * narrow
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("label[for=node2]").click()
+    assert 0 < lanes.filter(visible=True).count() < ranks

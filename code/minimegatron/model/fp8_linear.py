@@ -214,13 +214,15 @@ class Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator, tp):
         flat = x.reshape(-1, x.shape[-1])
-        ctx.enters, ctx.leaves = (tp.is_sequence_parallel and tp.is_column == column
-                                  for column in (True, False))
-        if ctx.enters and tp.one_scale and tp.fp8_wgrad:
+        # Which of x and dy is this rank's part of the sequence.
+        ctx.input_is_part = tp.is_sequence_parallel and tp.is_column
+        ctx.grad_is_part = tp.is_sequence_parallel and not tp.is_column
+        if ctx.input_is_part and tp.one_scale and tp.fp8_wgrad:
             kept = tp.input(flat)  # this rank's part in FP8
             rows = tp.all_gather(kept)
         else:
-            rows, kept = tp.pair(tp.input, flat, ctx.enters, tp.fp8_wgrad and not ctx.enters)
+            rows, kept = tp.pair(tp.input, flat, ctx.input_is_part,
+                                 tp.fp8_wgrad and not ctx.input_is_part)
         ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
         ctx.has_bias = bias is not None
         ctx.kept_block, ctx.is_rounded = kept and kept.block, kept is not None
@@ -233,12 +235,12 @@ class Fp8Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         tp, (kept, scale_inv), x_grad = ctx.tp, ctx.saved_tensors, None
-        flat, is_part = grad.reshape(-1, grad.shape[-1]), ctx.leaves
+        flat, is_part = grad.reshape(-1, grad.shape[-1]), ctx.grad_is_part
         if is_part and not tp.fp8_wgrad:
             flat, is_part = tp.group.all_gather(flat), False
         rows, columns = tp.pair(tp.grad, flat, is_part, tp.fp8_wgrad)
         x = Quantized(kept, scale_inv, ctx.kept_block) if ctx.is_rounded else kept
-        if ctx.enters:
+        if ctx.input_is_part:
             x = tp.all_gather(x).t() if ctx.is_rounded else tp.group.all_gather(x)
         if tp.fp8_wgrad and not ctx.is_rounded:
             x = tp.input(x.t())

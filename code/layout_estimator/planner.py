@@ -215,16 +215,15 @@ def format_plan(plan: RunPlan) -> str:
         "memory": f"{rank.total / GIB:.2f} of {rank.capacity / GIB:.2f} GiB at the peak on "
                   f"{rank.stage_label(mixed)} ({parts}, CUDA's and NCCL's own "
                   f"{rank.outside / GIB:.2f})",
-        "reserved": f"{(plan.reserved or 0) / GIB:.2f} GiB there, with what PyTorch reserves and "
-                    "does not use; nvidia-smi shows this",
+        **({} if plan.reserved is None else {
+            "reserved": f"{plan.reserved / GIB:.2f} GiB there, with what PyTorch reserves and does "
+                        "not use; nvidia-smi shows this"}),
         "fits": "yes" if plan.fits else "NO: CUDA out of memory"
                 + (f" on {rank.stage_label(mixed)}" if mixed else ""),
         "training": f"{plan.tokens:.4g} tokens: {plan.days:,.2f} days, "
                     f"{plan.gpu_hours:,.0f} GPU-hours"
                     + ("" if plan.dollars is None else f", {plan.dollars:,.0f} dollars"),
     }
-    if plan.reserved is None:
-        del rows["reserved"]
     lines = [f"estimate on {plan.card}: modeled, nothing was run",
              *(f"  {name:<20}{value}" for name, value in rows.items())]
     if mixed:

@@ -11,10 +11,42 @@ here is 7.36; CP-SAT runs with either.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from operator import add
+from typing import Any
+
+import numpy as np
 
 from layout_estimator.cluster_planner.stages import Stages
 from pipeline_schedules import BACKWARD, FORWARD, passes
 from tests.layout_estimator.cluster_planner.cases import INTEGER_CASES, integer_stages
+
+
+def linear(row: np.ndarray, stage: int, layers: Sequence[Any]) -> Any:
+    """Return a stage's time [p, l + 1] as an expression of its number of layers."""
+    return int(row[stage, 0]) + int(row[stage, 1] - row[stage, 0]) * layers[stage]
+
+
+def simulated_ends(model: Any, stages: Stages, layers: Sequence[Any], horizon: int) -> list[Any]:
+    """Add the passes of the stages' schedule to a model. Return when each stage has finished.
+
+    Args:
+        model: the CP-SAT model.
+        stages: the stages.
+        layers: a variable for each stage.
+        horizon: no pass ends later.
+    """
+    times, ends, last = {FORWARD: stages.forward, BACKWARD: stages.backward}, [], {}
+    for kind, stage, source, boundary, _ in passes(stages.schedule, len(layers),
+                                                   stages.micro_batches):
+        ready = [last[stage]] if stage in last else []
+        ready += [] if source is None else [ends[source] + int(stages.send[boundary])]
+        end = model.new_int_var(0, horizon, "")
+        for begin in ready or [0]:
+            model.add(end >= begin + linear(times[kind], stage, layers))
+        last[stage] = end
+        ends.append(end)
+    return [last[stage] for stage in range(len(layers))]
 
 
 def optimum(stages: Stages, simulated: bool) -> int:
@@ -34,37 +66,22 @@ def optimum(stages: Stages, simulated: bool) -> int:
               for stage, values in enumerate(allowed)]
     model.add(sum(layers) == width - 1)
 
-    def linear(row, stage):
-        return int(row[stage, 0]) + int(row[stage, 1] - row[stage, 0]) * layers[stage]
-
     def largest(terms):
         most = model.new_int_var(0, horizon, "")
         for term in terms:
             model.add(most >= term)
         return most
 
-    times = {FORWARD: stages.forward, BACKWARD: stages.backward}
-    send = [int(one) for one in stages.send]
-    both = [linear(stages.both, stage) for stage in range(count)]
-    if not simulated:
-        total = sum(both) + 2 * sum(send) + (stages.micro_batches - 1) * largest(both)
-    else:
-        ends, last = [], {}
-        for kind, stage, source, boundary, _ in passes(stages.schedule, count,
-                                                       stages.micro_batches):
-            end = model.new_int_var(0, horizon, "")
-            for ready in ([last[stage]] if stage in last else []) + (
-                    [] if source is None else [ends[source] + send[boundary]]):
-                model.add(end >= ready + linear(times[kind], stage))
-            if stage not in last and source is None:
-                model.add(end >= linear(times[kind], stage))
-            last[stage] = end
-            ends.append(end)
-        ready = [last[stage] for stage in range(count)]
+    both, sync, update = ([linear(row, stage, layers) for stage in range(count)]
+                          for row in (stages.both, stages.sync, stages.update))
+    if simulated:
+        ready = simulated_ends(model, stages, layers, horizon)
         if count > 1:
             ready[0] = ready[-1] = largest([ready[0], ready[-1]]) + int(stages.ends)
-        total = largest([one + linear(stages.sync, stage) for stage, one in enumerate(ready)]
-                        ) + largest([linear(stages.update, stage) for stage in range(count)])
+        total = largest(map(add, ready, sync)) + largest(update)
+    else:
+        total = (sum(both) + 2 * sum(map(int, stages.send))
+                 + (stages.micro_batches - 1) * largest(both))
     model.minimize(total)
     solver = cp_model.CpSolver()
     solver.parameters.num_workers, solver.parameters.max_time_in_seconds = 1, 60

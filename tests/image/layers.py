@@ -63,14 +63,16 @@ def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
 
 
 def answers(checkout: Path) -> set[bytes]:
-    """The lines of code of the worked notebooks that the released ones have not."""
-    def lines(folder: Path) -> set[str]:
-        cells = (cell for path in folder.glob("*.ipynb")
-                 for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code")
-        return {line.strip() for cell in cells for line in "".join(cell["source"]).splitlines()}
+    """The lines of code of the worked notebooks that the released ones nowhere contain."""
+    def cells(folder: Path) -> list[dict]:
+        return [cell for path in folder.glob("*.ipynb")
+                for cell in json.loads(path.read_text())["cells"]]
 
-    result = lines(checkout / "notebooks" / "worked") - lines(checkout / "notebooks")
-    return {json.dumps(line)[1:-1].encode() for line in result if len(line) >= 25}
+    released = "\n".join("".join(cell["source"]) for cell in cells(checkout / "notebooks"))
+    lines = {line.strip() for cell in cells(checkout / "notebooks" / "worked")
+             if cell["cell_type"] == "code" for line in "".join(cell["source"]).splitlines()}
+    return {json.dumps(line)[1:-1].encode() for line in lines
+            if len(line) >= 25 and line not in released}
 
 
 def in_packages(name: str) -> bool:

@@ -121,7 +121,7 @@ def test_the_instructor_collects_and_grades(hub, contexts, screenshot):
     done = hub.inside("prof", "lab roster import /tmp/students.csv && "
                       f"lab collect /srv/homes --below {BELOW} --lab {lab_03.NAME}")
     assert done.returncode == 0 and "1 new, 0 same, 0 other, 1 refused" in done.stdout, done
-    assert f"grace/{BELOW}/{lab_03.NAME}.ipynb (grace): as it was given out" in done.stdout
+    assert f"grace/{BELOW}/{lab_03.NAME}.ipynb (grace): unchanged from the release" in done.stdout
     done = hub.inside("prof", f"lab grade {lab_03.NAME}", timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     grades = csv.DictReader(io.StringIO(hub.inside("prof", "cat course/grades.csv").stdout))

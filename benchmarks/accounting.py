@@ -1,4 +1,4 @@
-"""What accounting for a run costs: CPU time per operation with a ledger and without one.
+"""Cost of accounting for a run: CPU time per operation with a ledger and without one.
 
 python benchmarks/accounting.py
 

@@ -1,4 +1,4 @@
-"""How long the cluster takes: from nothing to all nodes idle, a step on two nodes, and down.
+"""Time that the cluster takes: from nothing to all nodes idle, a step on two nodes, and down.
 
 python benchmarks/cluster_up.py [--repeats 5] [--nodes 2] [--mode auto]
 

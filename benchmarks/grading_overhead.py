@@ -1,5 +1,5 @@
-"""What the sandbox costs: one small notebook graded in isolation, beside nbgrader's own execution
-of the same notebook in a plain kernel; and how long a broken budget is felt.
+"""Overhead of the sandbox: one small notebook graded in isolation, compared with nbgrader's own
+execution of it in a plain kernel; and how long an exceeded budget takes to stop a run.
 
     python benchmarks/grading_overhead.py [--repeats 10]
 """

@@ -19,7 +19,7 @@ LOOP_SHARE = 100  # the loop gets one document in so many, and is counted so man
 
 
 def plain_loop(sizes: np.ndarray, samples: int) -> list[tuple[int, int]]:
-    """Where each sample starts: (document, offset)."""
+    """Return the start of each sample: (document, offset)."""
     starts, document, offset = [(0, 0)], 0, 0
     for _ in range(samples):
         left = SEQ_LENGTH

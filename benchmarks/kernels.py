@@ -35,7 +35,7 @@ INSIDE = {"aten.fill", "aten.arange"}
 
 
 class Agreement(NamedTuple):
-    """How far two lists of launches agree.
+    """Agreement between two lists of launches.
 
     Attributes:
         order: the same operations launch kernels in the same order, apart from INSIDE.

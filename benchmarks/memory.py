@@ -1,4 +1,4 @@
-"""What recomputation and the distributed optimizer save, measured against the formulas.
+"""Memory that recomputation and the distributed optimizer save, compared with the formulas.
 
 python benchmarks/memory.py
 

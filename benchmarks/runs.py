@@ -35,7 +35,7 @@ def data_flags() -> Iterator[str]:
 
 
 def pretrain(ranks: int, flags: str, threads: int = 1) -> str:
-    """What the trainer prints on so many ranks; CalledProcessError when it fails."""
+    """Train on `ranks` ranks and return the output; raise CalledProcessError if that fails."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
                "--nproc_per_node", str(ranks), str(ROOT / "code" / "pretrain_gpt.py"),
                "--device", "cpu", *flags.split()]

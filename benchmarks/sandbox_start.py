@@ -1,4 +1,4 @@
-"""What a sandbox costs: from starting Python to its first byte, plain and isolated.
+"""Start-up time of a sandbox: from starting Python to its first byte, plain and isolated.
 
 python benchmarks/sandbox_start.py [--repeats 20] [--sandbox bubblewrap] [--sandbox podman]
 """

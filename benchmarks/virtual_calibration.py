@@ -142,7 +142,7 @@ class Machine:
             {(row.pp, row.batch // row.micro_batch // row.dp) for row in rows})]
 
     def _plan(self, stages: int, count: int) -> tuple:
-        """What to look up for the rows with so many stages and micro-batches."""
+        """Return the lookup table for the rows with `stages` stages and `count` micro-batches."""
         ids = [at for at, row in enumerate(self.rows)
                if (row.pp, row.batch // row.micro_batch // row.dp) == (stages, count)]
         found = []

@@ -1,9 +1,9 @@
-"""How much real time virtual GPUs take: an iteration of GPT-2 small, a rank's start, a job, a plan.
+"""Real time that virtual GPUs take: an iteration of GPT-2 small, a rank's start, a job, a plan.
 
 python benchmarks/virtual_speed.py
 eval "$(lab cluster env)"; python benchmarks/virtual_speed.py --job    (needs `lab start`)
 
-Medians of 5. An iteration is one rank's alone: micro-batch 2, fp32, materialised attention.
+Medians of 5. An iteration is a single rank's: micro-batch 2, fp32, materialized attention.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What virtualrun takes of this machine: real seconds, and memory of all its processes at the peak.
+"""Cost of virtualrun on this machine: real seconds, and the peak memory of all its processes.
 
 python benchmarks/virtualrun_size.py
 
-The program is tests/virtualgpu/scripts/train.py, three steps of a Transformer of 600 million
-parameters with DistributedDataParallel. Memory is the proportional set size (PSS), sampled.
+The program is tests/virtualgpu/scripts/train.py, three steps of a Transformer with 600 million
+parameters under DistributedDataParallel. Memory is the proportional set size (PSS), sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every part's tests share: a real cluster in a temporary workspace."""
+"""Fixtures that all tests share: a real cluster in a temporary workspace."""
 
 from __future__ import annotations
 
@@ -127,8 +127,11 @@ class RunningCluster:
         return ended[0]
 
     def until(self, done: Callable[[], object], seconds: float = 20) -> bool:
-        """Whether `done()` comes true in time. It asks less and less often, down to every half
-        second: a question to Slurm costs as much CPU time as a job's client."""
+        """Return True as soon as `done()` is true, and False after `seconds`.
+
+        It asks less and less often, down to every half second: asking Slurm costs as much CPU
+        time as a job's client.
+        """
         begin = time.monotonic()
         while not done():
             passed = time.monotonic() - begin

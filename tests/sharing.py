@@ -1,4 +1,4 @@
-"""How `make test` shares the tests out among its workers (pytest -n).
+"""The distribution of tests among the workers of `make test` (pytest -n).
 
 The tests of a file stay on one worker, since they use what its fixtures made. So do files with a
 costly fixture in common. Those that use the common Slurm cluster are three units, each with a
@@ -32,7 +32,7 @@ PATIENCE = 120  # seconds for a worker to stop its clusters after ^C, before it 
 
 
 def unit(name: str) -> str:
-    """What a test is kept together with, by its name: tests/FOLDER/FILE.py::TEST."""
+    """Return the unit that a test belongs to, from its name: tests/FOLDER/FILE.py::TEST."""
     together = next((start for start in UNITS if name.startswith(start)), None)
     return " ".join(together) if together else name.partition("::")[0]
 

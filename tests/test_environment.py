@@ -38,8 +38,8 @@ def test_environment_yml_names_python_and_pip_alone(environment):
 
 @pytest.mark.slow
 def test_pip_takes_its_section_as_conda_hands_it_over(environment, tmp_path):
-    """As a file beside environment.yml, in whose folder pip runs; all of it is installed here, so
-    nothing is fetched. (3 s)"""
+    """conda writes the section to a file beside environment.yml, and runs pip in that folder.
+    Everything is installed here, so nothing is fetched. (3 s)"""
     for name in ("requirements.lock", "pyproject.toml", "README.md", "LICENSE", "LICENSE-text",
                  "code", "grader"):
         (tmp_path / name).symlink_to(ROOT / name)

@@ -1,4 +1,4 @@
-"""What GitHub runs, as far as it can be looked at here: names, pins, permissions."""
+"""GitHub's workflows, as far as they can be checked here: names, pins, permissions."""
 
 import re
 import subprocess

@@ -26,7 +26,7 @@ def stop(message):
 
 
 def suits(python):
-    """Whether this interpreter is of a version that the course takes."""
+    """Return True if the course supports this interpreter's version."""
     ask = "import sys; print(*sys.version_info[:2])"
     try:
         out = subprocess.run([python, "-c", ask], stdout=subprocess.PIPE, check=True,

@@ -76,7 +76,7 @@ class Engine:
                               cwd=self.scratch)
 
     def __call__(self, *words: str, timeout: float = 120) -> str:
-        """What it printed. Raises LabError with its last lines where it fails."""
+        """Return its output. Raises LabError with its last lines if it fails."""
         done = self.try_to(*words, timeout=timeout)
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
@@ -157,7 +157,7 @@ def make_base(engine: Engine, suite: str, name: str) -> None:
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """Where pip finds packages, from what `pip config list` prints; variables win over files."""
+    """Parse pip's package sources from `pip config list`; variables take precedence over files."""
     found: dict[str, dict[str, str]] = {}
     for line in listing.splitlines():
         key, equals, value = line.partition("=")

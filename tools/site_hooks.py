@@ -1,4 +1,4 @@
-"""What MkDocs calls while it builds the documentation's site: see mkdocs.yml and docs/site.md.
+"""Hooks that MkDocs calls while it builds the site: see mkdocs.yml and docs/site.md.
 
 Every page keeps the path that it has in the repository, so links between files work as they are.
 """

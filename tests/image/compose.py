@@ -69,7 +69,7 @@ class Compose:
                            self.container(service))
 
     def run(self, script: str, service: str = "lab", timeout: float = 300) -> str:
-        """What it prints, in a shell of jovyan's with the cluster's commands."""
+        """Run it in jovyan's shell, with the cluster's commands; return its output."""
         setup = 'eval "$(lab cluster env)"; cd "$LAB_HOME"; '
         done = self.podman.try_to("exec", "--user", "1000:100", self.container(service), "bash",
                                   "-c", setup + script, timeout=timeout)

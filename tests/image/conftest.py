@@ -56,7 +56,7 @@ class Container:
         return self.podman("inspect", "--format", f"{{{{.State.{field}}}}}", self.name)
 
     def token(self) -> str:
-        """Wait for the address that it prints."""
+        """Wait for the address that it prints; return the token in it."""
         deadline = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < deadline and self.state("Running") == "true":
             if found := ADDRESS.search(self.log()):
@@ -65,7 +65,7 @@ class Container:
         raise LabError(f"the container did not get as far as its address:\n{self.log()}")
 
     def phases(self) -> dict[str, float]:
-        """What was done how many seconds after the container's start, by its own log."""
+        """Return seconds from the container's start to each phase, from its own log."""
         log = self.podman("logs", "--timestamps", self.name).splitlines()
         begin = moment(self.state("StartedAt").replace(" ", "T", 1))
         collected = {}
@@ -75,7 +75,7 @@ class Container:
         return collected
 
     def outside(self) -> str:
-        """Where its port 8888 is published."""
+        """Return the address at which its port 8888 is published."""
         return self.podman("port", self.name, "8888/tcp").splitlines()[0]
 
     def get(self, path: str, token: str | None = None) -> int:
@@ -91,7 +91,7 @@ class Container:
             return error.code
 
     def run(self, script: str, timeout: float = 300) -> subprocess.CompletedProcess[str]:
-        """In a shell of the container's user, in the workspace, with the cluster's commands."""
+        """Run it in the workspace, as the container's user, with the cluster's commands."""
         setup = 'eval "$(lab cluster env)"; cd "$LAB_HOME"; '
         return self.podman.try_to("exec", self.name, "bash", "-c", setup + script, timeout=timeout)
 

@@ -1,4 +1,4 @@
-"""What is in an image: the names of all files of all layers, those that later layers hide too."""
+"""Contents of an image: the names of all files in all layers, including those hidden later."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MARKS = (b"BEGIN HIDDEN TESTS", b"BEGIN SOLUTION")
 
 
 def files(podman: Engine, image: str) -> Iterator[tuple[str, tarfile.TarInfo, bytes]]:
-    """Every file of every layer as (path, entry, content); content of notebooks only."""
+    """Yield every file of every layer as (path, entry, content); notebooks only have content."""
     process = subprocess.Popen(["podman", "save", "--format", "docker-archive", image],
                                stdout=subprocess.PIPE, env=podman.environment)
     assert process.stdout
@@ -48,7 +48,7 @@ def files(podman: Engine, image: str) -> Iterator[tuple[str, tarfile.TarInfo, by
 
 
 def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
-    """A sentence for every file that has no business in a student's image."""
+    """Return one sentence per file that has no business in a student's image."""
     collected = []
     for name, content in entries:
         collected += [f"{name}: {what}" for pattern, what in FOREIGN
@@ -63,7 +63,7 @@ def problems(entries: Iterable[tuple[str, bytes]]) -> list[str]:
 
 
 def answers(checkout: Path) -> set[bytes]:
-    """The lines of code of the worked notebooks that the released ones nowhere contain."""
+    """Return the worked notebooks' lines of code that the released ones contain nowhere."""
     def cells(folder: Path) -> list[dict]:
         return [cell for path in folder.glob("*.ipynb")
                 for cell in json.loads(path.read_text())["cells"]]
@@ -76,5 +76,5 @@ def answers(checkout: Path) -> set[bytes]:
 
 
 def in_packages(name: str) -> bool:
-    """Libraries may have folders of any name."""
+    """Return True for a library's file; libraries may have folders of any name."""
     return "/site-packages/" in name

@@ -18,7 +18,7 @@ def stages() -> list[str]:
 
 
 def steps(target: str) -> list[tuple[str, str]]:
-    """What a target consists of, the stages before it that it is made from included."""
+    """Return a target's instructions, including those of the stages that it builds on."""
     made: dict[str, list[tuple[str, str]]] = {}
     stage = ""
     for name, text in instructions():

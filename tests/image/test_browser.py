@@ -1,4 +1,4 @@
-"""As a student would: a browser at the published port, lab 03, a job, its loss, TensorBoard."""
+"""A student's path: a browser at the published port, lab 03, a job, its loss, TensorBoard."""
 
 import re
 

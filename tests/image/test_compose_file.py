@@ -1,4 +1,4 @@
-"""What can be said of docker/compose.yml without starting it."""
+"""Checks of docker/compose.yml that start nothing."""
 
 import re
 

@@ -18,7 +18,7 @@ NAME = "transformer_engine"
 
 
 class StandIn(importlib.metadata.Distribution):
-    """What importlib.metadata finds: libraries ask it whether the package is installed."""
+    """Metadata for importlib.metadata; libraries ask it whether the package is installed."""
 
     def read_text(self, filename: str) -> str | None:
         """Return the text of METADATA, the only file."""

@@ -1,4 +1,4 @@
-"""What a program can see of CUDA: properties, statistics, streams, and error messages."""
+"""CUDA as a program sees it: properties, statistics, streams, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an attack is: a student's submission, and what must not come of it."""
+"""An attack: a student's submission, and the harms that it must not do."""
 
 from __future__ import annotations
 

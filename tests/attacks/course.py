@@ -89,7 +89,7 @@ PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: firs
 
 
 def source(whole: bool) -> Any:
-    """As an instructor writes it; `whole`: with what only ours can check."""
+    """Return an instructor's source; with `whole`, including checks that only our grader has."""
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
         cell(small_lab.SETUP if whole else "import math", ["setup"]),

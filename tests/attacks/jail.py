@@ -39,7 +39,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Done:
-    """How a jailed program ended."""
+    """The end of a jailed program."""
 
     code: int
     output: str
@@ -85,7 +85,7 @@ def command(words: list[str], limits: Limits, readable: dict[str, Path], uid: in
 
 
 def environment() -> dict[str, str]:
-    """What a program in the jail finds; no variable of ours but these."""
+    """The environment of a program in the jail; it has none of our variables but these."""
     return {"PATH": f"{Path(sys.prefix) / 'bin'}:/usr/bin:/bin", "HOME": f"{SCRATCH}/home",
             "LANG": "C.UTF-8", "TMPDIR": SCRATCH, "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONPATH": f"{CHECKOUT / 'code'}:{CHECKOUT}", "OMP_NUM_THREADS": "1",

@@ -82,7 +82,7 @@ class Grader:
             raise RuntimeError(f"{program} {words[0]} fails: {self.said[-3000:]}")
 
     def grade(self, wanted: frozenset[str]) -> None:
-        """What no attack of the batch is about, stock does not have to do."""
+        """Stock nbgrader may fail where no attack of the batch applies."""
         if self.kind == "ours":
             self.must("lab", "grade", LAB)
             return

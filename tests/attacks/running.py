@@ -11,7 +11,7 @@ from tests.attacks.attack import Attack
 
 
 def in_jail(program: str, kind: str, *words: str, seconds: float) -> dict[str, Any]:
-    """What tests.attacks.`program` prints. Raises AssertionError with its last words."""
+    """Return the output of tests.attacks.`program`; raise AssertionError with its last lines."""
     done = jail.run([sys.executable, "-m", f"tests.attacks.{program}", kind, jail.SCRATCH, *words],
                     jail.Limits(seconds=seconds))
     assert done.code == 0, f"{done.killed or done.code}\n{done.errors[-3000:]}{done.output[-1000:]}"

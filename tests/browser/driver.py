@@ -1,4 +1,4 @@
-"""What a user does in JupyterLab and TensorBoard, for tests that drive a browser.
+"""A user's actions in JupyterLab and TensorBoard, for tests that drive a browser.
 
 Cells are counted among the code cells of the open notebook, from 0.
 """

@@ -67,7 +67,7 @@ def browser(chromium: str) -> Iterator[Browser]:
 
 @dataclass
 class Traffic:
-    """What the pages of a test asked for."""
+    """The requests of a test's pages."""
 
     outside: list[str] = field(default_factory=list)  # addresses off this machine
     failed: list[str] = field(default_factory=list)  # "404 address", "net::ERR... address"

@@ -195,7 +195,7 @@ def test_scores_and_comments_are_typed_by_hand(graded, jupyter, page):
 
 
 def test_addresses_of_formgrader_run_nothing(graded, jupyter, signed_in, page):
-    """What a plain link in an answer, an email or a forum may lead to."""
+    """Targets that a plain link in an answer, an email, or a forum may have."""
     page.context.add_cookies(signed_in)
     submission = open_submission(page, jupyter, graded)
     script = quote(f'";{writes("reflected")};//', safe="")

@@ -1,4 +1,4 @@
-"""What the tests of `lab data` share: its files, and a small setting that builds fast."""
+"""Shared by the tests of `lab data`: its files, and a small setting that builds fast."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from minimegatron.errors import UserError
 
 @pytest.fixture(autouse=True)
 def barriers(monkeypatch) -> list[str]:
-    """What happens at the barrier of a rank whose files appear at once, or never."""
+    """A rank at the barrier, whose files appear immediately or never."""
     calls = []
     monkeypatch.setattr(gpt_dataset, "VISIBILITY_TIMEOUT", 0.0)
     monkeypatch.setattr(gpt_dataset.dist, "barrier", lambda: calls.append("barrier"))

@@ -1,4 +1,4 @@
-"""Where the pages' commands are typed: a copy of the checkout, and a workspace with a cluster."""
+"""Shells for the pages' commands: a copy of the checkout, and a workspace with a cluster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.docs.session import Places
 
 @pytest.fixture(scope="session")
 def checkout(tmp_path_factory) -> Path:
-    """What git knows of this one, for commands write into it; the environment is ours."""
+    """A copy of the tracked files, since commands write into it; the environment is ours."""
     copy = tmp_path_factory.mktemp("docs") / "checkout"
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -38,7 +38,7 @@ def pages() -> list[Path]:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the comment before a block says."""
+    """The instructions in the comment before a block."""
 
     excuse: str = ""  # why it is not run
     elsewhere: str = ""  # the tests that run it
@@ -148,7 +148,7 @@ def console(lines: list[str], where: str) -> list[Step]:
 
 
 def shape(line: str) -> re.Pattern[str]:
-    """What a line of output must look like: numbers and blanks are free, `...` is anything."""
+    """Return the pattern of an output line: numbers and blanks are free, `...` is anything."""
     parts = re.split(r"(\.\.\.|\s+|\d+(?:[.,:]\d+)*)", line.strip())
     free = {"...": ".*"}
     return re.compile("".join(

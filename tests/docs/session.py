@@ -36,7 +36,7 @@ until_it_says() {
 
 @dataclass(frozen=True)
 class Places:
-    """Where commands are typed. `new` is a workspace that has nothing yet, not even a cluster."""
+    """A shell for a page's commands. `new` is an empty workspace, without a cluster."""
 
     workspace: Path
     checkout: Path

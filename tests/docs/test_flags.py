@@ -1,4 +1,4 @@
-"""What the pages say of `lab`, of the trainer's flags and of `make` is what these take."""
+"""Commands and flags of `lab`, the trainer, and `make` on the pages are those that exist."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def inline(text: str):
 
 
 def targets(text: str) -> list[str]:
-    """What links and pictures lead to, but for addresses elsewhere."""
+    """Return the targets of links and pictures within the repository."""
     results = [str(token.attrGet("href") or token.attrGet("src")) for token in inline(text)
                if token.type in ("link_open", "image")]
     return [target for target in results if not re.match(r"[a-z]+:", target)]

@@ -33,7 +33,7 @@ def site(tmp_path_factory) -> Path:
 
 
 def html_of(path: str) -> PurePosixPath:
-    """Where the page of a file of the repository is in the site."""
+    """Return the site's path of a repository file's page."""
     made = PurePosixPath(path).with_suffix(".html")
     return made.with_name("index.html") if made.name == "README.html" else made
 

@@ -1,4 +1,4 @@
-"""What runs must print: the plain model's losses and gradient norms, and lines to compare."""
+"""Expected output of runs: the plain model's losses and gradient norms, and lines to compare."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What the examples read: running text, questions with padding, and a trained GPT-2."""
+"""The examples' inputs: running text, questions with padding, and a trained GPT-2."""
 
 import pytest
 import torch

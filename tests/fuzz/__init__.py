@@ -1,1 +1,1 @@
-"""What reads bytes that anybody may have written, fed with what nobody would write."""
+"""Fuzzing of every reader of untrusted bytes."""

@@ -1,4 +1,4 @@
-"""What is fuzzed: for each reader, inputs for it, and what it may raise. Anything else is a bug.
+"""Targets: for each reader, its inputs, and the errors it may raise. Anything else is a bug.
 
 An input is made from a seed, so a failure is had again by its number: TARGETS[name].make(seed).
 """

@@ -29,7 +29,7 @@ def template(tmp_path_factory) -> Course:
 
 @pytest.fixture(scope="session")
 def released(template: Course) -> nbformat.NotebookNode:
-    """What students get, as nbgrader generates it."""
+    """The notebook for students, as nbgrader generates it."""
     course = template
     return nbformat.read(course.notebook("release", small_lab.NAME), as_version=4)
 

@@ -45,7 +45,7 @@ def cell(source: str, tags: list[str] | None = None, **metadata: object) -> nbfo
 
 
 def source(setup: str = SETUP) -> nbformat.NotebookNode:
-    """What `lab build` writes for instructors."""
+    """The notebook that `lab build` writes for instructors."""
     picture = "![a](../images/small.png) and ![not ours](../images/../pyproject.toml)"
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell(f"# A small lab\n{picture}"),

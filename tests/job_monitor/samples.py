@@ -93,7 +93,7 @@ def job(state: str = "RUNNING", **fields: object) -> SlurmJob:
 
 
 def rank_file(number: int, **fields: object) -> dict:
-    """What rank `number` of four writes while it trains: a step each 0.1 s, the last just now."""
+    """Return the status of rank `number` of four in training: a step every 0.1 s until now."""
     return {"rank": number, "world_size": 4, "pid": 100 + number, "job": "7",
             "node": f"slurmnode{1 + number // 2}", "place": {"pp": 0, "dp": number, "tp": 0},
             "device": "the CPU", "modeled": False, "started": NOW - 100, "train_iters": 20,

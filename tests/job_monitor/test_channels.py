@@ -13,7 +13,7 @@ FOUR = Topology(("a", "a", "b", "b"), (CARDS["v100-sxm2-16gb"],) * 4,
 
 
 def said(monkeypatch, ranks, processes):
-    """What each of `ranks` prints of their communicator; processes: the pid of each rank."""
+    """Return the lines that `ranks` log about their communicator; `processes` are their PIDs."""
     lines = []
     for me, rank in enumerate(ranks):
         monkeypatch.setattr(nccl.os, "getpid", lambda rank=rank: processes[rank])

@@ -1,4 +1,4 @@
-"""What `lab top JOBID` adds, from the files that the nodes of a job left behind."""
+"""The details of `lab top JOBID`, from the files that a job's nodes left behind."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""What the job asked for, against what the log says it runs with."""
+"""The configuration that a job requested, compared with the one in its log."""
 
 import pytest
 

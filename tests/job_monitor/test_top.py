@@ -1,4 +1,4 @@
-"""What `lab top` prints, and what it says to bad input."""
+"""The output of `lab top`, and its errors for bad input."""
 
 import io
 import json

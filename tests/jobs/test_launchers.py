@@ -1,4 +1,4 @@
-"""How many ranks the shipped scripts for virtual GPUs start on each node."""
+"""Ranks per node that the shipped scripts for virtual GPUs start."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a JupyterHub starts: where it listens, and with which words."""
+"""The server that a JupyterHub starts: its address, and its command line."""
 
 import argparse
 import importlib.util

@@ -1,4 +1,4 @@
-"""What stands out in a lab's output."""
+"""Highlights in a lab's output."""
 
 import os
 import pty
@@ -16,7 +16,7 @@ PROGRAM = "from labcore.colors import result; print(result('fast'))"
 
 
 def on_a_terminal(**variables: str) -> str:
-    """What a program prints there."""
+    """Return a program's output there."""
     parent, child = pty.openpty()
     kept = {name: value for name, value in os.environ.items()
             if name not in ("NO_COLOR", "FORCE_COLOR", "ANSI_COLORS_DISABLED")}

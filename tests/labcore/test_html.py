@@ -1,4 +1,4 @@
-"""What a page shows is text: templates escape every value, and no module builds tags by hand."""
+"""Pages show values as text: templates escape them, and no module builds tags by hand."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from warmranks import run_program
 @functools.cache
 def estimated(command: tuple[str, ...], environment: tuple[tuple[str, str], ...]
               ) -> tuple[int, bytes, str]:
-    """What measure's own does by the program itself, as in tests/labkit/check/test_measure.py."""
+    """Replace measure's own program, as in tests/labkit/check/test_measure.py."""
     words = command[command.index(measure.program(())[-1]):]
     done = run_program(main, words, env=dict(environment), timeout=measure.SECONDS)
     return done.returncode, done.stdout.encode(), done.stderr

@@ -32,7 +32,7 @@ SECONDS = 600  # for all that one student's process does
 
 @dataclass(frozen=True)
 class Name:
-    """What a check sees of something that the student defined."""
+    """A check's view of an object that the student defined."""
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What each lab cost, in the last lines of `make test`: a report, and a limit in `make stress`."""
+"""The cost of each lab, in the last lines of `make test`; `make stress` enforces a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the processors a lab takes, whatever else runs on the machine."""
+"""The CPU time of a lab, whatever else runs on the machine."""
 
 from __future__ import annotations
 

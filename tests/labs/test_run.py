@@ -35,7 +35,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass(frozen=True)
 class Taken:
-    """What running a code cell took.
+    """The cost of running a code cell.
 
     Attributes:
         cell: the cell of the lab's source.

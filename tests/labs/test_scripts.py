@@ -32,7 +32,7 @@ each_script = pytest.mark.parametrize(("path", "script"), SCRIPTS,
 
 
 def outcome(path, script, home, change):  # noqa: F811
-    """What the checks of one script say when its text is changed."""
+    """Return the messages of a script's checks after its text is changed."""
     lab = lab_of(path)
     (answer,) = [cell for cell in lab.of(Role.ANSWER) if cell.path == script]
     checks = {cell.grade_id for cell in lab.tested_by[answer.grade_id]}

@@ -63,7 +63,7 @@ def dataset(tmp_path_factory) -> Dataset:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of the trainer printed."""
+    """The output of a run of the trainer."""
 
     code: int
     out: str
@@ -77,7 +77,7 @@ class Run:
 
 
 def checked(done: subprocess.CompletedProcess, code: int | None) -> Run:
-    """What a run printed; it must have ended with `code`, unless that is None."""
+    """Return a run's output; its exit status must be `code`, unless that is None."""
     if code is not None:
         assert done.returncode == code, done.stdout[-2000:] + done.stderr[-3000:]
     return Run(done.returncode, done.stdout, done.stderr)

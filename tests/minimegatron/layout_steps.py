@@ -118,7 +118,7 @@ poisoned = -1  # set by run
 
 
 def held_bytes(optimizer: Optimizer) -> float:
-    """What weights, gradients and the optimizer's states hold, in bytes per parameter."""
+    """Return the bytes per parameter of weights, gradients, and optimizer state."""
     tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_params,
                optimizer.main_grads, *optimizer.moments.values()]
     parameters = list(optimizer.ddp.params.values())

@@ -130,7 +130,7 @@ def test_nothing_whole_is_an_error_with_the_flag_too(make_context, saved):
 
 
 def test_a_checkpoint_without_checksums_is_checked_by_its_crcs(make_context, saved):
-    """As those of Megatron-LM and of earlier versions."""
+    """Write the format of Megatron-LM and of earlier versions."""
     (folder_of(saved, 3) / SUMS).unlink()
     assert find_checkpoint(make_context(f"--load {saved}"), saved) == folder_of(saved, 3)
     flip(folder_of(saved, 3) / SHARD)

@@ -59,7 +59,7 @@ def test_the_cpu(choose, flags, environment, notes):
 
 @pytest.fixture
 def two_gpus(monkeypatch):
-    """As on a node with two, for whoever only asks; nothing is computed."""
+    """Imitate a node with two GPUs for code that only asks; nothing is computed."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

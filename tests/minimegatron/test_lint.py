@@ -31,7 +31,7 @@ CUDA_FILES = ("arguments/virtual_device.py", "device/gpus.py", "device/cuda.py")
 
 
 class Scope:
-    """What is a tensor in one function."""
+    """The names that are tensors in one function."""
 
     def __init__(self, function: ast.FunctionDef | ast.Module) -> None:
         self.names: set[str] = set()
@@ -79,7 +79,7 @@ def own_nodes(function):
 
 
 def reads(node: ast.AST, scope: Scope) -> str | None:
-    """How this node turns a tensor into a Python value, or None."""
+    """Return the way in which this node turns a tensor into a Python value, or None."""
     match node:
         case ast.Call(func=ast.Attribute(attr=attr)) if attr in READS:
             return f".{attr}()"

@@ -1,4 +1,4 @@
-"""How long a silence of a rank is usual, and whose an error is: what `lab top` judges by."""
+"""The usual gap between a rank's updates, and the rank that failed first, for `lab top`."""
 
 import json
 from types import SimpleNamespace

@@ -127,7 +127,7 @@ def test_the_divided_loss_is_the_cross_entropy(make_context, scale, size):
 
 
 def test_between_layers_a_rank_keeps_its_part_of_the_sequence_only(make_context):
-    """What waits for the backward pass shrinks with it: a column linear keeps its part of x."""
+    """Memory saved for backward shrinks too: a column-parallel linear keeps its shard of x."""
     kept = {}
     for mode, flag in MODES.items():
         def work(own):

@@ -1,4 +1,4 @@
-"""What ranks run."""
+"""Functions that ranks run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both trainers are given: flags, weights drawn by name, samples."""
+"""The inputs of both trainers: flags, weights drawn by name, and samples."""
 
 from __future__ import annotations
 

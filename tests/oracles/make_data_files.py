@@ -67,7 +67,7 @@ def their_pair(pair: str, prefix: Path) -> dict[str, str]:
 
 
 class NoTokenizer:
-    """What a data set asks its tokenizer for."""
+    """The attributes that a data set asks its tokenizer for."""
 
     vocab_size, eod, pad, unique_identifiers = 70_003, 0, -1, {}
 

@@ -57,7 +57,7 @@ class Exchange:
         return None
 
     def meets(self, message):
-        """Whether the peer has reached the receive of this send."""
+        """Return True if the peer has reached this send's receive."""
         items, head = self.program[message.target], self.heads[message.target]
         other = items[head] if head < len(items) else None
         return (isinstance(other, Message) and other.end == "receive"

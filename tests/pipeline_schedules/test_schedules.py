@@ -42,7 +42,7 @@ def built_in(draw):
 
 
 def bubble(schedule, micro_batches, durations):
-    """What the pipeline takes longer than one stage's work."""
+    """Return the time by which the pipeline exceeds one stage's work."""
     work = durations.forward + durations.backward + durations.weight
     return simulate(schedule, durations).total - micro_batches * work
 

@@ -1,4 +1,4 @@
-"""What can be drawn, and traces of it that are read back."""
+"""Drawings of schedules, and traces of them that are read back."""
 
 import json
 

@@ -248,7 +248,7 @@ def test_status_is_healthy_and_up_says_so(cluster, capsys):
 
 
 def test_the_other_nodes_see_a_server_by_its_name(cluster):
-    """What torch.distributed does: rank 0 listens, rank 1 looks its name up and connects."""
+    """torch.distributed's rendezvous: rank 0 listens, rank 1 resolves its name and connects."""
     (cluster.home / "meet.py").write_text(
         "import os, socket, time\n"
         "if os.environ['SLURM_PROCID'] == '0':\n"

@@ -21,7 +21,7 @@ SLURM = Slurm(("/usr/sbin", "/usr/bin"))
 
 @pytest.fixture
 def layout(tmp_path, monkeypatch):
-    """As in one of the containers."""
+    """The environment of one of the containers."""
     monkeypatch.setattr(containers, "RUN", tmp_path / "run")
     monkeypatch.setattr(containers, "KEY", tmp_path / "key" / "munge.key")
     monkeypatch.setenv("LAB_HOME", str(tmp_path / "work"))

@@ -1,4 +1,4 @@
-"""What breaks, and how it heals; clusters of other shapes. Each test has a cluster of its own."""
+"""Failures and recovery, and clusters of other shapes. Each test has its own cluster."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""What a job learns of its nodes' virtual GPUs and of the network between them."""
+"""A job's view of its nodes' virtual GPUs and of the network between them."""
 
 import argparse
 

@@ -24,7 +24,7 @@ LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Run(NamedTuple):
-    """What virtualrun left: exit status, both streams, and milliseconds of modeled time."""
+    """The results of virtualrun: exit status, both streams, and modeled milliseconds."""
 
     code: int
     out: str

@@ -1,4 +1,4 @@
-"""What users get wrong with virtual cards: one clear line, the flag or the variable named."""
+"""Users' mistakes with virtual GPUs: each gets one clear line that names the flag or variable."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""What must hold for any program on any card."""
+"""Properties that hold for any program on any GPU."""
 
 from dataclasses import replace
 from itertools import pairwise

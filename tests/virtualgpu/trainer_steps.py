@@ -73,7 +73,7 @@ def free_messages() -> contextlib.ExitStack:
 
 
 def steps(ctx: Context, even: bool) -> dict:
-    """What a few steps take."""
+    """Return the time and memory of a few steps."""
     device, config = ctx.device, ctx.config
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
     if even:

@@ -1,4 +1,4 @@
-"""What the tests run on ranks."""
+"""Functions that the tests run on ranks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def speaks() -> None:
 
 
 def meets_by_itself() -> int:
-    """As a student's program does it."""
+    """Call it as a student's program does."""
     assert not dist.is_initialized()
     dist.init_process_group("gloo")
     dist.barrier()

@@ -1,4 +1,4 @@
-"""What ranks communicate is recorded, and ranks that wait for each other are a deadlock."""
+"""The record of ranks' communication, and deadlocks of ranks that wait for each other."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def until(done, seconds: float = 60) -> bool:
 
 
 def idle() -> bool:
-    """Whether the default server has no descendants."""
+    """Return True if the default server has no descendants."""
     return not psutil.Process(default_server().process.pid).children(recursive=True)
 
 

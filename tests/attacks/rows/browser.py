@@ -1,4 +1,4 @@
-"""What the reader of a page, a table or a terminal gets to run. Its pieces carry `pwned`."""
+"""Code that a reader of a page, a table, or a terminal might run. Its pieces carry `pwned`."""
 
 from __future__ import annotations
 

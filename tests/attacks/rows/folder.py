@@ -1,4 +1,4 @@
-"""What a submission's folder may hold instead of a notebook, and how it may be called."""
+"""Contents of a submission's folder other than a notebook, and names of the folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a submitted notebook may be instead of a notebook."""
+"""Files that are submitted in place of a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RIGHT = {"double": RIGHT_DOUBLE, "triple": RIGHT_TRIPLE}
 
 
 def duplicate(notebook: Notebook) -> None:
-    """As JupyterLab does on copy and paste: another id, the same grade_id."""
+    """Copy a cell as JupyterLab's copy and paste does: another id, the same grade_id."""
     twin = copy.deepcopy(find(notebook, "double-check"))
     twin["id"] = "0123abcd"
     notebook["cells"].append(twin)

@@ -1,4 +1,4 @@
-"""What the tests of forks do in a process of their own, which has one thread."""
+"""Steps of the tests of forks, each in its own single-threaded process."""
 
 from __future__ import annotations
 

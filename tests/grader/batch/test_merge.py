@@ -60,7 +60,7 @@ class Desk:
                     for grade in book.find_submission(NAME, student).notebooks[0].grades}
 
     def by_hand(self, cell: str, score: float) -> None:
-        """As formgrader does it."""
+        """Enter it as formgrader does."""
         with records.gradebook(self.course) as book:
             grade = book.find_grade(cell, NAME, NAME, "ada")
             grade.manual_score, grade.needs_manual_grade = score, False

@@ -126,7 +126,7 @@ def test_what_is_no_notebook_counts_as_begun(monkeypatch, tmp_path, answer, host
 
 @pytest.mark.parametrize("worked_is_there", [True, False])
 def test_a_lab_is_known_with_and_without_its_way_out(monkeypatch, tmp_path, worked_is_there):
-    """Where there is no worked notebook, homes got the lab without the links to it."""
+    """Without a worked notebook, homes get the lab without links to it."""
     text = "Do it." + shipping.WORKED_LINK.format("worked/x.ipynb")
     given = {"cells": [{"cell_type": "markdown", "source": [text]}]}
     path = tmp_path / "notebooks" / f"{NAME}.ipynb"

@@ -111,7 +111,7 @@ def test_to_grade_counts_the_same_file_once():
 
 @dataclass(frozen=True)
 class Row:
-    """What `counted` uses of a row of grades.csv."""
+    """The fields of a row of grades.csv that `counted` uses."""
 
     student: str
     lab: str

@@ -1,4 +1,4 @@
-"""What was handed in is kept, what came in when is the server's word, and nothing is half done."""
+"""Receipts: files are kept, the server's clock counts, and nothing is half done."""
 
 from __future__ import annotations
 

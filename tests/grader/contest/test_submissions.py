@@ -1,4 +1,4 @@
-"""What is taken from students: plain files in UTF-8, once; and when each version came in."""
+"""Contest submissions: plain UTF-8 files, taken once, with the time of each version."""
 
 from __future__ import annotations
 

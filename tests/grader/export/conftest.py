@@ -18,7 +18,7 @@ NAME = "90_small"
 
 def row(student: str, score: float | None = None, state: str = "", reason: str = "",
         most: float = 5.0) -> SimpleNamespace:
-    """What the export reads of a row of grades.csv."""
+    """The fields of a row of grades.csv that the export reads."""
     state = state or ("ungraded" if score is None else "graded")
     return SimpleNamespace(student=student, lab=NAME, score=score, max_score=most, state=state,
                            reason=reason)

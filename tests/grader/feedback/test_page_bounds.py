@@ -1,4 +1,4 @@
-"""What a page costs is bounded, whatever a student wrote; what is too much is shown as text."""
+"""A page's cost is bounded, whatever a student wrote; the excess is shown as text."""
 
 from __future__ import annotations
 

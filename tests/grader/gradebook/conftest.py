@@ -43,7 +43,7 @@ class Office(Desk):
             return "lost"
 
     def enter(self, result, book) -> None:
-        """As a batch does it."""
+        """Write it as a batch does."""
         pool = SimpleNamespace(add=lambda *_, **__: None)
         limits = SimpleNamespace(digest=lambda: "limits")
         batch.GradingRun(self.course, limits, self.config, book, pool, lambda _: None).enter(result)

@@ -1,4 +1,4 @@
-"""What a person entered, and what follows from it later: the attempt that counts, the penalty."""
+"""Scores entered by hand, and their later effects: the attempt that counts, the penalty."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def quick(monkeypatch):
 
 
 def typed(office, *words: str) -> str:
-    """What a command prints that makes pages: in a process whose workers start warm."""
+    """Return the output of a command that makes pages, from a process whose workers start warm."""
     done = run(office.course, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -134,7 +134,7 @@ def test_a_course_of_before_gets_its_mark_at_the_first_opening(office):
 
 
 def test_a_gradebook_that_goes_while_it_is_open_is_missed_at_once(office):
-    """As under formgrader, which keeps it open: the scores would go into a deleted file."""
+    """formgrader keeps it open, so the scores would go into a deleted file."""
     with records.gradebook(office.course) as book:
         assert book.students
         book.db.commit()

@@ -1,4 +1,4 @@
-"""What of a student's HTML reaches a browser; tests/browser/test_formgrader_scripts.py clicks."""
+"""Students' HTML as it reaches a browser; tests/browser/test_formgrader_scripts.py clicks."""
 
 from __future__ import annotations
 

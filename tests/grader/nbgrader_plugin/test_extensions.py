@@ -97,7 +97,7 @@ def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number)
 
 @pytest.fixture
 def instructors_variables(monkeypatch, tmp_path) -> dict[str, str]:
-    """What `lab formgrader` gives to its JupyterLab, and so to every kernel."""
+    """The environment that `lab formgrader` passes to its JupyterLab and thus to every kernel."""
     given: dict[str, str] = {}
     monkeypatch.setattr(formgrader, "Jupyter",
                         lambda root, variables, *rest, **more: given.update(variables))

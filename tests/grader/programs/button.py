@@ -1,4 +1,4 @@
-"""What formgrader's button does: nbgrader's API for one submission."""
+"""The call of formgrader's button: nbgrader's API for one submission."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the instructor of an untagged assignment is told about its tests."""
+"""Messages to the instructor of an untagged assignment about its tests."""
 
 from __future__ import annotations
 

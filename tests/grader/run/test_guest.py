@@ -1,4 +1,4 @@
-"""What runs inside a sandbox, asked through frames: it behaves as the notebook's kernel does."""
+"""The guest in a sandbox, driven through frames, behaves like the notebook's kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What students read of hidden tests that failed: what labkit.check says, and nothing else."""
+"""Students read labkit.check's message about a failed hidden test, and nothing else."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def checked(source: str):
 
 
 def page(cell) -> str:
-    """What the feedback shows of its outputs."""
+    """Return the part of its outputs that the feedback shows."""
     notebook, _ = HideTests()(new_notebook(cells=[cell]), {})
     return "\n".join(line for output in notebook.cells[0].outputs for line in output.traceback)
 
@@ -65,7 +65,7 @@ def test_a_test_in_view_says_what_it_says():
 
 @pytest.mark.parametrize("line, is_shown", [(3, True), (5, False)])
 def test_a_kernels_traceback_is_read_by_its_lines(line, is_shown):
-    """As `nbgrader autograde` makes it, colors included."""
+    """Make it as `nbgrader autograde` does, colors included."""
     cell = new_code_cell(f"{HEAD}assert one == 2.5\n{hidden('assert one')}", execution_count=7,
                          metadata=marks("a-test", grade=True, points=1))
     frames = [f"\x1b[36mCell\x1b[39m\x1b[36m \x1b[39mIn[7], line {line}\x1b[0m",

@@ -32,7 +32,7 @@ def dies(*arguments: Any, **fields: Any) -> dict:
 
 
 class InProcess:
-    """What a guest does, without a guest: the student's names are in `names`."""
+    """Stand in for a guest: the student's names are in `names`."""
 
     def __init__(self, names: dict[str, Any]) -> None:
         from labkit.guest.serving import Guest

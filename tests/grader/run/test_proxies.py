@@ -1,4 +1,4 @@
-"""What the trusted side holds of a student: names, and exceptions of functions."""
+"""The trusted side's proxies for a student's names and for exceptions of functions."""
 
 from __future__ import annotations
 

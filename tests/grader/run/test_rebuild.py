@@ -1,4 +1,4 @@
-"""What of a submission is looked at, and what of a page is shown."""
+"""The parts of a submission that are read, and the parts of a page that are shown."""
 
 from __future__ import annotations
 

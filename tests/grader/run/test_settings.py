@@ -1,4 +1,4 @@
-"""What an instructor may set."""
+"""Settings of an instructor."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def processes_of(marker: str) -> list[str]:
 
 
 def gone(marker: str, seconds: float) -> bool:
-    """Whether every process with the marker has ended, in time."""
+    """Return True if every process with the marker ends in time."""
     deadline = time.monotonic() + seconds
     while processes_of(marker):
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""What code in a sandbox finds, what it is held to, and how it ends."""
+"""Code in a sandbox: its surroundings, its limits, and its end."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_many_empty_files_count(python, monkeypatch):
 
 
 def test_the_watchdog_counts_processes(python, monkeypatch):
-    """Where the kernel's own limit fails, as it does for root or on an old kernel."""
+    """The kernel's own limit does not work, as for root or on an old kernel."""
     monkeypatch.setattr(cgroups, "make", lambda limits: None)
     monkeypatch.setattr(inside, "rlimits", lambda limits: ["--core=0"])
     ended = python("import os, time\nfor _ in range(60):\n  if os.fork() == 0: time.sleep(20)\n"

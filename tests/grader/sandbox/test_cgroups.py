@@ -49,7 +49,7 @@ def test_version_2_is_read(unified, tmp_path):
 
 
 def closed(unified: Path) -> None:
-    """As the kernel has it where processes are in the group: writing is refused, and forgotten."""
+    """Like the kernel with processes in the group: a write is refused and has no effect."""
     control = unified / "cgroup.subtree_control"
     control.unlink()
     control.symlink_to("/dev/null")
@@ -105,6 +105,6 @@ def test_groups_of_killed_graders_are_swept(tmp_path, monkeypatch):
 
 
 def test_two_graders_with_the_same_number_get_a_group_each(unified, tmp_path, monkeypatch):
-    """As in two PID namespaces."""
+    """Two processes in two PID namespaces."""
     monkeypatch.setattr(cgroups.os, "getpid", lambda: 1)
     assert cgroups.make(LIMITS, tmp_path).memory != cgroups.make(LIMITS, tmp_path).memory

@@ -31,7 +31,7 @@ except LabError as error:
 
 @pytest.fixture
 def inside(tmp_path):
-    """What PROGRAM prints in a container with this profile and these options."""
+    """Return PROGRAM's output in a container with this profile and these options."""
     root = tmp_path / "root"
     for name in ("proc", "dev", "sys", "run", "etc", "tmp"):
         (root / name).mkdir(parents=True)

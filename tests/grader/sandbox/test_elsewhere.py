@@ -62,7 +62,7 @@ def enter(uid: int, *setup: str, keep: str = "") -> list[str]:
 
 @pytest.fixture
 def seen(tmp_path):
-    """What PROGRAM prints, run by such a command line; its folders are everybody's."""
+    """Return PROGRAM's output under such a command line; its folders are open to everybody."""
     def seen(command: list[str]) -> dict:
         (tmp_path / "course").mkdir(mode=0o777)
         for folder in (tmp_path / "course", tmp_path):
@@ -87,14 +87,14 @@ def test_holds_for_an_ordinary_user(seen):
 
 @needs("root")
 def test_holds_where_a_proc_of_its_own_is_refused(seen):
-    """As in a container that masks parts of /proc: the kernel then allows no other one."""
+    """Imitate a container that masks parts of /proc: the kernel then allows no other /proc."""
     told = seen(enter(1000, "mount --bind /dev/null /proc/uptime"))
     assert told["optional"] == ["hostname"] and told["why"] == "its memory passed 100 MB"
 
 
 @needs("root")
 def test_holds_for_root_without_rights_over_the_machine(seen):
-    """As root is in a container: it becomes somebody else before it starts."""
+    """Like root in a container: it becomes another user before it starts."""
     told = seen(enter(0, keep="--bounding-set=-sys_admin,-sys_ptrace,-dac_override"))
     assert told["outside"] == 0 and told["inside"] != "0"
     assert told["why"] == "its memory passed 100 MB"

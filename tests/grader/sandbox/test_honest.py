@@ -1,4 +1,4 @@
-"""What honest code does that comes close to what a sandbox refuses still works in it."""
+"""Honest code that comes close to what a sandbox refuses still works in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lab masks is not in its sandbox: not as a module, not as text, not compiled."""
+"""Masked names are not in a lab's sandbox: not as a module, not as text, not compiled."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def package(tmp_path, monkeypatch) -> Path:
 
 
 def seen(package: Path, program: str, *names: str) -> str:
-    """What a program prints that runs where `names` are masked, without a sandbox."""
+    """Return the output of a program that runs with `names` masked, without a sandbox."""
     masks, copy = SandboxMasks(names), package.parents[1] / "view"
     shutil.copytree(package.parent, copy)
     for original, replacement in masks.shown.items():
@@ -226,7 +226,7 @@ def test_covers_what_is_inside():
 
 
 def test_another_user_can_read_what_is_shown_in_place_of_a_masked_file(package):
-    """Where root has no rights over the machine, bwrap starts as an ordinary user."""
+    """If root has no rights over the machine, bwrap starts as an ordinary user."""
     masks = SandboxMasks(["held.module.answer", "held.other"])
     for shown in map(Path, masks.shown.values()):
         assert shown.stat().st_mode & 0o004

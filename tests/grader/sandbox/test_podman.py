@@ -80,7 +80,7 @@ def test_kill_takes_everybody_at_once(podman):
 
 
 def test_memory_is_held_where_podman_cannot(monkeypatch):
-    """As for an ordinary user on a machine without delegated control groups."""
+    """The setting of an ordinary user on a machine without delegated control groups."""
     monkeypatch.setattr(Podman, "controllers", [])
     ended = finish(Podman(), [sys.executable, "-I", "-c", HOG])
     assert ended.why == "its memory passed 200 MB"

@@ -17,7 +17,7 @@ ALLOWED, REFUSED, MISSING = seccomp._ALLOW, seccomp._ERRNO | 1, seccomp._ERRNO |
 
 
 def verdict(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
-    """What the kernel would make of a call: the filter's program, interpreted."""
+    """Interpret the filter's program: return the kernel's verdict on a call."""
     audit = seccomp.MACHINES[machine][0] if audit is None else audit
     data = struct.pack("=iIQ6Q", number, audit, 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6])
     lines = list(struct.iter_unpack("=HBBI", seccomp.program(machine)))

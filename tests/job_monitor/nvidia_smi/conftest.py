@@ -14,7 +14,7 @@ MIB = 2**20
 
 @dataclass
 class Cluster:
-    """What nvidia-smi reads, and the command on it."""
+    """The files that nvidia-smi reads, and the command that reads them."""
 
     state: Path
     proc: Path

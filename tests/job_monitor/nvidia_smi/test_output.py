@@ -1,4 +1,4 @@
-"""What `nvidia-smi` prints: NVIDIA's formats, and that the cards are virtual."""
+"""The output of `nvidia-smi`: NVIDIA's formats, and a note that the GPUs are virtual."""
 
 import json
 import re
@@ -83,7 +83,7 @@ def test_the_matrix_of_links(make, capsys, name, cells):
 
 
 def test_a_node_of_v100s_is_a_dgx_1(make, capsys):
-    """As nvidia-smi prints a real one, with an InfiniBand adapter for each pair of GPUs."""
+    """The layout is a real node's, with an InfiniBand adapter for each pair of GPUs."""
     rows, below = matrix(capsys, make("v100:8", 1))
     cells = [[cell.strip() for cell in row] for row in rows]
     assert [" ".join(row[1:9]) for row in cells[1:9]] == [

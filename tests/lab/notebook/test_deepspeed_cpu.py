@@ -13,7 +13,7 @@ from labcore.errors import LabError
 
 
 def test_collectives_start_without_a_compiled_operator():
-    """Where DeepSpeed looks it up."""
+    """The place where DeepSpeed looks it up."""
     backend = sys.modules["deepspeed.comm.torch"].TorchBackend
     assert backend.__init__.__globals__["build_shm_op"]() is None
 

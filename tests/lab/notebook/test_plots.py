@@ -9,7 +9,7 @@ from pipeline_schedules import Durations, export, gpipe, one_f_one_b, simulate
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """What a run with `--timeline megatron/timeline/mine` leaves in the workspace."""
+    """The files that a run with `--timeline megatron/timeline/mine` leaves in the workspace."""
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
     folder = tmp_path / "megatron" / "timeline" / "mine"
     folder.mkdir(parents=True)

@@ -10,7 +10,7 @@ from lab.notebook import jobs, served
 
 @pytest.fixture
 def folder(monkeypatch, tmp_path):
-    """What a server below /user/ada/ shows."""
+    """The page of a server below /user/ada/."""
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("JPY_PARENT_PID", str(os.getpid()))
     (tmp_path / "runtime").mkdir()

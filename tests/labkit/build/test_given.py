@@ -1,4 +1,4 @@
-"""What a script check compares with is resolved from the reference, and written into the check."""
+"""A script check's expectation is resolved from the reference and written into the check."""
 
 import ast
 import json
@@ -23,7 +23,7 @@ def check_of(path):
 
 
 def kept(source):
-    """What `given=` is in a cell."""
+    """Return the value of `given=` in a cell."""
     (call,) = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
                and ast.unparse(node.func) == "check.script"]
     return next(ast.literal_eval(word.value) for word in call.keywords if word.arg == "given")
@@ -137,7 +137,7 @@ def test_components_are_kept_on_lines_of_their_own():
 
 
 def literal(kept):
-    """What a notebook's text of given= means."""
+    """Return the value that a notebook's text of given= denotes."""
     text = given._literal(kept)
     assert max(map(len, text.splitlines())) <= 100
     return ast.literal_eval(textwrap.dedent(text).removeprefix("given="))

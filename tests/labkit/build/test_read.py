@@ -1,4 +1,4 @@
-"""What `labkit.build.read` returns for a lab: its answers, checks, mutants, and short setting."""
+"""The result of `labkit.build.read`: a lab's answers, checks, mutants, and short setting."""
 
 import pytest
 

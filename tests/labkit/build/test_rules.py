@@ -1,4 +1,4 @@
-"""What `lab build` refuses: each with the file, the line, the cell, the name, and what to do."""
+"""Errors of `lab build`: each names the file, the line, the cell, the name, and the remedy."""
 
 import pytest
 

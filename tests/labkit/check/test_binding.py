@@ -1,4 +1,4 @@
-"""How many CPUs taskset and numactl leave to the launcher of a job's ranks."""
+"""The number of CPUs that taskset and numactl leave to the launcher of a job's ranks."""
 
 import re
 

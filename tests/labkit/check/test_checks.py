@@ -1,4 +1,4 @@
-"""What a check cell calls, in the notebook and against a student who is elsewhere."""
+"""The functions that a check cell calls, in the notebook and for a student who is elsewhere."""
 
 import pytest
 

@@ -193,7 +193,7 @@ def test_components_that_no_build_wrote_are_refused(component):
 
 
 def test_the_batch_script_sees_the_variables_of_slurm():
-    """As sbatch 22.05 sets them for this job; those without a suffix are of the first component."""
+    """Variables as sbatch 22.05 sets them; those without a suffix are the first component's."""
     components, notes = header.directives(MIXED.replace(HETJOB, "#SBATCH -c 2\n" + HETJOB))
     env = allocation.environment(components, notes)
     assert notes == []

@@ -214,7 +214,7 @@ def test_where_and_what_it_starts_is_compared(made, says):
 
 
 def test_ranks_that_srun_starts_have_the_same_flags():
-    """What only some of the ranks are told is seen, too."""
+    """Flags that only some ranks receive are seen, too."""
     ranks = [{**HIDDEN, "arguments": [FILE, *f"{MODEL} {flags}".split()], "task": task,
               "variables": {"RANK": str(task), "WORLD_SIZE": "2", "MASTER_ADDR": "slurmnode1",
                             "MASTER_PORT": "6000"}}

@@ -1,4 +1,4 @@
-"""What a job would cost, from its command line alone."""
+"""The cost of a job, from its command line alone."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_a_crash_is_told_from_a_refusal(code, err):
 
 def test_an_estimate_is_made_once_and_so_is_a_refusal_but_not_a_crash(tmp_path, monkeypatch):
     def runs(source):
-        """How often it runs when it is asked for twice."""
+        """Return the number of runs when it is asked for twice."""
         count = tmp_path / "count"
         count.write_bytes(b"")
         program = [sys.executable, "-IS", "-c",

@@ -1,4 +1,4 @@
-"""What a job would cost on a cluster of unlike GPUs, from its command line alone."""
+"""The cost of a job on a cluster of unlike GPUs, from its command line alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stand-in writes down of its start: every word as it was, and whether `&` started it."""
+"""A stand-in's record of its start: every word unchanged, and whether `&` started it."""
 
 import json
 import signal

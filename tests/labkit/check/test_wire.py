@@ -1,4 +1,4 @@
-"""What crosses between a student's code and a check."""
+"""Values that cross between a student's code and a check."""
 
 import collections
 import contextlib

@@ -20,7 +20,7 @@ CASE = {"stages": 2, "micro_batches": 4, "chunks": [1, 2], "forward": [10, 10],
 
 
 def outcome(answer, **changed):
-    """What one answer gets in CASE."""
+    """Return the result of one answer in CASE."""
     return play_one(CONTEST, Case("one", "even", CASE | changed), lambda given: answer)
 
 

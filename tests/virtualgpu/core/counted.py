@@ -1,4 +1,4 @@
-"""What the rules count of one operation, as a virtual GPU executes it."""
+"""The costs that the rules count for one operation, as a virtual GPU executes it."""
 
 import torch
 

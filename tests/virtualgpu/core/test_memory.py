@@ -137,7 +137,7 @@ def test_the_classic_message_to_the_letter():
 
 
 def test_today_s_message_to_the_letter():
-    """As an H100 printed it with PyTorch 2.11 (benchmarks/results/gpu_h100.md)."""
+    """The text is an H100's with PyTorch 2.11 (benchmarks/results/gpu_h100.md)."""
     memory = Allocator(V100.memory, 600 * MIB)
     memory.message = pytorch_2_message
     memory.allocate(15 * GIB)

@@ -31,7 +31,7 @@ def describe(value):
 
 
 def compare(program):
-    """What `program` returns on plain meta tensors and on a virtual card, planned and replayed."""
+    """Return `program`'s results on meta tensors and on a virtual GPU, planned and replayed."""
     expected = describe(program())
     with VirtualGpu(A100):
         for _ in range(2):

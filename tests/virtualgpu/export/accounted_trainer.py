@@ -26,7 +26,7 @@ FLAGS = ("--num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 
 
 
 def run(flags: str) -> dict:
-    """What the ledger found, the number of parameters, and what --estimate says."""
+    """Return the ledger's figures, the number of parameters, and --estimate's prediction."""
     config = parse_arguments([*FLAGS.split(), *flags.split()])
     device, _ = choose_device(config, 0)
     gpu = device.gpu

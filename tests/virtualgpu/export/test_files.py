@@ -1,4 +1,4 @@
-"""What --trace writes: a Chakra trace that the schema's own messages read, and memory over time."""
+"""The files of --trace: a Chakra trace that the schema's own messages read, and a memory trace."""
 
 import json
 from xml.etree import ElementTree

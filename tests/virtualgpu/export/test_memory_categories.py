@@ -94,7 +94,7 @@ def test_adamw_keeps_two_moments_of_every_parameter(foreach):
 
 
 def test_gradients_that_are_views_of_a_bucket_count_once_as_gradients():
-    """As DDP makes them with gradient_as_bucket_view=True."""
+    """Make buckets as DDP does with gradient_as_bucket_view=True."""
     with accounted() as ledger:
         model = chain()
         bucket = torch.zeros(LAYERS * H * H, device="meta")
@@ -122,7 +122,7 @@ def test_main_grad_is_a_gradient():
 
 
 def test_buckets_beside_the_gradients_hold_gradients_too():
-    """As DDP makes them with gradient_as_bucket_view=False: it reduces them in backward passes."""
+    """Make buckets as DDP does with gradient_as_bucket_view=False: reduced in backward passes."""
     with accounted() as ledger:
         model = chain()
         bucket = torch.zeros(LAYERS * H * H, device="meta")
@@ -252,7 +252,7 @@ def test_the_peak_is_the_allocator_s_and_includes_what_was_there_before():
 
 
 def test_storages_that_are_resized_stay_what_they_are():
-    """As FSDP frees and restores gathered parameters."""
+    """Free and restore gathered parameters as FSDP does."""
     with accounted() as ledger:
         gpu = ledger.gpu
         weight = nn.Parameter(torch.empty(H, H, device="meta"))

@@ -30,7 +30,7 @@ def run(name, *arguments, gpus="h100", nodes=1, present=None, values=2**20, assu
 
 
 def printed(*args, **kwargs):
-    """What all ranks printed; none may fail."""
+    """Return the output of all ranks; none may fail."""
     result = run(*args, **kwargs)
     assert [rank.error for rank in result] == [None] * len(result)
     return [rank.value for rank in result]

@@ -152,7 +152,7 @@ def test_a_rank_that_exits_early_is_not_waited_for(tmp_path):
 
 
 def test_a_program_that_ends_with_os_exit_is_measured():
-    """As pretrain_gpt.py does; a process that it forks ends there."""
+    """Fork as pretrain_gpt.py does; the child ends there."""
     def program():
         import torch
 

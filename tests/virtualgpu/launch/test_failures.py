@@ -1,4 +1,4 @@
-"""What virtualrun prints about programs that fail, and that it leaves nothing running."""
+"""virtualrun's messages about programs that fail; it leaves nothing running."""
 
 import io
 import re

@@ -72,7 +72,7 @@ def test_torch_s_own_parallelism(program):
 
 
 def expected(program, rank, text):
-    """Whether a rank printed what follows from the program."""
+    """Return True if a rank's output follows from the program."""
     if program in PEAKS:
         least, more = PEAKS[program]
         return least <= int(text.split()[-1]) - CUBLAS <= least + more

@@ -51,7 +51,7 @@ def until(done):
 
 
 def over(pid):
-    """Whether a process has ended; nobody may have collected it yet."""
+    """Return True if a process has ended, even if it is still a zombie."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""What virtualrun prints and writes, from data and from a program."""
+"""virtualrun's output and files, from data and from a program."""
 
 import json
 import os

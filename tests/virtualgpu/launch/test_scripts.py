@@ -124,7 +124,7 @@ def test_hugging_face_models(model, peaks):
 
 
 def test_the_program_of_the_documentation(capsys):
-    """What it prints is on the page, and so is its report, to the last digit."""
+    """Its output and its report are on the page, to the last digit."""
     page = (Path(__file__).resolve().parents[3] / "docs" / "virtualrun.md").read_text()
     title, program = (SCRIPTS / "train.py").read_text().split("\n\n", 1)
     assert program in page

@@ -1,4 +1,4 @@
-"""What virtual groups do between real rank processes."""
+"""Programs for virtual process groups between real rank processes."""
 
 from __future__ import annotations
 

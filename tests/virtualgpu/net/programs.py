@@ -126,7 +126,7 @@ def exchanges(device):
 
 
 def beyond_gloo(device):
-    """What gloo lacks: averages, scaled sums, and all-to-all of lists."""
+    """Operations that gloo lacks: averages, scaled sums, and all-to-all of lists."""
     rank, size = dist.get_rank(), dist.get_world_size()
     average, scaled = numbers(device, 3), numbers(device, 3)
     dist.all_reduce(average, ReduceOp.AVG)

@@ -86,7 +86,7 @@ def test_the_host_that_waits_leaves_the_gpu_without_work(clock):
 
 
 def test_a_late_host_exposes_nothing(clock):
-    """Where the host comes later than the collective ends, nothing waits for the collective."""
+    """If the host waits only after the collective has ended, no communication is exposed."""
     clock.communicate("all_reduce", NCCL, 0.0, 3.0)
     clock.work(5.0)
     clock.wait_for_communication(3.0)

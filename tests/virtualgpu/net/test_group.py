@@ -31,7 +31,7 @@ def of(results):
 
 
 def same(ranks, name):
-    """What all ranks agree on, to the last bit."""
+    """Return the result, which all ranks agree on to the last bit."""
     first = ranks[0][name]
     assert all(rank[name] == first for rank in ranks)
     return first

@@ -11,7 +11,7 @@ RANKS = 4
 
 @pytest.fixture(scope="module")
 def virtual():
-    """What each rank got on its virtual GPU, and from CPU tensors of the same process group."""
+    """Return each rank's results on its virtual GPU, and from CPU tensors of the same group."""
     return run_ranks(on_gpus, RANKS, every_collective, backend=None, timeout=200)
 
 

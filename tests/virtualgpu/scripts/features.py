@@ -1,4 +1,4 @@
-"""What programs ask CUDA, one feature per argument."""
+"""Features of CUDA that programs use, one per argument."""
 
 import sys
 import time
@@ -228,7 +228,7 @@ def triton():
 
 
 def dcp():
-    """What has values is saved and loaded, and nothing else is written."""
+    """Tensors with values are saved and loaded, and nothing else is written."""
     import os
     import tempfile
 

@@ -52,7 +52,7 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 from labkit import check
 from labkit.contest import mixed_clusters, mixed_planners, mixed_search
 from labkit.contest.contests.plans import CONTEST
-from pipeline_schedules import Durations, load
+from pipeline_schedules import Durations, empty_stage, fewest_layers, load
 from pipeline_schedules import simulate as simulated
 
 # Answers cannot import these, because they contain the solutions.
@@ -90,8 +90,9 @@ def drawn_stages(dice):
 def drawn_plan(dice):
     """Draw a case, and a plan for some of its GPUs, whether it fits or not."""
     case, replicas, kinds = drawn_stages(dice)
-    edges = sorted(dice.choices(range(case["layers"] + 1), k=len(kinds) - 1))
-    layers = [after - before for before, after in zip([0, *edges], [*edges, case["layers"]], strict=True)]
+    layers = fewest_layers(len(kinds))
+    for stage in dice.choices(range(len(kinds)), k=case["layers"] - sum(layers)):
+        layers[stage] += 1
     return case, {"replicas": replicas, "stages": [list(one) for one in zip(kinds, layers, strict=True)]}
 
 # %% tags=["explore"]
@@ -587,22 +588,23 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # ### Exercise 5: the exact split
 #
 # Return the number of layers of each stage such that they add up, every stage has room, and the slowest stage's time
-# (forward plus backward) is as short as possible. Stages without layers are allowed. Return `None` if the model
-# does not fit. It must be exact, also for 48 layers on 24 stages, where trying all splits would take longer than the
-# training. Dynamic programming works, and so does a much shorter argument: think of the layers one by one.
+# (forward plus backward) is as short as possible. As in Exercise 1, only the first and the last stage may have no
+# layers. Return `None` if there is no such split. It must be exact, also for 48 layers on 24 stages, where trying all
+# splits would take longer than the training. Dynamic programming works, and so does a much shorter argument: think
+# of the layers one by one.
 
 # %% answer="best-split"
 def best_split(case, replicas, kinds):
     """Return the layers of each stage, so that the slowest stage is as fast as possible; None if nothing fits."""
     ### BEGIN SOLUTION
     most = room(case, replicas, kinds)
-    if sum(most) < case["layers"]:
+    layers = [1 if 0 < stage < len(kinds) - 1 else 0 for stage in range(len(kinds))]
+    if sum(layers) > case["layers"] or sum(most) < case["layers"] or 0 in most[1:-1]:
         return None
-    forward, backward = stage_times(case, {"replicas": replicas, "stages": [[kind, 0] for kind in kinds]})
-    times = [one + other for one, other in zip(forward, backward, strict=True)]
-    layers = [0] * len(kinds)
+    made = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
+    times = [one + other for one, other in zip(*stage_times(case, made), strict=True)]
     # All layers are alike, so give each to the stage that would then be the fastest.
-    for _ in range(case["layers"]):
+    for _ in range(case["layers"] - sum(layers)):
         after = [(times[stage] + sum(case["kinds"][kind]["layer"]), stage)
                  for stage, kind in enumerate(kinds) if layers[stage] < most[stage]]
         time, stage = min(after)
@@ -626,6 +628,8 @@ def flaw(case, replicas, kinds, layers):
     if not (isinstance(layers, list | tuple) and len(layers) == len(kinds)
             and all(type(count) is int and count >= 0 for count in layers) and sum(layers) == case["layers"]):
         return "no split"
+    if empty_stage(layers) is not None:
+        return "empty"
     needed = mixed_clusters.memory(case, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))})
     if any(gib > case["kinds"][kind]["memory"] * (1 + 1e-9) for gib, kind in zip(needed, kinds, strict=True)):
         return "memory"
@@ -638,6 +642,8 @@ def flaw(case, replicas, kinds, layers):
 problems = [(TOY, replicas, kinds) for replicas, kinds in (
     (2, ["fast", "slow"]), (4, ["slow", "fast", "fast"]), (1, ["fast"] * 4 + ["slow"] * 2), (2, ["slow", "slow"]),
     (1, ["slow"] * 3), (4, ["slow"]))]
+problems += [({**TOY, "layers": 6}, 1, ["fast", "fast", "slow", "fast", "fast"]),
+             ({**TOY, "layers": 2}, 1, ["slow"] * 5)]
 ### BEGIN HIDDEN TESTS
 problems += [one["drawn"] for one in check.draw(24, drawn=drawn_stages)]
 ### END HIDDEN TESTS
@@ -646,6 +652,7 @@ for case, replicas, kinds in problems:
     said = f"best_split returned {layers} for {replicas} replicas on {', '.join(kinds)}. "
     wrong = flaw(case, replicas, kinds, layers)
     check.that(wrong != "does not fit", said + "The model does not fit there: return None.")
+    check.that(wrong != "empty", said + "A stage in the middle has no layers. The trainer refuses that.")
     check.that(wrong != "no split", said + f"That is no split of {case['layers']} layers: a whole number per stage.")
     check.that(wrong != "memory", said + "A stage runs out of memory. Which stages have room for more?")
     check.that(wrong != "equal", said + "Equal layers are not equal time.")
@@ -664,8 +671,14 @@ for case, replicas, kinds in problems:
 # +                 for stage, kind in enumerate(kinds)]
 
 # %% [raw] mutant="best-split" hint="have only layers"
-# -    times = [one + other for one, other in zip(forward, backward, strict=True)]
-# +    times = [0.0] * len(kinds)
+# -    times = [one + other for one, other in zip(*stage_times(case, made), strict=True)]
+# +    times = [count * sum(case["kinds"][kind]["layer"]) for kind, count in zip(kinds, layers, strict=True)]
+
+# %% [raw] mutant="best-split" hint="A stage in the middle has no layers"
+# -    layers = [1 if 0 < stage < len(kinds) - 1 else 0 for stage in range(len(kinds))]
+# -    if sum(layers) > case["layers"] or sum(most) < case["layers"] or 0 in most[1:-1]:
+# +    layers = [0] * len(kinds)
+# +    if sum(most) < case["layers"]:
 
 # %% [raw] mutant="best-split" hint="does not fit there"
 # -        return None
@@ -677,8 +690,8 @@ for case, replicas, kinds in problems:
 #     return [case["layers"] * speed / sum(speeds) for speed in speeds]
 
 # %% [markdown]
-# Why is it exact to give each layer to the stage that would then be the fastest? Look at the layer that made the
-# slowest stage as slow as it is. When it was placed, every other stage with room would have become at least as slow.
+# Why is it exact to give each layer to the stage that would then be the fastest? Every split has the layers that the
+# stages in the middle need, so think of the others. Look at the one that made the slowest stage as slow as it is. When it was placed, every other stage with room would have become at least as slow.
 # A split with a faster slowest stage would have to put this layer into one of those stages, and they are no faster.
 #
 # ## Placements
@@ -1439,8 +1452,8 @@ check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _,
 # **Is the best split the best plan?** It makes the slowest stage as fast as possible. But with few micro-batches,
 # filling and draining the pipeline takes a large share of the step, and so does an all-reduce that one stage finishes
 # late. So improve the plan: move single layers, or exchange two stages, as long as the *simulated* step becomes
-# shorter. Even a stage without layers can help. Every stage before it starts one more micro-batch early, which hides
-# a slow link.
+# shorter. Even a last stage without layers can help. It computes the head, and every stage before it starts one more
+# micro-batch early, which hides a slow link.
 #
 # ### Exercise 12: a planner
 #
@@ -1498,7 +1511,8 @@ def plan(case):
                 if pair[0][1] >= 0:
                     changed = list(stages)
                     changed[one], changed[other] = pair
-                    yield changed
+                    if all(count for _, count in changed[1:-1]):
+                        yield changed
 
     # Change the plans as long as the simulated step becomes shorter.
     best = None

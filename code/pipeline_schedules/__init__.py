@@ -5,8 +5,9 @@ and parsing.py read yours. validation.py checks a schedule, communication.py add
 receives, and interpreter.py executes it for whoever handles its actions; deadlock.py explains why
 it cannot. activations.py counts micro-batches in flight, simulation.py computes timelines, and
 ends.py only their ends, for many choices of times; drawing.py and steps.py draw timelines, and
-traces.py reads and writes Perfetto traces. partitions.py has a published planner's. Modules are
-imported when a name of theirs is used, so a training step with 1F1B imports only what it runs.
+traces.py reads and writes Perfetto traces. partitions.py says which stages may be empty, and has a
+published planner's partition. Modules are imported when a name of theirs is used, so a training
+step with 1F1B imports only what it runs.
 
 The package needs only the standard library, so schedules also work where torch is not installed;
 only drawing needs matplotlib. The trainer, the layout estimator, the checks, and the labs all use
@@ -29,7 +30,7 @@ _NAMES = {
     "low_bubble": ("BUILT_IN", "interleaved", "zb_h1"),
     "messages": ("Message", "Program"),
     "parsing": ("parse",),
-    "partitions": ("fasop",),
+    "partitions": ("empty_stage", "fasop", "fewest_layers"),
     "simulation": ("Span", "Timeline", "simulate"),
     "steps": ("Steps", "draw_steps"),
     "traces": ("export", "measured", "replayed", "timeline_of"),

@@ -1,8 +1,23 @@
-"""The partition that FASOP finds, as a baseline for other planners."""
+"""Partitions of a model's layers: which stages may be empty, and the partition that FASOP finds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+
+def fewest_layers(stages: int) -> list[int]:
+    """Return the fewest layers of each stage: none on the outer ones, one on each between them.
+
+    The first stage also has the embedding, and the last one the head, so they compute something
+    even without a layer. The trainer refuses other empty stages, and so do the planners.
+    """
+    return [int(0 < stage < stages - 1) for stage in range(stages)]
+
+
+def empty_stage(split: Sequence[int]) -> int | None:
+    """Return the first stage that has fewer layers than it needs, or None."""
+    needed = fewest_layers(len(split))
+    return next((stage for stage, count in enumerate(split) if count < needed[stage]), None)
 
 
 def fasop(times: Sequence[Sequence[float]]) -> list[int]:

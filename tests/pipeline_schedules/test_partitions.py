@@ -1,10 +1,18 @@
-"""FASOP's greedy partition, by hand and on random stages."""
+"""Which stages may be empty; FASOP's greedy partition, by hand and on random stages."""
 
 from random import Random
 
 import pytest
 
-from pipeline_schedules import fasop
+from pipeline_schedules import empty_stage, fasop, fewest_layers
+
+
+@pytest.mark.parametrize(("split", "empty"), [
+    ((0, 11, 8, 8, 8, 8, 5, 0), None), ((4, 0, 8), 1), ((0, 3, 2, 0, 0), 3), ((0, 9), None),
+    ((9, 0), None), ((9,), None)])
+def test_only_outer_stages_may_be_empty(split, empty):
+    assert empty_stage(split) == empty
+    assert fewest_layers(len(split)) == [0, *[1] * (len(split) - 2), 0][:len(split)]
 
 
 def linear(speeds, layers, edges=None):

@@ -10,6 +10,7 @@ from lab.submit.conf import HETEROGENEOUS, HOMOGENEOUS, Conf
 from labcore.errors import LabError
 from minimegatron.arguments.layout import even_split
 from minimegatron.arguments.uneven import nearest_split
+from pipeline_schedules import empty_stage
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
@@ -142,7 +143,7 @@ def _split(conf: Conf) -> tuple[int, ...]:
         near = "-".join(map(str, nearest_split(split, layers)))
         raise conf.error("partition", f"it has {sum(split)} layers, but the model has {layers}",
                          f'"{near}"')
-    if 0 in split[1:-1]:
+    if empty_stage(split) is not None:
         raise conf.error("partition", "only the first stage (the embedding) and the last one (the "
                          "output layer) can be without a Transformer layer", f'"{even}"')
     return split

@@ -20,6 +20,7 @@ from pipeline_schedules import (
     FORWARD,
     Durations,
     Timeline,
+    empty_stage,
     last_ends,
     load,
     passes,
@@ -93,6 +94,10 @@ def refuse_invalid(case: Case, plan: Any) -> None:
     if layers != case["layers"]:
         raise InvalidPlan("layers", f"the stages have {layers} layers in total; the model has "
                                     f"{case['layers']}")
+    empty = empty_stage([count for _, count in stages])
+    if empty is not None:
+        raise InvalidPlan("empty stage", f"stage {empty} has no layers; only the first stage (the "
+                                         "embedding) and the last one (the head) may have none")
     for kind, spec in case["kinds"].items():
         needed = replicas * sum(stage[0] == kind for stage in stages)
         if needed > spec["gpus"]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from labkit.contest.mixed_clusters import Case, all_reduce, durations
 from labkit.contest.mixed_planners import placements, room, staged
-from pipeline_schedules import BACKWARD, FORWARD, last_ends, passes
+from pipeline_schedules import BACKWARD, FORWARD, fewest_layers, last_ends, passes
 
 MOST_PLACEMENTS = 500
 FEW_ORDERS = 20  # of a choice of GPUs: then all are tried, else those with each kind together
@@ -43,6 +43,7 @@ class MixedPipeline:
 
     Attributes:
         place: its replicas, and the kind of GPU of each stage.
+        fewest: the layers that each stage needs, [p].
         room: the most layers of each stage, [p].
         edges: ms of the forward and backward passes without layers, [2, p].
         layer: ms that a layer adds, [2, p].
@@ -54,7 +55,7 @@ class MixedPipeline:
     def __init__(self, case: Case, place: Place) -> None:
         replicas, kinds = self.place = place
         empty = staged(replicas, kinds, [0] * len(kinds))
-        self.room = np.array(room(case, empty))
+        self.fewest, self.room = np.array(fewest_layers(len(kinds))), np.array(room(case, empty))
         self.edges = np.array(durations(case, empty))
         self.layer = np.array([case["kinds"][kind]["layer"] for kind in kinds]).T
         self.ring = np.array(all_reduce(case, staged(replicas, kinds, [1] * len(kinds))))
@@ -126,7 +127,7 @@ class MixedPipeline:
     def _moved(self, layers: np.ndarray, most: int) -> np.ndarray:
         """Return the splits that have room and differ by up to `most` moves of a layer, [c, p]."""
         splits = layers + moves(len(layers), most)
-        return splits[((splits >= 0) & (splits <= self.room)).all(axis=1)]
+        return splits[((splits >= self.fewest) & (splits <= self.room)).all(axis=1)]
 
 
 @lru_cache(maxsize=64)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from minimegatron.arguments.require import near_multiples, require
+from pipeline_schedules import empty_stage
 
 FLAG = "--pipeline-model-parallel-layout"
 REPEATED = re.compile(r"\(([^()*]*)\)(?:\*([0-9]{1,6}))?|([EtL|])\*([0-9]{1,6})")
@@ -51,7 +52,7 @@ def parse_layout(text: str, layers: int, stages: int) -> tuple[int, ...]:
     require(written_out.count("t") == layers,
             f"{given} has {written_out.count('t')} layers, but --num-layers is {layers}; {near}")
     split = tuple(part.count("t") for part in parts)
-    empty = next((stage for stage in range(1, stages - 1) if not any(split[stage::stages])), None)
+    empty = empty_stage([sum(split[stage::stages]) for stage in range(stages)])
     require(empty is None, f"{given}: stage {empty} would be empty; {near}")
     return split
 

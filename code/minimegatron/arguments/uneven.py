@@ -15,7 +15,7 @@ from minimegatron.arguments.require import near_divisors, near_multiples, requir
 from minimegatron.arguments.table.effects import alternatives
 from minimegatron.arguments.table.flag import spelled
 from minimegatron.errors import UserError
-from pipeline_schedules import ScheduleError, load
+from pipeline_schedules import ScheduleError, empty_stage, load
 
 LARGEST_FIX = 1000  # layers that are added or removed one by one, to suggest a split
 
@@ -86,7 +86,7 @@ def parse_balance(config: Config) -> tuple[int, ...]:
     require(sum(split) == layers,
             f"--balance {text} adds up to {sum(split)} layers, but --num-layers is {layers}; "
             f"nearest: --balance {dashes(nearest_split(split, layers))}")
-    require(0 not in split[1:-1],
+    require(empty_stage(split) is None,
             f"--balance {text}: only the first stage (embedding alone) and the last one (head "
             f"alone) may have no layer; nearest: --balance {even}")
     return split

@@ -61,6 +61,8 @@ def test_replicas_share_a_node_or_pay_for_the_network():
     ({"replicas": 1, "stages": [["fast", -1], ["fast", 9]]}, "no plan", "stage 0"),
     ({"replicas": 1, "stages": [[["fast"], 8]]}, "no plan", "stage 0"),
     ({"replicas": 1, "stages": [["fast", 7]]}, "layers", "7 layers in total; the model has 8"),
+    ({"replicas": 1, "stages": [["fast", 4], ["slow", 0], ["fast", 4]]}, "empty stage",
+     "stage 1 has no layers"),
     ({"replicas": 2, "stages": [["fast", 4], ["fast", 4]]}, "GPUs", "4 GPUs of kind fast"),
     ({"replicas": 1, "stages": [["slow", 8]]}, "memory", "stage 0 needs 4.8 GiB"),
 ])
@@ -71,6 +73,13 @@ def test_a_plan_that_cannot_run_is_disqualified_by_name(plan, kind, text):
     (played,) = play(CONTEST, [type(CONTEST.open_cases()[0])("one", "two", CASE)],
                      lambda given: plan)
     assert played.kind == kind and played.hint
+
+
+@pytest.mark.parametrize("layers", [[0, 4, 4, 0], [0, 8], [8, 0]])
+def test_the_first_and_the_last_stage_may_be_empty(layers):
+    kinds = ["fast", "slow", "fast", "slow"] if len(layers) > 2 else ["fast", "fast"]
+    plan = {"replicas": 1, "stages": list(zip(kinds, layers, strict=True))}
+    assert step({**CASE, "activation": 0}, plan).milliseconds > 0
 
 
 def test_placements_are_distinct_and_complete():
@@ -99,6 +108,15 @@ def test_the_balanced_split_has_the_fastest_slowest_stage(kinds, memory):
         fitting.append(slowest(plan))
     made = balanced(case, 1, kinds)
     assert step(case, made) and slowest(made) == min(fitting)
+
+
+def test_the_balanced_split_leaves_only_outer_stages_empty():
+    case = {**CASE, "layers": 4, "kinds": {**CASE["kinds"], "slow": {
+        **CASE["kinds"]["slow"], "layer": [20, 40], "memory": 0.5}}}
+    assert balanced(case, 1, ("fast", "slow", "fast")) is None  # no room for a layer in the middle
+    made = balanced({**case, "activation": 0}, 1, ("slow", "fast", "slow", "fast"))
+    assert made["stages"] == [["slow", 0], ["fast", 2], ["slow", 1], ["fast", 1]]
+    assert balanced(CASE, 1, ("fast",) * 11) is None  # 9 stages in the middle, 8 layers
 
 
 def test_no_plan_beats_the_bounds():

@@ -7,13 +7,14 @@ from typing import Any
 
 from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 from labkit.contest.mixed_clusters import CASE, InvalidPlan, bound, step
-from labkit.contest.mixed_planners import balanced, even, proportional
+from labkit.contest.mixed_planners import even, proportional, room, staged
 from labkit.contest.mixed_published import amp, fasop
 from labkit.contest.mixed_search import search
 
 RULES = f"""\
 plan(case) returns a plan: the number of replicas, and the pipeline stages in order, each with its
-kind of GPU and its number of transformer layers (the sum is case["layers"]; 0 is allowed):
+kind of GPU and its number of transformer layers. The sum is case["layers"]; only the first and the
+last stage may have none:
 
   {{"replicas": 4, "stages": [["a10", 6], ["a10", 7], ["a100", 17], ["a100", 18]]}}
 
@@ -31,6 +32,7 @@ HINTS = {
                "sizes of the case.",
     "replicas": 'Use one of the numbers in case["replicas"].',
     "layers": 'Distribute all of case["layers"], each to one stage.',
+    "empty stage": "Leave the GPU out, or give it a layer: the trainer cannot run such a stage.",
     "GPUs": "A stage needs one GPU per replica.",
     "memory": "1F1B keeps as many activations on a stage as there are stages from it to the end: "
               "give early stages fewer layers, or GPUs with more memory.",
@@ -92,8 +94,8 @@ def _drawn(**options: Any) -> Any:
             replicas = case["replicas"][0]
             stages = [name for name, spec in case["kinds"].items()
                       for _ in range(spec["gpus"] // replicas)]
-            if balanced(case, replicas, stages):
-                return case
+            if sum(room(case, staged(replicas, stages, [0] * len(stages)))) >= case["layers"]:
+                return case  # without the stages that are not needed, the others have more room
     return draw
 
 

@@ -17,18 +17,13 @@
 # Your training job has been waiting since yesterday. Will it ever start? Another job is marked as completed, but it
 # left no result, and its log is full of errors from four processes. Which of them failed first?
 #
-# Large models are trained on a **cluster**: many computers, called **nodes**, that many people share. A
-# **scheduler** decides which program runs where, and when. Ours is **Slurm**
-# ([Yoo, Jette, and Grondona, 2003](https://doi.org/10.1007/10968987_3)), the scheduler of most clusters that you are
-# likely to meet. Waiting and failing are everyday events there: in 54 days, the training of Llama 3 405B was
-# interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
+# Large models are trained on a **cluster**: many computers, called **nodes**, that many people share. A **scheduler**
+# decides which program runs where, and when. Ours is **Slurm** ([Yoo, Jette, and Grondona,
+# 2003](https://doi.org/10.1007/10968987_3)). Waiting and failing are everyday events there: in 54 days, the training
+# of Llama 3 405B was interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
-# You know PyTorch, and nothing about Slurm yet. In this lab you submit your first jobs, find out from one line of a
-# log how long a training run will take, and solve the two cases above. At the end, you write a job script of your own.
-#
-# **How it works.** Run the cells from top to bottom with <kbd>Shift</kbd>+<kbd>Enter</kbd>. Most cells need those
-# above them: a `NameError` means that you skipped one. The first two tell this notebook where your files are and how
-# your answers are checked.
+# You need to know PyTorch, but nothing about Slurm. Run the cells from top to bottom with
+# <kbd>Shift</kbd>+<kbd>Enter</kbd>.
 
 # %% tags=["setup"]
 import os
@@ -47,8 +42,6 @@ check.mask("job_monitor", "lab.notebook.jobs", "layout_estimator", "minimegatron
 
 # %% [markdown]
 # ## Your first job
-#
-# Connect this notebook to the cluster, and list its nodes.
 
 # %% tags=["explore"]
 import time
@@ -62,14 +55,12 @@ jobs.connect()
 !sinfo
 
 # %% [markdown]
-# Each row is a group of nodes. `NODELIST` has their names: `slurmnode[1-2]` is short for `slurmnode1` and
-# `slurmnode2`. `STATE` shows what they are doing, and `idle` nodes are free. A **partition** is a set of nodes that you
-# can submit jobs to. The one with the asterisk is the default. If your nodes are called `slurmnode`, you are on the
-# course's own cluster: a real Slurm, whose nodes share one machine.
+# `slurmnode[1-2]` is short for `slurmnode1` and `slurmnode2`, and nodes whose `STATE` is `idle` are free. A
+# **partition** is a set of nodes that you can submit jobs to; the asterisk marks the default. If your nodes are
+# called `slurmnode`, you are on the course's own cluster: a real Slurm, whose nodes share one machine.
 #
-# Time to use them. `code/dp_single_node.sh` trains a small GPT on one node. It really trains, on this machine's
-# CPU. How many minutes will 1,000 steps take? Commit to a number before you run the job. Predictions are not graded,
-# but you will remember the answer better.
+# `code/dp_single_node.sh` trains a small GPT on one node, on the CPU. How many minutes will 1,000 steps take? Commit
+# to a number before you run the job: guesses are not graded, but you will remember the answer better.
 
 # %% answer="guess-minutes"
 ### BEGIN SOLUTION
@@ -77,8 +68,8 @@ guess_minutes = 5.0
 ### END SOLUTION
 
 # %% [markdown]
-# The `!` passes a line to the shell, as if you had typed it in a terminal. Everything after the script's name goes to
-# the training program: train for 1,000 steps, log each of them, use 4 samples per step, and do not evaluate.
+# The `!` passes a line to the shell. Everything after the script's name goes to the training program: log each of
+# 1,000 steps of 4 samples, and do not evaluate.
 
 # %% tags=["explore"] short={"iters 1000": "iters 4"}
 !sbatch code/dp_single_node.sh --train-iters 1000 --log-interval 1 --global-batch-size 4 --eval-iters 0
@@ -86,15 +77,13 @@ guess_minutes = 5.0
 
 # %% [markdown]
 # `sbatch` did not wait for the training. It put your script into the queue, printed its **job ID**, and returned.
-# `squeue` shows the queue; `ST` is the job's **state**. `PD` means pending: the job waits. `R` means running, and
-# `CG` completing. A job that has ended is not in the queue anymore, but `sacct` lists it.
+# `squeue` shows the queue and each job's **state** (`ST`): `PD` is pending, `R` running, and `CG` completing. `sacct`
+# lists jobs that have ended.
 #
-# ![The path of a job, from left to right. Your notebook passes a script to sbatch. Slurm puts it into a queue, where
-# it is pending. When enough resources are free, it starts on a node, where it is running. Its output goes to a log
-# file in the workspace, which the notebook reads.](../images/way_of_a_job.svg)
+# ![A script goes from your notebook through sbatch into a queue, where it is pending, to a node, where it runs. Its
+# output goes to a log in the workspace, which the notebook reads.](../images/way_of_a_job.svg)
 #
-# Everything that a job prints goes to a file, its **log**. The next cell waits until your job has trained for a few
-# steps, and prints what it has logged.
+# Everything that a job prints goes to a file, its **log**. The next cell waits for its first steps.
 
 # %% tags=["explore"] short={"range(100)": "range(600)"}
 first = jobs.show()
@@ -110,26 +99,23 @@ for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
 # %% [markdown]
-# Leave it running. While it trains, find out how this course checks your answers.
+# Leave it running while you see how this course checks your answers.
 #
 # ## Answers and checks
 #
-# In an exercise, replace the line that says *Your turn* with your answer, and run that cell. The cell below it checks
-# your answer at once. Retry as often as you like; attempts are not counted. Put everything that your answer needs,
-# such as an `import` or a helper function, into the answer's own cell, because cells that you add are not graded.
-#
-# When your notebook is graded, your answers run again, with the checks that you see and with hidden ones, which ask
-# the same question with other numbers. So an answer that is right in general passes, and one hard-coded to the visible
-# numbers does not. If your course includes worked solutions, a link above each answer opens one.
+# In an exercise, replace the line that says *Your turn*, and run that cell. The cell below it checks your answer, as
+# often as you like; attempts are not counted. Keep everything that your answer needs, such as an `import`, in the
+# answer's own cell, because cells that you add are not graded. Grading adds hidden checks, which ask the same
+# question with other numbers.
 
 # %% [markdown]
 # ### Exercise 1: from tokens to steps
 #
 # This one is a warm-up. **Give a wrong answer first, on purpose,** to see what a hint looks like.
 #
-# A language model reads **tokens**, which are pieces of words. A **sample** is a row of tokens, and its length is the
-# *sequence length*. In each step, also called an **iteration**, the model trains on a *global batch* of samples.
-# How many steps does it take to train on **at least** a given number of tokens?
+# A language model reads **tokens**, which are pieces of words. A **sample** is a row of tokens, as many as the
+# *sequence length*. In each step, or **iteration**, the model trains on a *global batch* of samples. How many steps
+# does it take to train on **at least** a given number of tokens?
 
 # %% answer="steps-for"
 def steps_for(tokens, global_batch, sequence_length):
@@ -214,11 +200,9 @@ print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{nee
 # %% [markdown]
 # ## How fast, and how much longer?
 #
-# Go back to the log lines of your job. Each of these long lines describes one step: from left to right, the
-# iteration and how many there will be, the samples consumed so far, the **step time** in milliseconds, the learning
-# rate, the global batch size, and the loss. With `--log-interval 10`, each line would describe ten steps, and the step
-# time would be their mean. Two numbers that you will look for in every log are not in the line, but follow from it:
-# the **throughput** in tokens per second, and the time that is left.
+# From left to right, each log line shows the iteration and how many there will be, the samples consumed so far, the
+# **step time** in milliseconds, the learning rate, the global batch size, and the loss. Two numbers that you will
+# look for in every log follow from them: the **throughput** in tokens per second, and the time that is left.
 
 # %% [markdown]
 # ### Exercise 2: read the pace from one line
@@ -320,8 +304,8 @@ check.function(
 # +    return batch * sequence_length / seconds, int(step) * seconds / 60
 
 # %% [markdown]
-# How fast is your own job, and how good was your prediction? After the first step, nearly the whole run is left, so the
-# cell below changes the iteration in the line to 1 and calls your function again.
+# How fast is your own job, and how good was your prediction? With the iteration set to 1, nearly the whole run is
+# left.
 
 # %% tags=["explore"]
 latest = logs.lines(first.log, "elapsed time")[-1]
@@ -331,11 +315,9 @@ total = progress(re.sub(r"iteration +\d+/", "iteration 1/", latest), 256)[1]
 check.compare("minutes for 1,000 steps", guess_minutes, total)
 
 # %% [markdown]
-# `lab top` shows the same for each **rank**. A rank is one process of a distributed program. This job has two, and
-# each trains on its own samples. In a terminal, `lab top` keeps updating; with `--once`, it prints one table.
-#
-# You have seen enough of this run, so cancel it. The **loss** measures how badly the model predicts the next token.
-# Has it fallen?
+# `lab top` shows the same for each **rank**. A rank is one process of a distributed program; this job has two, and
+# each trains on its own samples. The **loss** measures how badly the model predicts the next token; has it fallen?
+# You have seen enough of this run, so the cell also cancels it.
 
 # %% tags=["explore"]
 !lab top --once
@@ -345,11 +327,11 @@ plots.loss(first_job=logs.read(first.log))
 # %% [markdown]
 # ## Why does it not start?
 #
-# Now the first case. On a shared cluster, jobs wait, and `squeue` gives a reason for each of them. Some reasons go
-# away by themselves. Others stay until somebody acts, so a job can wait forever without anyone being notified.
+# `squeue` gives a reason for each job that waits. Some reasons go away by themselves. Others stay until somebody
+# acts, and nobody is notified.
 #
-# The next two cells set up a busy morning. The first one writes a colleague's script, `code/count.sh`, which counts the
-# tokens of the training text on four ranks. Read it, but do not change it yet.
+# The next two cells set up a busy morning. The first is a colleague's script, which counts the tokens of the training
+# text on four ranks.
 
 # %% tags=["explore"]
 %%writefile code/count.sh
@@ -370,14 +352,13 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
 echo "done"
 
 # %% [markdown]
-# A job script is a shell script. Its **header** consists of the lines that begin with `#SBATCH`, the **directives**:
-# they are comments for the shell, and tell Slurm what the job needs. Slurm runs the script on the job's first node.
-# `srun` then starts the job's **tasks** on its nodes, one here, and `torchrun` starts four ranks in it.
+# Lines that begin with `#SBATCH` are **directives**: comments to the shell, requests to Slurm. Together they are the
+# script's **header**. Slurm runs the script on the job's first node. `srun` then starts the job's **tasks** on its
+# nodes, one here, and `torchrun` starts four ranks in it.
 #
-# The second cell submits eight jobs. It also **drains** `slurmnode2`: no new job starts there until the node is
-# resumed, which you do a few cells below. That is how administrators prepare a repair, and here, the administrator is
-# you. `--dependency=afterok:51` makes a job wait until job 51 has succeeded, and `afterany:51` until it has ended,
-# whether it succeeded or not. A job with `--exclusive` shares its node with no other job.
+# The second cell submits eight jobs. It also **drains** `slurmnode2`, as before a repair: no new job starts there
+# until you resume the node, a few cells below. `--dependency=afterok:51` waits until job 51 has succeeded,
+# `afterany:51` until it has ended either way. A job with `--exclusive` shares its node with no other job.
 
 # %% tags=["explore"]
 %%bash
@@ -397,9 +378,8 @@ squeue
 sinfo --list-reasons
 
 # %% [markdown]
-# This table is meant for people. A program should ask `squeue` for exactly what it needs: `--noheader` (`-h`) leaves out
-# the first row, `--states=PENDING` (`-t PD`) selects the waiting jobs, and `--format` (`-o`) chooses the columns. `%i`
-# is the job ID, `%j` the name, `%r` the reason, and `%E` the dependencies that are not fulfilled yet.
+# That table is for people; a program should ask for exactly what it needs. `%i` is the job ID, `%j` the name, `%r`
+# the reason, and `%E` the unfulfilled dependencies. (For short: `-h -t PD -o`.)
 
 # %% tags=["explore"]
 !squeue --noheader --states=PENDING --format="%i|%j|%r|%E"
@@ -408,27 +388,25 @@ sinfo --list-reasons
 # | reason | why the job waits | what makes it start |
 # |---|---|---|
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
-# | `BeginTime` | it was submitted with `--begin`, or requeued | time |
-# | `ReqNodeNotAvail, Reserved for maintenance` | it might still run when the maintenance of its nodes begins | time |
-# | `Dependency` | it waits for other jobs (`--dependency`) | those jobs |
+# | `BeginTime` | submitted with `--begin`, or requeued | time |
+# | `ReqNodeNotAvail, Reserved for maintenance` | might not end before the maintenance | time |
+# | `Dependency` | other jobs | those jobs |
 # | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=` |
-# | `JobHeldUser`, `JobHeldAdmin` | it is held | `scontrol release`, by you or by the administrator |
-# | `ReqNodeNotAvail, UnavailableNodes:...` | it needs nodes that are down or drained | a repair, or other nodes |
-# | `PartitionTimeLimit` | its time limit exceeds the partition's | a shorter one, in minutes: `scontrol update JobId=53 TimeLimit=60` |
+# | `JobHeldUser`, `JobHeldAdmin` | held | `scontrol release`, by you or by the administrator |
+# | `ReqNodeNotAvail, UnavailableNodes:...` | its nodes are down or drained | a repair, or other nodes |
+# | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
 # | `PartitionDown` | its partition is closed | the administrator |
 #
-# There are many [more](https://slurm.schedmd.com/job_reason_codes.html). Slurm shows one reason at a time, so another
-# one may appear when the first is gone. A job that asks for more CPUs, memory, or GPUs than any node has does not even
-# get into the queue: `sbatch` refuses it.
+# There are many [more](https://slurm.schedmd.com/job_reason_codes.html). Slurm shows one at a time, so another may
+# appear when the first is gone. A job that asks for more than any node has never waits: `sbatch` refuses it.
 
 # %% [markdown]
 # ### Exercise 3: which jobs will never start?
 #
-# Write a function that finds all pending jobs that cannot start unless somebody acts. There is more to it
-# than the reason. Look at `evaluate`: it waits for `draft`, which is held, and nobody has released it. Yet its
-# reason is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that column
-# means that *all* of the dependencies must be fulfilled. A job that is not in the table is running, and will end. The
-# reasons in the checks are those of the table above.
+# Find all pending jobs that cannot start unless somebody acts. `evaluate` waits for `draft`, which is held, yet its
+# own reason is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that
+# column means that *all* of them must be fulfilled. A job that is not in the table is running, and will end. The
+# checks use only the reasons above.
 
 # %% answer="never-start"
 def never_start(table):
@@ -601,11 +579,11 @@ for job in never_start(queue):
     print("will never start:", job, result(name))
 
 # %% [markdown]
-# The count job is among them: its script names the node that is drained. Pinning a job to a node is rarely a good
-# idea. Ask for what the job needs, and let Slurm find a node that has it.
+# The count job is among them: its script names the drained node. Ask for what a job needs, and let Slurm find a node
+# that has it.
 #
-# Cancel the other jobs, and resume the node. Then nothing stands in the way of the count, and `jobs.wait()` waits until
-# the job that you submitted last has ended.
+# Cancel the other jobs, and resume the node, so that the count can start. `jobs.wait()` waits until the job that you
+# submitted last has ended.
 
 # %% tags=["explore"]
 %%bash
@@ -619,7 +597,7 @@ count = jobs.wait()
 # %% [markdown]
 # ## Which rank failed first?
 #
-# Now the second case. Slurm reports that the count job is `COMPLETED`. So where is its result?
+# Slurm reports that the count job is `COMPLETED`. So where is its result?
 
 # %% tags=["explore"]
 !ls megatron/logs/tokens.json
@@ -627,43 +605,37 @@ count = jobs.wait()
 !tail -n 12 {count.log}
 
 # %% [markdown]
-# There is no result, but a long log. (The log is in `code/`, because Slurm resolves a relative path in `--output` from
-# the folder in which `sbatch` was called.) Slurm believes that all went well, because a job's state and exit code are
-# those of its script, and a script's exit code is that of its last command. Here, that is `echo`, and its exit code is
-# 0, which means success.
+# There is no result, but a long log. (It is in `code/`, because Slurm resolves a relative path in `--output` from the
+# folder in which `sbatch` was called.) A job's exit code is that of its script, and a script's is that of its last
+# command: here `echo`, which succeeded.
 #
-# The last lines of the log name a rank, but no error. In a distributed program, the ranks depend on each other. When
-# one of them fails, the others lose their connection to it, and each fails with an error of its own. Then `torchrun`
-# stops whatever is left and prints a summary, and `srun` reports the exit code. One cause leads to dozens of lines, so
-# do not read a log from its end. Look for the **first cause**: the first error that is not a consequence of another
-# one.
+# The last lines of the log name a rank, but no error. When one rank of a distributed program fails, the others lose
+# their connection to it, and fail with errors of their own. Then `torchrun` stops whatever is left and prints a
+# summary. So look for the **first cause**: the first error that is not a consequence of another one.
 #
-# If an exception ends a rank whose process group exists, PyTorch begins each line of its traceback with the rank, such
-# as `[rank2]: `. The traceback's inner lines are indented. The line after them has the error itself. (An error's
-# message can have more lines after that one. They are not indented, either.)
+# PyTorch begins each line of a rank's traceback with the rank, such as `[rank2]: `. The line after the indented ones
+# has the error itself. (Its message may go on for more lines, which are not indented, either.)
 
 # %% tags=["explore"]
 !grep -nE "^\[rank[0-9]+\]: [A-Za-z]" {count.log}
 
 # %% [markdown]
 # You recognize a consequence by its text. It comes from the library that ranks communicate through, which is **Gloo**
-# on CPUs and **NCCL** on GPUs. A rank that has only lost its connection to another one prints one of
-# these:
+# on CPUs and **NCCL** on GPUs:
 #
-# | text in the error | who prints it |
+# | text in the error of a rank that lost a connection | who prints it |
 # |---|---|
 # | `Connection closed by peer`, `Connection reset by peer`, `Broken pipe` | Gloo, or the operating system |
 # | `Timed out waiting` | Gloo, after its timeout |
-# | `remote process exited` | NCCL, on GPUs |
+# | `remote process exited` | NCCL |
 
 # %% [markdown]
 # ### Exercise 4: the first cause
 #
-# Write a function that finds the first cause in any such log. Consequences may come before it, because the lines of
-# several processes arrive in any order; the lines of one traceback stay together. If several ranks have errors of their
-# own, return the first one in the log, which is the best guess without timestamps. Do not rely on the summary: every
-# `torchrun` only knows which of its own ranks ended first, and that rank may only have lost its connection to another
-# node.
+# Find the first cause in any such log. Consequences may come before it, because the lines of several processes arrive
+# in any order; the lines of one traceback stay together. If several ranks have errors of their own, return the first
+# one in the log. Do not rely on the summary: a `torchrun` knows only its own ranks, and the one that ended first may
+# have lost its connection to another node.
 
 # %% answer="first-cause"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -829,22 +801,22 @@ check.function(first_cause, cases=[(one["log"][0],) for one in drawn],
 # +    return int(rank), text
 
 # %% [markdown]
-# Now let it read the log of the count job.
+# What does it find in the log of the count job?
 
 # %% tags=["explore"]
 print("first cause:", result(str(first_cause(count.log.read_text()))))
 
 # %% [markdown]
-# Rank 0 could not write the result. It is the only rank that writes; the others waited for it. But the file's folder,
-# `megatron/logs`, exists, as you can see in the file browser on the left. So why was it not found?
+# Rank 0 could not write the result; the others waited for it. But the folder `megatron/logs` exists. So why was it
+# not found?
 #
-# Your files are in the **workspace**, and the variable `LAB_HOME` holds its path, here and in every job. A path such
-# as `megatron/logs/tokens.json` is **relative**: it starts at the current folder. A job starts in the folder in which
-# `sbatch` was called, which was `code/` this time. The script worked for your colleague, who always submits from the
-# workspace. An **absolute** path, such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
+# Your files are in the **workspace**, and `LAB_HOME` holds its path, here and in every job. A path such as
+# `megatron/logs/tokens.json` is **relative**: it starts at the current folder, for a job the one in which `sbatch`
+# was called. That was `code/` this time, but your colleague always submits from the workspace. An **absolute** path,
+# such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
 #
-# Relative paths in `--output` are worse. If the folder of the log does not exist, there is no place for an error
-# message, and the job fails without a log. When you see that, look at the exit code. `0:53` is typical:
+# Relative paths in `--output` are worse: if the log's folder does not exist, the job fails without a log. A typical
+# exit code is `0:53`:
 
 # %% tags=["explore"]
 !sbatch --output=no/such/folder/%j.txt --wrap hostname
@@ -854,15 +826,15 @@ lost = jobs.wait()
 # %% [markdown]
 # ### Exercise 5: repair the script
 #
-# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (it is above Exercise 3). It must
+# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (above Exercise 3). It must
 #
 # 1. start on any free node;
 # 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
-# 3. fail, with the program's exit code, if the count fails. `set -euo pipefail` ends a script at the first command that
-#    fails, including those in a pipe, and also if a variable is not set.
+# 3. fail, with the program's exit code, if the count fails. `set -euo pipefail` ends a script at the first command
+#    that fails, even inside a pipe, and at variables that are not set.
 #
-# Everything else stays as it is. Only what the script does counts, not how it is written: the check runs it from two
-# folders, with stand-ins for `srun` and `torchrun` that record how they are called.
+# Everything else stays as it is. The check runs the script from two folders, with stand-ins for `srun` and `torchrun`
+# that record how they are called.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
@@ -984,31 +956,30 @@ repaired = jobs.wait()
 # %% [markdown]
 # ## A script of your own
 #
-# You have read and repaired scripts. Now write one. Two directives need a closer look.
+# Two directives need a closer look before you write one.
 #
-# - **`--time`** is the time limit. When it expires, Slurm kills the job, so a limit that is too short costs you the
-#   run. One that is too long makes you wait: Slurm lets a short job go first if it fits into a gap and delays no job
-#   ahead of it, which is called [**backfill**](https://slurm.schedmd.com/sched_config.html). `--time=90` means 90
-#   minutes, `2:00` means two *minutes*, `2:00:00` two hours, and `1-12` a day and twelve hours.
-# - **`--cpus-per-task`** is how many CPUs each task has.
-#   [Since Slurm 22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores it unless you pass it
-#   on, with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. If you forget that, all ranks of a task may share one CPU,
-#   and your job is slow without a message. The ranks of a task share its CPUs: `OMP_NUM_THREADS` is how many CPU
-#   threads each rank computes with.
+# - **`--time`** is when Slurm kills the job. A limit that is too short costs you the run, but one that is too long
+#   makes you wait: Slurm starts a short job early if it fits into a gap and delays no job ahead of it, which is
+#   called [**backfill**](https://slurm.schedmd.com/sched_config.html). `90` means 90 minutes, `2:00` two *minutes*,
+#   `2:00:00` two hours, and `1-12` a day and twelve hours.
+# - **`--cpus-per-task`** is how many CPUs the ranks of a task share. [Since Slurm
+#   22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores it unless you write `srun
+#   --cpus-per-task="$SLURM_CPUS_PER_TASK"`; otherwise, all ranks of a task may share one CPU, and your job is slow
+#   without a message. `OMP_NUM_THREADS` is how many CPU threads each rank computes with.
 #
-# In `--output`, Slurm replaces `%x` with the job name and `%j` with the job ID, so no job overwrites another one's
-# log. Shell variables such as `$LAB_HOME` are not replaced in directives.
+# In `--output`, Slurm replaces `%x` with the job name and `%j` with the job ID, but no shell variables such as
+# `$LAB_HOME`.
 
 # %% [markdown]
 # ### Exercise 6: from an empty file to a job
 #
 # Write the header and the launch line of a script that trains the small GPT on two ranks:
 #
-# 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of
-#    **10 minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
-# 2. the launch line: `srun` passes the CPUs on and starts one `torchrun --standalone` (all ranks are on one node),
-#    which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`. Write `$FLAGS` without quotes, so that the
-#    shell splits it into words.
+# 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of **10
+#    minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
+# 2. the launch line: `srun` passes the CPUs on to one `torchrun --standalone` (all ranks are on one node, at a port
+#    of their own), which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`, without quotes, so that the
+#    shell splits them into words.
 
 # %% answer="my-first"
 %%writefile code/my_first.sh
@@ -1120,14 +1091,13 @@ print(f"{result(f'{mine.seconds} s')} from start to end, of which {training:.1f}
 plots.loss(my_first=log)
 
 # %% [markdown]
-# The rest goes into starting Python and PyTorch, and into opening the text. In a run of weeks, that is nothing. In a
-# short test, it is often most of the time.
+# The rest goes into starting Python and PyTorch and opening the text: nothing in a run of weeks, most of a short
+# test.
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Why a queue?** You could log in to a node and start your training there. What would go wrong if ten people did
-#    that?
+# 1. **Why a queue?** What would go wrong if ten people logged in to a node and started their training there?
 # 2. **The time limit.** Your run needs between 3 and 5 hours. Which limit do you request, and what can the program do
 #    so that a limit that is too short costs little?
 # 3. **First, not last.** A job on 1,024 GPUs stops, and all 1,024 ranks log only errors about lost connections. What
@@ -1136,7 +1106,7 @@ plots.loss(my_first=log)
 # %% [markdown]
 # ## Cleanup
 #
-# Leave nothing running, and no node drained. The logs in `megatron/logs` are small and may stay.
+# Leave nothing running, and no node drained.
 
 # %% tags=["explore"]
 !rm -rf megatron/checkpoints/dp_single_node code/count_*.txt
@@ -1146,26 +1116,23 @@ plots.loss(my_first=log)
 # %% [markdown]
 # ## What you have learned
 #
-# Both cases are solved. The first job would have waited forever, since nobody was going to give it the node that it
-# asked for by name. In the second one, rank 0 failed first. The other errors in the log were consequences, and the last
-# command of the script hid the failure from Slurm. For jobs of the course's trainer, `lab top` finds the first cause by
-# itself, and `lab report JOBID` writes a page about the job that includes it.
+# The first job would have waited forever for the node that it named. In the second, rank 0 failed first, and the
+# script's last command hid that from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
+# the first cause.
 #
-# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>). This file is what is graded; it contains
-# your scripts. Before you submit it, *Run*, *Restart Kernel and Run All Cells* shows whether all checks pass from top
-# to bottom.
+# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), with your scripts in it. *Run*, *Restart
+# Kernel and Run All Cells* shows whether all checks pass.
 #
 # In [the next lab](01_cluster_and_hardware.ipynb), you find out what the cluster is made of, and how fast it can be.
 #
 # ## Read next
 #
 # - [Yoo, Jette, and Grondona, 2003](https://doi.org/10.1007/10968987_3), *SLURM: Simple Linux Utility for Resource
-#   Management*: the paper behind the scheduler. It already has `srun`, `squeue`, `sinfo`, `scancel`, and `scontrol`.
-# - [Slurm's quick start](https://slurm.schedmd.com/quickstart.html) and its
-#   [job reason codes](https://slurm.schedmd.com/job_reason_codes.html): all commands on one page, and all reasons.
-# - [Bekman, *Machine Learning Engineering*](https://github.com/stas00/ml-engineering/tree/master/orchestration/slurm):
-#   Slurm for people who train models, with the tricks that the manuals do not have.
-# - [Zhang et al., 2022](https://arxiv.org/abs/2205.01068), *OPT: Open Pre-trained Transformer Language Models*:
-#   Section 2.5 describes how a run of two months on 992 GPUs survived at least 35 manual restarts.
-# - [torchrun's documentation](https://docs.pytorch.org/docs/stable/elastic/run.html): what it starts, what it
-#   restarts, and how it propagates failures.
+#   Management*: the scheduler's paper, with `srun` and `squeue` already in it.
+# - Slurm's [quick start](https://slurm.schedmd.com/quickstart.html) and [job reason
+#   codes](https://slurm.schedmd.com/job_reason_codes.html): all commands on one page, and all reasons.
+# - [Bekman, *Machine Learning
+#   Engineering*](https://github.com/stas00/ml-engineering/tree/master/orchestration/slurm): Slurm for people who
+#   train models.
+# - [Zhang et al., 2022](https://arxiv.org/abs/2205.01068), *OPT*: Section 2.5 describes how two months on 992 GPUs
+#   survived at least 35 manual restarts.

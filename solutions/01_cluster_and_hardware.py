@@ -17,18 +17,14 @@
 # Your new GPU promises eight times the **FLOP/s**, the floating-point operations per second, of the old one. Your
 # training job does not get eight times faster. Where did the rest go?
 #
-# A training step uses several resources: the GPU's arithmetic units, its memory, the links to other GPUs, and the
-# CPU, which launches the **kernels**, the functions that run on the GPU. At any moment, one of them is the limit,
-# and only a faster one of *that* kind helps. So before you buy hardware, rewrite a kernel, or ask for more nodes,
-# find the limit.
+# A training step uses the GPU's arithmetic units, its memory, the links to other GPUs, and the CPU, which launches
+# the **kernels**, the functions that run on the GPU. At any moment, one of them is the limit, and only a faster one
+# of *that* kind helps. In this lab, you read the wiring of servers, measure your cluster's links, model a transfer
+# and a kernel, and diagnose five training jobs.
 #
-# In this lab, you read the wiring of real servers, measure the links of your cluster, and build two models that fit
-# on a napkin, of a transfer and of a kernel. At the end, you use both to diagnose five training jobs.
-#
-# **How it works.** Where a cell asks for a guess, commit to a number *before* you run the next cell. The CPU and
-# everything that Slurm does are real, and so are the **ranks**, the processes of a distributed job: you measure this
-# machine. The GPUs are usually **virtual**: models of real GPUs, built from data sheets and published measurements.
-# Their numbers are the same on every machine, and cells mark them as *virtual*.
+# Slurm and its **ranks** (the processes of a distributed job) are real: you measure this machine. The GPUs are
+# **virtual**: models, built from data sheets and published measurements of real GPUs. Where a cell asks for a guess,
+# commit to a number *before* you run the next one.
 
 # %% tags=["setup"]
 import inspect
@@ -60,12 +56,11 @@ jobs.connect()
 # %% [markdown]
 # ## Eight times the FLOP/s
 #
-# The job trains GPT-2 small (124 million parameters) on a single GPU. Its **micro-batch**, the samples that go
-# through one forward and backward pass together, is one sequence of 1,024 tokens. On the V100 the job runs in fp16,
-# on the H100 in bf16. **Tensor Cores**, the units that multiply small matrices, give the
-# [V100](https://www.nvidia.com/en-us/data-center/v100/) a peak of 125 TFLOP/s and the
-# [H100](https://www.nvidia.com/en-us/data-center/h100/) one of 989 TFLOP/s, which is half of what its data sheet
-# gives for sparse matrices. How many times faster is a step on the H100?
+# The job trains GPT-2 small (124 million parameters) on one GPU. Its **micro-batch**, the samples that go through one
+# forward and backward pass together, is one sequence of 1,024 tokens. **Tensor Cores**, the units that multiply small
+# matrices, give the [V100](https://www.nvidia.com/en-us/data-center/v100/) a peak of 125 TFLOP/s in fp16 and the
+# [H100](https://www.nvidia.com/en-us/data-center/h100/) one of 989 TFLOP/s in bf16, half of what its data sheet gives
+# for sparse matrices. How many times faster is a step on the H100?
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -81,29 +76,22 @@ print(f"V100: {old.milliseconds:.1f} ms per step, H100: {new.milliseconds:.1f} m
 check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds)
 
 # %% [markdown]
-# You paid for a factor of eight and got much less, so the arithmetic units cannot be the only limit. To find the
-# others, start with the parts of a node.
+# So the arithmetic units cannot be the only limit. To find the others, start with the parts of a node.
 
 # %% [markdown]
 # ## What a node is made of
 #
-# ![Two nodes side by side. In each, the CPU is connected to its memory at 205 gigabytes per second, and by PCIe at 32
-# gigabytes per second to a PCIe switch. Two GPUs and a NIC hang off that switch, also at 32 gigabytes per second
-# each. NVLink connects the two GPUs at 300 gigabytes per second, and each GPU has its own HBM at 2,039 gigabytes per
-# second. The NIC connects the node to the network at 200 gigabits, or 25 gigabytes, per
-# second.](../images/cluster_hardware.svg)
+# ![Two nodes, connected through their NICs. In each, a PCIe switch connects a CPU, two GPUs, and a NIC; NVLink
+# connects the GPUs, and each GPU has its HBM. Links are labeled with bandwidths.](../images/cluster_hardware.svg)
 #
-# The figure shows a part of a typical A100 server. The bandwidths of HBM, NVLink, and PCIe are those of the
-# [A100's data sheet](https://www.nvidia.com/en-us/data-center/a100/), and 205 GB/s are eight channels of DDR4-3200
-# memory. **PCIe** connects all devices
-# of a node to its CPU, and **NVLink** connects GPUs directly. So a byte from GPU 0 to GPU 1 takes NVLink and touches
-# nothing else. A byte to the other node goes through the PCIe switch to the network adapter (**NIC**), and then
-# through the network. The bandwidth falls by roughly a factor of ten with every step away from the arithmetic units,
-# from the GPU's own memory (**HBM**) to NVLink to the network.
+# The figure shows a part of an [A100](https://www.nvidia.com/en-us/data-center/a100/) server. **PCIe** connects all
+# devices of a node to its CPU, and **NVLink** connects GPUs directly. A byte to the other node goes through the PCIe
+# switch, the network adapter (**NIC**), and the network. From the GPU's own memory (**HBM**) to NVLink to the
+# network, the bandwidth falls about tenfold at each step.
 #
-# Such figures have two traps. Networks are sold in **bits** per second and memory in **bytes**, which is a factor
-# of 8. And data sheets give a link's bandwidth either **per direction** or for both directions together, which is a
-# factor of 2: the A100's "600 GB/s" of NVLink are 300 GB/s per direction.
+# Such figures have two traps. Networks are sold in **bits** per second and memory in **bytes**, a factor of 8. And
+# data sheets give a link's bandwidth either **per direction** or for both together, a factor of 2: the A100's "600
+# GB/s" of NVLink are 300 GB/s per direction.
 
 # %% tags=["explore"]
 print(f"{'data sheets':16}{'TFLOP/s':>9}{'SMs':>6}{'memory':>8}{'NVLink':>8}{'PCIe':>6}   network of a node")
@@ -118,61 +106,53 @@ print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. Memo
 # %% [markdown]
 # ### Ask the cluster
 #
-# `sinfo` prints what Slurm knows about the nodes: CPUs, memory in MiB, and GPUs, which are one kind of **generic
-# resource** (GRES). `scontrol show node` prints everything about one node, for example how many CPUs running jobs have
-# allocated (`CPUAlloc`).
+# `sinfo` prints each node's CPUs, memory in MiB, and GPUs, which are one kind of **generic resource** (GRES).
+# `scontrol show node` prints more about one of them, such as how many CPUs jobs have allocated (`CPUAlloc`).
 
 # %% tags=["explore"]
 !sinfo --format="%P %N %c %m %G %t" | column -t
 !scontrol show node $(sinfo --noheader --Node --format=%N | head -n 1) | head -n 12
 
 # %% [markdown]
-# That is what the administrator configured. The node itself knows better: `srun` runs a command there and waits for it.
+# That is what the administrator configured. With `srun`, ask the node itself. (On the course's own cluster, every
+# node claims 32 CPUs, but all nodes share your machine's cores.)
 
 # %% tags=["explore"]
 !srun lscpu | grep --extended-regexp "^(Model name|CPU\(s\)|Thread|Core|Socket|NUMA node\(s\)|L3)"
 
 # %% [markdown]
-# On this course's own cluster, the two may disagree: every node claims 32 CPUs, so that you can submit scripts
-# written for large clusters, while all nodes share the cores of your machine.
-
-# %% [markdown]
 # ### Read the wiring of a server
 #
-# The bandwidth between two GPUs depends on where they sit. `nvidia-smi topo -m` prints a matrix with one row and one
-# column per GPU and NIC. Here is the matrix of an NVIDIA DGX-1, a server with eight V100s:
+# `nvidia-smi topo -m` prints how each pair of GPUs and NICs is connected. This is an NVIDIA DGX-1, with eight V100s:
 
 # %% tags=["explore"]
 print(servers.topology("DGX-1 (V100)"))
 
 # %% [markdown]
-# From fastest to slowest:
-#
-# | entry | path between two GPUs |
+# | entry | path between two GPUs, from fastest to slowest |
 # |---|---|
-# | `NV18`, ..., `NV1` | that many NVLinks in parallel, each of 25 GB/s per direction on a V100, A100, or H100 |
+# | `NV18`, ..., `NV1` | that many NVLinks of 25 GB/s per direction (V100, A100, H100) |
 # | `PIX` | one PCIe switch |
-# | `PXB` | several PCIe switches, but not the CPU |
+# | `PXB` | several PCIe switches |
 # | `PHB` | a PCIe host bridge, so through the CPU |
-# | `NODE` | several host bridges of one NUMA node (a CPU socket, or a part of one, with its own memory) |
+# | `NODE` | several host bridges of one NUMA node (a CPU socket or a part of one) |
 # | `SYS` | the interconnect between NUMA nodes, usually between two CPU sockets |
 #
-# A GPU in the DGX-1 has six NVLinks, too few to reach all seven others: pairs such as GPUs 0 and 5 fall back to PCIe
-# and the interconnect between the sockets. In a DGX A100, **NVSwitches** connect all GPUs, so every pair has `NV12`;
-# in a DGX H100, every pair has `NV18`.
+# A GPU in the DGX-1 has six NVLinks, too few to reach all seven others: pairs such as GPUs 0 and 5 fall back to the
+# path between the sockets. The **NVSwitches** of a DGX A100 or H100 give every pair `NV12` or `NV18`.
 #
-# Why does it matter? Ring algorithms, which you will build in [lab 04](04_data_parallelism.ipynb), pass data from GPU
-# to GPU around a ring, and all hops work at the same time. The ring is as fast as its **slowest** hop.
+# Ring algorithms, which you will build in [lab 04](04_data_parallelism.ipynb), pass data around a ring of GPUs, over
+# all hops at the same time. So a ring is as fast as its **slowest** hop.
 
 # %% [markdown]
 # ### Exercise 1: the fastest ring
 #
-# You may use `count` of a server's GPUs. Which ones, and in which order? Return a ring whose slowest hop, including
-# the one from the last GPU back to the first, is as fast as possible. If there are several, return any of them.
+# Choose `count` of a server's GPUs, and order them so that the slowest hop of their ring, including the one from the
+# last GPU back to the first, is as fast as possible. If there are several such rings, return any of them.
 #
 # `text` is the complete output of `nvidia-smi topo -m`, with its tabs, NICs, CPU affinity, and legend. Every server
-# numbers its GPUs differently. There are few enough rings to try them all: `itertools.combinations(range(8), count)`
-# yields all groups of GPUs, and `itertools.permutations` all orders of a group.
+# numbers its GPUs differently. You can try all rings: `itertools.combinations(range(8), count)` yields all groups of
+# GPUs, and `itertools.permutations` all orders of a group.
 
 # %% answer="best-ring"
 SLOWEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]  # and then NV1, NV2, ...
@@ -270,13 +250,12 @@ for count in (4, 8):
           f"CUDA_VISIBLE_DEVICES={result(','.join(map(str, ring)))}")
 
 # %% [markdown]
-# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four of them. NCCL is NVIDIA's
-# library for **collectives**, operations in which all ranks take part. It finds rings by itself, even several at a
-# time. But choosing the *GPUs* is up to you, or to Slurm, which knows the links if its administrator has set
-# `AutoDetect=nvml` in `gres.conf`. (Without `CUDA_DEVICE_ORDER`, CUDA may number GPUs differently from `nvidia-smi`.)
+# On the DGX-1, a ring of all eight GPUs has a faster slowest hop than any ring of four. NCCL, NVIDIA's library for
+# **collectives** (operations in which all ranks take part), finds rings by itself, but choosing the *GPUs* is up to
+# you or to Slurm. (Without `CUDA_DEVICE_ORDER`, CUDA may number them differently from `nvidia-smi`.)
 #
-# What is a good choice worth? Four GPUs of a DGX-1 **all-reduce** the gradients of GPT-2 small, so that each of them
-# ends up with the sum over all four:
+# What is a good choice worth? Four GPUs **all-reduce** the gradients of GPT-2 small: each ends up with the sum over
+# all four.
 
 # %% tags=["explore"]
 for gpus in ([0, 1, 2, 3], [0, 1, 6, 7]):
@@ -299,25 +278,24 @@ print("\n".join(mine))
 #
 # $$ T(n) = \alpha + \frac{n}{B}. $$
 #
-# The **latency** $\alpha$ is paid once per transfer, however small: software prepares it, and signals cross wires and
-# switches. The **bandwidth** $B$ determines what each further byte costs. At $n_{1/2} = \alpha B$ bytes, both terms
-# are equal, and the transfer reaches half of the bandwidth. Far below $n_{1/2}$, it is **latency-bound**: a faster
-# link is useless, and you should send fewer, larger tensors. Far above, it is **bandwidth-bound**.
+# The **latency** $\alpha$ is paid once per transfer, and the **bandwidth** $B$ determines what each byte costs. Both
+# terms are equal at $n_{1/2} = \alpha B$ bytes. Far below $n_{1/2}$, a transfer is **latency-bound**: a faster link
+# is useless, and you should send fewer, larger tensors. Far above, it is **bandwidth-bound**.
 #
-# To measure a link, send something back and forth. This benchmark is called **ping-pong**. The clocks of two nodes
-# may differ, but each rank measures complete round trips with its own.
+# To measure a link, send something back and forth, which is called **ping-pong**. The clocks of two nodes may differ,
+# but each rank can time round trips with its own.
 
 # %% [markdown]
 # ### Exercise 2: ping-pong
 #
-# Write `ping_pong`, which both ranks run. `dist.get_rank()` returns 0 on one of them and 1 on the other. Rank 0 sends
-# with `dist.send(tensor, dst=1)`, and rank 1 receives with `dist.recv(tensor, src=0)`; either call waits until the
-# other rank makes the matching one. In a round, rank 0 sends the tensor, and rank 1 receives it, adds 1 to its first
-# element, and sends it back. Both ranks receive into the tensor that they were given.
+# Write `ping_pong`, which runs on ranks 0 and 1 (`dist.get_rank()`). `dist.send(tensor, dst=1)` and
+# `dist.recv(tensor, src=0)` wait until the other rank makes the matching call. In a round, rank 0 sends the tensor,
+# and rank 1 receives it, adds 1 to its first element, and sends it back. Both ranks receive into the tensor that they
+# were given.
 #
-# The first round also sets up the connection, so it is a **warm-up** that you don't time. Then time `rounds` more
+# The first round, which also sets up the connection, is a **warm-up** that you don't time. Then time `rounds` more
 # rounds, and return the average time of one transfer in *one* direction, on both ranks. `clock()` returns the current
-# time in seconds. On the cluster it will be `time.perf_counter`; the check passes a clock of its own.
+# time in seconds: `time.perf_counter` on the cluster, a clock of its own in the check.
 
 # %% answer="ping-pong"
 def ping_pong(tensor, rounds, clock):
@@ -451,9 +429,8 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 # %% [markdown]
 # ### Measure your cluster's links
 #
-# The next cell saves your function, and nothing else, as a file; if it needs more than `dist`, import that inside
-# the function. `code/messages.py` calls it on two ranks of a Slurm job, with tensors from 4 bytes to 16 MiB, several
-# times each.
+# The next cell saves your function, and nothing else, as a file; if it needs more than `dist`, import that inside the
+# function. `code/messages.py` calls it on two ranks with tensors from 4 bytes to 16 MiB, several times each.
 
 # %% tags=["explore"]
 with open("code/ping_pong.py", "w") as file:
@@ -461,7 +438,7 @@ with open("code/ping_pong.py", "w") as file:
 !sed -n '/^def rendezvous/,$p' code/messages.py
 
 # %% [markdown]
-# Commit to a guess: what bandwidth do two ranks on the same node reach, in **MB/s**?
+# What bandwidth will two ranks on the same node reach, in **MB/s**?
 
 # %% answer="guess-megabytes"
 ### BEGIN SOLUTION
@@ -484,22 +461,19 @@ two_nodes = links.read("two nodes", "megatron/logs/messages_two_nodes.txt")
 links.plot(one_node, two_nodes)
 
 # %% [markdown]
-# Small transfers all take about the same time: the curve is flat, and $\alpha$ is its height. Large ones take time in
-# proportion to their size. The thin lines are the model, with a latency and a bandwidth taken from the first and last
-# points. Some points are off the line, because no real link is as simple as the model. (All nodes of the course's
-# cluster are on your machine, so the CPU copies every byte, through the TCP stack that an Ethernet cluster would use.)
+# Small transfers all take about the same time, the latency; large ones take time in proportion to their size. The
+# thin lines are the model, fitted to the first and last points.
 
 # %% [markdown]
 # ### Exercise 3: fit latency and bandwidth
 #
-# Estimate $\alpha$ and $B$ from noisy measurements. `points` is a list of pairs (bytes, seconds), in any order, with
-# several measurements of each size, from 4 bytes to 64 MiB. Something else on the machine can make a transfer several
-# times slower, but nothing makes it faster. At least one measurement of each size is undisturbed, to within 3%.
+# Estimate $\alpha$ and $B$ to within 10%. `points` is a list of pairs (bytes, seconds), in any order, with several
+# measurements of each size, from 4 bytes to 64 MiB. Something else on the machine can make a transfer several times
+# slower, but nothing makes it faster, and at least one measurement of each size is undisturbed, to within 3%. Which
+# ones do you use? And what does least squares minimize when times range from microseconds to more than half a second?
 #
-# Return both parameters to within 10%. Think about two things: which of the measurements do you use? And what does
-# least squares minimize when the times range from microseconds to more than half a second?
-# `np.polyfit(x, y, 1, w=weights)` fits a line and returns its slope and its intercept; it multiplies each residual,
-# the distance of a point from the line, by the point's weight before squaring it.
+# `np.polyfit(x, y, 1, w=weights)` fits a line and returns its slope and its intercept; before squaring it, it
+# multiplies each point's distance from the line by the point's weight.
 
 # %% answer="fit-link"
 def fit_link(points):
@@ -607,10 +581,9 @@ for case in check.draw(8, latency=check.between(1.5e-6, 90e-6, digits=8), bandwi
 # +    return {"latency": float(intercept), "bandwidth": float(1 / slope)}
 
 # %% [markdown]
-# Now predict something that you have not measured yet. The next cell throttles the network between your nodes to 1
-# Gbit/s. How long will 16 MiB take? Take the latency from your fit, and convert 1 Gbit/s to bytes per second; the cell
-# after it does the same. (If the next cell prints *loopback mode*, or that the links belong to your site, the
-# measurement will look like the last one.)
+# Now predict something that you have not measured: how long will 16 MiB take if the network between your nodes is
+# throttled to 1 Gbit/s? Take the latency from your fit, and convert 1 Gbit/s to bytes per second, as the cell below
+# does. (In *loopback mode*, or at a site with links of its own, nothing will change.)
 
 # %% tags=["explore"]
 !lab cluster link 1gbit
@@ -627,11 +600,8 @@ links.plot(two_nodes, slow)
 !lab cluster link unlimited
 
 # %% [markdown]
-# The bandwidth has changed; the latency hardly has. (Transfers of medium size may be faster than the line says,
-# because what throttles the link lets a short burst pass.)
-#
-# Here are your links beside some that you may not have at home. A transfer uses its link well only if it is much larger
-# than $n_{1/2}$, in the last column.
+# The bandwidth has changed; the latency hardly has. A transfer uses its link well only if it is much larger than
+# $n_{1/2}$, in the last column:
 
 # %% tags=["explore"]
 virtual_links = [links.virtual("v100"), links.virtual("t4"), links.virtual("v100", "ethernet:25gbit"),
@@ -648,37 +618,32 @@ print("\n400 MB of gradients over 25 Gbit/s (virtual): "
       f"{bad(f'{1e3 * (pieces * latency + size / bandwidth):.0f} ms')} in {pieces:,}")
 
 # %% [markdown]
-# All sizes count equally in your fit, so its bandwidth may exceed what your largest transfers reach: on a CPU, what
-# fits into the caches is copied faster. Two T4s have neither NVLinks nor a common PCIe switch, so NCCL copies their
-# data through the host's memory. In the last row, each node has eight NICs of 400 Gbit/s, but one pair of GPUs reaches
-# the bandwidth of a single NIC, the one nearest to it.
+# Two T4s have neither NVLinks nor a common PCIe switch, so NCCL copies their data through the host's memory. In the
+# last row, a pair of GPUs reaches the bandwidth of one NIC, the one nearest to it, not that of its node's eight.
 
 # %% [markdown]
 # ## Compute or memory?
 #
-# A kernel reads its operands from the GPU's memory, computes, and writes its result back. Either can be the limit.
-# The **arithmetic intensity** of a kernel is the number of FLOPs per byte that it moves. On a GPU with a peak of $P$
-# FLOP/s and a memory bandwidth of $B$ bytes/s, a kernel with $F$ FLOPs and $M$ bytes takes at least
+# A kernel reads its operands from the GPU's memory, computes, and writes its result back. The **arithmetic
+# intensity** of a kernel is the number of FLOPs per byte that it moves. On a GPU with a peak of $P$ FLOP/s and a
+# memory bandwidth of $B$ bytes/s, a kernel with $F$ FLOPs and $M$ bytes takes at least
 #
 # $$ T \ge \max\left(\frac{F}{P},\; \frac{M}{B}\right). $$
 #
-# This is the **roofline model** ([Williams, Waterman, and Patterson,
-# 2009](https://doi.org/10.1145/1498765.1498785)). If the first term is larger, which means that the intensity is
-# above the **ridge point** $P/B$, the kernel is **compute-bound**; otherwise, it is **memory-bound**. On a
-# logarithmic plot, the attainable FLOP/s over the intensity look like a roof. Here are matrix multiplications, or
-# **GEMMs**, of the shape [4096, k] x [k, 4096] under the roofs of two virtual GPUs, from k = 1 to k = 4096:
+# This is the **roofline model** ([Williams, Waterman, and Patterson, 2009](https://doi.org/10.1145/1498765.1498785)).
+# A kernel whose intensity is above the **ridge point** $P/B$ is **compute-bound**; below, it is **memory-bound**.
+# Here are matrix multiplications, or **GEMMs**, of the shape [4096, k] x [k, 4096], from k = 1 to k = 4096, under the
+# roofs of two virtual GPUs (on the slope, they are memory-bound):
 
 # %% tags=["explore"]
 shapes = [(4096, 4096, 2**power) for power in range(13)]
 roofline.plot(roofline.virtual("v100", "fp16", shapes), roofline.virtual("h100", "bf16", shapes))
 
 # %% [markdown]
-# Points that climb the slope are memory-bound; those below the flat part are compute-bound. From the V100 to the H100,
-# the flat part rose by more than the sloping part did, so the ridge point moved to the right: some kernels that are
-# compute-bound on the V100 are memory-bound on the H100.
+# From the V100 to the H100, the flat part rose by more than the sloping part did, so the ridge point moved to the
+# right, and some kernels that were compute-bound are memory-bound now.
 #
-# Your CPU has a roof as well. The next cell measures copies and GEMMs on two of its cores, and takes the best
-# measurement as the peak. What do you expect, in **GFLOP/s**?
+# Your CPU has a roof as well. What peak do you expect of two of its cores, in **GFLOP/s**?
 
 # %% answer="guess-gigaflops"
 ### BEGIN SOLUTION
@@ -695,13 +660,12 @@ roofline.plot(cpu)
 # %% [markdown]
 # ### Exercise 4: the roofline of a transformer layer
 #
-# `transformer_layer` lists the kernels of the forward pass of one GPT layer, with hidden size $h$, sequence length
-# $s$, and micro-batch size $b$, in 16-bit precision. Two kinds of kernels occur:
+# `transformer_layer` lists the kernels of one GPT layer's forward pass in 16-bit precision. There are two kinds:
 #
 # - `"gemm"`: a batch of `batch` independent matrix multiplications [m, k] x [k, n]. Each of them reads its two
-#   operands and writes its result. Each of the m · n entries of the result takes k multiplications and k additions.
-# - `"elementwise"`: works on `elements` numbers. For each of them, it does `flops` FLOPs, reads `reads` numbers, and
-#   writes `writes` numbers.
+#   operands and writes its result.
+# - `"elementwise"`: for each of `elements` numbers, it does `flops` FLOPs, reads `reads` numbers, and writes `writes`
+#   numbers.
 
 # %% tags=["setup"]
 def transformer_layer(batch, sequence, hidden, heads):
@@ -739,8 +703,7 @@ def transformer_layer(batch, sequence, hidden, heads):
 
 # %% [markdown]
 # Write `layer_time`. It returns the time of all kernels, which run one after the other, and the names of those that
-# are memory-bound. Use the same peak for elementwise kernels. (They don't use Tensor Cores, so their real peak is
-# lower, but you will see that this does not matter.)
+# are memory-bound. Use the same peak for elementwise kernels, although they don't use Tensor Cores.
 
 # %% answer="layer-time"
 def layer_time(kernels, tflops, gb_per_s):
@@ -887,24 +850,21 @@ for title, sizes in (("GPT-2 small", GPT2_LAYER), ("GPT-3", GPT3_LAYER)):
 
 # %% [markdown]
 # All elementwise kernels are memory-bound, on every GPU, and so are the two GEMMs of attention, in which one
-# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them, because the peak has grown faster than
-# the memory bandwidth. That explains a part of the missing speedup. A larger hidden size helps, because a GEMM's FLOPs
-# grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the
-# $s \times s$ matrices never travel to memory. (The model ignores caches. On a real GPU, data that is still in the L2
-# cache is not read from memory again.)
+# dimension is only the head size. On the H100, another GEMM of GPT-2 joins them. A larger hidden size helps, because
+# a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
+# \times s$ matrices never travel to memory. (The model ignores the L2 cache.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. It never reaches 100%: Narayanan et al.
-# ([2021](https://arxiv.org/abs/2104.04473)) report 52% of the A100's peak for a trillion parameters on 3,072 GPUs, and
-# this figure even includes recomputed FLOPs, which MFU leaves out.
+# ([2021](https://arxiv.org/abs/2104.04473)) report 52% on 3,072 A100s, recomputed FLOPs included, which MFU leaves
+# out.
 
 # %% [markdown]
 # ## Tiles and waves
 #
-# The roofline assumes that a compute-bound kernel runs at the peak. Whether a GEMM comes near it also depends on its
-# shape. An H100 multiplies [4096, 4096] x [4096, **4096**] in bf16 at a certain speed, in FLOP/s. What share of that
-# speed does it reach with [4096, 4096] x [4096, **4095**]?
+# Does a compute-bound kernel run at the peak? That also depends on its shape. In bf16, an H100 multiplies [4096,
+# 4096] x [4096, **4095**] at what share of the FLOP/s that it reaches with [4096, 4096] x [4096, **4096**]?
 
 # %% answer="guess-odd"
 ### BEGIN SOLUTION
@@ -921,24 +881,20 @@ for one in roofline.virtual("h100", "bf16", [(1024, n, 768) for n in (50_257, 50
 roofline.plot_sizes(around, every=8)
 
 # %% [markdown]
-# Two effects make the difference. This plot shows the first one.
+# **Alignment**, which this plot shows, is the first of two effects. Tensor Core kernels are fastest when all rows
+# begin at multiples of 16 bytes, or 8 numbers of 16 bits ([NVIDIA's
+# guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html); for an
+# A100, it recommends multiples of 64). Before cuBLAS 11, other sizes could not use Tensor Cores at all. Today they
+# can, but slower; the share above is fitted to measurements on a real H100 (`benchmarks/results/gpu_h100.md` in the
+# course's repository). That is why GPT-2's vocabulary of 50,257 entries is **padded** to 50,304: the larger GEMM
+# takes less time.
 #
-# **Alignment.** Tensor Core kernels are fastest when all rows begin at multiples of 16 bytes, which hold 8 numbers of
-# 16 bits ([NVIDIA's
-# guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Before
-# cuBLAS 11, other sizes could not use Tensor Cores at all. Today they can, but slower; the share above is fitted to
-# measurements on a real H100 (`benchmarks/results/gpu_h100.md` in the course's repository). For an A100, the guide
-# recommends multiples of 64. That is why model sizes are multiples of 64 or 128, and why the vocabulary is **padded**
-# with entries that no token uses: GPT-2's 50,257 entries become 50,304, and the larger GEMM takes less time.
+# **Tiles** are the second. Each **streaming multiprocessor** (SM) computes one tile of the result [m, n] at a time,
+# and the tiles that all SMs compute at the same time are a **wave**. A tile that extends past the edge takes as long
+# as a whole one (*tile quantization*), and a wave that is not full takes as long as a full one (*wave quantization*).
 #
-# **Tiles.** The guide also explains the second effect. A GPU partitions the result [m, n] into **tiles**, and each
-# of its **streaming multiprocessors** (SMs) computes one tile at a time. The tiles that all SMs compute at the same
-# time are a **wave**. A tile that extends past the edge takes as long as a whole one (*tile quantization*), and a
-# wave that is not full takes as long as a full one (*wave quantization*).
-#
-# ![On the left, a matrix in two rows of five tiles; the last column and the last row extend past its edge. On the
-# right, four multiprocessors compute the ten tiles in three waves of four, four, and two tiles; in the last wave, two
-# multiprocessors are idle.](../images/tiles_and_waves.svg)
+# ![Left: a matrix in two rows of five tiles; the last column and the last row extend past its edge. Right: four
+# multiprocessors compute the ten tiles in three waves; in the last one, two are idle.](../images/tiles_and_waves.svg)
 
 # %% [markdown]
 # ### Exercise 5: tiles and waves
@@ -1017,9 +973,8 @@ check.function(
 # +    return tiles, rounds, m * n / (tiles * tile_m * tile_n)
 
 # %% [markdown]
-# In the check's second case, one more column than in the first doubles the time. On a virtual A100 with its 108 SMs,
-# the speed plotted over the matrix size is a sawtooth: it rises while the last wave fills up, and drops when a new one
-# begins. (cuBLAS picks the best of many tile shapes, which makes the teeth smaller.)
+# In the check's second case, a single column more doubles the time. Over the matrix size, the speed is a sawtooth,
+# here for a virtual A100 with its 108 SMs:
 
 # %% tags=["explore"]
 for n in (6912, 6976):
@@ -1029,33 +984,29 @@ roofline.plot_sizes(roofline.virtual("a100", "fp16", [(2048, n, 4096) for n in r
 # %% [markdown]
 # ## What limits this run?
 #
-# One limit is still missing. The CPU launches every kernel, and each launch takes a few microseconds. If kernels are
-# shorter than that, the GPU finishes each one before the next has been launched: the run is **launch-bound**, and
-# neither more FLOP/s nor more bandwidth makes it faster.
-#
-# So there are five suspects, and each calls for a different remedy. (A *CUDA graph* launches a recorded sequence of
-# kernels at once. A *bucket* holds the gradients of many parameters, so that one call sends them all.)
+# One limit is still missing. The CPU takes a few microseconds to launch a kernel. If kernels are shorter than that,
+# the GPU waits for launches: the run is **launch-bound**, and neither more FLOP/s nor more bandwidth makes it faster.
+# So there are five suspects:
 #
 # | limit | sign in a profile | remedies |
 # |---|---|---|
-# | `"compute"` | kernels above the ridge point fill the time | more or faster GPUs, lower precision, fewer FLOPs |
-# | `"memory"` | kernels below the ridge point fill the time | fusion, 16-bit precision, faster memory |
-# | `"launch"` | gaps between short kernels | larger batches, CUDA graphs, `torch.compile` |
-# | `"latency"` | many short communication calls | fewer, larger calls: buckets |
+# | `"compute"` | kernels above the ridge point | more or faster GPUs, lower precision, fewer FLOPs |
+# | `"memory"` | kernels below the ridge point | fusion, 16-bit precision, faster memory |
+# | `"launch"` | gaps between short kernels | larger batches, `torch.compile`, CUDA graphs (recorded launches) |
+# | `"latency"` | many short communication calls | *buckets*: many gradients in one call |
 # | `"bandwidth"` | few long communication calls | faster links, less data, overlap with computation |
 #
-# Here are the timelines of one GPU in five training jobs, each at the end of a step. Which job has which limit?
+# Here is the end of a step of five jobs, on one of their GPUs. Which job has which limit?
 
 # %% tags=["explore"]
 timelines = {name: suspects.timeline(job) for name, job in suspects.JOBS.items()}
 suspects.plot(timelines)
 
 # %% [markdown]
-# A profiler such as Nsight Systems or `torch.profiler` writes such a timeline as a list of events. In this lab, an
-# event is a dictionary. Times are in microseconds. For a kernel, `bytes` is what it moves to and from the GPU's
-# memory; for a collective, it is what this GPU sends. (In real profiles, several streams overlap. Gaps may also come
-# from data loading or from a `.item()` that waits for the GPU, and a collective's duration includes the wait for the
-# slowest rank.)
+# A profiler such as Nsight Systems or `torch.profiler` writes a timeline as a list of events; here, each is a
+# dictionary, with times in microseconds. For a kernel, `bytes` is what it moves to and from the GPU's memory; for a
+# collective, what this GPU sends. (Real profiles are messier: streams overlap, and a collective's duration includes
+# the wait for the slowest rank.)
 
 # %% tags=["explore"]
 for name in "AE":
@@ -1065,8 +1016,8 @@ print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 # %% [markdown]
 # ### Exercise 6: diagnose a timeline
 #
-# Write `limit`, which returns the name of the resource that takes the largest part of the time. Attribute every
-# microsecond between the first event's start and the last event's end to one of the five:
+# Write `limit`, which returns the limit that takes the largest part of the time. Attribute every microsecond between
+# the first event's start and the last event's end to one of the five:
 #
 # - Time in which no event runs is `"launch"`. Two events never overlap, but the list may be in any order.
 # - A kernel's whole duration is `"compute"` or `"memory"`, whichever the roofline model says.
@@ -1215,9 +1166,8 @@ check.function(limit, cases=[(events, gpu) for events, gpu, _ in drawn], expecte
 # +            sending = event["bytes"] / (gpu["network_gb_per_s"] * 8e3)
 
 # %% [markdown]
-# A diagnosis is confirmed if its remedy works and the others don't. The next cell prints your verdicts, and then
-# applies three remedies to each job: four times the tokens per step, a single all-reduce for all gradients, and a
-# network with four times the bandwidth. The numbers are ratios of throughput.
+# A diagnosis is confirmed if its remedy works and the others don't. Here are your verdicts, and how three remedies
+# change each job's throughput (*one bucket* is a single all-reduce for all gradients):
 
 # %% tags=["explore"]
 from dataclasses import replace
@@ -1234,22 +1184,20 @@ for name, events in timelines.items():
         f"{(good if gain > 1.3 else str)(f'{gain:11.2f}x')}" for gain in gains))
 
 # %% [markdown]
-# Read it row by row. The launch-bound job A handles four times the tokens in the same time, because it launches the
-# same kernels. In B and C, four times the tokens take four times as long. In D and E, communication takes most of the
-# step, yet a faster network helps only the bandwidth-bound E. The latency-bound D needs a single, large all-reduce,
-# which E has already. More tokens per all-reduce help both, but a larger batch changes the training itself, as
-# [lab 04](04_data_parallelism.ipynb) discusses.
+# The launch-bound job A handles four times the tokens in the same time, because it launches the same kernels. In B
+# and C, they take four times as long. In D and E, communication takes most of the step, yet a faster network helps
+# only the bandwidth-bound E. The latency-bound D needs a single, large all-reduce, which E has already. More tokens
+# per all-reduce help both, but a larger batch changes the training itself ([lab 04](04_data_parallelism.ipynb)).
 #
-# Now you can answer the question from the beginning. With a micro-batch of one sequence, many of GPT-2 small's
-# kernels are memory-bound, and so is the optimizer. They speed up no more than the memory does (see the column *memory*
-# in the first table). The GEMMs are small, and the H100 needs more tiles than the V100 to give each of its SMs one.
-# And every kernel has a fixed cost, which the model takes to be the same on every GPU: 2 us to start and end it, and
-# 5 us of CPU time to launch it (the page *Virtual GPUs* of the course's documentation lists all assumptions).
+# Where did the eightfold speedup go? With a micro-batch of one sequence, many of GPT-2 small's kernels are
+# memory-bound, and so is the optimizer. The GEMMs are small, and the H100 needs more tiles than the V100 to give each
+# of its SMs one. And the model assumes that on any GPU, a kernel takes 2 us to start and end, and 5 us of CPU time to
+# launch.
 #
-# The largest part of the H100's short step does not depend on the GPU either. The modeled step starts with 10 ms in
-# which the CPU prepares it and the GPU is idle, a figure fitted to runs of this trainer on a real H100. Nobody has
-# measured it on a V100, so there the model assumes none. The first line of the next cell leaves the 10 ms out. The
-# longer a step is, the less they matter, so the H100 is at its best with large batches and wide layers:
+# But most of the H100's short step is none of these: for its first 10 ms, the GPU is idle while the CPU prepares the
+# step, as fitted to runs on a real H100. (Nobody has measured a V100, so there the model assumes none.) The first
+# line below leaves the 10 ms out. They matter less in longer steps, so the H100 is at its best with large batches and
+# wide layers:
 
 # %% tags=["explore"]
 print(f"{'GPT-2 small, micro-batch 1, without the 10 ms':47} "
@@ -1270,12 +1218,12 @@ for title, micro_batch, layers, hidden, heads in (
 #
 # 1. **Where to put the ranks.** Four ranks communicate all the time, and you have two nodes with four GPUs each. Do
 #    you ask for one node or for two? What would change your mind?
-# 2. **The faster network.** You are offered twice the network bandwidth for a job that sends thousands of tensors of
-#    a few kilobytes in each step. Do you take it?
+# 2. **The faster network.** A job sends thousands of tensors of a few kilobytes in each step. Does twice the network
+#    bandwidth help?
 # 3. **The new GPU.** A new GPU has three times the peak and twice the memory bandwidth of yours. How much faster will
 #    your training job be?
-# 4. **Sizes that divide.** You can choose a hidden size of 1000 or of 1024, and you will split each matrix across 8
-#    GPUs. Why is the larger one faster?
+# 4. **Sizes that divide.** You will split each matrix across 8 GPUs. Why is a hidden size of 1024 faster than one of
+#    1000?
 
 # %% [markdown]
 # ## Cleanup
@@ -1287,25 +1235,17 @@ for title, micro_batch, layers, hidden, heads in (
 # %% [markdown]
 # ## What you have learned
 #
-# Before you make a run faster, find its limit. Five numbers decide: FLOP/s, memory bandwidth, link bandwidth,
-# latency, and launch overhead. Two models turn the first four into times: $\alpha + n/B$ for a transfer, and
-# $\max(F/P, M/B)$ for a kernel. A profile shows which of them you are paying for.
-#
-# In [the next lab](02_single_node.ipynb), you split a model over the two GPUs of one node in three ways, and meet
-# these limits again.
+# Five numbers limit a run: FLOP/s, memory bandwidth, link bandwidth, latency, and launch overhead. $\alpha + n/B$ and
+# $\max(F/P, M/B)$ turn the first four into times, and a profile shows which of the five you are paying for. You will
+# meet them again in [the next lab](02_single_node.ipynb), where you split a model over two GPUs in three ways.
 #
 # ## Read next
 #
 # - [Williams, Waterman, and Patterson, 2009](https://doi.org/10.1145/1498765.1498785), *Roofline*: the model, with
 #   ceilings for what a program leaves unused.
 # - [Thakur, Rabenseifner, and Gropp, 2005](https://doi.org/10.1177/1094342005051521), *Optimization of collective
-#   communication operations in MPICH*: latency and bandwidth of each collective's algorithms.
-# - [NVIDIA, Matrix multiplication background user's
-#   guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html): tiles,
-#   waves, and alignment, with measurements.
-# - [Austin et al., How to scale your model: all about rooflines](https://jax-ml.github.io/scaling-book/roofline/):
-#   the same reasoning for TPUs and across chips, with exercises.
+#   communication operations in MPICH*: what each collective costs.
+# - [Austin et al., How to scale your model](https://jax-ml.github.io/scaling-book/roofline/): the same reasoning for
+#   TPUs, with exercises.
 # - [He, 2022](https://horace.io/brrr_intro.html), *Making deep learning go brrrr from first principles*: compute,
-#   memory, and overhead, and how to tell them apart in PyTorch.
-# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
-#   clusters using Megatron-LM*: what all of these limits mean for 3,072 GPUs.
+#   memory, and overhead in PyTorch.

@@ -16,14 +16,13 @@
 #
 # A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
-# To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
-# holds a part of every layer, or holds some of the layers. You will read the first way and write the other two, on two
-# **ranks**, the processes of a distributed program. Then you will compare all three in a full trainer: their time, memory,
-# and communication. On the way, you will find out why a colleague's job runs at half the speed that it should.
+# To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the
+# samples, holds a part of every layer, or holds some of the layers. You will read the first way, write the other two,
+# compare all three, and find out why a colleague's job runs at half its speed.
 #
-# **How it works.** Commit to each guess *before* you run the next cell. The ranks that run your code, the training on
-# this machine's CPU, and Slurm are real. The GPUs are **virtual**: their time and memory are modeled from data sheets
-# and published measurements.
+# The **ranks** (the processes of a distributed program) that run your code are real, and so is the training on this
+# machine's CPU. The GPUs are **virtual**: their time and memory are modeled. Commit to each guess *before* you run
+# the next cell.
 
 # %% tags=["setup"]
 import os
@@ -57,9 +56,9 @@ jobs.connect()
 # %% [markdown]
 # ## Two GPUs, and still out of memory
 #
-# GPT-2 ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-# comes in several sizes. *Large* has 36 layers. In fp32, every parameter takes 16 bytes: 4 each for the parameter, its
-# gradient, and Adam's two moments.
+# GPT-2 large ([Radford et al.,
+# 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)) has 36
+# layers. In fp32, every parameter takes 16 bytes: 4 each for the parameter, its gradient, and Adam's two moments.
 #
 # > **The next job is meant to fail.** It trains this model on a node with two V100s of 16 GB each.
 
@@ -72,7 +71,7 @@ LARGE = ("--num-layers 36 --hidden-size 1280 --num-attention-heads 20 --micro-ba
 large_job = jobs.wait()
 
 # %% [markdown]
-# The log ends with the launcher's messages. The cause is further up:
+# The cause is far above the end of the log:
 
 # %% tags=["explore"]
 print(bad(logs.lines(large_job.log, "CUDA out of memory")[-1]))
@@ -82,27 +81,24 @@ print(line)
 print("times 16 bytes:", result(f"{16 * int(line.split()[-1]) / 2**30:.1f} GiB"))
 
 # %% [markdown]
-# The second line shows why the second GPU did not help: the data-parallel size is 2, so each GPU holds a whole copy of
-# the model. At 16 bytes per parameter, a copy fills most of the GPU's memory before there is a single activation.
+# The second line shows why the second GPU did not help: the data-parallel size is 2, so each GPU holds a whole copy
+# of the model, which fills most of its memory before there is a single activation.
 
 # %% [markdown]
 # ## A script and a log
 #
-# This is the script that you have just submitted. Without flags, it trains GPT-2 *small*:
+# Without flags, the script that you have just submitted trains GPT-2 *small*:
 
 # %% tags=["explore"]
 !cat code/gpt2_small.sh
 
 # %% [markdown]
-# - `torchrun --nproc_per_node` is the **launcher**. It starts the ranks, one per GPU that Slurm has allocated on this
-#   node (`$SLURM_GPUS_ON_NODE`), unless you set `RANKS`. With `--standalone`, they rendezvous at a free port of this node,
-#   so two jobs on one node do not collide. `--device virtual` makes these virtual GPUs; those of this cluster are V100s.
-# - `BATCH`: the **micro-batch** is the number of samples that a rank processes in one forward and backward pass. The
-#   **global batch** is the number of samples that all ranks together process in one optimizer step.
-# - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one counts.
-# - `srun --cpus-per-task` passes the CPUs on (lab 00). Without it, a task gets one CPU, and on a cluster that binds tasks
-#   to their CPUs, *all* ranks of the launcher share that one. `export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK` works,
-#   too.
+# - `torchrun` is the **launcher**. It starts the ranks, one per GPU that Slurm has allocated on this node, unless you
+#   set `RANKS`. With `--standalone`, they rendezvous at a free port, so two jobs on one node do not collide.
+#   `--device virtual` makes the GPUs virtual V100s.
+# - `"$@"` stands for the flags that follow the script's name in `sbatch`. If a flag occurs twice, the last one
+#   counts.
+# - Instead of `srun --cpus-per-task` (lab 00), you can set `SRUN_CPUS_PER_TASK` to pass the CPUs on.
 #
 # What does a rank do? `pretrain_gpt.py` is a loop around this method:
 
@@ -114,12 +110,10 @@ from minimegatron.training import Trainer
 print(inspect.getsource(Trainer.step))
 
 # %% [markdown]
-# It accumulates the gradients of all micro-batches, sums them over the ranks that share a parameter
-# (`self.tied_embedding`, `self.ddp`), and updates the parameters. The method is the same for every **layout**, that is,
-# for every way to split the training. Layouts differ in what a rank holds, and in the ranks with which it communicates.
+# It accumulates the gradients of all micro-batches, sums them over the ranks that share a parameter, and updates the
+# parameters, whatever the **layout**, the way to split the training.
 #
-# The GPUs of this lab are virtual, but its CPUs are not. So train a *small* model for real, with one rank on one core
-# of this machine:
+# Now train a *small* model for real, with one rank on one core of this machine:
 
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !RANKS=1 sbatch --job-name=one_rank code/single_node.sh --train-iters 10 --log-interval 1 --eval-iters 0
@@ -134,35 +128,29 @@ line = logs.lines(one_rank.log, "elapsed time per iteration")[-1]
 print("\n".join(field.strip() for field in line.strip(" |").split("|")))
 
 # %% [markdown]
-# Remember the elapsed time per iteration: you will compare another job with it.
+# You will compare other jobs with this time.
 
 # %% [markdown]
 # ## Three ways to split
 #
-# ![Three pairs of GPUs. Data-parallel: each GPU holds all four layers and has samples of its own; they
-# exchange gradients once an iteration. Tensor-parallel: each GPU holds half of every layer, both work
-# on all samples, and exchange activations in every layer, both ways. Pipeline-parallel: the first GPU
-# holds layers 0 and 1, the second layers 2 and 3; activations cross the boundary, and their gradients
-# come back.](../images/ways_to_share.svg)
+# ![Three pairs of GPUs. Data-parallel: each holds all four layers and has its own samples. Tensor-parallel: each
+# holds half of every layer. Pipeline-parallel: the first holds layers 0 and 1, the second layers 2 and 3. Arrows show
+# what travels.](../images/ways_to_share.svg)
 #
-# | | a rank holds | a rank processes | the ranks exchange |
-# |---|---|---|---|
-# | **data parallelism** (DP) | the whole model | its own samples | gradients |
-# | **tensor parallelism** (TP) | a part of every layer | all samples | activations, in every layer |
-# | **pipeline parallelism** (PP) | some of the layers, a **stage** | all samples | activations, between stages |
-#
-# Your model for all three is the MLP of a transformer layer, in miniature,
+# Ranks exchange gradients in **data parallelism** (DP), activations of every layer in **tensor parallelism** (TP),
+# and activations between **stages**, groups of layers, in **pipeline parallelism** (PP). Your model for all three is
+# the MLP of a transformer layer, in miniature,
 #
 # $$ \text{output} = \text{GELU}(x A)\,B, \qquad
 #    \text{loss} = \frac{1}{b\,d}\,\lVert \text{output} - y \rVert^2, $$
 #
-# with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`,
-# `[h, d]`). However you split it, the loss and the gradients must be those of one process with the whole batch.
+# with samples $x$ and targets $y$ of shape `[b, d]`, and the weights $A$ (`first`, `[d, h]`) and $B$ (`second`, `[h,
+# d]`). However you split it, the loss and the gradients must be those of one process.
 #
-# The process group already exists. `dist.get_rank()` returns a rank's own number, counted from 0, and
-# `dist.get_world_size()` the number of ranks. `dist.all_reduce(tensor)` replaces a tensor on every rank by the sum over
-# all ranks. `dist.send(tensor, dst)` and `dist.recv(tensor, src)` move a tensor from one rank to another. `dist.isend`
-# and `dist.irecv` return a work handle at once; its `wait()` returns when the transfer is done.
+# The process group already exists: see `dist.get_rank()` and `dist.get_world_size()`. `dist.all_reduce(tensor)`
+# replaces a tensor on every rank by the sum over all ranks. `dist.send(tensor, dst)` and `dist.recv(tensor, src)`
+# move a tensor from one rank to another; `dist.isend` and `dist.irecv` return a work handle at once, whose `wait()`
+# returns when the transfer is done.
 
 # %% tags=["setup"]
 def mlp(x, first, second):
@@ -177,10 +165,9 @@ def mean_squared_error(output, y):
 # %% [markdown]
 # ### Data parallelism, for a start
 #
-# Here is the first way, complete. Every rank has the whole model and its own share of the batch; all shares have the
-# same size. To save memory, a rank runs its share as `micro_batches` micro-batches, one after the other: `chunk` splits
-# the rows, and `backward()` adds to `.grad`. Two lines make the result equal to one process with the whole batch. What
-# would go wrong without each?
+# Every rank has the whole model and its own share of the batch, all of the same size. To save memory, a rank runs its
+# share as `micro_batches` micro-batches, one after the other: `chunk` splits the rows, and `backward()` adds to
+# `.grad`. Two lines make the result equal to one process with the whole batch. What would go wrong without each?
 
 # %% tags=["setup"]
 def data_parallel_step(x, y, first, second, micro_batches):
@@ -218,33 +205,29 @@ def data_parallel(seed, samples, micro_batches):
     return [float(loss), first.grad.norm().item(), second.grad.norm().item()]
 
 # %% [markdown]
-# Without the division, the gradients are those of a sum instead of a mean, too large by the number of ranks times the
-# number of micro-batches. Without the all-reduce, each rank has the gradients of its own share, and the copies of the model
-# drift apart. In [lab 04](04_data_parallelism.ipynb), you will build this properly, with buckets and overlap.
+# Without the division, the gradients are those of a sum instead of a mean. Without the all-reduce, the copies of the
+# model drift apart. In [lab 04](04_data_parallelism.ipynb), you will build this properly.
 
 # %% [markdown]
 # ### Exercise 1: tensor parallelism
 #
 # Now split the weights. Write `shard`, which returns a rank's part of both weights, and `tensor_parallel_step`, which
 # runs one forward and backward pass with these parts. Every column of $A$ produces one column of $xA$, so each rank
-# holds some columns and computes its part of the hidden layer alone: the layer is **column-parallel**. GELU works on
-# each element, so it needs no communication. Each column of the hidden layer is multiplied by one *row* of $B$, so a
-# rank needs only the rows that match its columns: the second layer is **row-parallel**. Each rank ends up with a
-# partial sum of the output,
+# holds some columns and computes its part of the hidden layer alone, GELU included: the layer is **column-parallel**.
+# Each column of the hidden layer is multiplied by one *row* of $B$, so the second layer is **row-parallel**. Each
+# rank ends up with a partial sum of the output,
 #
 # $$ \text{GELU}(xA)\,B = \text{GELU}(xA_0)\,B_0 + \text{GELU}(xA_1)\,B_1, $$
 #
-# and one all-reduce adds these partial sums. This is how Megatron splits an MLP
-# ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). If you split $A$ by rows instead, each rank has only a
-# partial sum of $xA$, and because GELU is not linear, you need an all-reduce *before* it.
+# and one all-reduce adds them up. This is how Megatron splits an MLP ([Shoeybi et al.,
+# 2019](https://arxiv.org/abs/1909.08053)).
 #
-# In the backward pass, every rank has the gradient of the output, which is also the gradient of each partial sum. But
-# each rank computes only a partial sum of the gradient of $x$, so this needs the second all-reduce. Autograd does not
-# see what `dist.all_reduce` does, so cut its graph there: `output = part.detach()` has the values of `part` without its
-# history. All-reduce it, and call `output.requires_grad_()` to start a new graph. After `loss.backward()`,
-# `part.backward(output.grad)` continues through the old one. (Megatron wraps its two all-reduces in
-# `torch.autograd.Function`s, $g$ and $f$ in the paper. You may do so, too, but define these classes inside your
-# function; only functions can be sent to the ranks.)
+# In the backward pass, every rank has the gradient of the output, but computes only a partial sum of the gradient of
+# $x$, so this needs a second all-reduce. Autograd does not see what `dist.all_reduce` does, so cut its graph there:
+# `output = part.detach()` has the values of `part` without its history. All-reduce it, and call
+# `output.requires_grad_()` to start a new graph. After `loss.backward()`, `part.backward(output.grad)` continues
+# through the old one. (Megatron's $g$ and $f$ are `torch.autograd.Function`s. Define yours, if any, inside your
+# function.)
 
 # %% answer="tensor-parallel"
 def shard(first, second):
@@ -364,17 +347,15 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # %% [markdown]
 # ### Exercise 2: pipeline parallelism
 #
-# Now split between the two layers. Write `pipeline_step`, which both ranks call. Rank 0 is the first stage, with the
-# samples and $A$. Rank 1 is the last stage, with the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$.
-# Rank 1 computes the loss and sends back the gradient of these activations, with which rank 0 continues the backward
-# pass: `activations.backward(gradient)`. A receiver has to know the shape of what it receives. Rank 1 can work it out
-# from its targets and its weight.
+# Now split between the two layers. Write `pipeline_step`, which both ranks call: rank 0 has the samples and $A$, and
+# rank 1 the targets and $B$. Rank 0 sends the activations $\text{GELU}(xA)$. Rank 1, which works out their shape from
+# its targets and its weight, computes the loss and sends back the gradient of the activations, with which rank 0
+# continues the backward pass: `activations.backward(gradient)`.
 #
 # With the whole batch at once, one rank would always wait for the other. So split the batch into micro-batches
 # ([Huang et al., 2019](https://arxiv.org/abs/1811.06965)), and let rank 0 send several before it waits for the first
 # gradient. Beware of a deadlock: with the `gloo` backend, `dist.send` returns only after the other rank has called
-# `dist.recv`. If rank 0 sends activations while rank 1 sends a gradient, both wait forever, and the check prints the
-# lines where they wait.
+# `dist.recv`, so if both send, both wait forever, and the check prints where.
 
 # %% answer="pipeline-parallel"
 def pipeline_step(x, y, weight, micro_batches):
@@ -508,7 +489,7 @@ tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
 #     return total
 
 # %% [markdown]
-# Run all three on the same 16 samples, and print everything that rank 0 communicates in one step:
+# What does rank 0 communicate in one step, with the same 16 samples?
 
 # %% tags=["explore"]
 for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), (pipeline, (1, 16, 4))):
@@ -517,19 +498,19 @@ for function, case in ((data_parallel, (1, 16, 4)), (tensor_parallel, (1, 16)), 
           ", ".join(f"{call.op} {call.bytes} B" for call in records[0].calls))
 
 # %% [markdown]
-# All three losses are the same. Data parallelism all-reduces gradients *once per step*. Tensor parallelism all-reduces
-# activations *once per MLP and direction*, for each micro-batch if there are several. Pipeline parallelism sends
-# activations and their gradients *once per boundary and micro-batch*.
+# The losses are the same. Data parallelism all-reduces gradients *once per step*. Tensor parallelism all-reduces
+# activations *once per MLP, direction, and micro-batch*. Pipeline parallelism sends activations and their gradients
+# *once per boundary and micro-batch*.
 
 # %% [markdown]
 # ## The same three in a full trainer
 #
-# `pretrain_gpt.py` has flags for two of them, `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`. With
-# sizes $t$ and $p$, a **replica** of the model takes $t\,p$ ranks, and the world size divided by that is the
-# data-parallel size.
+# `pretrain_gpt.py` has flags for two of them, `--tensor-model-parallel-size` $t$ and `--pipeline-model-parallel-size`
+# $p$. A **replica** of the model then takes $t\,p$ ranks, and there are as many as the world size allows.
 #
-# Train GPT-2 small on one virtual V100, and on two in each of the three ways, always with a global batch of 8. Guess
-# each **speedup**, the step time of one GPU divided by that of two. A perfect one would be 2.
+# Train GPT-2 small on one virtual V100, and on two in each of the three ways, always with a global batch of 8, the
+# samples that all ranks process in one optimizer step. Guess each **speedup**, the step time of one GPU divided by
+# that of two: 2 at best.
 
 # %% answer="guess-speed"
 ### BEGIN SOLUTION
@@ -559,19 +540,18 @@ for name, guess, run in (("data-parallel", guess_dp, dp), ("tensor-parallel", gu
 layouts.plot([one, dp, tp, pp])
 
 # %% [markdown]
-# None of them is twice as fast. To see why, compute how many bytes rank 0 sends in one step. Let $P$ be the number of
-# parameters, $L$ the number of layers, $h$ the model's hidden size, $V$ the size of its vocabulary (padded from
-# 50,257), $b$ the micro-batch, $s$ the sequence length, and $m$ the number of micro-batches, here 4 without data
-# parallelism. In fp32, every element has 4 bytes.
+# How many bytes does rank 0 send in one step? Let $P$ be the number of parameters, $L$ the number of layers, $h$ the
+# hidden size, $V$ the vocabulary size (padded from 50,257), $b$ the micro-batch, $s$ the sequence length, and $m$ the
+# number of micro-batches, 4 without data parallelism. In fp32, every element has 4 bytes.
 #
-# - **Data-parallel:** an all-reduce of the gradients. In a ring all-reduce
-#   ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)), each of $n$ ranks sends $2(n-1)/n$ times
-#   the size of the tensor. With two ranks, that is the size of the tensor, $4P$ bytes.
-# - **Tensor-parallel:** a layer has two pairs of a column-parallel and a row-parallel matrix, one in the attention and
-#   one in the MLP, and each pair needs an all-reduce of $4bsh$ bytes in each direction. The word embedding and the
-#   output matrix, which are split by vocabulary, add one all-reduce each: $(4L+2)\,m \cdot 4bsh$ bytes.
-# - **Pipeline-parallel:** activations, $m \cdot 4bsh$ bytes. But GPT-2 also uses its word embedding as the output
-#   matrix, so each stage has a copy, and the gradients of the two copies need an all-reduce: $4Vh$ bytes more.
+# - **Data-parallel:** an all-reduce of the gradients. In a ring ([Patarasuk and Yuan,
+#   2009](https://doi.org/10.1016/j.jpdc.2008.09.002)), each of $n$ ranks sends $2(n-1)/n$ times the size of the
+#   tensor: with two ranks, $4P$ bytes.
+# - **Tensor-parallel:** an all-reduce of $4bsh$ bytes in each direction for the attention and the MLP of every layer.
+#   The word embedding and the output matrix, which are split by vocabulary, add one each: $(4L+2)\,m \cdot 4bsh$
+#   bytes.
+# - **Pipeline-parallel:** activations, $m \cdot 4bsh$ bytes. But GPT-2 uses its word embedding also as the output
+#   matrix, so each stage has a copy, and their gradients need an all-reduce: $4Vh$ bytes more.
 
 # %% tags=["explore"]
 L, h, V, b, s, m = 12, 768, 50_304, 2, 1024, 4
@@ -582,9 +562,8 @@ for run, formula in ((dp, 4 * P), (tp, (4 * L + 2) * m * 4 * b * s * h),
           f"{result(f'{run.sent[0] / 1e6:9,.2f}')} MB")
 
 # %% [markdown]
-# The recorded bytes come from the trainer's profile. The formulas for data and pipeline parallelism agree with them. The
-# one for tensor parallelism leaves out the loss: with a split vocabulary, the cross-entropy all-reduces three numbers per token (the
-# maximum, the sum of exponentials, and the logit of the correct token). Now the memory:
+# The formula for tensor parallelism leaves out the loss: with a split vocabulary, the cross-entropy all-reduces three
+# numbers per token (the maximum, the sum of exponentials, the correct logit). Now the memory:
 
 # %% tags=["explore"]
 for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", tp),
@@ -594,17 +573,16 @@ for name, run in (("one GPU", one), ("data-parallel", dp), ("tensor-parallel", t
         print(f"{name:18} rank {rank}: {held:12,} parameters, {gib:6.2f} GiB at the peak (virtual)")
 
 # %% [markdown]
-# - **Data-parallel**: one all-reduce per step, here after the backward pass; `--overlap-grad-reduce` starts it earlier.
-#   But plain data parallelism saves no memory. ZeRO does, by sharding optimizer state, gradients, and parameters over
-#   the replicas ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)). PyTorch's version is FSDP.
-# - **Tensor-parallel**: the most bytes, and every all-reduce delays the next matrix multiplication. That is affordable
-#   only within a node, and even there it costs time: these two GPUs of a DGX-1 are connected by one NVLink, which
-#   carries 25 GB/s in each direction (lab 01). (Megatron-LM hides the all-reduces of the backward pass behind the
-#   GEMMs of the weight gradients, which this trainer does not.) In return, it halves parameters, gradients, optimizer
-#   state, and most activations.
-# - **Pipeline-parallel**: few bytes, but each stage waits for the other at the start and the end of the step. With $p$
-#   equal stages and $m$ micro-batches, this **bubble** takes a fraction of $(p-1)/(m+p-1)$ of the step. Here, the last
-#   stage also has the output matrix, so the stages are not equal. And rank 0 starts its second micro-batch before the
+# - **Data-parallel**: one all-reduce per step, here after the backward pass; `--overlap-grad-reduce` starts it
+#   earlier. But plain data parallelism saves no memory. ZeRO does, by sharding the model's state over the replicas
+#   ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)).
+# - **Tensor-parallel**: half of the parameters, gradients, optimizer state, and most activations. But every
+#   all-reduce delays the next matrix multiplication, which costs time even within this node, where one NVLink of 25
+#   GB/s in each direction connects the two GPUs. (Megatron-LM hides the all-reduces of the backward pass behind the
+#   GEMMs of the weight gradients; this trainer does not.)
+# - **Pipeline-parallel**: few bytes, but each stage waits for the other at the start and the end of the step. With
+#   $p$ equal stages and $m$ micro-batches, this **bubble** takes a fraction of $(p-1)/(m+p-1)$ of the step. Here, the
+#   stages are not equal: the last one also has the output matrix. And rank 0 starts its second micro-batch before the
 #   gradient of the first one comes back, so its activations are not halved.
 
 # %% tags=["explore"]
@@ -639,16 +617,16 @@ def milliseconds(job):
 print(f"one rank: {milliseconds(one_rank):.0f} ms; two ranks: {result(f'{milliseconds(slow):.0f}')} ms")
 
 # %% [markdown]
-# Each rank has half of the samples, so two ranks should take about half the time. (Other work on this machine blurs the
-# comparison.) Is a rank hanging, or waiting for another?
+# With half of the samples, a rank should take about half the time, unless other work slows this machine down. Is a
+# rank hanging, or waiting for another?
 
 # %% tags=["explore"]
 !lab top --once {slow.job}
 
 # %% [markdown]
 # Both ranks run at the same pace, neither is stalled, and there is no error. What are they doing?
-# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. `srun` starts it on the job's
-# node, and `--overlap` lets it share the CPUs of the running ranks:
+# [py-spy](https://github.com/benfred/py-spy) prints the Python stack of a running process. `srun --overlap` runs it
+# beside the ranks:
 
 # %% tags=["explore"]
 found = !lab top --json {slow.job}
@@ -657,9 +635,8 @@ pids = " ".join(map(str, ranks))
 !srun --jobid={slow.job} --overlap py-spy dump --pid {ranks[0]} | head -n 9
 
 # %% [markdown]
-# (*Permission denied* means that your machine does not let you inspect processes. Then go on without the stack.) Run the
-# cell a few times: the rank is usually in the forward or the backward pass, and seldom in a collective. So it is not
-# waiting for the other rank. It is computing, only slowly.
+# Run the cell a few times: the rank is usually in the forward or the backward pass, and seldom in a collective. It is
+# not waiting; it is computing, only slowly. (If you get *Permission denied*, go on without the stack.)
 #
 # A process may run only on the CPUs of its **affinity mask**, which it inherits from the process that started it.
 # `taskset` prints a mask as a list of CPUs, and can also set it:
@@ -669,11 +646,10 @@ pids = " ".join(map(str, ranks))
 !srun --jobid={slow.job} --overlap ps -o pid,psr,pcpu {pids}
 
 # %% [markdown]
-# The third line is the mask of the shell that ran `taskset`; nobody restricted that one. But each rank may use only one
-# CPU, and both have the same. In the output of `ps`, `PSR` is the CPU on which a process last ran, and `%CPU` is its CPU
-# time divided by its elapsed time: two ranks on one CPU get about half of it each.
+# Nobody restricted the shell that ran `taskset`, in the third line. But each rank may use only one CPU, and both have
+# the same. (`PSR` is the CPU on which a process last ran.)
 #
-# Who restricted them? `code/cpus_of.sh` follows a process to its parent, the parent's parent, and so on:
+# Who restricted them? `code/cpus_of.sh` lists a process, its parent, the parent's parent, and so on:
 
 # %% tags=["explore"]
 evidence = !srun --jobid={slow.job} --overlap bash code/cpus_of.sh {pids}
@@ -682,15 +658,14 @@ print("\n".join(evidence))
 # %% [markdown]
 # ### Exercise 3: who bound the ranks?
 #
-# Write a function that makes this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux
-# prints it: `0-3,8` means the CPUs 0, 1, 2, 3, and 8.
+# Make this diagnosis from such a table, for any job. The column `CPUS` is a list as Linux prints it: `0-3,8` means
+# the CPUs 0, 1, 2, 3, and 8.
 #
 # - A rank is **crowded** if its list has fewer CPUs than all ranks with this list have threads, taken together. (The
 #   lists of two ranks are either equal or have no CPU in common.)
-# - The **culprit** is the process from which a crowded rank has its list. Go up from the rank as long as the parent has
-#   the same list. The process where this ends is the culprit: its parent has another list, or is not in the table. A
-#   process further up may also have a shorter list than its parent. That one was still long enough, so do not accuse
-#   it.
+# - The **culprit** is the process from which a crowded rank has its list. Go up from the rank as long as the parent
+#   has the same list, and stop there, even if a process further up also has a shorter list than its parent: that one
+#   was still long enough.
 
 # %% answer="crowded"
 def crowded(table, ranks, threads):
@@ -852,8 +827,8 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 # %% [markdown]
 # `one_core.sh` works if `srun` starts one task per rank: then `$SLURM_LOCALID` is 0 for one rank and 1 for the other.
 # Here, `srun` starts a single task, the launcher, which gets core 0, and both ranks inherit that. On a cluster that
-# binds tasks, `srun` does the same damage without any `taskset`, if you forget `--cpus-per-task` or if `--cpu-bind`
-# names too few CPUs; `srun --cpu-bind=verbose` prints every task's mask. (This course's own cluster does not bind.)
+# binds tasks to CPUs (this course's own does not), forgetting `--cpus-per-task` does the same damage; `srun
+# --cpu-bind=verbose` prints every task's mask.
 
 # %% tags=["explore"]
 !scancel {slow.job}
@@ -862,8 +837,8 @@ print(f"crowded: {victims}, bound by process {result(str(culprit))}")
 # ### Exercise 4: repair the job
 #
 # Write the last command of the script. It starts two ranks with one launcher (`--nproc_per_node 2`), and each of them
-# can use a core of its own, also on a cluster that binds tasks. Everything else stays as it is, so pass the trainer the
-# variables that the script defines, and `"$@"` after them.
+# can use a core of its own, also on a cluster that binds tasks. Pass the trainer the variables that the script
+# defines, and `"$@"` after them.
 
 # %% answer="repaired"
 %%writefile code/my_two_ranks.sh
@@ -970,9 +945,9 @@ for name, job in (("one rank", one_rank), ("two ranks on one core", slow), ("two
 # %% [markdown]
 # ## Do they learn the same?
 #
-# No training happens on virtual GPUs: their tensors have shapes but no values. But you have trained the small model
-# for real, on one rank and on two data-parallel ones. Add the other two layouts. After the last iteration, **how far
-# apart** will the largest and the smallest of the four losses be?
+# On virtual GPUs, tensors have shapes but no values, but you have trained the small model for real, on one rank and
+# on two data-parallel ones. Add the other two layouts. After the last iteration, **how far apart** will the largest
+# and the smallest of the four losses be?
 
 # %% answer="guess-apart"
 ### BEGIN SOLUTION
@@ -998,26 +973,22 @@ check.compare("largest minus smallest loss", guess_apart, max(losses) - min(loss
 plots.loss(**small)
 
 # %% [markdown]
-# You see one curve, because the four lie on top of each other. Every step sees the same samples, whichever rank
-# processes them, and only the order of the additions differs. (This trainer's dropout draws the same masks in all
-# layouts. Others do not, and then the curves differ a little.) **How you split the training does not change what the
-# model learns.** So if the curve of a new layout is different, look for a bug.
+# The four curves lie on top of each other: every step sees the same samples, and only the order of the additions
+# differs. **How you split the training does not change what the model learns.** So if the curve of a new layout is
+# different, look for a bug.
 
 # %% [markdown]
 # ## Make it fit
 #
-# For GPT-2 small, your table has the answer: if the model fits, data parallelism is the fastest of the three. But the
-# model of this lab's first job did not fit.
-#
 # ### Exercise 5: make it fit, and fast
 #
 # Train GPT-2 large on the same two V100s, with a global batch of 16 and in fp32. Only one line is missing,
-# `LAYOUT="..."`, with the layout, the micro-batch, and the global batch. The check models your job's step time and peak
-# memory. The job must fit, and be at most about a quarter slower than the fastest known. Which of the three ways saves
-# memory for parameters, and which for activations? Two more flags save memory, both from
-# [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198). With tensor parallelism, `--sequence-parallel` also
-# splits the activations of which both ranks would have a copy. `--recompute-activations` discards the largest
-# activations inside the attention, and recomputes them in the backward pass.
+# `LAYOUT="..."`, with the layout, the micro-batch, and the global batch. The check models your job: it must fit, and
+# be at most about a quarter slower than the fastest known. Which of the three ways saves memory for parameters, and
+# which for activations? Two more flags save memory ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)).
+# With tensor parallelism, `--sequence-parallel` also splits the activations of which both ranks would have a copy.
+# `--recompute-activations` discards the largest activations inside the attention, and recomputes them in the backward
+# pass.
 
 # %% answer="large"
 %%writefile code/my_large.sh
@@ -1096,7 +1067,7 @@ check.that(cost.milliseconds < 5550,
 # +LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16 --fp16"
 
 # %% [markdown]
-# Run it on the GPUs for which the first job of this lab was too large. While it runs, `nvidia-smi` shows them:
+# While it runs, look at the GPUs with `nvidia-smi`:
 
 # %% tags=["explore"] short={"sbatch code/my_large.sh": "sed 's/layers 36/layers 2/; s/size 1280/size 640/; s/size 16/size 4/' code/my_large.sh | sbatch"}
 !sbatch code/my_large.sh
@@ -1111,12 +1082,11 @@ while busy < 2 and not (now := jobs.show()).is_over:
 print("\n".join(screen))
 
 # %% [markdown]
-# `Memory-Usage` is the memory that PyTorch has reserved, plus that of the CUDA context and of NCCL, so it is more than
-# the tensors take. `GPU-Util` is the fraction of time in which any kernel ran, however well it used the GPU. So look at
-# the step time in the log, and compare it with estimates of other layouts. In the table, `states` are the GiB of
-# parameters, gradients, and optimizer state, and `activ.` those of the activations. `update` is what the optimizer step
-# allocates when the activations are freed, and `all` the peak memory. `of peak` is the MFU (lab 01), and `waiting` the
-# share of the step in which a GPU waits for collectives:
+# `Memory-Usage` is what PyTorch has reserved, more than the tensors take, plus the CUDA context and NCCL. `GPU-Util`
+# is the fraction of time in which any kernel ran, however well it used the GPU. So look at the step time instead,
+# beside estimates of other layouts. `states` are the GiB of parameters, gradients, and optimizer state, `activ.`
+# those of activations, `update` what the optimizer step allocates after these are freed, and `all` the peak; `of
+# peak` is the MFU (lab 01), and `waiting` the share of the step spent waiting for collectives.
 
 # %% tags=["explore"]
 my_large = jobs.wait()
@@ -1134,18 +1104,16 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # %% [markdown]
 # ## Discuss
 #
-# 1. **A slower link.** The two GPUs of another node have no NVLink and communicate over PCIe. Which of the three
-#    layouts suffers most, and which least? And across a network?
-# 2. **Eight GPUs.** Your model needs two GPUs to fit, and the node has eight. How do you split the training?
-# 3. **Half of the parameters, not half of the memory.** Compare the memory of one GPU, of a tensor-parallel rank, and
-#    of the first stage. Why does neither of the two need exactly half?
-# 4. **Bind or not.** Your colleague wanted to help: a rank that moves between cores loses its caches. When does binding
-#    help, who should do it, and how would you notice that it went wrong?
+# 1. **A slower link.** Two GPUs without NVLink communicate over PCIe. Which of the three layouts suffers most, and
+#    which least? And across a network?
+# 2. **Eight GPUs.** Your model needs two GPUs, and the node has eight. How do you split the training?
+# 3. **Half of the parameters, not half of the memory.** Why do a tensor-parallel rank and the first stage not need
+#    exactly half of the memory of one GPU?
+# 4. **Bind or not.** A rank that moves between cores loses its caches. When does binding help, who should do it, and
+#    how would you notice that it went wrong?
 
 # %% [markdown]
 # ## Clean up
-#
-# Cancel what still runs, and delete the checkpoints and the profiles.
 
 # %% tags=["explore"]
 !scancel --quiet {slow.job}
@@ -1156,23 +1124,16 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # %% [markdown]
 # ## What you have learned
 #
-# The second GPU did not help because it held a second copy of the model. Tensor parallelism splits the parameters and
-# most activations, and pays with two all-reduces per layer and direction. Pipeline parallelism splits the parameters,
-# sends little, and pays with a bubble. Data parallelism is the simplest, and usually the fastest if the model fits. With
-# each of them, the model learns the same. And before you blame the layout for a slow job, check which CPUs its processes
-# may use.
+# The second GPU did not help because it held a second copy of the model. Tensor parallelism pays for half a copy with
+# all-reduces in every layer, and pipeline parallelism with a bubble. Data parallelism is the simplest, and usually
+# the fastest if the model fits.
 #
 # In [the next lab](03_multi_node.ipynb), the ranks of one training run are on two nodes, with a network between them.
 #
 # ## Read next
 #
-# - [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053), *Megatron-LM*: column- and row-parallel layers, with
-#   $f$ and $g$ in a few lines of code.
+# - [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053), *Megatron-LM*: column- and row-parallel layers, with $f$
+#   and $g$ in a few lines of code.
 # - [Huang et al., 2019](https://arxiv.org/abs/1811.06965), *GPipe*: micro-batches, the bubble, and recomputation.
-# - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed*: what DistributedDataParallel adds to
-#   the data parallelism of this lab.
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
-#   clusters*: how to combine the three, with measurements on up to 3,072 GPUs.
-# - [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), *Reducing activation recomputation in large
-#   transformer models*: where the memory of activations goes, sequence parallelism, and selective recomputation.
-# - [Slurm's guide to CPU affinity](https://slurm.schedmd.com/mc_support.html): `--cpu-bind` and what a task may use.
+#   clusters*: how to combine the three on up to 3,072 GPUs.

@@ -14,18 +14,16 @@
 # %% [markdown]
 # # Multi-node training: one job, many ranks
 #
-# You ask Slurm for two nodes. The job starts, the loss falls, and nobody complains. But the second node does
-# nothing, and you pay for it until somebody looks.
+# You ask Slurm for two nodes. The job starts, the loss falls, and nobody complains. But the second node does nothing,
+# and you pay for it until somebody looks.
 #
-# Failures that stop a job are easy to see: in 54 days of training on 16,384 GPUs, Llama 3's team counted
-# [466 interruptions](https://arxiv.org/abs/2407.21783). The failures in this lab raise no error. You run a job on two
-# nodes, and then five broken ones: two that waste GPUs, one that never starts training, one with a slow node, and one
-# that hangs. Each time you look at the evidence, then write a function that makes the diagnosis, or repair the job. At
-# the end, you run out of memory on purpose, and split one model over both nodes.
+# Failures that stop a job are easy to see: in 54 days on 16,384 GPUs, Llama 3's team counted [466
+# interruptions](https://arxiv.org/abs/2407.21783). The failures in this lab raise no error. After one healthy job on
+# two nodes, you diagnose five broken ones and repair some. Then you run out of memory on purpose, and split one model
+# over both nodes.
 #
-# Some jobs really train, on CPUs. The others use **virtual GPUs**: ranks and scripts are real, but time and memory are
-# modeled, so the numbers are the same on every machine. Where a cell asks for a guess, commit to a number *before* you
-# run the next one.
+# Some jobs really train, on CPUs. On the **virtual GPUs** of the others, time and memory are modeled. Commit to each
+# guess *before* you run the next cell.
 
 # %% tags=["setup"]
 import os
@@ -66,25 +64,22 @@ jobs.connect()
 !sed -n '/^#SBATCH/p;/^# The ranks/,$p' code/dp_two_nodes.sh
 
 # %% [markdown]
-# | part | what it does |
-# |---|---|
-# | `#SBATCH` directives | request nodes, CPUs, and time; a job that needs GPUs also has `--gpus-per-node` |
-# | `scontrol show hostnames` | lists the job's nodes; the batch script itself runs on the first of them |
-# | `srun` | starts one task per node, because of `--ntasks-per-node=1` |
-# | `torchrun` | the task: a launcher that starts this node's ranks and numbers them, node by node |
-# | `bash -c '...' torchrun ...` | a shell in each task: the single quotes keep the script from expanding `$SLURM_NODEID`, so each task inserts its own; the first word after them becomes `$0`, and `"$@"` stands for all other words; `exec` replaces the shell with torchrun, so signals reach it |
+# - `scontrol show hostnames` lists the job's nodes. The batch script itself runs on the first of them.
+# - `srun` starts one task per node (`--ntasks-per-node=1`): a `torchrun`, which starts this node's ranks and numbers
+#   them, node by node.
+# - `bash -c '...' torchrun ...` is a shell in each task. The single quotes keep the script from expanding
+#   `$SLURM_NODEID`, so each task inserts its own. The first word after them becomes `$0`, and `"$@"` stands for all
+#   others. `exec` replaces the shell with torchrun, so signals reach it.
 #
-# ![Two nodes side by side. On each, one torchrun starts two ranks: ranks 0 and 1 on the first node,
-# ranks 2 and 3 on the second, with local ranks 0 and 1 on each. An arrow from every rank leads to
-# rank 0's address on the first node, where they rendezvous.](../images/multi_node_ranks.svg)
+# ![Two nodes, with two ranks on each: ranks 0 and 1 on the first, ranks 2 and 3 on the second. An arrow from every
+# rank leads to rank 0's address, where they rendezvous.](../images/multi_node_ranks.svg)
 #
-# Training starts with a **rendezvous**: all launchers contact one address, here the first node's, and each rank learns
-# its number and how to reach the others. The ranks of one rendezvous form a **world**, and their number is the **world
-# size**.
+# Training starts with a **rendezvous**: all launchers contact one address, here the first node's, and each rank
+# learns its number and how to reach the others. The ranks of one rendezvous form a **world**, and their number is the
+# **world size**.
 #
-# The ranks are **data-parallel**: each holds a copy of the model, reads its own samples (a micro-batch of 2), and
-# averages its gradients with all other ranks, so the global batch is 8. How many milliseconds does a step take if all
-# four ranks share this machine's CPUs?
+# Each rank holds a copy of the model and a micro-batch of 2, and averages its gradients with all others, so the
+# global batch is 8. How many milliseconds does a step take if all four ranks share this machine's CPUs?
 
 # %% answer="guess-milliseconds"
 ### BEGIN SOLUTION
@@ -106,8 +101,7 @@ times = [line.milliseconds for line in log.iterations[1:]]  # the first line con
 check.compare("milliseconds per step", guess_milliseconds, sum(times) / len(times))
 
 # %% [markdown]
-# Now the same training on one node. With two ranks instead of four, each processes two micro-batches per step, so
-# the global batch is 8 again.
+# Now the same training on one node, where each of two ranks processes two micro-batches per step:
 
 # %% tags=["explore"]
 !sbatch code/dp_single_node.sh {STEPS}
@@ -119,15 +113,15 @@ single = jobs.wait()
 plots.loss(two_nodes=log, one_node=logs.read(single.log))
 
 # %% [markdown]
-# The curves coincide, even where the loss jumps (this learning rate is high for such a small batch): splitting the work
-# across ranks does not change what the model learns. TensorBoard shows these curves while a job runs:
+# The curves coincide, even where the loss jumps (the learning rate is high for so small a batch). TensorBoard shows
+# them while a job runs:
 
 # %% tags=["explore"]
 tensorboard.link()
 
 # %% [markdown]
-# Is the second node worth it? Here, all ranks share the same CPUs, so these jobs cannot tell. A model of real hardware
-# can: GPT-2 small in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes and a global batch of 8:
+# Is the second node worth it? These jobs share the same CPUs and cannot tell. A model of real hardware can: GPT-2
+# small in fp32 on V100s, with 25 Gbit/s Ethernet between the nodes:
 
 # %% tags=["explore"]
 GPT2 = ("--device virtual:v100 --virtual-network ethernet:25gbit --gpus-per-node 2 --num-layers 12 "
@@ -137,13 +131,13 @@ costs.show(costs.of({
     "two nodes, 4 GPUs": "--world-size 4 --micro-batch-size 2 --global-batch-size 8"}, GPT2))
 
 # %% [markdown]
-# Twice the GPUs, and the step got *slower*: on two nodes, the GPUs wait for the network more than half of the time
-# (`waiting`). A second node pays off only if its GPUs have enough computation for every byte that they send.
+# Twice the GPUs, and the step got *slower*: they wait for the network more than half of the time (`waiting`). A
+# second node pays off only if its GPUs have enough computation for every byte that they send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
 #
-# Two colleagues want the same four ranks. Look for the mistake in each script before you run it.
+# Two colleagues want the same four ranks. What is wrong in each script?
 
 # %% tags=["explore"]
 %%writefile code/case_a.sh
@@ -184,22 +178,22 @@ for case in (case_a, case_b):
     !grep -ohE "using world size.*parallel size: 1, |lm loss: [^|]+" {case.log}
 
 # %% [markdown]
-# Both jobs end with `COMPLETED`, and the loss falls. In A, `srun` is missing, so the launcher runs only where the
-# batch script runs: on the first node. In B, every node starts a launcher, but without `--nnodes 2`, each launcher
-# assumes that it is the only one. These are two separate runs, which would also overwrite each other's checkpoints.
+# Both jobs end with `COMPLETED`, and the loss falls. In A, `srun` is missing, so the launcher runs only on the first
+# node. In B, every node starts a launcher, but without `--nnodes 2`, each assumes that it is the only one: two
+# separate runs, which would also overwrite each other's checkpoints.
 #
 # ### Exercise 1: read the first lines
 #
-# Write the function that finds such mistakes in the first minute of a job instead of after a week. Rank 0 of every
-# world prints one line with `using world size: `, and each rank has a GPU of its own. Return
+# Find such mistakes in the first minute of a job instead of after a week. Rank 0 of every world prints one line with
+# `using world size: `, and each rank has a GPU of its own. Return
 #
 # - `"not started"` if there is no such line,
 # - `"ok"` if one world contains all of the job's GPUs,
 # - `"separate worlds"` if several smaller worlds run side by side,
 # - `"idle GPUs"` if there is only one, and it is too small.
 #
-# With `#SBATCH --open-mode=append`, a requeued job continues its log, so a healthy job may have several start-up lines,
-# too. (Assume that a job with smaller worlds was not requeued.)
+# With `#SBATCH --open-mode=append`, a requeued job continues its log, so a healthy job may have several start-up
+# lines, too. (Assume that a job with smaller worlds was not requeued.)
 
 # %% answer="verdict"
 def verdict(lines, gpus):
@@ -276,8 +270,8 @@ for case in (case_a, case_b, job):
 # %% [markdown]
 # ## Detective 2: a rendezvous that never completes
 #
-# A third colleague tells `torchrun` that there are two nodes. With the rendezvous backend `c10d`, the launchers agree on
-# their node ranks themselves, so no `bash -c` is needed:
+# A third colleague uses the rendezvous backend `c10d`, with which the launchers agree on their node ranks themselves,
+# so no `bash -c` is needed:
 
 # %% tags=["explore"]
 %%writefile code/case_c.sh
@@ -305,22 +299,21 @@ time.sleep(3)
 !scancel {case_c.job}
 
 # %% [markdown]
-# The job runs, but no rank has started, and the log is empty. Both nodes print 127.0.0.1, the loopback address, by which
-# every machine reaches itself. So **`localhost` is a different machine on every node**. Each launcher waits for the other
-# one at its own address, until the rendezvous times out after 10 minutes. (If `lab cluster status` reports loopback mode,
-# all nodes share your machine's network, and this job starts after all.)
+# No rank has started, and the log is empty. Both nodes print 127.0.0.1, the loopback address, by which every machine
+# reaches itself. So **`localhost` is a different machine on every node**, and each launcher waits at its own for the
+# other one, until the rendezvous times out after 10 minutes. (In loopback mode, all nodes share a network, and this
+# job starts after all.)
 #
-# A similar hang occurs when a node has several networks and the ranks pick one that does not connect the nodes.
-# `NCCL_SOCKET_IFNAME` and `GLOO_SOCKET_IFNAME`
-# [name the interface](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) to use.
+# The same happens when the ranks pick a network that does not connect the nodes. `NCCL_SOCKET_IFNAME` and
+# `GLOO_SOCKET_IFNAME` [name the interface](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) to
+# use.
 #
 # ### Exercise 2: one world of four
 #
 # Write the correct script. It trains GPT-2 small on two nodes with two V100s each. Add the missing directives (the
-# nodes, and two GPUs on each), and launch `$PROGRAM "$@"` with a c10d rendezvous on the first node. Choose a port
-# that no other job uses, such as one computed from the job ID. `code/dp_two_nodes.sh`, above, shows how to find both.
-#
-# Remember to pass on the CPUs: `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. (Cases B and C forget this, too.)
+# nodes, and two GPUs on each), and launch `$PROGRAM "$@"` with a c10d rendezvous on the first node, at a port that no
+# other job uses. `code/dp_two_nodes.sh`, above, shows how to find both. Pass on the CPUs with `srun
+# --cpus-per-task="$SLURM_CPUS_PER_TASK"`, which B and C forget, too.
 
 # %% answer="my-two-nodes"
 %%writefile code/my_two_nodes.sh
@@ -444,20 +437,13 @@ print(mark(logs.lines(four.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"
 print("connections:", channels.connections(four.log.read_text().splitlines()))
 
 # %% [markdown]
-# The line with `Channel 00/` lists the ranks of a **ring** in order. Every other line is a connection: the sender `->` the
-# receiver, each with its GPU's bus address in brackets, and after `via`, the transport:
-#
-# | transport | |
-# |---|---|
-# | `P2P/...` | peer-to-peer: one GPU accesses the other's memory, over NVLink or PCIe, within a node |
-# | `SHM/...` | shared host memory, within a node, if the GPUs cannot access each other's memory |
-# | `NET/Socket/0`, `NET/IB/0` | between nodes, over TCP or InfiniBand |
-#
-# Between nodes, both sides report a connection (`[send]`, `[receive]`), and NCCL opens several **channels** to use more
-# of the bandwidth. The last line of the output lists each connection once: two of the ring's four hops cross the
-# network. [Newer versions](https://github.com/NVIDIA/nccl/issues/1027) of NCCL write `Channel 00/0 : 0[0] -> 1[1] via`.
-# NCCL also builds [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey,
-# 2019), because a ring's latency grows with the number of ranks.
+# The line with `Channel 00/` lists the ranks of a **ring** in order. Every other line is a connection: the sender
+# `->` the receiver, each with its GPU's bus address in brackets, and after `via`, the transport. `P2P` accesses
+# another GPU's memory over NVLink or PCIe, `SHM` goes through the host's memory if that is impossible, and `NET`
+# crosses the network, over TCP (`Socket`) or InfiniBand (`IB`), as two of the ring's four hops do. ([Newer
+# versions](https://github.com/NVIDIA/nccl/issues/1027) write `Channel 00/0 : 0[0] -> 1[1] via`.) NCCL also builds
+# [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey, 2019), because
+# a ring's latency grows with the number of ranks.
 #
 # ## Detective 3: busy, yet waiting
 #
@@ -468,9 +454,8 @@ print("connections:", channels.connections(four.log.read_text().splitlines()))
 tensorboard.link("profiler")
 
 # %% [markdown]
-# ![The profiler's overview of rank 0. A first arrow leads to GPU utilization, 99.9%, with the text "busy nearly all
-# the time"; a second one leads to communication, 57.5% of the step, with the text "but most of it is
-# communication".](../images/profiler_overview.svg)
+# ![The profiler's overview of rank 0. Arrows lead to GPU utilization, 99.9%, and to communication, 57.5% of the
+# step.](../images/profiler_overview.svg)
 #
 # In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Distributed* puts the ranks
 # side by side, and *Trace* shows the timeline (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next
@@ -495,10 +480,10 @@ check.compare("percent of a step for communication (virtual)", guess_waiting,
 
 # %% [markdown]
 # **The GPUs are busy nearly all the time, and more than half of that time they only wait for the network.** A
-# collective is a kernel, too, and counts as utilization while it waits for other ranks. So never take the utilization
-# that `nvidia-smi` shows for useful work. Look at tokens/s, or at MFU.
+# collective is a kernel, too, and counts as utilization while it waits for other ranks. So judge useful work by
+# tokens/s or MFU.
 #
-# This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce, so all have the
+# This makes a slow rank, a **straggler**, hard to find: all ranks wait for it in the next all-reduce, so all have the
 # same step time, and all GPUs look busy. Here is such a job:
 
 # %% tags=["explore"]
@@ -543,10 +528,9 @@ slow = shares("case_d/run_slow")
 #
 # ### Exercise 3: find the straggler
 #
-# Write the function that finds stragglers from the time that each rank's GPU computes and communicates per step. A
-# rank is a straggler if it takes more than 10% longer than the fastest one to reach the collectives. Which of the two
-# lists shows that? Also return how many milliseconds of a step would be saved if all ranks were as fast as the
-# fastest: 0.0 without stragglers.
+# Return the stragglers, the ranks that take more than 10% longer than the fastest one to reach the collectives. Which
+# of the two lists, computation or communication per step, shows that? Also return how many milliseconds of a step
+# would be saved if all ranks were as fast as the fastest: 0.0 without stragglers.
 
 # %% answer="stragglers"
 def stragglers(compute, communication):
@@ -634,11 +618,9 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 !grep -h "^using virtual" {case_d.log}
 
 # %% [markdown]
-# In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, all ranks
-# of a node share one core, or one rank gets longer samples. MegaScale ([Jiang et al.,
-# 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs by comparing the computation
-# time of all ranks, just as you did. Two profiled steps are enough here, because a virtual GPU's step time does not
-# vary. A real one's does, so compare the medians of many steps.
+# In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, or one
+# rank gets longer samples. MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines
+# among more than 10,000 GPUs just as you did. Real step times vary, so compare the medians of many.
 #
 # ## Detective 4: a job that hangs
 #
@@ -669,8 +651,8 @@ while (case_e := jobs.show()).state == "PENDING":
     time.sleep(0.5)
 
 # %% [markdown]
-# Each rank prints one line, and then the log stays silent. You know [py-spy](https://github.com/benfred/py-spy) from
-# lab 02: it prints the stack of a running Python process, innermost call first. This helper calls it for every rank:
+# Each rank prints one line, and then the log stays silent. Ask [py-spy](https://github.com/benfred/py-spy) where
+# every rank is, innermost call first:
 
 # %% tags=["explore"]
 dumps = stacks.dump(case_e.job, case_e.log, 4)
@@ -678,13 +660,13 @@ print(*dumps, sep="\n")
 
 # %% [markdown]
 # All ranks wait in a collective, but not all in the same one. Every rank must enter the same collectives in the same
-# order, so look for the rank that is in a different place from the rest.
+# order.
 #
 # ### Exercise 4: name the rank, and repair the program
 #
-# First write the diagnosis for any job in which exactly one rank is in a different place from all others. Return its
-# number and its place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame
-# of the main thread that is not PyTorch's own (`torch/...`).
+# First diagnose any job in which exactly one rank is in a different place from all others. Return its number and its
+# place in the *program*, as py-spy prints it: `(3, "code/train.py:88")`. That is the innermost frame of the main
+# thread that is not PyTorch's own (`torch/...`).
 
 # %% answer="odd-rank"
 def odd_rank(dumps):
@@ -799,8 +781,8 @@ print(odd_rank(dumps))
 
 # %% [markdown]
 # Now repair `fit`. Copy `average`, `evaluate`, and `fit` from the program above into the cell, and change what is
-# wrong. Rank 0 still returns the validation losses up to the step at which training stops, and the other ranks return
-# an empty list. Rank 0 can diverge from the others in two ways, and your `fit` must prevent both.
+# wrong. Rank 0 still returns the validation losses up to the step at which training stops, and the others an empty
+# list. Rank 0 can diverge from the others in two ways; prevent both.
 
 # %% answer="fit"
 def fit(training, validation, steps, every, goal):
@@ -924,16 +906,15 @@ runs = check.ranks(fitted, cases=check.draw(2, samples=range(5, 20), steps=range
 #
 # ## Out of memory
 #
-# The gradients are all-reduced once per step, no matter how many samples the step processes. So with larger
-# micro-batches, the GPUs wait less per sample, until memory runs out. After its first step, your job reported:
+# With larger micro-batches, the GPUs wait less per sample, until memory runs out. After its first step, your job
+# reported:
 
 # %% tags=["explore"]
 print(mark(logs.lines(four.log, "(after 1 iterations)")[0], r"allocated: [\d.]+"))
 
 # %% [markdown]
-# `allocated` is what remains after the step: parameters, gradients, and optimizer state. `max allocated` is the peak
-# during it, and the difference is mostly the activations of two samples. What is the largest micro-batch that fits
-# into 16 GB?
+# `allocated` is what remains after the step: parameters, gradients, and optimizer state. The difference to `max
+# allocated` is mostly the activations of two samples. What is the largest micro-batch that fits into 16 GB?
 
 # %% answer="guess-largest"
 ### BEGIN SOLUTION
@@ -957,7 +938,8 @@ costs.show(sizes)
 check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(one.fits for one in sizes))
 
 # %% [markdown]
-# Only the **first** error in the log matters. Our virtual GPUs use PyTorch's wording of 2021. Today's PyTorch writes:
+# Only the **first** error in the log matters. Our virtual GPUs use PyTorch's wording of 2021, in which `reserved in
+# total` includes what is allocated. Today's PyTorch writes:
 #
 # ```text
 # torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 22.78 GiB. GPU 0 has a total capacity of
@@ -965,39 +947,27 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # Of the allocated memory 9.08 GiB is allocated by PyTorch, and 9.35 GiB is reserved by PyTorch but unallocated.
 # ```
 #
-# PyTorch requests large segments from CUDA and keeps them: `reserved`. Its tensors use a part of them: `allocated`.
-# (In the message of 2021, `reserved in total` includes what is allocated.) Before it gives up, PyTorch returns all
-# empty segments to CUDA. What is still reserved but unallocated consists of holes between tensors. If the new tensor
-# would fit into the holes and the free memory together, but into no single one of them, the problem is
-# **fragmentation**. Then `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF` since PyTorch 2.9)
-# often helps: its segments grow instead of leaving holes. Otherwise the job needs more memory than the GPU has. In the
-# message above, 12.73 GiB are free and 9.35 GiB are in holes, together 0.70 GiB less than the tensor needs. So
-# fragmentation was not the problem. Check your job's message in the same way: compare what it tried to allocate with what
-# is free plus what is reserved minus what is allocated.
+# PyTorch reserves large segments, and allocates its tensors in them; what is left are holes. Here, even the holes and
+# the free memory together are 0.70 GiB less than the tensor needs. If they were enough, but no single hole is, the
+# problem would be **fragmentation**, and `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF`
+# since PyTorch 2.9) would often help. Which was it in your job?
 #
 # ## Split the model
 #
-# So far, every GPU held the whole model. Of the two ways to split it that you know from lab 02, tensor parallelism (TP)
-# all-reduces activations or their gradients four times per layer and micro-batch, so its ranks belong **on one node**,
-# where NVLink connects them. Pipeline parallelism (PP) sends activations and their gradients only between
-# **stages**, so the network between nodes is fast enough:
+# Tensor parallelism (TP, lab 02) all-reduces activations or their gradients four times per layer and micro-batch, so
+# its ranks belong **on one node**, where NVLink connects them. Pipeline parallelism (PP) communicates only between
+# **stages**, so it may cross the network:
 #
-# ![Two nodes side by side. Ranks 0 and 1 on the first node are stage 0: the embedding and layers 0 to 5;
-# each computes half of every matmul, and they communicate all the time over NVLink. Ranks 2 and 3 on the second node
-# are stage 1: layers 6 to 11, the logits, and the loss. Activations go from rank 0 to 2 and
-# from 1 to 3, and their gradients back.](../images/hybrid_ranks.svg)
-#
-# The price of the pipeline is the bubble, whose formula is in [lab 02](02_single_node.ipynb).
+# ![Ranks 0 and 1 on the first node are stage 0, layers 0 to 5, and share every matmul. Ranks 2 and 3 on the second
+# node are stage 1, layers 6 to 11. Activations go from rank 0 to 2 and from 1 to 3, and their gradients
+# back.](../images/hybrid_ranks.svg)
 #
 # ### Exercise 5: a hybrid layout
 #
 # Write a layout with tensor parallelism within the nodes and a pipeline between them: TP 2, PP 2, and a global batch
-# of 16. Choose the size of the micro-batch so that the bubble is below **30%**. Only one line is missing,
-# `LAYOUT="..."`, with the flags for both sizes (`--tensor-model-parallel-size`, `--pipeline-model-parallel-size`) and
-# for both batches. The trainer makes ranks 0 and 1, and ranks 2 and 3, tensor-parallel.
-#
-# The check models the job's time. The last stage also computes the logits, so the bubble is a bit larger than the
-# formula says.
+# of 16. Choose a micro-batch for which the bubble is below **30%** ([lab 02](02_single_node.ipynb) has the formula;
+# the last stage also computes the logits, so the bubble is a bit larger). Only `LAYOUT="..."` is missing, with the
+# flags for both sizes (`--tensor-model-parallel-size`, `--pipeline-model-parallel-size`) and for both batches.
 
 # %% answer="my-script"
 %%writefile code/my_hybrid.sh
@@ -1094,20 +1064,19 @@ for ranks, lines in channels.read(hybrid.log).items():
     print(f"ranks {ranks} of the job, numbered from 0 within the group:", channels.connections(lines))
 
 # %% [markdown]
-# Each process group has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and
-# the pairs of neighboring stages by `NET` only. This is how you verify a layout on any cluster. (All four ranks
-# together compute the norm of the gradient.)
+# Each process group has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and the
+# pairs of neighboring stages by `NET` only. (All four compute the norm of the gradient together.)
 #
 # ## Discuss
 #
 # 1. **Who writes the log?** Four ranks compute, but one line per iteration is printed. Which rank prints it, and why
 #    does it contain the loss of all ranks?
-# 2. **The second node.** At a global batch of 8, two nodes were slower than one. What would you change first: the
-#    batch, the network, or the layout? When would you use two nodes anyway?
-# 3. **Split or copied?** At a global batch of 16, compare the hybrid job with four replicas of the model: time,
-#    memory, and who waits for whom. When would you choose which?
+# 2. **The second node.** Two nodes were slower than one. What would you change first: the batch, the network, or the
+#    layout?
+# 3. **Split or copied?** At a global batch of 16, compare the hybrid job with four replicas of the model. When would
+#    you choose which?
 # 4. **A silent mistake.** You start a run on 1,000 GPUs on Friday evening. Which of today's five cases could your
-#    script detect by itself within a minute, and how?
+#    script detect within a minute, and how?
 #
 # ## Cleanup
 #
@@ -1122,22 +1091,16 @@ for ranks, lines in channels.read(hybrid.log).items():
 # %% [markdown]
 # ## What you can do now
 #
-# You can start one job on several nodes, and you know what to look at when it misbehaves: the start-up lines for a
-# silent mistake, NCCL's lines for the links, computation time per rank for a straggler, `py-spy dump` for a hang, and the
-# first error for out of memory. What you have not touched yet is the all-reduce itself. In
-# [lab 04](04_data_parallelism.ipynb), you build it, and hide it behind the backward pass.
+# Start-up lines reveal silent mistakes, NCCL's lines the links, computation times a straggler, and `py-spy dump` a
+# hang. In [lab 04](04_data_parallelism.ipynb), you build the all-reduce itself, and hide it behind the backward pass.
 #
 # ## Read next
 #
 # - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
-#   clusters using Megatron-LM*: why tensor parallelism stays within a node and pipelines go between nodes.
+#   clusters using Megatron-LM*: why tensor parallelism stays within a node.
 # - [Jiang et al., 2024](https://arxiv.org/abs/2402.15627), *MegaScale*: how stragglers and hangs are found on more
 #   than 10,000 GPUs.
-# - [Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), *The Llama 3 herd of models*, section 3.3.4: a list
-#   of what interrupted 54 days of training.
-# - [Bekman, *Machine learning engineering*](https://github.com/stas00/ml-engineering): a chapter on debugging hanging
-#   and failing multi-node jobs, full of commands.
+# - [Bekman, *Machine learning engineering*](https://github.com/stas00/ml-engineering): debugging hanging and failing
+#   multi-node jobs.
 # - [PyTorch's notes on CUDA memory](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management): the
-#   caching allocator, its statistics, and `expandable_segments`.
-# - [NCCL's environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html):
-#   `NCCL_DEBUG`, `NCCL_SOCKET_IFNAME`, and the others.
+#   caching allocator and `expandable_segments`.

@@ -31,6 +31,8 @@ class LanguageModel(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.words = torch.nn.Embedding(VOCABULARY, WIDTH)
+        # With the default of 1, the tied output starts far above the loss of guessing, ln(4096).
+        torch.nn.init.normal_(self.words.weight, std=0.1)
         self.hidden = torch.nn.Linear(CONTEXT * WIDTH, WIDTH)
 
     def forward(self, tokens):

@@ -16,20 +16,18 @@
 #
 # Twice the GPUs, and the step got slower. Why?
 #
-# **Data parallelism** (DP) is the simplest way to use more than one GPU: every GPU holds a copy of the
-# model, a **replica**, and works on its own share of the batch. It should scale perfectly, because the
-# replicas never look at each other's samples. Yet the first thing you will see in this lab is a job that
-# takes as long on four GPUs as on one.
+# **Data parallelism** (DP) is the simplest way to use more than one GPU: every GPU holds a copy of the model, a
+# **replica**, and works on its own share of the batch. It should scale perfectly, because the replicas never look at
+# each other's samples. Yet this lab opens with a job that takes as long on four GPUs as on one. You find out why, and
+# build what helps:
 #
-# You will find out why, and then fix it, by building data parallelism yourself from two functions: send
-# and receive. On the way you write a ring all-reduce, a DistributedDataParallel with buckets and overlap,
-# and a job script that survives its time limit. At the end, your code trains on two nodes and scales to
-# 1,024 virtual H100s.
+# - **First sitting, 60 minutes.** From two functions, send and receive, you build an all-reduce, and from that, data
+#   parallelism with gradient accumulation. It ends with what a larger batch does for the job.
+# - **Second sitting, 75 minutes.** You hide the communication: buckets, overlap with the backward pass, scaling to
+#   1,024 virtual H100s, and a job on two nodes that survives its time limit.
 #
-# **How it works.** Your code runs in two settings. Real **ranks**, which are `torch.distributed` processes on this
-# machine's CPU, check your values. **Virtual GPUs** model time and memory from data sheets and published
-# measurements, so their numbers are the same on every machine. Two of your answers are files in `mytrainer/`, the
-# trainer that you build during the rest of this course. Plan two sittings, and take the break before *Buckets*.
+# Real **ranks**, `torch.distributed` processes on this machine's CPU, check your values. **Virtual GPUs** model time
+# and memory. Two of your answers are files in `mytrainer/`, the trainer that you build during this course.
 
 # %% tags=["setup"]
 import contextlib
@@ -61,13 +59,13 @@ jobs.connect()
 # %% [markdown]
 # ## Four GPUs as slow as one
 #
-# The job trains GPT-2 small (124 million parameters, fp32;
-# [Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-# on V100s. The global batch is four samples of 1,024 tokens, however many GPUs there are. So with two GPUs, each has two
-# samples, and with four GPUs, each has only one. Two GPUs share a node, and 25 Gbit/s Ethernet connects the nodes.
+# The job trains GPT-2 small (124 million parameters, fp32; [Radford et al.,
+# 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)) on
+# V100s, two per node, with 25 Gbit/s Ethernet between the nodes. The global batch is four samples of 1,024 tokens, so
+# each of two GPUs has two samples, and each of four has one.
 #
-# One GPU takes about 310 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to a
-# number before you run the next cell.
+# One GPU takes about 310 ms per step. What is the step time on four GPUs across two nodes, in milliseconds? Commit to
+# a number before you run the next cell.
 
 # %% answer="guess-four"
 ### BEGIN SOLUTION
@@ -87,26 +85,24 @@ costs.show(opening)
 check.compare("milliseconds on four GPUs (virtual)", guess_four, opening[2].milliseconds)
 
 # %% [markdown]
-# The second GPU, in the same node, shortens the step considerably. With the other two, in a second node, the step takes
-# about as long as on a single GPU. The column `waiting` shows why: four GPUs spend most of the step waiting for the
-# network. What do they send, and do they have to wait for it? Start with the simplest communication there is.
+# With two more GPUs in a second node, the step takes about as long as on one, most of it spent `waiting` for the
+# network. What do they send, and do they have to wait for it?
 
 # %% [markdown]
 # ## Send and receive
 #
-# Every rank runs the same program, and its rank tells it what to do. `dist.get_rank()` returns it, and
-# `dist.get_world_size()` returns the number of ranks. First, every process calls `dist.init_process_group(backend)`,
-# with the backend `gloo` for CPUs or `nccl` for GPUs; for the ranks of this lab, that has been done. It creates the
-# default **process group**, which contains all ranks; `dist.new_group([0, 2, 4])` creates another one, of some of the
-# ranks. Two functions move data between two ranks. They are the **point-to-point (P2P)** operations:
+# Every rank runs the same program, and its number, `dist.get_rank()` of `dist.get_world_size()`, tells it what to do.
+# `dist.init_process_group(backend)`, here `gloo` and on GPUs `nccl`, has created the default **process group**, which
+# contains all ranks; `dist.new_group([0, 2, 4])` creates another one. Two **point-to-point (P2P)** operations move
+# data between two ranks:
 #
 # ```python
 # dist.send(tensor, dst=3)     # returns when the tensor may be overwritten
 # dist.recv(tensor, src=1)     # fills the tensor, and returns when it has arrived
 # ```
 #
-# Suppose that the ranks form a **ring**: every rank passes a tensor to its right neighbor, and the last one to
-# rank 0. The next cell does this on four real ranks. Before you run it, follow rank 0 by hand, line by line.
+# In a **ring**, every rank passes a tensor to its right neighbor, and the last one to rank 0. Before you run this on
+# four real ranks, follow rank 0 by hand, line by line.
 
 # %% tags=["explore"]
 def receive_first(length):
@@ -124,26 +120,22 @@ except RanksDeadlock as error:
 
 # %% [markdown]
 # This is a **deadlock**: a cycle of ranks, each of which waits for the next. On a real cluster, the job would hang
-# without a message until a timeout killed it. PyTorch's default is 10 minutes for NCCL and 30 for other backends;
-# `init_process_group(timeout=...)` changes it. This lab notices that all ranks are waiting, stops them, and prints
-# which rank waits for which, and on which line.
+# without a message until a timeout killed it: by default, after 10 minutes with NCCL and 30 with other backends.
 #
-# Swapping the two lines does not help: with Gloo, no `send` returns before its receiver is ready, so now every rank
-# waits in `send`. Other libraries buffer small tensors, so the deadlock appears only when the tensors grow. Two
-# things break the cycle. Either some ranks receive first while the others send first, or every rank does both at
-# once: `dist.isend` and `dist.irecv` return immediately with a **work handle**, and `handle.wait()` blocks until the
-# operation is done. Keep the handle until you have waited for it.
+# Swapping the two lines does not help: with Gloo, no `send` returns before its receiver is ready. (Other libraries
+# buffer small tensors, so the deadlock appears only when the tensors grow.) Either some ranks receive first while the
+# others send first, or every rank does both at once: `dist.isend` and `dist.irecv` return immediately with a **work
+# handle**, and `handle.wait()` blocks until the operation is done. Keep the handle until then.
 #
-# On GPUs, two things differ. With NCCL, `wait()` does not block the CPU: it makes the current CUDA stream wait. And
-# NCCL requires sends and receives that must progress together to be
-# [grouped](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html), which
+# With NCCL, `wait()` does not block the CPU but makes the current CUDA stream wait. And sends and receives that must
+# progress together have to be [grouped](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/usage/p2p.html), as
 # `dist.batch_isend_irecv` does.
 
 # %% [markdown]
 # ### Exercise 1: fix the deadlock
 #
-# Write `shift`. Every rank sends `tensor` to its right neighbor and returns what it received from its left
-# neighbor, in a new tensor of the same shape and dtype. It must work on any number of ranks, two or more, odd or even.
+# Write `shift`. Every rank sends `tensor` to its right neighbor and returns what it received from its left neighbor,
+# in a new tensor of the same shape and dtype. It must work on any number of ranks, two or more, odd or even.
 
 # %% answer="shift"
 def shift(tensor):
@@ -215,19 +207,15 @@ check.ranks(shifted, cases=check.draw(1, length=range(1000, 3000)), ranks=[2, 5]
 # %% [markdown]
 # ## From send and receive to all-reduce
 #
-# After the backward pass, every replica has the gradient of its own samples. All of them need the sum. A
-# **collective** is an operation in which all ranks of a process group take part, and this one is called
-# **all-reduce**: every rank passes in a tensor, and every rank gets the sum of all of them.
+# After the backward pass, every replica has the gradient of its own samples, and all of them need the sum. The
+# **collective** (an operation in which all ranks of a process group take part) for this is called **all-reduce**.
 #
-# The obvious way is to send everything to rank 0, which adds it up and sends the sum back. With $n$ ranks and
-# a tensor of $S$ bytes, rank 0 then receives $(n-1)S$ bytes and sends just as many. The more ranks there are, the
-# longer they wait for this one link.
-#
-# The **ring all-reduce** ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)) keeps every
-# link equally busy. Split the tensor into $n$ chunks. In every step, each rank sends one chunk to its right
-# neighbor and receives one from its left. In the first $n-1$ steps, the **reduce-scatter**, the receiver adds
-# the chunk to its own. Then each rank has the complete sum of one chunk. In the last $n-1$ steps, the
-# **all-gather**, the complete chunks travel around the ring, and the receiver stores them. Step through it:
+# If $n$ ranks sent their $S$ bytes to rank 0, which returns the sum, rank 0's link would carry $(n-1)S$ bytes each
+# way. The **ring all-reduce** ([Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002)) keeps every
+# link equally busy. Split the tensor into $n$ chunks. In every step, each rank sends one chunk to its right neighbor
+# and receives one from its left. In the first $n-1$ steps, the **reduce-scatter**, the receiver adds the chunk to its
+# own, until each rank has the complete sum of one chunk. In the last $n-1$ steps, the **all-gather**, the complete
+# chunks travel around the ring, and the receiver stores them. Step through it:
 
 # %% tags=["explore"]
 collectives.ring(4)
@@ -237,29 +225,25 @@ collectives.ring(4)
 #
 # $$ 2\,\frac{n-1}{n}\,S \quad\text{bytes}, $$
 #
-# which is less than $2S$, however many ranks there are. No algorithm in which only the ranks add can send less.
-# (Switches that add can: SHARP on InfiniBand, and
-# [NVLink SHARP](https://github.com/NVIDIA/nccl/issues/1031) inside an H100 node.) If a link has bandwidth $B$ and
-# every transfer adds a **latency** $\alpha$, the all-reduce takes
+# less than $2S$, however many ranks there are. No algorithm in which only the ranks add can send less. (Switches can
+# add, too: SHARP on InfiniBand, and [NVLink SHARP](https://github.com/NVIDIA/nccl/issues/1031) inside an H100 node.)
+# If a link has bandwidth $B$ and every transfer adds a **latency** $\alpha$, the all-reduce takes
 #
 # $$ T_\text{ring}(S) = 2(n-1)\,\alpha + 2\,\frac{n-1}{n}\,\frac{S}{B}. $$
 #
-# The second term hardly depends on $n$, but the first one grows with it. Remember both: they explain most of this lab.
-# (A measured time is often turned into a bandwidth. NVIDIA's benchmark, nccl-tests, divides the bytes that a rank
-# *sends* by the time, so that this **bus bandwidth** can be compared with $B$ for any $n$; see its
-# [documentation](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md).)
+# The second term hardly depends on $n$, but the first one grows with it.
 
 # %% [markdown]
 # ### Exercise 2: ring all-reduce
 #
 # Write `all_reduce` in the first file of your trainer. `tensor` is contiguous, may have any shape, dtype, and length,
-# even fewer elements than ranks, and is summed **in place**. Send to the right neighbor only, with
-# `isend`, and receive from the left one. `group` is a process group, `None` for all ranks.
+# even fewer elements than ranks, and is summed **in place**. Send to the right neighbor only, with `isend`, and
+# receive from the left one. `torch.tensor_split` splits a tensor into views of nearly equal length, some of which may
+# be empty; sending an empty tensor is allowed.
 #
-# In a subgroup, `dist.get_rank(group)` counts from 0 within the group. But `dst` and `src` are ranks of the
-# whole job, and `dist.get_global_rank(group, 2)` translates. With `group=None`, the numbers are already global:
-# do not translate them. Pass `group` to `isend` and `recv`, too. `torch.tensor_split` splits a tensor into views of
-# nearly equal length, some of which may be empty; sending an empty tensor is allowed.
+# In a subgroup, `dist.get_rank(group)` counts from 0 within the group, but `dst` and `src` are ranks of the whole
+# job, and `dist.get_global_rank(group, 2)` translates. With `group=None`, do not translate. Pass `group` to `isend`
+# and `recv`, too.
 
 # %% answer="collectives"
 %%writefile mytrainer/collectives.py
@@ -473,21 +457,16 @@ for ranks in (2, 4, 8):
           f"{sent:,} bytes, which is {result(f'{sent / 400_000:.2f}')} times the tensor")
 
 # %% [markdown]
-# The factor approaches 2 but never reaches it. Every rank has the same bits, too, because each chunk is summed once and
-# then copied. (If each rank added the tensors in its own order, the sums would differ slightly, because floating-point
-# addition is not associative.)
-#
-# NCCL, NVIDIA's collective library, has the same ring. Between many nodes it prefers a double binary tree
-# ([Jeaugey, 2019](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)), which needs
-# about $\log_2 n$ steps up and as many down:
+# The factor approaches 2 but never reaches it. Every rank has the same bits, because each chunk is summed once and
+# then copied. NCCL, NVIDIA's collective library, has the same ring, but between many nodes it prefers a double binary
+# tree ([Jeaugey, 2019](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/)), whose
+# latency hardly grows:
 #
 # $$ T_\text{tree}(S) \approx 2\alpha\log_2 n + 2\,\frac{S}{B}. $$
 #
-# Its bandwidth term is the ring's, and its latency hardly grows. The virtual network takes whichever is faster, too.
-#
-# Now you know what the four V100s of the first job did. Each sends $2 \cdot \frac34 \cdot 497.6$ MB of fp32
-# gradients per step, which is 746 MB. The slowest link of the ring sets the pace, and its line rate is
-# 25 Gbit/s / 8 = 3.125 GB/s. Real transfers reach a little less than the line rate: the model assumes 92%.
+# So this is what the four V100s of the first job did: each sends $2 \cdot \frac34 \cdot 497.6$ MB = 746 MB of fp32
+# gradients per step, and the slowest link sets the pace: 25 Gbit/s / 8 = 3.125 GB/s. (Real transfers reach a little
+# less: the model assumes 92%.)
 
 # %% tags=["explore"]
 gradients = 4 * 124.4e6  # bytes
@@ -499,34 +478,29 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # %% [markdown]
 # ## Naive data parallelism
 #
-# How does an all-reduce turn $n$ processes into one training run? The loss is a mean over the samples of the batch.
-# If each of the $n$ ranks has the same number of samples, and of tokens that count toward the loss, the mean over all
-# of them is the mean of the ranks' means, and the same holds for the gradient:
+# The loss is a mean over the samples of the batch. If each of $n$ ranks has the same number of samples, and of tokens
+# that count toward the loss, the mean over all of them is the mean of the ranks' means, and so is the gradient:
 #
 # $$ \nabla L = \frac1n \sum_{r=0}^{n-1} \nabla L_r. $$
 #
-# So if all replicas start with identical parameters and average their gradients after every backward pass, they all
-# take the same step and stay identical, provided that the all-reduce returns the same bits on every rank. Up to
-# rounding, splitting the batch across ranks does not change what the model learns. The exceptions are batch norm,
-# whose statistics each rank computes from its own samples, dropout, and padded or ignored tokens: if ranks have
-# different numbers of tokens that count, the mean of the means is wrong. The same is true of micro-batches. Data
-# parallelism takes two ingredients:
+# So replicas that start with identical parameters and average their gradients after every backward pass stay
+# identical, because the all-reduce returns the same bits everywhere. Splitting the batch does not change what the
+# model learns, up to rounding, batch norm, and dropout. Data parallelism takes two ingredients:
 #
-# - **Equal parameters at the start.** Each rank initializes its model with random numbers of its own. So rank 0
-#   broadcasts its parameters to the others: `dist.broadcast(tensor, src=0)` overwrites the tensor on all other
-#   ranks. *All* parameters, frozen ones as well: they take part in the forward pass.
-# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (You have just written it. The library's
-#   version is faster than your Python, so use it from here on.)
+# - **Equal parameters at the start.** Rank 0 broadcasts its random parameters: `dist.broadcast(tensor, src=0)`
+#   overwrites the tensor on all other ranks. *All* parameters, frozen ones as well: they take part in the forward
+#   pass.
+# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (It does what yours does, faster than your
+#   Python, so use it from here on.)
 #
-# A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one
-# parameter, as GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter
-# once.
+# A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one parameter, as
+# GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter once.
 
 # %% [markdown]
 # ### Exercise 3: naive DDP
 #
-# Write the two missing parts of `NaiveDDP`, which does for any module what `data_parallel_step` in lab 02 did for one MLP.
-# You call it just as you would call the module that it wraps.
+# Write the two missing parts of `NaiveDDP`, which does for any module what `data_parallel_step` in lab 02 did for one
+# MLP.
 
 # %% answer="naive"
 class NaiveDDP(torch.nn.Module):
@@ -626,13 +600,10 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # %% [markdown]
 # ## Accumulate first, communicate once
 #
-# In the first job, each GPU waited far longer than it computed. One remedy is to compute more before each all-reduce,
-# with a larger global batch. (Whether you may enlarge it is the topic of the section on scaling.)
-# With **gradient accumulation**, a rank works through several micro-batches before the optimizer takes a step.
-# PyTorch adds their gradients up in `.grad` anyway, and only the sum must be all-reduced.
-#
-# So DDP needs to know which backward pass is the last one. You tell PyTorch with a context manager:
-# within `with model.no_sync():`, gradients accumulate locally and nothing is sent.
+# In the first job, each GPU waited far longer than it computed. One remedy is a larger global batch. With **gradient
+# accumulation**, a rank works through several micro-batches before the optimizer takes a step. PyTorch adds their
+# gradients up in `.grad` anyway, and only the sum must be all-reduced. A context manager tells DDP which backward
+# pass is the last one:
 #
 # ```python
 # with model.no_sync():
@@ -640,22 +611,20 @@ for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
 # (loss(model, micro_batches[1]) / 2).backward()        # this one all-reduces
 # ```
 #
-# Don't forget the division by 2: the loss of the batch is the mean over its micro-batches.
+# The division by 2 makes the loss of the batch the mean over its micro-batches.
 #
-# This requires a DDP that communicates *during* the backward pass, because it sees nothing but the call to
-# `backward`.
-# PyTorch has a **hook** for that.
+# This requires a DDP that communicates *during* the backward pass. PyTorch has a **hook** for that.
 # [`parameter.register_post_accumulate_grad_hook(function)`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html)
 # calls `function(parameter)` in every backward pass, as soon as that parameter's gradient has been added to
-# `parameter.grad`. For a tied parameter this happens once, after all its uses.
+# `parameter.grad`: for a tied parameter once, after all its uses.
 
 # %% [markdown]
 # ### Exercise 4: `no_sync`
 #
 # `HookedDDP` averages each gradient in a hook, unless `self.synchronizes` is false. Write `no_sync`. A function
-# decorated with `contextlib.contextmanager` has one `yield`: the code before it runs when the `with` block begins, and
-# the code after it when the block ends. Put the second part in a `finally` clause, so that it also runs after an error.
-# Two `no_sync` blocks may be nested: the end of the inner one does not end the outer one.
+# decorated with `contextlib.contextmanager` has one `yield`: the code before it runs when the `with` block begins,
+# and the code after it when the block ends. Put that in a `finally` clause, so that it also runs after an error. Two
+# `no_sync` blocks may be nested: the end of the inner one does not end the outer one.
 
 # %% answer="no-sync"
 class HookedDDP(torch.nn.Module):
@@ -678,6 +647,9 @@ class HookedDDP(torch.nn.Module):
         if self.synchronizes:
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
+
+    def finish(self):
+        """Do nothing: the hooks have averaged every gradient."""
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -799,25 +771,12 @@ check.ranks(accumulated_norms, ranks=3, rel=1e-4,
 # +        yield
 
 # %% [markdown]
-# What does it save? Here is the first job with one, two, four, and eight micro-batches per GPU and step.
-
-# %% tags=["explore"]
-accumulated = costs.of({f"{size} samples": f"--global-batch-size {size}" for size in (4, 8, 16, 32)},
-                       V100 + "--world-size 4 --gpus-per-node 2 --micro-batch-size 1")
-costs.show(accumulated)
-for cost in accumulated:
-    print(f"{cost.name:10} {result(f'{cost.communication * cost.milliseconds:.0f} ms')} of waiting per step (virtual)")
-
-# %% [markdown]
-# Each step waits for the same time, however many micro-batches it has. So waiting takes a smaller share of the step, and
-# the throughput grows.
-
-# %% [markdown]
-# Some bugs don't crash the job. The loss even goes down, because Adam divides each gradient by its running size, so
-# it hardly cares about the scale, until gradient clipping or its $\epsilon$ comes into play. But the **gradient
-# norm** in the log, the L2 norm of all gradients together, gives them away, provided that you know the norm of a
-# correct run with the same global batch, for example on one GPU. The next cell runs a step on 4 ranks with 2
-# micro-batches, first correctly, and then with four bugs:
+# ## Bugs that don't crash
+#
+# With some bugs, the loss even goes down, because Adam divides each gradient by its running size, so it hardly cares
+# about the scale until clipping or its $\epsilon$ comes into play. But the **gradient norm** in the log, the L2 norm
+# of all gradients together, gives them away if you know the norm of a correct run with the same global batch, for
+# example on one GPU. Here are one correct step on 4 ranks with 2 micro-batches, and four bugs:
 #
 # - `summed`: nobody divides the sum over the ranks;
 # - `averaged twice`: DDP averages, and then the training loop divides by the number of ranks *again*;
@@ -847,44 +806,64 @@ for bug in ("no bug", "summed", "averaged twice", "not scaled", "not synchronize
     print(f"{bug:17}", "  ".join(f"{norm:.2f}" for norm in norms))
 
 # %% [markdown]
-# The factor tells you the cause: the number of ranks, its inverse, or the number of micro-batches. Ranks with different
-# norms have not all-reduced. So compare a new setup with one GPU before you start a long run.
+# The factor tells you the cause: the number of ranks, its inverse, or the number of micro-batches. Ranks with
+# different norms have not all-reduced.
+
+# %% [markdown]
+# ## Are four GPUs worth their price now?
+#
+# Let your two classes train the GPT-2 that this lab opened with, on the same virtual V100s, with one, four, and eight
+# micro-batches per GPU and step. The **scaling efficiency** is the throughput of four GPUs divided by four times that
+# of one:
+
+# %% tags=["explore"] short={"(NaiveDDP, 4), (HookedDDP, 16), (HookedDDP, 32)": "(NaiveDDP, 4),", "size {size}": "size {size} --num-layers 2"}
+SLOW, FAST = "ethernet:25gbit", "ethernet:100gbit"
+for wrapper, size in ((NaiveDDP, 4), (HookedDDP, 16), (HookedDDP, 32)):
+    gained = gain.measure("v100:2", 2, SLOW, GPT2 + f"--micro-batch-size 1 --global-batch-size {size}", wrapper)
+    efficiency = gained.tokens / (4 * opening[0].tokens_per_second)
+    print(f"{wrapper.__name__:9} {size:2} samples: {1000 * gained.seconds:5.0f} ms per step, "
+          f"{1000 * gained.exposed:.0f} ms of waiting, efficiency {result(f'{efficiency:.0%}')} (virtual)")
+
+# %% [markdown]
+# Each step waits for the same time, however many micro-batches it has, so accumulation raises the efficiency. But you
+# pay for it with a larger batch, and not a millisecond of waiting is gone.
+#
+# **Here ends the first sitting.** From send and receive, you have built data parallelism that computes what one
+# process computes. You know what it sends, $2\frac{n-1}{n}S$ bytes per rank and step, and why that made four GPUs as
+# slow as one. Next, you hide it. (After a restart of the kernel, run the cells above again.)
 
 # %% [markdown]
 # ## Buckets: pay the latency less often
 #
-# One all-reduce for each gradient is easy to write, and slow. GPT-2 small has 148 parameter tensors; most of them
-# are biases and layer norms of a few kilobytes. Look at the formulas again: each of these calls costs
-# its latency, whether it carries a kilobyte or a gigabyte. A call is **latency-bound** when that term is larger than
-# the other one, so when
+# **The second sitting starts here.** One all-reduce for each gradient is slow. GPT-2 small has 148 parameter tensors,
+# most of them biases and layer norms of a few kilobytes, and each call costs its latency, whether it carries a
+# kilobyte or a gigabyte. A call is **latency-bound** when the latency is larger than the other term, so when
 #
 # $$ S < n\,\alpha\,B \;\text{ (ring)} \qquad\text{or}\qquad S < \alpha\,B\,\log_2 n \;\text{ (tree)}. $$
 #
-# The more ranks there are, the more data each call must carry to be **bandwidth-bound**. The remedy is a **bucket**:
-# copy several gradients into one flat tensor, all-reduce that, and copy the parts back ([Li et al.,
+# The more ranks there are, the more each call must carry to be **bandwidth-bound**. The remedy is a **bucket**: copy
+# several gradients into one flat tensor, all-reduce that, and copy the parts back ([Li et al.,
 # 2020](https://arxiv.org/abs/2006.15704)). PyTorch's buckets hold up to 25 MiB each, except the first, of 1 MiB,
 # which can start early.
 #
-# After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. (One
-# process simulates all ranks, because they all do the same.) Their links are much faster than those of the first job.
-# In addition to the formulas' terms, every collective has a start-up cost, for launching a kernel and synchronizing
-# with the peers:
+# After the exercise, you will run one backward pass on 1,024 virtual H100s, with 200 gradients of 256 KiB. Every
+# collective also has a start-up cost, for launching a kernel and synchronizing with the peers:
 
 # %% tags=["explore"]
 scaling.show_links("h100:8", 128)
 
 # %% [markdown]
-# How long does one call take for a gradient of 256 KiB, and which of the two terms dominates? Which bucket size do you
-# expect to be the fastest?
+# How long does one call take for a gradient of 256 KiB, and which term dominates? Which bucket size do you expect to
+# be the fastest?
 
 # %% [markdown]
 # ### Exercise 5: flat buckets
 #
-# Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket
-# with consecutive gradients, and begin the next one when another gradient would make it larger than
-# `bucket_mb`. A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip parameters without a
-# gradient; here, they lack it on all ranks. As in PyTorch's `bucket_cap_mb`, the unit is MiB. Use `torch.cat`
-# to copy in, and `split` and `copy_` to copy out.
+# Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket with
+# consecutive gradients, and begin the next one when another gradient would make it larger than `bucket_mb`, in MiB as
+# PyTorch's `bucket_cap_mb`. A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip
+# parameters without a gradient; here, they lack it on all ranks. Use `torch.cat` to copy in, and `split` and `copy_`
+# to copy out.
 
 # %% answer="buckets"
 def average_in_buckets(parameters, bucket_mb):
@@ -1011,13 +990,12 @@ for bucket_mb in [0.25, 1, 4, 16, 64]:
 
 # %% [markdown]
 # Almost 12 ms are computation and bandwidth, which no bucket size saves. The rest is overhead per call, and buckets
-# four times as large leave a quarter of it. From about 16 MiB on, little is left to save. The tree's formula fits:
-# with a ring, a single call on 1,024 GPUs would take about 5.5 ms, and the 200 calls of the first line more than a
-# second. So far, one bucket for everything is as good as any. The next section shows when smaller ones win.
+# four times as large leave a quarter of it. (With a ring instead of a tree, the 200 calls of the first line would
+# take more than a second.) So far, one bucket for everything is as good as any.
 #
-# Real networks have both terms, too. The next two cells slow down the network between the two nodes of your cluster to
-# 100 Mbit/s, and let your function average 200 gradients of 4 KiB on four ranks, two on each node. Each rank sends
-# 1.5 times 800 KiB. How many milliseconds does that take at 100 Mbit/s, and how many does one bucket per gradient add?
+# Now measure on your cluster, with its network slowed down to 100 Mbit/s: your function averages 200 gradients of 4
+# KiB on four ranks, two on each node. Each rank sends 1.5 times 800 KiB. How long does that take, and how much does
+# one bucket per gradient add?
 
 # %% tags=["explore"]
 import inspect
@@ -1031,29 +1009,26 @@ with open("code/my_buckets.py", "w") as file:
 !lab cluster link unlimited
 
 # %% [markdown]
-# 1.2 MB take about 98 ms at 100 Mbit/s, and so do the large buckets. (They may be faster, because what throttles the link
-# lets a short burst pass.) One bucket per gradient adds the latency of 200 calls, each with $2(n-1) = 6$ steps. (In
-# *loopback mode*, nothing slows down the network, and only the latency is left.)
+# 1.2 MB take about 98 ms at 100 Mbit/s, or less, because the throttle lets short bursts pass. One bucket per gradient
+# adds the latency of 200 calls, each with $2(n-1) = 6$ steps. (*Loopback mode* leaves only the latency.)
 
 # %% [markdown]
 # ## Overlap: hide communication behind the backward pass
 #
-# The backward pass computes the gradients of the *last* layer first. From then on that gradient does not change, so
-# its all-reduce can start right away, while the GPU computes the gradients of the other layers. With **overlap**, a
-# step takes about
+# The backward pass computes the gradients of the *last* layer first. Their all-reduce can start right away, while the
+# GPU computes the gradients of the other layers. With **overlap**, a step takes about
 #
 # $$ T_\text{step} \approx T_\text{forward} +
 #    \max(T_\text{backward} + T_\text{last bucket},\; t_\text{first bucket} + T_\text{comm}) $$
 #
-# instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full, and
-# $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**. In DDP,
-# no backward pass is left to hide the last bucket, so buckets must not be too large. Overlap is not quite free: NCCL's
-# kernels occupy some of the GPU's SMs and memory bandwidth, which the virtual GPUs do not model.
+# instead of the sum, where $t_\text{first bucket}$ is the time of the backward pass until the first bucket is full,
+# and $T_\text{comm}$ is the time of all all-reduces. What the GPU still waits for is the **exposed communication**.
+# No backward pass is left to hide the last bucket, so buckets must not be too large. (Overlap is not quite free:
+# NCCL's kernels occupy some SMs and memory bandwidth, which virtual GPUs do not model.)
 #
-# ![Three timelines of a step, each with a forward and a backward pass. With one all-reduce for each gradient, twelve
-# short all-reduces follow the backward pass, and all of their time is exposed. With one bucket, a single, shorter
-# all-reduce follows. With buckets and overlap, three of four all-reduces run during the backward pass, and only the
-# last one is exposed.](../images/ddp_timelines.svg)
+# ![Three timelines of a step. With one all-reduce for each gradient, twelve of them follow the backward pass. With
+# one bucket, a single, shorter one follows. With buckets and overlap, only the last of four is
+# exposed.](../images/ddp_timelines.svg)
 #
 # Step through a backward pass of six layers, with two gradients in each bucket:
 
@@ -1063,36 +1038,36 @@ collectives.overlap(6, 2)
 # %% [markdown]
 # Three things make it work:
 #
-# - **Hooks.** The post-accumulate hook of each gradient decrements its bucket's counter, and the last gradient starts
-#   the all-reduce. Hooks run inside `no_sync()`, too: do not count there, and reset the counters for the next step.
-# - **Asynchronous collectives.** `work = dist.all_reduce(flat, async_op=True)` returns immediately, and
-#   `work.wait()` waits (on GPUs, the CUDA stream waits). Keep the flat tensor alive and untouched until then.
-# - **The same order on all ranks.** Within a process group, collectives have no tags: the first call on one rank is
-#   matched with the first call on the others. Gradients become ready in the reverse order of the forward pass.
-#   `parameters()` lists them in the order in which `__init__` registers them, which is usually that of the forward
-#   pass. So fill the buckets with the parameters in *reverse* order, and start bucket $i$ only after bucket $i-1$.
-#   (PyTorch records the order in the first iteration and then rebuilds its buckets.)
+# - **Hooks.** The hook of each gradient decrements its bucket's counter, and the last gradient starts the all-reduce.
+#   Hooks run inside `no_sync()`, too: do not count there, and reset the counters for the next step.
+# - **Asynchronous collectives.** `work = dist.all_reduce(flat, async_op=True)` returns immediately, and `work.wait()`
+#   waits. Keep the flat tensor alive and untouched until then.
+# - **The same order on all ranks.** The first collective on one rank is matched with the first on the others. So fill
+#   the buckets with `parameters()` in *reverse*, which is usually the order in which gradients become ready, and
+#   start bucket $i$ only after bucket $i-1$. (PyTorch records the order in the first iteration and then rebuilds its
+#   buckets.)
 
 # %% [markdown]
 # ### Exercise 6: DataParallel
 #
-# This is the second file of your trainer. Everything from this lab comes together:
+# In the second file of your trainer, everything from this lab comes together:
 #
-# - `__init__` makes the replicas equal, parameters and buffers (such as batch-norm statistics), and fills the
-#   buckets by the rule of Exercise 5, with the parameters that require a gradient; a bucket has one dtype;
+# - `__init__` makes the replicas equal, parameters and buffers (such as batch-norm statistics), and fills the buckets
+#   by the rule of Exercise 5, with the parameters that require a gradient; a bucket has one dtype;
+# - `no_sync` is yours from Exercise 4;
 # - a bucket is all-reduced as soon as its last gradient is ready, except within `no_sync()`;
 # - `finish()` waits for all buckets and leaves the averaged gradients in `.grad`. It also all-reduces any bucket that
-#   no hook has started: a parameter that took no part in the forward pass has no gradient, so its bucket would
-#   never be complete. Another rank may have used it, so every rank always contributes the whole bucket, with zeros
-#   for missing gradients. A parameter that no rank has used may be left with zeros or `None`.
+#   no hook has started, because a parameter took no part in the forward pass and has no gradient. Another rank may
+#   have used it, so every rank always contributes the whole bucket, with zeros for missing gradients. A parameter
+#   that no rank has used may be left with zeros or `None`.
 #
-# `.grad` may be `None` at the start of any backward pass. PyTorch needs no `finish()`, because its C++ code
-# ([reducer.cpp](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp)) queues a
-# callback for the end of the backward pass; and it raises an error for unused parameters unless you pass
-# `find_unused_parameters=True`.
+# `.grad` may be `None` at the start of any backward pass. (PyTorch needs no `finish()`: its
+# [reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp) queues a callback
+# for the end of the backward pass. It raises an error for unused parameters, unless you pass
+# `find_unused_parameters=True`.)
 #
-# It is graded on four real ranks, for its values and for when each all-reduce starts, and on 32 virtual H100s,
-# where at most 10% of a step may be exposed communication.
+# Four real ranks check its values and when each all-reduce starts, and 32 virtual H100s that at most 10% of a step is
+# exposed communication.
 
 # %% answer="ddp"
 %%writefile mytrainer/ddp.py
@@ -1473,10 +1448,9 @@ for number, case in zip((1, 3), drawn, strict=True):
 # %% [markdown]
 # ### Compare with PyTorch's DDP
 #
-# How does yours compare? Run three versions, first on four real ranks and then on virtual H100s: no overlap, yours,
-# and `torch.nn.parallel.DistributedDataParallel`. The figure shows when each all-reduce of rank 0 began and when it
-# was waited for; its axis is the share of the step's FLOPs that the rank had done. It is the second step: in the first
-# one, PyTorch has a single bucket. PyTorch waits in C++, where this lab cannot record it, so its bars extend to the end.
+# The figure shows when each all-reduce of rank 0 of four real ranks began and when it was waited for; its axis is the
+# share of the step's FLOPs that the rank had done. (PyTorch waits in C++, where this lab cannot record it, so its
+# bars extend to the end.)
 
 # %% tags=["explore"]
 import time
@@ -1510,8 +1484,7 @@ KINDS = ("no overlap", "yours", "torch's DDP")
 collectives.timeline({kind: record_ranks(traced_step, 4, kind)[0] for kind in KINDS}, steps=2)
 
 # %% [markdown]
-# Then on 32 virtual H100s, with a model of 268 million parameters. There,
-# `time.perf_counter()` returns virtual time.
+# Now 32 virtual H100s, with a model of 268 million parameters. There, `time.perf_counter()` returns virtual time.
 
 # %% tags=["explore"]
 def virtual_step(kind):
@@ -1537,30 +1510,25 @@ for kind in (*KINDS, "torch's DDP, views"):
     print(f"{kind:19} {result(f'{rank.value:.1f} ms')} per step (virtual)")
 
 # %% [markdown]
-# Yours hides the network as well as PyTorch's. Both copy every gradient into its bucket and back. In the last row,
-# with `gradient_as_bucket_view=True`, each `.grad` is a view into its bucket, which saves the copies and a buffer as
-# large as the gradients.
-#
-# Overlap is why real training jobs can afford data parallelism. But it can only hide what fits behind the backward
-# pass, and that leads to the last question.
+# Yours hides the network as well as PyTorch's. With `gradient_as_bucket_view=True`, in the last row, each `.grad` is
+# a view into its bucket, which saves the copies and a buffer as large as the gradients.
 
 # %% [markdown]
 # ## Strong and weak scaling to 1,024 GPUs
 #
-# **Strong scaling** keeps the global batch fixed, so $n$ GPUs should take $1/n$ of the time. **Weak scaling**
-# keeps the batch per GPU fixed, so $n$ GPUs should take as long as one. The **scaling efficiency** is
+# Overlap can only hide what fits behind the backward pass. **Strong scaling** keeps the global batch fixed, so $n$
+# GPUs should take $1/n$ of the time. **Weak scaling** keeps the batch per GPU fixed, so $n$ GPUs should take as long
+# as one. Their efficiencies are
 #
 # $$ E_\text{strong}(n) = \frac{T(1)}{n\,T(n)}, \qquad E_\text{weak}(n) = \frac{T(1)}{T(n)}. $$
 #
-# The next cell measures both for *your* DataParallel, on 1 to 1,024 virtual H100s with 8 GPUs per node. The
-# model has 201 million parameters. Strong scaling divides 262,144 tokens among the GPUs; weak scaling gives
-# 16,384 tokens to each. A GPU takes at most 16,384 tokens at once and accumulates when it has more.
+# The next cell measures both for *your* DataParallel and a model of 201 million parameters, on 1 to 1,024 virtual
+# H100s. Strong scaling divides 262,144 tokens among the GPUs; weak scaling gives 16,384 tokens to each, which is also
+# what a GPU takes at once before it accumulates.
 #
-# To show why strong scaling ends, the cell runs each step twice more: on links without latency, and on a single GPU,
-# which has nothing to communicate. The differences split the step time into four parts: the ideal time $T(1)/n$, what
-# a smaller share of the batch costs even without communication, the exposed communication that bandwidth causes, and
-# the rest of it, which latency causes. Which of the last three do you expect to be the largest on 64 GPUs, and which on
-# 1,024?
+# The step time has four parts: the ideal time $T(1)/n$, what a smaller share of the batch costs even without
+# communication, the exposed communication that bandwidth causes, and the rest of it, which latency causes. Which of
+# the last three do you expect to be the largest on 64 GPUs, and which on 1,024?
 
 # %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(1024,)"}
 GLOBAL, MOST = 262_144, 16_384  # tokens
@@ -1599,51 +1567,44 @@ collectives.efficiency({
     "weak scaling": weak})
 
 # %% [markdown]
-# Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce on
-# any number of GPUs. That is a property of the performance model, which has no jitter, stragglers, or failures. Real
-# jobs lose more: [Goyal et al., 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8
-# to 256 GPUs. Strong scaling collapses, and the columns of the table show its three causes:
+# Weak scaling is nearly perfect, because the backward pass of 16,384 tokens is long enough to hide the all-reduce,
+# and because virtual GPUs have no jitter, stragglers, or failures: [Goyal et al.,
+# 2017](https://arxiv.org/abs/1706.02677) report about 90% efficiency when going from 8 to 256 GPUs. Strong scaling
+# collapses, for three reasons:
 #
 # - **Small batch.** With a few thousand tokens per GPU or fewer, GEMMs no longer fill the GPU, and the step becomes
-#   launch-bound. From then on, more GPUs hardly shorten the computation. This has nothing to do with the network.
-# - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree. Both grow with $n$,
-#   while less and less computation is left to hide them.
-# - **Bandwidth.** The bytes per rank stay the same, $2\frac{n-1}{n}S$, while the computation to hide them
-#   behind shrinks like $1/n$. From some $n$ on, the step takes as long as the all-reduce, and more GPUs do not help.
+#   launch-bound.
+# - **Latency.** Each bucket costs $2(n-1)\alpha$ with a ring and $2\alpha\log_2 n$ with a tree, while less and less
+#   computation is left to hide it.
+# - **Bandwidth.** The bytes per rank stay the same, while the computation to hide them behind shrinks like $1/n$.
+#   This comes last here, but on the Ethernet of the first job, it dominated with as few as four GPUs.
 #
-# Which cause comes first depends on the network, the model, and the buckets. On this cluster, bandwidth comes last. On
-# the Ethernet of the first job, it dominated with as few as four GPUs.
-#
-# So should you always use weak scaling? That makes the global batch grow with $n$: 1,024 GPUs with 16,384 tokens each
-# take a step after every 17 million tokens. A larger batch makes the gradient less noisy, but beyond a certain size,
-# the noise is no longer what limits progress, and twice the batch does not halve the number of steps. This is the
-# **critical batch size** $B_\text{crit}$ ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)). To reach a
-# given loss with the batch size $B$, training takes approximately
+# So should you always use weak scaling? Then 1,024 GPUs take a step after every 17 million tokens. A larger batch
+# makes the gradient less noisy, but beyond the **critical batch size** $B_\text{crit}$ ([McCandlish et al.,
+# 2018](https://arxiv.org/abs/1812.06162)), the noise is no longer what limits progress. To reach a given loss with
+# the batch size $B$, training takes approximately
 #
 # $$ \frac{\text{steps}}{\text{fewest steps}} = 1 + \frac{B_\text{crit}}{B}, \qquad
 #    \frac{\text{tokens}}{\text{fewest tokens}} = 1 + \frac{B}{B_\text{crit}}. $$
 #
-# At $B = B_\text{crit}$, training takes twice the fewest steps and twice the fewest tokens. Far above it, a larger
-# batch costs tokens and saves hardly any steps. $B_\text{crit}$ is not one number per model: it starts near zero and
-# grows during training ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must follow
-# the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam ([Malladi et al.,
-# 2022](https://arxiv.org/abs/2205.10287)). The
-# critical batch size is what finally limits data parallelism, and why larger jobs combine it with tensor and
-# pipeline parallelism.
+# Far above $B_\text{crit}$, a larger batch costs tokens and saves hardly any steps. $B_\text{crit}$ starts near zero
+# and grows during training ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must
+# follow the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam
+# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size finally limits data
+# parallelism, which larger jobs combine with tensor and pipeline parallelism.
 
 # %% [markdown]
 # ### Exercise 7: how many GPUs are worth it?
 #
-# Plan a run of the model above with your DataParallel. Its critical batch size has been estimated at 262,144
-# tokens, so fix the global batch there: `gpus * tokens_per_gpu == 262_144`. You may have up to 1,024 H100s, in
-# nodes of 8. Your manager wants as many GPUs as possible, because the model must be ready soon. Finance wants an
-# efficiency of at least 50%, where
+# Plan a run of this model with your DataParallel. Its critical batch size has been estimated at 262,144 tokens, so
+# fix the global batch there: `gpus * tokens_per_gpu == 262_144`. You may have up to 1,024 H100s, in nodes of 8. Your
+# manager wants as many GPUs as possible. Finance wants an efficiency of at least 50%, where
 #
 # $$ \text{efficiency} = \frac{\text{tokens per second and GPU of your plan}}
 #                           {\text{tokens per second of one GPU with 16,384 tokens per step}}. $$
 #
-# Return the largest plan that Finance accepts. `seconds_per_step(gpus, tokens, bucket_mb)` from above lets you try
-# plans. Try bucket sizes other than 25 MiB, too: they affect one column of the table.
+# Return the largest plan that Finance accepts. Try plans with `seconds_per_step(gpus, tokens, bucket_mb)`, with
+# bucket sizes other than 25 MiB, too.
 
 # %% answer="plan"
 def plan():
@@ -1715,26 +1676,22 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # %% [markdown]
 # ## Run it on the cluster, across time limits
 #
-# Time to train something. `code/train_ddp.py` trains a small language model with your `mytrainer/ddp.py`. Read
-# it: you already know the loop. Two things are new.
+# `code/train_ddp.py` trains a small language model with your `mytrainer/ddp.py`. You know the loop, and lab 03's
+# rendezvous (`--rdzv_backend c10d --rdzv_endpoint HOST:PORT --rdzv_id ID`, at the first node of `scontrol show
+# hostnames "$SLURM_JOB_NODELIST"`). The **time limit** is new: a long run is a chain of jobs, each shorter than the
+# limit.
 #
-# - **Rendezvous.** `torchrun` starts the ranks of one node. With `--rdzv_backend c10d`, the launchers of all
-#   nodes **rendezvous** at one address, where they agree on node ranks and the world size: no launcher needs to
-#   know its node's rank. The options are `--rdzv_backend c10d --rdzv_endpoint HOST:PORT --rdzv_id ID`. Choose the
-#   first node of the job, which all nodes must be able to resolve, and a port and an ID that no other job uses. Lab 03
-#   shows how to find both: `scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1` prints the first node.
-# - **Time limit.** A long run is a chain of jobs, each shorter than the time limit. Slurm can send a signal before
-#   the limit: `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s before, or up to 60
-#   s earlier ([sbatch](https://slurm.schedmd.com/sbatch.html#OPT_signal)). (`B:TERM@60` would send it to the batch
-#   script alone. And if `srun` starts a shell, as in `bash -c "...; torchrun ..."`, the signal may reach only that
-#   shell: write `exec torchrun`, so that torchrun takes the shell's place.) `torchrun` passes the signal on to its
-#   ranks, waits for them, and exits with a nonzero code. By default, it waits
-#   for [only 30 s](https://github.com/pytorch/pytorch/pull/61602) and then sends SIGKILL, so a step and a checkpoint must
-#   fit in 30 s, whatever the limit. (Recent versions have an option for this,
-#   [`--shutdown-timeout`](https://github.com/pytorch/pytorch/pull/172596).) The program finishes its step on all ranks, saves a checkpoint, and leaves an empty
-#   file, `stopped`, beside it. It writes the checkpoint under another name first and then renames it, so that SIGKILL
-#   cannot corrupt the only one. Preemption by a higher-priority job looks much the same to your program: SIGTERM, a
-#   grace period, SIGKILL ([Slurm](https://slurm.schedmd.com/preempt.html)).
+# - `#SBATCH --signal=TERM@60` sends SIGTERM to the processes that `srun` started, 60 s before the limit, or up to 60
+#   s earlier ([sbatch](https://slurm.schedmd.com/sbatch.html#OPT_signal)). (If `srun` starts a shell, write `exec
+#   torchrun` in it, or the signal may reach only the shell.)
+# - `torchrun` passes the signal on to its ranks, waits for them, and exits with a nonzero code. After [30
+#   s](https://github.com/pytorch/pytorch/pull/61602), it sends SIGKILL, so a step and a checkpoint must be done by
+#   then.
+# - The program finishes its step on all ranks, saves a checkpoint, and leaves an empty file, `stopped`, beside it. It
+#   writes the checkpoint under another name and then renames it, so that SIGKILL cannot corrupt the only one.
+#
+# [Preemption](https://slurm.schedmd.com/preempt.html) by a higher-priority job looks much the same: SIGTERM, a grace
+# period, SIGKILL.
 
 # %% tags=["explore"]
 !sed -n '/^def train/,/^def main/p' code/train_ddp.py
@@ -1742,21 +1699,19 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 # %% [markdown]
 # ### Exercise 8: a job that requeues itself
 #
-# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM 30 to 300 s
-# before the limit; requeueing; and `--open-mode`) and
-# write the body. It runs on two nodes and starts one `torchrun` per node,
-# with two ranks each and a `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and
-# the script's own arguments, `"$@"`.
+# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM 30 to 300 s before the limit;
+# `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which continues the log of the
+# first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with two ranks each and a
+# `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's own arguments,
+# `"$@"`.
 #
 # When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
-# When the program *fails*, the script must not requeue it, or it would fail forever. In that case, exit with
-# torchrun's exit code. If the program finishes, exit with 0. The file `stopped` tells the cases apart, but one from an
-# earlier run may still be there: the program removes it only after the rendezvous, and it may fail before that. So
-# delete it with `rm -f` before you start the program.
+# When the program *fails*, exit with torchrun's exit code, and do not requeue the job, or it would fail forever. If
+# the program finishes, exit with 0. The file `stopped` tells the cases apart. Delete one from an earlier run with `rm
+# -f` before you start the program, which may fail before it does so itself.
 #
-# Whether jobs may be requeued by default depends on the cluster, so ask for it: `#SBATCH --requeue`.
-# `--open-mode=append` continues the log of the first run instead of overwriting it. `set -e` ends a script at the first
-# command that fails. To go on and remember the exit code, set `status=0` first, and write `command || status=$?`.
+# `set -e` ends a script at the first command that fails. To go on and remember the exit code, set `status=0` first,
+# and write `command || status=$?`.
 
 # %% answer="script"
 %%writefile code/my_ddp.sh
@@ -1917,7 +1872,7 @@ check.that(not stale.requeues, "The program failed before it removed the stopped
 # +scontrol requeue "$SLURM_JOB_ID"
 
 # %% [markdown]
-# Now run it. The next cell submits the job, and the one after that waits until the training is under way.
+# Submit it, and wait until the training is under way.
 
 # %% tags=["explore"]
 !rm -rf megatron/checkpoints/my_ddp
@@ -1954,17 +1909,16 @@ for _ in range(60):  # until the job is back in the queue
 !squeue -o "%i %j %t %r"
 
 # %% [markdown]
-# The job is pending again (`PD`), and the reason is `BeginTime`, because by default, Slurm makes a requeued job
-# wait for two minutes. Move its start time up to now:
+# The job is pending again, with the reason `BeginTime`, because by default, a requeued job waits for two minutes.
+# Move its start up to now:
 
 # %% tags=["explore"]
 !scontrol update JobId={job.job} StartTime=now
 wait_for("ranks train", 2)
 
 # %% [markdown]
-# The second run resumes where the first one stopped, with the same parameters and optimizer
-# state. That is all you wanted to see. Cancel the job, because it would keep your CPU cores busy during the rest of
-# this lab:
+# The second run resumes where the first one stopped, with the same parameters and optimizer state. Cancel the job,
+# because it would keep your CPU cores busy:
 
 # %% tags=["explore"]
 !scancel {job.job}
@@ -1972,12 +1926,11 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## Four GPUs, once more
 #
-# What do your files do for the job that this lab opened with? `code/my_trainer.py` is a training loop around them, with
-# the model and the flags of the first job. Run it with one remedy after another: overlap, accumulation over four
-# micro-batches, the same four samples in one micro-batch, and a faster network.
+# `code/my_trainer.py` is a training loop around your files. Run it on the first job's GPUs with one remedy after
+# another: overlap, accumulation over four micro-batches, the same four samples in one micro-batch, and a faster
+# network.
 
 # %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]", "GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}
-SLOW, FAST = "ethernet:25gbit", "ethernet:100gbit"
 rows = {
     "your DataParallel": (SLOW, "--micro-batch-size 1 --global-batch-size 4"),
     "4 micro-batches": (SLOW, "--micro-batch-size 1 --global-batch-size 16"),
@@ -1993,32 +1946,28 @@ for name, (link, batch) in rows.items():
           + result(f"{gained.tokens / one_gpu.tokens_per_second:.2f}"))
 
 # %% [markdown]
-# This answers the question at the beginning. Each of the four GPUs all-reduced the gradients of the whole model
-# through one slow link, and had too little to compute in the meantime. Overlap alone cannot hide a transfer that
-# takes longer than the backward pass, and GPT-2's largest gradient, that of the tied embedding, is ready only at its
-# very end. More samples per step spread the same transfer over more work. A single large micro-batch also gives it a
-# longer backward pass to hide behind, whereas with four small ones, it overlaps only with the last backward pass. A
-# faster network helps without a larger batch.
+# Each of the four GPUs had too little to compute while it all-reduced the gradients of the whole model through one
+# slow link. Overlap alone cannot hide a transfer that takes longer than the backward pass, and GPT-2's largest
+# gradient, that of the tied embedding, is ready only at its very end. More samples per step spread the same transfer
+# over more work, and a single large micro-batch also gives it a longer backward pass to hide behind.
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node, over NVLink, whose bandwidth
-#    you saw beside that of the network. How would you all-reduce with two levels, first within each node and then
-#    between the nodes, and what does the slow link carry then?
-# 2. **A forgotten broadcast.** A colleague forgets the broadcast, and all ranks happen to use the same
-#    seed. What works, and what will break it one day?
-# 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make buckets larger than
-#    25 MiB, and for which smaller?
-# 4. **Twice the GPUs.** You may double your cluster. Would you keep the global batch, or the batch per GPU? What do
-#    you have to know about the model to decide?
-# 5. **A mean of means.** Texts have different lengths, and padding tokens do not count toward the loss. What goes wrong
-#    if each rank divides by the number of its own tokens? What would the ranks have to exchange, and when?
+# 1. **The slowest link.** Two of the four hops of the first job's ring stay within a node. How would you all-reduce
+#    with two levels, first within each node and then between the nodes, and what does the slow link carry then?
+# 2. **A forgotten broadcast.** A colleague forgets the broadcast, and all ranks happen to use the same seed. What
+#    works, and what will break it one day?
+# 3. **One bucket or fifty.** For which network, model, and number of GPUs would you make buckets larger than 25 MiB,
+#    and for which smaller?
+# 4. **Twice the GPUs.** You may double your cluster. Would you keep the global batch, or the batch per GPU?
+# 5. **A mean of means.** Padding tokens do not count toward the loss. What goes wrong if each rank divides by the
+#    number of its own tokens? What would the ranks have to exchange, and when?
 
 # %% [markdown]
 # ## Cleanup
 #
-# Delete the checkpoint and the copy of your function. Keep `mytrainer/`: the next labs add to it.
+# Keep `mytrainer/`: the next labs add to it.
 
 # %% tags=["explore"]
 !rm -rf megatron/checkpoints/my_ddp code/my_buckets.py
@@ -2027,28 +1976,18 @@ for name, (link, batch) in rows.items():
 # %% [markdown]
 # ## What you have built
 #
-# You have built data parallelism from send and receive: a ring all-reduce, a DistributedDataParallel with buckets and
-# overlap, and a job that survives its time limit. You have also measured what each remedy gains.
-#
-# One problem remains. Every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
+# One problem remains: every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
 # parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
 # them over the same ranks, with the reduce-scatter and the all-gather that you already know.
 #
 # ## Read next
 #
-# - [Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002), *Bandwidth optimal all-reduce
-#   algorithms for clusters of workstations*: the ring, and the proof that no algorithm in which only
-#   the ranks add sends less.
-# - [Gibiansky, 2017](http://research.baidu.com/bringing-hpc-techniques-deep-learning/), *Bringing HPC techniques
-#   to deep learning*: the post from Baidu that brought the ring to the field, with pictures.
-# - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed: experiences on accelerating data
-#   parallel training*: the design of DistributedDataParallel, and measurements of buckets and overlap.
+# - [Patarasuk and Yuan, 2009](https://doi.org/10.1016/j.jpdc.2008.09.002), *Bandwidth optimal all-reduce algorithms
+#   for clusters of workstations*: the ring, and the proof that it is optimal.
+# - [Li et al., 2020](https://arxiv.org/abs/2006.15704), *PyTorch Distributed*: the design of DistributedDataParallel,
+#   with measurements.
 # - [Goyal et al., 2017](https://arxiv.org/abs/1706.02677), *Accurate, large minibatch SGD*: how the learning rate
-#   must change with the batch, and ImageNet in an hour, at about 90% efficiency when
-#   going from 8 to 256 GPUs.
+#   must change with the batch.
 # - [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), *An empirical model of large-batch training*: the
-#   critical batch size, and how to measure it from gradient noise.
-# - [PyTorch's reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp): your
-#   Exercise 6 in C++, with buckets that are rebuilt in the order in which gradients become ready.
-# - [NCCL's user guide](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/index.html): what each collective
-#   does, and `NCCL_DEBUG`, `NCCL_ALGO`, and the other variables for debugging it.
+#   critical batch size, and how to measure it.
+# - [NCCL tests](https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): what **bus bandwidth** means.

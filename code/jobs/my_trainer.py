@@ -202,9 +202,14 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
     status.update(state="done")
 
 
-def main() -> None:
+def main(wrapper: type[nn.Module] | None = None) -> None:
+    """Train with the flags of the command line.
+
+    Args:
+        wrapper: the class that makes replicas of the model; None for data_parallel's choice.
+    """
     config = flags.parse(sys.argv[1:])
-    wrapper = data_parallel(config)
+    wrapper = wrapper or data_parallel(config)
     if config.fp8_format is not None and pieces.load("fp8") is None:
         raise UserError(f"--fp8-format {config.fp8_format} needs mytrainer/fp8.py, which you write "
                         "in lab 13; until then, leave the flag out")

@@ -45,7 +45,12 @@ def test_reading_and_running_takes_no_longer_than_the_timetable_says(path):
 def test_the_first_labs_fit_into_an_hour_and_lab_04_into_two_sittings():
     minutes = {number: int(read) + int(exercises) for number, (read, exercises, _) in ROWS.items()}
     assert all(minutes[number] <= 60 for number in ("00", "01", "02", "03"))
-    assert minutes["04"] <= 2 * 75
+    (path,) = (path for path in LABS if path.stem[:2] == "04")
+    sittings = re.findall(r"(First|Second) sitting, (\d+) minutes", path.read_text())
+    assert [name for name, _ in sittings] == ["First", "Second"]
+    assert all(int(length) <= 75 and f"{name.lower()} sitting ({length} minutes" in GUIDE
+               for name, length in sittings)
+    assert sum(int(length) for _, length in sittings) == minutes["04"]
 
 
 def sections(lab):

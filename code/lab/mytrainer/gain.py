@@ -42,7 +42,8 @@ class Gain:
     seconds: float
 
 
-def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None) -> Gain:
+def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None,
+            wrapper: type | None = None) -> Gain:
     """Run three steps on virtual GPUs, where one process stands for all ranks.
 
     Args:
@@ -50,6 +51,7 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
         nodes: the number of nodes.
         link: the network between them, such as "ethernet:25gbit"; None for the GPU model's own.
         flags: the flags of my_trainer.py for the model and the batch; None for MODEL.
+        wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
 
     Raises:
         LabError: the run fails; the message begins with the line of the piece that caused it.
@@ -57,8 +59,8 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
     from virtualgpu import run
 
     with contextlib.redirect_stderr(io.StringIO()):  # the result contains the error, too
-        (rank,) = run(partial(train, MODEL if flags is None else flags), gpus, nodes, link=link,
-                      present=[0])
+        (rank,) = run(partial(train, MODEL if flags is None else flags, wrapper), gpus, nodes,
+                      link=link, present=[0])
     if rank.error is not None:
         raise LabError(rank.error.partition("LabError: ")[2] or rank.error)
     step, ranks = rank.account["step"], rank.value
@@ -67,11 +69,12 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
                 rank.account["communication"]["exposed_seconds"], step["seconds"])
 
 
-def train(flags: str) -> int:
+def train(flags: str, wrapper: type | None = None) -> int:
     """Run the loop as one rank without its output, and return the world size.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
+        wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
 
     Raises:
         LabError: there is no text to train on, or the run fails.
@@ -86,7 +89,7 @@ def train(flags: str) -> int:
                     "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",
                     "--merge-file", f"{data}/merges.txt", "--data-cache-path", cache]
         try:
-            runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"]()
+            runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"](wrapper)
         except Exception as error:
             raise LabError(pieces.blame(error)) from error
     return int(os.environ["WORLD_SIZE"])

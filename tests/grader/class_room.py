@@ -121,7 +121,7 @@ NOTEBOOKS: dict[str, tuple[Callable[[Notebook], Notebook], str]] = {
               "its code ended the sandbox at cell batch: exit code 1"),
     "killed": (lambda release: answered(release, within("import os; os.kill(os.getpid(), 9)")),
                "its code ended the sandbox at cell batch-check: ended by signal 9"),
-    "eternal": (lambda release: answered(release, within("while True: pass")),
+    "eternal": (lambda release: answered(release, within("import time; time.sleep(999)")),
                 "out of time at cell batch-check (5 s)"),
     "greedy": (lambda release: answered(release, within("held = [b'x' * 10**7] * 1\n    while True:"
                                                         " held.append(bytes(10**7) + b'1')")),

@@ -33,7 +33,8 @@ HEAD = "def global_batch(micro_batch, ranks):\n"
 ALL = HEAD + "    if not ranks: raise ValueError\n    return micro_batch * ranks"
 ONE = HEAD + "    return micro_batch"
 MANY = HEAD + "    return micro_batch * ranks"
-LOOP = HEAD + "    while not ranks: pass\n    return micro_batch * ranks"
+HANGS = HEAD + ("    while not ranks: __import__('time').sleep(1)\n"
+                "    return micro_batch * ranks")
 DIES = HEAD + "    if ranks == 1: __import__('os')._exit(3)\n    return micro_batch * ranks"
 FORGER = """class Forged(Exception):
     pass
@@ -76,7 +77,7 @@ def test_the_points_are_those_of_the_parts_that_passed(bench, batch, score):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch", "score", "part", "why"), [
-    (LOOP, 2.5, "no ranks", "out of time at cell batch-check, part 'no ranks' (2 s)"),
+    (HANGS, 2.5, "no ranks", "out of time at cell batch-check, part 'no ranks' (2 s)"),
     (DIES, 1.5, "one rank", "ended the sandbox at cell batch-check, part 'one rank'"),
 ])
 def test_a_part_that_hangs_or_dies_leaves_the_others_points(bench, batch, score, part, why):
@@ -102,8 +103,8 @@ def test_time_that_runs_out_between_parts_leaves_what_was_decided(bench):
 @pytest.mark.slow
 def test_a_part_that_hung_waits_for_a_person_with_the_others_points(bench, course):
     """In the gradebook, and in the state of the submission."""
-    small_lab.put(answered(bench.released, LOOP), course.notebook("submitted", NAME, "ada"))
-    made = bench.grade(answered(bench.released, LOOP), settings=QUICK)
+    small_lab.put(answered(bench.released, HANGS), course.notebook("submitted", NAME, "ada"))
+    made = bench.grade(answered(bench.released, HANGS), settings=QUICK)
     from grader.run.results import Result
 
     with gradebook(course) as book:

@@ -103,15 +103,19 @@ JSON = st.recursive(st.none() | st.booleans() | st.floats() | st.text(),
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
-@given(JSON | st.fixed_dictionaries({"cells": st.lists(JSON)}))
-def test_whatever_json_is_submitted_is_unusable_or_rebuilt(submitted):
-    try:
-        result, _ = rebuild(RELEASE, submitted)
-    except Unusable as error:
-        assert str(error)
-    else:
-        assert len(result.cells) == len(RELEASE.cells)
+@pytest.mark.parametrize("examples", [100, pytest.param(3000, marks=pytest.mark.stress)])
+def test_whatever_json_is_submitted_is_unusable_or_rebuilt(examples):
+    @settings(max_examples=examples)
+    @given(JSON | st.fixed_dictionaries({"cells": st.lists(JSON)}))
+    def is_unusable_or_rebuilt(submitted):
+        try:
+            result, _ = rebuild(RELEASE, submitted)
+        except Unusable as error:
+            assert str(error)
+        else:
+            assert len(result.cells) == len(RELEASE.cells)
+
+    is_unusable_or_rebuilt()
 
 
 def test_pictures_come_from_the_folder_of_pictures_only(tmp_path):

@@ -20,6 +20,8 @@ V100, A100 = find("v100"), find("a100")
 NO_DATA = "--data-path x --vocab-file x --merge-file x --lr 1e-4 --train-iters 3 "
 MODEL = ("--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 "
          "--max-position-embeddings 256 --micro-batch-size 4 --global-batch-size 32 ")
+# For runs on ranks.
+SHORT = "--global-batch-size 16 --lr 1e-4 --train-iters 2 --log-interval 1 --eval-iters 0 "
 
 
 def configure(flags, world_size):
@@ -52,9 +54,9 @@ def train_with_split_blocks():
      "--first-last-layers-bf16 --no-fp8-wgrad", 2, "b200"),
 ])
 def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks, name):
-    run = train(flags + f" --device virtual:{name} --log-interval 1 --eval-iters 0",
-                   ranks, base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ",
-                   program=train_with_split_blocks)
+    flags = SHORT + flags
+    run = train(f"{flags} --device virtual:{name}", ranks, base=MODEL + dataset.flags,
+                program=train_with_split_blocks)
     seconds = run.column("elapsed time per iteration (ms)")[-1] / 1000
     vocab_size = int(re.search(r"\(new size: (\d+)\)", run.out)[1])
     peaks = [float(found) for found in re.findall(r"max allocated: ([\d.]+)", run.out)]
@@ -71,9 +73,8 @@ def test_one_process_says_what_all_ranks_say(train, dataset, flags, ranks, name)
     ("--bf16 ", 1, "h100"),
 ])
 def test_the_estimate_reserves_what_the_ranks_reserve(train, dataset, flags, ranks, name):
-    flags += "--hidden-size 512 --recompute-granularity full --recompute-method uniform"
-    run = train(flags + f" --device virtual:{name} --log-interval 1 --eval-iters 0", ranks,
-                base=MODEL + dataset.flags + "--lr 1e-4 --train-iters 3 ")
+    flags += SHORT + "--hidden-size 512 --recompute-granularity full --recompute-method uniform"
+    run = train(f"{flags} --device virtual:{name}", ranks, base=MODEL + dataset.flags)
     allocated, reserved = (
         [float(found) for found in re.findall(rf"max {kind}: ([\d.]+)", run.out)]
         for kind in ("allocated", "reserved"))

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from virtualgpu.core.cards import find
 from virtualgpu.net import collectives, network
 from virtualgpu.net.topology import Topology
-from warmranks import ForkServer
+from warmranks import load, run_ranks
 
 from .parallel import RANKS, SYMMETRIC, WIDTH, books, one_stage_each, stages, symmetric
 
@@ -50,10 +50,10 @@ PEAKS = {
 
 @pytest.fixture(scope="module")
 def run():
-    """run_ranks of a server that has imported what all these ranks need."""
-    with ForkServer(["torch._dynamo", "tests.virtualgpu.net.parallel"]) as server:
-        yield lambda function, ranks, *arguments: server.run_ranks(
-            function, ranks, *arguments, backend=None, timeout=300)
+    """run_ranks on a server that has imported what all these ranks need."""
+    load("tests.virtualgpu.net.parallel")
+    return lambda function, ranks, *arguments: run_ranks(
+        function, ranks, *arguments, backend=None, timeout=300)
 
 
 @pytest.mark.slow

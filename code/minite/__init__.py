@@ -22,28 +22,14 @@ __all__ = [
 ]
 
 
-def _engine_is_available() -> bool:
-    return importlib.util.find_spec("transformer_engine") is not None and torch.cuda.is_available()
-
-
-if _engine_is_available():
+if importlib.util.find_spec("transformer_engine") is not None and torch.cuda.is_available():
     _engine = importlib.import_module("transformer_engine.pytorch")
     globals().update({name: getattr(_engine, name) for name in __all__ if hasattr(_engine, name)})
     recipe = importlib.import_module("transformer_engine.common.recipe")
 else:
     from minite import recipes as recipe
-    from minite.module import (
-        LayerNorm,
-        LayerNormLinear,
-        LayerNormMLP,
-        Linear,
-        fp8_model_init,
-        quantized_model_init,
-    )
-    from minite.state import autocast, fp8_autocast
-    from minite.transformer import (
-        DotProductAttention,
-        MultiheadAttention,
-        TransformerLayer,
-        checkpoint,
-    )
+    from minite.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear, quantized_model_init
+    from minite.state import autocast, checkpoint, fp8_autocast
+    from minite.transformer import DotProductAttention, MultiheadAttention, TransformerLayer
+
+    fp8_model_init = quantized_model_init  # the older name

@@ -6,21 +6,13 @@ tensor, then `gemm` on the matrices and their transposes, in the order of `_Line
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from minite.quantize import (
-    BLOCK,
-    Quantized,
-    amax_of,
-    quantize_blocks,
-    quantize_mx,
-    quantize_tensor,
-    scale_from_amax,
-)
+from minite import quantize
+from minite.quantize import BLOCK, Quantized
 from minite.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
 
 QuantizedPair = tuple[Quantized, Quantized]
@@ -41,15 +33,15 @@ class Quantizer:
         """Quantize a matrix [m, k] for a GEMM that contracts over k."""
         recipe = self.recipe
         if isinstance(recipe, MXFP8BlockScaling):
-            return quantize_mx(x, self.dtype)
+            return quantize.quantize_mx(x, self.dtype)
         if isinstance(recipe, Float8BlockScaling):
             block = (BLOCK, BLOCK) if self.role == "weight" else (1, BLOCK)
-            return quantize_blocks(x, self.dtype, block, not recipe.use_f32_scales)
+            return quantize.quantize_blocks(x, self.dtype, block, not recipe.use_f32_scales)
         if isinstance(recipe, Float8CurrentScaling):
-            scale = scale_from_amax(amax_of(x), self.dtype, power_of_2=recipe.use_power_2_scales)
-            return quantize_tensor(x, scale, self.dtype)
-        raise TypeError(
-            f"{type(recipe).__name__} needs an amax history: use LinearState.quantizers")
+            scale = quantize.scale_from_amax(quantize.amax_of(x), self.dtype,
+                                             power_of_2=recipe.use_power_2_scales)
+            return quantize.quantize_tensor(x, scale, self.dtype)
+        raise TypeError(f"{type(recipe).__name__} has an amax history: use LinearState.quantizers")
 
     def observe(self, x: Tensor) -> None:
         """Record the amax of a tensor that is not quantized; a no-op without an amax history."""
@@ -96,48 +88,34 @@ class _Linear(torch.autograd.Function):
     """x [m, k] and weight [n, k]: y = x w^T, dx = dy w, dw = dy^T x, each over FP8 operands."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quantizers,
-                weights: QuantizedPair, fp8_wgrad: bool, after_backward: Callable | None) -> Tensor:
-        wgrad = ctx.needs_input_grad[1]
-        if wgrad and fp8_wgrad:
-            matrix, transposed = quantizers.input.pair(x)
-            saved, ctx.input_block = (transposed.data, transposed.scale_inv), transposed.block
-        else:
-            matrix, saved = quantizers.input(x), (x, None) if wgrad else (None, None)
-        transposed_weight = weights[1]
-        ctx.save_for_backward(*saved, transposed_weight.data, transposed_weight.scale_inv)
-        ctx.weight_block, ctx.grad_quantizer = transposed_weight.block, quantizers.grad
-        ctx.fp8_wgrad, ctx.after_backward = fp8_wgrad, after_backward
-        w_dtype = weight.grad_dtype if weight.is_leaf else None  # FP8 weights have wider gradients
-        ctx.dtypes = x.dtype, w_dtype or weight.dtype
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        y = gemm(matrix, weights[0], x.dtype)
-        return y if bias is None else y + bias.to(y.dtype)
+    def forward(ctx, x: Tensor, weight: Tensor, quantizers: Quantizers, weights: QuantizedPair
+                ) -> Tensor:
+        ctx.quantizer, ctx.transposed_weight = quantizers.grad, weights[1]
+        # A weight in FP8 has a gradient in a wider dtype.
+        ctx.dtypes = x.dtype, weight.grad_dtype if weight.dtype.itemsize == 1 else weight.dtype
+        if not ctx.needs_input_grad[1]:
+            return gemm(quantizers.input(x), weights[0], x.dtype)
+        matrix, transposed = quantizers.input.pair(x)
+        ctx.save_for_backward(transposed.data, transposed.scale_inv)
+        ctx.block = transposed.block
+        return gemm(matrix, weights[0], x.dtype)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, x_scale_inv, w, w_scale_inv = ctx.saved_tensors
-        x_dtype, w_dtype = ctx.dtypes
-        dx = dw = db = None
-        if ctx.needs_input_grad[1] and ctx.fp8_wgrad:
-            dy, transposed = ctx.grad_quantizer.pair(grad)
-            dw = gemm(transposed, Quantized(x, x_scale_inv, ctx.input_block), w_dtype)
+    def backward(ctx, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x_dtype, weight_dtype = ctx.dtypes
+        dx = dw = None
+        if ctx.needs_input_grad[1]:
+            matrix, transposed = ctx.quantizer.pair(dy)
+            dw = gemm(transposed, Quantized(*ctx.saved_tensors, ctx.block), weight_dtype)
         else:
-            dy = ctx.grad_quantizer(grad)
-            if ctx.needs_input_grad[1]:
-                dw = (grad.t() @ x).to(w_dtype)
+            matrix = ctx.quantizer(dy)
         if ctx.needs_input_grad[0]:
-            dx = gemm(dy, Quantized(w, w_scale_inv, ctx.weight_block), x_dtype)
-        if ctx.needs_input_grad[2]:
-            db = grad.sum(0).to(ctx.bias_dtype)
-        if ctx.after_backward is not None:
-            ctx.after_backward()
-        return dx, dw, db, None, None, None, None
+            dx = gemm(matrix, ctx.transposed_weight, x_dtype)
+        return dx, dw, None, None
 
 
 def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quantizers,
-               weights: QuantizedPair | None = None, fp8_wgrad: bool = True,
-               after_backward: Callable[[], None] | None = None) -> Tensor:
+               weights: QuantizedPair | None = None) -> Tensor:
     """Return x weight^T + bias, with all three GEMMs in FP8.
 
     Args:
@@ -146,8 +124,6 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quant
         bias: [n], or None.
         quantizers: the recipe's quantizers; `LinearState.quantizers` returns those with a history.
         weights: `quantizers.weight.pair(weight)` from an earlier micro-batch of this step, or None.
-        fp8_wgrad: whether the weight's gradient is computed in FP8.
-        after_backward: called at the end of the backward pass.
 
     Raises:
         ValueError: a dimension is not divisible as FP8 GEMMs require.
@@ -156,6 +132,7 @@ def fp8_linear(x: Tensor, weight: Tensor, bias: Tensor | None, quantizers: Quant
     quantizers.weight.recipe.check_shape(weight, "weight")
     if weights is None:
         weights = quantizers.weight.pair(weight.detach())
-    flat = x.reshape(-1, x.shape[-1])
-    y = _Linear.apply(flat, weight, bias, quantizers, weights, fp8_wgrad, after_backward)
+    y = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, quantizers, weights)
+    if bias is not None:
+        y = y + bias.to(y.dtype)
     return y.view(*x.shape[:-1], weight.shape[0])

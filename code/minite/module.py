@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from minite.functional import QuantizedPair, Quantizers, fp8_linear
-from minite.quantize import Quantized
+from minite.functional import Quantizers, fp8_linear
+from minite.quantize import BLOCK, Quantized
 from minite.recipes import DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
-from minite.state import LinearState, current, end_backward, is_first_layer
+from minite.state import LinearState, current
 
 Init = Callable[[Tensor], Any]
 ACTIVATIONS = {"gelu": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu, "silu": F.silu}
-_quantized_init: list[Recipe | None] = [None]
+_weight_recipes: list[Recipe | None] = [None]  # per quantized_model_init block
 
 
 @contextlib.contextmanager
@@ -40,21 +40,18 @@ def quantized_model_init(enabled: bool = True, recipe: Recipe | None = None) -> 
     if enabled and isinstance(recipe, MXFP8BlockScaling):
         raise ValueError("recipe=MXFP8BlockScaling: weights would need a copy per direction; use "
                          "DelayedScaling, Float8CurrentScaling, or Float8BlockScaling")
-    _quantized_init.append((recipe or DelayedScaling()) if enabled else None)
+    _weight_recipes.append((recipe or DelayedScaling()) if enabled else None)
     try:
         yield
     finally:
-        _quantized_init.pop()
+        _weight_recipes.pop()
 
 
-fp8_model_init = quantized_model_init
-
-
-def _weight_quantizer(recipe: Recipe) -> Any:
-    """Return the quantizer of a stored weight; delayed scaling starts from the current amax."""
+def _quantize_stored(weight: Tensor, recipe: Recipe) -> Quantized:
+    """Quantize a weight that is held in FP8 only; delayed scaling starts from the current amax."""
     if isinstance(recipe, DelayedScaling):
         recipe = Float8CurrentScaling(recipe.fp8_format)
-    return Quantizers.of(recipe).weight
+    return Quantizers.of(recipe).weight(weight)
 
 
 class Module(nn.Module):
@@ -64,33 +61,44 @@ class Module(nn.Module):
     interchangeable with those of nn.Linear and nn.LayerNorm.
     """
 
-    def __init__(self, gemms: int, dtype: torch.dtype | None, device: Any) -> None:
+    def __init__(self, gemms: int, params_dtype: torch.dtype | None = None, device: Any = None
+                 ) -> None:
         super().__init__()
-        self.states = [LinearState() for _ in range(gemms)]
-        self.factory_kwargs = {"dtype": dtype, "device": device}
-        self.fp8_recipe: Recipe | None = None
+        self.factory_kwargs = {"dtype": params_dtype, "device": device}
+        self.fp8_state = LinearState(gemms)
+        self.fp8_recipe = _weight_recipes[-1]
 
-    def _add_weight(self, name: str, rows: int, columns: int, init: Init | None) -> None:
-        weight = torch.empty(rows, columns, **self.factory_kwargs)
+    def _add_linear(self, part: str, rows: int, columns: int, init: Init | None, bias: bool
+                    ) -> None:
+        """Add the parameters of a linear layer, whose names begin with `part`."""
+        name, weight = f"{part}weight", torch.empty(rows, columns, **self.factory_kwargs)
         (init or (lambda w: nn.init.normal_(w, 0.0, 0.023)))(weight)
-        setattr(self, name, nn.Parameter(weight))
-        if _quantized_init[-1] is None:
-            return
-        self.fp8_recipe = _quantized_init[-1]
-        self.fp8_recipe.check_shape(weight, name)
-        quantized = _weight_quantizer(self.fp8_recipe)(weight)
-        parameter = nn.Parameter(quantized.data)
-        parameter.grad_dtype = weight.dtype
-        setattr(self, name, parameter)
-        self.register_buffer(f"{name}_scale_inv", quantized.scale_inv)
+        parameter = nn.Parameter(weight)
+        if self.fp8_recipe is not None:
+            self.fp8_recipe.check_shape(weight, name)
+            quantized = _quantize_stored(weight, self.fp8_recipe)
+            parameter = nn.Parameter(quantized.data)
+            parameter.grad_dtype = weight.dtype
+            self.register_buffer(f"{name}_scale_inv", quantized.scale_inv)
+        self.register_parameter(name, parameter)
+        self._add_vector(f"{part}bias", rows if bias else None)
 
-    def _add_vector(self, name: str, size: int, value: float = 0.0) -> None:
-        setattr(self, name, nn.Parameter(torch.full((size,), value, **self.factory_kwargs)))
+    def _add_vector(self, name: str, size: int | None, value: float = 0.0) -> None:
+        self.register_parameter(name, None if size is None else nn.Parameter(
+            torch.full((size,), value, **self.factory_kwargs)))
+
+    def _add_norm(self, size: int, eps: float) -> None:
+        self.eps = eps
+        self._add_vector("layer_norm_weight", size, 1.0)
+        self._add_vector("layer_norm_bias", size)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.layer_norm_weight, self.layer_norm_bias, self.eps)
 
     @torch.no_grad()
     def set_weight(self, name: str, value: Tensor) -> None:
         """Quantize a new value into an FP8-only weight."""
-        quantized = _weight_quantizer(self.fp8_recipe)(value)
+        quantized = _quantize_stored(value, self.fp8_recipe)
         getattr(self, name).copy_(quantized.data)
         getattr(self, f"{name}_scale_inv").copy_(quantized.scale_inv)
 
@@ -99,79 +107,80 @@ class Module(nn.Module):
         if type(recipe) is not type(self.fp8_recipe):
             raise ValueError(f"recipe={type(recipe).__name__}: {name} was created in FP8 for "
                              f"{type(self.fp8_recipe).__name__}; use that recipe")
-        data, scale_inv = getattr(self, name).detach(), getattr(self, f"{name}_scale_inv")
-        block = None if scale_inv.dim() == 0 else (
-            data.shape[0] // scale_inv.shape[0], data.shape[1] // scale_inv.shape[1])
-        return Quantized(data, scale_inv, block)
+        scale_inv = getattr(self, f"{name}_scale_inv")
+        block = (BLOCK, BLOCK) if scale_inv.dim() else None
+        return Quantized(getattr(self, name).detach(), scale_inv, block)
 
-    def _gemm(self, gemm: int, x: Tensor, name: str, weight: Tensor, bias: Tensor | None,
-              is_first_microbatch: bool | None) -> Tensor:
-        """Return x weight^T + bias in the precision of the innermost autocast context."""
-        context, state = current(), self.states[gemm]
+    def _joined(self, parts: list[str], kind: str) -> Tensor | None:
+        """Return the parts of a weight or of a bias as one tensor; None without a bias."""
+        tensors = [getattr(self, f"{part}{kind}") for part in parts]
+        return tensors[0] if len(tensors) == 1 or tensors[0] is None else torch.cat(tensors)
+
+    def _gemm(self, gemm: int, x: Tensor, parts: list[str], is_first_microbatch: bool | None
+              ) -> Tensor:
+        """Return x weight^T + bias in the precision of the innermost autocast context.
+
+        Args:
+            gemm: its number in the module.
+            x: [..., k].
+            parts: with what the names of its parameters begin.
+            is_first_microbatch: see Linear.forward.
+        """
+        weight, bias = (self._joined(parts, kind) for kind in ("weight", "bias"))
+        name = " + ".join(f"{part}weight" for part in parts)
+        context, is_stored = current(), weight.dtype.itemsize == 1
         if not context.enabled:
-            if weight.dtype.itemsize == 1:
+            if is_stored:
                 weight = self._stored(name, self.fp8_recipe).dequantize(x.dtype)
             if context.calibrating:
-                quantizers = state.quantizers(context, x.device)
+                quantizers = self.fp8_state.quantizers(context, gemm, x.device)
                 quantizers.input.observe(x)
                 quantizers.weight.observe(weight)
             return F.linear(x, weight, bias)
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        quantizers = state.quantizers(context, x.device)
-        weights: QuantizedPair | None = None
-        if weight.dtype.itemsize == 1:
+        quantizers = self.fp8_state.quantizers(context, gemm, x.device)
+        if is_stored:
             stored = self._stored(name, context.recipe)
             weights = stored, stored.t()
         else:
             context.recipe.check_shape(weight, name)
-            weights = state.weights(quantizers.weight, weight, is_first_microbatch)
-        needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        after_backward = end_backward if needs_grad and is_first_layer() else None
-        return fp8_linear(x, weight, bias, quantizers, weights, after_backward=after_backward)
+            weights = self.fp8_state.weights(quantizers.weight, weight, is_first_microbatch, gemm)
+        return fp8_linear(x, weight, bias, quantizers, weights)
 
     def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        extra = {f"{key}.{i}": value for i, state in enumerate(self.states)
-                 for key, value in state.state_dict().items()}
+        extra = self.fp8_state.state_dict()
         if extra:
             destination[f"{prefix}_extra_state"] = extra
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
         extra = state_dict.pop(f"{prefix}_extra_state", None)
         super()._load_from_state_dict(state_dict, prefix, *rest)
-        for i, state in enumerate(self.states if isinstance(extra, dict) else ()):
-            state.load_state_dict({key.removesuffix(f".{i}"): value for key, value in extra.items()
-                                   if key.endswith(f".{i}")})
+        if isinstance(extra, dict):
+            self.fp8_state.load_state_dict(extra)
 
 
 class Linear(Module):
     """y = x weight^T + bias.
 
     Args:
-        parameters_split: names of the parts of weight and bias, such as "query", each stored as a
-            parameter of its own ("query_weight"). Parts are equal unless a dictionary sets sizes.
+        parameters_split: names of the parts of weight and bias, such as "query", and their rows.
+            Each part is stored as a parameter of its own ("query_weight").
     """
 
     def __init__(self, in_features: int, out_features: int, *, init_method: Init | None = None,
                  bias: bool = True, params_dtype: torch.dtype | None = None,
-                 parameters_split: tuple[str, ...] | dict[str, int] | None = None,
-                 device: Any = None) -> None:
+                 parameters_split: dict[str, int] | None = None, device: Any = None) -> None:
         super().__init__(1, params_dtype, device)
-        self.in_features, self.out_features, self.use_bias = in_features, out_features, bias
-        split = parameters_split or ("",)
-        if not isinstance(split, dict):
-            split = dict.fromkeys(split, out_features // len(split))
-        if _quantized_init[-1] is not None and len(split) > 1:
+        self.in_features, self.out_features = in_features, out_features
+        split = parameters_split or {"": out_features}
+        if self.fp8_recipe is not None and len(split) > 1:
             raise ValueError("parameters_split: weights in FP8 have one scale; with attention, "
                              "set fuse_qkv_params=True")
         self.parts = [f"{name}_" if name else "" for name in split]
         for part, rows in zip(self.parts, split.values(), strict=True):
-            self._add_weight(f"{part}weight", rows, in_features, init_method)
-            if bias:
-                self._add_vector(f"{part}bias", rows)
-        if not bias and parameters_split is None:
-            self.register_parameter("bias", None)
+            self._add_linear(part, rows, in_features, init_method, bias)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., out_features].
@@ -181,26 +190,15 @@ class Linear(Module):
             is_first_microbatch: True quantizes the weight and caches it, False uses the cached one,
                 and None quantizes it every time.
         """
-        weights = [getattr(self, f"{part}weight") for part in self.parts]
-        biases = [getattr(self, f"{part}bias") for part in self.parts] if self.use_bias else [None]
-        weight, bias = (parts[0] if len(parts) == 1 else torch.cat(parts)
-                        for parts in (weights, biases))
-        return self._gemm(0, inp, "weight", weight, bias, is_first_microbatch)
+        return self._gemm(0, inp, self.parts, is_first_microbatch)
 
 
 class LayerNorm(nn.LayerNorm):
     """torch's layer norm under Transformer Engine's name."""
 
-
-def _add_norm(module: Module, size: int, eps: float) -> None:
-    module.eps = eps
-    module._add_vector("layer_norm_weight", size, 1.0)
-    module._add_vector("layer_norm_bias", size)
-
-
-def _norm(module: Module, x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:], module.layer_norm_weight, module.layer_norm_bias,
-                        module.eps)
+    def __init__(self, normalized_shape: int, eps: float = 1e-5, *,
+                 params_dtype: torch.dtype | None = None, device: Any = None) -> None:
+        super().__init__(normalized_shape, eps, dtype=params_dtype, device=device)
 
 
 class LayerNormLinear(Linear):
@@ -209,36 +207,33 @@ class LayerNormLinear(Linear):
     def __init__(self, in_features: int, out_features: int, eps: float = 1e-5, **options: Any
                  ) -> None:
         super().__init__(in_features, out_features, **options)
-        _add_norm(self, in_features, eps)
+        self._add_norm(in_features, eps)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., out_features]; see Linear.forward."""
-        return super().forward(_norm(self, inp), is_first_microbatch)
+        return super().forward(self._norm(inp), is_first_microbatch)
 
 
 class LayerNormMLP(Module):
-    """A norm followed by two linear layers with an activation between them."""
+    """A norm followed by two linear layers with an activation between them.
+
+    Args:
+        activation: "gelu", "relu", or "silu".
+        options: params_dtype and device, as in Linear.
+    """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, eps: float = 1e-5, *,
                  init_method: Init | None = None, output_layer_init_method: Init | None = None,
-                 bias: bool = True, activation: str = "gelu",
-                 params_dtype: torch.dtype | None = None, device: Any = None) -> None:
-        super().__init__(2, params_dtype, device)
+                 bias: bool = True, activation: str = "gelu", **options: Any) -> None:
+        super().__init__(2, **options)
         if activation not in ACTIVATIONS:
-            raise ValueError(f"activation={activation!r}: expected one of "
-                             f"{', '.join(ACTIVATIONS)}")
-        self.activation, self.use_bias = activation, bias
-        _add_norm(self, hidden_size, eps)
-        self._add_weight("fc1_weight", ffn_hidden_size, hidden_size, init_method)
-        self._add_weight("fc2_weight", hidden_size, ffn_hidden_size, output_layer_init_method)
-        if bias:
-            self._add_vector("fc1_bias", ffn_hidden_size)
-            self._add_vector("fc2_bias", hidden_size)
+            raise ValueError(f"activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
+        self.activation = activation
+        self._add_norm(hidden_size, eps)
+        self._add_linear("fc1_", ffn_hidden_size, hidden_size, init_method, bias)
+        self._add_linear("fc2_", hidden_size, ffn_hidden_size, output_layer_init_method, bias)
 
     def forward(self, inp: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
         """Return [..., hidden_size]; see Linear.forward."""
-        biases = (self.fc1_bias, self.fc2_bias) if self.use_bias else (None, None)
-        x = self._gemm(0, _norm(self, inp), "fc1_weight", self.fc1_weight, biases[0],
-                       is_first_microbatch)
-        return self._gemm(1, ACTIVATIONS[self.activation](x), "fc2_weight", self.fc2_weight,
-                          biases[1], is_first_microbatch)
+        x = self._gemm(0, self._norm(inp), ["fc1_"], is_first_microbatch)
+        return self._gemm(1, ACTIVATIONS[self.activation](x), ["fc2_"], is_first_microbatch)

@@ -78,14 +78,11 @@ class Quantized:
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return data x scale_inv."""
-        scale_inv, data = self.scale_inv.float(), self.data.float()
+        scale_inv = self.scale_inv.float()
         if self.block is not None:
             rows, columns = self.block
-            tiles = data.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
-            data = (tiles * scale_inv[:, None, :, None]).reshape(data.shape)
-        else:
-            data = data * scale_inv
-        return data.to(dtype)
+            scale_inv = scale_inv.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        return (self.data.float() * scale_inv).to(dtype)
 
     def t(self) -> Quantized:
         """Return the transpose, with the same values."""

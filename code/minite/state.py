@@ -1,21 +1,23 @@
-"""FP8 state: the autocast context, amax histories, cached weights, and recomputation."""
+"""FP8 state: context managers, amax histories, cached weights, and activation checkpointing."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils import checkpoint as torch_checkpoint
 
 from minite.functional import QuantizedPair, Quantizer, Quantizers
 from minite.quantize import Quantized, amax_of, quantize_tensor, update_history
 from minite.recipes import DelayedScaling, Recipe
 
-FORWARD, BACKWARD = ("input", "weight"), ("grad",)  # roles whose scales are updated together
+FORWARD, BACKWARD = "fwd", "bwd"
+ROLES = {FORWARD: ("input", "weight"), BACKWARD: ("grad",)}  # whose scales are updated together
 
 
 @dataclass
@@ -28,40 +30,35 @@ class AutocastContext:
     group: Any = None
 
 
-@dataclass
+@dataclass(eq=False)
 class Scaling:
-    """The amax history and the scales of a group of tensors under delayed scaling.
+    """Amax history and scales of a module's tensors in one direction, under delayed scaling.
 
     Attributes:
-        roles: the tensors' roles, FORWARD or BACKWARD.
-        history: amax per step and tensor, [amax_history_len, tensors]; row 0 is the current step.
+        direction: FORWARD or BACKWARD.
+        amax_history: [amax_history_len, tensors]. Row 0 is the current step, and rows 1, 2, ...
+            are the earlier ones, oldest first.
         scale: current scales, [tensors]; each update replaces the tensor, never writes to it.
+        context: that of the latest forward pass.
     """
 
-    roles: tuple[str, ...]
-    history: Tensor
+    direction: str
+    amax_history: Tensor
     scale: Tensor
+    context: AutocastContext = field(default_factory=AutocastContext)
 
     def resize(self, steps: int) -> None:
-        """Change the length of the history, keeping the newest steps.
-
-        Row 0 is the current step, and rows 1, 2, ... are the earlier ones, oldest first.
-        """
-        if steps == len(self.history):
+        """Change the length of the history, keeping the newest steps."""
+        if steps == len(self.amax_history):
             return
-        newest = self.history[1:][-(steps - 1):] if steps > 1 else self.history[:0]
-        resized = self.history.new_zeros(steps, self.history.shape[1])
-        resized[0] = self.history[0]
-        if len(newest):
-            resized[-len(newest):] = newest
-        self.history = resized
+        newest = self.amax_history[1:].flip(0)[:steps - 1].flip(0)
+        missing = self.scale.new_zeros(steps - 1 - len(newest), len(self.scale))
+        self.amax_history = torch.cat([self.amax_history[:1], missing, newest])
 
 
 _stack: list[AutocastContext] = [AutocastContext()]
 _tapes: list[Iterator | list] = []  # per checkpoint, the scales to record or to replay
-_pending: dict[tuple[str, ...], dict[int, tuple[Scaling, AutocastContext]]] = {FORWARD: {},
-                                                                               BACKWARD: {}}
-_next_is_first = [False]  # whether the next layer is the first one, whose backward pass is last
+_pending: dict[str, dict[Scaling, None]] = {FORWARD: {}, BACKWARD: {}}  # used as ordered sets
 
 
 def current() -> AutocastContext:
@@ -80,16 +77,13 @@ def autocast(enabled: bool = True, calibrating: bool = False, recipe: Recipe | N
         recipe: the recipe; None for DelayedScaling().
         amax_reduction_group: the process group whose ranks share scales; None for all ranks.
     """
-    if len(_stack) == 1:
-        _next_is_first[0] = True
     _stack.append(
         AutocastContext(enabled, calibrating, recipe or DelayedScaling(), amax_reduction_group))
     try:
         yield
     finally:
-        context = _stack.pop()
-    training = context.enabled and torch.is_grad_enabled()
-    if len(_stack) == 1 and (context.calibrating or training):
+        _stack.pop()
+    if len(_stack) == 1:
         update_scales(FORWARD)
 
 
@@ -100,43 +94,48 @@ def fp8_autocast(enabled: bool = True, calibrating: bool = False,
     return autocast(enabled, calibrating, fp8_recipe, fp8_group)
 
 
-def update_scales(roles: tuple[str, ...]) -> None:
+def update_scales(direction: str) -> None:
     """End a step of delayed scaling: reduce amax over the group, then set the scales.
 
     This takes one all-reduce (max) per group. All ranks of a group must have run the same layers.
 
     Args:
-        roles: FORWARD or BACKWARD.
+        direction: FORWARD or BACKWARD.
     """
-    waiting = list(_pending[roles].values())
-    _pending[roles].clear()
-    groups: dict[Any, list[Scaling]] = {}
-    for scaling, context in waiting:
-        if context.recipe.reduce_amax and dist.is_initialized():
-            groups.setdefault(context.group, []).append(scaling)
-    for group, scalings in groups.items():
-        if dist.get_world_size(group) > 1:
-            amax = torch.cat([scaling.history[0] for scaling in scalings])
-            dist.all_reduce(amax, dist.ReduceOp.MAX, group=group)
-            for scaling, part in zip(
-                    scalings, amax.split([len(s.scale) for s in scalings]), strict=True):
-                scaling.history[0] = part
-    for scaling, context in waiting:
-        recipe = context.recipe
-        scaling.history, scaling.scale = update_history(
-            scaling.history, scaling.scale, recipe.dtype(scaling.roles[0]), recipe.margin,
+    waiting, _pending[direction] = list(_pending[direction]), {}
+    rows_by_group: dict[Any, list[Tensor]] = {}
+    for scaling in waiting:
+        if scaling.context.recipe.reduce_amax and dist.is_initialized():
+            rows_by_group.setdefault(scaling.context.group, []).append(scaling.amax_history[0])
+    for group, rows in rows_by_group.items():
+        amax = torch.cat(rows)
+        dist.all_reduce(amax, dist.ReduceOp.MAX, group=group)
+        for row, part in zip(rows, amax.split([len(row) for row in rows]), strict=True):
+            row.copy_(part)
+    for scaling in waiting:
+        recipe = scaling.context.recipe
+        scaling.amax_history, scaling.scale = update_history(
+            scaling.amax_history, scaling.scale, recipe.dtype(ROLES[direction][0]), recipe.margin,
             recipe.amax_compute_algo)
 
 
 class _Delayed(Quantizer):
-    """Quantizes with the scale of earlier steps, and records this step's amax."""
+    """Quantizes with the scale of earlier steps, and records this step's amax.
 
-    def __init__(self, context: AutocastContext, role: str, scaling: Scaling, scale: Tensor | None,
+    Args:
+        scaling: of the tensor's module and direction.
+        role: as in Quantizer.
+        gemm: number of the GEMM in the module.
+        scale: the forward pass's scales; None for those at the time of the call.
+        records_amax: whether a call records the amax.
+    """
+
+    def __init__(self, scaling: Scaling, role: str, gemm: int, scale: Tensor | None,
                  records_amax: bool) -> None:
-        super().__init__(context.recipe, role)
-        self.context, self.scaling, self.scale = context, scaling, scale
-        self.records_amax = records_amax
-        self.column = scaling.roles.index(role)
+        super().__init__(scaling.context.recipe, role)
+        roles = ROLES[scaling.direction]
+        self.scaling, self.column = scaling, gemm * len(roles) + roles.index(role)
+        self.scale, self.records_amax = scale, records_amax
 
     def __call__(self, x: Tensor) -> Quantized:
         if self.records_amax:
@@ -146,83 +145,81 @@ class _Delayed(Quantizer):
 
     def observe(self, x: Tensor) -> None:
         """Raise the current step's amax to this tensor's, and schedule the update."""
-        row = self.scaling.history[0]
+        row = self.scaling.amax_history[0]
         row[self.column] = torch.maximum(row[self.column], amax_of(x))
-        _pending[self.scaling.roles][id(self.scaling)] = self.scaling, self.context
+        _pending[self.scaling.direction][self.scaling] = None
+        if self.role == "grad":  # the forward pass's update follows at the end of autocast
+            torch.autograd.Variable._execution_engine.queue_callback(
+                lambda: update_scales(BACKWARD))
 
 
 class LinearState:
-    """The FP8 state of one linear layer: two amax histories, and its weight in FP8."""
+    """The FP8 state of a module's GEMMs: two amax histories, and the weights in FP8.
 
-    def __init__(self) -> None:
-        self.scalings: dict[tuple[str, ...], Scaling] = {}
-        self.cached: tuple[Recipe, QuantizedPair] | None = None
+    Args:
+        gemms: the number of linear layers in the module.
+    """
 
-    def quantizers(self, context: AutocastContext,
+    def __init__(self, gemms: int = 1) -> None:
+        self.gemms = gemms
+        self.scalings: dict[str, Scaling] = {}
+        self.cached: dict[int, tuple[Recipe, QuantizedPair]] = {}
+
+    def quantizers(self, context: AutocastContext, gemm: int = 0,
                    device: torch.device | str = "cpu") -> Quantizers:
-        """Return the quantizers of one forward pass and of its backward pass."""
+        """Return the quantizers of one forward pass of a GEMM and of its backward pass."""
         if not isinstance(context.recipe, DelayedScaling):
             return Quantizers.of(context.recipe)
-        forward, backward = (self._scaling(roles, context.recipe.amax_history_len, device)
-                             for roles in (FORWARD, BACKWARD))
-        scale, records_amax = forward.scale, True
+        forward, backward = (self._scaling(direction, context, device) for direction in ROLES)
+        scale, records_amax = forward.scale, torch.is_grad_enabled()
         for tape in _tapes:  # the outermost first, because checkpoints may be nested
             if isinstance(tape, list):
                 tape.append(scale)
             else:
                 scale, records_amax = next(tape), False
-        return Quantizers(_Delayed(context, "input", forward, scale, records_amax),
-                          _Delayed(context, "weight", forward, scale, records_amax),
-                          _Delayed(context, "grad", backward, None, True))
+        return Quantizers(_Delayed(forward, "input", gemm, scale, records_amax),
+                          _Delayed(forward, "weight", gemm, scale, records_amax),
+                          _Delayed(backward, "grad", gemm, None, True))
 
-    def _scaling(self, roles: tuple[str, ...], steps: int, device: torch.device | str) -> Scaling:
-        if roles not in self.scalings:
-            self.scalings[roles] = Scaling(roles, torch.zeros(steps, len(roles), device=device),
-                                           torch.ones(len(roles), device=device))
-        self.scalings[roles].resize(steps)
-        return self.scalings[roles]
+    def _scaling(self, direction: str, context: AutocastContext, device: torch.device | str
+                 ) -> Scaling:
+        if direction not in self.scalings:
+            scale = torch.ones(self.gemms * len(ROLES[direction]), device=device)
+            self.scalings[direction] = Scaling(direction, torch.zeros_like(scale)[None], scale)
+        scaling = self.scalings[direction]
+        scaling.context = context
+        scaling.resize(context.recipe.amax_history_len)
+        return scaling
 
-    def weights(self, quantizer: Quantizer, weight: Tensor, first: bool | None) -> QuantizedPair:
+    def weights(self, quantizer: Quantizer, weight: Tensor, first: bool | None, gemm: int = 0
+                ) -> QuantizedPair:
         """Return the weight in FP8, quantized once per step.
 
         Args:
             quantizer: the weight's quantizer.
             weight: the weight, [n, k].
             first: whether this is a step's first micro-batch; None quantizes every time.
+            gemm: number of the GEMM in the module.
         """
-        recipe = quantizer.recipe
-        if first is False and self.cached is not None and self.cached[0] == recipe:
-            return self.cached[1]
-        pair = quantizer.pair(weight.detach())
-        self.cached = None if first is None else (recipe, pair)
+        recipe, pair = self.cached.pop(gemm, (None, None))
+        if first is not False or recipe != quantizer.recipe:
+            pair = quantizer.pair(weight.detach())
+        if first is not None:
+            self.cached[gemm] = quantizer.recipe, pair
         return pair
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return amax histories and scales; empty without delayed scaling."""
-        return {f"{name}_{direction}": tensor.clone()
-                for direction, roles in (("fwd", FORWARD), ("bwd", BACKWARD))
-                if roles in self.scalings
-                for name, tensor in (("amax_history", self.scalings[roles].history),
-                                     ("scale", self.scalings[roles].scale))}
+        return {f"{name}_{direction}": getattr(scaling, name).clone()
+                for direction, scaling in self.scalings.items()
+                for name in ("amax_history", "scale")}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore the tensors that `state_dict` returned."""
-        for direction, roles in (("fwd", FORWARD), ("bwd", BACKWARD)):
-            if f"scale_{direction}" in state:
-                self.scalings[roles] = Scaling(roles, state[f"amax_history_{direction}"].clone(),
-                                               state[f"scale_{direction}"].clone())
-        self.cached = None
-
-
-def is_first_layer() -> bool:
-    """Return True for the first layer of an outermost autocast: its backward pass runs last."""
-    is_first, _next_is_first[0] = _next_is_first[0], False
-    return is_first
-
-
-def end_backward() -> None:
-    """Update the gradients' scales; called at the end of the backward pass."""
-    update_scales(BACKWARD)
+        self.scalings = {direction: Scaling(direction, state[f"amax_history_{direction}"].clone(),
+                                            state[f"scale_{direction}"].clone())
+                         for direction in ROLES if f"scale_{direction}" in state}
+        self.cached.clear()
 
 
 @contextlib.contextmanager
@@ -236,12 +233,13 @@ def _checkpointed(tape: Iterator | list, *contexts: AutocastContext) -> Iterator
         _tapes.pop()
 
 
-def recomputation() -> tuple[contextlib.AbstractContextManager, contextlib.AbstractContextManager]:
-    """Return the contexts of a checkpointed forward pass and of its recomputation.
+def checkpoint(function: Callable, *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
+    """Call a function, discard its activations, and recompute them in the backward pass.
 
-    The recomputation uses the forward pass's scales and autocast context, and records no amax. This
-    function is a `context_fn` of `torch.utils.checkpoint`.
+    The recomputation uses the forward pass's recipe and scales, and records no amax. It is always
+    torch's non-reentrant variant; `use_reentrant` is accepted for compatibility.
     """
     scales: list[Tensor] = []
-    return _checkpointed(scales), _checkpointed(iter(scales), current())
-
+    contexts = _checkpointed(scales), _checkpointed(iter(scales), current())
+    return torch_checkpoint.checkpoint(function, *args, use_reentrant=False,
+                                       context_fn=lambda: contexts, **kwargs)

@@ -1,17 +1,13 @@
-"""Attention, a Transformer layer, and activation checkpointing that records amax only once."""
+"""Attention and a Transformer layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import checkpoint as torch_checkpoint
 
-from minite.module import LayerNorm, LayerNormLinear, LayerNormMLP, Linear
-from minite.state import recomputation
+from minite.module import LayerNormLinear, LayerNormMLP, Linear
 
 MASKS = ("causal", "no_mask", "padding", "arbitrary")
 
@@ -23,7 +19,6 @@ class DotProductAttention(nn.Module):
                  num_gqa_groups: int | None = None, attention_dropout: float = 0.0,
                  attn_mask_type: str = "causal") -> None:
         super().__init__()
-        self.grouped = num_gqa_groups not in (None, num_attention_heads)
         self.attention_dropout, self.attn_mask_type = attention_dropout, attn_mask_type
 
     def forward(self, query_layer: Tensor, key_layer: Tensor, value_layer: Tensor,
@@ -52,7 +47,7 @@ class DotProductAttention(nn.Module):
         visible = None if mask_type in ("causal", "no_mask") else ~attention_mask
         y = F.scaled_dot_product_attention(
             q, k, v, visible, self.attention_dropout if self.training else 0.0,
-            is_causal=mask_type == "causal", enable_gqa=self.grouped)
+            is_causal=mask_type == "causal", enable_gqa=q.shape[1] != k.shape[1])
         return y.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -63,36 +58,33 @@ class MultiheadAttention(nn.Module):
         fuse_qkv_params: whether queries, keys, and values share one weight, whose rows are ordered
             by group: queries, key, value. Otherwise there are query_weight, key_weight, and
             value_weight.
+        options: bias, params_dtype, and device, as in Linear.
     """
 
     def __init__(self, hidden_size: int, num_attention_heads: int, kv_channels: int | None = None,
                  attention_dropout: float = 0.1, layernorm_epsilon: float = 1e-5, *,
                  init_method: Any = None, output_layer_init_method: Any = None,
                  attn_mask_type: str = "causal", num_gqa_groups: int | None = None,
-                 params_dtype: torch.dtype | None = None, input_layernorm: bool = False,
-                 fuse_qkv_params: bool = False, bias: bool = True, device: Any = None) -> None:
+                 input_layernorm: bool = False, fuse_qkv_params: bool = False, **options: Any
+                 ) -> None:
         super().__init__()
         self.heads, self.groups = num_attention_heads, num_gqa_groups or num_attention_heads
         if kv_channels is None and hidden_size % self.heads:
-            raise ValueError(f"hidden_size={hidden_size}: not divisible by "
-                             f"num_attention_heads={self.heads}")
+            raise ValueError(f"{hidden_size=}: not divisible by {num_attention_heads=}")
         if self.heads % self.groups:
-            raise ValueError(f"num_gqa_groups={self.groups}: does not divide "
-                             f"num_attention_heads={self.heads}")
-        self.channels = kv_channels or hidden_size // self.heads
-        self.fused = fuse_qkv_params
+            raise ValueError(f"{num_gqa_groups=}: does not divide {num_attention_heads=}")
+        self.channels, self.fused = kv_channels or hidden_size // self.heads, fuse_qkv_params
         q, kv = self.heads * self.channels, self.groups * self.channels
-        factory_kwargs = {"bias": bias, "params_dtype": params_dtype, "device": device}
-        split = None if fuse_qkv_params else {"query": q, "key": kv, "value": kv}
-        first = {"init_method": init_method, "parameters_split": split, **factory_kwargs}
+        sizes = hidden_size, q + 2 * kv
+        first = {"init_method": init_method, **options,
+                 "parameters_split": None if self.fused else {"query": q, "key": kv, "value": kv}}
         if input_layernorm:
-            self.layernorm_qkv = LayerNormLinear(hidden_size, q + 2 * kv, layernorm_epsilon,
-                                                 **first)
+            self.layernorm_qkv = LayerNormLinear(*sizes, layernorm_epsilon, **first)
         else:
-            self.qkv = Linear(hidden_size, q + 2 * kv, **first)
+            self.qkv = Linear(*sizes, **first)
         self.core_attention = DotProductAttention(
             self.heads, self.channels, self.groups, attention_dropout, attn_mask_type)
-        self.proj = Linear(q, hidden_size, init_method=output_layer_init_method, **factory_kwargs)
+        self.proj = Linear(q, hidden_size, init_method=output_layer_init_method, **options)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
                 attn_mask_type: str | None = None, is_first_microbatch: bool | None = None
@@ -100,14 +92,12 @@ class MultiheadAttention(nn.Module):
         """Return [s, b, h]."""
         project = self.layernorm_qkv if hasattr(self, "layernorm_qkv") else self.qkv
         qkv = project(hidden_states, is_first_microbatch)
-        per_group = self.heads // self.groups
         if self.fused:
-            grouped = qkv.unflatten(-1, (self.groups, per_group + 2, self.channels))
-            q, k, v = grouped.split((per_group, 1, 1), -2)
-            q, k, v = (x.flatten(-3, -2) for x in (q, k, v))
+            groups = qkv.unflatten(-1, (self.groups, -1, self.channels))
+            q, k, v = (x.flatten(-3, -2) for x in groups.tensor_split((-2, -1), -2))
         else:
-            q, k, v = qkv.unflatten(-1, (-1, self.channels)).split(
-                (self.heads, self.groups, self.groups), -2)
+            heads = qkv.unflatten(-1, (-1, self.channels))
+            q, k, v = heads.split((self.heads, self.groups, self.groups), -2)
         y = self.core_attention(q, k, v, attention_mask, attn_mask_type)
         return self.proj(y, is_first_microbatch)
 
@@ -116,7 +106,7 @@ class TransformerLayer(nn.Module):
     """Attention and an MLP, each with a norm before it and a residual connection around it.
 
     Args:
-        output_layernorm: whether to normalize the output instead of attention's input.
+        options: bias, params_dtype, and device, as in Linear.
     """
 
     def __init__(self, hidden_size: int, ffn_hidden_size: int, num_attention_heads: int,
@@ -124,21 +114,18 @@ class TransformerLayer(nn.Module):
                  hidden_dropout: float = 0.1, attention_dropout: float = 0.1,
                  init_method: Any = None, output_layer_init_method: Any = None,
                  layer_number: int | None = None, kv_channels: int | None = None,
-                 self_attn_mask_type: str = "causal", *, params_dtype: torch.dtype | None = None,
-                 output_layernorm: bool = False, fuse_qkv_params: bool = False, bias: bool = True,
-                 activation: str = "gelu", device: Any = None) -> None:
+                 self_attn_mask_type: str = "causal", *, fuse_qkv_params: bool = False,
+                 activation: str = "gelu", **options: Any) -> None:
         super().__init__()
-        shared = {"init_method": init_method, "output_layer_init_method": output_layer_init_method,
-                  "params_dtype": params_dtype, "bias": bias, "device": device}
+        options |= {"init_method": init_method,
+                    "output_layer_init_method": output_layer_init_method}
         self.layer_number, self.hidden_dropout = layer_number, hidden_dropout
         self.self_attention = MultiheadAttention(
             hidden_size, num_attention_heads, kv_channels, attention_dropout, layernorm_epsilon,
             attn_mask_type=self_attn_mask_type, num_gqa_groups=num_gqa_groups,
-            input_layernorm=not output_layernorm, fuse_qkv_params=fuse_qkv_params, **shared)
+            input_layernorm=True, fuse_qkv_params=fuse_qkv_params, **options)
         self.layernorm_mlp = LayerNormMLP(hidden_size, ffn_hidden_size, layernorm_epsilon,
-                                          activation=activation, **shared)
-        self.layernorm = LayerNorm(hidden_size, layernorm_epsilon, dtype=params_dtype,
-                                   device=device) if output_layernorm else nn.Identity()
+                                          activation=activation, **options)
 
     def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, *,
                 self_attn_mask_type: str | None = None, is_first_microbatch: bool | None = None
@@ -148,14 +135,4 @@ class TransformerLayer(nn.Module):
                                 is_first_microbatch=is_first_microbatch)
         x = hidden_states + F.dropout(y, self.hidden_dropout, self.training)
         y = self.layernorm_mlp(x, is_first_microbatch)
-        return self.layernorm(x + F.dropout(y, self.hidden_dropout, self.training))
-
-
-def checkpoint(function: Callable, *args: Any, use_reentrant: bool = False, **kwargs: Any) -> Any:
-    """Call a function, discard its activations, and recompute them in the backward pass.
-
-    The recomputation uses the forward pass's recipe and scales, and records no amax. It is always
-    torch's non-reentrant variant; `use_reentrant` is accepted for compatibility.
-    """
-    return torch_checkpoint.checkpoint(function, *args, use_reentrant=False,
-                                       context_fn=recomputation, **kwargs)
+        return x + F.dropout(y, self.hidden_dropout, self.training)

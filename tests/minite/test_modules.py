@@ -14,7 +14,7 @@ from torch import nn
 import minite as te
 from minite import recipe
 from minite.functional import Quantizers, fp8_linear
-from minite.state import BACKWARD, FORWARD, LinearState
+from minite.state import BACKWARD, FORWARD
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +22,8 @@ def seed():
     torch.manual_seed(0)
 
 
-def history(module, roles=FORWARD) -> torch.Tensor:
-    return module.states[0].scalings[roles].history
+def history(module, direction=FORWARD) -> torch.Tensor:
+    return module.fp8_state.scalings[direction].amax_history
 
 
 def test_state_dicts_go_to_torch_and_back():
@@ -48,7 +48,8 @@ def test_the_amax_history_is_in_the_state_dict(tmp_path):
     with te.autocast(recipe=recipe.DelayedScaling(amax_history_len=4)):
         assert torch.equal(module(x), restored(x))
     assert torch.equal(history(module), history(restored)) and history(module).any()
-    assert len(module.state_dict()["_extra_state"]) == 8
+    assert {name: len(tensor) for name, tensor in module.state_dict()["_extra_state"].items()} == {
+        "amax_history_fwd": 4, "scale_fwd": 4, "amax_history_bwd": 4, "scale_bwd": 2}
 
 
 def test_a_layer_in_fp8_is_fp8_linear():
@@ -99,33 +100,34 @@ def test_nested_contexts():
         outer(x)
     assert len(history(outer)) == 3 and len(history(inner)) == 1024
     assert history(outer)[-1, 0] == history(inner)[-1, 0] == 1
-    assert outer.states[0].scalings[FORWARD].scale[0] == 448
-    assert inner.states[0].scalings[FORWARD].scale[0] == 448 / 4
-    assert not off.states[0].scalings
+    assert outer.fp8_state.scalings[FORWARD].scale[0] == 448
+    assert inner.fp8_state.scalings[FORWARD].scale[0] == 448 / 4
+    assert not off.fp8_state.scalings
 
 
-def test_gradients_scales_change_after_the_first_layer_s_backward():
+def test_gradients_scales_change_at_the_end_of_the_backward_pass():
     first, last, x = te.Linear(32, 32), te.Linear(32, 32), torch.ones(8, 32)
     with te.autocast():
         y = last(first(x))
     y.sum().backward()
     for module in (first, last):
         assert history(module, BACKWARD)[-1].item() > 0 and not history(module, BACKWARD)[0].any()
-    assert last.states[0].scalings[BACKWARD].scale == 57344
+    assert last.fp8_state.scalings[BACKWARD].scale == 57344
 
 
 def test_inference_leaves_the_scales():
     module = te.Linear(32, 32)
     with torch.no_grad(), te.autocast():
         module(torch.full((8, 32), 3.0))
-    assert torch.equal(module.states[0].scalings[FORWARD].scale, torch.ones(2))
+    assert not history(module).any()
+    assert torch.equal(module.fp8_state.scalings[FORWARD].scale, torch.ones(2))
 
 
 def test_calibration_sets_scales_and_computes_without_fp8():
     module, x = te.Linear(32, 32), torch.full((8, 32), 3.0)
     with torch.no_grad(), te.autocast(enabled=False, calibrating=True):
         assert torch.equal(module(x), F.linear(x, module.weight, module.bias))
-    scale = module.states[0].scalings[FORWARD].scale
+    scale = module.fp8_state.scalings[FORWARD].scale
     torch.testing.assert_close(scale, 448 / torch.stack([x.max(), module.weight.abs().max()]))
     with te.autocast(enabled=False, calibrating=True, recipe=recipe.MXFP8BlockScaling()):
         module(x)  # nothing to record
@@ -235,13 +237,18 @@ def test_a_weight_that_does_not_fit_is_named():
         te.Linear(32, 36)(torch.ones(8, 32))
 
 
-def test_states_are_per_gemm():
-    module = te.LayerNormMLP(32, 64)
-    assert all(isinstance(state, LinearState) for state in module.states)
+def test_each_gemm_has_its_own_scales():
+    module, x = te.LayerNormMLP(32, 64), torch.randn(8, 32)
+    for value, weight in ((2.0, module.fc1_weight), (0.5, module.fc2_weight)):
+        nn.init.constant_(weight, value)
     with te.autocast():
-        module(torch.randn(8, 32))
-    scales = [state.scalings[FORWARD].scale for state in module.states]
-    assert not torch.equal(*scales)
+        y = module(x)
+    y.sum().backward()
+    scale = module.fp8_state.scalings[FORWARD].scale
+    normed = F.layer_norm(x, (32,))
+    assert scale[0] == pytest.approx((448 / normed.abs().max()).item(), rel=1e-5)
+    assert scale.tolist()[1::2] == [448 / 2, 448 / 0.5]
+    assert len(module.fp8_state.scalings[BACKWARD].scale.unique()) == 2
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import minite as te
+from minite.module import Module
 from minite.state import BACKWARD
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
@@ -86,9 +87,9 @@ def stuck_gradient_scale(scale: float) -> Callable[[TinyModel, int], None]:
     """
     def before_step(model: TinyModel, step: int) -> None:
         for module in model.modules():
-            for state in getattr(module, "states", ()):
-                if BACKWARD in state.scalings:
-                    state.scalings[BACKWARD].scale = torch.tensor([scale])
+            if isinstance(module, Module) and BACKWARD in module.fp8_state.scalings:
+                scaling = module.fp8_state.scalings[BACKWARD]
+                scaling.scale = torch.full_like(scaling.scale, scale)
 
     return before_step
 

@@ -29,15 +29,17 @@ def test_accelerate_swaps_layers_and_passes_its_recipe_on():
                          margin=1)
     accelerator = Accelerator(mixed_precision="fp8", cpu=True, kwargs_handlers=[fp8])
     plain = nn.Linear(32, 16)
-    model = nn.Sequential(plain)
+    norm = nn.LayerNorm(16)
+    model = nn.Sequential(plain, norm)
     model, _ = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1.0))
     AcceleratorState._reset_state(reset_partial_state=True)
     assert isinstance(model[0], te.Linear) and torch.equal(model[0].weight, plain.weight)
+    assert isinstance(model[1], te.LayerNorm)
     x = torch.full((8, 32), 4.0)
-    (first, second), exact = (model(x) for _ in range(2)), plain(x)
+    (first, second), exact = (model(x) for _ in range(2)), norm(plain(x))
     state = model[0].state_dict()["_extra_state"]
-    assert len(state["amax_history_fwd.0"]) == 16
-    assert state["scale_fwd.0"][0] == 448 / 4 / 2
+    assert len(state["amax_history_fwd"]) == 16
+    assert state["scale_fwd"][0] == 448 / 4 / 2
     assert first.dtype == torch.float32 and second.allclose(exact, atol=0.3)
     assert not second.allclose(exact, atol=1e-4)
 

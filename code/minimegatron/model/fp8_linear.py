@@ -116,6 +116,9 @@ class Fp8TensorParallel(TensorParallel):
         super().__init__(ctx)
         self.histories, self.is_column = histories, is_column
         self.is_sequence_parallel = ctx.config.sequence_parallel
+        # Which of x and dy is this rank's part of the sequence.
+        self.input_is_part = self.is_sequence_parallel and is_column
+        self.grad_is_part = self.is_sequence_parallel and not is_column
         self.fp8_wgrad, self.gathers = ctx.config.fp8_wgrad, ctx.config.fp8_param_gather
         self.one_scale = not isinstance(recipe, Float8BlockScaling | MXFP8BlockScaling)
         # On all ranks the same: the input of a column-parallel layer, and its counterpart.
@@ -142,22 +145,43 @@ class Fp8TensorParallel(TensorParallel):
             self.weights = pair
         return pair
 
-    def pair(self, quantizer: Quantizer, x: torch.Tensor, is_part: bool, transposed: bool
-             ) -> tuple[Quantized, Quantized | None]:
-        """Round x [m, k] for a GEMM over its columns and, if `transposed`, for one over its rows.
+    def quantize_input(self, x: torch.Tensor) -> tuple[Quantized, Quantized | torch.Tensor]:
+        """Return the input in FP8 for y = x W^T, and what to save of it for dW = dy^T x.
+
+        That is the transpose in FP8, or x in 16 bits with --no-fp8-wgrad. With sequence
+        parallelism, a column-parallel layer saves this rank's rows only.
 
         Args:
-            quantizer: of x.
-            x: the matrix, or this rank's rows [m/t, k] of it.
-            is_part: whether it is the latter.
-            transposed: whether the second result is needed.
+            x: [m, in], or this rank's rows [m/t, in].
         """
-        if is_part and self.one_scale:
-            rows = self.all_gather(quantizer(x))
-            return rows, rows.t() if transposed else None
-        if is_part:
-            x = self.group.all_gather(x)
-        return quantizer.pair(x) if transposed else (quantizer(x), None)
+        if not self.input_is_part:
+            return self.input.pair(x) if self.fp8_wgrad else (self.input(x), x)
+        if not self.one_scale:  # the transpose has other blocks, which reach over the ranks' rows
+            return self.input(self.group.all_gather(x)), x
+        rows = self.input(x)
+        return self.all_gather(rows), rows if self.fp8_wgrad else x
+
+    def restore_input(self, saved: Quantized | torch.Tensor) -> Quantized | torch.Tensor:
+        """Return what dW = dy^T x needs of the input, from what quantize_input() saved."""
+        if not self.input_is_part:
+            return saved
+        if isinstance(saved, Quantized):
+            return self.all_gather(saved).t()
+        whole = self.group.all_gather(saved)
+        return self.input(whole.t()) if self.fp8_wgrad else whole
+
+    def quantize_grad(self, dy: torch.Tensor) -> tuple[Quantized, Quantized | torch.Tensor]:
+        """Return dy in FP8 for dx = dy W, and what dW = dy^T x needs of it.
+
+        Args:
+            dy: [m, out], or this rank's rows [m/t, out].
+        """
+        if self.grad_is_part and self.one_scale and self.fp8_wgrad:
+            rows = self.all_gather(self.grad(dy))
+            return rows, rows.t()
+        if self.grad_is_part:
+            dy = self.group.all_gather(dy)
+        return self.grad.pair(dy) if self.fp8_wgrad else (self.grad(dy), dy)
 
     def all_gather(self, part: Quantized) -> Quantized:
         """All-gather rows that share one scale, as bytes: gloo has no float8."""
@@ -213,20 +237,14 @@ class Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator, tp):
-        flat = x.reshape(-1, x.shape[-1])
-        # Which of x and dy is this rank's part of the sequence.
-        ctx.input_is_part = tp.is_sequence_parallel and tp.is_column
-        ctx.grad_is_part = tp.is_sequence_parallel and not tp.is_column
-        if ctx.input_is_part and tp.one_scale and tp.fp8_wgrad:
-            kept = tp.input(flat)  # this rank's part in FP8
-            rows = tp.all_gather(kept)
-        else:
-            rows, kept = tp.pair(tp.input, flat, ctx.input_is_part,
-                                 tp.fp8_wgrad and not ctx.input_is_part)
+        rows, saved = tp.quantize_input(x.reshape(-1, x.shape[-1]))
         ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
         ctx.has_bias = bias is not None
-        ctx.kept_block, ctx.is_rounded = kept and kept.block, kept is not None
-        ctx.save_for_backward(*((flat, None) if kept is None else (kept.data, kept.scale_inv)))
+        if isinstance(saved, Quantized):
+            ctx.save_for_backward(saved.data, saved.scale_inv)
+            ctx.block = saved.block
+        else:
+            ctx.save_for_backward(saved)
         y = multiply(rows, tp.rounded(weight)[0], x.dtype, bias)
         # Not a view: on virtual GPUs, the bias is added to this output in place.
         y = torch.ops.aten._unsafe_view(y, [-1, *x.shape[1:-1], y.shape[-1]])
@@ -234,19 +252,13 @@ class Fp8Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        tp, (kept, scale_inv), x_grad = ctx.tp, ctx.saved_tensors, None
-        flat, is_part = grad.reshape(-1, grad.shape[-1]), ctx.grad_is_part
-        if is_part and not tp.fp8_wgrad:
-            flat, is_part = tp.group.all_gather(flat), False
-        rows, columns = tp.pair(tp.grad, flat, is_part, tp.fp8_wgrad)
-        x = Quantized(kept, scale_inv, ctx.kept_block) if ctx.is_rounded else kept
-        if ctx.input_is_part:
-            x = tp.all_gather(x).t() if ctx.is_rounded else tp.group.all_gather(x)
-        if tp.fp8_wgrad and not ctx.is_rounded:
-            x = tp.input(x.t())
-        weight_grad = tp.add_weight_grad(ctx.accumulator, columns or flat, x, grad.dtype)
+        tp, saved, dx = ctx.tp, ctx.saved_tensors, None
+        dy = grad.reshape(-1, grad.shape[-1])
+        rows, dy_of_dw = tp.quantize_grad(dy)
+        x = tp.restore_input(saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block))
+        dw = tp.add_weight_grad(ctx.accumulator, dy_of_dw, x, grad.dtype)
         if ctx.needs_input_grad[0]:
-            x_grad = multiply(rows, tp.rounded(ctx.weight)[1], grad.dtype)
-            x_grad = x_grad.view(-1, *grad.shape[1:-1], x_grad.shape[-1])
-            x_grad = tp.leave(x_grad) if tp.is_column else x_grad
-        return x_grad, weight_grad, flat.sum(0) if ctx.has_bias else None, None, None
+            dx = multiply(rows, tp.rounded(ctx.weight)[1], grad.dtype)
+            dx = dx.view(-1, *grad.shape[1:-1], dx.shape[-1])
+            dx = tp.leave(dx) if tp.is_column else dx
+        return dx, dw, dy.sum(0) if ctx.has_bias else None, None, None

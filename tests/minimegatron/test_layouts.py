@@ -56,12 +56,10 @@ EQUAL = [
     *((2, f"{PP2} {how}", "8 micro-batches") for how in ("", f"--schedule {OWN}.json")),
     (2, PP2, "one micro-batch"),
     *((4, f"{PP4} {how}", "deep") for how in (
-        "--schedule gpipe", "", "--schedule zb-h1", f"{CHUNK} 1", "--balance 0-5-3-0",
-        f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
+        "", "--schedule zb-h1", f"{CHUNK} 1", f"{LAYOUT} E|t*5|t*3|L --schedule zb-h1")),
     *((4, f"{PP4} {how}", "few") for how in ("", "--schedule zb-h1", "--balance 0-4-4-0")),
     (4, f"{PP2} {CHUNK} 1", "8 micro-batches"),
-    *((4, f"{PP2} {TP} 2 {how} {SP}", "few, shallow") for how in (
-        "--schedule gpipe", "--balance 0-2")),
+    (4, f"{PP2} {TP} 2 --balance 0-2 {SP}", "few, shallow"),
     (4, f"{PP2} {TP} 2 --schedule zb-h1 {SP}", ""),
     (4, f"{PP2} {TP} 2 {CHUNK} 1 {SP}", "4 layers"),
     *((4, drawn.layout, drawn.file) for drawn in DRAWS),

@@ -98,7 +98,10 @@ def test_a_cold_start_does_not_import_the_compiler(pretrain, device):
     assert "minimegatron.training" in imported and "torch._dynamo" not in imported
 
 
-@pytest.mark.parametrize("how", PARITY)
+# The old launcher starts the classic course's job, too: tests/jobs/test_jobs.py.
+@pytest.mark.parametrize("how", [
+    pytest.param(how, marks=pytest.mark.stress) if "old launcher" in how else how
+    for how in PARITY])
 def test_many_ranks_equal_one_process(pretrain, train, alone, how):
     """Loss, gradient norm, and validation loss over 6 steps, dropout on. The launchers start cold
     ranks; without one the ranks are warm. More layouts: test_layouts.py."""

@@ -8,7 +8,8 @@ from lab.notebook.eight_bits import stuck_gradient_scale, train
 from minite import recipe
 
 RECIPES = [recipe.DelayedScaling(amax_history_len=16),
-           recipe.DelayedScaling(amax_compute_algo="most_recent", margin=1),
+           pytest.param(recipe.DelayedScaling(amax_compute_algo="most_recent", margin=1),
+                        marks=pytest.mark.stress),
            recipe.Float8CurrentScaling(), recipe.Float8BlockScaling(), recipe.MXFP8BlockScaling()]
 
 

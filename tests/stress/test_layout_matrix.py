@@ -22,9 +22,11 @@ MORE = [
     (2, f"{PP2} --schedule zb-h1", MODELS["other widths"]),
     (4, f"{TP} 2", MODELS["other widths"]),
     (4, f"{PP4} --balance 1-4-1-2 --schedule gpipe", MODELS["deep"]),
+    (4, f"{PP4} --balance 0-5-3-0", MODELS["deep"]),
     *((4, f"{PP2} {how}", MODELS["8 micro-batches"]) for how in ("--schedule zb-h1",
                                                                  "--balance 0-4")),
-    (4, f"{PP2} {TP} 2", MODELS["few, shallow"])]
+    *((4, f"{PP2} {TP} 2 {how}", MODELS["few, shallow"]) for how in (
+        "", f"{SP} --schedule gpipe"))]
 RECOMPUTE = ("", "--recompute-activations",
              "--recompute-granularity full --recompute-method uniform")
 

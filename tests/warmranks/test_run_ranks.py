@@ -56,7 +56,7 @@ def test_a_program_s_own_functions_and_classes_can_be_sent(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("""
 import torch
-from warmranks import run_ranks
+from warmranks import preload, run_ranks
 
 class Model(torch.nn.Module):
     def __init__(self, size):
@@ -69,6 +69,7 @@ def parameters(size):
 def count(model):
     return sum(p.numel() for p in model.parameters())
 
+preload("torch", "torch.distributed")
 print(run_ranks(parameters, 2, 7))
 """)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True,

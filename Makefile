@@ -52,7 +52,7 @@ bench:  ## the figures of docs/benchmarks.md
 gpu:  ## everything that needs CUDA, on the GPUs of this machine: gpu-results/gpu.md (GPU="--quick --parts mfu")
 	@$(RUN) python -m benchmarks.gpu $(GPU)
 
-pictures:  ## the guides' screenshots, in docs/pictures
+pictures:  ## the screenshots of the guides and of lab 03, in docs/pictures and images/src
 	@$(RUN) python tools/pictures.py
 
 lock:  ## pin the dependencies of pyproject.toml again

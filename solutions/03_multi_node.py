@@ -457,9 +457,13 @@ tensorboard.link("profiler")
 # ![The profiler's overview of rank 0. Arrows lead to GPU utilization, 99.9%, and to communication, 57.5% of the
 # step.](../images/profiler_overview.svg)
 #
-# In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Distributed* puts the ranks
-# side by side, and *Trace* shows the timeline (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). The next
-# cell computes these fractions from the profiles:
+# In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Trace* shows the timeline
+# (<kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it); scroll down to the GPU:
+#
+# ![Two steps in the profiler's timeline. In each, kernels fill the compute stream for less than half of the time,
+# then all-reduces fill NCCL's stream. The row of GPU utilization is full throughout.](../images/profiler_trace.svg)
+#
+# The next cell computes these fractions from the profiles:
 
 # %% tags=["explore"]
 def shares(folder):
@@ -618,6 +622,11 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 !grep -h "^using virtual" {case_d.log}
 
 # %% [markdown]
+# The profiler's view *Distributed* of `case_d/run_slow` shows all ranks side by side:
+#
+# ![Two bar charts with a bar for each rank. Ranks 2 and 3 compute for two thirds of the time, ranks 0 and 1 for a
+# fifth. Most of their communication is synchronizing.](../images/profiler_straggler.svg)
+#
 # In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, or one
 # rank gets longer samples. MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines
 # among more than 10,000 GPUs just as you did. Real step times vary, so compare the medians of many.

@@ -1,4 +1,6 @@
-"""The guides' pictures, taken in headless Chromium:  python tools/pictures.py [NAME ...]
+"""The guides' pictures and the labs' screens of the profiler, taken in headless Chromium:
+
+    python tools/pictures.py [NAME ...]
 
 Everything that they show is made for them in a folder that is thrown away: a workspace with its
 data and its cluster, one job of lab 03 on the CPU and one on virtual GPUs, a job of the students'
@@ -20,7 +22,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from PIL import Image
 from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,44 +35,22 @@ from labcore import shipping  # noqa: E402
 from tests.browser import driver  # noqa: E402
 from tests.browser.fixtures import ARGUMENTS, find_chromium  # noqa: E402
 from tests.ports import free_port  # noqa: E402
+from tools.screens import (  # noqa: E402
+    FOLDER,
+    WIDTH,
+    open_profiler,
+    put_at_top,
+    run,
+    save,
+    save_part,
+    wait,
+)
 
-FOLDER = ROOT / "docs" / "pictures"
-MOST_BYTES = 150_000
-WIDTH = 1300
-COLORS = 96  # of a picture; screens have few, and a small palette makes small files
 LAB, WORKED = "notebooks/10_pipeline_1.ipynb", "notebooks/worked/03_multi_node.ipynb"
 GRADED = "00_welcome"
 BOUND = 1e-5  # of the relative difference of two losses, as docs/mytrainer.md says
 WRONG = """def bubble(p, m):
     return (p - 1) / m"""
-
-
-def save(page: Page, name: str, height: int = 860, width: int = WIDTH) -> None:
-    path = FOLDER / f"{name}.png"
-    page.set_viewport_size({"width": width, "height": height})
-    page.wait_for_timeout(500)
-    page.screenshot(path=path)
-    with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
-    size = path.stat().st_size
-    print(f"{path.relative_to(ROOT)}: {size / 1000:.0f} kB")
-    if size > MOST_BYTES:
-        raise SystemExit(f"{path}: {size} bytes are more than {MOST_BYTES}")
-
-
-def run(page: Page, *texts: str) -> None:
-    for text in texts:
-        driver.run_cell(page, driver.number_of(page, text))
-
-
-def put_at_top(page: Page, text: str, more: int = 0) -> None:
-    """Scroll the notebook so that what holds `text` is at its top, `more` pixels further down."""
-    page.locator(f"{driver.NOTEBOOK} .jp-Cell", has_text=text).first.evaluate(
-        "one => one.scrollIntoView({block: 'start'})")
-    page.locator(f"{driver.NOTEBOOK} .jp-WindowedPanel-outer").evaluate(
-        "(panel, more) => panel.scrollBy(0, more)", more)
-    page.wait_for_timeout(500)
 
 
 def start_page(page: Page, jupyter: Jupyter, home: Path) -> None:
@@ -127,26 +106,40 @@ def job(page: Page, jupyter: Jupyter, home: Path) -> None:
     board.close()
 
 
-def wait(page: Page, text: str) -> None:
-    cell = driver.number_of(page, text)
-    driver.until(page, lambda: "COMPLETED" in driver.run_cell(page, cell).inner_text(),
-                 f"the end of the job of {text}")
-
-
 def profile(page: Page, jupyter: Jupyter, home: Path) -> None:
-    """Four virtual V100s in the profiler's tab."""
+    """Four virtual V100s in the profiler's tab: its overview, and the timeline of a step."""
     driver.open_notebook(page, jupyter, WORKED)
     run(page, "os.chdir", "from labkit import check", "jobs.connect()",
         "#SBATCH --job-name=my_two_nodes", "--profile-name four")
     wait(page, "four = jobs.wait()")
-    run(page, 'tensorboard.link("profiler")')
-    with page.context.expect_page() as opened:
-        page.locator(f"{driver.NOTEBOOK} a", has_text="Open the profiler").click()
-    frame = driver.profiler(opened.value)
-    frame.locator(".pielayer .slice").first.wait_for(timeout=60_000)
-    opened.value.wait_for_timeout(2000)
-    save(opened.value, "profiler", 840, 1720)
-    opened.value.close()
+    board, frame = open_profiler(page, "my_two_nodes/run_four")
+    save(board, "profiler", 840, 1720)
+    board.set_viewport_size({"width": 1500, "height": 900})
+    save_part(board, "profiler_overview", 0, 64, 1500, 360)
+    driver.choose(board, frame, 1, "Trace")
+    driver.until(board, lambda: any("trace_embedding" in one.url for one in board.frames),
+                 "the timeline")
+    viewer = next(one for one in board.frames if "trace_embedding" in one.url)
+    viewer.locator("text=stream 7: compute").first.wait_for(state="attached", timeout=60_000)
+    board.wait_for_timeout(2000)  # its rows appear one by one
+    board.mouse.move(900, 300)
+    board.mouse.wheel(0, 600)  # down to the GPU
+    save_part(board, "profiler_trace", 0, 64, 1500, 536)
+    board.close()
+
+
+def straggler(page: Page, jupyter: Jupyter, home: Path) -> None:
+    """The job with a slow node in the profiler's view of all ranks."""
+    driver.open_notebook(page, jupyter, WORKED)
+    run(page, "os.chdir", "from labkit import check", "jobs.connect()", "GPT2 = (",
+        "#SBATCH --job-name=case_d", "exec torchrun", "!sbatch code/case_d.sh")
+    wait(page, "case_d = jobs.wait()")
+    board, frame = open_profiler(page, "case_d/run_slow")
+    driver.choose(board, frame, 1, "Distributed")
+    board.set_viewport_size({"width": 1500, "height": 1600})
+    frame.locator(".barlayer .point").first.wait_for(timeout=60_000)
+    save_part(board, "profiler_straggler", 364, 700, 1112, 545)
+    board.close()
 
 
 def my_trainer(page: Page, jupyter: Jupyter, home: Path) -> None:
@@ -256,7 +249,8 @@ def serving(jupyter: Jupyter) -> Iterator[Jupyter]:
 Shot = Callable[[Page, Jupyter, Path], None]
 SHOTS: dict[str, tuple[Callable, Shot]] = {
     "jupyterlab": (student, start_page), "hint": (student, hint), "loss": (student, job),
-    "profiler": (student, profile), "my_trainer": (student, my_trainer),
+    "profiler": (student, profile), "straggler": (student, straggler),
+    "my_trainer": (student, my_trainer),
     "formgrader": (instructor, formgrader), "feedback": (instructor, feedback)}
 
 

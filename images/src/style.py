@@ -3,11 +3,16 @@ and nothing is said by color alone."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+from PIL import Image
 
 INK, GREY = "#22313f", "#7f8c8d"
+RED = "#b00020"
 BLUE, ORANGE, GREEN, PURPLE = "#cfe2f3", "#fce5cd", "#d9ead3", "#e6dff0"
 
 
@@ -34,3 +39,31 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], *, b
     axes.add_patch(FancyArrowPatch(start, end, arrowstyle=style, mutation_scale=14, color=color,
                                    connectionstyle=f"arc3,rad={bend}", linewidth=1.4,
                                    linestyle="--" if dashed else "-", shrinkA=2, shrinkB=2))
+
+
+Arrow = tuple[str, tuple[int, int, int, int], tuple[int, int], int, float]
+
+
+def screenshot(path: Path, arrows: tuple[Arrow, ...]) -> Figure:
+    """A screenshot, with frames around parts of it and texts below it that point there.
+
+    Args:
+        path: the screenshot, which tools/pictures.py takes.
+        arrows: a text, a frame (left, top, right, bottom, in pixels), where the arrow ends, the
+            text's center, and the share of its width at which the arrow starts.
+    """
+    screen = np.asarray(Image.open(path).convert("RGB"))
+    height, width = screen.shape[:2]
+    figure = Figure(figsize=(9.2, 9.2 * height / width + 0.5))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.imshow(screen, interpolation="none")
+    axes.set_xlim(0, width)
+    axes.set_ylim(height + 70, 0)
+    axes.axis("off")
+    for text, (left, top, right, bottom), tip, place, start in arrows:
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False,
+                                 edgecolor=RED, linewidth=1.5))
+        axes.annotate(text, tip, (place, height + 40), fontsize=11,
+                      color=INK, ha="center", va="center", arrowprops={
+                          "arrowstyle": "-|>", "color": RED, "linewidth": 2, "relpos": (start, 1)})
+    return figure

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nbgrader import api, dbutil
 from nbgrader.api import Gradebook
 from nbgrader.apps import NbGrader
 from sqlalchemy import event
@@ -28,7 +29,8 @@ CHANGED = "lab: changes"  # in a connection's notes: the new count, until it is 
 
 
 def watch() -> None:
-    """Put the guard and the mark around nbgrader's Gradebook, once."""
+    """Put the guard and the mark around nbgrader's Gradebook, once. A new gradebook's version is
+    found in this process."""
     opened = Gradebook.__init__
     if hasattr(opened, "__wrapped__"):
         return
@@ -51,6 +53,17 @@ def watch() -> None:
         _count_changes(book, path)
 
     Gradebook.__init__ = guarded
+    api.get_alembic_version = functools.wraps(api.get_alembic_version)(schema_version)
+
+
+def schema_version() -> str:
+    """Return the version that nbgrader gives a new gradebook's tables.
+
+    nbgrader starts a process to find it, which costs more than the rest of making a gradebook.
+    """
+    from alembic.script import ScriptDirectory  # only a new gradebook needs it
+
+    return ScriptDirectory(dbutil.ALEMBIC_DIR).get_current_head()
 
 
 def _is_course(folder: Path) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from nbgrader import api
 from nbgrader.api import Gradebook
 
 from grader.course import Submission
@@ -131,6 +134,13 @@ def test_a_course_of_before_gets_its_mark_at_the_first_opening(office):
     assert office.roster() == ["ada", "mary"]
     assert mark.saved_mark(office.book).name
     assert office.row()["score"] == "3.0"
+
+
+def test_a_new_gradebook_has_the_version_that_nbgrader_itself_finds(office, monkeypatch):
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with sqlite3.connect(office.book) as connection:
+        (found,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    assert found == api.get_alembic_version() == api.get_alembic_version.__wrapped__()
 
 
 def test_a_gradebook_that_goes_while_it_is_open_is_missed_at_once(office):

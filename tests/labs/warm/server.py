@@ -77,12 +77,15 @@ def serve_node(folder: str, node: str) -> NoReturn:
 def import_for_notebooks(folder: str) -> None:
     """Import what every lab's kernel imports, and have its estimates start warm, too."""
     with imports_without_gc():
+        import ipykernel.debugger
         import ipykernel.kernelapp  # noqa: F401
         import matplotlib
 
         matplotlib.rcParams["backend"] = "module://matplotlib_inline.backend_inline"  # a kernel's
         import matplotlib.pyplot
+        import pexpect  # noqa: F401  of a cell's shell commands
 
+        import slurmbox.control  # noqa: F401
         from labkit.check import measure
     cold = measure.program
     measure.program = lambda words: [*command(folder), "python", *cold(words)[1:]]

@@ -21,13 +21,14 @@ HOME = tuple(f"tests/browser/test_{file}.py" for file in (
 PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/export/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
-    "elsewhere", "labs", "multi_node", "single_node"))  # estimates that were made are kept
+    "borrowed", "cluster_hardware", "discuss", "elsewhere", "labs", "multi_node", "scripts",
+    "single_node", "timetable", "welcome"))  # labs that were read and estimates are kept
 UNITS = (LABS, CLUSTER, PAGES, HOME, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
-LONG = (*LABS, *CLUSTER, *PAGES, "tests/grader/batch/test_slurm.py", "tests/grader/test_labs.py",
-        "tests/grader/", "tests/attacks/", "tests/data/test_lab_data.py",
-        "tests/lab/test_start.py", "tests/browser/", *ESTIMATED, "tests/examples/",
-        "tests/minimegatron/", "tests/virtualgpu/")
+LONG = (*LABS, *CLUSTER, *PAGES, *ESTIMATED, "tests/grader/batch/test_slurm.py",
+        "tests/grader/test_labs.py", "tests/grader/", "tests/attacks/",
+        "tests/data/test_lab_data.py", "tests/lab/test_start.py", "tests/browser/",
+        "tests/examples/", "tests/minimegatron/", "tests/virtualgpu/")
 PATIENCE = 120  # seconds for a worker to stop its clusters after ^C, before it is killed
 
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from labcore import shipping, workspace
-from labkit.build import Lab, Role, read
+from labkit.build import Lab, Role
 from labkit.build.masks import calls
 from tests.labs import graded
 from tests.labs.borrowed import BORROWED
+from tests.labs.test_labs import lab_of
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def unmasked(lab: Lab) -> Lab:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BORROWED)
 def test_borrowed_answers_fail_for_the_masks_alone(name, home):
-    lab, borrowed = read(workspace.CHECKOUT / "solutions" / f"{name}.py"), BORROWED[name]
+    lab, borrowed = lab_of(workspace.CHECKOUT / "solutions" / f"{name}.py"), BORROWED[name]
     checks = {check.grade_id: answer for answer in borrowed for check in lab.tested_by[answer]}
 
     def answer(cell):

@@ -3,15 +3,14 @@
 import re
 
 from labcore import workspace
-from labkit.build import read
-from tests.labs.test_labs import each_lab
+from tests.labs.test_labs import each_lab, lab_of
 
 GUIDE = workspace.CHECKOUT / "docs" / "teaching.md"
 
 
 @each_lab
 def test_every_question_has_its_note(path):
-    text = "\n".join(cell.source for cell in read(path).cells if cell.kind == "markdown")
+    text = "\n".join(cell.source for cell in lab_of(path).cells if cell.kind == "markdown")
     discuss = re.search(r"^## Discuss\n(.*?)(?=^## |\Z)", text, re.M | re.S).group(1)
     questions = re.findall(r"^\d+\. \*\*(.+?)\*\*", discuss, re.M)
     number, _, name = path.stem.partition("_")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from labcore import own_labs, workspace
 from labcore.errors import LabError
+from labcore.imports import imports_without_gc
 
 if TYPE_CHECKING:
     from labkit.build.lab import Lab
@@ -92,7 +93,8 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
     from labkit.build.reading import read_into
 
     try:
-        import nbgrader  # noqa: F401
+        with imports_without_gc():
+            import nbgrader  # noqa: F401
     except ImportError as error:
         raise LabError("lab build needs nbgrader: pip install -e '.[grader]'") from error
     labs, lines = [], []

@@ -91,7 +91,7 @@ def code_cell(page: Page, n: int) -> Locator:
 def number_of(page: Page, text: str) -> int:
     """The one code cell which holds `text`."""
     sources = page.locator(f"{NOTEBOOK} .jp-CodeCell").evaluate_all(
-        "all => all.map(one => one.innerText)")
+        "all => all.map(one => one.textContent)")  # innerText would lay out the whole notebook
     (results,) = [n for n, source in enumerate(sources) if text in source]
     return results
 

@@ -87,6 +87,7 @@ def small_jobs(course):
         yield
 
 
+@pytest.mark.stress  # tests/labs runs these cells, tests/browser/test_tensorboard.py the link
 def test_a_student_submits_a_job_and_sees_its_curves(
         common_page, course_jupyter, course, small_jobs, warm, common_traffic, screenshot):
     page = common_page

@@ -32,7 +32,7 @@ def test_every_layout_that_can_be_is_costed_and_the_fastest_comes_first(capsys):
 
 @pytest.mark.slow
 def test_no_other_is_faster_and_smaller_than_one_of_the_pareto(capsys):
-    found = choices(capsys)
+    found = choices(capsys, "--world-size", "2")  # the test above has the grids of four
     assert len({(one["micro_batch"], one["recompute"]) for one in found}) == 12
     size = {id(one): max(memory["total"] for memory in one["memory"]) for one in found}
     best = [one for one in found if one["pareto"]]

@@ -8,7 +8,7 @@ from pipeline_schedules import Durations, load, simulate
 from warmranks import run_ranks
 
 from . import trainer_steps
-from .trainer_steps import EVEN, STEPS
+from .trainer_steps import EVEN
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,8 @@ SOAK = [
 
 def run(ranks, cases):
     """{case: the ranks' results, in order}."""
-    result = run_ranks(trainer_steps.run, ranks, cases, backend=None, timeout=300)
+    steps = 2 if ranks == 1 else 3  # in the first of several ranks' steps, some begin late
+    result = run_ranks(trainer_steps.run, ranks, steps, cases, backend=None, timeout=300)
     return dict(zip(cases, zip(*result, strict=True), strict=True))
 
 
@@ -68,7 +69,7 @@ def four():
 
 def assert_sound(ranks):
     for rank in ranks:
-        assert rank["values"] == [None] * 2 * STEPS  # no loss, no norm
+        assert rank["values"] == [None] * 2 * len(rank["seconds"])  # no loss, no norm
         assert rank["closing"] == []  # every operation has a cost
         assert not rank["back"]
         # A step is like the one before, in time and in memory.

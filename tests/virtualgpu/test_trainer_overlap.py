@@ -31,7 +31,7 @@ LARGE = ("--num-layers 3 --hidden-size 12288 --num-attention-heads 96 --seq-leng
 @pytest.fixture(scope="module")
 def seconds():
     """{case: seconds of a step on the slowest rank}"""
-    results = run_ranks(trainer_steps.run, 4, CASES, backend=None, timeout=300)
+    results = run_ranks(trainer_steps.run, 4, 2, CASES, backend=None, timeout=300)
     return {case: max(rank["seconds"][-1] for rank in ranks)
             for case, ranks in zip(CASES, zip(*results, strict=True), strict=True)}
 

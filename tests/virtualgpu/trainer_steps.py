@@ -28,12 +28,11 @@ from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.net import collectives
 
-STEPS = 3
 VOCABULARY = 8192  # padded
 MODEL = ("--num-layers 4 --hidden-size 512 --num-attention-heads 8 --seq-length 256 "
          "--max-position-embeddings 256 --micro-batch-size 2 --global-batch-size 16 ")
 FLAGS = MODEL + ("--lr 1e-2 --train-iters 100 --eval-iters 0 --data-path x --vocab-file x "
-                 "--merge-file x --timeline-iteration 3 ")
+                 "--merge-file x ")
 EVEN = {"F": 1.0, "B": 1.0, "W": 1.0}  # seconds of a stage's part of a micro-batch
 
 
@@ -72,17 +71,17 @@ def free_messages() -> contextlib.ExitStack:
     return stack
 
 
-def steps(ctx: Context, even: bool) -> dict:
+def steps(ctx: Context, even: bool, count: int) -> dict:
     """Return the time and memory of a few steps."""
     device, config = ctx.device, ctx.config
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
     if even:
         even_stages(trainer)
     text = torch.arange(config.seq_length + 1).numpy()
-    source = Batches(ctx, [{"text": text}] * config.global_batch_size * STEPS, eod=0, name="test")
+    source = Batches(ctx, [{"text": text}] * config.global_batch_size * count, eod=0, name="test")
     out: dict = {"seconds": [], "live": [], "peak": [], "values": []}
     clock = [device.now()]
-    for step in range(STEPS):
+    for step in range(count):
         start = device.now()
         if trainer.timers.recorder:
             trainer.timers.recorder.begin_step(step + 1)
@@ -105,7 +104,7 @@ def steps(ctx: Context, even: bool) -> dict:
             "back": clock != sorted(clock), "card": device.gpu.card.name}
 
 
-def run_case(case: str, folder: str) -> dict:
+def run_case(case: str, folder: str, count: int) -> dict:
     rank, words, even = dist.get_rank(), [], False
     for word in case.split():
         name, _, value = word.partition("=")
@@ -117,7 +116,7 @@ def run_case(case: str, folder: str) -> dict:
             os.environ["VIRTUAL_NETWORK"] = value
         elif word == "even":
             even = True
-            words += ["--timeline", folder]
+            words += ["--timeline", folder, "--timeline-iteration", str(count)]
         else:
             words.append(word)
     config = parse_arguments([*FLAGS.split(), *words])
@@ -128,12 +127,12 @@ def run_case(case: str, folder: str) -> dict:
         grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
                          config.tensor_model_parallel_size, device.backend)
         with free_messages() if even else contextlib.nullcontext():
-            return {**steps(Context(config, grid, device), even), "said": said}
+            return {**steps(Context(config, grid, device), even, count), "said": said}
     finally:
         device.gpu.__exit__(None, None, None)
 
 
-def run(cases: list[str]) -> list[dict]:
+def run(count: int, cases: list[str]) -> list[dict]:
     """Return what this rank saw in each case."""
     store, rank, ranks = next(dist.rendezvous("env://"))
     results = []
@@ -142,7 +141,7 @@ def run(cases: list[str]) -> list[dict]:
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
         with tempfile.TemporaryDirectory() as folder:
-            results.append(run_case(case, folder))
+            results.append(run_case(case, folder, count))
         dist.barrier()
         dist.destroy_process_group()
         gc.collect()

@@ -90,7 +90,8 @@ def test_a_plan_that_lab_submit_cannot_run_is_refused_before_the_search(words, t
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cluster", ["a10:2x2", "a100:2x1,a10:2x2"])
+@pytest.mark.parametrize("cluster", [
+    pytest.param("a10:2x2", marks=pytest.mark.stress), "a100:2x1,a10:2x2"])
 def test_a_plan_agrees_with_the_estimate_of_its_own_flags(cluster, capsys):
     assert main([*PLAN, "--cluster", cluster, "--json"]) == 0
     for plan in json.loads(capsys.readouterr().out):

@@ -1,6 +1,5 @@
 """The site as it is built: nothing secret, nothing from elsewhere, readable from the disk."""
 
-import html
 import json
 import os
 import re
@@ -74,8 +73,7 @@ def texts_of(site: Path) -> dict[str, str]:
             collected[name] = sources(path.read_text())
         elif name == "search/search_index.json":
             for entry in json.loads(path.read_text())["docs"]:
-                # Sections without attributes or scripts: no parser is needed, as for a page.
-                text = html.unescape(re.sub(r"<[^>]*>", "", entry["text"]))
+                text = BeautifulSoup(entry["text"], "html.parser").get_text()
                 collected[f"{entry['location']} in the search"] = text
     return collected
 

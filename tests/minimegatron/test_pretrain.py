@@ -26,8 +26,8 @@ def alone(request):
     return {}
 
 
-def test_start_up_lines_stand_in_megatron_s_order(pretrain):
-    out = pretrain(STEPS).out
+def test_start_up_lines_stand_in_megatron_s_order(train):
+    out = train(STEPS).out
     expected = [
         "using world size: 1, data-parallel-size: 1, tensor-model-parallel size: 1, "
         "pipeline-model-parallel size: 1 \n",

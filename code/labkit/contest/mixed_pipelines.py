@@ -80,6 +80,28 @@ class MixedPipeline:
                 return Timed(least, self, layers)
             layers, least = moved, time
 
+    def lean_splits(self, layers: int, fewest: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """Return the split with the least total time for each limit on the slowest stage, [c, p].
+
+        All layers are alike, so under a limit, the least total has as many layers as possible where
+        they take the least time.
+
+        Args:
+            layers: of the model.
+            fewest: layers of each stage, [p].
+            most: layers of each stage, [p].
+        """
+        edges, each = self.edges.sum(axis=0), self.layer.sum(axis=0)
+        order = np.argsort(each, kind="stable")
+        limits = np.unique(edges[:, None] + np.arange(layers + 1) * each[:, None])
+        under = np.minimum(np.floor((limits[:, None] - edges) / each + 1e-9), most).astype(int)
+        under = under[(under >= fewest).all(axis=1)]
+        spare = (under - fewest)[:, order]
+        before = np.cumsum(spare, axis=1) - spare
+        splits = np.repeat(fewest[None], len(under), axis=0)
+        splits[:, order] += np.clip(layers - fewest.sum() - before, 0, spare)
+        return splits[splits.sum(axis=1) == layers]
+
     def fastest(self, splits: np.ndarray, below: float) -> tuple[np.ndarray | None, float]:
         """Return the split with the shortest step, and its ms; None if all take at least `below`.
 
@@ -115,13 +137,22 @@ class MixedPipeline:
         """Return a lower bound of each split's step in ms, [c].
 
         Before a stage starts, the first micro-batch passes through the stages before it; after it
-        ends, the last gradient passes back through them.
+        ends, the last gradient passes back through them. In between, the stage runs all its passes,
+        and 1F1B makes it wait for a trip to the last stage and back twice: its first backward pass
+        follows w + 1 forward passes, and its last forward pass comes before w + 1 backward passes,
+        where w is the number of stages behind it. The other passes do not overlap with the trip.
         """
         forward, backward = self.edges[:, None] + splits * self.layer[:, None]
         both, links = forward + backward, self.link * np.arange(splits.shape[1])
         rings, work = splits * self.ring, self.micro_batches * both
         fill = np.cumsum(forward, axis=1) - forward + links
         trip = np.cumsum(both, axis=1) - both + 2 * links
+        behind = np.arange(splits.shape[1])[::-1]
+        after = both.sum(axis=1, keepdims=True) - trip + 2 * links - both + 2 * self.link * behind
+        once = np.where(self.micro_batches > behind,
+                        after - behind * np.minimum(forward, backward), 0)
+        twice = np.where(self.micro_batches > behind + 1, 2 * after - behind * both, 0)
+        work = work + np.maximum(np.maximum(once, twice), 0)
         return (work + np.maximum(fill + rings, trip + rings[:, :1])).max(axis=1)
 
     def _moved(self, layers: np.ndarray, most: int) -> np.ndarray:

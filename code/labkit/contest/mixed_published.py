@@ -76,24 +76,17 @@ def _fitting(plan: dict[str, Any] | None) -> dict[str, Any]:
 def amp_split(pipeline: MixedPipeline, layers: int) -> tuple[np.ndarray, float]:
     """Return the split with the least cost of AMP's model, and the cost in ms.
 
-    All layers are alike, so under a limit on the slowest stage the least sum has as many layers as
-    possible where they take the least time. The optimum is that of the best limit.
+    The optimum is that of the best limit on the slowest stage. Each stage has a layer.
 
     Args:
         pipeline: stages on given GPUs, at most as many as the layers.
         layers: of the model.
     """
     edges, each = pipeline.edges.sum(axis=0), pipeline.layer.sum(axis=0)
-    counts, order = np.arange(1, layers + 1), np.argsort(each, kind="stable")
-    limits = np.unique(edges[:, None] + counts * each[:, None])
-    most = np.minimum((limits[:, None] - edges) / each + 1e-9, layers).astype(int)
-    spare, needs = (most - 1)[:, order], layers - len(order)  # each stage has a layer
-    before = np.cumsum(spare, axis=1) - spare
-    splits = np.ones_like(most)
-    splits[:, order] += np.clip(needs - before, 0, spare)
-    splits = splits[(most >= 1).all(axis=1) & (splits.sum(axis=1) == layers)]
+    splits = pipeline.lean_splits(layers, np.ones_like(pipeline.room), np.full_like(
+        pipeline.room, layers))
     times = edges + splits * each
     costs = times.sum(axis=1) + (pipeline.micro_batches - 1) * times.max(axis=1)
     split = splits[costs.argmin()]
-    return split, (float(costs.min()) + 2 * pipeline.link * (len(order) - 1)
+    return split, (float(costs.min()) + 2 * pipeline.link * (len(each) - 1)
                    + float((split * pipeline.ring).max()))

@@ -17,10 +17,10 @@ import numpy as np
 
 from labkit.contest.mixed_clusters import Case, InvalidPlan, Plan
 from labkit.contest.mixed_pipelines import LESS, MixedPipeline, Place, Timed, starts
-from labkit.contest.mixed_planners import balanced, even, proportional
+from labkit.contest.mixed_planners import even, proportional
 from labkit.contest.mixed_published import amp, fasop
 
-SIMULATED = 60  # balanced plans, those with the least lower bounds
+SIMULATED = 60  # plans of different placements, those with the least lower bounds
 IMPROVED = 16  # of them, by moving layers
 CHANGED = 6  # plans whose placements are changed
 MOST_MOVED = 8  # layers that move at once
@@ -32,8 +32,8 @@ SEEDS: tuple[Planner, ...] = (even, proportional, amp, fasop)
 def search(case: Case) -> dict[str, Any]:
     """Return the fastest plan that a local search finds.
 
-    It begins with the other planners' plans and with the balanced plans of every number of replicas
-    and of many placements, moves layers of the best ones, and then changes their placements, one
+    It begins with the other planners' plans and with a plan for every number of replicas and each
+    of many placements, moves layers of the best ones, and then changes their placements, one
     stage at a time. No step keeps a slower plan in place of a faster one, so the result is never
     slower than a plan of SEEDS. The process keeps the plans of the last cases.
 
@@ -50,7 +50,7 @@ def search(case: Case) -> dict[str, Any]:
 def _searched(text: str) -> str:
     """Return the plan of a case, both as JSON."""
     case = json.loads(text)
-    plans = [*_seeds(case), *_balanced(case, starts(case))[:SIMULATED]]
+    plans = [*_seeds(case), *_leanest(case, starts(case))[:SIMULATED]]
     if not plans:
         raise InvalidPlan("memory", "the model fits on no placement")
     plans = sorted(Timed(float(one.pipeline.milliseconds(one.layers[None])[0]), one.pipeline,
@@ -63,7 +63,7 @@ def _searched(text: str) -> str:
         seen |= places
         least = best[0].milliseconds
         plans = sorted(one.pipeline.improved(one.layers, 1)
-                       for one in _balanced(case, sorted(places), least))[:CHANGED]
+                       for one in _leanest(case, sorted(places), least))[:CHANGED]
         best = sorted([*best, *(one.pipeline.improved(one.layers, MOST_MOVED)
                                 for one in plans)])[:CHANGED]
         if best[0].milliseconds >= least * LESS:
@@ -87,14 +87,18 @@ def _seeds(case: Case) -> Iterator[Timed]:
                 yield Timed(0.0, pipeline, split)
 
 
-def _balanced(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Timed]:
-    """Return the balanced plans with the least lower bounds, with these in place of times."""
+def _leanest(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Timed]:
+    """Return the plan of each placement with the least lower bound, and this in place of its time.
+
+    The splits are those with the least total time for each limit on the slowest stage.
+    """
     plans = []
     for place in places:
-        plan = balanced(case, *place)
-        if plan is not None:
-            pipeline, layers = MixedPipeline(case, place), np.array([n for _, n in plan["stages"]])
-            plans.append(Timed(float(pipeline.bounds(layers[None])[0]), pipeline, layers))
+        pipeline = MixedPipeline(case, place)
+        splits = pipeline.lean_splits(case["layers"], pipeline.fewest, pipeline.room)
+        if len(splits):
+            bounds = pipeline.bounds(splits)
+            plans.append(Timed(float(bounds.min()), pipeline, splits[bounds.argmin()]))
     return sorted(one for one in plans if one.milliseconds < below)
 
 

@@ -1033,9 +1033,9 @@ check.that(cost.fits or flags.pipeline_model_parallel_size == 1,
            "This ends in CUDA out of memory: the first stage keeps the activations of two micro-batches.")
 check.that(cost.fits, "This ends in CUDA out of memory: the model is split well, but how large is the "
            "micro-batch, and which activations does each rank still have in full?")
-check.that(cost.milliseconds < 5550,
-           f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual). There is a faster way: do the stages "
-           "wait, or is more computed twice than necessary?")
+check.pass_mark(cost.milliseconds, error=cost.error, below=5570, hint=(
+    f"It fits, and a step takes {cost.milliseconds:.0f} ms (virtual). There is a faster way: do the stages "
+    "wait, or is more computed twice than necessary?"))
 
 # %% [raw] mutant="large" hint="each GPU holds the whole model"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
@@ -1052,7 +1052,12 @@ check.that(cost.milliseconds < 5550,
 # %% [raw] mutant="large" hint="computed twice than necessary"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
 # +LAYOUT="--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-method uniform \
-# +        --micro-batch-size 2 --global-batch-size 16"
+# +        --micro-batch-size 4 --global-batch-size 16"
+
+# %% [raw] mutant="large" hint="computed twice than necessary"
+# -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"
+# +LAYOUT="--tensor-model-parallel-size 2 --recompute-granularity full --recompute-method uniform \
+# +        --micro-batch-size 1 --global-batch-size 16"
 
 # %% [raw] mutant="large" hint="The global batch is not 16"
 # -LAYOUT="--tensor-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 16"

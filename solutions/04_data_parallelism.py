@@ -923,8 +923,8 @@ run, exact = check.ranks(
 # It is fast on 1,024 virtual H100s.
 cost = check.gpus(bucketed_step, {"bucket_mb": 8}, "h100:8", nodes=128, present=[0],
                   least={"flops": 599 * 2 * 4096 * 256**2, "communicated": 200 * 4 * 256**2})
-check.that(cost.milliseconds < 20, f"{cost.milliseconds:.1f} ms: most of it is "
-           "the latency of many small all-reduces.")
+check.pass_mark(cost.milliseconds, f"{cost.milliseconds:.1f} ms: most of it is "
+                "the latency of many small all-reduces.", error=cost.error, below=20)
 # It has one all-reduce for each bucket.
 used = [call.bytes for call in run.calls(0, "all_reduce")]
 # Filled from the first gradient, or from the last.
@@ -1323,8 +1323,9 @@ one, two = [check.gpus(
            "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
 step = two.milliseconds - one.milliseconds
 waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
-check.that(waiting < 0.1, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
-           "exposed communication. Start each all-reduce early, and wait in finish().")
+check.pass_mark(waiting, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
+                "exposed communication. Start each all-reduce early, and wait in finish().",
+                error=two.error, below=0.1)
 ### BEGIN HIDDEN TESTS
 from lab.notebook import replicas as small
 
@@ -1561,7 +1562,7 @@ strong, weak = {1: scaling.Split(alone)}, {1: 1.0}
 for gpus in (4, 16, 64, 256, 1024):
     strong[gpus] = scaling.split(seconds_per_step, alone, gpus, GLOBAL // gpus)
     weak[gpus] = alone_small / seconds_per_step(gpus, MOST)
-scaling.show_splits(strong)
+scaling.show_splits(strong, "h100:8")
 collectives.efficiency({
     "strong scaling": {gpus: split.efficiency for gpus, split in strong.items()},
     "weak scaling": weak})
@@ -1598,7 +1599,7 @@ collectives.efficiency({
 #
 # Plan a run of this model with your DataParallel. Its critical batch size has been estimated at 262,144 tokens, so
 # fix the global batch there: `gpus * tokens_per_gpu == 262_144`. You may have up to 1,024 H100s, in nodes of 8. Your
-# manager wants as many GPUs as possible. Finance wants an efficiency of at least 50%, where
+# manager wants as many GPUs as possible. Finance wants an efficiency of at least 40%, where
 #
 # $$ \text{efficiency} = \frac{\text{tokens per second and GPU of your plan}}
 #                           {\text{tokens per second of one GPU with 16,384 tokens per step}}. $$
@@ -1639,10 +1640,10 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
     step = two.milliseconds - one.milliseconds
     efficiency = share / 16_384 * alone / step
     if count == gpus:
-        check.that(efficiency >= 0.5, f"A step takes {step:.1f} ms, at an efficiency of "
+        check.pass_mark(efficiency, error=two.error, above=0.4, hint=f"A step takes {step:.1f} ms, at an efficiency of "
                    f"{efficiency:.0%}. What limits it: bandwidth, latency, or the batch size?")
     else:
-        check.that(efficiency < 0.5, f"{gpus} GPUs are efficient enough, but so are {count}, with "
+        check.pass_mark(efficiency, error=two.error, below=0.4, hint=f"{gpus} GPUs are efficient enough, but so are {count}, with "
                    f"{efficiency:.0%} and buckets of 50 MiB.")
 
 # %% [raw] mutant="plan" hint="a global batch of 262,144"
@@ -1655,7 +1656,7 @@ for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
 
 # %% [raw] mutant="plan" hint="What limits it"
 # def plan():
-#     return {"gpus": 128, "tokens_per_gpu": 2048, "bucket_mb": 25}
+#     return {"gpus": 256, "tokens_per_gpu": 1024, "bucket_mb": 50}
 
 # %% [raw] mutant="plan" hint="GPUs are efficient enough, but so are"
 # def plan():

@@ -571,11 +571,12 @@ check.function(
         "Adam must update fp32 weights.": [2.0, 1.0, 2.0],
         "Adam's epsilon is added to the true gradient: divide by the loss scale, in fp32.": [2.0, 2.0, 0.99],
     })
-# Memory, on a virtual GPU: 2**27 parameters, with 18 bytes of activations for each.
-case = {"width": 4096, "layers": 8, "samples": 32_768, "steps": 3}
+# Memory, on a virtual GPU: 2**27 parameters, with 12.4 bytes of activations for each.
+case = {"width": 4096, "layers": 8, "samples": 22_528, "steps": 3}
 cost = check.gpus(fp16_steps, case, "v100-32gb:1",
-                  least={"flops": 3 * 23 * 2 * 32_768 * 4096**2, "dtype": "fp16", "live": 32 * 2**27})
-check.that(cost.peak_memory < 34.5 * 2**27 / 2**30, f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
+                  least={"flops": 3 * 23 * 2 * 22_528 * 4096**2, "dtype": "fp16",
+                         "live": 14 * 2**27 + 9 * 2 * 22_528 * 4096})
+check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.6, hint=f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
            "optimizer step needs is still allocated in the next forward pass.")
 ### BEGIN HIDDEN TESTS
 def adam(weight, gradients, lr, scale):
@@ -647,13 +648,13 @@ check.function(
 # ### Exercise 5: the memory went up
 #
 # A colleague adds `--fp16` to a job on one V100, changes nothing else, and reports that its peak memory **rose by
-# 12%**. Can that be? For $P$ parameters, and activations that take $A$ bytes in fp32 and roughly half of that in fp16, the
+# 10%**. Can that be? For $P$ parameters, and activations that take $A$ bytes in fp32 and roughly half of that in fp16, the
 # peaks are
 #
 # $$M_\text{fp32} = 16P + A \qquad M_\text{fp16} = 16P + \max(A/2,\ 4P)$$
 #
 # because the main gradients exist only when the activations are gone. (To both, CUDA adds 1.2 GiB.)
-# Reconstruct the job: fill in `SIZE` with a model and a batch whose peak in fp16 is at least 12% higher than in fp32.
+# Reconstruct the job: fill in `SIZE` with a model and a batch whose peak in fp16 is at least 10% higher than in fp32.
 # Both have to fit into the 16 GB of the V100. The vocabulary is GPT-2's, and its logits are activations, too. The check
 # estimates your job twice, with and without `--fp16`.
 
@@ -685,6 +686,8 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
 # %% nbgrader={"grade": true, "grade_id": "more-memory-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
 from dataclasses import replace
 
+from virtualgpu.core.accuracy import ALLOCATED
+
 script = check.script("code/more_memory.sh", only=[
     "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings",
     "--micro-batch-size", "--global-batch-size", "--recompute-granularity", "--recompute-method",
@@ -693,10 +696,11 @@ in_fp32 = replace(script, runs=(replace(script.run, flags=replace(script.flags, 
 half, single = [check.figures(job, "virtual:v100") for job in (script, in_fp32)]
 rise = half.peak_memory / single.peak_memory - 1
 check.that(half.fits and single.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
-check.that(rise > 0, f"In fp16 it needs {-rise:.0%} less: the activations outweigh the copy of the gradients. Which "
-           "flags change them without changing the number of parameters?")
-check.that(rise >= 0.12, f"In fp16 it needs only {rise:.0%} more: without activations, and without what CUDA "
-           "needs, it would be a quarter. Make them smaller still, or the model larger.")
+check.pass_mark(1 + rise, error=ALLOCATED, above=1.1, hint=(
+    f"In fp16 it needs only {rise:.0%} more: without activations, and without what CUDA needs, it would be a quarter. "
+    "Make them smaller still, or the model larger." if rise > 0 else
+    f"In fp16 it needs {-rise:.0%} less: the activations outweigh the copy of the gradients. Which flags change them "
+    "without changing the number of parameters?"))
 
 # %% [raw] tags=["mutant"] answer="more-memory" hint="the activations outweigh the copy"
 # -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
@@ -710,7 +714,7 @@ check.that(rise >= 0.12, f"In fp16 it needs only {rise:.0%} more: without activa
 
 # %% [raw] tags=["mutant"] answer="more-memory" hint="In fp16 it needs only"
 # -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
-# +SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 384 --max-position-embeddings 384 \
+# +SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 448 --max-position-embeddings 448 \
 
 # %% [raw] tags=["mutant"] answer="more-memory" hint="does not fit in both"
 # -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
@@ -856,8 +860,9 @@ costs.plot(recomputed)
 # ### Exercise 7: the best setting for the GPU
 #
 # Fill in `MEMORY` with the flags that train this model in fp16 with a micro-batch of 16 on **one** V100 with 16 GB.
-# It has to fit, and a step must take less than **397 ms**. Leave everything else as it is. (FlashAttention would
-# make this easy, but its kernels need a newer GPU than a V100.)
+# It has to fit, without recomputing more than necessary: at most **9** of the 12 layers. That is two more than the
+# model needs, because its figures are not exact: on a real V100, the job could need a tenth more memory. Leave
+# everything else as it is. (FlashAttention would make this easy, but its kernels need a newer GPU than a V100.)
 
 # %% nbgrader={"grade": false, "grade_id": "my-recompute", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_recompute.sh
@@ -889,9 +894,11 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
 # %% nbgrader={"grade": true, "grade_id": "my-recompute-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
 script = check.script("code/my_recompute.sh", only=[
     "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
+flags = script.flags
 cost = check.figures(script, "virtual:v100")
 check.that(cost.fits, "It does not fit. Which activations take the memory, and which of them can you recompute?")
-check.that(cost.milliseconds < 397, "It fits, but a step takes too long. Do you recompute "
+recomputed_layers = {"block": flags.recompute_num_layers, "uniform": flags.num_layers}.get(flags.recompute_method, 0)
+check.that(recomputed_layers <= 9, "It fits, but a step takes longer than it must. Do you recompute "
            "activations that would fit?")
 
 # %% [raw] tags=["mutant"] answer="my-recompute" hint="It does not fit"
@@ -999,7 +1006,7 @@ costs.show(accumulated)
 # ### Exercise 8: as much accumulation as it takes
 #
 # Find a global batch, as small as you can, with which these four GPUs wait for **less than 25%** of the time, and fill in
-# `BATCH`. The micro-batch size stays 4. (Communication takes the same time in every row of the table. You can
+# `BATCH`. The micro-batch size stays 4. The check accepts up to 30%, because modeled times are not exact. (Communication takes the same time in every row of the table. You can
 # calculate the answer from two of them, or search for it.)
 
 # %% nbgrader={"grade": false, "grade_id": "my-accumulation", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -1037,14 +1044,14 @@ srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 script = check.script("code/my_accumulation.sh", only=["--global-batch-size"])
 flags = script.flags
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.communication < 0.25, "The GPUs wait too long. They need more computation for "
-           "each all-reduce.")
+check.pass_mark(cost.communication, "The GPUs wait too long. They need more computation for "
+                "each all-reduce.", error=cost.error, below=0.3)
 check.that(flags.global_batch_size <= 112, "They wait for less than 25% of the time, but a smaller "
            "global batch would achieve that as well.")
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="more computation"
 # -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 64"
+# +BATCH="--micro-batch-size 4 --global-batch-size 32"
 
 # %% [raw] tags=["mutant"] answer="my-accumulation" hint="would achieve that"
 # -BATCH="--micro-batch-size 4 --global-batch-size 80"

@@ -866,7 +866,7 @@ costs.show(costs.of({"micro-batch 4, nothing": "--micro-batch-size 4",
 
 # %% [markdown]
 # The first two lines show that smaller micro-batches save time, but no memory. Now write a job that fits, with a
-# step time of **less than 555 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the
+# step time of **less than 590 ms**. *Your turn:* write a line `BATCH="..."` with the micro-batch size and the
 # recomputation flags.
 
 # %% nbgrader={"grade": false, "grade_id": "my-pipeline", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -906,8 +906,8 @@ script = check.script("code/my_pipeline.sh", only=[
     "--micro-batch-size", "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
 cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
 check.that(cost.fits, "It does not fit. A smaller micro-batch does not help, because GPipe holds all of them. What does?")
-check.that(cost.milliseconds < 555, "It fits, but it takes too long. Two things cost time: the bubble, and every "
-           "layer that you recompute without need.")
+check.pass_mark(cost.milliseconds, error=cost.error, below=590, hint=(
+    "It fits, but it takes too long. Two things cost time: the bubble, and every layer that you recompute without need."))
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="It does not fit"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
@@ -919,7 +919,7 @@ check.that(cost.milliseconds < 555, "It fits, but it takes too long. Two things 
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="it takes too long"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
-# +BATCH="--micro-batch-size 8 --recompute-granularity full --recompute-method block --recompute-num-layers 3"
+# +BATCH="--micro-batch-size 20 --recompute-granularity full --recompute-method block --recompute-num-layers 2"
 
 # %% [raw] tags=["mutant"] answer="my-pipeline" hint="This would go wrong"
 # -BATCH="--micro-batch-size 1 --recompute-granularity full --recompute-method block --recompute-num-layers 2"

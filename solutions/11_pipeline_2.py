@@ -773,7 +773,7 @@ check.function(
 GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 --fp16 "
         "--seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 4 ")
 gpt2_times = layers.virtual(GPT2)
-layers.table(gpt2_times)
+layers.table(gpt2_times, GPT2)
 
 # %% [markdown]
 # And a small GPT of four layers, on your CPU? `--balance 0-2-2-0` puts the embedding alone on the first stage and
@@ -963,7 +963,7 @@ evenly = costs.of({"3-3-3-3": "--balance 3-3-3-3"}, GPT2 + "--world-size 4 --gpu
 costs.show(evenly)
 
 # %% [markdown]
-# Less than **282 ms** is possible. `--balance` counts only the *layers* of each stage: the first stage also has the
+# Make it **at least 15% faster**, with a step time of less than 315 ms. `--balance` counts only the *layers* of each stage: the first stage also has the
 # embedding, and the last one the head. Either of them may have no layers at all (`0`).
 
 # %% nbgrader={"grade": false, "grade_id": "my-balance", "locked": false, "schema_version": 3, "solution": true, "task": false}
@@ -1002,8 +1002,8 @@ check.that(flags.pipeline_model_parallel_size == 4,
 check.that(flags.schedule in ("1f1b", "gpipe") and flags.chunks == 1,
            "The schedule stays 1F1B, with one chunk per stage: this exercise is about the split.")
 cost = check.figures(script, "virtual:v100")
-check.that(cost.milliseconds < 282, "Too slow: all stages wait for one. Which one is it, and which "
-           "stages could take over some of its layers?")
+check.pass_mark(cost.milliseconds, "Too slow: all stages wait for one. Which one is it, and which "
+                "stages could take over some of its layers?", error=cost.error, below=315)
 
 # %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
@@ -1011,7 +1011,7 @@ check.that(cost.milliseconds < 282, "Too slow: all stages wait for one. Which on
 
 # %% [raw] tags=["mutant"] answer="my-balance" hint="Too slow: all stages"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
-# +LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-3-1"
+# +LAYOUT="--pipeline-model-parallel-size 4 --balance 2-3-3-4"
 
 # %% [raw] tags=["mutant"] answer="my-balance" hint="This would go wrong"
 # -LAYOUT="--pipeline-model-parallel-size 4 --balance 4-4-4-0"
@@ -1458,8 +1458,10 @@ check.compare("the best number of chunks on the slow network", guess_chunks, bes
 # %% [markdown]
 # ### Exercise 13: interleave for the slow network
 #
-# Fill in `LAYOUT` for four nodes with one V100 each and 25 Gbit/s Ethernet: a pipeline of four stages with a step
-# time of less than **260 ms**. Use `--num-layers-per-virtual-pipeline-stage`, the number of layers in one chunk.
+# Fill in `LAYOUT` for four nodes with one V100 each and 25 Gbit/s Ethernet: a pipeline of four stages that is
+# interleaved, but not with so many chunks that the sends take longer than what the smaller bubble saves. Use
+# `--num-layers-per-virtual-pipeline-stage`, the number of layers in one chunk. Where your table has almost equal times,
+# all of these numbers count: differences below 7% are smaller than the mean error of the modeled times.
 
 # %% nbgrader={"grade": false, "grade_id": "my-interleaving", "locked": false, "schema_version": 3, "solution": true, "task": false}
 %%writefile code/my_interleaving.sh
@@ -1501,8 +1503,8 @@ check.that(flags.pipeline_model_parallel_size == 4,
            "The pipeline has four stages here: --pipeline-model-parallel-size 4.")
 check.that(flags.chunks > 1 and flags.schedule == "interleaved",
            "That is not interleaved. How many chunks does a stage have?")
-cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.that(cost.milliseconds < 260, "It takes too long: this many chunks pay off on a fast link only. "
+check.figures(script, "virtual:v100", network="ethernet:25gbit")
+check.that(flags.chunks <= 3, "It takes too long: this many chunks pay off on a fast link only. "
            "What do the stages wait for?")
 
 # %% [raw] tags=["mutant"] answer="my-interleaving" hint="It takes too long"

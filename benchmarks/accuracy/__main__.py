@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.accuracy import paper
 from benchmarks.accuracy.comparison import VTRAIN, compare_set
-from benchmarks.accuracy.report import HEAD, by_gpu, overview, section, sentence
+from benchmarks.accuracy.report import HEAD, by_gpu, of_pairs, overview, section, sentence
 from benchmarks.accuracy.rows import RowSet, load_sets
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -65,7 +65,8 @@ def page(sets: list[RowSet], last: dict, first: dict) -> str:
         last: the results by set.
         first: the first comparisons by set.
     """
-    lines = [*HEAD.splitlines(), "", *overview(sets, last, first), *by_gpu(sets, last)]
+    lines = [*HEAD.splitlines(), "", *overview(sets, last, first), *by_gpu(sets, last),
+             *of_pairs(sets, last)]
     for rows in sets:
         if rows.name in last:
             lines += section(rows, last[rows.name], first.get(rows.name, {}))

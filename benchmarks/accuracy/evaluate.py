@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
 from statistics import mean
 
 from benchmarks.accuracy import fsdp, trainer
@@ -123,6 +124,31 @@ def regrets(rows: RowSet, outcomes: Sequence[Outcome]) -> list[float]:
             jobs[job].append((outcome["predicted"], outcome["published"]))
     return [min(plans)[1] / min(real for _, real in plans) - 1
             for plans in jobs.values() if len(plans) > 1]
+
+
+RECOMPUTATION = ("checkpointing", "more_flags")
+JOB = ("gpu", "gpus", "layers", "hidden", "heads", "batch", "sequence", "accumulation")
+SETTINGS = ("tp", "pp", "micro_batch", "sharding", *RECOMPUTATION)
+
+
+def pair_errors(rows: RowSet, outcomes: Sequence[Outcome]) -> dict[bool, list[float]]:
+    """Return the errors of the ratios of every two test rows of one job.
+
+    Args:
+        rows: the set; its rows with the same model, GPUs, and batch are settings of one job.
+        outcomes: of its rows.
+
+    Returns:
+        {whether the two differ in nothing but recomputation: errors}.
+    """
+    found: dict[bool, list[float]] = {True: [], False: []}
+    timed = [(rows.rows[one["row"]], one) for one in outcomes
+             if one["split"] == TEST and one["published"] is not None]
+    for (row, first), (other, second) in combinations(timed, 2):
+        if all(row.get(key) == other.get(key) for key in JOB):
+            differs = {key for key in SETTINGS if row.get(key) != other.get(key)}
+            found[bool(differs) and differs <= {*RECOMPUTATION}] += ratios([first, second])
+    return found
 
 
 def ratios(outcomes: Sequence[Outcome]) -> list[float]:

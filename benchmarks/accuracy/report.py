@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import mean, median
 
-from benchmarks.accuracy.evaluate import error_of, errors
+from benchmarks.accuracy.evaluate import error_of, errors, pair_errors
 from benchmarks.accuracy.rows import TEST, RowSet
 
 HEAD = """# Virtual GPUs against published measurements
@@ -80,6 +81,24 @@ def by_gpu(sets: Sequence[RowSet], last: Mapping) -> list[str]:
                       f"{now['within']:.0%}", *memory])
     return table("all test rows of these sets on|rows|mean absolute error|bias|within 15%"
                  "|rows with memory|mean absolute error of the memory", lines)
+
+
+def of_pairs(sets: Sequence[RowSet], last: Mapping) -> list[str]:
+    """Return the table of the errors of ratios of two settings of one job.
+
+    Args:
+        sets: the sets of benchmarks/published.
+        last: the results by set.
+    """
+    found: dict[bool, list[float]] = {True: [], False: []}
+    for rows in sets:
+        for alike, ratios in pair_errors(rows, last.get(rows.name, {}).get("outcomes", ())).items():
+            found[alike] += map(abs, ratios)
+    lines = [[title, f"{len(some)}", f"{mean(some):.1%}", f"{median(some):.1%}", f"{max(some):.1%}"]
+             for title, some in (("nothing but recomputation", found[True]),
+                                 ("anything", found[True] + found[False]))]
+    return table("ratios of every two test rows of one job (model, GPUs, batch) that differ in"
+                 "|pairs|mean absolute error|median|worst", lines)
 
 
 def titles(sets: Sequence[RowSet], last: Mapping) -> list[tuple[str, str]]:

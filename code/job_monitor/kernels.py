@@ -31,10 +31,12 @@ class KernelProfile:
     Attributes:
         name: a name for the run.
         milliseconds: time per step, by kernel name; kernels of different streams may overlap.
+        software: the virtual GPU's software stack, and the expected errors; empty if measured.
     """
 
     name: str
     milliseconds: dict[str, float]
+    software: str = ""
 
     @property
     def total(self) -> float:
@@ -53,6 +55,8 @@ class KernelProfile:
         """Print the `count` longest kernels, as in the GPU Kernel view of the profiler's tab."""
         print(f"{self.name}: {self.total:.1f} ms of kernels in a step, "
               + result(f"{self.tensor_core_share:.0%} on Tensor Cores"))
+        if self.software:
+            print(f"modeled; software stack {self.software}")
         ranked = sorted(self.milliseconds.items(), key=lambda item: -item[1])
         for name, time in ranked[:count]:
             used = "Tensor Cores" if uses_tensor_cores(name) else ""
@@ -87,7 +91,8 @@ def read(name: str, folder: str | Path) -> KernelProfile:
     if not traces:
         raise LabError(f"no profile in {run}: run a job with --profile-execution yes "
                        "--profile-name NAME, and pass the folder run_NAME")
-    events = json.loads(traces[-1].read_text())["traceEvents"]
+    trace = json.loads(traces[-1].read_text())
+    events = trace["traceEvents"]
     steps = {event["name"] for event in events
              if str(event.get("name", "")).startswith("ProfilerStep#")}
     times: Counter[str] = Counter()
@@ -96,7 +101,8 @@ def read(name: str, folder: str | Path) -> KernelProfile:
             times[event["name"]] += event["dur"] / 1000
     if not times or not steps:
         raise LabError(f"{traces[-1]} contains no GPU kernels: did the job run on --device cpu?")
-    return KernelProfile(name, {kernel: time / len(steps) for kernel, time in times.items()})
+    return KernelProfile(name, {kernel: time / len(steps) for kernel, time in times.items()},
+                         trace.get("virtualGpu", {}).get("software", ""))
 
 
 def plot(*profiles: KernelProfile) -> Drawing:

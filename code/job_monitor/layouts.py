@@ -40,6 +40,7 @@ class LayoutRun:
         memory: peak memory in GiB, by rank (of one replica).
         sent: bytes sent per iteration, by rank.
         modeled: whether the GPUs were virtual.
+        software: the virtual GPUs' software stack, and the expected errors of what is modeled.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LayoutRun:
     memory: dict[int, float]
     sent: dict[int, float]
     modeled: bool
+    software: str = ""
 
     @property
     def peak(self) -> float:
@@ -85,7 +87,8 @@ def read(name: str, job: ProfiledJob, sequence_length: int) -> LayoutRun:
     modeled = any("modeled" in line for line in job.log.read_text().splitlines())
     return LayoutRun(name, last.milliseconds,
                      last.global_batch * sequence_length / last.milliseconds * 1000, parameters,
-                     memory, {rank: sum(kinds.values()) for rank, kinds in sent.items()}, modeled)
+                     memory, {rank: sum(kinds.values()) for rank, kinds in sent.items()}, modeled,
+                     next(iter(logs.lines(job.log, "software stack ")), ""))
 
 
 def show(runs: Sequence[LayoutRun]) -> None:
@@ -98,6 +101,8 @@ def show(runs: Sequence[LayoutRun]) -> None:
     width = max(len(run.name) for run in runs)
     print(f"one iteration{' (virtual)' if runs[0].modeled else ''}; the last three columns are the "
           "maximum over all ranks")
+    for software in dict.fromkeys(run.software for run in runs if run.software):
+        print(software)
     print(" " * width + "".join(f"{title:>{size}}" for title, size, *_ in columns))
     for row, run in enumerate(runs):
         line = f"{run.name:{width}}"

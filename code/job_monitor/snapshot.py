@@ -18,6 +18,7 @@ from job_monitor.slurm import SlurmJob
 from labcore import workspace
 from slurmbox.layout import Layout
 
+STACK_LINE = re.compile(r"^software stack (.+)$")
 MODELED_LINE = re.compile(r"\| (virtual [\w.-]+) \|$")
 WAITING = ("PENDING", "REQUEUED", "REQUEUE_HOLD")
 MEMORY_LINE = re.compile(r"^\[Rank (\d+)\] \(after \d+ iterations\) memory \(MB\) \| "
@@ -55,6 +56,7 @@ class Snapshot:
         mismatches: settings that differ from the requested ones.
         iterations: the iterations in the log.
         device: the name of its virtual GPUs ("virtual a100-80gb"); empty if figures are measured.
+        software: their software stack, and the expected errors of modeled figures.
         root: the root cause, if the job failed or is about to fail.
         waited_for: the ranks for which the others wait.
         script: the batch script that was submitted.
@@ -69,6 +71,7 @@ class Snapshot:
     mismatches: list[JobSetting] = field(default_factory=list)
     iterations: tuple[Iteration, ...] = ()
     device: str = ""
+    software: str = ""
     root: LogError | None = None
     waited_for: list[int] = field(default_factory=list)
     script: str = ""
@@ -178,6 +181,7 @@ def assemble(job: SlurmJob, statuses: dict[int, RankStatus], processes: dict[int
                         script=script)
     snapshot.device = next((rank.device for rank in statuses.values() if rank.modeled), "") or next(
         (match[1] for line in reversed(lines) if (match := MODELED_LINE.search(line))), "")
+    snapshot.software = next((match[1] for line in lines if (match := STACK_LINE.match(line))), "")
     health = {row.rank: row.health for row in rows}
     healthy = set(health.values()) <= {liveness.RUNNING, liveness.DONE}
     if job.state in ("COMPLETED", *WAITING) or (not job.is_over and healthy and statuses):

@@ -59,6 +59,8 @@ def notes(snapshot: Snapshot) -> list[str]:
         seconds = max((rank.virtual_seconds or 0 for rank in snapshot.statuses), default=0)
         clock = f"; virtual time {seconds:.1f} s" if seconds else ""
         lines.append(f"times, TFLOP/s, and memory are modeled: {clean(snapshot.device)}{clock}")
+        if snapshot.software:
+            lines.append(f"software stack {clean(snapshot.software)}")
     if snapshot.source == "log" and latest.milliseconds is not None and job.state not in WAITING:
         lines.append(f"from the log alone, because no rank wrote a status file: "
                      f"{latest.milliseconds:.1f} ms per iteration, "

@@ -63,8 +63,21 @@ def measured(timeline: Timeline, balance: str) -> list[float]:
     return times
 
 
-def table(times: Sequence[float]) -> None:
-    """Print the times with bars."""
+def table(times: Sequence[float], flags: str | None = None) -> None:
+    """Print the times with bars.
+
+    Args:
+        times: of the embedding, of each layer, and of the head, in milliseconds.
+        flags: those that `virtual` modeled, whose software stack and expected error are printed;
+            None if the times were measured.
+    """
+    if flags is not None:
+        from layout_estimator.planner import make_estimator
+        from layout_estimator.requests import read_flags
+        from virtualgpu.core import stacks
+
+        card = make_estimator(read_flags([*flags.split(), "--world-size", "1"])).card
+        print(f"virtual {card.name}, modeled; software stack {stacks.describe(card)}")
     names = ["embedding", *(f"layer {number}" for number in range(len(times) - 2)), "head, loss"]
     for name, time in zip(names, times, strict=True):
         print(f"{name:12}{time:9.2f} ms  {'█' * round(30 * time / max(times))}")

@@ -25,7 +25,7 @@ from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, teraflops
 from minimegatron.logging.throughput import model_flops, shape_of
-from virtualgpu.core import stacks
+from virtualgpu.core import accuracy, stacks
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import parse_nodes
 from virtualgpu.net.nodes import max_gpus
@@ -191,7 +191,7 @@ def make_plan(config: EstimateConfig, estimator: Estimator | MixedEstimator, est
         max(stages), seconds, rate, rate / peak, estimate.communication, estimate.bubble,
         per_stage, fullest(per_stage).capacity, estimate.fits, tokens, hours / 24,
         hours * world, dollars(gpus, hours, config.price_per_gpu_hour), reserved,
-        stacks.expected_error(gpus))
+        accuracy.expected_error(gpus))
 
 
 def format_plan(plan: RunPlan) -> str:

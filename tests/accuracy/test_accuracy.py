@@ -9,8 +9,8 @@ from statistics import mean
 import pytest
 
 from benchmarks.accuracy import __main__ as command
-from benchmarks.accuracy.evaluate import error_of, predict, ratios, regrets, summarize
-from benchmarks.accuracy.report import by_gpu, overview, section
+from benchmarks.accuracy.evaluate import error_of, pair_errors, predict, ratios, regrets, summarize
+from benchmarks.accuracy.report import by_gpu, of_pairs, overview, section
 from benchmarks.accuracy.rows import (
     CALIBRATION,
     FOLDER,
@@ -24,6 +24,7 @@ from benchmarks.accuracy.rows import (
     published_seconds,
 )
 from benchmarks.accuracy.trainer import NotYet, configure
+from virtualgpu.core.accuracy import MEMORY, TIME
 from virtualgpu.core.cards import find
 from virtualgpu.core.stacks import STACKS
 
@@ -105,11 +106,21 @@ def test_the_error_of_a_ratio():
     assert ratios([outcome(3.0, 2.0), outcome(1.0, 1.0)]) == [pytest.approx(0.5)]
 
 
+def test_pairs_are_test_rows_of_one_job():
+    job = {"layers": 1, "gpus": 8, "batch": 8, "tp": 1}
+    rows = RowSet("plans", {}, (job, {**job, "checkpointing": "full"}, {**job, "tp": 2},
+                                {**job, "batch": 4}, job))
+    outcomes = [{**outcome(predicted, 1.0, split), "row": row} for row, (predicted, split) in
+                enumerate([(1.0, TEST), (2.0, TEST), (4.0, TEST), (5.0, TEST), (6.0, CALIBRATION)])]
+    assert pair_errors(rows, outcomes) == {True: [-0.5], False: [-0.75, -0.5]}
+
+
 def test_the_page_is_that_of_its_figures():
     last, first = command.load(command.LAST), command.load(command.FIRST)
     written = command.PAGE.read_text()
     assert "\n".join(overview(list(SETS.values()), last, first)) in written
     assert "\n".join(by_gpu(list(SETS.values()), last)) in written
+    assert "\n".join(of_pairs(list(SETS.values()), last)) in written
     for name in SETS.keys() & last.keys():
         rows, found = SETS[name], last[name]
         assert "\n".join(section(rows, found, first.get(name, {}))) in written
@@ -139,9 +150,20 @@ def test_a_stack_states_its_error_on_rows_that_nothing_was_fitted_to():
             row, error = SETS[name].rows[one["row"]], error_of(one)
             if one["split"] == TEST and error is not None:
                 errors[SETS[name].facts["stack"], find(row["gpu"]).architecture].append(abs(error))
-    stated = {(stack.name, generation): error for stack in STACKS.values()
-              for generation, error in stack.error.items()}
+    stated = {(stack, generation): error for stack, by_generation in TIME.items()
+              for generation, error in by_generation.items()}
     assert stated == {key: round(mean(found), 3) for key, found in errors.items()}
+    assert TIME.keys() <= STACKS.keys()
+
+
+def test_memory_states_its_error_on_rows_that_nothing_was_fitted_to():
+    errors, last = defaultdict(list), command.load(command.LAST)
+    for name in SETS.keys() & last.keys():
+        for one in last[name]["outcomes"]:
+            if one["split"] == TEST and "memory" in one:
+                errors[find(SETS[name].rows[one["row"]]["gpu"]).architecture].append(
+                    abs(one["memory"] / one["published_memory"] - 1))
+    assert {key: round(mean(found), 3) for key, found in errors.items()} == MEMORY
 
 
 def test_a_first_comparison_stays(tmp_path, monkeypatch):

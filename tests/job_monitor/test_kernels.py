@@ -25,7 +25,7 @@ def put(tmp_path, monkeypatch):
                    for name, each in times.items() for dur in each]
         (tmp_path / run).mkdir(exist_ok=True)
         (tmp_path / run / f"{worker}.pt.trace.json").write_text(
-            json.dumps({"traceEvents": events}))
+            json.dumps({"virtualGpu": {"software": "a stack"}, "traceEvents": events}))
         return run
 
     return write
@@ -37,8 +37,10 @@ def test_times_are_of_a_step_by_kind(put, capsys):
     assert [profile.milliseconds_of(kind) for kind in kernels.KINDS] == pytest.approx(
         [0.3, 0.2, 0.5])
     profile.show(count=2)
-    lines = capsys.readouterr().out.splitlines()
-    assert "30% on Tensor Cores" in lines[0] and len(lines) == 3
+    first, software, *rest = capsys.readouterr().out.splitlines()
+    lines = [first, *rest]
+    assert "30% on Tensor Cores" in first and len(lines) == 3
+    assert software == "modeled; software stack a stack"
     assert lines[1].endswith("softmax_warp_forward<float>") and "Tensor" not in lines[1]
     assert "Tensor Cores" in lines[2]
 

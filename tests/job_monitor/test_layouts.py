@@ -8,7 +8,8 @@ from job_monitor import layouts
 from labcore.errors import LabError
 from tests.job_monitor.test_bytes_sent import message, put
 
-LOG = """\
+STACK = "software stack megatron-2021 (Megatron-LM of 2021); a mean error of 7%"
+LOG = STACK + """
 virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no training happens: \
 tensors have shapes but no values
  > number of parameters on (tensor, pipeline) model parallel rank (0, 1): 700
@@ -35,6 +36,7 @@ def job(tmp_path, monkeypatch):
 def test_a_run_is_what_log_and_profile_say(job):
     run = layouts.read("two stages", job, sequence_length=100)
     assert (run.milliseconds, run.tokens_per_second, run.modeled) == (500.0, 1600.0, True)
+    assert run.software == STACK
     assert run.parameters == {(0, 1): 700, (0, 0): 900}
     assert run.memory == {1: 0.5, 0: 2.0} and run.peak == 2.0
     assert run.sent == {0: 1e6, 1: 2e6} and run.megabytes == 2.0
@@ -44,8 +46,8 @@ def test_the_table_marks_the_best_and_the_figure_says_all(job, capsys):
     run = layouts.read("two stages", job, sequence_length=100)
     slow = layouts.LayoutRun("slow", 800.0, 1000.0, {(0, 0): 900}, {0: 3.0}, {0: 0.0}, True)
     layouts.show([run, slow])
-    head, _, first, second = capsys.readouterr().out.splitlines()
-    assert "virtual" in head
+    head, software, _, first, second = capsys.readouterr().out.splitlines()
+    assert "virtual" in head and software == STACK
     assert first.startswith("two stages") and first.count("\033[34m") == 4
     assert second.count("\033[34m") == 1  # as many parameters
     picture = layouts.plot([run, slow])

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from labkit import check
 from labkit.build.lab import Cell, Lab, Role
 from labkit.check import Failed
 from labkit.check.kernel import KernelSide
@@ -25,13 +26,35 @@ COLORS = re.compile("\033\\[[0-9;]*m")
 Change = Callable[[Cell], str]  # of an answer cell: the source to run in its place
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A pass mark that a modeled figure was held against (check.pass_mark)."""
+
+    figure: float
+    mark: float
+    error: float | None
+    passed: bool
+
+    def too_close(self) -> str:
+        """What is wrong with the figure's distance from the mark; empty if it is twice the error,
+        within which a real GPU might decide otherwise."""
+        if self.error is None:
+            return f"the error of {self.figure:.4g}, held against {self.mark:g}, is not known"
+        low, high = sorted((self.figure, self.mark))
+        if low <= 0 or high / low - 1 >= 2 * self.error:
+            return ""
+        return (f"{self.figure:.4g} is {high / low - 1:.1%} away from the pass mark {self.mark:g}, "
+                f"less than twice the error of {self.error:.1%}")
+
+
 @dataclass
 class Outcome:
     """What came of every check, by grade_id: None where it passed, else what it raised. And what
-    the answers raised."""
+    the answers raised, and the pass marks of modeled figures, by the check's grade_id."""
 
     checks: dict[str, Exception | None] = field(default_factory=dict)
     answers: dict[str, Exception] = field(default_factory=dict)
+    marks: dict[str, list[Mark]] = field(default_factory=dict)
 
     def failed(self) -> set[str]:
         return {name for name, error in self.checks.items() if error is not None}
@@ -72,13 +95,32 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
                 continue
             given = {name: student[name] for name in proxies & cell.uses if name in student}
             try:
-                _execute(cell.source, trusted | given, cell)
+                with noting(outcome.marks.setdefault(cell.grade_id, [])):
+                    _execute(cell.source, trusted | given, cell)
                 outcome.checks[cell.grade_id] = None
             except Exception as error:
                 outcome.checks[cell.grade_id] = error
                 if hint is not None and hint in text(error):
                     break
     return outcome
+
+
+@contextlib.contextmanager
+def noting(marks: list[Mark]) -> Iterator[None]:
+    """Add every pass mark that a check holds a modeled figure against."""
+    def noted(figure: float, hint: str, *, error: float | None, below: float | None = None,
+              above: float | None = None) -> None:
+        mark = below if above is None else above
+        passed = figure < mark if above is None else figure >= mark
+        marks.append(Mark(figure, mark, error, passed))
+        real(figure, hint, error=error, below=below, above=above)
+
+    real = check.pass_mark
+    check.pass_mark = noted
+    try:
+        yield
+    finally:
+        check.pass_mark = real
 
 
 def _answer(source: str, student: dict[str, Any], cell: Cell, home: Path) -> None:
@@ -116,7 +158,8 @@ def text(error: Exception | None) -> str:
 
 
 def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[str]:
-    """A sentence for every mutant that the checks accept, or reject without its hint, or break on.
+    """A sentence for every mutant that the checks accept, or reject without its hint or too close
+    to a pass mark, or break on.
 
     Args:
         lab: the lab.
@@ -140,4 +183,6 @@ def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[s
                              f"{[text(error) for error in errors]}")
             found += [f"{where}: the check breaks: {error!r}" for error in errors
                       if not isinstance(error, Failed)]
+            found += [f"{where}: {why}" for marks in outcome.marks.values() for mark in marks
+                      if not mark.passed and (why := mark.too_close())]
     return found

@@ -20,6 +20,10 @@ def test_ends_and_layers_of_a_virtual_card(capsys):
     layers.table(times)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("embedding") and lines[-1].endswith("█" * 30)
+    layers.table(times, MODEL.format(4, 50257))
+    about, *same = capsys.readouterr().out.splitlines()
+    assert about.startswith("virtual v100-sxm2-16gb, modeled") and "mean error of 7%" in about
+    assert same == lines
 
 
 def test_a_run_s_stages_are_divided_by_their_layers():

@@ -102,10 +102,12 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
         parallel: whether ddp.py works; without it, only one GPU is measured.
     """
     from lab.mytrainer import gain
+    from virtualgpu.core import stacks
+    from virtualgpu.launch.cluster import parse
 
     model = gpus.partition(":")[0]
-    print(f"\ncode/my_trainer.py on virtual {model} GPUs (modeled, not measured):\n{gain.TITLE}\n",
-          flush=True)
+    print(f"\ncode/my_trainer.py on virtual {model} GPUs (modeled, not measured):\n{gain.TITLE}\n"
+          f"software stack {stacks.describe(parse(gpus, nodes).card)}\n", flush=True)
     gains = [gain.measure(model)]
     if parallel:
         gains.append(gain.measure(gpus, nodes))

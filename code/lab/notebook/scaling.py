@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 from labcore.colors import result
+from virtualgpu.core import stacks
 from virtualgpu.launch.cluster import parse
 from virtualgpu.net import collectives
 from virtualgpu.net.collectives import CommunicationPath
@@ -97,8 +98,15 @@ def split(seconds_per_step: Callable[[int, int], float], alone: float, gpus: int
                  step - bandwidth_only)
 
 
-def show_splits(splits: dict[int, Split]) -> None:
-    """Print a table in milliseconds, with one row per number of GPUs."""
+def show_splits(splits: dict[int, Split], gpus: str) -> None:
+    """Print a table in milliseconds, with one row per number of GPUs.
+
+    Args:
+        splits: the split step time, by number of GPUs.
+        gpus: the GPU model and the number per node, such as "h100:8".
+    """
+    card = parse(gpus).card
+    print(f"virtual {card.name}, modeled; software stack {stacks.describe(card)}")
     print(f"{'GPUs':>5} {'step ms':>8} = {'ideal':>8} + {'small batch':>11} + {'bandwidth':>9} + "
           f"{'latency':>8}   efficiency")
     for gpus, split in splits.items():

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from labkit.check.checks import Failed, call, compare, function, raises, that, value
+    from labkit.check.checks import Failed, call, compare, function, pass_mark, raises, that, value
     from labkit.check.distributed import ranks
     from labkit.check.draws import between, draw
     from labkit.check.job import script
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from labkit.check.programs import program
 
 __all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "gpus", "mask",
-           "part", "parts", "program", "raises", "ranks", "schedule", "script", "that", "value"]
+           "part", "parts", "pass_mark", "program", "raises", "ranks", "schedule", "script", "that",
+           "value"]
 _MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "gpus": "modeled",
             "mask": "masking", "part": "partial", "parts": "partial", "program": "programs",
             "ranks": "distributed", "schedule": "pipelines", "script": "job"}

@@ -40,6 +40,28 @@ def that(condition: bool, hint: str) -> None:
         raise Failed(hint)
 
 
+def pass_mark(figure: float, hint: str, *, error: float | None, below: float | None = None,
+              above: float | None = None) -> None:
+    """Assert that a modeled figure is on the right side of a pass mark.
+
+    tests/labs/test_pass_marks.py makes sure that the distance from the mark to the reference, and
+    to every mutant that the mark rejects, is at least twice the error.
+
+    Args:
+        figure: a modeled time, memory, or share, or a ratio of them.
+        hint: what a figure on the wrong side of the mark means.
+        error: expected relative error of such figures, mostly `cost.error` for times and shares
+            and `cost.memory_error` for memory; None if it is not known.
+        below: the pass mark; the figure must be less.
+        above: the pass mark instead, if the figure must be at least that large.
+
+    Raises Failed.
+    """
+    if (below is None) == (above is None):
+        raise ValueError("check.pass_mark: give one pass mark, either below= or above=")
+    that(figure < below if above is None else figure >= above, hint)
+
+
 def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
           rel: float = NEAR) -> None:
     """Assert that the student's `x` is `expected`.

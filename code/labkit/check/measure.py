@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from labcore.errors import LabError
@@ -23,7 +23,7 @@ from labkit.check.allowed import EstimateHardware, flags_for_estimate
 from labkit.check.checks import Failed, passed
 from labkit.check.job import TRAINER, Job
 from labkit.check.sides import side
-from virtualgpu.core import cards, stacks
+from virtualgpu.core import accuracy, cards, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import NodeGroup, parse_nodes
@@ -68,6 +68,8 @@ class Figures:
         share_of_peak: MFU, from 0 to 1.
         communication, bubble: shares of the time in which a GPU waits for collectives, and for
             other stages.
+        error, memory_error: expected errors of modeled step times and of peak memory on these GPUs
+            (virtualgpu.core.accuracy); None where nothing was compared.
     """
 
     card: str
@@ -80,6 +82,8 @@ class Figures:
     stages: tuple[StageMemory, ...]
     fits: bool
     parameters: int
+    error: float | None = None
+    memory_error: float | None = None
 
     @property
     def memory(self) -> tuple[float, ...]:
@@ -135,10 +139,13 @@ def figures(job: Job, device: str | None = None, *, cluster: str | None = None,
     except LabError as error:
         raise Failed(f"The cost of this job cannot be estimated: {error}") from None
     software = flags.software_stack
-    modeled = [stacks.card_under(stage.gpu, software or stacks.default_megatron(
-        cards.find(stage.gpu))) for stage in estimate.stages]
-    passed(f"{estimate.milliseconds:.1f} ms per iteration (modeled, {stacks.margin(modeled)}) and "
-           f"{estimate.peak_memory:.2f} of "
+    modeled = [stacks.under_megatron(cards.find(stage.gpu), software)
+               for stage in estimate.stages]
+    estimate = replace(estimate, error=accuracy.expected_error(modeled),
+                       memory_error=accuracy.memory_error(modeled))
+    passed(f"{estimate.milliseconds:.1f} ms per iteration (modeled, "
+           f"{accuracy.margin(estimate.error)}) and {estimate.peak_memory:.2f} "
+           f"({accuracy.margin(estimate.memory_error)}) of "
            f"{estimate.capacity:.2f} GiB on {job.world_size} {estimate.card}"
            + ("" if estimate.fits else ": CUDA out of memory"))
     return estimate

@@ -52,6 +52,20 @@ class ModeledCost:
         """Peak allocated memory of the rank that needs the most, in GiB."""
         return max(rank.peak for rank in self.ranks) / GIB
 
+    @property
+    def error(self) -> float | None:
+        """Expected error of modeled step times on these GPUs; None if nothing was compared."""
+        from virtualgpu.core import accuracy
+
+        return accuracy.expected_error([self.cluster.card])
+
+    @property
+    def memory_error(self) -> float:
+        """Expected error of the peak memory: these are the bytes of the driver's own tensors."""
+        from virtualgpu.core import accuracy
+
+        return accuracy.ALLOCATED
+
     def mfu(self, flops: float, dtype: str = "bf16") -> float:
         """Return the model FLOPs utilization (PaLM, appendix B).
 
@@ -98,12 +112,11 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
         side().gpus(driver, cluster, arguments, keywords, seconds)))
     _require_work(what, done, least or {}, hints)
-    from virtualgpu.core import stacks
-    from virtualgpu.launch.cluster import parse
+    from virtualgpu.core import accuracy
 
     cost = ModeledCost(cluster, done.priced)
-    margin = stacks.margin([parse(gpus, nodes, link).card])
-    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms (modeled, {margin}), "
+    passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms "
+           f"(modeled, {accuracy.margin(cost.error)}), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "
            f"{cost.peak_memory:.2f} GiB at the peak")
     return cost

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, shortened, watched
 
 if TYPE_CHECKING:
+    from virtualgpu.core.card import Card
+    from virtualgpu.launch.cluster import Cluster
     from virtualgpu.replay import Priced
 
 # What every run on virtual GPUs imports. The fork server does once: 0.15 s of each run.
@@ -63,12 +65,19 @@ class SimulatedCluster:
     link: str | None = None
     present: tuple[int, ...] | None = None
 
+    @property
+    def card(self) -> Card:
+        """The GPU model under its software stack. Raises VirtualGpuError for an unknown one."""
+        return self._parsed().card
+
     def ranks(self) -> list[int]:
         """Return the simulated ranks. Raises VirtualGpuError for an unknown GPU model."""
+        return list(range(self._parsed().world) if self.present is None else self.present)
+
+    def _parsed(self) -> Cluster:
         from virtualgpu.launch import cluster
 
-        world = cluster.parse(self.gpus, self.nodes, self.link).world
-        return list(range(world) if self.present is None else self.present)
+        return cluster.parse(self.gpus, self.nodes, self.link)
 
 
 def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[Any],

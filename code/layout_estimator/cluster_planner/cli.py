@@ -220,7 +220,7 @@ def _model(flags: Sequence[str], batch: int) -> ModelSpec:
                          "--global-batch-size", str(batch)])
     return ModelSpec(config.num_layers, config.hidden_size, config.seq_length,
                  padded_vocabulary(config), config.precision, batch,
-                 not config.untie_embeddings_and_output_weights)
+                 not config.untie_embeddings_and_output_weights, config.software_stack)
 
 
 def _prices(arguments: argparse.Namespace) -> dict[str, float]:

@@ -33,6 +33,7 @@ class ModelSpec:
         precision: "fp32", "fp16", or "bf16".
         global_batch: samples per step.
         tied: whether the output layer is the word embedding.
+        stack: the software stack; None for the Megatron-LM of each GPU's time.
     """
 
     layers: int
@@ -42,6 +43,7 @@ class ModelSpec:
     precision: str
     global_batch: int
     tied: bool = True
+    stack: str | None = None
 
     def sent_bytes(self, config: TrainingConfig) -> int:
         """Return the bytes of a message from one stage to the next."""
@@ -265,8 +267,9 @@ class _Stage(NamedTuple):
         states = state_bytes(self.model.precision, sizes.data, self.config.sharded)
         transient = max(profile.layer.transient_bytes, first * profile.embedding.transient_bytes,
                         last * profile.head.transient_bytes)
-        return (stacks.megatron_context(card) + self.seat.buffers + states.resident * weights
-                - card.memory, saved, held, self.model.sent_bytes(self.config), transient,
+        context = stacks.under_megatron(card, self.model.stack).context
+        return (context + self.seat.buffers + states.resident * weights - card.memory, saved,
+                held, self.model.sent_bytes(self.config), transient,
                 states.main_gradients * weights)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:

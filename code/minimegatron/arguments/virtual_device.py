@@ -40,8 +40,9 @@ def virtual_card(config: Config, name: str, source: str = "") -> Card:
             precisions.require_recipe(card, config.fp8_recipe)
         except VirtualGpuError as error:
             raise UserError(f"--fp8-recipe {config.fp8_recipe}: {error}") from error
-    return stacks.under(card,
-                        software_stack(config.software_stack or stacks.default_megatron(card)))
+    if config.software_stack:
+        software_stack(config.software_stack)
+    return stacks.under_megatron(card, config.software_stack)
 
 
 def virtual_link(config: Config) -> str | None:

@@ -9,11 +9,11 @@ the host's overhead per launch and per step.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
-from virtualgpu.core import cards
+from virtualgpu.core import accuracy, cards
 from virtualgpu.core.attention import CUDNN, FLASH
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import VirtualGpuError
@@ -51,8 +51,6 @@ class SoftwareStack:
         eager_loading: whether all kernels are loaded at startup, which needs more memory: without
             CUDA 11.7 and its lazy loading, which PyTorch uses since 1.13.
         efficiency: efficiency by architecture (Card.architecture).
-        error: mean relative error of modeled step times on published results that were not used for
-            fitting, by architecture.
         sources: where the figures come from, and which were fitted.
         pace: seconds from one kernel to the next if the host does not run ahead of the GPU
             (Efficiency.pace).
@@ -65,7 +63,6 @@ class SoftwareStack:
     step: float
     eager_loading: bool
     efficiency: Mapping[str, StackEfficiency]
-    error: Mapping[str, float]
     sources: tuple[str, ...]
     pace: float = 0.0
 
@@ -79,7 +76,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         "megatron-2021", "Megatron-LM of 2021",
         attention=FLASH, dispatch=5e-6, step=0.0, eager_loading=True,
         efficiency={"ampere": MEGATRON_A100},
-        error={"ampere": 0.04, "volta": 0.074},
         sources=(
             "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
             "(VIA-Research/vTrain)",
@@ -90,7 +86,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         "megatron-deepspeed", "Megatron-DeepSpeed of 2021 and 2022",
         attention=FLASH, dispatch=42e-6, step=0.0, pace=27e-6, eager_loading=True,
         efficiency={"ampere": MEGATRON_A100},
-        error={"ampere": 0.093},
         sources=(
             "ampere: as in megatron-2021",
             "dispatch, pace: fitted to 720 of vTrain's measured iterations on 2 to 8 A100 "
@@ -102,7 +97,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         "megatron-core", "Megatron Core in bf16, without Transformer Engine",
         attention=CUDNN, dispatch=5e-6, step=0.01, eager_loading=False,
         efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.75, vector=0.78)},
-        error={},
         sources=(
             "hopper: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
             "mean error is then 3%",
@@ -113,7 +107,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         "transformer-engine", "Megatron Core with Transformer Engine in bf16",
         attention=CUDNN, dispatch=5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.76, vector=0.82)},
-        error={"hopper": 0.058},
         sources=(
             "hopper: chosen with NVIDIA's published step times of GPT-3 175B in view "
             "(NVIDIA/dgxc-benchmarking), three of which calibrate",
@@ -125,7 +118,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": replace(EAGER_A100, attention=0.32),
                     "hopper": replace(EAGER_H100, attention=0.19)},
-        error={"ampere": 0.049, "hopper": 0.028},
         sources=(
             "ampere, hopper: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry), "
             "whose script chooses PyTorch 1.13 and FlashAttention's first Triton kernels",
@@ -137,7 +129,6 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         "torch-eager-fsdp", "plain PyTorch without torch.compile",
         attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
         efficiency={"ampere": EAGER_A100, "hopper": EAGER_H100},
-        error={"ampere": 0.03, "hopper": 0.056},
         sources=(
             "ampere, hopper: half and vector as fitted in composer-2023; attention is PyTorch's "
             "own since 2.2, FlashAttention-2, as in the GPU's file",
@@ -163,9 +154,10 @@ def default_megatron(card: Card) -> str:
     return "megatron-core" if card.architecture in MEGATRON_CORE else "megatron-2021"
 
 
-def megatron_context(card: Card) -> int:
-    """Return the bytes of the CUDA context with the Megatron-LM of a GPU model's time."""
-    return under(card, find_stack(default_megatron(card))).context
+def under_megatron(card: Card, stack: str | None = None) -> Card:
+    """Return a GPU model under the named software stack or, if it is empty or None, under the
+    Megatron-LM of the GPU's time. Raises VirtualGpuError for an unknown name."""
+    return under(card, find_stack(stack or default_megatron(card)))
 
 
 def card_under(name: str, stack: str) -> Card:
@@ -196,32 +188,9 @@ def under(card: Card, stack: SoftwareStack) -> Card:
         pace=stack.pace, fused=stack.attention))
 
 
-def expected_error(cards: Iterable[Card]) -> float | None:
-    """Return the mean relative error of modeled times on published results.
-
-    Args:
-        cards: GPU models under their software stacks; the largest error counts.
-
-    Returns:
-        The error, or None if a GPU model's generation was not compared.
-    """
-    found = [STACKS[card.stack].error.get(card.architecture) if card.stack else None
-             for card in cards]
-    return None if None in found else max(found)
-
-
-def margin(cards: Iterable[Card]) -> str:
-    """Return the expected error of modeled times in a few words (expected_error)."""
-    error = expected_error(cards)
-    return "error unknown" if error is None else f"mean error {error:.0%}"
-
-
 def describe(card: Card) -> str:
     """Return a description of a GPU model's software stack and of its expected modeling error."""
     if not card.stack:
         return "none; the efficiency of single kernels in short runs"
-    stack, error = STACKS[card.stack], expected_error([card])
-    known = (f"published step times on {card.architecture.capitalize()} GPUs were predicted with a "
-             f"mean error of {error:.0%}" if error is not None else
-             f"no published step times on {card.architecture.capitalize()} GPUs were compared")
-    return f"{stack.name} ({stack.summary}); {known}"
+    stack = STACKS[card.stack]
+    return f"{stack.name} ({stack.summary}); {accuracy.describe(card)}"

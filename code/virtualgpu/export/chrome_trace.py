@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 
+from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
 from virtualgpu.core.clock import COMPUTE
@@ -29,7 +30,8 @@ def text(card: Card, place: RankPlacement, notes: Iterable) -> str:
         trace.READERS[type(note)](trace, note)
     trace.close()
     about = {"schemaVersion": 1, "displayTimeUnit": "ms", "virtualGpu": {
-                 "card": card.name, "note": "times and memory are modeled, nothing was measured"},
+                 "card": card.name, "note": "times and memory are modeled, nothing was measured",
+                 "software": stacks.describe(card)},
              "deviceProperties": [properties(card, index) for index in range(place.cards)],
              "distributedInfo": {"backend": "nccl", "rank": place.rank, "world_size": place.world}}
     # TensorBoard's profiler plugin appends its counters after the last bracket, so events come
@@ -69,7 +71,8 @@ def titles(trace: TraceBuilder) -> Iterator[dict]:
     begin = min((event["ts"] for event in trace.events), default=0.0)
     end = max((event["ts"] + event.get("dur", 0.0) for event in trace.events), default=0.0)
     yield {"ph": "i", "cat": "user_annotation", "s": "g", "pid": trace.host, "tid": trace.host,
-           "name": f"{title}: times and memory are modeled", "ts": begin}
+           "name": f"{title}: times and memory are modeled", "ts": begin,
+           "args": {"software stack": stacks.describe(trace.card)}}
     yield {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans",
            "tid": "PyTorch Profiler", "ts": begin, "dur": round(1000 * (end - begin)) / 1000,
            "args": {"virtual": trace.card.name}}

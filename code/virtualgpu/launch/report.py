@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from virtualgpu.core import stacks
+from virtualgpu.core import accuracy, stacks
 from virtualgpu.core.memory import amount
 from virtualgpu.export.measures import VERSION
 from virtualgpu.export.saving import save
@@ -162,7 +162,7 @@ def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
     measured = [rank.account for rank in ranks if rank.account is not None]
     data = {"schema": SCHEMA, "version": VERSION, "modeled": True, "units": UNITS,
             "gpu": cluster.card.name, "software_stack": cluster.card.stack,
-            "expected_error": stacks.expected_error([cluster.card]), "world_size": cluster.world,
+            "expected_error": accuracy.expected_error([cluster.card]), "world_size": cluster.world,
             "gpus_per_node": cluster.per_node, "nodes": cluster.nodes, "link": cluster.link,
             "slowest_rank": slowest(measured)["rank"] if measured else None,
             "warnings": warnings(ranks), "ranks": accounts}

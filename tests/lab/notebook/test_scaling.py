@@ -58,7 +58,8 @@ def test_a_split_names_each_part():
 
 
 def test_the_tables_have_units(capsys):
-    scaling.show_splits({1: scaling.Split(0.012), 4: scaling.Split(0.003, 5e-4, 0.002, -1e-9)})
+    scaling.show_splits({1: scaling.Split(0.012), 4: scaling.Split(0.003, 5e-4, 0.002, -1e-9)},
+                        "h100:8")
     out = capsys.readouterr().out
     assert "100%" in out and "5.5 =" in out and "-0.0" not in out
     scaling.show_links("h100:8", 128)

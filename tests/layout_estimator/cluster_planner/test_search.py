@@ -12,6 +12,7 @@ from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
 from layout_estimator.cluster_planner.tables import TableProfiles
 from layout_estimator.cluster_planner.variants import variants
 from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
+from virtualgpu.core.cards import find
 from virtualgpu.net.cluster_spec import parse_cluster
 
 PRICES = {"a100-80gb": 5.0, "a10": 2.0, "t4": 0.5}
@@ -70,6 +71,15 @@ def test_equal_stages_can_be_interleaved():
     model = replace(MODEL, global_batch=5)  # no multiple of three micro-batches
     assert not any(chosen.chunks > 1 for chosen, _, _ in
                    variants(model, placement, config, plain.layers, whole, float("inf")))
+
+
+def test_the_chosen_software_stack_has_its_own_cuda_context():
+    used = [(group, group.nodes) for group in parse_cluster("a100:2x1")]
+    (placement,) = placements(used, ParallelSizes(1, 2, 1), "ethernet:25gbit")
+    config, a100 = TrainingConfig(1, "none", False, "1f1b"), find("a100")
+    default, lazy = (stages_of(replace(MODEL, stack=stack), placement, config, profiles()).memory
+                     for stack in (None, "megatron-core"))
+    assert default - lazy == pytest.approx(a100.full_context - a100.context)
 
 
 def test_without_prices_only_the_fastest_is_left():

@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+from virtualgpu.core.accuracy import MEMORY, TIME, describe, expected_error, margin, memory_error
 from virtualgpu.core.cards import ALIASES, CARDS, card_by_product, find, sheet_peak
 from virtualgpu.core.errors import UnknownCard
-from virtualgpu.core.stacks import STACKS, card_under, expected_error, margin, under
+from virtualgpu.core.stacks import STACKS, card_under, under
 from virtualgpu.net import network
 
 PRODUCTS = {
@@ -86,9 +87,21 @@ def test_the_memory_is_what_cuda_leaves_of_the_sheet_s(card):
 
 def test_the_expected_error_is_the_largest_and_unknown_if_one_is():
     volta, ampere, ada = (card_under(name, "megatron-2021") for name in ("v100", "a100", "l4"))
-    assert expected_error([volta, ampere]) == max(STACKS["megatron-2021"].error.values())
+    assert expected_error([volta, ampere]) == max(TIME["megatron-2021"].values())
     assert expected_error([volta, ada]) is expected_error([CARDS["a100-80gb"]]) is None
-    assert margin([volta]) == "mean error 7%" and margin([ada]) == "error unknown"
+    assert memory_error([volta, ampere]) == max(MEMORY["volta"], MEMORY["ampere"])
+    assert memory_error([volta, ada]) is None
+    assert margin(0.074) == "mean error 7%" and margin(None) == "error unknown"
+
+
+def test_a_stack_describes_the_errors_that_are_known():
+    known, time, memory, neither = (describe(card_under(name, stack)) for name, stack in (
+        ("a100", "megatron-2021"), ("a10", "megatron-2021"), ("h100", "megatron-core"),
+        ("l4", "megatron-core")))
+    assert "mean error of 4%, and peak memory with 5%" in known
+    assert known == time  # an A10 is an Ampere, too
+    assert "no published step times" in memory and "peak memory was predicted" in memory
+    assert neither == "no published step times on Ada GPUs were compared"
 
 
 @pytest.mark.parametrize(("name", "stack", "mebibytes"), [

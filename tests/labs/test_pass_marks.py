@@ -2,13 +2,13 @@
 two answers whose order might be different on a real GPU."""
 
 import ast
+import re
 
 import pytest
 
 from labkit.build import Role
 from labkit.check import Failed, pass_mark
 from labkit.check.measure import Refused
-from layout_estimator.planner import as_json
 from layout_estimator.requests import EstimateError, estimate
 from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, home, lab_of  # noqa: F401  home is a fixture
@@ -18,13 +18,22 @@ FIGURES = {"milliseconds", "tokens_per_second", "teraflops_per_gpu", "share_of_p
            "exposed_compute"}
 # These labs' checks compare two programs on the same GPU with each other.
 PAIRS = {"13_eight_bits", "14_heterogeneous_clusters"}
-MARKED = [(path, cell) for path in SOLUTIONS if "check.pass_mark" in path.read_text()
-          for cell in lab_of(path).of(Role.CHECK) if "check.pass_mark" in cell.source]
-on_answers = pytest.mark.parametrize(("path", "cell"), [
-    pytest.param(path, cell, id=f"{path.stem}-{cell.grade_id}",
-                 # A driver on virtual GPUs takes seconds; an estimate does not.
-                 marks=[pytest.mark.stress] if "check.gpus" in cell.source else [])
-    for path, cell in MARKED])
+CHECK = re.compile(r'^# %%.*(?: check="|"grade_id": ")([\w-]+?)(?:-check)?"')
+
+
+def marked():
+    """Each check with a pass mark. The cells are found without reading the lab, which would take a
+    second in every worker of the tests."""
+    found = []
+    for path in SOLUTIONS:
+        for cell in re.split(r"^(?=# %%)", path.read_text(), flags=re.MULTILINE):
+            if "check.pass_mark" in cell:
+                # A driver on virtual GPUs takes seconds; an estimate does not.
+                marks = [pytest.mark.stress] if "check.gpus" in cell else []
+                name = CHECK.match(cell)[1]
+                found.append(pytest.param(path, f"{name}-check", id=f"{path.stem}-{name}",
+                                          marks=marks))
+    return found
 
 
 def names_of(node):
@@ -79,18 +88,20 @@ def test_every_modeled_figure_has_a_pass_mark_that_states_its_error(path):
 
 
 @pytest.mark.slow
-@on_answers
-def test_the_reference_is_twice_the_error_away(path, cell, home, monkeypatch):  # noqa: F811
-    def estimated(words):  # in this process, which has imported torch
+@pytest.mark.parametrize(("path", "check"), marked())
+def test_the_reference_is_twice_the_error_away(path, check, home, monkeypatch):  # noqa: F811
+    def estimated(words):  # in this process, which imports torch once
+        from layout_estimator.planner import as_json
+
         try:
             return as_json(estimate([word for word in words if word != "--estimate"]).plan)
         except EstimateError as error:
             raise Refused(str(error)) from None
 
     monkeypatch.setattr("labkit.check.measure.run_here", estimated)
-    outcome = graded.run(lab_of(path), home, only={cell.grade_id})
-    assert outcome.checks == {cell.grade_id: None}
-    marks = outcome.marks[cell.grade_id]
+    outcome = graded.run(lab_of(path), home, only={check})
+    assert outcome.checks == {check: None}
+    marks = outcome.marks[check]
     assert marks and [text for mark in marks if (text := mark.too_close())] == []
 
 

@@ -1,9 +1,9 @@
 """Recognize the hints that a lab's author wrote in the messages of checks.
 
-A message of `labkit.check` is either a hint alone (`check.that`), or what the answer did and then
-the hint. What the answer did is the student's text, so a hint only counts at the end of a message,
-in the places where `labkit.check` puts one. A message that quotes a student's exception has no hint
-after it.
+A message of `labkit.check` is either a hint alone (`check.that`, `check.pass_mark`), or what the
+answer did and then the hint. What the answer did is the student's text, so a hint only counts at
+the end of a message, in the places where `labkit.check` puts one. A message that quotes a student's
+exception has no hint after it.
 """
 
 from __future__ import annotations
@@ -109,9 +109,12 @@ def _written(tree: ast.AST) -> Iterator[tuple[list[str | None], bool]]:
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
-        if name == "that":
+        if name in ("that", "pass_mark"):
             text = call.args[1] if len(call.args) > 1 else keywords.get("hint")
-            if text is not None:
+            if isinstance(text, ast.IfExp):  # one of two hints
+                yield _parts(text.body), True
+                yield _parts(text.orelse), True
+            elif text is not None:
                 yield _parts(text), True
         elif "hint" in keywords:
             yield _parts(keywords["hint"]), False

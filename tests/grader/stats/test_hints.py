@@ -41,6 +41,15 @@ def test_the_hints_of_a_check_are_found():
     assert hints_in("%%bash\necho") == []
 
 
+def test_the_hints_of_pass_marks_are_found():
+    found = hints_in('check.pass_mark(ms, "It waits a lot.", error=0.1, below=3)\n'
+                     'check.pass_mark(gib, error=0.1, below=3, hint="It is a bit too large." '
+                     'if gib < 4 else f"It takes {gib} GiB, far too much.")')
+    assert [hint.text for hint in found] == ["It waits a lot.", "It is a bit too large.",
+                                             "It takes ... GiB, far too much."]
+    assert first_fired(found, "It takes 9 GiB, far too much.") == found[2]
+
+
 @pytest.mark.parametrize("answer, hint", [
     (9, ROUND_UP), (8, SAMPLES), (7, None), (6, None), ("Round up: the last step is needed.", None),
 ])

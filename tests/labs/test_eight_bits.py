@@ -1,0 +1,75 @@
+"""Lab 13's pass marks on virtual GPUs: each is twice the model's error away from the reference, and
+the slowest sensible answer passes."""
+
+import re
+import sys
+from functools import partial
+
+import pytest
+
+import virtualgpu
+from labkit.build.stubs import answered
+from tests.labs.test_labs import SOLUTIONS, lab_of
+from virtualgpu.launch.cluster import parse
+from virtualgpu.replay import price, read
+
+LAB = next(path for path in SOLUTIONS if path.stem == "13_eight_bits")
+# Mean error of the published FP8 speedups (benchmarks/results/fp8_speedups.md), mean error of an
+# H100's memory (virtual_accuracy.md), and that of the ratio of two settings of one job
+# (docs/writing-labs.md).
+SPEEDUP, MEMORY, RATIO = 0.089, 0.059, 0.019
+# Each of these costs passes over the tensor, and none is wrong.
+SLOWER = {"    low, high = torch.aminmax(x.detach())\n": "",
+          "torch.maximum(-low, high)": "x.detach().abs().amax()",
+          "(x.detach() * scale.to(x.dtype)).to(dtype)":
+          "(x.detach() * scale.to(x.dtype)).clamp(-largest, largest).to(dtype)",
+          "    scale = torch.exp2": "    largest = torch.finfo(dtype).max\n    scale = torch.exp2"}
+
+
+def source(text: str) -> str:
+    """Return the source of the first cell with a text."""
+    return next(answered(cell.source) for cell in lab_of(LAB).cells if text in cell.source)
+
+
+@pytest.fixture
+def cost(tmp_path, monkeypatch):
+    """A function from an answer to Exercise 5, a case, and a kind to its step's record."""
+    (tmp_path / "mytrainer").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    step, cases = {}, {}
+    exec("import torch\nfrom torch import nn\n" + source("def fp8_step("), step)
+    for case, values in re.findall(r"^([A-Z]+) = (\{.*\})$", source("moved <"), re.M):
+        cases[case] = eval(values)
+
+    def run(answer: str, case: str, kind: str):
+        (tmp_path / "mytrainer/fp8.py").write_text(answer)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
+            monkeypatch.delitem(sys.modules, name)
+        (rank,) = virtualgpu.run(partial(step["fp8_step"], **cases[case], kind=kind), "h100:1",
+                                 record=kind == "fp8")
+        return rank
+
+    return run
+
+
+@pytest.mark.slow
+def test_marks_are_twice_the_model_s_error_away_and_slower_answers_pass(cost, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    check = source("moved <")
+    most_bytes, memory, reuse = (float(re.search(pattern, check)[1]) for pattern in (
+        r"moved < (\d+)", r"< ([\d.]+) \* plain.peak_memory", r"< ([\d.]+) \* never.milliseconds"))
+    reference = source("%%writefile mytrainer/fp8.py").partition("\n")[2]
+    slower = reference
+    for one, other in SLOWER.items():
+        assert one in slower
+        slower = slower.replace(one, other)
+    elements, plain = 4 * (2 * 8192 * 5120 + 5120**2), cost(reference, "LARGE", "bf16")
+    for answer, error in ((reference, SPEEDUP), (slower, RATIO)):
+        found = cost(answer, "LARGE", "fp8")
+        assert found.seconds * (1 + 2 * error) < plain.seconds
+        (priced,) = price([read(found.record)], parse("h100:1").topology())
+        assert round(priced.bytes / elements) <= most_bytes - 2  # exact: the sizes of tensors
+    found, plain = (cost(reference, "LONG", kind) for kind in ("fp8", "bf16"))
+    assert found.peak * (1 + 2 * MEMORY) < memory * plain.peak
+    found, never = (cost(reference, "MANY", kind) for kind in ("fp8", "fp8, never reused"))
+    assert found.seconds * (1 + 2 * RATIO) < reuse * never.seconds

@@ -99,7 +99,7 @@ for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
 # %% [markdown]
-# Leave it running while you see how this course checks your answers.
+# Leave it running.
 #
 # ## Answers and checks
 #
@@ -959,8 +959,8 @@ repaired = jobs.wait()
 # Two directives need a closer look before you write one.
 #
 # - **`--time`** is when Slurm kills the job. A limit that is too short costs you the run, but one that is too long
-#   makes you wait: Slurm starts a short job early if it fits into a gap and delays no job ahead of it, which is
-#   called [**backfill**](https://slurm.schedmd.com/sched_config.html). `90` means 90 minutes, `2:00` two *minutes*,
+#   makes you wait: Slurm starts a short job early if it fits into a gap and delays no job ahead of it, called
+#   [**backfill**](https://slurm.schedmd.com/sched_config.html). `90` means 90 minutes, `2:00` two *minutes*,
 #   `2:00:00` two hours, and `1-12` a day and twelve hours.
 # - **`--cpus-per-task`** is how many CPUs the ranks of a task share. [Since Slurm
 #   22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores it unless you write `srun
@@ -1120,8 +1120,8 @@ plots.loss(my_first=log)
 # script's last command hid that from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
 # the first cause.
 #
-# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), with your scripts in it. *Run*, *Restart
-# Kernel and Run All Cells* shows whether all checks pass.
+# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), which contains your scripts. *Run*,
+# *Restart Kernel and Run All Cells* shows whether all checks pass.
 #
 # In [the next lab](01_cluster_and_hardware.ipynb), you find out what the cluster is made of, and how fast it can be.
 #

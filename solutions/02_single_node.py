@@ -206,7 +206,7 @@ def data_parallel(seed, samples, micro_batches):
 
 # %% [markdown]
 # Without the division, the gradients are those of a sum instead of a mean. Without the all-reduce, the copies of the
-# model drift apart. In [lab 04](04_data_parallelism.ipynb), you will build this properly.
+# model drift apart. You will build this in [lab 04](04_data_parallelism.ipynb).
 
 # %% [markdown]
 # ### Exercise 1: tensor parallelism
@@ -594,8 +594,7 @@ print(f"no waiting: {one.milliseconds / 2:.0f} ms; with a bubble of {bubble:.0%}
 # ## Half the speed
 #
 # A colleague trains the small model with two data-parallel ranks, each with a core of its own, and complains: "Two
-# ranks are as slow as one." Submit the job. **Do not read the script yet**: on a real cluster, the cause is rarely in
-# plain sight.
+# ranks are as slow as one." Submit the job. **Do not read the script yet.**
 
 # %% tags=["explore"] short={"--train-iters 2000": "--train-iters 2000 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/half_speed.sh --train-iters 2000 --log-interval 1 --eval-iters 0
@@ -1133,7 +1132,7 @@ costs.show(costs.of({"data-parallel": "", "tensor-parallel": "--tensor-model-par
 # all-reduces in every layer, and pipeline parallelism with a bubble. Data parallelism is the simplest, and usually
 # the fastest if the model fits.
 #
-# In [the next lab](03_multi_node.ipynb), the ranks of one training run are on two nodes, with a network between them.
+# In [the next lab](03_multi_node.ipynb), the ranks of one training run are on two nodes.
 #
 # ## Read next
 #

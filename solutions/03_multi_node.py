@@ -17,9 +17,8 @@
 # You ask Slurm for two nodes. The job starts, the loss falls, and nobody complains. But the second node does nothing,
 # and you pay for it until somebody looks.
 #
-# Failures that stop a job are easy to see: in 54 days on 16,384 GPUs, Llama 3's team counted [466
-# interruptions](https://arxiv.org/abs/2407.21783). The failures in this lab raise no error. After one healthy job on
-# two nodes, you diagnose five broken ones and repair some. Then you run out of memory on purpose, and split one model
+# Failures that stop a job are easy to see. The failures in this lab raise no error. After one healthy job on two
+# nodes, you diagnose five broken ones and repair some. Then you run out of memory on purpose, and split one model
 # over both nodes.
 #
 # Some jobs really train, on CPUs. On the **virtual GPUs** of the others, time and memory are modeled. Commit to each
@@ -1100,8 +1099,8 @@ for ranks, lines in channels.read(hybrid.log).items():
 # %% [markdown]
 # ## What you can do now
 #
-# Start-up lines reveal silent mistakes, NCCL's lines the links, computation times a straggler, and `py-spy dump` a
-# hang. In [lab 04](04_data_parallelism.ipynb), you build the all-reduce itself, and hide it behind the backward pass.
+# You can start one job on several nodes, and find out why it is silent, slow, or stuck. In [lab
+# 04](04_data_parallelism.ipynb), you build the all-reduce itself, and hide it behind the backward pass.
 #
 # ## Read next
 #

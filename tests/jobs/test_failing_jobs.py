@@ -12,7 +12,6 @@ import pytest
 from slurmbox import processes
 
 from ..conftest import RunningCluster
-from ..labs.warm import client
 
 pytestmark = pytest.mark.cluster
 
@@ -65,10 +64,9 @@ class Job:
             self.log[-3000:])
 
     def send(self, rank, number):
-        """Send a signal to a warm rank, whose environment says which one it is. Where srun starts
-        it, its client has the same environment."""
+        """A signal to one rank."""
         (pid,) = [pid for pid in processes.pids_with_variable(f"RANK={rank}") if pid in self.left()
-                  and client.__file__ not in psutil.Process(pid).cmdline()]
+                  and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
         os.kill(pid, number)
 
     def ends(self, seconds):
@@ -80,8 +78,9 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def jobs(course, warm):
-    """One rank of one job is killed, and one of another stopped. Then the others are submitted."""
+def jobs(course, request):
+    """One rank of one job is killed, and one of another stopped; these two start cold, as their
+    ranks are found by their environments. Then the others are submitted."""
     made = {name: Job(course, name) for name in JOBS}
     signals = {"killed": (3, signal.SIGKILL), "hung": (1, signal.SIGSTOP)}
     for name in signals:
@@ -89,6 +88,7 @@ def jobs(course, warm):
     for name, (rank, number) in signals.items():
         made[name].trains()
         made[name].send(rank, number)
+    request.getfixturevalue("warm")
     for name in [name for name in made if name not in signals]:
         made[name].submit(JOBS[name])
     yield made

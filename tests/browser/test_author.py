@@ -3,12 +3,15 @@
 import re
 import shutil
 
+import pytest
+
 from labcore import workspace
 from tests.browser.driver import NOTEBOOK, open_lab, until
 
 SOURCE = "solutions/03_multi_node.py"
 
 
+@pytest.mark.stress  # a repeat of test_lab.py's notebook, from a file that lab build reads, too
 def test_a_source_opens_as_a_notebook(common_page, home, proxied, common_traffic, screenshot):
     page = common_page
     (home / "solutions").mkdir()

@@ -6,13 +6,13 @@ import pytest
 
 from labkit.build.prose import elements
 from tests.browser.driver import NOTEBOOK, failures, open_notebook, prompt, run_all, until
-from tests.labs.test_labs import lab_of, sample_labs
+from tests.labs.test_labs import each_lab, lab_of
 
 TO_DO = re.compile("Your turn|still waits for your answer")
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.stress, pytest.mark.timeout(300)]
 
 
-@sample_labs  # tests/labs/test_run.py runs the cells of all labs
+@each_lab  # make test opens lab 03 (test_lab.py) and runs the cells of all (labs/test_run.py)
 def test_a_released_lab_is_whole_and_stops_at_its_first_question(path, common_page, course_jupyter,
                                                                  common_traffic, screenshot):
     page = common_page

@@ -48,6 +48,7 @@ def look(figure, page):
     assert figure.get_by_text("play").is_visible()
 
 
+@pytest.mark.stress  # the exported notebook has the same script
 def test_the_slider_moves_in_jupyterlab(common_page, jupyter, common_traffic, screenshot):
     page = common_page
     open_notebook(page, jupyter, NAME, reload=False)

@@ -28,7 +28,7 @@ JOBS = {
             "'python -c \"$HOLD\" code/resume.sh $ENDLESS'",
     "launcher_port": "--nodes=2 --ntasks-per-node=1 --cpus-per-task=4 --wrap "
                      "'python -c \"$HOLD\" code/dp_two_nodes.sh $ENDLESS'",
-    "duration": "code/dp_single_node.sh $ENDLESS --exit-duration-in-mins 0.05",
+    "duration": "code/dp_single_node.sh $ENDLESS --exit-duration-in-mins 0.02",
     "interval": "code/tp_single_node.sh $ENDLESS --exit-interval 3",
 }
 

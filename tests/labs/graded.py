@@ -158,8 +158,8 @@ def text(error: Exception | None) -> str:
 
 
 def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[str]:
-    """A sentence for every mutant that the checks accept, or reject without its hint or too close
-    to a pass mark, or break on.
+    """Return a sentence for every mutant that the checks accept or break on, and for one that they
+    reject without its hint, or give its hint too close to a pass mark.
 
     Args:
         lab: the lab.
@@ -183,6 +183,7 @@ def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[s
                              f"{[text(error) for error in errors]}")
             found += [f"{where}: the check breaks: {error!r}" for error in errors
                       if not isinstance(error, Failed)]
-            found += [f"{where}: {why}" for marks in outcome.marks.values() for mark in marks
+            found += [f"{where}: {why}" for check_id, marks in outcome.marks.items()
+                      if mutant.hint in text(outcome.checks[check_id]) for mark in marks
                       if not mark.passed and (why := mark.too_close())]
     return found

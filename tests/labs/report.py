@@ -11,7 +11,7 @@ PROPERTY = "lab"
 CELLS = 3  # named in each lab's line
 
 
-def line(name: str, cpu: float, elapsed: float, starts: tuple[int, int],
+def line(name: str, cpu: float, elapsed: float, starts: int,
          cells: Iterable[tuple[float, int]]) -> str:
     """Return a lab's line of the report.
 
@@ -19,14 +19,14 @@ def line(name: str, cpu: float, elapsed: float, starts: tuple[int, int],
         name: the lab's.
         cpu: CPU-seconds of its kernel, jobs, and commands.
         elapsed: seconds from its first cell to its last.
-        starts: how many times torchrun started cold and warm.
+        starts: how many times torchrun started, on all nodes.
         cells: the CPU-seconds of its cells, each with the cell's line in the lab's source.
     """
     slowest = ", ".join(f"{seconds:.1f} in line {number}"
                         for seconds, number in sorted(cells, reverse=True)[:CELLS])
     over = "  OVER BUDGET" if cpu > CPU_SECONDS else ""
-    return (f"{name:<28}{cpu:6.1f} CPU-s {elapsed:5.0f} s  torchrun {starts[0]} cold "
-            f"{starts[1]} warm; slowest cells (CPU-s): {slowest}{over}")
+    return (f"{name:<28}{cpu:6.1f} CPU-s {elapsed:5.0f} s  {starts:2} torchruns; "
+            f"slowest cells (CPU-s): {slowest}{over}")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -99,7 +99,7 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
 
 @pytest.fixture(scope="module")
 def warm(course) -> Iterator[Warm]:
-    with servers(course, cold=True) as started, started.commands():
+    with servers(course) as started, started.commands():
         yield started
 
 
@@ -112,7 +112,7 @@ def run_short(path: Path, home: Path, warm: Warm) -> tuple[float, str]:
                     command=warm.kernel)
     cells = [(one.cpu, one.cell.line) for one in taken]
     return spent.seconds, line(path.stem, spent.seconds, time.monotonic() - began,
-                               (warm.launched("cold"), warm.launched("warm")), cells)
+                               warm.launched(), cells)
 
 
 @pytest.mark.slow

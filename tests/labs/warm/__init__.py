@@ -9,6 +9,6 @@ is everything that the fork started. Slurm, the job scripts, torchrun's own code
 rendezvous, and the trainer's main program all run as for a student. Only the start of the
 interpreter and the imports are shared.
 
-Only the first node of the labs' first job still starts cold (`TORCHRUN` in launch.py), and
-`make stress` runs whole labs without any of this.
+tests/jobs/test_failing_jobs.py has jobs that start cold, and `make stress` runs whole labs without
+any of this.
 """

@@ -33,14 +33,9 @@ case $1 in -u) file=$2 ;; *) file=$1 ;; esac
 case $file in *.py) exec {client} python "$@" ;; esac
 exec {python} "$@"
 """
-# One job may start cold on its first node; making the folder is what only one can do.
 TORCHRUN = """\
 #!/bin/sh
-if [ "$SLURM_NODEID" = 0 ] && mkdir {folder}/cold 2>/dev/null; then
-    echo cold >>{folder}/launched
-    exec {torchrun} "$@"
-fi
-echo warm >>{folder}/launched
+echo >>{folder}/launched
 exec {client} torchrun "$@"
 """
 
@@ -66,10 +61,10 @@ class Warm:
         """Count launches from 0 again."""
         (self.folder / "launched").unlink(missing_ok=True)
 
-    def launched(self, how: str) -> int:
-        """Return how many times torchrun started "cold" or "warm", once per node and job."""
+    def launched(self) -> int:
+        """Return how many times torchrun started, once per node and job."""
         path = self.folder / "launched"
-        return path.read_text().split().count(how) if path.exists() else 0
+        return path.read_text().count("\n") if path.exists() else 0
 
     @contextlib.contextmanager
     def commands(self) -> Iterator[Warm]:
@@ -107,16 +102,9 @@ def nodes(cluster: RunningCluster) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def servers(cluster: RunningCluster, cold: bool = False) -> Iterator[Warm]:
-    """Run a server on this machine and one inside each node, outside of all jobs.
-
-    Args:
-        cluster: a running one.
-        cold: whether torchrun starts cold on the first node of the first job.
-    """
+def servers(cluster: RunningCluster) -> Iterator[Warm]:
+    """Run a server on this machine and one inside each node of a cluster, outside of jobs."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
-    if not cold:
-        (folder / "cold").mkdir()
     env = {name: os.environ[name] for name in KEPT if name in os.environ} | ROOM | {
         "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
     there = nodes(cluster)

@@ -12,6 +12,7 @@ import pytest
 from slurmbox import processes
 
 from ..conftest import RunningCluster
+from ..labs.warm import client
 
 pytestmark = pytest.mark.cluster
 
@@ -64,9 +65,9 @@ class Job:
             self.log[-3000:])
 
     def send(self, rank, number):
-        """A signal to one rank."""
+        """Send a signal to one rank. A warm one's client has the same environment."""
         (pid,) = [pid for pid in processes.pids_with_variable(f"RANK={rank}") if pid in self.left()
-                  and any("pretrain_gpt" in word for word in psutil.Process(pid).cmdline())]
+                  and client.__file__ not in psutil.Process(pid).cmdline()]
         os.kill(pid, number)
 
     def ends(self, seconds):
@@ -79,17 +80,20 @@ class Job:
 
 @pytest.fixture(scope="module")
 def jobs(course, request):
-    """One rank of one job is killed, and one of another stopped; these two start cold, as their
-    ranks are found by their environments. Then the others are submitted."""
+    """One rank of one job is killed, and one of another stopped. Then the others are submitted.
+
+    The killed one's job starts cold: warm ranks would end so fast after it that its node's launcher
+    might be stopped before it reports it.
+    """
     made = {name: Job(course, name) for name in JOBS}
-    signals = {"killed": (3, signal.SIGKILL), "hung": (1, signal.SIGSTOP)}
-    for name in signals:
-        made[name].submit(JOBS[name])
-    for name, (rank, number) in signals.items():
-        made[name].trains()
-        made[name].send(rank, number)
+    made["killed"].submit(JOBS["killed"])
+    made["killed"].trains()
+    made["killed"].send(3, signal.SIGKILL)
     request.getfixturevalue("warm")
-    for name in [name for name in made if name not in signals]:
+    made["hung"].submit(JOBS["hung"])
+    made["hung"].trains()
+    made["hung"].send(1, signal.SIGSTOP)
+    for name in [name for name in made if name not in ("killed", "hung")]:
         made[name].submit(JOBS[name])
     yield made
     course.run("scancel --user=$USER " + " ".join(job.number for job in made.values()))

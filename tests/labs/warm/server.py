@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from subprocess import TimeoutExpired
@@ -176,6 +177,10 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     threading._shutdown()  # wait for its threads, as the interpreter does
     sys.stdout.flush()
     sys.stderr.flush()
+    if code:
+        # An interpreter with torch takes as long to end. When a task fails, srun ends the job step,
+        # and drops the output that it has not read yet.
+        time.sleep(0.5)
     os._exit(code or 0)
 
 

@@ -31,7 +31,7 @@ def mixed(make_cluster, course_data):
     made = make_cluster(gpus="a100:1,a10:1")
     shipping.make_workspace(made.home, lambda line: None)
     shutil.copytree(course_data / "data", made.home / "data", dirs_exist_ok=True)
-    with servers(made, cold=True) as started, started.commands():
+    with servers(made) as started, started.commands():
         yield made
 
 

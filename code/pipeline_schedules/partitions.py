@@ -27,9 +27,8 @@ def fasop(times: Sequence[Sequence[float]]) -> list[int]:
     layers, as in [7, 6, 6, 6, 6, 6, 6, 7] of the authors' FASOP/main_logs/gpt2_heterogeneous.csv.
     It moves a layer from the slowest stage to the fastest one, and stops before the slowest stage
     would get slower or a partition would repeat. Every stage keeps a layer. Memory is not
-    considered: FASOP drops plans that do not fit later. The paper's text was not available here, so
-    this follows the authors' published program (github.com/AvatarHwang/FASOP), of which no line was
-    copied.
+    considered: FASOP drops plans that do not fit later. This follows the authors' published program
+    (github.com/AvatarHwang/FASOP), of which no line was copied.
 
     Args:
         times: seconds of stage s with n layers, in any unit, [p][l + 1].

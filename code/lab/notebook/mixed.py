@@ -94,8 +94,12 @@ def _ring(card: Card, link: Link, gigabytes: float, nodes: list[str]) -> float:
 
 
 def show(case: dict[str, Any]) -> None:
-    """Print a case: the model, and a line per kind of GPU."""
-    print(f"{case['layers']} layers, {case['global_batch']} micro-batches per step (modeled)")
+    """Print a case: the model, the expected error of its times, and a line per kind of GPU."""
+    from virtualgpu.core import accuracy, cards, stacks
+
+    gpus = [stacks.under_megatron(cards.find(kind), None) for kind in case["kinds"]]
+    print(f"{case['layers']} layers, {case['global_batch']} micro-batches per step (modeled, "
+          f"{accuracy.margin(accuracy.expected_error(gpus))})")
     print(f"  per layer: {case['state']:.2f} GiB of state, {case['activation']:.2f} GiB per "
           f"micro-batch in flight, {case['gradients']:.3f} GB of gradients")
     print(f"  between stages: {case['link']:.2f} ms")

@@ -79,8 +79,7 @@ class TrainingRun:
 def together(launches: list[Launch]) -> list[list[Launch]]:
     """Group the launches that run at the same time.
 
-    These are the launches of one srun, and torchruns that one srun per node starts in the
-    background (`srun -w NODE torchrun ... &`) for a common rendezvous.
+    They belong to one srun, or to one background srun per node for a common rendezvous.
     """
     groups: list[list[Launch]] = []
     for step in sorted({launch.step for launch in launches}):

@@ -1238,7 +1238,8 @@ job = check.script("code/mixed.sh", only=["--balance", "--pipeline-model-paralle
 check.that([one.gpu for one in job.components] == ["a10", "a100"],
            "The head is on the last stage, and it takes the most time. On which kind of GPU should it be?")
 cost = check.figures(job, cluster="a10:2x1,a100:2x1")
-check.that(cost.milliseconds < 340, "It runs, but it takes too long. How many layers did best_split suggest?")
+check.pass_mark(cost.milliseconds, "It runs, but it takes too long. How many layers did best_split suggest?",
+                error=cost.error, below=340)
 
 # %% [raw] mutant="mixed-script" hint="1 is none of them"
 # -#SBATCH hetjob

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.metadata
 import importlib.util
@@ -19,6 +20,7 @@ PARTS = ("slurmbox.cli", "corpus_tools.cli", "lab.start", "labkit.build.cli", "l
          "job_monitor.cli", "labkit.contest.cli", "lab.mytrainer.cli")
 
 
+@functools.cache
 def build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="lab",
                                   description="Set up and run the course on this machine.")

@@ -17,6 +17,7 @@ from nbgrader.api import Gradebook
 from nbgrader.apps import NbGrader
 from sqlalchemy import event
 from sqlalchemy.engine import make_url
+from sqlalchemy.util import LRUCache
 from traitlets.config import Application
 
 from grader.gradebook import entered, guard, mark
@@ -26,6 +27,25 @@ from labcore.errors import LabError
 
 CHANGES = ("INSERT", "UPDATE", "DELETE")
 CHANGED = "lab: changes"  # in a connection's notes: the new count, until it is committed
+
+
+class CompiledStatements(LRUCache):
+    """SQL of the statements that any gradebook of this process executed.
+
+    Compiling takes longer than executing, and every opening has an engine with an empty cache.
+    SQLAlchemy's keys begin with the engine's dialect; all of SQLite write the same SQL.
+    """
+
+    __slots__ = ()
+
+    def get(self, key: tuple[Any, ...], default: Any = None) -> Any:
+        return super().get((type(key[0]), *key[1:]), default)
+
+    def __setitem__(self, key: tuple[Any, ...], compiled: Any) -> None:
+        super().__setitem__((type(key[0]), *key[1:]), compiled)
+
+
+STATEMENTS = CompiledStatements(500)
 
 
 def watch() -> None:
@@ -48,6 +68,7 @@ def watch() -> None:
             raise
         url = make_url(db_url).update_query_dict({"timeout": str(SECONDS_TO_WAIT)})
         opened(book, url.render_as_string(hide_password=False), *rest, **more)
+        book.engine.update_execution_options(compiled_cache=STATEMENTS)
         entered.TABLES.create_all(book.engine)
         ensure_mark(path)
         _count_changes(book, path)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jinja2 import DictLoader, pass_context
+from jinja2 import BytecodeCache, DictLoader, Environment, pass_context
+from jinja2.bccache import Bucket
 from jinja2.runtime import Context
 from nbconvert.exporters import HTMLExporter
 from nbconvert.exporters.templateexporter import TemplateExporter
@@ -31,6 +32,19 @@ WITHOUT_ALT = re.compile(r"<img (?![^>]*\balt=)")
 ALT = '<img alt="No description has been provided for this image" '
 
 
+class CompiledTemplates(BytecodeCache):
+    """Compiled templates of this process. Compiling them takes longer than rendering a page."""
+
+    def __init__(self) -> None:
+        self.codes: dict[tuple[str, str], Any] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        bucket.code = self.codes.get((bucket.key, bucket.checksum))
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self.codes[bucket.key, bucket.checksum] = bucket.code
+
+
 class Sanitized(HTMLExporter):
     """A page in which students' answers and all outputs are sanitized, whatever the settings say.
 
@@ -38,11 +52,17 @@ class Sanitized(HTMLExporter):
     """
 
     templates = mathjax.TEMPLATES  # take the place of nbconvert's and nbgrader's
+    compiled = CompiledTemplates()
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords)
         self.extra_loaders = [DictLoader(self.templates)]
         self.budget = PageBudget()
+
+    def _create_environment(self) -> Environment:
+        environment = super()._create_environment()
+        environment.bytecode_cache = self.compiled
+        return environment
 
     def default_filters(self) -> Iterator[tuple[str, Any]]:
         yield from super().default_filters()

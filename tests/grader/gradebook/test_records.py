@@ -18,7 +18,7 @@ from nbgrader.api import MissingEntry
 from grader.batch import batch
 from grader.course import Submission, reasons
 from grader.course.received import receipt_time, received
-from grader.gradebook import byhand, records
+from grader.gradebook import byhand, records, watch
 from grader.gradebook.ungraded import leave_ungraded
 from grader.nbgrader_plugin import assign
 from grader.run import lab_plan
@@ -265,3 +265,13 @@ def test_what_is_no_time_is_refused_in_words(course, released, stamp):
     submit(course, "ada", released).with_name("timestamp.txt").write_text(stamp)
     with pytest.raises(Unusable, match="which is not a time"):
         receipt_time(Submission(course, NAME, "ada"))
+
+
+def test_no_gradebook_compiles_a_statement_that_another_compiled(course):
+    def look() -> int:
+        with records.gradebook(course) as book, pytest.raises(MissingEntry):
+            book.find_submission(NAME, "nobody")
+        return len(watch.STATEMENTS)
+
+    before = look()
+    assert before and look() == before

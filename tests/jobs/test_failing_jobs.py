@@ -41,10 +41,11 @@ class Job:
     mark: str = field(default_factory=lambda: f"FAILING_JOB={uuid.uuid4()}")
     number: str = ""
 
-    def submit(self, command):
+    def submit(self, command, **environment):
         done = self.cluster.run(
             f"sbatch --parsable --job-name={self.name} --export=ALL,{self.mark} "
-            f"--output=megatron/logs/%x_%j.txt {command}", ENDLESS=ENDLESS, HOLD=HOLD)
+            f"--output=megatron/logs/%x_%j.txt {command}", ENDLESS=ENDLESS, HOLD=HOLD,
+            **environment)
         assert done.returncode == 0, done.stderr
         self.number = done.stdout.strip()
 
@@ -79,17 +80,16 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def jobs(course, request):
+def jobs(course, warm):
     """One rank of one job is killed, and one of another stopped. Then the others are submitted.
 
-    The killed one's job starts cold: warm ranks would end so fast after it that its node's launcher
-    might be stopped before it reports it.
+    Slurm ends a job once a task has failed. The killed rank's launcher has a few seconds to report
+    it, as it has where the other ranks are cold, and take that long to end.
     """
     made = {name: Job(course, name) for name in JOBS}
-    made["killed"].submit(JOBS["killed"])
+    made["killed"].submit(JOBS["killed"], SECONDS_TO_FAIL="3")
     made["killed"].trains()
     made["killed"].send(3, signal.SIGKILL)
-    request.getfixturevalue("warm")
     made["hung"].submit(JOBS["hung"])
     made["hung"].trains()
     made["hung"].send(1, signal.SIGSTOP)

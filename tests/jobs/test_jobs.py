@@ -19,7 +19,8 @@ VIRTUAL = [script for script in SHIPPED if "--device virtual" in script.read_tex
 REAL = [script for script in SHIPPED if script not in VIRTUAL]
 TINY = "--hidden-size 32 --num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 "
 LOSS_SCALE = "--train-iters 12 --log-interval 4"  # until fp16.sh has found its loss scale
-SHORT = TINY + "--train-iters 6 --log-interval 2 --eval-iters 1 --save-interval 6 --lr 1e-2"
+MORE = {"fp16": LOSS_SCALE, "gpt2_small": "--num-layers 2", "virtual_v100": "--num-layers 2"}
+SHORT = TINY + "--train-iters 3 --log-interval 1 --eval-iters 1 --save-interval 3 --lr 1e-2"
 
 
 @pytest.fixture
@@ -62,7 +63,7 @@ def ended(course, warm):
     """{script: (job number, its sacct states)} of all shipped scripts, submitted at once."""
     numbers = {}
     for script in SHIPPED:
-        more = LOSS_SCALE if script.stem == "fp16" else ""
+        more = MORE.get(script.stem, "")
         done = course.run(f"sbatch --parsable code/{script.name} {SHORT} {more}")
         assert done.returncode == 0, done.stderr
         numbers[script.stem] = done.stdout.strip()
@@ -91,7 +92,7 @@ def test_a_shipped_script_trains(course, ended, script):
     assert [one["lm_loss"] for one in recorded if one["kind"] == "iteration"] == pytest.approx(
         loss, rel=1e-6)
     assert {one.get("slurm_job_id", number) for one in recorded} == {number}
-    last = 12 if script.stem == "fp16" else 6
+    last = 12 if script.stem == "fp16" else 3
     saved = course.home / f"megatron/checkpoints/{script.stem}/iter_{last:07d}"
     assert len(list(saved.glob("mp_rank_*"))) == sizes["tensor"] * sizes["pipeline"]
     assert list((course.home / f"megatron/tensorboard/{script.stem}").glob("events.out.*"))
@@ -113,8 +114,8 @@ def test_a_shipped_script_runs_on_the_cards_that_the_nodes_declare(course, ended
 
 def test_jobs_that_need_all_gpus_run_one_after_another(course, warm):
     """Each requests both GPUs of both nodes, so the second one waits for the first."""
-    numbers = [course.run(f"sbatch --parsable code/virtual_v100.sh {TINY} --train-iters 2 "
-                          "--log-interval 1").stdout.strip() for _ in range(2)]
+    numbers = [course.run(f"sbatch --parsable code/virtual_v100.sh {TINY} --num-layers 1 "
+                          "--train-iters 1").stdout.strip() for _ in range(2)]
     shown = ends(course, numbers, "State,Start,End")
     assert shown.count("COMPLETED") == 2, shown
     (_, _, ended), (_, began, _) = (line.split("|") for line in shown.splitlines())
@@ -122,7 +123,7 @@ def test_jobs_that_need_all_gpus_run_one_after_another(course, warm):
 
 
 # The test's vocabulary is small: padding brings it to GPT-2's.
-FULL_SIZE = ("--virtual-network ethernet:25gbit --train-iters 3 --log-interval 1 "
+FULL_SIZE = ("--virtual-network ethernet:25gbit --train-iters 2 --log-interval 1 "
              "--make-vocab-size-divisible-by 50304")
 
 

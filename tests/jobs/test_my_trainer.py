@@ -23,7 +23,7 @@ def pieces(course):
 
 def test_two_nodes_with_two_ranks_each_train_as_the_trainer_does(course, warm, pieces):
     """The reference is the same script, with the course's trainer in it."""
-    flags = f"{TINY} --train-iters 20 --log-interval 2 --eval-iters 0"
+    flags = f"{TINY} --train-iters 10 --log-interval 1 --eval-iters 0"
     number, state = submit(course, f"sbatch code/my_trainer.sh {flags}")
     log = (course.home / f"megatron/logs/my_trainer_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]

@@ -30,7 +30,7 @@ kill %1
 
 
 @pytest.fixture(scope="module")
-def watched(course):
+def watched(course, warm):
     """Two jobs that share a node, each with one of its cards; what the login node saw of them."""
     for name in ("stop", "job.sh"):
         (course.home / name).unlink(missing_ok=True)

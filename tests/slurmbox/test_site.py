@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from labcore import shipping, workspace
 from slurmbox import config, control
 from tests.jobs.test_jobs import SHORT
+from tests.labs.warm.launch import more_servers
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 pytestmark = pytest.mark.cluster
@@ -41,19 +43,19 @@ time = 30
 [trainer]
 virtual-gpu = "v100"
 """
-# What a container does as far as the profile goes: another PATH, no wrappers.
+# What a container does as far as the profile goes: another PATH, no wrappers of Slurm's commands.
 APPTAINER = """\
 #!/bin/sh
 echo "$(hostname) $*" >>"$LAB_HOME/apptainer"
 while [ "$1" != "$LAB_HOME/labs.sif" ]; do shift; done
 shift
-PATH={venv}:/usr/bin:/bin exec "$@"
+PATH={programs}:/usr/bin:/bin exec "$@"
 """
 
 
 @pytest.fixture(scope="module")
-def commands(make_cluster, tmp_path_factory):
-    """The folder of that site's commands."""
+def site(make_cluster):
+    """That site's cluster."""
     def site_conf(layout, *others):
         (layout.state / "etc" / "job_submit.lua").write_text(RULES)
         lines = [line for line in ours(layout, *others).splitlines() if "TaskProlog" not in line]
@@ -65,8 +67,14 @@ def commands(make_cluster, tmp_path_factory):
         patch.setattr(config, "slurm_conf", site_conf)
         running = make_cluster()
     assert control.health.examine(running.layout).problems == []
+    return running
+
+
+@pytest.fixture(scope="module")
+def commands(site, tmp_path_factory):
+    """The folder of that site's commands."""
     folder = tmp_path_factory.mktemp("site")
-    for command in running.layout.bin.iterdir():
+    for command in site.layout.bin.iterdir():
         (folder / command.name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (folder / command.name).chmod(0o755)
     return folder
@@ -127,9 +135,20 @@ def test_srun_and_salloc_obey_and_a_command_line_is_stronger(student):
     assert "accel" in student.run("lab cluster status")
 
 
+@pytest.fixture
+def warm_programs(site, warm_nodes, tmp_path):
+    """A folder with a torchrun whose ranks start warm."""
+    with more_servers(warm_nodes, site) as started, replace(started, bin=tmp_path).commands():
+        yield tmp_path
+
+
 @pytest.mark.slow
-def test_a_shipped_script_trains_there_in_a_container(student):
-    (student.commands / "apptainer").write_text(APPTAINER.format(venv=LAB.parent))
+@pytest.mark.parametrize("is_warm", [True, pytest.param(False, marks=pytest.mark.stress)],
+                         ids=["warm", "cold"])
+def test_a_shipped_script_trains_there_in_a_container(request, student, is_warm):
+    programs = f"{request.getfixturevalue('warm_programs')}:" if is_warm else ""
+    (student.commands / "apptainer").write_text(
+        APPTAINER.format(programs=f"{programs}{LAB.parent}"))
     (student.commands / "apptainer").chmod(0o755)
     image = student.home / "labs.sif"
     image.touch()
@@ -148,7 +167,7 @@ def test_a_shipped_script_trains_there_in_a_container(student):
     ranks = student.home / ".cluster" / "ranks" / number
     assert sorted(path.name for path in ranks.iterdir()) == [f"{n}.json" for n in range(4)]
     top = student.run(f"lab top --once {number}")
-    assert len(re.findall(r"slurmnode[12] .* done +6/6 ", top)) == 4
+    assert len(re.findall(r"slurmnode[12] .* done +3/3 ", top)) == 4
 
 
 @pytest.mark.stress

@@ -8,7 +8,7 @@ import pytest
 
 from labcore import shipping
 from labkit.check.record import record
-from tests.labs.warm.launch import servers
+from tests.labs.warm.launch import more_servers
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -27,11 +27,11 @@ iterations = 2
 
 
 @pytest.fixture(scope="module")
-def mixed(make_cluster, course_data):
+def mixed(make_cluster, course_data, warm_nodes):
     made = make_cluster(gpus="a100:1,a10:1")
     shipping.make_workspace(made.home, lambda line: None)
     shutil.copytree(course_data / "data", made.home / "data", dirs_exist_ok=True)
-    with servers(made) as started, started.commands():
+    with more_servers(warm_nodes, made) as started, started.commands():
         yield made
 
 

@@ -6,11 +6,12 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import psutil
 from labcore.workspace import CHECKOUT
 from slurmbox import processes
 from tests.conftest import RunningCluster
-from tests.labs.warm.client import command
+from tests.labs.warm.client import Fork, command
 
 PATIENCE = 300  # seconds until a server must have imported torch
 KEPT = ("HOME", "LANG", "USER")
@@ -101,22 +102,50 @@ def nodes(cluster: RunningCluster) -> dict[str, int]:
     return {name: process.pid for name, process in daemons.items()}
 
 
+def environment(cluster: RunningCluster) -> dict[str, str]:
+    """Return the environment of a cluster's servers."""
+    return {name: os.environ[name] for name in KEPT if name in os.environ} | ROOM | {
+        "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
+
+
+def wait_for(folder: Path, hosts: list[str], alive: Callable[[], bool]) -> None:
+    """Wait until every host's server listens.
+
+    Args:
+        folder: receives their sockets.
+        hosts: the hosts' names.
+        alive: whether the process that starts the servers still runs.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while missing := [name for name in hosts if not (folder / name).is_socket()]:
+        assert alive() and time.monotonic() < deadline, f"no warm server on {missing}"
+        time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def more_servers(warm: Warm, cluster: RunningCluster) -> Iterator[Warm]:
+    """Run a server inside each node of another cluster, too, without another import."""
+    folder, there = Path(tempfile.mkdtemp(prefix="warm-")), nodes(cluster)
+    server = Fork(str(warm.folder), ["nodes", str(folder), *map(str, there.values())],
+                  environment(cluster))
+    try:
+        wait_for(folder, [*there], lambda: psutil.pid_exists(server.pid))
+        yield Warm(folder, cluster.layout.bin)
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+        shutil.rmtree(folder)
+
+
 @contextlib.contextmanager
 def servers(cluster: RunningCluster) -> Iterator[Warm]:
     """Run a server on this machine and one inside each node of a cluster, outside of jobs."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
-    env = {name: os.environ[name] for name in KEPT if name in os.environ} | ROOM | {
-        "LAB_HOME": str(cluster.home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(CHECKOUT)}
     there = nodes(cluster)
     server = subprocess.Popen([sys.executable, "-m", "tests.labs.warm.server", str(folder),
-                               *map(str, there.values())], env=env)
+                               *map(str, there.values())], env=environment(cluster))
     try:
-        deadline = time.monotonic() + PATIENCE
-        while missing := [name for name in (os.uname().nodename, *there)
-                          if not (folder / name).is_socket()]:
-            assert server.poll() is None and time.monotonic() < deadline, \
-                f"no warm server on {missing}"
-            time.sleep(0.1)
+        wait_for(folder, [os.uname().nodename, *there], lambda: server.poll() is None)
         yield Warm(folder, cluster.layout.bin)
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):

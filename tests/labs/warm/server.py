@@ -3,7 +3,7 @@
 python -m tests.labs.warm.server FOLDER [PID ...]
 
 One process imports everything, and each node's server is a fork of it. So a cluster costs one
-import, however many nodes it has.
+import, however many nodes it has, and another cluster's servers, which are forks, too, cost none.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import Any, NoReturn
@@ -52,11 +53,16 @@ def main(folder: str, *nodes: str) -> NoReturn:
         import layout_estimator.planner  # noqa: F401
         import minimegatron.training  # noqa: F401
     huge_pages.collapse()  # every rank of every job is two forks
+    serve_nodes(folder, nodes)
+    import_for_notebooks(folder)
+    serve(folder)
+
+
+def serve_nodes(folder: str, nodes: Sequence[str]) -> None:
+    """Fork a server for each node."""
     for node in nodes:
         if os.fork() == 0:
             serve_node(folder, node)
-    import_for_notebooks(folder)
-    serve(folder)
 
 
 def serve_node(folder: str, node: str) -> NoReturn:
@@ -165,6 +171,9 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     if ipykernel_launcher.__file__ in words:
         split()  # checks start ranks; a kernel has threads later
     try:
+        if kind == "nodes":
+            serve_nodes(words[0], words[1:])
+            signal.pause()
         code = script(words) if kind == "python" else torchrun(words, folder, kind)
     except SystemExit as end:
         code = end.code
@@ -180,7 +189,7 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
     if code:
         # An interpreter with torch takes as long to end. When a task fails, srun ends the job step,
         # and drops the output that it has not read yet.
-        time.sleep(0.5)
+        time.sleep(float(request["env"].get("SECONDS_TO_FAIL", 0.5)))
     os._exit(code or 0)
 
 

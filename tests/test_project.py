@@ -6,8 +6,11 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
+
+from lab import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -62,6 +65,14 @@ def test_what_the_lab_command_imports_is_light():
     code = "import sys, lab.cli; lab.cli.build_parser(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("part", cli.PARTS)
+def test_the_lab_command_knows_which_part_has_a_command(part):
+    """So it imports that part alone."""
+    parser = cli.build_parser(cli.PARTS[part][0])
+    (commands,) = [action.choices for action in parser._actions if action.choices]
+    assert tuple(commands) == cli.PARTS[part]
 
 
 def test_shell_scripts_parse():

@@ -44,7 +44,7 @@ def test_a_message_keeps_its_lines_and_nothing_else(monkeypatch, capsys):
         def parse_args(self, argv):
             return type("Arguments", (), {"run": staticmethod(fails)})
 
-    monkeypatch.setattr(cli, "build_parser", Parser)
+    monkeypatch.setattr(cli, "build_parser", lambda command: Parser())
     assert cli.main([]) == 1
     assert capsys.readouterr().err == (
         "lab: error: no such file: a\\x1b]0;x\\x07\n  nearest: b\\u202e\n")

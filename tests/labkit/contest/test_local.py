@@ -133,7 +133,7 @@ def test_files_that_the_grader_would_refuse_are_refused_here(tmp_path, capsys, c
 
 def test_students_images_have_no_steps_for_instructors(monkeypatch, capsys):
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **kinds: [])
-    monkeypatch.setattr(cli, "build_parser", cli.build_parser.__wrapped__)
+    monkeypatch.setattr(cli, "build_part", cli.build_part.__wrapped__)
     with pytest.raises(SystemExit):
         cli.main(["contest", "grade", "pipelines"])
     assert "choose from 'pipelines'" in capsys.readouterr().err

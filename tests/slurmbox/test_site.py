@@ -150,7 +150,8 @@ def test_a_shipped_script_trains_there_in_a_container(request, student, is_warm)
     (student.commands / "apptainer").write_text(
         APPTAINER.format(programs=f"{programs}{LAB.parent}"))
     (student.commands / "apptainer").chmod(0o755)
-    image = student.home / "labs.sif"
+    called, image = student.home / "apptainer", student.home / "labs.sif"
+    called.unlink(missing_ok=True)
     image.touch()
     student.profile(PROFILE + f'[container]\nstart = "apptainer"\nimage = "{image}"\n'
                     'mounts = ["/srv"]\n')
@@ -159,7 +160,7 @@ def test_a_shipped_script_trains_there_in_a_container(request, student, is_warm)
                   "TresPerNode=gres:gpu:v100:2", "JobState=COMPLETED"):
         assert f" {field} " in known
     assert "using world size: 4, data-parallel-size: 4" in log
-    calls = (student.home / "apptainer").read_text().splitlines()
+    calls = called.read_text().splitlines()
     start = f"exec --nv --bind {student.home},{workspace.CHECKOUT},/srv {image} torchrun"
     assert len(calls) == 2 and all(start in call for call in calls)
     assert {call.split()[0] for call in calls} == {"slurmnode1", "slurmnode2"}

@@ -62,6 +62,12 @@ def shell_start_file(home: Path) -> Path:
     return path
 
 
+# JupyterLab starts Node.js twice, if there is one, to ask yarn for a registry that we never use.
+PROGRAM = """from jupyterlab import commands
+commands._yarn_config = lambda logger: {"yarn config": {}, "npm config": {}}
+from jupyterlab.labapp import main
+main()
+"""
 INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, for instructors only
 
 
@@ -84,8 +90,11 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
                                 "buildCheck": False}))
     servers = {f"nbgrader.server_extensions.{name}": instructor
                for name in ("formgrader", "course_list")}
-    (folder / "jupyter_server_config.json").write_text(
-        json.dumps({"ServerApp": {"jpserver_extensions": servers}}))
+    # Where language servers for Node.js may be: otherwise it starts npm to ask for more folders.
+    roots = [str(Path(sys.prefix, "lib")), sys.prefix]
+    (folder / "jupyter_server_config.json").write_text(json.dumps({
+        "ServerApp": {"jpserver_extensions": servers},
+        "LanguageServerManager": {"node_roots": roots}}))
     return folder
 
 
@@ -132,7 +141,7 @@ class Jupyter:
         return free_port(self.wanted, self.ip)
 
     def _program(self) -> list[str]:
-        return ["-m", "jupyterlab", "--no-browser", f"--ip={self.ip}", f"--port={self.port}",
+        return ["-c", PROGRAM, "--no-browser", f"--ip={self.ip}", f"--port={self.port}",
                 "--ServerApp.port_retries=0", f"--ServerApp.base_url={self.base_url}"]
 
     def _start(self) -> None:

@@ -1,6 +1,9 @@
 """JupyterLab's start."""
 
+import os
 import socket
+import urllib.error
+import urllib.request
 
 import pytest
 
@@ -8,7 +11,13 @@ from lab import jupyter
 
 
 @pytest.mark.slow
-def test_a_port_that_another_takes_at_the_last_moment_is_left_to_him(tmp_path, monkeypatch):
+def test_a_students_server_leaves_a_taken_port_starts_no_node_and_has_no_formgrader(
+        tmp_path, monkeypatch):
+    started = tmp_path / "started"
+    for name in ("node", "npm"):
+        (tmp_path / name).write_text(f"#!/bin/sh\ntouch {started}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with socket.socket() as another:
         another.bind(("127.0.0.1", 0))
         another.listen()
@@ -21,5 +30,9 @@ def test_a_port_that_another_takes_at_the_last_moment_is_left_to_him(tmp_path, m
             assert server.port == taken
             server.wait_until_ready()
             assert server.port != taken and f":{server.port}/" in server.address
+            direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                direct.open(f"{server.root}/formgrader?token={server.token}")
+            assert not started.exists()
         finally:
             server.stop()

@@ -6,7 +6,8 @@ from tests.attacks.attack import attack
 from tests.attacks.course import RIGHT_DOUBLE
 from tests.attacks.rows.stages import WRONG_DOUBLE, WRONG_TRIPLE
 
-LOOP = "def triple(x):\n    while True:\n        pass"
+# Limits are of elapsed time; the stubborn one below burns it.
+LOOP = "import time\ndef triple(x):\n    while True:\n        time.sleep(0.001)"
 
 STUBBORN = r'''
 import signal, threading

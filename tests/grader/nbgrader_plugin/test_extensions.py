@@ -16,9 +16,10 @@ import pytest
 from grader.course import Course
 from grader.gradebook import records
 from grader.nbgrader_plugin import formgrader
-from lab.jupyter import INSTRUCTORS, Jupyter, offline_settings
+from lab.jupyter import INSTRUCTORS, offline_settings
 from lab.start import only_once
 from labcore.errors import LabError
+from tests.grader.conftest import run
 from tests.grader.programs.saving import save
 from tests.warm import server
 
@@ -26,7 +27,8 @@ PROGRAM = str(Path(sys.executable).with_name("jupyter"))
 
 
 def listing(*words: str, settings: Path) -> str:
-    environment = {**os.environ, "JUPYTER_CONFIG_PATH": str(settings)}
+    environment = {**os.environ, "JUPYTER_CONFIG_PATH": str(settings),
+                   "PATH": str(Path(PROGRAM).parent)}  # without Node.js, which it would start twice
     done = subprocess.run([PROGRAM, *words], env=environment, capture_output=True, text=True,
                           timeout=120)
     assert done.returncode == 0, done.stderr
@@ -42,25 +44,6 @@ def test_jupyterlab_takes_nbgraders_extension(tmp_path, instructor):
     for name in INSTRUCTORS:
         assert (f"@jupyter/nbgrader:{name}" in text.partition("Disabled extensions")[2]
                 ) is not instructor, text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("instructor, status", [
-    pytest.param(True, 200, marks=pytest.mark.stress),  # as with `lab formgrader` below
-    (False, 404)])
-def test_the_servers_part_of_formgrader_is_the_instructors_alone(tmp_path, instructor, status):
-    (tmp_path / ".cluster").mkdir()
-    jupyter = Jupyter(tmp_path, {}, None, instructor=instructor)
-    try:
-        jupyter.wait_until_ready()
-        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            answer = direct.open(f"{jupyter.root}/formgrader?token={jupyter.token}").status
-        except urllib.error.HTTPError as error:
-            answer = error.code
-        assert answer == status
-    finally:
-        jupyter.stop()
 
 
 @pytest.mark.slow
@@ -81,8 +64,7 @@ def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number)
         root, token = re.search(r"(http://\S+)/lab\?token=(\w+)", text).groups()
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         assert direct.open(f"{root}/formgrader?token={token}").status == 200
-        again = subprocess.run([program, "formgrader"], text=True, capture_output=True, timeout=60,
-                               env={**os.environ, "LAB_COURSE": str(tmp_path)})
+        again = run(Course(tmp_path), "formgrader", seconds=60)
         assert again.returncode == 1 and root in again.stderr
         running.send_signal(number)
         rest = running.communicate(timeout=60)[0]

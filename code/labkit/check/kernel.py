@@ -50,17 +50,16 @@ class KernelSide:
         from labkit.check import on_ranks
 
         given, words = wire.copy((tuple(arguments), dict(keywords)))
-        masked = self.masks.names if self.masks else ()
-        return on_ranks.read(on_ranks.run(function, ranks, given, words, seconds, masked), ranks)
+        return on_ranks.read(
+            on_ranks.run(function, ranks, given, words, seconds, self.masks), ranks)
 
     def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
              keywords: Mapping[str, Any], seconds: float) -> GpusRun:
         from labkit.check import on_gpus
 
         given, words = wire.copy((tuple(arguments), dict(keywords)))
-        masked = self.masks.names if self.masks else ()
         return on_gpus.read(
-            on_gpus.record(function, cluster, given, words, seconds, masked), cluster)
+            on_gpus.record(function, cluster, given, words, seconds, self.masks), cluster)
 
     def title(self, function: Any) -> str:
         return title(function)
@@ -74,7 +73,9 @@ class KernelSide:
         from labkit.check.masking import KernelMasks
 
         self.masks = KernelMasks(names)
-        self.masks.mask_targets  # noqa: B018  an unknown name is an error in this cell, not in a check
+        # An unknown name is an error in this cell, not in a check. And ranks receive what was found
+        # here: each would parse large files of torch.
+        self.masks.mask_targets  # noqa: B018
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:
         from labkit.check.measure import run_here

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, shortened, watched
 
 if TYPE_CHECKING:
+    from labkit.check.masking import KernelMasks
     from virtualgpu.core.card import Card
     from virtualgpu.launch.cluster import Cluster
     from virtualgpu.replay import Priced
@@ -81,7 +82,7 @@ class SimulatedCluster:
 
 
 def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[Any],
-           keywords: Mapping[str, Any], seconds: float, masked: Sequence[str] = ()
+           keywords: Mapping[str, Any], seconds: float, masks: KernelMasks | None = None
            ) -> dict[str, Any]:
     """Run a function on virtual GPUs, and return the outcome as plain values.
 
@@ -91,7 +92,7 @@ def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[An
         arguments: the driver's positional arguments, as plain values.
         keywords: the driver's keyword arguments, as plain values.
         seconds: time limit in real time, after which the driver is killed.
-        masked: names that the student's code may not use.
+        masks: the names that the student's code may not use.
     """
     import warmranks
 
@@ -99,7 +100,7 @@ def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[An
         warmranks.load(*IMPORTED)
         with open(os.devnull, "w") as nothing:  # a failure is printed there, too
             (recorded,) = warmranks.run_ranks(
-                _recorded, 1, function, cluster, tuple(arguments), dict(keywords), tuple(masked),
+                _recorded, 1, function, cluster, tuple(arguments), dict(keywords), masks,
                 backend=None, timeout=seconds, stderr=nothing.fileno())
     except warmranks.RanksTimeout as error:
         return {"state": LATE, "text": str(error)[:MOST_TEXT]}
@@ -114,7 +115,7 @@ def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[An
 
 
 def _recorded(function: Callable, cluster: SimulatedCluster, arguments: tuple[Any, ...],
-              keywords: dict[str, Any], masked: tuple[str, ...]) -> list[str] | str:
+              keywords: dict[str, Any], masks: KernelMasks | None) -> list[str] | str:
     """Return the packed records, or the error of the first rank that failed by itself."""
     import virtualgpu
     from virtualgpu.launch.failures import STOPPED
@@ -126,8 +127,8 @@ def _recorded(function: Callable, cluster: SimulatedCluster, arguments: tuple[An
         import torch.distributed as dist
 
         dist.init_process_group("nccl")
-        if masked:
-            watched(masked, function, arguments, keywords)
+        if masks:
+            watched(masks, function, arguments, keywords)
         else:
             function(*arguments, **keywords)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from labkit.check import wire
 
 if TYPE_CHECKING:
+    from labkit.check.masking import KernelMasks
     from warmranks import CommunicationCall, RankRecord
 
 MOST_RANKS, MOST_TEXT = 16, 8_000
@@ -68,7 +69,7 @@ class RanksRun:
 
 
 def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapping[str, Any],
-        seconds: float, masked: Sequence[str] = ()) -> Outcome:
+        seconds: float, masks: KernelMasks | None = None) -> Outcome:
     """Call a function on every rank, and return the outcome as plain values.
 
     Args:
@@ -77,15 +78,15 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
         arguments: the driver's positional arguments, as plain values.
         keywords: the driver's keyword arguments, as plain values.
         seconds: time limit, after which all ranks are killed.
-        masked: names that the student's code may not use.
+        masks: the names that the student's code may not use.
 
     Raises labkit.check.wire.CannotCross for a result that is not a plain value.
     """
     import warmranks
 
     task, given, words = function, tuple(arguments), dict(keywords)
-    if masked:
-        task, given, words = watched, (tuple(masked), function, given, words), {}
+    if masks:
+        task, given, words = watched, (masks, function, given, words), {}
     try:
         records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds)
     except warmranks.RanksDeadlock as error:
@@ -107,13 +108,12 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
 
 
-def watched(masked: tuple[str, ...], function: Callable, arguments: tuple[Any, ...],
+def watched(masks: KernelMasks, function: Callable, arguments: tuple[Any, ...],
             keywords: dict[str, Any]) -> Any:
     """Call a function on this rank; raise the sandbox's error if it uses masked names."""
-    from labkit.check.masking import KernelMasks
     from labkit.check.sides import Raised
 
-    result = KernelMasks(masked).watched(function, lambda: function(*arguments, **keywords))
+    result = masks.watched(function, lambda: function(*arguments, **keywords))
     if isinstance(result, Raised):
         raise ImportError(result.text)
     return result

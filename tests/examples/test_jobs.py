@@ -8,6 +8,7 @@ import pipe_dream
 import setting
 from pipeline_schedules import one_f_one_b, peak_live, to_text
 
+from ..labs.warm.launch import more_servers
 from .runs import assert_same, plain, printed
 
 pytestmark = pytest.mark.cluster
@@ -16,8 +17,18 @@ SHORT = "--seq-length 32 --iterations 2"
 
 
 @pytest.fixture(scope="module")
-def logs(course, warm):
+def programs(course, warm_nodes):
+    """What the programs import is imported once for all jobs."""
+    with more_servers(warm_nodes, course, "lab.notebook.deepspeed_cpu deepspeed.pipe torchgpipe"
+                      ) as started, started.commands():
+        yield
+
+
+@pytest.fixture(scope="module", params=["warm", pytest.param("cold", marks=pytest.mark.stress)])
+def logs(request, course):
     """{name: log} of three jobs of the same batches, submitted at once."""
+    if request.param == "warm":
+        request.getfixturevalue("programs")
     commands = {"gpipe": "code/examples/gpipe.sh --chunks 8",
                 "four": "code/examples/pipe_dream.sh",
                 "two": "--ntasks-per-node=1 code/examples/pipe_dream.sh --balance 7,7"}

@@ -23,6 +23,7 @@ from tests.conftest import cluster_processes
 pytestmark = pytest.mark.cluster
 
 LAB = Path(sys.executable).with_name("lab")
+PUBLIC = ("--ip", "0.0.0.0")
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(\d+)/lab\?token=(\w+)")
 
 
@@ -123,17 +124,15 @@ def get(port, path, token):
 
 
 @pytest.mark.parametrize("number, flags, reached, real", [
-    (signal.SIGINT, (), False, False), (signal.SIGTERM, ("--ip", "0.0.0.0"), True, True)])
+    (signal.SIGINT, (), False, False), (signal.SIGTERM, PUBLIC, True, False),
+    pytest.param(signal.SIGTERM, PUBLIC, True, True, marks=pytest.mark.stress)])
 def test_until_the_address_and_back(home, number, flags, reached, real):
-    """JupyterLab is reached from elsewhere only where that was asked for."""
+    """JupyterLab is reached from elsewhere only where that was asked for. The real one is in the
+    test of a kill, too."""
     started = Started(home, *flags, real=real)
     address, port, token = started.address()
     assert address.startswith("http://127.0.0.1:")
-    with socket.socket() as client:  # an address of this machine, but not the usual one
-        assert (client.connect_ex(("127.0.0.2", port)) == 0) == reached
-    assert get(port, "/api/status", token)[0] == 200
-    with pytest.raises(urllib.error.HTTPError):
-        get(port, "/api/contents", "wrong")
+    check_answers(port, token, reached)
     terminal = subprocess.run(
         ["bash", "--rcfile", home / ".cluster" / "bashrc", "-ic", "sinfo -h; which python lab"],
         env={**os.environ, "LAB_HOME": str(home)}, capture_output=True, text=True, timeout=60)
@@ -147,6 +146,14 @@ def test_until_the_address_and_back(home, number, flags, reached, real):
     assert code == 130, err
     assert "Ctrl-C stops everything" in out and "Stopping the cluster" in out
     assert not leftovers(home)
+
+
+def check_answers(port, token, reached):
+    with socket.socket() as client:  # an address of this machine, but not the usual one
+        assert (client.connect_ex(("127.0.0.2", port)) == 0) == reached
+    assert get(port, "/api/status", token)[0] == 200
+    with pytest.raises(urllib.error.HTTPError):
+        get(port, "/api/contents", "wrong")
 
 
 def shut_down(port, token):
@@ -170,9 +177,9 @@ def test_after_a_kill_nothing_of_jupyter_stays_and_the_next_start_works(home):
     while any("jupyterlab" in line for line in leftovers(home)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not any("jupyterlab" in line for line in leftovers(home))
-    second = Started(home, real=True)
+    second = Started(home, *PUBLIC, real=True)
     _, port, token = second.address()
-    assert get(port, "/api/status", token)[0] == 200
+    check_answers(port, token, True)
     shut_down(port, token)
     _, err = second.process.communicate(timeout=60)
     assert second.process.returncode == 0, err

@@ -29,8 +29,8 @@ class Fork:
 
     Args:
         folder: holds the servers' sockets, each named after its host.
-        words: "torchrun", "launch", or "python", and the arguments; or "nodes", a folder, and
-            the process IDs that `server.main` takes.
+        words: "torchrun", "launch", or "python", and the arguments; or "nodes", and those of
+            `server.more_nodes`.
         env: the fork's environment.
         descriptors: the fork's standard input, output, and error.
     """

@@ -123,10 +123,16 @@ def wait_for(folder: Path, hosts: list[str], alive: Callable[[], bool]) -> None:
 
 
 @contextlib.contextmanager
-def more_servers(warm: Warm, cluster: RunningCluster) -> Iterator[Warm]:
-    """Run a server inside each node of another cluster, too, without another import."""
+def more_servers(warm: Warm, cluster: RunningCluster, modules: str = "") -> Iterator[Warm]:
+    """Run a server inside each node of a cluster, without importing torch again.
+
+    Args:
+        warm: the servers of any cluster.
+        cluster: where to run more.
+        modules: what they import, too; separated by spaces.
+    """
     folder, there = Path(tempfile.mkdtemp(prefix="warm-")), nodes(cluster)
-    server = Fork(str(warm.folder), ["nodes", str(folder), *map(str, there.values())],
+    server = Fork(str(warm.folder), ["nodes", str(folder), modules, *map(str, there.values())],
                   environment(cluster))
     try:
         wait_for(folder, [*there], lambda: psutil.pid_exists(server.pid))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import runpy
@@ -63,6 +64,22 @@ def serve_nodes(folder: str, nodes: Sequence[str]) -> None:
     for node in nodes:
         if os.fork() == 0:
             serve_node(folder, node)
+
+
+def more_nodes(folder: str, modules: str, *nodes: str) -> NoReturn:
+    """Fork a server for each node, until this fork is killed.
+
+    Args:
+        folder: receives the servers' sockets.
+        modules: what the servers import, too; separated by spaces.
+        *nodes: as for `main`.
+    """
+    with imports_without_gc():
+        for module in modules.split():
+            importlib.import_module(module)
+    serve_nodes(folder, nodes)
+    while True:
+        signal.pause()
 
 
 def serve_node(folder: str, node: str) -> NoReturn:
@@ -172,8 +189,7 @@ def become(request: dict[str, Any], descriptors: list[int], folder: str) -> None
         split()  # checks start ranks; a kernel has threads later
     try:
         if kind == "nodes":
-            serve_nodes(words[0], words[1:])
-            signal.pause()
+            more_nodes(*words)
         code = script(words) if kind == "python" else torchrun(words, folder, kind)
     except SystemExit as end:
         code = end.code

@@ -12,13 +12,14 @@ from labcore.errors import LabError, error_text
 from labcore.terminal import visible
 
 # Each module has add_parser(subparsers), which adds these commands. Their parsers set `run`, a
-# function of the parsed arguments that returns the exit code (None means 0).
+# function of the parsed arguments that returns the exit code (None means 0). Parts named without
+# a command have one that another part extends: `lab contest` and `lab plan` need all parts.
 PARTS = {"slurmbox.cli": ("cluster",), "corpus_tools.cli": ("data",),
          "lab.start": ("start", "install-slurm"), "labkit.build.cli": ("build",),
          "labkit.build.new": ("new",), "lab.tensorboard.cli": ("tensorboard",),
          "lab.devices": ("devices",), "layout_estimator.cli": ("estimate",),
-         "layout_estimator.cluster_planner.cli": ("plan",), "lab.submit.cli": ("submit",),
-         "job_monitor.cli": ("top", "report"), "labkit.contest.cli": ("contest",),
+         "layout_estimator.cluster_planner.cli": (), "lab.submit.cli": ("submit",),
+         "job_monitor.cli": ("top", "report"), "labkit.contest.cli": (),
          "lab.mytrainer.cli": ("mytrainer",)}
 
 

@@ -16,9 +16,10 @@ ONE_WAY = {
     links = {(int(row[0][3:]), other): row[1 + other].strip()
              for row in rows for other in range(len(rows))}
     order = [*SLOWEST_FIRST, *(f"NV{number}" for number in range(1, 19))]
-    for slowest in range(len(order) - 1, -1, -1):
+    for slowest in sorted({order.index(link) for link in links.values() if link != "X"})[::-1]:
+        good = {hop for hop, link in links.items() if link != "X" and order.index(link) >= slowest}
         for ring in itertools.permutations(range(len(rows)), count):
-            if all(order.index(links[hop]) >= slowest for hop in zip(ring, ring[1:] + ring[:1])):
+            if good.issuperset(zip(ring, ring[1:] + ring[:1])):
                 return list(ring)
 ''',
     "ping-pong": '''

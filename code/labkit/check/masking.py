@@ -76,8 +76,12 @@ def refused(name: str) -> Raised:
     return Raised(("ImportError", "Exception", "BaseException"), message(name))
 
 
+class _MaskedCode(BaseException):
+    """Ends an answer at its first use of masked code: the result no longer counts."""
+
+
 class _Watch:
-    """Record the first masked code that runs in this thread."""
+    """Record the first masked code that runs in this thread, and end the answer there."""
 
     def __init__(self, mask_targets: Sequence[MaskTarget]) -> None:
         self.mask_targets, self.used = mask_targets, ""
@@ -90,6 +94,8 @@ class _Watch:
         sys.setprofile(self._callback())
         try:
             return call()
+        except _MaskedCode:
+            return None
         finally:
             sys.setprofile(before)
 
@@ -105,16 +111,18 @@ class _Watch:
                     seen[id(code)] = code  # kept, so that no other gets its ID
                     self._look(frame)
             elif event == "c_call" and id(argument) in compiled:
-                self.used = self.used or compiled[id(argument)]
+                self.used = compiled[id(argument)]
+                raise _MaskedCode
 
         return callback
 
     def _look(self, frame: FrameType) -> None:
         module = frame.f_globals.get("__name__")
-        if (not self.used and isinstance(module, str)
-                and module.partition(".")[0] in self.modules):
+        if isinstance(module, str) and module.partition(".")[0] in self.modules:
             self.used = next((target.name for target in self.mask_targets
                               if target.covers(module, frame.f_code.co_qualname)), "")
+            if self.used:
+                raise _MaskedCode
 
 
 def _loaded(target: MaskTarget) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from virtualgpu.core import rms_norm  # noqa: F401  registers a kernel
 from virtualgpu.core.rules import KernelWork, tensors
-from virtualgpu.core.shapes import Results, TensorSpec
+from virtualgpu.core.shapes import Results, TensorSpec, broadcast_shape
 
 
 class OperationPlan(NamedTuple):
@@ -79,11 +79,12 @@ def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) 
 
 def needs_shape_check(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
                       changed: int | str | None) -> bool:
-    """Return whether torch must check the shapes: an in-place operation's operands differ."""
+    """Return whether torch must refuse shapes: an in-place operation's result would be larger."""
     if func._overloadpacket in MIXED_DEVICES or not operands:
         return False
     return (changed == 0 and torch.Tag.pointwise in func.tags
-            and any(item.shape != operands[0].shape for item in operands if item.dim()))
+            and any(broadcast_shape(item.shape, operands[0].shape) != tuple(operands[0].shape)
+                    for item in operands))
 
 
 def refuse_other_devices(func: torch._ops.OpOverload, args: Sequence, kwargs: dict,

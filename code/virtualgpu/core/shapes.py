@@ -91,11 +91,24 @@ def pointwise(name: str, args: Sequence, kwargs: dict) -> TensorSpec | None:
         return None
     shape = first.shape
     if any(other.shape != shape for other in operands):
-        shape = torch.broadcast_shapes(*(other.shape for other in operands))
+        shape = broadcast_shape(*(other.shape for other in operands))
+        if shape is None:
+            return None
     elif all(other.is_contiguous() for other in operands):
         return contiguous(shape, dtype)
     return TensorSpec(tuple(shape), dense_strides(shape, [broadcast_strides(other, shape)
                                                           for other in operands]), dtype)
+
+
+def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the shape of a broadcast, or None if there is none; torch's imports its compiler."""
+    dims, result = max(map(len, shapes)), []
+    for sizes in zip(*((*[1] * (dims - len(shape)), *shape) for shape in shapes), strict=True):
+        size = next((size for size in sizes if size != 1), 1)
+        if any(other not in (1, size) for other in sizes):
+            return None
+        result.append(size)
+    return tuple(result)
 
 
 def broadcast_strides(tensor: torch.Tensor, shape: Sequence[int]) -> list[int]:
@@ -222,10 +235,6 @@ def _clone(args: Sequence, kwargs: dict) -> TensorSpec | None:
     return like(x)
 
 
-def _to_copy(args: Sequence, kwargs: dict) -> TensorSpec | None:
-    return like(args[0], kwargs.get("dtype"))
-
-
 def _like(args: Sequence, kwargs: dict) -> TensorSpec | None:
     return like(args[0], kwargs.get("dtype"))
 
@@ -234,12 +243,15 @@ def _sized(args: Sequence, kwargs: dict) -> TensorSpec:
     return contiguous(args[0], kwargs.get("dtype") or torch.get_default_dtype())
 
 
+def _arange(args: Sequence, kwargs: dict) -> TensorSpec | None:
+    start, end, step = (0, *args, 1) if len(args) == 1 else (*args, 1)[:3]
+    if {type(start), type(end), type(step)} != {int} or step == 0 or step * (end - start) < 0:
+        return None
+    return contiguous((len(range(start, end, step)),), kwargs.get("dtype") or torch.int64)
+
+
 def _new(args: Sequence, kwargs: dict) -> TensorSpec:
     return contiguous(args[1], kwargs.get("dtype") or args[0].dtype)
-
-
-def _softmax(args: Sequence, kwargs: dict) -> TensorSpec | None:
-    return like(args[0])
 
 
 RULES: dict[str, Callable[[Sequence, dict], TensorSpec | list[TensorSpec] | None]] = {
@@ -255,11 +267,11 @@ RULES: dict[str, Callable[[Sequence, dict], TensorSpec | list[TensorSpec] | None
     "aten.any": lambda a, k: contiguous((), torch.bool) if len(a) == 1 else None,
     "aten.native_layer_norm": _layer_norm,
     "aten.native_layer_norm_backward": _layer_norm_backward,
-    "aten.cat": _cat, "aten.stack": _stack, "aten.clone": _clone, "aten._to_copy": _to_copy,
+    "aten.cat": _cat, "aten.stack": _stack, "aten.clone": _clone, "aten._to_copy": _like,
     "aten.empty": _sized, "aten.zeros": _sized, "aten.ones": _sized,
-    "aten.new_empty": _new, "aten.new_zeros": _new,
+    "aten.new_empty": _new, "aten.new_zeros": _new, "aten.arange": _arange,
     "aten.full": lambda a, k: contiguous(a[0], k["dtype"]) if k.get("dtype") else None,
-    "aten._softmax": _softmax, "aten._log_softmax": _softmax,
+    "aten._softmax": lambda a, k: like(a[0]), "aten._log_softmax": lambda a, k: like(a[0]),
     "aten._log_softmax_backward_data": lambda a, k: like(a[1], a[3]),
     "aten.frexp": lambda a, k: None,  # tagged as pointwise, but has two results
 }

@@ -1,12 +1,15 @@
 """Operations are planned once and made by us: shapes, strides and types are those that torch makes,
 and what torch refuses is refused."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from virtualgpu.core import kernels
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import VirtualGpu
@@ -56,6 +59,9 @@ PROGRAMS = {
     "16 bits": lambda: [meta(3, 4, dtype=HALF) @ meta(4, 5, dtype=HALF), meta(3, dtype=HALF) * 2.5,
                         meta(3, dtype=HALF) + meta(3), meta(3, dtype=HALF).float(),
                         meta(3).half().sum(), meta(2, 3, dtype=HALF).softmax(-1)],
+    "ranges": lambda: [torch.arange(*numbers, device="meta", **how) for numbers, how in (
+        ((5,), {}), ((2, 9, 3), {}), ((5, 0, -2), {}), ((3, 3), {}), ((0.5, 2), {}),
+        ((4,), {"dtype": HALF}))],
     "elementwise": lambda: [meta(3, 4) + meta(4), meta(3, 1) * meta(1, 4), meta(3, 4).t() + 1,
                             torch.frexp(meta(3, 4)), torch.frexp(meta(3, 4).t()),
                             meta(1, 4).expand(3, 4) * 2, meta(3, 4).t() + meta(4, 3),
@@ -146,6 +152,7 @@ REFUSED = {
     "shapes that do not spread": lambda: meta(3) + meta(4),
     "a target that is too small": lambda: meta(3).add_(meta(4)),
     "a target that would grow": lambda: meta(1).add_(meta(4)),
+    "a range that never ends": lambda: torch.arange(5, 0, device="meta"),
     "a tensor that is elsewhere": lambda: meta(3) + torch.zeros(3),
     "a target that is elsewhere": lambda: torch.zeros(3).add_(meta(3)),
 }
@@ -155,6 +162,18 @@ REFUSED = {
 def test_what_a_real_card_refuses(program):
     with pytest.raises((RuntimeError, NoValue)), VirtualGpu(A100):
         REFUSED[program]()
+
+
+def test_operations_of_the_trainer_do_not_import_the_compiler(monkeypatch):
+    """Its import takes each rank 0.5 s."""
+    for name in ("sympy", "torch.fx.experimental.symbolic_shapes"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with VirtualGpu(A100):
+        x = meta(3, 1, 4, requires_grad=True)
+        out = kernels.dropout(x * 2, meta(3, 1, 4, dtype=torch.bool))
+        (out * torch.arange(4, device="meta")).sum().backward()
+        other = torch.where(meta(3, 4, dtype=torch.bool), 0.0, meta(3, 1))
+        assert other.sub_(meta(3, 1)).shape == (3, 4) and x.grad.shape == x.shape
 
 
 VALUES = {

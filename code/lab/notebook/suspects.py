@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def timeline(job: ModeledJob) -> list[Event]:
     An event has a "name", a "kind" ("kernel" or "communication"), "start" and "end" in
     microseconds, and the "flops" and "bytes" of a kernel, or the "bytes" that a ring sends.
     """
-    return _run(job)[0]
+    return [dict(event) for event in _run(job)[0]]
 
 
 def tokens_per_second(job: ModeledJob) -> float:
@@ -80,10 +81,12 @@ def tokens_per_second(job: ModeledJob) -> float:
     return job.world * job.tokens / _run(job)[1]
 
 
+@cache  # a notebook asks for a job's timeline and for its throughput
 def _run(job: ModeledJob) -> tuple[list[Event], float]:
     import virtualgpu
 
-    (rank,) = virtualgpu.run(lambda: _program(job), job.gpus, job.nodes, link=job.link, present=[0])
+    (rank,) = virtualgpu.run(lambda: _program(job), job.gpus, job.nodes, link=job.link, present=[0],
+                             values="none")  # the events have none
     if rank.error:
         raise RuntimeError(rank.message)
     return rank.value

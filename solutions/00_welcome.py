@@ -71,7 +71,7 @@ guess_minutes = 5.0
 # The `!` passes a line to the shell. Everything after the script's name goes to the training program: log each of
 # 1,000 steps of 4 samples, and do not evaluate.
 
-# %% tags=["explore"] short={"iters 1000": "iters 4"}
+# %% tags=["explore"] short={"iters 1000": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
 !sbatch code/dp_single_node.sh --train-iters 1000 --log-interval 1 --global-batch-size 4 --eval-iters 0
 !squeue
 
@@ -1078,7 +1078,7 @@ check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j"
 # %% [markdown]
 # Submit it. How much of the job's time do its 25 steps take?
 
-# %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/' code/my_first.sh | sbatch"}
+# %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/; s/layers 4/layers 2/; s/size 256/size 64/; s/length 256/length 64/' code/my_first.sh | sbatch"}
 !sbatch code/my_first.sh
 
 # %% tags=["explore"]

@@ -18,8 +18,9 @@ from nbclient import NotebookClient
 
 from corpus_tools import cli as data
 from labcore import shipping
+from labcore.workspace import CHECKOUT
 from labkit.build import Cell, Lab, Role
-from labkit.build.notebooks import notebooks, source_path
+from labkit.build.notebooks import source_path
 from labkit.build.short import shortened
 from slurmbox.clients import full_environment
 from tests.labs.report import CPU_SECONDS, PROPERTY, line
@@ -79,7 +80,7 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
         limit: seconds after which a cell fails; None waits forever.
         command: starts the kernel in place of `python -m ipykernel_launcher`.
     """
-    notebook = nbformat.reads(notebooks(lab)[source_path(lab.name)], as_version=4)
+    notebook = nbformat.read(CHECKOUT / source_path(lab.name), as_version=4)
     cells = [cell for cell in lab.cells if cell.role is not Role.MUTANT]
     client = NotebookClient(notebook, timeout=limit, kernel_name="python3",
                             resources={"metadata": {"path": str(home / "notebooks")}})

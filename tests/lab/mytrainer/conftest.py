@@ -12,7 +12,7 @@ from lab.mytrainer.worked import WORKED_FOLDER
 from labcore.workspace import CHECKOUT, CODE
 from tests.lab.mytrainer.program import SCRIPT, main
 from tests.minimegatron.conftest import Run, checked, dataset, train  # noqa: F401  fixtures
-from warmranks import ForkServer
+from warmranks import run_program
 
 WORKED = CHECKOUT / WORKED_FOLDER
 
@@ -48,21 +48,12 @@ def student(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-@pytest.fixture(scope="package")
-def server():
-    """Its ranks need not import what recording and creating an optimizer take."""
-    with ForkServer(["torch", "torch.distributed", "torch._dynamo", "warmranks.recorder",
-                     "minimegatron.training"]) as made:
-        yield made
-
-
 @pytest.fixture
-def my_trainer(server, student):
+def my_trainer(student):
     """Run code/my_trainer.py on warm ranks."""
 
     def run(flags: str, ranks: int = 0, code: int = 0) -> Run:
-        return checked(server.run_program(main, [SCRIPT, *shlex.split(flags)], ranks=ranks,
-                                          timeout=200, cwd=CODE.parent, env=dict(os.environ)),
-                       code)
+        return checked(run_program(main, [SCRIPT, *shlex.split(flags)], ranks=ranks, timeout=200,
+                                   cwd=CODE.parent, env=dict(os.environ)), code)
 
     return run

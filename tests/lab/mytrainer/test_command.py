@@ -19,11 +19,6 @@ STUB_OF_DDP = STUB.replace("all_reduce(tensor)", "DataParallel(module, bucket_mb
 SMALL = gain.MODEL.replace("--num-layers 12 --hidden-size 768", "--num-layers 2 --hidden-size 192")
 
 
-@pytest.fixture(autouse=True)
-def warm(server, monkeypatch):
-    monkeypatch.setattr(selfcheck, "record_ranks", server.record_ranks)
-
-
 @pytest.fixture
 def lab(student, monkeypatch, capsys):
     """Run the command with plain text; returns exit code, output, and errors."""

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.slow
 
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
          "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
-TRAINING = ("--global-batch-size 16 --train-iters 50 --log-interval 1 --eval-iters 0 --lr 1e-3 "
+TRAINING = ("--global-batch-size 16 --train-iters 32 --log-interval 1 --eval-iters 0 --lr 1e-3 "
             "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
             "--clip-grad 0.5 --split 900,50,50 ")
 
@@ -28,7 +28,7 @@ def test_loss_and_gradient_norm_are_the_trainers(
         student.solve("collectives", "ddp")
     run = my_trainer(MODEL + TRAINING + dataset.flags + f"--micro-batch-size {micro_batch}", ranks)
     losses, norms = reference
-    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 50
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 32
     assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)  # three decimals
     assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.3
 
@@ -36,14 +36,14 @@ def test_loss_and_gradient_norm_are_the_trainers(
 def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
         my_trainer, student, dataset, reference):
     student.change("ddp", "flat /= dist.get_world_size()", "pass")
-    flags = TRAINING.replace("--train-iters 50", "--train-iters 2 --lr-decay-iters 50")
+    flags = TRAINING.replace("--train-iters 32", "--train-iters 2 --lr-decay-iters 32")
     run = my_trainer(MODEL + flags + dataset.flags + "--micro-batch-size 2", ranks=2)
     assert run.column("lm loss")[0] == pytest.approx(reference[0][0], rel=1e-5)
     assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=3e-3)
 
 
 WIDE = MODEL.replace("--hidden-size 32", "--hidden-size 64")  # heads of 16, for FP8
-SHORT = TRAINING.replace("--train-iters 50", "--train-iters 20") + "--micro-batch-size 4 "
+SHORT = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 4 "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise "
 
 

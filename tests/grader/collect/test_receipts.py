@@ -14,6 +14,7 @@ from grader.course import Submission, receipts
 from grader.course.receipts import Receipt
 from grader.course.received import received
 from grader.course.times import now, parse_time
+from lab import cli
 from labcore.errors import LabError
 from tests.grader.collect.conftest import NAME, put, zipped
 
@@ -240,6 +241,7 @@ def rounds(command, monkeypatch, answer, tmp_path):
         graded = []
         monkeypatch.setattr("grader.collect.cli.time.sleep", sleep)
         monkeypatch.setattr("grader.cli.run_grade", lambda given: graded.append(given.lab) or 0)
+        monkeypatch.setattr(cli, "build_part", cli.build_part.__wrapped__)  # with that one
         return command("collect", str(folder), "--every", "10", *words), said, graded
 
     return rounds

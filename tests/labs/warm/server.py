@@ -111,6 +111,9 @@ def import_for_notebooks(folder: str) -> None:
 
         import slurmbox.control  # noqa: F401
         from labkit.check import measure
+        from virtualgpu.launch import ranks
+
+        ranks.warm()  # for cells that run virtual GPUs
     cold = measure.program
     measure.program = lambda words: [*command(folder), "python", *cold(words)[1:]]
 

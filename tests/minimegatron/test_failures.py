@@ -5,6 +5,7 @@ import re
 import pytest
 
 from minimegatron import failures, main
+from minimegatron.errors import SharedError
 from warmranks import run_ranks
 
 from . import failing_rank
@@ -64,3 +65,11 @@ def test_rank_0_gets_to_say_what_is_wrong_with_the_command_line(monkeypatch, cap
             main.main(["--bogus"])
     assert waited == [failures.GRACE] and waited[0] > 2
     assert capsys.readouterr().err.count("error: unrecognized argument --bogus") == 1
+
+
+def test_rank_0_leaves_no_sooner_than_the_others_have_heard_of_a_shared_error(monkeypatch, capsys):
+    waited = []
+    monkeypatch.setattr(failures.time, "sleep",
+                        lambda seconds: waited.append((seconds, capsys.readouterr().err)))
+    failures.print_error(SharedError("two schedules"), 0)
+    assert waited == [(failures.LAST_EXCHANGE, "[rank 0] error: two schedules\n")]

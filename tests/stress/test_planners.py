@@ -13,7 +13,7 @@ from layout_estimator.cluster_planner import partition
 from pipeline_schedules import passes
 from tests.layout_estimator.cluster_planner.cases import random_stages
 
-pytestmark = pytest.mark.stress
+pytestmark = [pytest.mark.stress, pytest.mark.timeout(1800)]  # 200 clusters take minutes
 
 
 def test_no_plan_is_faster_than_ours_on_200_clusters():

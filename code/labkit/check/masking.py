@@ -97,18 +97,21 @@ class _Watch:
         put(self._callback())
         try:
             return call()
-        except _MaskedCode:
-            return None
+        except (Exception, _MaskedCode):
+            if not self.used:
+                raise
+            return None  # also if the answer raised an error of its own afterward
         finally:
             put(before)
 
     def _callback(self) -> Callable[[FrameType, str, Any], None]:
-        """Return a trace function, or a profile function if a mask covers compiled code.
+        """Return the trace function. It is the profile function if a mask covers compiled code, or
+        if a debugger is tracing.
 
         A trace function that returns None runs only when Python code is entered. A profile function
-        also runs at every return, and at both ends of every call of compiled code, such as `len`.
-        Then an answer takes up to four times as long instead of twice. Either looks at each code
-        object once only.
+        also runs at every return, and at both ends of every call of compiled code, such as `len`:
+        an answer then takes up to four times its own time instead of twice. Either function looks
+        at each code object only once.
         """
         compiled, seen = self.compiled, {}
 
@@ -128,7 +131,7 @@ class _Watch:
         module = frame.f_globals.get("__name__")
         if isinstance(module, str) and module.partition(".")[0] in self.modules:
             self.used = next((target.name for target in self.mask_targets
-                              if target.covers(module, frame.f_code.co_qualname)), "")
+                              if target.covers(module, frame.f_code.co_qualname)), self.used)
             if self.used:
                 raise _MaskedCode
 

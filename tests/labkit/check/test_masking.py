@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
+import sys
+
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from labkit import check
 from labkit.check import sides
 from labkit.check.kernel import KernelSide
+from labkit.check.masking import KernelMasks
 from labkit.masks import UnknownName, mask_targets, message
 
 MASKED = ("minimegatron.formulas", "pipeline_schedules.gpipe")
@@ -71,13 +75,40 @@ def test_a_name_is_masked_whichever_way_leads_to_it(kernel):
 
 def test_what_compiled_code_defines_is_noticed(kernel):
     import math
-    import statistics
 
     assert statistics.sqrt is math.sqrt
     assert check.mask("statistics.sqrt") is None  # which statistics imports from math
     assert kernel("import math\ndef bubble(p, m):\n    return math.sqrt(0.5625)").endswith(
         message("statistics.sqrt"))
     assert math.sqrt(4) == 2
+
+
+def goes_on():
+    trace = sys.gettrace()
+    try:
+        return statistics.mean([1, 2])
+    except BaseException:
+        sys.settrace(trace)
+    try:
+        return statistics.median([1, 2])
+    except BaseException:
+        return 1.5
+
+
+def raises_its_own():
+    try:
+        return statistics.mean([1, 2])
+    except BaseException:
+        raise ValueError from None
+
+
+@pytest.mark.parametrize("answer", [goes_on, raises_its_own])
+def test_an_answer_that_catches_its_end_is_refused(answer):
+    before = sys.gettrace(), sys.getprofile()
+    refused = KernelMasks(["statistics.mean"]).watched(answer, answer)
+    assert refused == sides.Raised(("ImportError", "Exception", "BaseException"),
+                                   message("statistics.mean"))
+    assert (sys.gettrace(), sys.getprofile()) == before
 
 
 def test_without_masks_nothing_is_watched(kernel):

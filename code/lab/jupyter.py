@@ -62,7 +62,7 @@ def shell_start_file(home: Path) -> Path:
     return path
 
 
-# JupyterLab starts Node.js twice, if there is one, to ask yarn for a registry that we never use.
+# JupyterLab starts Node.js twice, if it is installed, to ask yarn for a registry that we never use.
 PROGRAM = """from jupyterlab import commands
 commands._yarn_config = lambda logger: {"yarn config": {}, "npm config": {}}
 from jupyterlab.labapp import main
@@ -90,7 +90,7 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
                                 "buildCheck": False}))
     servers = {f"nbgrader.server_extensions.{name}": instructor
                for name in ("formgrader", "course_list")}
-    # Where language servers for Node.js may be: otherwise it starts npm to ask for more folders.
+    # Where it looks for language servers that need Node.js; by default, it asks npm, too.
     roots = [str(Path(sys.prefix, "lib")), sys.prefix]
     (folder / "jupyter_server_config.json").write_text(json.dumps({
         "ServerApp": {"jpserver_extensions": servers},

@@ -69,13 +69,13 @@ def test_what_the_lab_command_imports_is_light():
 
 @pytest.mark.parametrize("part", [part for part, names in cli.PARTS.items() if names])
 def test_the_lab_command_knows_which_part_has_a_command(part):
-    """So it imports that part alone."""
+    """It imports no other part."""
     parser = cli.build_parser(cli.PARTS[part][0])
     (commands,) = [action.choices for action in parser._actions if action.choices]
     assert tuple(commands) == cli.PARTS[part]
 
 
-def test_a_command_that_another_part_extends_is_whole():
+def test_a_command_that_another_part_extends_is_complete():
     steps = cli.build_parser("contest").parse_args(["contest", "table", "pipelines"])
     plan = cli.build_parser("plan").parse_args(
         ["plan", "--cluster", "a100:8x1", "--global-batch", "8"])

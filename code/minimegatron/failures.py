@@ -22,7 +22,7 @@ from virtualgpu.core.errors import VirtualGpuError
 
 RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 GRACE = 5  # seconds until a launcher that saw one rank fail ends the others
-LAST_EXCHANGE = 0.5  # seconds: rank 0 may be the first to leave the collective that shared an error
+LAST_EXCHANGE = 0.5  # seconds until all ranks have left the collective that shared an error
 
 # Messages of gloo and NCCL when a peer has disconnected or does not respond.
 LOST_PEER = re.compile(r"Connection (closed|reset|refused)[^.\n]*|Broken pipe|[Tt]imed out[^.\n]*|"
@@ -33,7 +33,7 @@ def print_error(error: Exception, rank: int) -> None:
     """Print an error that ended training; call it inside the `except` block."""
     if isinstance(error, SharedError):
         print_shared_error(f"[rank {rank}] error: {error}", rank == 0)
-        time.sleep(LAST_EXCHANGE)  # a peer that exits before the others have left is a lost rank
+        time.sleep(LAST_EXCHANGE)  # peers report a rank that exits earlier as lost
     elif isinstance(error, (UserError, VirtualGpuError)):
         emit(f"[rank {rank}] error: {error}", sys.stderr)
     else:

@@ -30,10 +30,11 @@ CHANGED = "lab: changes"  # in a connection's notes: the new count, until it is 
 
 
 class CompiledStatements(LRUCache):
-    """SQL of the statements that any gradebook of this process executed.
+    """Compiled SQL of the statements that this process has executed on any gradebook.
 
-    Compiling takes longer than executing, and every opening has an engine with an empty cache.
-    SQLAlchemy's keys begin with the engine's dialect; all of SQLite write the same SQL.
+    Compiling takes longer than executing, and each opened gradebook has its own engine, whose cache
+    is empty. SQLAlchemy's keys begin with the engine's dialect object; all of SQLite's write the
+    same SQL.
     """
 
     __slots__ = ()

@@ -18,7 +18,7 @@ SHORT = "--seq-length 32 --iterations 2"
 
 @pytest.fixture(scope="module")
 def programs(course, warm_nodes):
-    """What the programs import is imported once for all jobs."""
+    """Import what the programs need once, for all jobs."""
     with more_servers(warm_nodes, course, "lab.notebook.deepspeed_cpu deepspeed.pipe torchgpipe"
                       ) as started, started.commands():
         yield

@@ -84,7 +84,7 @@ def jobs(course, warm):
     """One rank of one job is killed, and one of another stopped. Then the others are submitted.
 
     Slurm ends a job once a task has failed. The killed rank's launcher has a few seconds to report
-    it, as it has where the other ranks are cold, and take that long to end.
+    it: ranks that started cold take that long to end, and warm ones wait.
     """
     made = {name: Job(course, name) for name in JOBS}
     made["killed"].submit(JOBS["killed"], SECONDS_TO_FAIL="3")

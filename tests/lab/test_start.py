@@ -127,8 +127,8 @@ def get(port, path, token):
     (signal.SIGINT, (), False, False), (signal.SIGTERM, PUBLIC, True, False),
     pytest.param(signal.SIGTERM, PUBLIC, True, True, marks=pytest.mark.stress)])
 def test_until_the_address_and_back(home, number, flags, reached, real):
-    """JupyterLab is reached from elsewhere only where that was asked for. The real one is in the
-    test of a kill, too."""
+    """JupyterLab is reached from elsewhere only where that was asked for. The test of a kill checks
+    the real one, too."""
     started = Started(home, *flags, real=real)
     address, port, token = started.address()
     assert address.startswith("http://127.0.0.1:")

@@ -67,7 +67,7 @@ def test_rank_0_gets_to_say_what_is_wrong_with_the_command_line(monkeypatch, cap
     assert capsys.readouterr().err.count("error: unrecognized argument --bogus") == 1
 
 
-def test_rank_0_leaves_no_sooner_than_the_others_have_heard_of_a_shared_error(monkeypatch, capsys):
+def test_rank_0_exits_after_the_others_have_heard_of_a_shared_error(monkeypatch, capsys):
     waited = []
     monkeypatch.setattr(failures.time, "sleep",
                         lambda seconds: waited.append((seconds, capsys.readouterr().err)))

@@ -86,7 +86,7 @@ def _run(job: ModeledJob) -> tuple[list[Event], float]:
     import virtualgpu
 
     (rank,) = virtualgpu.run(lambda: _program(job), job.gpus, job.nodes, link=job.link, present=[0],
-                             values="none")  # the events have none
+                             values="none")  # events hold no values
     if rank.error:
         raise RuntimeError(rank.message)
     return rank.value

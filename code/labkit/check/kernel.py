@@ -73,8 +73,8 @@ class KernelSide:
         from labkit.check.masking import KernelMasks
 
         self.masks = KernelMasks(names)
-        # An unknown name is an error in this cell, not in a check. And ranks receive what was found
-        # here: each would parse large files of torch.
+        # An unknown name is an error in this cell, not in a check. Ranks receive what is found
+        # here; otherwise, each of them would parse large files of torch.
         self.masks.mask_targets  # noqa: B018
 
     def figures(self, words: Sequence[str]) -> dict[str, Any]:

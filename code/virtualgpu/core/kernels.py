@@ -23,7 +23,7 @@ def define(signature: str):
 
 
 def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    """Return `torch.empty_like(x)`, which on meta imports torch's compiler (0.5 s)."""
+    """Return `torch.empty_like(x)`; if x is contiguous, without importing torch's compiler."""
     return x.new_empty(x.shape) if x.is_contiguous() else torch.empty_like(x)
 
 

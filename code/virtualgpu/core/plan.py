@@ -79,7 +79,7 @@ def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) 
 
 def needs_shape_check(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
                       changed: int | str | None) -> bool:
-    """Return whether torch must refuse shapes: an in-place operation's result would be larger."""
+    """Return whether torch must refuse operands that do not broadcast to an in-place target."""
     if func._overloadpacket in MIXED_DEVICES or not operands:
         return False
     return (changed == 0 and torch.Tag.pointwise in func.tags

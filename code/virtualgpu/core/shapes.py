@@ -101,7 +101,10 @@ def pointwise(name: str, args: Sequence, kwargs: dict) -> TensorSpec | None:
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape of a broadcast, or None if there is none; torch's imports its compiler."""
+    """Return the shape that these broadcast to, or None if they do not.
+
+    torch.broadcast_shapes would import torch's compiler.
+    """
     dims, result = max(map(len, shapes)), []
     for sizes in zip(*((*[1] * (dims - len(shape)), *shape) for shape in shapes), strict=True):
         size = next((size for size in sizes if size != 1), 1)

@@ -6,7 +6,7 @@ from tests.attacks.attack import attack
 from tests.attacks.course import RIGHT_DOUBLE
 from tests.attacks.rows.stages import WRONG_DOUBLE, WRONG_TRIPLE
 
-# Limits are of elapsed time; the stubborn one below burns it.
+# The limits are on elapsed time, so this loop may sleep; the stubborn one below uses the CPU.
 LOOP = "import time\ndef triple(x):\n    while True:\n        time.sleep(0.001)"
 
 STUBBORN = r'''

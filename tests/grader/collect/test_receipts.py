@@ -241,7 +241,7 @@ def rounds(command, monkeypatch, answer, tmp_path):
         graded = []
         monkeypatch.setattr("grader.collect.cli.time.sleep", sleep)
         monkeypatch.setattr("grader.cli.run_grade", lambda given: graded.append(given.lab) or 0)
-        monkeypatch.setattr(cli, "build_part", cli.build_part.__wrapped__)  # with that one
+        monkeypatch.setattr(cli, "build_part", cli.build_part.__wrapped__)  # not cached
         return command("collect", str(folder), "--every", "10", *words), said, graded
 
     return rounds

@@ -33,7 +33,8 @@ def print_error(error: Exception, rank: int) -> None:
     """Print an error that ended training; call it inside the `except` block."""
     if isinstance(error, SharedError):
         print_shared_error(f"[rank {rank}] error: {error}", rank == 0)
-        time.sleep(LAST_EXCHANGE)  # peers report a rank that exits earlier as lost
+        if rank == 0:  # peers report a rank that exits earlier as lost
+            time.sleep(LAST_EXCHANGE)
     elif isinstance(error, (UserError, VirtualGpuError)):
         emit(f"[rank {rank}] error: {error}", sys.stderr)
     else:

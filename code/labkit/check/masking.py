@@ -132,8 +132,17 @@ class _Watch:
         if isinstance(module, str) and module.partition(".")[0] in self.modules:
             self.used = next((target.name for target in self.mask_targets
                               if target.covers(module, frame.f_code.co_qualname)), self.used)
-            if self.used:
+            if self.used and not _is_importing(frame):  # half a module would stay in the kernel
                 raise _MaskedCode
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether the answer is importing a module whose code runs or called this frame."""
+    while frame is not None and frame.f_code is not _Watch.run.__code__:
+        if frame.f_code.co_name == "<module>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _loaded(target: MaskTarget) -> Any:

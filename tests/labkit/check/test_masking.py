@@ -111,6 +111,17 @@ def test_an_answer_that_catches_its_end_is_refused(answer):
     assert (sys.gettrace(), sys.getprofile()) == before
 
 
+def test_an_answer_s_first_import_of_masked_code_is_complete(monkeypatch):
+    monkeypatch.delitem(sys.modules, "statistics")
+
+    def answer():
+        from statistics import mean
+        return mean([1, 2])
+
+    refused = KernelMasks(["statistics"]).watched(answer, answer)
+    assert refused.text == message("statistics") and "median" in vars(sys.modules["statistics"])
+
+
 def test_without_masks_nothing_is_watched(kernel):
     check.mask()
     assert kernel("from minimegatron.formulas import bubble_fraction as bubble") == ""

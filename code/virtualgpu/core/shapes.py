@@ -1,6 +1,6 @@
 """Shapes, strides, and dtypes of the results of operations in training steps.
 
-Torch's own shape functions for meta tensors are Python code that imports its compiler (1.5 s) and
+Torch's own shape functions for meta tensors are Python code that imports its compiler and
 takes up to 10 ms per call. gpu.py falls back to them for all other operations and for unusual
 strides. The tests compare both.
 """
@@ -101,10 +101,7 @@ def pointwise(name: str, args: Sequence, kwargs: dict) -> TensorSpec | None:
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the shape that these broadcast to, or None if they do not.
-
-    torch.broadcast_shapes would import torch's compiler.
-    """
+    """Return what these broadcast to, or None; torch.broadcast_shapes imports torch's compiler."""
     dims, result = max(map(len, shapes)), []
     for sizes in zip(*((*[1] * (dims - len(shape)), *shape) for shape in shapes), strict=True):
         size = next((size for size in sizes if size != 1), 1)

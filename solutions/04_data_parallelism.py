@@ -1907,6 +1907,7 @@ for _ in range(60):  # until the job is back in the queue
     if jobs.show().state == "PENDING":
         break
     time.sleep(0.5)
+time.sleep(1)  # a node refuses to start a job in the second in which it killed it
 !squeue -o "%i %j %t %r"
 
 # %% [markdown]

@@ -203,6 +203,7 @@ def test_the_time_limit_saves_and_so_does_sigterm_and_the_job_resumes_itself(cou
     assert "[exiting program after receiving SIGTERM.]" in first
     assert saved == len(losses(first)) > 0
     # Slurm lets a requeued job wait for two minutes, and may signal a short one at its start.
+    time.sleep(1)  # a node refuses to start a job in the second in which it killed it
     assert course.run(f"scontrol update JobId={number} TimeLimit=10 StartTime=now").returncode == 0
     assert course.until(lambda: f"iteration {saved + 2:8d}/" in log.read_text(), 60)
     assert course.run(f"scancel --signal=TERM {number}").returncode == 0

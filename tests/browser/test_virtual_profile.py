@@ -12,7 +12,7 @@ import pytest
 from tests.browser.driver import choose, profiler, until
 from tests.browser.fixtures import new_context
 from tests.browser.test_tensorboard import drawn
-from tests.virtualgpu.export.traced import traced  # noqa: F401  fixture
+from tests.virtualgpu.export.traced import run
 
 LAB = Path(sys.executable).with_name("lab")
 VIEWS = {  # what is drawn in each of them, at least
@@ -29,8 +29,10 @@ VIEWS = {  # what is drawn in each of them, at least
 
 
 @pytest.fixture(scope="module")
-def tensorboard(chromium, traced):  # noqa: F811
+def tensorboard(chromium, dataset, tmp_path_factory):
     """Its address behind a prefix, started as from a terminal."""
+    # All layers are drawn alike, and fewer of them are read and drawn sooner.
+    traced = run(dataset, tmp_path_factory.mktemp("traced"), "--num-layers 4")
     process = subprocess.Popen(
         [LAB, "tensorboard", "--logdir", traced, "--path-prefix", "/user/x/tensorboard"],
         text=True, stdout=subprocess.PIPE, env=os.environ)

@@ -19,7 +19,7 @@ from virtualgpu.export.kernel_names import gemm_name
 from virtualgpu.export.profiler import StepProfiler
 from virtualgpu.export.trace import CommunicationNote, RangeNote, RankPlacement, TraceRecorder
 
-from .traced import GPT2, PROFILE, traced  # noqa: F401  fixture
+from .traced import GPT2, PROFILE, run
 
 # The profiler's own parser, under today's pandas.
 pytestmark = [pytest.mark.slow,
@@ -37,7 +37,12 @@ def parsed(text, worker="w"):
 
 
 @pytest.fixture(scope="module")
-def texts(traced):  # noqa: F811
+def traced(dataset, tmp_path_factory):
+    return run(dataset, tmp_path_factory.mktemp("traced"))
+
+
+@pytest.fixture(scope="module")
+def texts(traced):
     return [next((traced / "run_gpt2").glob(f"run_gpt2_gpu{rank}.*.pt.trace.json")).read_text()
             for rank in range(4)]
 
@@ -48,7 +53,7 @@ def shown(texts):
 
 
 @pytest.fixture(scope="module")
-def steps(traced):  # noqa: F811
+def steps(traced):
     """Milliseconds of each iteration, as the log has them."""
     return [float(found) for found in re.findall(
         r"elapsed time per iteration \(ms\): ([\d.]+)", (traced / "node1.txt").read_text())]
@@ -85,7 +90,7 @@ def test_the_recommendations_are_mixed_precision_and_less_communication(shown):
     assert "Automatic Mixed Precision" in precision
 
 
-def test_memory_climbs_in_each_forward_pass_and_falls_in_each_backward(shown, traced):  # noqa: F811
+def test_memory_climbs_in_each_forward_pass_and_falls_in_each_backward(shown, traced):
     _, profile = shown
     rows = profile.get_memory_curve(memory_metric="M")["rows"]["GPU0"]
     step = profile.overview["performance"][0]["value"] / 1000

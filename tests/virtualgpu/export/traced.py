@@ -1,11 +1,9 @@
-"""GPT-2 small on two nodes of two V100s each, profiled: one run for all who look at its traces."""
+"""GPT-2 small on two nodes of two V100s each, profiled."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-
-import pytest
 
 from labcore.workspace import CODE
 from pretrain_gpt import main
@@ -16,20 +14,18 @@ GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention
         "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
         "--micro-batch-size 2 --lr 1e-4 --log-interval 1 --eval-iters 0 --split 900,50,50 ")
 PROFILE = "--profile-execution yes --profile-name gpt2 "
-MADE: list[Path] = []  # pytest takes a fixture that two modules import for two
 
 
-@pytest.fixture(scope="session")
-def traced(dataset: Dataset, tmp_path_factory) -> Path:
-    """The folder with what the four ranks wrote (run_gpt2), and each node's log."""
-    if not MADE:
-        MADE.append(run(dataset, tmp_path_factory.mktemp("traced")))
-    return MADE[0]
+def run(dataset: Dataset, folder: Path, more: str = "") -> Path:
+    """Return the folder with what the four ranks wrote (run_gpt2), and each node's log.
 
-
-def run(dataset: Dataset, folder: Path) -> Path:
+    Args:
+        dataset: the text.
+        folder: receives them.
+        more: flags that come last.
+    """
     flags = (GPT2 + PROFILE + dataset.flags + "--train-iters 5 --virtual-network ethernet:25gbit "
-             f"--tensorboard-dir {folder}").split()
+             f"--tensorboard-dir {folder} {more}").split()
     done = run_program(on_its_node, [str(CODE / "pretrain_gpt.py"), *flags], ranks=4, cwd=folder,
                        timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,10 +1,11 @@
 """FP8 training with Transformer Engine's names, in readable code that needs no GPU.
 
-On a CPU, tensors are rounded to real float8 values and multiplied with float32 accumulation, so
-loss curves show the effect of a recipe's rounding, but nothing is faster. recipes.py chooses each
-tensor's format and scale, quantize.py rounds, functional.py has the three GEMMs of a linear layer,
-state.py holds the autocast context, amax histories, and cached weights, and module.py and
-transformer.py have the layers. If `transformer_engine` and a GPU are available, the names below are
+On a CPU, tensors are rounded to real float8 values and multiplied exactly, so loss curves show the
+effect of a recipe's rounding, but nothing is faster. recipes.py chooses each tensor's format and
+scale, quantize.py rounds, cpu_gemm.py multiplies (importing the package replaces PyTorch's CPU
+kernel of `torch._scaled_mm`), functional.py has the three GEMMs of a linear layer, state.py holds
+the autocast context, amax histories, and cached weights, and module.py and transformer.py have the
+layers. If `transformer_engine` and a GPU are available, the names below are
 Transformer Engine's own.
 
 The package may import torch and nothing else. Begin with quantize.py, then functional.py.
@@ -14,6 +15,8 @@ import importlib
 import importlib.util
 
 import torch
+
+from minite import cpu_gemm  # noqa: F401  replaces a kernel
 
 __all__ = [
     "DotProductAttention", "LayerNorm", "LayerNormLinear", "LayerNormMLP", "Linear",

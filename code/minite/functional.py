@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minite import quantize
+from minite import cpu_gemm, quantize
 from minite.quantize import BLOCK, Quantized
 from minite.recipes import Float8BlockScaling, Float8CurrentScaling, MXFP8BlockScaling, Recipe
 
@@ -72,16 +72,15 @@ class Quantizers(NamedTuple):
 
 
 def gemm(a: Quantized, b: Quantized, dtype: torch.dtype) -> Tensor:
-    """Return a @ b^T [m, n] of a [m, k] and b [n, k], accumulated in float32.
+    """Return a @ b^T [m, n] of a [m, k] and b [n, k].
 
-    With one scale per tensor this is `torch._scaled_mm`, whose products are exact on a CPU; it has
-    never been run on CUDA here. Blocks are dequantized first, so products are exact if scales are
-    powers of two, and otherwise rounded to float32.
+    With one scale per tensor this is `torch._scaled_mm`, whose sums are exact on a CPU (cpu_gemm);
+    it has never been run on CUDA here. Blocks are dequantized first, so products are exact if
+    scales are powers of two, and otherwise rounded to float32.
     """
     if a.block is None and b.block is None:
         return torch._scaled_mm(a.data, b.data.t(), a.scale_inv, b.scale_inv, out_dtype=dtype)
-    with torch.autocast(a.data.device.type, enabled=False):  # which would multiply in 16 bits
-        return (a.dequantize() @ b.dequantize().t()).to(dtype)
+    return cpu_gemm.matmul(a.dequantize(), b.dequantize().t()).to(dtype)
 
 
 class _Linear(torch.autograd.Function):

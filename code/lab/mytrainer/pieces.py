@@ -78,6 +78,8 @@ def load(name: str) -> ModuleType | None:
     if not piece.path.exists():
         _explain_near_file(piece)
         return None
+    import minite  # noqa: F401  replaces torch._scaled_mm, which is slow on CPUs with AMX
+
     home = str(workspace.home())
     if home not in sys.path:  # so that one piece can import another: from mytrainer import ...
         sys.path.insert(0, home)

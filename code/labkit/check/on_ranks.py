@@ -87,6 +87,7 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
     task, given, words = function, tuple(arguments), dict(keywords)
     if masks:
         task, given, words = watched, (masks, function, given, words), {}
+    warmranks.load("minite")  # its _scaled_mm: PyTorch's takes seconds per GEMM on CPUs with AMX
     try:
         records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds)
     except warmranks.RanksDeadlock as error:

@@ -2,7 +2,7 @@
 PYTHON ?= python3
 RUN = $(PYTHON) tools/bootstrap.py
 
-.PHONY: lab build docs grade formgrader test test-fast image test-image oracle stress bench gpu pictures lock clean
+.PHONY: lab build docs grade formgrader test test-steps test-fast image test-image oracle stress bench gpu pictures lock clean
 
 lab:  ## set up everything, start the cluster and JupyterLab
 	@$(RUN) lab start
@@ -22,7 +22,10 @@ formgrader:  ## for instructors: JupyterLab with nbgrader's formgrader
 	@$(RUN) lab install-sandbox
 	@$(RUN) lab formgrader
 
-test:  ## everything but the long soaks
+test:  ## everything but the long soaks; its last line is what it cost in CPU-seconds
+	@$(PYTHON) tools/cost.py $(MAKE) --no-print-directory test-steps
+
+test-steps:
 	@$(RUN) lab install-slurm --accounting
 	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .

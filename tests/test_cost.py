@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cost
 import pytest
+
+import cost
 
 PROGRAM = Path(cost.__file__)
 BURN = "import time\nwhile time.process_time() < 0.3: pass"

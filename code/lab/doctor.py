@@ -88,7 +88,6 @@ def gemms() -> dict[str, Callable[[], object]]:
     """Return a matrix multiplication for each dtype, under its name."""
     import torch
 
-    import minite  # noqa: F401  FP8 as the course multiplies it
 
     torch.manual_seed(0)
     x, one = torch.randn(SIZE, SIZE), torch.ones(())

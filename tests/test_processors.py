@@ -1,0 +1,58 @@
+"""Numerics hold whatever vector instructions the processor has.
+
+PyTorch, oneDNN, and MKL choose kernels by the processor, and other kernels sum in another order. So
+a part of the tests runs again with narrower instructions than this machine's, which is the nearest
+that one machine comes to the others: no bound and no comparison may hold for one vendor only.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+FILES = ("tests/minite/test_cpu_gemm.py", "tests/minite/test_functional.py",
+         "tests/minite/test_quantize.py", "tests/minimegatron/test_precision.py",
+         "tests/minimegatron/test_tensor_parallel.py", "tests/minimegatron/test_recompute.py",
+         "tests/minimegatron/test_dropout.py", "tests/minimegatron/test_model.py",
+         "tests/minimegatron/test_fp8.py")
+LAYOUTS = ("tests/minimegatron/test_precision_layouts.py",)
+SETS = {  # what PyTorch's own kernels use, and the most that oneDNN's may
+    "no vectors": {"ATEN_CPU_CAPABILITY": "default"},
+    "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+    "AVX-512 without AMX, BF16, and FP16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}}
+PROGRAM = """import sys, pytest, torch
+print("kernels for", torch.backends.cpu.get_cpu_capability())
+sys.exit(pytest.main(sys.argv[1:]))"""
+
+
+def environment(name: str) -> dict[str, str]:
+    """Return the environment of a program under a set of instructions, outside of any worker."""
+    outside = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return outside | SETS[name]
+
+
+def run_again(name: str, *words: str) -> None:
+    """Run tests under a set of instructions; fail with what they print."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "-q", "-p", "no:cacheprovider", *words], cwd=ROOT,
+        env=environment(name), capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
+    assert " passed" in done.stdout and " skipped" not in done.stdout, done.stdout[-500:]
+    wanted = SETS[name].get("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability())
+    assert done.stdout.startswith(f"kernels for {wanted.upper()}\n")  # so the setting took effect
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_numerics_hold_under_other_instructions(name):
+    run_again(name, *FILES, "-m", "not slow and not stress")
+
+
+@pytest.mark.slow
+def test_layouts_in_16_bits_hold_without_vectors():
+    run_again("no vectors", *LAYOUTS, "-m", "not stress")

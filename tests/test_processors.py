@@ -22,6 +22,8 @@ FILES = ("tests/minite/test_cpu_gemm.py", "tests/minite/test_functional.py",
          "tests/minimegatron/test_dropout.py", "tests/minimegatron/test_model.py",
          "tests/minimegatron/test_fp8.py")
 LAYOUTS = ("tests/minimegatron/test_precision_layouts.py",)
+ALL = ("tests/minimegatron", "tests/minite", "tests/virtualgpu", "tests/lab/notebook",
+       "tests/examples")
 SETS = {  # what PyTorch's own kernels use, and the most that oneDNN's may
     "no vectors": {"ATEN_CPU_CAPABILITY": "default"},
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -56,3 +58,11 @@ def test_numerics_hold_under_other_instructions(name):
 @pytest.mark.slow
 def test_layouts_in_16_bits_hold_without_vectors():
     run_again("no vectors", *LAYOUTS, "-m", "not stress")
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", SETS)
+def test_everything_that_computes_holds_under_other_instructions(name):
+    run_again(name, *ALL, "-m", "not stress and not image and not oracle and not alone "
+                                "and not cluster and not browser")

@@ -47,5 +47,5 @@ def test_one_that_is_there_will_do(bare, monkeypatch, program):
 def test_every_way_to_grade_does_the_set_up():
     targets = dict(line.split(":", 1) for line in (CHECKOUT / "Makefile").read_text().split("\n\n")
                    if ":" in line)
-    for target in ("grade", "formgrader", "test", "stress"):
+    for target in ("grade", "formgrader", "test-steps", "stress"):
         assert "lab install-sandbox" in targets[target]

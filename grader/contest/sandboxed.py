@@ -24,7 +24,7 @@ from grader.sandbox.interface import Backend
 from grader.sandbox.masks import SandboxMasks
 from grader.sandbox.mounts import HOME
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
-from labkit.build.lab import Role
+from labkit.cells import Role
 from labkit.check import wire
 from labkit.check.sides import Raised
 from labkit.contest.declaration import Case, Contest, Disqualified, Given

@@ -6,9 +6,9 @@ from __future__ import annotations
 import ast
 import warnings
 
-from labkit.build.names import analyse
-from labkit.build.reading import python_of
+from labkit.cells import python_of
 from labkit.guest.magics import transform_work
+from labkit.names import analyse
 
 LONGEST = 100_000  # characters that are looked into; more is no answer that a person wrote
 MOST_WORK = 400_000  # characters to tokenize, for all copies of one answer together

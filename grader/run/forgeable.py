@@ -11,10 +11,9 @@ import re
 
 from grader.course import Course
 from grader.run.lab_plan import GradingPlan, PlannedCell, read
-from labkit.build.lab import Role
-from labkit.build.names import analyse
-from labkit.build.reading import python_of
 from labkit.build.visible import hidden_lines
+from labkit.cells import Role, python_of
+from labkit.names import analyse
 
 COMPARES = re.compile(r"(?:^|\.)(?:testing\..+|assert_\w+|allclose|array_equal)$")
 RUNS_TEXT = frozenset(("eval", "exec", "compile", "__import__"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,12 +27,10 @@ from grader.sandbox.masks import SandboxMasks
 from labcore.errors import LabError
 from labkit.build import parts
 from labkit.build.given import error_in
-from labkit.build.lab import Role
 from labkit.build.masks import masked
-from labkit.build.names import Names, analyse
-from labkit.build.reading import python_of
+from labkit.cells import TAGGED, Role, python_of, role_of
+from labkit.names import Names, analyse, changed
 
-TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
 WORKSPACE = "workspace"  # below the sandbox's home
 MOST_FILES = 100_000_000  # bytes
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -41,9 +39,6 @@ PURE = frozenset(("abs", "bool", "dict", "enumerate", "float", "int", "len", "li
                   "range", "round", "set", "sorted", "str", "sum", "tuple", "zip"))
 PURE_MODULES = ("math", "np", "numpy")
 FILES = re.compile("load|save|from(file|regex)|genfromtxt|memmap|DataSource|seterr")  # NumPy's
-CHANGING = frozenset(("add", "append", "clear", "difference_update", "discard", "extend", "fill",
-                      "insert", "intersection_update", "pop", "popitem", "remove", "reverse",
-                      "setdefault", "sort", "symmetric_difference_update", "update"))
 
 
 @dataclass(frozen=True)
@@ -184,7 +179,7 @@ def planned(index: int, cell: NotebookNode) -> PlannedCell:
 
     Raises LabError when code for the trusted side cannot run there.
     """
-    role, name = role_of(cell), title(cell)
+    role, name = role_of(cell.metadata), title(cell)
     grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
     points = float(cell.metadata.nbgrader["points"]) if role is Role.CHECK else 0.0
     tagged = bool(TAGGED.keys() & set(cell.metadata.get("tags", [])))
@@ -214,16 +209,6 @@ def _parts(check: PlannedCell) -> tuple[PlannedPart, ...]:
     return tuple(PlannedPart(part.points, part.title, replace(
         check, name=f"{check.name}, part {part.title!r}", points=part.points, trusted=part.tree,
         names=analyse(part.tree))) for part in split)
-
-
-def role_of(cell: NotebookNode) -> Role:
-    """Return a cell's role. An answer with points is still an answer: a person grades it."""
-    if utils.is_solution(cell):
-        return Role.ANSWER
-    if utils.is_grade(cell):
-        return Role.CHECK
-    tags = [TAGGED[tag] for tag in cell.metadata.get("tags", []) if tag in TAGGED]
-    return tags[0] if tags else Role.SETUP
 
 
 def title(cell: NotebookNode) -> str:
@@ -276,24 +261,11 @@ def bound_by_answers(source: NotebookNode) -> frozenset[str]:
     """
     names: set[str] = set()
     for cell in source.cells:
-        if cell.cell_type == "code" and role_of(cell) in (Role.ANSWER, Role.DRIVER):
+        if cell.cell_type == "code" and role_of(cell.metadata) in (Role.ANSWER, Role.DRIVER):
             try:
                 tree = ast.parse(python_of(cell.source))
             except (SyntaxError, ValueError):  # a script
                 continue
             bindings = analyse(tree)
-            names |= {*bindings.binds, *_changed(tree, bindings)}
+            names |= {*bindings.binds, *(name for name, _ in changed(tree, bindings))}
     return frozenset(names)
-
-
-def _changed(tree: ast.Module, names: Names) -> Iterator[str]:
-    """Yield the global names whose values are changed without a binding: x[0] = 1, x.append(1)."""
-    read = {id(use.node) for use in names.uses}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript | ast.Attribute) and (
-                not isinstance(node.ctx, ast.Load)
-                or (isinstance(node, ast.Attribute) and node.attr in CHANGING)):
-            while isinstance(node, ast.Subscript | ast.Attribute):
-                node = node.value
-            if id(node) in read:
-                yield node.id

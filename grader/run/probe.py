@@ -26,11 +26,11 @@ from grader.run.lab_plan import PlannedCell
 from grader.run.proxies import Function, Proxy, name_of
 from grader.run.remote import Remote, SandboxLost
 from grader.run.timing import Budget, TimeLimitReached, limited
-from labkit.build.names import analyse
 from labkit.build.visible import hidden_lines
 from labkit.check import wire
 from labkit.check.checks import HIDDEN_FAILED
 from labkit.check.sides import Raised, checking_on
+from labkit.names import analyse
 
 MOST_PRINTED = 200_000  # characters that one check may print
 GRACE = 0.5  # seconds that the channel's own deadline comes before the alarm

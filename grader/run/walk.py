@@ -19,7 +19,7 @@ from grader.run.settings import Grading
 from grader.sandbox.interface import Backend
 from grader.sandbox.watchdog import SHORT_OF_MEMORY
 from labcore.colors import bad, good
-from labkit.build.lab import Role
+from labkit.cells import Role
 from labkit.check.checks import Failed as Incorrect
 from labkit.check.partial import PartResult, earned, report
 

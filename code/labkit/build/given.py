@@ -26,9 +26,9 @@ from labcore import workspace
 from labcore.errors import LabError
 from labkit.build.calls import CheckCall, check_calls
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import analyse
 from labkit.build.problems import Problems
 from labkit.build.stubs import REGION, answered
+from labkit.names import analyse
 
 HEADING = re.compile(r"^#+ .*", re.M)
 WIDTH = 80  # characters of a line of flags

@@ -5,30 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from labkit.build.calls import script_paths
-from labkit.build.names import Names, imported
+from labkit.cells import Role
+from labkit.names import Names, imported
 
 NOTHING = Names({}, (), {})
-
-
-class Role(Enum):
-    """The role of a cell; docs/writing-labs.md has the table."""
-
-    TEXT = "text"
-    SETUP = "setup"
-    EXPLORE = "explore"
-    ANSWER = "answer"
-    CHECK_SETUP = "check-setup"
-    DRIVER = "driver"
-    CHECK = "check"
-    MUTANT = "mutant"
-    WRITTEN = "written answer"
-    RUBRIC = "rubric"
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from labkit.build.calls import CHECK
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import imported
 from labkit.build.problems import Problems, nearest
 from labkit.masks import MaskTarget, UnknownName, mask_targets, modules_in, needed_by
+from labkit.names import imported
 
 # These modules run beside the student's code in every sandbox.
 GUEST = ("labkit.guest.serving", "labkit.guest.place", "labkit.check.record",

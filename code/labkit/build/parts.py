@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import analyse
 from labkit.build.problems import Problems
 from labkit.build.visible import without_hidden
+from labkit.names import analyse
 
 FORM = 'with check.part(1, "what it asks for"):'
 

@@ -10,19 +10,16 @@ from typing import Any
 
 from labcore.errors import LabError
 from labkit.build.edits import edited, is_edit
-from labkit.build.lab import Cell, Lab, Role
+from labkit.build.lab import Cell, Lab
 from labkit.build.marks import SHORT, spelled_out
-from labkit.build.names import analyse
 from labkit.build.problems import Problems, nearest
+from labkit.cells import TAGGED, WRITEFILE, Role, python_of
+from labkit.names import analyse
 
 FORMAT = "py:percent"
-TAGS = {role.value: role for role in
-        (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER, Role.MUTANT)}
+TAGS = {**TAGGED, Role.MUTANT.value: Role.MUTANT}
 MARKER = re.compile(r"^\s*#\s*%%(%*\s|\s*$)")
 NUMBER = re.compile(r"\d{2}_[a-z0-9_]+")
-WRITEFILE = re.compile(r"%%writefile[ \t]+(?P<rest>.*)")
-# Cell magics whose cell is still Python.
-PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
 
 
 def read(path: Path | str) -> Lab:
@@ -232,16 +229,6 @@ def _parsed(cell: Cell, problems: Problems) -> ast.Module | None:
     except ValueError as error:  # null bytes
         problems.add(cell, 1, f"not Python: {error}")
     return None
-
-
-def python_of(source: str) -> str:
-    """Return an explore cell as Python with the same lines, IPython's magics turned into calls."""
-    from IPython.core.inputtransformer2 import TransformerManager
-
-    first, _, rest = source.partition("\n")
-    if first.split(" ")[0] in PYTHON_MAGICS:
-        source = f"\n{rest}"
-    return TransformerManager().transform_cell(source)
 
 
 def _has_magics(source: str) -> bool:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from labkit.build.calls import CHECK, MODULE, SCRIPTS, TESTED, check_calls, functions
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import NameUse
 from labkit.build.problems import Problems, nearest
+from labkit.names import NameUse
 
 BUILTINS = frozenset(dir(builtins))
 # Builtins that reach beyond a check's arguments: files, other code, the namespace around it.

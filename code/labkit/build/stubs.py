@@ -45,7 +45,7 @@ def without_markers(source: str) -> str:
 def _python(indent: str, solution: str) -> str:
     if indent:
         return PYTHON.format(what="replace this line by your code")
-    from labkit.build.names import analyse
+    from labkit.names import analyse
 
     try:
         names = analyse(ast.parse(dedent(solution))).binds

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from labkit.build.calls import check_calls, resolved
 from labkit.build.lab import Cell, Lab, Role
-from labkit.build.names import COMPREHENSIONS
 from labkit.build.problems import Problems
+from labkit.names import COMPREHENSIONS
 
 BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
 EXPECTED = ("expected", "bubble", "live")  # parameters that hold expected values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,3 +85,7 @@ class KernelSide:
 
 
 use_by_default(KernelSide())
+if "IPython" in sys.modules:  # a notebook's kernel
+    from labkit.check.history import watch
+
+    watch()

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 OWN_SCOPE = (*FUNCTIONS, ast.ClassDef, ast.Lambda)
+CHANGING = frozenset(("add", "append", "clear", "difference_update", "discard", "extend", "fill",
+                      "insert", "intersection_update", "pop", "popitem", "remove", "reverse",
+                      "setdefault", "sort", "symmetric_difference_update", "update"))
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,30 @@ class _Walker:
             else:
                 module = "." * node.level + (node.module or "")
                 self.imports[alias.asname or alias.name] = f"{module}.{alias.name}"
+
+
+def changed(tree: ast.Module, names: Names) -> Iterator[tuple[str, str]]:
+    """Yield each global name whose value is changed without a binding, and the code that changes
+    it: x[0] = 1, x.append(1), setattr(x, "y", 1).
+
+    Args:
+        tree: a whole cell.
+        names: its names.
+    """
+    read = {id(use.node) for use in names.uses}
+    for node in ast.walk(tree):
+        target = node
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args \
+                and node.func.id in ("setattr", "delattr"):
+            target = node.args[0]
+        elif not (isinstance(node, ast.Subscript | ast.Attribute) and (
+                not isinstance(node.ctx, ast.Load)
+                or (isinstance(node, ast.Attribute) and node.attr in CHANGING))):
+            continue
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            target = target.value
+        if id(target) in read or getattr(target, "id", "") in names.imports:
+            yield target.id, ast.unparse(node)
 
 
 def imported(tree: ast.Module | None) -> Iterator[str]:

@@ -5,7 +5,7 @@ import builtins
 
 import pytest
 
-from labkit.build.names import analyse
+from labkit.names import analyse
 
 
 def names(source):

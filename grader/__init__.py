@@ -11,6 +11,7 @@ decide/      `lab extend`, `lab score`, `lab aside`: an instructor's decisions a
 export/      scores and pages in the formats of Canvas and Moodle
 similarity/  which submissions look alike
 stats/       how hard the exercises of a lab were, and which hints fired
+validate/    `lab validate`: a student's own run of what grading will run
 written/     written answers: rubrics in formgrader, and a second grader
 
 batch/       many submissions: worker processes grade them, one process enters the results

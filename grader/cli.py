@@ -1,8 +1,9 @@
-"""`lab grade`, `lab regrade`, `lab release`, `lab feedback` and `lab formgrader`."""
+"""`lab grade`, `lab regrade`, `lab release`, `lab feedback`, and `lab formgrader`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import signal
 import sys
 import time
@@ -40,7 +41,13 @@ The course folder is $LAB_COURSE, else course/ in the checkout; docs/instructors
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    """Add the grader's commands, those of its packages included."""
+    """Add the grader's commands, those of its packages included. Students' images have no nbgrader,
+    and only `lab validate`."""
+    from grader.validate import cli as validating
+
+    validating.add_parser(subparsers)
+    if importlib.util.find_spec("nbgrader") is None:
+        return
     _add_grading(subparsers)
     _add_release_and_feedback(subparsers)
     _add_formgrader(subparsers)

@@ -84,12 +84,16 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
     path = folder / "labconfig" / "page_config.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     off = {"@jupyterlab/apputils-extension:announcements": True}
+    # nbgrader's Validate button runs the notebook as it is, own cells and all, and reports success
+    # while its jobs still run. `lab validate` runs what is graded.
+    off["@jupyter/nbgrader:validate-assignment"] = True
     off |= {f"@jupyter/nbgrader:{name}": not instructor for name in INSTRUCTORS}
     # JupyterLab would start Node.js, if there is one, to check whether it should be rebuilt.
     path.write_text(json.dumps({"disabledExtensions": off, "buildAvailable": False,
                                 "buildCheck": False}))
     servers = {f"nbgrader.server_extensions.{name}": instructor
                for name in ("formgrader", "course_list")}
+    servers["nbgrader.server_extensions.validate_assignment"] = False
     # Where it looks for language servers that need Node.js; by default, it asks npm, too.
     roots = [str(Path(sys.prefix, "lib")), sys.prefix]
     (folder / "jupyter_server_config.json").write_text(json.dumps({

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
-from nbgrader import utils
 
 from grader.course import Course
 from grader.sandbox.masks import SandboxMasks
@@ -28,7 +27,7 @@ from labcore.errors import LabError
 from labkit.build import parts
 from labkit.build.given import error_in
 from labkit.build.masks import masked
-from labkit.cells import TAGGED, Role, python_of, role_of
+from labkit.cells import TAGGED, Code, Role, python_of, role_of
 from labkit.names import Names, analyse, changed
 
 WORKSPACE = "workspace"  # below the sandbox's home
@@ -106,22 +105,45 @@ def read(course: Course, lab: str) -> GradingPlan:
     """
     source = _notebook(course, "source", lab)
     skeleton = with_hidden_tests(_notebook(course, "release", lab), source)
+    return _plan(lab, course.digest_of_lab(lab), skeleton, bound_by_answers(source),
+                 student_files(course.notebook("release", lab).parent))
+
+
+def read_release(path: Path) -> GradingPlan:
+    """Return the plan of a lab without its hidden tests: all that students have of it. Raises
+    LabError.
+
+    Args:
+        path: the notebook that students get.
+    """
+    release = read_notebook(path)
+    stubs = (Code(cell.source).stub_names for cell in release.cells
+             if cell.cell_type == "code" and role_of(cell.metadata) is Role.ANSWER)
+    return _plan(path.stem, "", release, frozenset().union(*stubs), {})
+
+
+def _plan(lab: str, digest: str, skeleton: NotebookNode, answers: frozenset[str],
+          files: Mapping[str, bytes]) -> GradingPlan:
     cells = tuple(planned(index, cell) for index, cell in enumerate(skeleton.cells)
                   if cell.cell_type == "code")
     names = [name for cell in cells if cell.role is Role.CHECK_SETUP and cell.trusted
              for name in masked(cell.trusted)]
     masks = SandboxMasks(names)
     masks.shown  # noqa: B018  a name that is nowhere stops the lab here, not its first submission
-    return GradingPlan(lab, course.digest_of_lab(lab), skeleton, cells, bound_by_answers(source),
-                       student_files(course.notebook("release", lab).parent), masks)
+    return GradingPlan(lab, digest, skeleton, cells, answers, files, masks)
 
 
 def _notebook(course: Course, step: str, lab: str) -> NotebookNode:
     path = course.notebook(step, lab)
+    if not path.exists():
+        raise LabError(f"{path} does not exist: `lab release {lab}` creates it")
+    return read_notebook(path)
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """Return a notebook of the course. Raises LabError."""
     try:
         return nbformat.read(path, as_version=4)
-    except FileNotFoundError as error:
-        raise LabError(f"{path} does not exist: `lab release {lab}` creates it") from error
     except Exception as error:  # nbformat raises many kinds
         raise LabError(f"{path} is not a notebook: {error}") from error
 
@@ -153,6 +175,8 @@ def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNo
 
     Raises LabError when the two do not match.
     """
+    from nbgrader import utils  # students do not have it, and need the rest of this module
+
     originals = {cell.metadata.nbgrader["grade_id"]: cell for cell in source.cells
                  if cell.metadata.get("nbgrader", {}).get("grade_id")}
     result = deepcopy(release)

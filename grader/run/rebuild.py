@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
-from nbgrader import utils
 
 from grader.cleaning import line
 from grader.course.reasons import Unusable
@@ -102,12 +101,13 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         given.setdefault(name, []).append((kind, source))
     result, notes, answered = deepcopy(release), [], 0
     for cell in result.cells:
-        name = cell.metadata.get("nbgrader", {}).get("grade_id")
+        marks = cell.metadata.get("nbgrader", {})
+        name, is_answer = marks.get("grade_id"), bool(marks.get("solution"))
         copies = given.get(name, [])
         if len(copies) > 1:
             notes.append(f"{name} occurs {len(copies)} times" + (
-                ": graded as if run from top to bottom" if utils.is_solution(cell) else ""))
-        if not utils.is_solution(cell):
+                ": graded as if run from top to bottom" if is_answer else ""))
+        if not is_answer:
             continue
         right = [source for kind, source in copies if kind == cell.cell_type]
         _require_few(name, right)

@@ -13,10 +13,13 @@ from image import Engine
 
 COURSE = "opt/course/"
 # What a student may find in the course's folder; `ready`: token files, wanted.py: of the build.
-ALLOWED = {"LICENSE", "LICENSE-text", ".venv", "code", "images", "notebooks", "pyproject.toml",
-           "ready", "requirements.lock", "README.md", "wanted.py"}
+ALLOWED = {"LICENSE", "LICENSE-text", ".venv", "code", "grader", "images", "notebooks",
+           "pyproject.toml", "ready", "requirements.lock", "README.md", "wanted.py"}
 FOREIGN = (
-    (re.compile(r"(^|/)(solutions|grader|nbgrader)(/|$)"), "answers or hidden tests"),
+    (re.compile(r"(^|/)(solutions|nbgrader)(/|$)"), "answers or hidden tests"),
+    # All but what `lab validate` needs.
+    (re.compile(r"(^|/)grader/(?!(__init__|cleaning|cli|commands)\.py$|__pycache__(/|$)"
+                r"|(course|run|sandbox|validate)(/|$))."), "answers or hidden tests"),
     (re.compile(r"(^|/)worked(/|$)"), "worked answers"),
     (re.compile(r"(^|/)gradebook[^/]*\.db$|\.sqlite3?$"), "a gradebook"),
     (re.compile(r"(^|/)munge\.key$|\.key$|(^|/)id_(rsa|ed25519)$"), "a secret key"),

@@ -1,5 +1,6 @@
 """JupyterLab's start."""
 
+import json
 import os
 import socket
 import urllib.error
@@ -36,3 +37,14 @@ def test_a_students_server_leaves_a_taken_port_starts_no_node_and_has_no_formgra
             assert not started.exists()
         finally:
             server.stop()
+
+
+@pytest.mark.parametrize("instructor", [False, True])
+def test_nobody_has_the_validate_button(tmp_path, instructor):
+    """It reports success while a notebook's jobs run, and runs cells that grading does not."""
+    folder = jupyter.offline_settings(tmp_path, instructor)
+    page = json.loads((folder / "labconfig" / "page_config.json").read_text())
+    server = json.loads((folder / "jupyter_server_config.json").read_text())
+    assert page["disabledExtensions"]["@jupyter/nbgrader:validate-assignment"] is True
+    extensions = server["ServerApp"]["jpserver_extensions"]
+    assert extensions["nbgrader.server_extensions.validate_assignment"] is False

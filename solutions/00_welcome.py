@@ -582,8 +582,8 @@ for job in never_start(queue):
 # The count job is among them: its script names the drained node. Ask for what a job needs, and let Slurm find a node
 # that has it.
 #
-# Cancel the other jobs, and resume the node, so that the count can start. `jobs.wait()` waits until the job that you
-# submitted last has ended.
+# Cancel the other jobs, and resume the node, so that the count can start. `jobs.wait()` waits until the job that this
+# notebook submitted last has ended.
 
 # %% tags=["explore"]
 %%bash

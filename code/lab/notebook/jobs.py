@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import getpass
+import hashlib
 import os
+import shlex
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lab.notebook import served
+from lab.notebook import served, submissions
 from labcore import workspace
+from labcore.atomic import write_atomic
 from labcore.colors import bad, good
 from labcore.errors import LabError
-from slurmbox.jobrecords import ACTIVE, is_owner
+from slurmbox.jobrecords import ACTIVE
 
 MAX_WAIT = 55  # seconds; no cell of the course runs longer than a minute
+SESSION = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
 LAST_LINES = 12  # of a failed job's log
 
 
@@ -44,8 +50,18 @@ class JobState:
         return self.state not in ACTIVE
 
 
+class NotOver(LabError):
+    """Raised when the waiting ends before the job does, so that no later cell shows results that
+    are incomplete. Notebooks show only its message."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"{bad('✗')} {self}"]
+
+
 def connect() -> None:
     """Put Slurm's commands on this notebook's PATH, and start the course's cluster if it is down.
+
+    From then on, the notebook remembers which cell submitted which job (lab.notebook.submissions).
 
     Raises:
         LabError: there is no Slurm.
@@ -59,46 +75,124 @@ def connect() -> None:
               "any others.")
     os.environ.update(cluster.environment(home))
     os.environ.setdefault("USER", getpass.getuser())  # scripts use it, and containers lack it
+    _remember_submissions(home)
+
+
+def _remember_submissions(home: Path) -> None:
+    """Put lab.notebook.submissions in front of sbatch, and tell it which cell runs."""
+    program = home / submissions.FOLDER / "sbatch"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    command = shlex.join([sys.executable, "-S", "-E", "-s", submissions.__file__])
+    write_atomic(program, f'#!/bin/sh\nexec {command} "$@"\n'.encode(), 0o755)
+    os.environ["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    if os.environ.get(submissions.KERNEL, "").partition("-")[0] == str(os.getpid()):
+        return  # connected again
+    os.environ[submissions.KERNEL] = f"{os.getpid()}-{time.time():.0f}"
+    os.environ[submissions.NOTEBOOK] = os.environ.get(SESSION, "")
+    from IPython.core.getipython import get_ipython
+
+    if (shell := get_ipython()) is not None:
+        shell.events.register("pre_run_cell", _name_cell)
+
+
+def _name_cell(info: Any) -> None:
+    """Tell programs that the next cell starts which cell that is."""
+    from IPython.core.getipython import get_ipython
+
+    digest = hashlib.sha256(info.raw_cell.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    os.environ[submissions.CELL] = info.cell_id or digest
+    os.environ[submissions.RUN] = str(get_ipython().execution_count)
 
 
 def show(job: int | str | None = None) -> JobState:
-    """Return the state of a job, or of this user's latest job if none is given.
+    """Return the state of a job, or of the one that this notebook submitted last.
 
     Raises:
-        LabError: Slurm has no such job.
+        LabError: Slurm has no such job, or the notebook has submitted none.
     """
     if job is None:
         return latest(1)[0]
-    states = [state for line in _scontrol("show", "job", str(job)) if (state := _parse(line, None))]
+    states = [state for line in _scontrol("show", "job", str(job)) if (state := _parse(line))]
+    mine = [one for one in submissions.read(workspace.home()) if str(one.job) == str(job)]
+    if mine and not states:  # Slurm forgets a job five minutes after its end
+        states = _recorded(mine[-1])
     if not states:
         raise LabError(f"Slurm has no job {job} (any more); sacct lists old jobs")
     return max(states, key=lambda state: state.job)
 
 
+def _recorded(submission: submissions.Submission) -> list[JobState]:
+    """Return the state in which a job ended that Slurm's controller has forgotten."""
+    log = Path(submission.log) if submission.log else None
+    if (ended := submissions.final_state(workspace.home(), submission)) is not None:
+        return [JobState(submission.job, ended["name"], ended["state"], "None", ended["seconds"],
+                         log)]
+    if found := submissions.accounted(submission):
+        return [JobState(submission.job, found["JobName"], found["State"].split()[0], "None",
+                         _seconds(found["Elapsed"]), log)]
+    return []
+
+
 def latest(count: int) -> list[JobState]:
-    """Return this user's `count` latest jobs in the order of their submission.
+    """Return the `count` jobs that this notebook submitted last, in the order of submission.
+
+    Jobs of other notebooks and of terminals do not count.
 
     Raises:
         LabError: there are fewer jobs.
     """
-    lines = _scontrol("show", "job")
-    states = [state for line in lines if (state := _parse(line, os.getuid()))]
-    if len(states) < count:
-        raise LabError(f"Slurm has only {len(states)} of your {count} latest jobs: submit them "
-                       "again" if states else "there is no job yet: submit one with sbatch")
-    return sorted(states, key=lambda state: state.job)[-count:]
+    kernel = os.environ.get(submissions.KERNEL)
+    if kernel is None:
+        raise LabError("this notebook is not connected to Slurm: run jobs.connect() first")
+    mine = list(dict.fromkeys(one.job for one in submissions.read(workspace.home())
+                              if one.kernel == kernel))
+    if len(mine) < count:
+        had = f"only {len(mine)} of the {count} jobs" if mine else "no job"
+        raise LabError(f"this notebook has submitted {had} since its kernel started: run the cell "
+                       "that calls sbatch. If its job has completed before, it is not submitted "
+                       "again. For a job from elsewhere, give its ID: jobs.wait(12)")
+    return [show(job) for job in mine[-count:]]
 
 
 def wait(job: int | str | None = None, seconds: float = MAX_WAIT) -> JobState:
     """Wait for a job and print its states; if it fails, print the last lines of its log.
 
     Args:
-        job: its ID; None for this user's latest job.
+        job: its ID; None for the one that this notebook submitted last.
         seconds: the longest time to wait.
 
     Raises:
-        LabError: Slurm has no such job.
+        NotOver: the job has not ended yet.
+        LabError: Slurm has no such job, or the notebook has submitted none.
     """
+    now = _wait(job, seconds)
+    if not now.is_over:
+        raise _not_over([now], seconds)
+    return now
+
+
+def wait_latest(count: int, seconds: float = MAX_WAIT) -> list[JobState]:
+    """Wait for the jobs that this notebook submitted last, as wait() does, and return them.
+
+    Args:
+        count: the number of jobs.
+        seconds: the longest time to wait for all of them together.
+    """
+    begin = time.monotonic()
+    states = [_wait(one.job, max(0.0, seconds - (time.monotonic() - begin)))
+              for one in latest(count)]
+    if running := [state for state in states if not state.is_over]:
+        raise _not_over(running, seconds)
+    return states
+
+
+def _not_over(states: list[JobState], seconds: float) -> NotOver:
+    jobs = " and ".join(f"job {state.job} ({state.name}) is {state.state}" for state in states)
+    return NotOver(f"After {seconds:g} s, {jobs}, so the cells below have no complete results yet. "
+                   "To continue waiting, run this cell again.")
+
+
+def _wait(job: int | str | None, seconds: float) -> JobState:
     begin, printed = time.monotonic(), ""
     while True:
         now = show(job)
@@ -108,24 +202,20 @@ def wait(job: int | str | None = None, seconds: float = MAX_WAIT) -> JobState:
             reason = f" ({now.reason})" if now.state == "PENDING" and now.reason != "None" else ""
             print(f"job {now.job} ({now.name}): {_colored(now)}{reason}")
         if now.is_over:
+            _record(now)
             return _print_end(now)
         if time.monotonic() - begin > seconds:
-            print("It has not ended yet: run this cell again to continue waiting.")
             _show_link(now.log)
             return now
         time.sleep(0.5)
 
 
-def wait_latest(count: int, seconds: float = MAX_WAIT) -> list[JobState]:
-    """Wait for this user's latest jobs, as wait() does, and return them.
-
-    Args:
-        count: the number of jobs.
-        seconds: the longest time to wait for all of them together.
-    """
-    begin = time.monotonic()
-    return [wait(one.job, max(0.0, seconds - (time.monotonic() - begin)))
-            for one in latest(count)]
+def _record(now: JobState) -> None:
+    """Remember how a job of a notebook ended."""
+    for one in reversed(submissions.read(workspace.home())):
+        if one.job == now.job and now.log == Path(one.log):
+            submissions.record_end(workspace.home(), one, now.state, now.name, now.seconds)
+            return
 
 
 def _colored(now: JobState) -> str:
@@ -172,9 +262,9 @@ def _scontrol(*words: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def _parse(line: str, uid: int | None) -> JobState | None:
+def _parse(line: str) -> JobState | None:
     fields = dict(word.split("=", 1) for word in line.split(" ") if "=" in word)
-    if "JobId" not in fields or (uid is not None and not is_owner(fields, uid)):
+    if "JobId" not in fields:
         return None
     log = fields.get("StdOut")
     return JobState(int(fields["JobId"]), fields.get("JobName", ""), fields.get("JobState", ""),

@@ -27,7 +27,8 @@ from grader.run.proxies import Function, Proxy, name_of
 from grader.run.remote import Remote, SandboxLost
 from grader.run.timing import Budget, TimeLimitReached, limited
 from labkit.build.visible import hidden_lines
-from labkit.check import wire
+from labkit.cells import Role
+from labkit.check import checks, wire
 from labkit.check.checks import HIDDEN_FAILED
 from labkit.check.sides import Raised, checking_on
 from labkit.names import analyse
@@ -146,7 +147,10 @@ class TrustedNamespace:
                     limited(budget.left() + GRACE) as late:
                 for name in needed:
                     self._bind(name)
+                checks.begin()
                 exec(_compiled(cell.trusted, cell), names)
+                if cell.role is Role.CHECK:
+                    checks.conclude()
         except (TimeLimitReached, SandboxLost):
             pass  # reported below, even if the check caught it
         except MemoryError:

@@ -24,6 +24,7 @@ from labkit.build import Cell, Lab, Role
 from labkit.build.notebooks import source_path
 from labkit.build.short import shortened
 from slurmbox.clients import full_environment
+from tests.labs.graded import COLORS
 from tests.labs.report import CPU_SECONDS, PROPERTY, line
 from tests.labs.spent import Spent, watching
 from tests.labs.test_labs import each_lab, lab_of
@@ -100,6 +101,9 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
                 made.source, before = source(cell), spent.seconds
                 longest = execute(client, made, index)
                 taken.append(Taken(cell, longest, spent.seconds - before))
+            if cell.role is Role.CHECK:
+                lines = COLORS.sub("", said(made)).splitlines()
+                assert lines and lines[-1].startswith("✓"), f"no verdict: {cell.grade_id}: {lines}"
     ran = [cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade")]
     assert len(ran) == len(lab.of(Role.CHECK))
     return taken

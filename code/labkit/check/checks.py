@@ -25,7 +25,46 @@ class Failed(AssertionError):
         return [f"{bad('✗')} {self}"]
 
 
+class _Tally:
+    """What the running check has tested since it began, or since it last printed a verdict."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.conditions, self.has_verdict = 0, False
+        self.subjects: dict[int, Any] = {}  # the functions that it called, and the files, by ID
+
+    def note(self, subject: Any) -> None:
+        """Note a student's function or the path of a script that is being checked."""
+        self.subjects.setdefault(id(subject), subject)
+
+
+tally = _Tally()
+
+
+def begin() -> None:
+    """Begin a check cell."""
+    tally.begin()
+
+
+def conclude(is_check: bool = True) -> None:
+    """Print the verdict on a check cell that raised nothing, unless its last line is one.
+
+    Args:
+        is_check: whether the cell is known to be a check, even if it used no function from here.
+    """
+    if tally.conditions or (is_check and not tally.has_verdict):
+        count = f"{tally.conditions} test{'' if tally.conditions == 1 else 's'}"
+        # (A name on the trusted side refuses isinstance.)
+        subjects = dict.fromkeys(subject if type(subject) is str else side().title(subject)
+                                 for subject in tally.subjects.values())
+        passed(f"{', '.join(subjects) or 'this check'}: "
+               + (f"passed {count}" if tally.conditions else "passed"))
+
+
 def passed(what: str) -> None:
+    tally.conditions, tally.has_verdict = 0, True
     print(f"{good('✓')} {what}")
 
 
@@ -38,6 +77,7 @@ def that(condition: bool, hint: str) -> None:
     """Assert `condition`, computed from values that `call` or `script` returned. Raises Failed."""
     if not condition:
         raise Failed(hint)
+    tally.conditions += 1
 
 
 def pass_mark(figure: float, hint: str, *, error: float | None, below: float | None = None,
@@ -95,6 +135,7 @@ def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
 
 def call(f: Any, *arguments: Any, **keywords: Any) -> Any:
     """Return a plain copy of what the student's `f` returns for the arguments. Raises Failed."""
+    tally.note(f)
     result = _outcome(f, arguments, keywords)
     if isinstance(result, Raised):
         raise Failed(f"{spelled(f, arguments, keywords)} raised {result}{_advice(result)}")

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from labkit.check.checks import NO_RETURN, Case, Failed, arguments_of, passed, shown, spelled
+from labkit.check.checks import (
+    NO_RETURN,
+    Case,
+    Failed,
+    arguments_of,
+    passed,
+    shown,
+    spelled,
+    tally,
+)
 from labkit.check.driving import drive, explained
 from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
@@ -56,6 +65,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
             _judge(driver, number, case, place, done, expected, hints or {}, rel)
             runs.append(done)
     counts = " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
+    tally.note(driver)
     passed(f"{side().title(driver)}: right on {counts} ranks in {len(cases)} "
            f"case{'s' if len(cases) > 1 else ''}")
     return runs

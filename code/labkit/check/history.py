@@ -15,6 +15,7 @@ from typing import Any
 from labcore import own_labs, workspace
 from labcore.colors import bad
 from labkit.cells import Code, Release, ReleasedCell, Role, read_release
+from labkit.check import checks
 from labkit.provenance import Provenance, RunCell
 
 NOTEBOOK = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
@@ -37,6 +38,7 @@ class CellHistory:
                 if not IPYTHONS.fullmatch(name)}
 
     def before_cell(self, info: Any) -> None:
+        checks.begin()
         self.before = self._values()
 
     def after_cell(self, result: Any) -> None:
@@ -52,16 +54,20 @@ class CellHistory:
         cell_id = info.cell_id or ""
         run = RunCell(Code(info.raw_cell), cell_id, saved_grade_ids().get(cell_id, ""), bound)
         self.runs.append(run)
-        for problem in self.problems(run):
+        found = self._check(run)
+        if result.success:
+            checks.conclude(is_check=found is not None)
+        for problem in self.problems(run, *found) if found else ():
             print(f"{bad('!')} {problem}")
 
-    def problems(self, run: RunCell) -> list[str]:
-        """Return the warnings for a cell that just ran; none if it is not a check."""
+    def _check(self, run: RunCell) -> tuple[Release, ReleasedCell] | None:
+        """Return the released check that a cell is, and the notebook that it is in."""
         found = [(release, cell) for release in releases() if (cell := _check_of(release, run))]
-        if not found:
-            return []
-        release, check = max(found, key=lambda pair: len(
+        return max(found, default=None, key=lambda pair: len(
             {cell.id for cell in self.runs} & pair[0].by_id.keys()))
+
+    def problems(self, run: RunCell, release: Release, check: ReleasedCell) -> list[str]:
+        """Return the warnings for a check that just ran."""
         problems = Provenance(release, self.runs, workspace.home()).problems(check)
         if run.code.source != check.code.source:
             problems.insert(0, "this check is not the original, and grading runs the original: "

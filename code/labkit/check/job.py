@@ -12,7 +12,7 @@ from labcore.colors import strong
 from labcore.errors import LabError
 from labkit.check import record, resources
 from labkit.check.allocation import Component
-from labkit.check.checks import Failed, passed
+from labkit.check.checks import Failed, passed, tally
 from labkit.check.given import differences, report
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
 from labkit.check.runs import TRAINER, TrainingRun, is_trainer, runs_of, together
@@ -123,6 +123,7 @@ def script(path: str, *, only: Sequence[str] = (),
             raise Failed("This would go wrong. " + " ".join(job.problems))
         if changes := differences(job, given, only):
             raise Failed(report(changes, path, only))
+    tally.note(path)
     passed(f"{path} starts {TRAINER} on {job.runs[0].size} ranks")
     print_notes(job)
     return job

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.checks import Case, Failed, passed
+from labkit.check.checks import Case, Failed, passed, tally
 from labkit.check.driving import drive, explained
 from labkit.check.on_gpus import MOST_PROCESSES, SimulatedCluster
 from labkit.check.on_ranks import LATE, RETURNED
@@ -115,6 +115,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     from virtualgpu.core import accuracy
 
     cost = ModeledCost(cluster, done.priced)
+    tally.note(driver)
     passed(f"{side().title(driver)}: {cost.milliseconds:.2f} ms "
            f"(modeled, {accuracy.margin(cost.error)}), "
            f"{100 * cost.exposed:.1f}% of it exposed communication, "

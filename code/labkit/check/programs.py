@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from labcore.errors import LabError
-from labkit.check.checks import Failed, passed
+from labkit.check.checks import Failed, passed, tally
 from labkit.check.job import Job, print_notes, resolve
 from labkit.check.sides import Trial, side
 
@@ -43,6 +43,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         raise Failed("\n".join((f"{path} {does}.", *job.problems)))
     if job.problems:
         raise Failed("This would go wrong. " + " ".join(job.problems))
+    tally.note(path)
     passed(f"{path} starts {trainer} on {job.run.size} ranks")
     print_notes(job)
     return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -12,6 +13,7 @@ from labkit.cells import Role, read_release
 from labkit.check import history
 from labkit.check.history import CellHistory
 
+COLORS = re.compile("\033\\[[0-9;]*m")
 LAB = CHECKOUT / "notebooks" / "00_welcome.ipynb"
 RIGHT = """def steps_for(tokens, global_batch, sequence_length):
     return -(-tokens // (global_batch * sequence_length))"""
@@ -83,3 +85,24 @@ def test_half_an_answer_has_the_grade_id_in_the_saved_notebook(run, tmp_path, mo
     assert "`up`" in run(*cells)
     monkeypatch.setenv(history.NOTEBOOK, str(notebook))
     assert "`up`" not in run(*cells)
+
+
+@pytest.mark.parametrize(("source", "verdict"), [
+    ("check.that(check.call(steps_for, 8, 4, 2) == 1, 'no')", "✓ steps_for: passed 1 test"),
+    ("check.function(steps_for, [(8, 4, 2)], [1])", "✓ steps_for: right in 1 case"),
+    ("for n in range(8, 11):\n    check.that(check.call(steps_for, n, 1, 1) == n, 'no')",
+     "✓ steps_for: passed 3 tests"),
+    ("check.function(steps_for, [(8, 4, 2)], [1])\ncheck.that(1 == 1, 'no')",
+     "✓ steps_for: passed 1 test"),
+    ("assert steps_for(8, 4, 2) == 1", "✓ this check: passed")])
+def test_a_check_ends_with_a_verdict_whatever_it_uses(run, source, verdict):
+    said = run(CHECK_SETUP, ("steps-for", RIGHT), ("steps-for-check", source))
+    lines = COLORS.sub("", said).splitlines()
+    assert next(line for line in reversed(lines) if not line.startswith("!")) == verdict
+
+
+def test_a_check_that_fails_and_a_cell_that_is_no_check_have_no_verdict_of_their_own(run):
+    said = run(CHECK_SETUP, ("steps-for", RIGHT),
+               ("steps-for-check", "check.that(True, 'no')\ncheck.that(False, 'a hint')"))
+    assert "✓" not in said and "a hint" in said
+    assert run("x = 1") == ""

@@ -314,6 +314,13 @@ run, *_ = check.ranks(
            "around, too.":
                [[[0.0, 8.0, 10.0, 3.0], [0.0, 10.0, 14.0, 9.0], [0.0, 3.0, 20.0, 18.0],
                  [0.0, 7.0, 8.0, 30.0]], [], []],
+           "The all-gather passes on the wrong chunks, which are not complete. Which chunk has a rank completed when the "
+           "reduce-scatter ends?":
+               [[[0.0, 2.0, 6.0, 12.0]] * 4, [[0.0, 1.0, 4.0, 6.0, 12.0, 20.0]] * 4, [[0.0, 2.0]] * 4],
+           "One chunk on each rank is not complete yet. How many steps do the reduce-scatter and the all-gather take "
+           "together?":
+               [[[0.0, 10.0, 16.0, 30.0], [0.0, 10.0, 20.0, 21.0], [0.0, 10.0, 20.0, 30.0], [0.0, 9.0, 20.0, 30.0]],
+                [], []],
            "The last elements are not summed: the length is not divisible by the number of "
            "ranks.":
                [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
@@ -358,6 +365,17 @@ check.ranks(ring_sum_of_group, cases=[{"members": [0, 2, 4], "length": 3}], rank
 # +    for step in range(ranks - 1):
 # +        sending = dist.isend(chunks[(rank - step - 1) % ranks], right, group)
 # +        target = chunks[(rank - step - 2) % ranks]
+
+# %% [raw] mutant="collectives" hint="passes on the wrong chunks"
+# -        sending = dist.isend(chunks[(rank - step) % ranks], right, group)
+# -        target = chunks[(rank - step - 1) % ranks]
+# +        later = int(step >= ranks - 1)
+# +        sending = dist.isend(chunks[(rank - step - later) % ranks], right, group)
+# +        target = chunks[(rank - step - 1 - later) % ranks]
+
+# %% [raw] mutant="collectives" hint="One chunk on each rank is not complete"
+# -    for step in range(2 * (ranks - 1)):
+# +    for step in range(2 * (ranks - 1) - 1):
 
 # %% [raw] mutant="collectives" hint="the length is not divisible"
 # -    chunks = tensor.view(-1).tensor_split(ranks)

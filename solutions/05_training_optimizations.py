@@ -569,6 +569,8 @@ check.function(
         "The gradients of all steps add up: does zero_grad free the model's gradients?": [0.9834, 2.0, 2.0],
         "40 small updates are lost: each is less than half of the distance between two fp16 numbers. "
         "Adam must update fp32 weights.": [2.0, 1.0, 2.0],
+        "The small gradient is lost. Divided by the scale in fp16, it underflows to zero: convert it to fp32 first, and "
+        "unscale it then.": [2.0, 2.0, 1.0],
         "Adam's epsilon is added to the true gradient: divide by the loss scale, in fp32.": [2.0, 2.0, 0.99],
     })
 # Memory, on a virtual GPU: 2**27 parameters, with 12.4 bytes of activations for each.
@@ -615,6 +617,10 @@ check.function(
 #         for weight in self.weights:
 #             weight.grad /= scale
 #         self.adam.step()
+
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="it underflows to zero"
+# -            master.grad = weight.grad.float() / scale
+# +            master.grad = (weight.grad / scale).float()
 
 # %% [raw] tags=["mutant"] answer="mixed-adam" hint="divide by the loss scale"
 # -            master.grad = weight.grad.float() / scale

@@ -397,8 +397,10 @@ check.schedule(
         "One micro-batch at a time is what GPipe avoids. Which stages are busy meanwhile?": "one at a time",
         "The stages deadlock. Follow micro-batch 0 by hand: in which order do its forward and backward "
         "passes reach each stage?": "deadlock",
-        "No two stages are ever busy at once in this order. A stage should process micro-batches in the order in which they "
-        "arrive.": "no overlap",
+        "No two stages ever run forward passes at once in this order. A stage should process micro-batches in the order in "
+        "which they arrive.": "serial forwards",
+        "No two stages ever run backward passes at once in this order. A stage should process gradients in the order in which "
+        "they arrive.": "serial backwards",
         "A backward pass precedes a forward pass. In GPipe all forward passes come first.": "forwards first",
         "Each stage needs an F and a B of each micro-batch, numbered from 0.": "incomplete",
     })
@@ -421,7 +423,15 @@ check.schedule(my_gpipe, cases=check.draw(16, stages=range(1, 9), micro_batches=
 #     others = [f"F{k} B{k}" for k in range(micro_batches)]
 #     return [" ".join(others)] * (stages - 1) + [" ".join(last)]
 
-# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages are"
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages ever run backward"
+# -    return [" ".join(forwards + backwards)] * stages
+# +    return [" ".join(forwards + backwards[::1 if stage % 2 else -1]) for stage in range(stages)]
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="runs B7 (position 0) before F7"
+# -    return [" ".join(forwards + backwards)] * stages
+# +    return [" ".join(backwards + forwards)] * stages
+
+# %% [raw] tags=["mutant"] answer="my-gpipe" hint="No two stages ever run forward"
 # def my_gpipe(stages, micro_batches):
 #     forwards, backwards = range(micro_batches), range(micro_batches)
 #     text = []

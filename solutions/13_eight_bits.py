@@ -206,6 +206,13 @@ check.function(
         "The spacing shrinks without end. Where do the subnormal numbers begin?": [
             [0.40625, 288.0, 448.0, -448.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25],
             [0.375, 320.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
+        "The spacing is twice as large as it should be. `torch.frexp` returns a mantissa in [0.5, 1), so its exponent is "
+        "one more than that of 1.m times a power of two.": [
+            [0.375, 320.0, 448.0, -448.0, 0.001953125, 0.0, 0.0, 1.0, 1.25],
+            [0.375, 256.0, 512.0, -65536.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.0]],
+        "The spacing is half as large as it should be, as if the format had one more mantissa bit.": [
+            [0.390625, 304.0, 448.0, -448.0, 0.001953125, 0.0, 0.0, 1.0625, 1.1875],
+            [0.40625, 288.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
         "Ties go away from zero. Halfway between two numbers, choose the one with the even mantissa.": [
             [0.40625, 288.0, 448.0, -448.0, 0.001953125, 0.0, 0.0, 1.125, 1.25],
             [0.375, 320.0, 512.0, -57344.0, 0.0009765625, 0.00048828125, 0.0, 1.0, 1.25]],
@@ -237,6 +244,14 @@ def converted(values, mantissa, smallest, largest):
 every = [sign * 1.0625 * 2.0**(exponent / 4) for exponent in range(-80, 80) for sign in (-1, 1)]
 check.function(rounded, cases=[(every, 3, -6, 448.0), (every, 2, -14, 57344.0)], expected=converted)
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="round-to" hint="twice as large as it should be"
+# -    exponent = torch.frexp(x).exponent - 1
+# +    exponent = torch.frexp(x).exponent
+
+# %% [raw] mutant="round-to" hint="half as large as it should be"
+# -    exponent = torch.frexp(x).exponent - 1
+# +    exponent = torch.frexp(x).exponent - 2
 
 # %% [raw] mutant="round-to" hint="must become the largest number"
 # -    x = x.clamp(-largest, largest)
@@ -482,6 +497,10 @@ check.function(
         "The scale follows the latest step only. Which amax counts if the history has several?": [
             [1.0, 224.0, 56.0, 56.0, 112.0, 112.0, 448.0, 448.0, 448.0, 896.0],
             [1.0, 112.0, 28.0, 28.0, 56.0, 56.0, 224.0, 224.0, 224.0, 448.0], []],
+        "A large negative number has no effect. The amax is the largest absolute value.": [
+            [1.0, 448.0, 56.0, 56.0, 56.0, 56.0, 448.0, 448.0, 448.0, 448.0],
+            [1.0, 224.0, 28.0, 28.0, 28.0, 28.0, 224.0, 224.0, 224.0, 224.0],
+            [1.0, 448.0, 56.0, 56.0, 448.0, 448.0, 448.0, 448.0, 448.0, 896.0]],
         "A step has several micro-batches. The last one has replaced the others.": [
             [1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 112.0, 112.0, 224.0, 224.0],
             [1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 56.0, 56.0, 112.0, 112.0],
@@ -532,6 +551,10 @@ cases = check.draw(10, largest=[448.0, 57344.0], length=range(1, 6), margin=rang
 check.function(scales_of_steps, cases=[tuple(case[name] for name in ("largest", "length", "margin", "steps"))
                                        for case in cases], expected=delayed)
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="delayed-scale" hint="the largest absolute value"
+# -        amax = x.abs().max().item()
+# +        amax = x.max().item()
 
 # %% [raw] mutant="delayed-scale" hint="follows the latest step only"
 # -            amax = max(self.history)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labcore.colors import bad, good, result, strong
+from labkit.check.hints import nearest, relation
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import Raised, side
 from labkit.check.wire import CannotCross
@@ -122,7 +124,10 @@ def value(x: Any, expected: Any, hints: Mapping[str, Any] | None = None, *,
     for text, wrong in (hints or {}).items():
         if _holds(wrong, got) if callable(wrong) else difference(got, wrong, rel) is None:
             raise Failed(f"{shown(got)} is not right. {text}")
-    raise Failed(f"{shown(got)} is not right: {mismatch}.")
+    wrongs = {text: wrong for text, wrong in (hints or {}).items() if not callable(wrong)}
+    if (text := nearest(got, expected, wrongs, rel)) is not None:
+        raise Failed(f"{shown(got)} is not right. {text}")
+    raise Failed(f"{shown(got)} is not right: {with_relation(mismatch, got, expected)}.")
 
 
 def _holds(predicate: Callable[[Any], Any], got: Any) -> bool:
@@ -159,15 +164,57 @@ def function(f: Any, cases: Sequence[Case], expected: Answers,
         raise ValueError("check.function: no cases, so nothing would be checked")
     for number, case in enumerate(cases):
         arguments, keywords = arguments_of(case)
-        got = call(f, *arguments, **keywords)
-        mismatch = difference(got, _answer(expected, cases, number), rel)
+        got, right = call(f, *arguments, **keywords), _answer(expected, cases, number)
+        mismatch = difference(got, right, rel)
         if mismatch is not None:
+            number, got, hint = _best_hint(f, cases, expected, hints or {}, number, got, rel)
+            arguments, keywords = arguments_of(cases[number])
             where = f"{spelled(f, arguments, keywords)} returned {shown(got)}"
-            hint = _hint(got, hints or {}, cases, number, rel)
             if got is None and not hint:
                 mismatch += f" {NO_RETURN}"
-            raise Failed(f"{where}. {hint}" if hint else f"{where}: {mismatch}.")
+            raise Failed(f"{where}. {hint}" if hint else
+                         f"{where}: {with_relation(mismatch, got, right)}.")
     passed(f"{side().title(f)}: right in {len(cases)} case{'s' if len(cases) > 1 else ''}")
+
+
+def _best_hint(f: Any, cases: Sequence[Case], expected: Answers, hints: Mapping[str, Answers],
+               number: int, got: Any, rel: float) -> tuple[int, Any, str | None]:
+    """Return the case to show, what `f` returned there, and the hint that explains it best.
+
+    That is a hint for this case's complete result, or else the one that explains the most wrong
+    numbers of all cases.
+
+    Args:
+        f: the student's function.
+        cases, expected, hints, rel: as for `function`.
+        number: the first case in which `f` is wrong.
+        got: what it returned there.
+    """
+    if hint := _hint(got, hints, cases, number, rel):
+        return number, got, hint
+    results = {number: got}
+    for other in range(number + 1, len(cases) if hints else 0):
+        arguments, keywords = arguments_of(cases[other])
+        with contextlib.suppress(Failed):
+            results[other] = call(f, *arguments, **keywords)
+    wrongs: dict[str, list[Any]] = {}
+    for text, wrong in hints.items():
+        with contextlib.suppress(ArithmeticError):  # this mistake has no result in some case
+            wrongs[text] = [_floats(_answer(wrong, cases, one)) for one in results]
+    right = [_answer(expected, cases, one) for one in results]
+    hint = nearest(list(results.values()), right, wrongs, rel)
+    if hint is not None:  # show a case that has this mistake and no other, if there is one
+        for (other, result), wrong, correct in zip(results.items(), wrongs[hint], right,
+                                                   strict=True):
+            if difference(result, wrong, rel) is None and difference(result, correct, rel):
+                return other, result, hint
+    return number, got, hint
+
+
+def with_relation(mismatch: str, got: Any, expected: Any) -> str:
+    """Return a mismatch with what all wrong numbers have in common, if anything."""
+    common = relation(got, expected)
+    return f"{mismatch}: {common}" if common else mismatch
 
 
 def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:

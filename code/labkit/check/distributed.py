@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,10 @@ from labkit.check.checks import (
     shown,
     spelled,
     tally,
+    with_relation,
 )
 from labkit.check.driving import drive, explained
+from labkit.check.hints import nearest
 from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
@@ -107,18 +110,30 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, exp
         hints: the same as for `ranks`.
         rel: the relative tolerance.
     """
-    for rank, (got, right) in enumerate(zip(done.values, _values(expected, number, case, place),
-                                            strict=True)):
-        mismatch = difference(got, right, rel)
-        if mismatch is None:
-            continue
-        arguments, keywords = arguments_of(case)
-        where = (f"{spelled(driver, arguments, keywords)} returned {shown(got)} on rank {rank} of "
-                 f"{number}")
-        for text, wrong in hints.items():
-            if wrong != DEADLOCK and _is(done.values, wrong, number, case, place, rel):
-                raise Failed(f"{where}. {text}")
-        raise Failed(f"{where}: {mismatch}{'' if got is not None else f' {NO_RETURN}'}.")
+    rights = _values(expected, number, case, place)
+    mismatches = [difference(got, right, rel)
+                  for got, right in zip(done.values, rights, strict=True)]
+    rank = next((rank for rank, one in enumerate(mismatches) if one is not None), None)
+    if rank is None:
+        return
+    got, mismatch = done.values[rank], mismatches[rank]
+    where = (f"{spelled(driver, *arguments_of(case))} returned {shown(got)} on rank {rank} of "
+             f"{number}")
+    wrongs: dict[str, list[Any]] = {}
+    for text, wrong in hints.items():
+        with contextlib.suppress(ArithmeticError):  # this mistake has no result in this case
+            if wrong != DEADLOCK:
+                wrongs[text] = list(_values(wrong, number, case, place))
+    for text, wrong in wrongs.items():
+        if difference(list(done.values), wrong, rel) is None:
+            raise Failed(f"{where}. {text}")
+    if text := nearest(done.values, list(rights), wrongs, rel):
+        raise Failed(f"{where}. {text}")
+    others = [str(other) for other, one in enumerate(mismatches) if one is None]
+    right_on = f" Rank{'s' if len(others) > 1 else ''} {', '.join(others)} " \
+        f"returned the right value." if others else ""
+    raise Failed(f"{where}: {with_relation(mismatch, got, rights[rank])}"
+                 f"{'' if got is not None else f' {NO_RETURN}'}.{right_on}")
 
 
 def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence[Any]:
@@ -126,12 +141,3 @@ def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence
         return expected[place]
     arguments, keywords = arguments_of(case)
     return expected(number, *arguments, **keywords)
-
-
-def _is(values: Sequence[Any], wrong: Expected, number: int, case: Case, place: int, rel: float
-        ) -> bool:
-    """Return whether the ranks returned the wrong values that trigger a hint."""
-    try:
-        return difference(list(values), list(_values(wrong, number, case, place)), rel) is None
-    except ArithmeticError:  # this mistake has no result in this case
-        return False

@@ -40,8 +40,9 @@ LARGEST = 2_000  # forward passes in a case: simulating them takes about a secon
 MOST_TEXT = 1_500  # characters
 MOST_TRIED = 6  # other cases in which to try the answer
 
-PROPERTIES = ("no schedule", "wrong stages", "incomplete", "deadlock", "forwards first", "bubble",
-              "memory", "one at a time", "no overlap", "some sizes")
+PROPERTIES = ("no schedule", "wrong stages", "incomplete", "wrong order", "deadlock",
+              "forwards first", "bubble", "memory", "one at a time", "no overlap",
+              "serial forwards", "serial backwards", "some sizes")
 
 
 @dataclass(frozen=True)
@@ -271,17 +272,20 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def overlaps(parsed: Schedule) -> set[str]:
-    """Return which of "no overlap" and "one at a time" describe a schedule.
+    """Return the properties of a schedule that say which of its work does not overlap.
 
-    "no overlap": no two stages run forwards, or no two run backwards, at the same time. "one at a
-    time": in addition, no stage keeps more than one activation.
+    "serial forwards", "serial backwards": no two stages run forwards, or backwards, at the same
+    time. "no overlap": no two stages run anything at the same time. "one at a time": in addition,
+    no stage keeps more than one activation.
     """
     spans = [span for stage in simulate(parsed).spans.values() for span in stage]
     if len(parsed) == 1 or max(span.micro_batch for span in spans) == 0:
         return set()  # nothing could overlap
-    serial = any(_serial([span for span in spans if span.kind == kind])
-                 for kind in (FORWARD, BACKWARD))
-    return {*["no overlap"] * serial, *["one at a time"] * (serial and max(peak_live(parsed)) == 1)}
+    found = {name for name, kind in (("serial forwards", FORWARD), ("serial backwards", BACKWARD))
+             if _serial([span for span in spans if span.kind == kind])}
+    if _serial(spans):
+        found |= {"no overlap", *["one at a time"] * (max(peak_live(parsed)) == 1)}
+    return found
 
 
 def _serial(spans: list[Any]) -> bool:

@@ -59,7 +59,8 @@ def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
     if not errors:
         return None
     kind = ("wrong stages" if len(schedule) != stages else
-            "deadlock" if errors[0].startswith("deadlock") else "incomplete")
+            "deadlock" if errors[0].startswith("deadlock") else
+            "wrong order" if "which it needs" in errors[0] else "incomplete")
     more = f" (and {len(errors) - 2} more like it)" if len(errors) > 2 else ""
     return Fault(kind, ". ".join(errors[:2]) + more)
 

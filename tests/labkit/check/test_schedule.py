@@ -12,7 +12,7 @@ from pipeline_schedules import to_text
 
 GPIPE = {
     "one at a time: who works meanwhile?": "one at a time",
-    "Stages that wait for a whole batch do not overlap.": "no overlap",
+    "Stages that wait for a whole batch do not overlap.": "serial forwards",
     "A ring of waiting.": "deadlock",
     "That is 1F1B already.": "1f1b",
     "Written for one number of stages.": "wrong stages",
@@ -208,9 +208,14 @@ def test_an_answer_of_actions_is_told_to_give_texts():
 
 
 def test_properties_of_overlap_are_what_they_say():
-    assert {"one at a time", "no overlap"} <= set(PROPERTIES)
+    serial = {"serial forwards", "serial backwards"}
+    assert {"one at a time", "no overlap", *serial} <= set(PROPERTIES)
     read = schedules.parse
-    assert overlaps(read(naive(3, 3))) == {"one at a time", "no overlap"}
-    assert overlaps(read(never_overlaps(2, 3))) == {"no overlap"}
+    assert overlaps(read(naive(3, 3))) == {"one at a time", "no overlap", *serial}
+    # Stage 0 is done with F1 when stage 1 begins: only the backwards overlap.
+    assert overlaps(read(never_overlaps(2, 3))) == {"serial forwards"}
+    forwards = numbers("F", range(3))
+    assert overlaps(read([f"{forwards} {numbers('B', range(3))}",
+                          f"{forwards} {numbers('B', range(3)[::-1])}"])) == {"serial backwards"}
     assert overlaps(read(gpipe(3, 3))) == overlaps(read(gpipe(1, 3))) == set()
     assert overlaps(read(one_f_one_b(3, 1))) == set()

@@ -41,7 +41,9 @@ HINTS = {
     "no schedule": 'Return a list with one entry per stage, each a string such as "F0 F1 B0 B1".',
     "wrong stages": 'Return one entry for each of case["stages"].',
     "incomplete": "Run F and B (and W, where you split the backward pass) of every micro-batch on "
-                  "every chunk exactly once, each after what it needs.",
+                  "every chunk exactly once.",
+    "wrong order": "A stage runs an action only after those that it needs: B after its F, and W "
+                   "after its B.",
     "deadlock": "Draw who waits for whom: neighbors must agree on the order of micro-batches.",
     "memory": "Run a backward pass earlier, or start fewer micro-batches before the first one.",
     "chunks": 'Use one of the numbers in case["chunks"], and count chunks from 0.',

@@ -187,4 +187,6 @@ def as_raised(sent: Any) -> Raised | None:
             and all(isinstance(name, str) and len(name) <= LONGEST_NAME and name.isidentifier()
                     for name in names)):
         return None
-    return Raised(tuple(names), cleaning.words(sent["text"], MOST_TEXT))
+    trace = sent.get("trace")
+    return Raised(tuple(names), cleaning.words(sent["text"], MOST_TEXT),
+                  cleaning.words(trace, MOST_TEXT) if isinstance(trace, str) else "")

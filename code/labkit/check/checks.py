@@ -8,6 +8,7 @@ from typing import Any
 
 from labcore.colors import bad, good, result, strong
 from labkit.check.hints import nearest, relation
+from labkit.check.mistakes import advice
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import Raised, side
 from labkit.check.wire import CannotCross
@@ -16,7 +17,6 @@ Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # one value per case, or a function of the case
 HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
 NO_RETURN = "(does the function end without `return`? print does not return anything)"
-UNANSWERED = "The cell above still waits for your answer."
 MOST_SHOWN = 300  # characters of a value in a message
 
 
@@ -311,8 +311,9 @@ def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str
 
 
 def _advice(result: Raised) -> str:
-    if "NotImplementedError" in result.names:
-        return f"\n{UNANSWERED}"
-    if "TypeError" in result.names and "argument" in result.text:
-        return "\nKeep the line that begins with def as it was."
-    return ""
+    """Return what to read below an error: advice, and the student's own lines that led to it."""
+    text = ("Keep the line that begins with def as it was."
+            if "TypeError" in result.names and "argument" in result.text
+            else advice(" ".join([*result.names, str(result)])))
+    unanswered = "NotImplementedError" in result.names
+    return "".join(f"\n{line}" for line in (text, "" if unanswered else result.trace) if line)

@@ -17,7 +17,7 @@ from labkit.check.checks import (
     tally,
     with_relation,
 )
-from labkit.check.driving import drive, explained
+from labkit.check.driving import drive, explained, own_frames
 from labkit.check.hints import nearest
 from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
@@ -92,8 +92,9 @@ def _run(driver: Any, number: int, case: Case, seconds: float,
         return done
     if done.state == DEADLOCK:
         advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)
-        raise Failed(f"{what} is a deadlock: {done.text}{advice}")
-    raise Failed(f"{what}: {done.text if done.state == LATE else explained(done.text)}")
+        raise Failed(f"{what} is a deadlock: {own_frames(done.text)}{advice}")
+    raise Failed(f"{what}: "
+                 f"{own_frames(done.text) if done.state == LATE else explained(done.text)}")
 
 
 def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, expected: Expected,

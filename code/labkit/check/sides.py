@@ -9,8 +9,10 @@ student's name goes through `side()`, and values cross as in labkit.check.wire o
 from __future__ import annotations
 
 import contextlib
+import linecache
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -18,15 +20,21 @@ if TYPE_CHECKING:
     from labkit.check.on_ranks import RanksRun
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
+MOST_LINES, MOST_CODE = 4, 120  # of an exception's trace; characters of one line
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
 
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as a plain value: the names of its class and its bases, and its message."""
+    """An exception as a plain value: the names of its class and its bases, and its message.
+
+    Attributes:
+        trace: the student's own lines that led to it, the last one last.
+    """
 
     names: tuple[str, ...]
     text: str
+    trace: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"{self.names[0]}: {self.text}" if self.text else self.names[0]
@@ -124,7 +132,26 @@ def raised(error: BaseException) -> Raised:
         text = str(error)[:2000]
     except Exception as another:  # the student's own __str__
         text = f"(its text cannot be shown: {type(another).__name__})"
-    return Raised(tuple(names), text)
+    return Raised(tuple(names), text, own_lines(error))
+
+
+def own_lines(error: BaseException) -> str:
+    """Return the last lines of cells, and of files in the workspace, that led to an exception."""
+    from labcore import workspace
+
+    lines, home = [], str(workspace.home())
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file, name = frame.f_code.co_filename, frame.f_code.co_name
+        if file.startswith(f"{home}/"):
+            where = f"{file.removeprefix(home)[1:]}, line {number}"
+        elif frame.f_globals.get("__name__") == "__main__":
+            where = f"line {number} of the cell"
+        else:
+            continue
+        code = linecache.getline(file, number).strip()
+        lines.append(f"  {where}, in {name}: {code[:MOST_CODE]}" if code
+                     else f"  {where}, in {name}")
+    return "\n".join(dict.fromkeys(lines[-MOST_LINES:]))
 
 
 _current: Side | None = None

@@ -2,8 +2,8 @@
 
 Each request has an "id" and what to "do"; the response has the same id. Standard library only.
 
-    cell {source}                       -> {outputs: [nbformat's], error: null | {names, text}}
-    call {name, arguments, keywords}    -> {value} | {raised: {names, text}} | {cannot: text}
+    cell {source}                       -> {outputs: [nbformat's], error: null | ERROR}
+    call {name, arguments, keywords}    -> {value} | {raised: ERROR} | {cannot: text}
     ranks {name, ranks, arguments, keywords, limit} -> the same: labkit.check.on_ranks.Outcome
     gpus {name, gpus, nodes, link, present, arguments, keywords, limit} -> the same
     value {name}                        -> the same
@@ -12,6 +12,7 @@ Each request has an "id" and what to "do"; the response has the same id. Standar
     script {path, arguments, finds, writes, ends, submitted_from}  -> {record} | {error}
     ready {}                            -> {}
 
+ERROR is {names, text, trace}: labkit.check.sides.Raised.
 `arguments`, `keywords`, and `value` are strings that labkit.check.wire encodes.
 """
 

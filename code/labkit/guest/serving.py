@@ -135,7 +135,7 @@ def sent(value: Any) -> dict[str, Any]:
 
 def coded(error: Raised) -> dict[str, Any]:
     """Return an exception encoded for the protocol."""
-    return {"names": list(error.names), "text": error.text}
+    return {"names": list(error.names), "text": error.text, "trace": error.trace}
 
 
 def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict[str, Any]]

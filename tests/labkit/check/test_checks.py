@@ -1,5 +1,7 @@
 """The functions that a check cell calls, in the notebook and for a student who is elsewhere."""
 
+import linecache
+
 import pytest
 
 from labcore.colors import result
@@ -208,3 +210,45 @@ def test_a_hint_is_for_the_same_number_as_a_float_too():
 def test_a_predicate_of_a_hint_may_not_fit_the_answer():
     assert failure(check.value, "x", 16, {"Too many.": lambda got: got > 100}
                    ) == "'x' is not right: a number is asked for, not a text."
+
+
+def student(source):
+    """What a cell of the student's defines."""
+    names = {"__name__": "__main__"}
+    linecache.cache["<ipython-input-7>"] = (len(source), None, source.splitlines(True), "")
+    exec(compile(source, "<ipython-input-7>", "exec"), names)
+    return names
+
+
+def test_an_error_in_an_answer_shows_the_student_s_own_lines():
+    names = student("def inner(x):\n    return x.grad.detach()\n\ndef f(x):\n    return inner(x)\n")
+
+    class Leaf:
+        grad = None
+
+    names["leaf"] = Leaf()
+    exec("def g(n):\n    return f(leaf)", names)
+    with pytest.raises(Failed) as failed:
+        check.call(names["g"], 1)
+    first, advice, *lines = str(failed.value).splitlines()
+    assert first == "g(1) raised AttributeError: 'NoneType' object has no attribute 'detach'"
+    assert advice.startswith("Something is None here.")
+    assert lines[-2:] == ["  line 5 of the cell, in f: return inner(x)",
+                          "  line 2 of the cell, in inner: return x.grad.detach()"]
+
+
+def test_of_a_deep_recursion_only_the_last_lines_are_shown():
+    names = student("def f(n):\n    return f(n + 1)")
+    with pytest.raises(Failed) as failed:
+        check.call(names["f"], 1)
+    assert str(failed.value).count("line 2 of the cell") == 1
+
+
+def test_a_line_in_a_file_of_the_workspace_is_named_by_its_path(tmp_path, monkeypatch):
+    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_module.py").write_text("def f(n):\n    return [][n]\n")
+    import own_module
+
+    with pytest.raises(Failed, match=r"own_module\.py, line 2, in f: return \[\]\[n\]"):
+        check.call(own_module.f, 1)

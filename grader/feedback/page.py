@@ -17,7 +17,9 @@ from grader.gradebook.notices import insert_notices
 from grader.gradebook.records import state, submission_of
 from grader.nbgrader_plugin import mathjax
 from grader.nbgrader_plugin.exporter import Sanitized
+from grader.run.lab_plan import heading
 from labcore import own_labs
+from labcore.colors import bad
 from labcore.errors import LabError
 from labcore.html import render
 from labcore.workspace import CHECKOUT
@@ -54,7 +56,20 @@ class FeedbackPage(Sanitized):
             raise LabError(f"nbgrader's template for feedback has no {FIRST_IN_HEAD}")
         head = render("grader/feedback/head.html.j2", policy=POLICY)  # begins with the same tag
         text = text.replace(FIRST_IN_HEAD, head, 1)
+        text = name_exercises(text, nb)
         return insert_notices(text, resources), resources
+
+
+def name_exercises(page: str, notebook: NotebookNode) -> str:
+    """Name each exercise in the list at the top of a page, where nbgrader writes "Test cell" for
+    every one."""
+    for index, cell in enumerate(notebook.cells):
+        name = cell.metadata.get("nbgrader", {}).get("grade_id")
+        if name and cell.metadata.nbgrader.get("grade"):
+            link = re.compile(rf'(<a href="#{re.escape(name)}">)[\w -]+(</a>)')
+            title = html.escape(heading(notebook, index))
+            page = link.sub(lambda match, title=title: match[1] + title + match[2], page, count=1)
+    return page
 
 
 class LimitOutputSize(Preprocessor):
@@ -139,7 +154,8 @@ class HideTests(ClearHiddenTests):
                 in_view = seen and lines and seen.isdisjoint(lines)
                 if output.ename not in OWN_ERRORS and not in_view:
                     output.ename, output.evalue = "Failed", HIDDEN_FAILED
-                output.traceback = [f"{output.ename}: {output.evalue}"]
+                output.traceback = [f"{bad('✗')} {output.evalue}" if output.ename == "Failed"
+                                    else f"{output.ename}: {output.evalue}"]
         return cell, resources
 
 

@@ -67,8 +67,11 @@ def notices_of(submission: Submission, book: Gradebook) -> dict[str, Any]:
     decision = decisions.current(submission.course, decisions.SCORE).get(submission.key)
     lines = []
     if text := lateness(entry, decided=decision is not None):
-        lines.append(f"Due {_utc(entry.duedate)}, received {_utc(entry.timestamp)}: "
-                     f"{text}.")
+        due, received = _utc(entry.duedate), _utc(entry.timestamp)
+        if due == received:  # the seconds make it late
+            due, received = (f"{time:%Y-%m-%d %H:%M:%S} UTC"
+                             for time in (entry.duedate, entry.timestamp))
+        lines.append(f"Due {due}, received {received}: {text}.")
     if decision is None:
         return {"lines": lines, "score": None}
     why = f" Reason: {decision.why}" if decision.why else ""

@@ -30,6 +30,7 @@ from labkit.build.masks import masked
 from labkit.cells import TAGGED, Code, Role, python_of, role_of
 from labkit.names import Names, analyse, changed
 
+HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 WORKSPACE = "workspace"  # below the sandbox's home
 MOST_FILES = 100_000_000  # bytes
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -239,6 +240,15 @@ def title(cell: NotebookNode) -> str:
     """Return a cell's name for messages: its grade_id, or else its first line."""
     first = (cell.source.strip().splitlines() or [""])[0]
     return cell.metadata.get("nbgrader", {}).get("grade_id") or f"`{first[:60]}`"
+
+
+def heading(notebook: NotebookNode, index: int) -> str:
+    """Return the last heading above a cell; without one, the cell's grade_id."""
+    for cell in reversed(notebook.cells[:index]):
+        if cell.cell_type == "markdown" and not cell.metadata.get("nbgrader") \
+                and (found := HEADING.findall(cell.source)):
+            return found[-1].strip()
+    return notebook.cells[index].metadata.get("nbgrader", {}).get("grade_id", "")
 
 
 def _python(source: str, name: str) -> ast.Module:

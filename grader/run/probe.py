@@ -29,7 +29,7 @@ from grader.run.timing import Budget, TimeLimitReached, limited
 from labkit.build.visible import hidden_lines
 from labkit.cells import Role
 from labkit.check import checks, wire
-from labkit.check.checks import HIDDEN_FAILED
+from labkit.check.checks import HIDDEN, HIDDEN_FAILED
 from labkit.check.sides import Raised, checking_on
 from labkit.names import analyse
 
@@ -216,6 +216,7 @@ def shown(error: Exception, cell: PlannedCell) -> NotebookNode:
 
     text = _text(error)
     if isinstance(error, Failed):
+        text = _in_hidden_test(error, cell) + text
         lines = Failed(text)._render_traceback_()
     else:
         lines = [cleaning.terminal(line) for line in _traceback(error, cell)]
@@ -240,11 +241,20 @@ def text_for_students(error: Exception, cell: PlannedCell) -> str:
     """
     from labkit.check import Failed
 
-    lines = {frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-             if frame.filename == _file(cell)}
-    if not isinstance(error, Failed) and lines & hidden_lines(cell.source):
+    if not isinstance(error, Failed) and _failing_lines(error, cell) & hidden_lines(cell.source):
         return HIDDEN_FAILED
-    return text_of(error)
+    return (_in_hidden_test(error, cell) if isinstance(error, Failed) else "") + text_of(error)
+
+
+def _in_hidden_test(error: Exception, cell: PlannedCell) -> str:
+    """Return a prefix for the message of a hidden test, whose cases students see nowhere else."""
+    lines = _failing_lines(error, cell)
+    return HIDDEN if lines and lines <= hidden_lines(cell.source) else ""
+
+
+def _failing_lines(error: Exception, cell: PlannedCell) -> set[int]:
+    return {frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == _file(cell)}
 
 
 def _text(error: Exception) -> str:

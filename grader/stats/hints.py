@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from grader.cleaning import COLORS
+from labkit.check.checks import HIDDEN
 
 LEAST = 8  # letters that the author wrote: less could be anything
 LONGEST_MESSAGE = 5_000  # characters; a longer one is a student's text for the most part
@@ -100,8 +101,8 @@ def first_fired(hints: Sequence[AuthoredHint], message: str) -> AuthoredHint | N
 
 
 def plain(message: str) -> str:
-    """Return a message without colors, with single spaces."""
-    return " ".join(COLORS.sub("", message).removeprefix("✗").split())
+    """Return a message without colors, with single spaces, wherever it was raised."""
+    return " ".join(COLORS.sub("", message).replace(HIDDEN, "").removeprefix("✗").split())
 
 
 def _written(tree: ast.AST) -> Iterator[tuple[list[str | None], bool]]:

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 from grader.course.reasons import Unusable
 from grader.course.submitted import LARGEST, parse
 from grader.run import lab_plan
-from grader.run.lab_plan import GradingPlan, PlannedCell
+from grader.run.lab_plan import GradingPlan, PlannedCell, heading
 from grader.run.rebuild import answers, rebuild, require_notebook
 from grader.run.settings import Grading
 from grader.run.walk import Walk
@@ -26,7 +26,6 @@ from labkit.cells import read_release as released_cells
 from labkit.provenance import Provenance, RunCell
 
 SEED = "notebook"  # the notebook's own: the same cases as in its checks
-HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 COLORS = re.compile("\033\\[[0-9;]*m")
 NO_ANSWER, STUB = "it has no answer yet", "Your turn: "  # labkit.build.stubs writes the latter
 PASSED, FAILED, UNDECIDED, BY_HAND = "passed", "failed", "undecided", "by hand"
@@ -189,11 +188,3 @@ def _written(plan: GradingPlan, notebook: NotebookNode) -> Iterator[Verdict]:
             yield Verdict(heading(notebook, index), BY_HAND if is_answered else FAILED, None,
                           float(marks["points"]), "" if is_answered else NO_ANSWER)
 
-
-def heading(notebook: NotebookNode, index: int) -> str:
-    """Return the last heading above a cell; without one, the cell's grade_id."""
-    for cell in reversed(notebook.cells[:index]):
-        if cell.cell_type == "markdown" and not cell.metadata.get("nbgrader") \
-                and (found := HEADING.findall(cell.source)):
-            return found[-1].strip()
-    return notebook.cells[index].metadata.get("nbgrader", {}).get("grade_id", "")

@@ -15,6 +15,7 @@ from labkit.check.wire import CannotCross
 
 Case = Mapping[str, Any] | Sequence[Any]
 Answers = Sequence[Any] | Callable[..., Any]  # one value per case, or a function of the case
+HIDDEN = "in a hidden test: "  # before the message of one
 HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
 NO_RETURN = "(does the function end without `return`? print does not return anything)"
 MOST_SHOWN = 300  # characters of a value in a message

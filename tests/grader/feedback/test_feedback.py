@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from html.parser import HTMLParser
 
 import nbformat
@@ -88,6 +89,26 @@ def test_hidden_tests_are_in_no_page_by_no_way(make):
     page = make({"batch-check": [stream(f"printed by it: {SECRET}"), error]},
                 scores={"batch-check": 0.0, "script-check": 2.0})
     assert SECRET not in page and "check.draw" not in page and "another case" in page
+
+
+@pytest.mark.slow
+def test_the_list_at_the_top_names_the_exercises_and_a_failure_is_red(make):
+    error = v4.new_output("error", ename="Failed", evalue="in a hidden test: no", traceback=["no"])
+    page = make({"batch-check": [error]}, scores={"batch-check": 0.0, "script-check": 2.0})
+    assert "Test cell" not in page
+    assert '<a href="#batch-check">batch-check</a> (Score: 0.0 / 3.0)' in page  # has no heading
+    red = re.search(r'<span class="ansi-red[^"]*">✗</span>[^<]*', page)
+    assert red and "in a hidden test: no" in red[0]
+
+
+def test_an_exercise_is_named_by_the_heading_above_it():
+    notebook = v4.new_notebook(cells=[
+        v4.new_markdown_cell("## Part\n### Exercise 1: <b> & c\nText"), v4.new_code_cell("x"),
+        v4.new_code_cell("check", metadata=small_lab.marks("one", grade=True, points=1))])
+    line = '<li><a href="#{}">Test cell</a> (Score: 1.0 / 1.0)</li>'
+    page = feedback.name_exercises(line.format("one") + line.format("two"), notebook)
+    assert page == line.format("one").replace("Test cell", "Exercise 1: &lt;b&gt; &amp; c") + \
+        line.format("two")
 
 
 @pytest.mark.slow

@@ -55,7 +55,9 @@ def test_hidden_lines_that_call_a_helper_in_view_are_hidden():
 
 def test_what_lab_check_says_of_a_hidden_test_stays():
     shown = page(checked(hidden("check.that(one == 2, 'Count the other one, too.')")))
-    assert "Count the other one, too." in shown
+    assert "in a hidden test: Count the other one, too." in shown
+    in_view = page(checked(f"check.that(one == 2, 'Count it.')\n{hidden('assert one')}"))
+    assert "Count it." in in_view and "hidden" not in in_view
 
 
 def test_a_test_in_view_says_what_it_says():

@@ -60,6 +60,7 @@ def test_what_a_check_says_is_recognized(answer, hint):
             "Those are steps, each of one sample.": [8], "no": [7]})
     assert fired(str(failed.value)) == hint
     assert fired(f"\x1b[31m✗\x1b[0m {failed.value}\n") == hint
+    assert fired(f"\x1b[31m✗\x1b[0m in a hidden test: {failed.value}\n") == hint
 
 
 @pytest.mark.parametrize("message, hint", [

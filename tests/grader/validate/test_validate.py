@@ -83,10 +83,12 @@ def test_what_works_in_the_notebook_only_fails_here_with_the_reason(validate, re
     assert code == 1
     assert lines[1] == "✗ Exercise 1: the global batch: 0 of 3 points"
     assert "name 'times' is not defined" in lines[2]
-    assert lines[3].strip().startswith("! `times` is defined in a cell of your own; grading will")
-    assert "✗ Discuss: why?: 2 points" in lines[5]
-    assert lines[6].strip() == "it has no answer yet"
-    assert lines[7].startswith("1 of 3 exercises are ready")
+    assert lines[3].strip() == ("line 2 of the cell, in global_batch: "
+                                "return times(micro_batch, ranks)")
+    assert lines[4].strip().startswith("! `times` is defined in a cell of your own; grading will")
+    assert "✗ Discuss: why?: 2 points" in lines[6]
+    assert lines[7].strip() == "it has no answer yet"
+    assert lines[8].startswith("1 of 3 exercises are ready")
 
 
 @pytest.mark.parametrize("answer", [

@@ -180,7 +180,7 @@ log = logs.read(job.log)
 made = [one for one in log.iterations if not one.skipped]
 if made:
     check.compare("power of 2 of the first good scale", guess_power,
-                  math.log2(made[0].loss_scale))
+                  math.log2(made[0].loss_scale), power=2)
 plots.loss_scale(log)
 
 # %% [markdown]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ Answers = Sequence[Any] | Callable[..., Any]  # one value per case, or a functio
 HIDDEN = "in a hidden test: "  # before the message of one
 HIDDEN_FAILED = "a hidden test failed: it tries other cases than those you can see."
 NO_RETURN = "(does the function end without `return`? print does not return anything)"
+FAR = 30  # factor beyond which a guess is probably in another unit
 MOST_SHOWN = 300  # characters of a value in a message
 
 
@@ -245,23 +247,41 @@ def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = 
     passed(f"{side().title(f)} refuses {call_text}")
 
 
-def compare(what: str, guess: Any, measured: float) -> None:
+def compare(what: str, guess: Any, measured: float, *, power: int | None = None) -> None:
     """Print how far off a prediction was. Never fails, and gives no points.
 
     Args:
         what: the quantity that was predicted.
         guess: the prediction; anything but a number counts as none.
         measured: the right value.
+        power: if both are exponents, the base, such as 2.
     """
-    if isinstance(guess, bool) or not isinstance(guess, int | float):
+    is_number = isinstance(guess, int | float) and not isinstance(guess, bool)
+    if not is_number or not abs(guess) < 2**1000:  # NaN, inf, or an int beyond every float
         print(f"No prediction of {what} yet: write a number first. Guesses are not graded.")
         return
     print(f"{strong(what)}: you guessed {_rounded(guess)}, it is {result(_rounded(measured))}")
-    if guess == measured:
-        print("Spot on.")
-    elif measured:
-        off = 100 * (guess - measured) / abs(measured)
-        print(f"Your guess was {abs(off):.0f}% too {'high' if off > 0 else 'low'}.")
+    print("Spot on." if guess == measured else _how_far_off(guess, measured, power))
+
+
+def _how_far_off(guess: float, measured: float, power: int | None) -> str:
+    """Return a sentence on a wrong guess: a percentage up to a factor of 2, and a factor beyond."""
+    high = "high" if guess > measured else "low"
+    if power is not None:
+        off = abs(guess - measured)
+        return f"Your guess was {_rounded(off)} too {high}, which is a factor of " \
+               f"{_rounded(power**min(off, 300))}."
+    if guess * measured <= 0:  # no factor leads from one to the other
+        return f"Your guess was {_rounded(abs(guess - measured))} too {high}."
+    factor = max(guess / measured, measured / guess)
+    if factor <= 1.1:
+        return f"Your guess was close: {100 * (factor - 1):.2g}% too {high}."
+    if factor < 2:
+        return f"Your guess was {100 * abs(guess - measured) / abs(measured):.0f}% too {high}."
+    if factor < FAR:
+        return f"Your guess was too {high} by a factor of {_rounded(factor)}."
+    return (f"Your guess was too {high} by a factor of {_rounded(factor)}, "
+            f"{math.log10(factor):.1f} orders of magnitude. Is it in the same unit?")
 
 
 def _rounded(number: float) -> str:

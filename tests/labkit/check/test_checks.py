@@ -124,10 +124,26 @@ def test_a_prediction_never_fails(capsys):
     check.compare("seconds", 3, 2.0)
     check.compare("seconds", None, 2.0)
     check.compare("seconds", True, 2.0)
+    check.compare("seconds", 10**400, 2.0)
+    check.compare("seconds", float("nan"), 2.0)
     check.compare("seconds", 2.0, 2.0)
     said = capsys.readouterr().out
     assert f"you guessed 3, it is {result('2')}" in said  # what is true stands out
-    assert "50% too high" in said and said.count("No prediction") == 2 and "Spot on" in said
+    assert "50% too high" in said and said.count("No prediction") == 4 and "Spot on" in said
+
+
+@pytest.mark.parametrize(("guess", "measured", "more", "said"), [
+    (2.1, 2.0, {}, "close: 5% too high."), (1.5, 2.0, {}, "25% too low."),
+    (3.9, 2.0, {}, "95% too high."), (23.08, 2.0, {}, "too high by a factor of 11.5."),
+    (1.0, 4.0, {}, "too low by a factor of 4."),
+    (2e6, 2.0, {}, "by a factor of 1,000,000, 6.0 orders of magnitude. Is it in the same unit?"),
+    (0.001, 0.0, {}, "0.001 too high."), (-1.0, 2.0, {}, "3 too low."),
+    (15, 12.0, {"power": 2}, "3 too high, which is a factor of 8."),
+    (0, 15.0, {"power": 2}, "15 too low, which is a factor of 32,768."),
+    (1e9, 15.0, {"power": 2}, "too high, which is a factor of")])
+def test_a_wrong_guess_gets_a_sentence_that_fits_its_distance(guess, measured, more, said, capsys):
+    check.compare("seconds", guess, measured, **more)
+    assert f"Your guess was {said}" in (printed := capsys.readouterr().out) or said in printed
 
 
 def test_draws_are_the_submissions_own_and_repeat(monkeypatch):

@@ -71,6 +71,10 @@ main()
 INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, for instructors only
 
 
+# A line of code may be too long for a window of 1280 pixels, so lines are wrapped.
+SETTINGS = {"@jupyterlab/notebook-extension:tracker": {"codeCellConfig": {"lineWrap": True}}}
+
+
 def offline_settings(home: Path, instructor: bool = False) -> Path:
     """Write a configuration folder for JupyterLab, and return it.
 
@@ -94,6 +98,7 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
     servers = {f"nbgrader.server_extensions.{name}": instructor
                for name in ("formgrader", "course_list")}
     servers["nbgrader.server_extensions.validate_assignment"] = False
+    (path.parent / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
     # Where it looks for language servers that need Node.js; by default, it asks npm, too.
     roots = [str(Path(sys.prefix, "lib")), sys.prefix]
     (folder / "jupyter_server_config.json").write_text(json.dumps({

@@ -13,6 +13,11 @@ from termcolor import colored
 
 from labcore.errors import LabError
 
+# A notebook's theme is light or dark, and feedback pages are light. Jupyter turns a bold color of
+# the usual sixteen into its darkest shade, which a dark theme makes unreadable; these have a
+# contrast of at least 4 with a background of either theme.
+IN_NOTEBOOKS = {"blue": (32, 120, 216), "green": (10, 138, 63), "red": (224, 58, 62)}
+
 
 def result(value: object) -> str:
     """Highlight a cell's main figure: `print(f"{result(f'{factor:.1f}')} x faster")`."""
@@ -50,8 +55,10 @@ def mark(text: str, *patterns: str) -> str:
     return re.sub("|".join(patterns), lambda match: result(match[0]), text)
 
 
-def _bold(value: object, color: str | None) -> str:
+def _bold(value: object, color: str | tuple[int, int, int] | None) -> str:
     # On a terminal, termcolor decides (NO_COLOR, TERM=dumb). The stdout of a notebook or of the
     # grader is not a terminal, so termcolor would omit the codes, although both render them.
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not on_terminal and color is not None:
+        color = IN_NOTEBOOKS[color]
     return colored(value, color, attrs=["bold"], force_color=None if on_terminal else True)

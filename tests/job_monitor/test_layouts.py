@@ -5,9 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from job_monitor import layouts
+from labcore.colors import IN_NOTEBOOKS
 from labcore.errors import LabError
 from tests.job_monitor.test_bytes_sent import message, put
 
+BLUE = "\033[38;2;" + ";".join(map(str, IN_NOTEBOOKS["blue"])) + "m"
 STACK = "software stack megatron-2021 (Megatron-LM of 2021); a mean error of 7%"
 LOG = STACK + """
 virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no training happens: \
@@ -48,8 +50,8 @@ def test_the_table_marks_the_best_and_the_figure_says_all(job, capsys):
     layouts.show([run, slow])
     head, software, _, first, second = capsys.readouterr().out.splitlines()
     assert "virtual" in head and software == STACK
-    assert first.startswith("two stages") and first.count("\033[34m") == 4
-    assert second.count("\033[34m") == 1  # as many parameters
+    assert first.startswith("two stages") and first.count(BLUE) == 4
+    assert second.count(BLUE) == 1  # as many parameters
     picture = layouts.plot([run, slow])
     assert "two stages 500 ms, 2.0 GiB, 2 MB; slow 800 ms, 3.0 GiB, 0 MB" in repr(picture)
     assert "(virtual)" in repr(picture) and picture.png().startswith(b"\x89PNG")

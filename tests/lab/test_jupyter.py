@@ -34,6 +34,10 @@ def test_a_students_server_leaves_a_taken_port_starts_no_node_and_has_no_formgra
             direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with pytest.raises(urllib.error.HTTPError, match="404"):
                 direct.open(f"{server.root}/formgrader?token={server.token}")
+            # Lines of code that are longer than the window are wrapped.
+            path = "lab/api/settings/@jupyterlab/notebook-extension:tracker"
+            tracker = json.load(direct.open(f"{server.root}/{path}?token={server.token}"))
+            assert tracker["schema"]["properties"]["codeCellConfig"]["default"]["lineWrap"] is True
             assert not started.exists()
         finally:
             server.stop()

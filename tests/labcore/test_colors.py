@@ -8,10 +8,12 @@ import sys
 import pytest
 
 from labcore import workspace
-from labcore.colors import bad, good, mark, result, strong
+from labcore.colors import IN_NOTEBOOKS, bad, good, mark, result, strong
 from labcore.errors import LabError
 
-CODES = {result: "\033[34m", good: "\033[32m", bad: "\033[31m", strong: ""}
+CODES = {kind: f"\033[38;2;{';'.join(map(str, IN_NOTEBOOKS[color]))}m"
+         for kind, color in ((result, "blue"), (good, "green"), (bad, "red"))} | {strong: ""}
+BACKGROUNDS = {"light": (255, 255, 255), "dark": (17, 17, 17)}  # JupyterLab's
 PROGRAM = "from labcore.colors import result; print(result('fast'))"
 
 
@@ -37,7 +39,8 @@ def test_each_kind_has_a_color_and_ends_where_its_text_ends():
 def test_notebooks_show_colors_whatever_the_terminal_that_started_them_asked_for(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "dumb")
-    assert result("fast") == "\033[1m\033[34mfast\033[0m"  # pytest's stdout is no terminal either
+    # pytest's stdout is no terminal either
+    assert result("fast") == f"\033[1m{CODES[result]}fast\033[0m"
 
 
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
@@ -47,6 +50,22 @@ def test_a_terminal_can_turn_them_off(variables):
 
 def test_a_terminal_shows_them_by_default():
     assert on_a_terminal() == "\033[1m\033[34mfast\033[0m"
+
+
+def luminance(color):
+    """Relative luminance: https://www.w3.org/TR/WCAG21/#dfn-relative-luminance."""
+    linear = [one / 255 / 12.92 if one / 255 <= 0.03928 else ((one / 255 + 0.055) / 1.055) ** 2.4
+              for one in color]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("theme", BACKGROUNDS)
+@pytest.mark.parametrize("color", IN_NOTEBOOKS)
+def test_colors_can_be_read_in_either_theme(color, theme):
+    """WCAG asks for 3 where text is bold and large, 4.5 where it is small; Jupyter's own bold blue
+    has 3.3 in the dark theme."""
+    darker, lighter = sorted(map(luminance, (IN_NOTEBOOKS[color], BACKGROUNDS[theme])))
+    assert (lighter + 0.05) / (darker + 0.05) > 4
 
 
 def test_a_line_is_marked_where_the_patterns_match_and_nowhere_else():

@@ -97,7 +97,7 @@ def test_the_list_at_the_top_names_the_exercises_and_a_failure_is_red(make):
     page = make({"batch-check": [error]}, scores={"batch-check": 0.0, "script-check": 2.0})
     assert "Test cell" not in page
     assert '<a href="#batch-check">batch-check</a> (Score: 0.0 / 3.0)' in page  # has no heading
-    red = re.search(r'<span class="ansi-red[^"]*">✗</span>[^<]*', page)
+    red = re.search(r'<span[^>]* style="color: rgb\(224,58,62\)">✗</span>[^<]*', page)
     assert red and "in a hidden test: no" in red[0]
 
 

@@ -18,6 +18,7 @@ from grader.run.probe import TrustedNamespace, Verdict
 from grader.run.proxies import Proxy, StudentNameError
 from grader.run.remote import Remote
 from grader.run.timing import Budget
+from labcore import colors
 from labcore.errors import LabError
 from labkit.check import wire
 from tests.grader.small_lab import marks
@@ -239,7 +240,7 @@ def test_a_students_text_steers_no_terminal_and_is_bounded():
 def test_a_failed_check_shows_its_text_alone_and_others_their_line():
     (failed,) = checked("check.that(False, 'Think of the ranks.')").outputs
     assert failed.ename == "Failed" and failed.traceback == [
-        "\x1b[1m\x1b[31m✗\x1b[0m Think of the ranks."]
+        f"{colors.bad('✗')} Think of the ranks."]
     (asserted,) = checked("x = f(1)\nassert x == 4").outputs
     assert asserted.ename == "AssertionError" and "assert x == 4" in "\n".join(asserted.traceback)
     assert "probe.py" not in "\n".join(asserted.traceback)

@@ -220,3 +220,39 @@ def test_ranks_that_were_too_slow_are_no_verdict_when_graded():
     with pytest.raises(SandboxLost):
         other.ranks(Function("driver", other), 2, (), {}, 40)
     assert other.unmeasured == "out of time on 2 ranks (40 s)"
+
+
+def test_a_warning_of_every_rank_in_every_case_is_shown_once(capsys):
+    names: dict[str, Any] = {}
+    exec("""
+import sys
+import torch.distributed as dist
+
+def driver(n):
+    sys.stderr.write("/x.py:3: UserWarning: tensors\\nof two lines\\n  line = 3\\n")
+    print("rank", dist.get_rank(), file=sys.stderr)
+    return n
+""", names)
+    on_ranks._warned.clear()
+    check.ranks(names["driver"], cases=[(1,), (2,)], ranks=2, expected=[[1, 1], [2, 2]])
+    said = capsys.readouterr().err
+    assert said.count("of two lines") == 1
+    assert sorted(said.split()).count("rank") == 4  # what the student prints stays
+
+
+def test_the_stacks_of_a_deadlock_have_the_student_s_lines_only():
+    """Not those of the masks, which run the driver in a notebook."""
+    names: dict[str, Any] = {}
+    source = ("import torch\nimport torch.distributed as dist\n\ndef driver():\n"
+              "    dist.recv(torch.zeros(1), 1 - dist.get_rank())")
+    exec(compile(source, "/tmp/cell.py", "exec"), names)
+    side().mask(["minimegatron.formulas"])
+    try:
+        with pytest.raises(Failed, match="is a deadlock") as failed:
+            check.ranks(names["driver"], cases=[()], ranks=2, expected=[[1, 1]],
+                        hints={"A hint.": "deadlock"})
+    finally:
+        side().masks = None
+    said = str(failed.value)
+    assert 'File "/tmp/cell.py", line 5' in said and said.endswith("\nA hint.")
+    assert "labkit" not in said and "torch/distributed" not in said

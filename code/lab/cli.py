@@ -52,7 +52,7 @@ def add_grading(subparsers: argparse._SubParsersAction) -> None:
 
     # Grading is found through its entry point, because `lab` must not import it by name.
     for entry in importlib.metadata.entry_points(group="lab.commands"):
-        # The students' image has the entry point of grading, but not its package.
+        # An environment may have the entry point of grading, but not its package.
         if importlib.util.find_spec(entry.module.partition(".")[0]):
             entry.load().add_parser(subparsers)
 

@@ -142,9 +142,12 @@ def serve(home: Path, start_jupyter: Callable[[dict[str, str]], Jupyter]) -> int
         cleanup.callback(ignore_signals)
         jupyter.wait_until_ready()
         (home / ".cluster" / "start.lock").write_text(jupyter.address)
-        notify("The lab is ready. Ctrl-C stops everything.\n")
-        print(f"    {jupyter.address}\n", flush=True)
-        code = jupyter.process.wait()
+        try:
+            notify("The lab is ready. Ctrl-C stops everything.\n")
+            print(f"    {jupyter.address}\n", flush=True)
+            code = jupyter.process.wait()
+        except KeyboardInterrupt:  # the way to stop it, which `make` must not call an error
+            return 0
         if code == 0:  # the user shut it down from its menu
             return 0
         raise LabError(f"JupyterLab ended by itself (exit code {code}): see {jupyter.log}")

@@ -17,7 +17,7 @@ def test_any_user_will_do(start, user):
                          'touch ~/mine && echo kept')
     assert seen.stdout.split() == [user, "user12345", "/home/jovyan", "user12345", "user12345",
                                    "kept"], seen.stderr
-    assert container.stop() == "130"
+    assert container.stop() == "0"
 
 
 def test_a_user_without_a_name_is_told_which_would_do(start):

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 NAMES = {FORWARD: "F forward", BACKWARD: "B backward", WEIGHT: "W gradient of the weights"}
 MIN_WIDTH, MAX_WIDTH = 8.8, 22.0  # of a figure, in inches
+WINDOW, PIXELS = 10.0, 96  # a notebook's width in inches, and CSS pixels per inch
 LEFT, RIGHT, RIGHT_OF_STRIP = 0.85, 0.2, 0.55  # margins beside the axes, in inches
 AXIS, HEADER, LEGEND = 0.57, 0.62, 0.3  # heights in inches: axis labels; title and summary; legend
 
@@ -80,7 +81,13 @@ class Drawing:
 
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.png()).decode()
-        return f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}">'
+        image = f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{data}"'
+        if self.figure.get_figwidth() <= WINDOW:
+            return f"{image}>"
+        # A notebook would shrink it until the labels in its boxes cannot be read.
+        pixels = round(PIXELS * self.figure.get_figwidth())
+        return (f'<div style="overflow-x: auto">{image} style="max-width: none; width: {pixels}px">'
+                "</div>")
 
 
 def draw(drawable: Drawable, title: str = "Pipeline", unit: str | None = None, live: bool = False

@@ -154,3 +154,12 @@ def test_several_are_drawn_on_one_scale_of_time_and_of_memory():
     assert both.alt.startswith("GPipe: 2 stages") and "1F1B: 2 stages" in both.alt
     with pytest.raises(ScheduleError, match="no timelines"):
         draw_beside({})
+
+
+def test_a_notebook_shows_a_wide_figure_in_its_own_size_and_scrolls():
+    """Shrunk to the window, the labels of 64 micro-batches have 5 pixels."""
+    wide = draw(simulate(one_f_one_b(4, 64)))
+    assert wide.figure.get_figwidth() > 20
+    assert re.search(r'<div style="overflow-x: auto"><img .* style="max-width: none; '
+                     r'width: 2\d{3}px"></div>$', wide._repr_html_())
+    assert "overflow" not in draw(simulate(one_f_one_b(2, 4)))._repr_html_()

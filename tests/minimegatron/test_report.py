@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Progress
@@ -13,6 +14,7 @@ from minimegatron.logging.megatron import iteration_line, time_line
 from minimegatron.logging.optional_lines import times_of_ranks, validation_lines
 from minimegatron.logging.profiler import Profiler
 from minimegatron.logging.step_log import StepLog
+from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import Stage
 from minimegatron.optim.optimizer import Optimizer
@@ -178,3 +180,16 @@ def test_evaluation_counts_in_no_step_s_timers():
     with paused(timers), timers("forward-compute"), timers("forward-recv"):
         pass
     assert timers.take() == {"forward-compute": 1}
+
+
+@pytest.mark.parametrize(("flags", "steps"), [("", [1, 2]), ("--load {}/saved", [1, 2, 3, 1, 2])])
+def test_a_run_that_reuses_a_folder_hides_the_earlier_one_unless_it_resumes(
+        make_context, tmp_path, flags, steps):
+    for count in (3, 2):
+        board = TensorBoard(make_context(f"--tensorboard-dir {tmp_path} " + flags.format(tmp_path)))
+        for iteration in range(1, count + 1):
+            board.scalar("lm loss", 1.0, iteration)
+        board.close()
+    read = EventAccumulator(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars("lm loss")] == steps

@@ -26,8 +26,11 @@ class TensorBoard(Report):
         if ctx.config.tensorboard_dir and ctx.grid.is_last_rank:
             from torch.utils.tensorboard import SummaryWriter  # slow to import
 
+            # Unless this run resumes one, TensorBoard hides what an earlier run has left in the
+            # folder: its points would be connected with ours.
             self.writer = SummaryWriter(ctx.config.tensorboard_dir,
-                                        max_queue=ctx.config.tensorboard_queue_size)
+                                        max_queue=ctx.config.tensorboard_queue_size,
+                                        purge_step=None if ctx.config.load else 0)
             for name, value in dataclasses.asdict(ctx.config).items():
                 self.writer.add_text(name, str(value))
             if ctx.device.label:

@@ -48,13 +48,13 @@ def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
     Raises:
         LabError: a check failed, and nothing was written or submitted; or Slurm refused a job.
     """
-    from lab.submit import conf, containers, layout, memory, nodes, scripts
+    from lab.submit import conf, containers, layout, memory, nodes, scripts, trainer_flags
 
     settings = conf.read(path)
     if profile:
         settings = replace(settings, profile=True)
     placed = layout.place(settings)
-    memory.check_flags(placed)
+    trainer_flags.check(placed)
     containers.check(settings, workspace.home())
     available = _available_nodes(dry_run)
     if available is not None:
@@ -65,7 +65,7 @@ def submit(path: Path, *, profile: bool = False, dry_run: bool = False) -> None:
         print("\n".join(f"==> {script.path} <==\n{script.text}" for script in batch_scripts),
               end="")
         return
-    _check_workspace(workspace.home())
+    prepare_workspace(workspace.home(), trainer_flags.uses_own_data(placed))
     scripts.write(workspace.home(), batch_scripts)
     print(summary(placed, stages))
     job = _submit(batch_scripts)
@@ -88,11 +88,24 @@ def _available_nodes(dry_run: bool) -> list | None:
         return None
 
 
-def _check_workspace(home: Path) -> None:
-    for path, command in (("code/run_node.sh", "make lab"),
-                          ("data/GPT-2_assets/my-gpt2_text_document.bin", "lab data")):
-        if not (home / path).exists():
-            raise LabError(f"{home / path} is missing; create it with {command}")
+def prepare_workspace(home: Path, uses_own_data: bool) -> None:
+    """Create the folders and files that the scripts use.
+
+    Args:
+        home: the workspace.
+        uses_own_data: whether the run trains on the text that `lab data` prepares.
+
+    Raises:
+        LabError: that text is missing.
+    """
+    from labcore import shipping
+
+    data = home / "data/GPT-2_assets/my-gpt2_text_document.bin"
+    if uses_own_data and not data.exists():
+        raise LabError(f"{data} is missing; create it with lab data, or name another text: "
+                       'flags = ["--data-path", "PREFIX"]')
+    if not all((home / path).exists() for path in ("code/run_node.sh", "megatron/Megatron-LM")):
+        shipping.make_workspace(home)
 
 
 def summary(layout: RunLayout, stages: list[RankMemory]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from lab.submit import trainer_flags
 from lab.submit.layout import RunLayout
 from labcore.errors import LabError
-from layout_estimator.requests import EstimateError, estimate, read_flags
+from layout_estimator.requests import EstimateError, estimate
 
 GIB = 2**30
 MAX_MOVES = 24  # layers to move between stages in search of a partition that fits
@@ -35,15 +35,6 @@ class RankMemory(NamedTuple):
     def fits(self) -> bool:
         """True if the rank fits its GPU."""
         return self.needed <= self.capacity
-
-
-def check_flags(layout: RunLayout) -> None:
-    """Raise LabError if the trainer would refuse the run's flags."""
-    trainer_flags.check_own(layout.conf)
-    try:
-        read_flags(_flags(layout))
-    except EstimateError as error:
-        raise LabError(f"{layout.conf.file}: the trainer refuses this run: {error}") from None
 
 
 def estimate_stages(layout: RunLayout, measured: dict | None = None) -> list[RankMemory]:
@@ -103,4 +94,5 @@ def _flags(layout: RunLayout) -> list[str]:
     nodes = ",".join(f"{component.card.name}:{component.per_node}x{component.nodes}"
                      for component in layout.components)
     return ["--cluster", nodes,
-            *(word for group in trainer_flags.groups(layout).values() for word in group)]
+            *(word for group in trainer_flags.modeled(layout).values() for word in group),
+            *layout.conf.flags]

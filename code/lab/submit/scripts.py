@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +18,6 @@ from labcore.terminal import visible
 
 FOLDER = Path("code")  # the workspace's folder of batch scripts
 MARK = "# lab submit replaces this file unless you change it: "
-LOG_INTERVAL = 10
-TIMELINE_ITERATION = 3  # the first without one-time costs of the start and the allocator
 MAX_WIDTH = 99  # characters of a line
 
 
@@ -68,9 +66,8 @@ def _script(layout: RunLayout, path: Path, own: Sequence[JobComponent], **values
          "own": own,
          # The same number on all nodes, because a step's option holds for all its components.
          "cpus": max(component.per_node for component in own),
-         "arrays": " ".join(f'"${{{name}[@]}}"' for name in groups),
-         "log_interval": min(LOG_INTERVAL, conf.iterations),
-         "timeline_iteration": min(TIMELINE_ITERATION, conf.iterations), **values})
+         "arrays": _arrays(groups),
+         **values})
     return Script(path, text + MARK + _digest(text) + "\n")
 
 
@@ -82,11 +79,17 @@ def title(layout: RunLayout) -> str:
             f"pipeline {conf.pipeline_parallel} parallel.")
 
 
+def _arrays(names: Iterable[str]) -> str:
+    """Return the expansions of bash arrays, in lines of the launcher's command."""
+    words = " ".join(f'"${{{name}[@]}}"' for name in names)
+    return " \\\n    ".join(textwrap.wrap(words, MAX_WIDTH - 10))
+
+
 def _wrapped(name: str, flags: Sequence[str]) -> str:
-    """Return the words of a bash array, in lines that are aligned with its first word."""
+    """Return the shell's words of a bash array, in lines that are aligned with its first word."""
     indent = " " * (len(name) + 2)
     lines: list[str] = []
-    for word in map(shlex.quote, flags):  # word by word, because a quoted one may have white space
+    for word in flags:  # word by word, because a quoted one may have white space
         if lines and len(indent) + len(lines[-1]) + 1 + len(word) <= MAX_WIDTH:
             lines[-1] += f" {word}"
         else:

@@ -108,7 +108,7 @@ def test_shipped_configurations_are_valid_and_their_stages_fit():
     assert len(shipped) >= 2
     for path in shipped:
         placed = layout.place(conf.read(path))
-        memory.check_flags(placed)
+        trainer_flags.check(placed)
         assert nodes.up_command(placed) in path.read_text() or placed.job == "heterogeneous"
         assert all(one.fits for one in memory.check(placed)), path
 
@@ -128,18 +128,30 @@ def test_every_stage_is_held_against_the_memory_of_its_own_gpu(place):
 @pytest.mark.parametrize(("flag", "said"), [
     ("--num-layers", "--num-layers is set by the key layers"),
     ("--fp16", "--fp16 is set by the key precision"),
+    ("--encoder-seq-length=64", "--encoder-seq-length=64 is set by the key sequence-length"),
+    ("-b", "-b is set by the key micro-batch-size"),
+    ("--train-samples", "--train-samples is set by the key iterations"),
+    ("--pipeline-model-parallel-layout", "is set by the key partition"),
+    ("--estimate", "--estimate trains nothing, so a job cannot have it; .*lab estimate"),
+    ("--vocab-size=9", "--vocab-size belongs to --estimate"),
     ("--sequence-paralel", "the trainer refuses this run: .*--sequence-parallel"),
 ])
 def test_flags_of_the_trainer_are_checked(place, flag, said):
     with pytest.raises(LabError, match=said):
-        memory.check_flags(place(MIXED, flags=f'["{flag}"]'))
+        trainer_flags.check(place(MIXED, flags=f'["{flag}"]'))
+
+
+def test_a_flag_that_contradicts_a_default_is_refused_by_name(place):
+    with pytest.raises(LabError, match=r"refuses this run: --min-lr 1e-05 is greater than --lr "
+                       "1e-06; nearest: --min-lr 1e-06"):
+        trainer_flags.check(place(MIXED, flags='["--lr", "1e-6"]'))
 
 
 def test_a_network_or_schedule_that_does_not_exist_is_refused(place):
     for changed in ({"network": '"ether:1gbit"'}, {"schedule": '"2f2b"'}):
         with pytest.raises(LabError):
             placed = place(MIXED | changed)
-            memory.check_flags(placed)
+            trainer_flags.check(placed)
             memory.check(placed)
 
 
@@ -173,3 +185,4 @@ def test_slurm_s_own_name_of_the_gpu_type_goes_into_the_script(place):
 
 def test_every_key_with_a_flag_exists():
     assert set(trainer_flags.KEYS.values()) <= set(conf.FIELDS)
+    assert set(trainer_flags.KEYS) <= set(trainer_flags.flags_by_spelling().values())

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.submit import scripts
+from lab.submit import cli, scripts, trainer_flags
+from labcore import workspace
 from labcore.errors import LabError
 
 from .test_conf import MIXED, XL
@@ -64,7 +65,7 @@ def test_flags_reach_the_trainer_as_they_are_in_the_file(place, tmp_path):
     made = place(MIXED | {"flags": json.dumps(HOSTILE)})
     (script,) = scripts.render(made)
     at = script.text.index("MORE=(")
-    array = script.text[at:script.text.index("\nOPTIMIZER=", at)]
+    array = script.text[at:script.text.index("\n\n", at)]
     done = subprocess.run(["bash", "-c", array + '\nprintf "%s\\0" "${MORE[@]}"'], cwd=tmp_path,
                           capture_output=True, text=True, check=True)
     assert done.stdout.split("\0")[:-1] == HOSTILE and not (tmp_path / "run").exists()
@@ -98,6 +99,60 @@ def test_a_master_believes_only_a_running_job_that_joins_it(place, tmp_path, rec
     assert (done.returncode == 0) == has_joined
 
 
+DEFAULTS = ["--lr", "--min-lr", "--lr-decay-style", "--lr-decay-iters", "--lr-warmup-fraction",
+            "--weight-decay", "--clip-grad", "--data-path", "--vocab-file", "--merge-file",
+            "--split", "--log-interval", "--eval-iters", "--tensorboard-dir"]
+OWN = {"--lr": "9e-4", "--min-lr": "1e-6", "--lr-decay-style": "linear", "--lr-decay-iters": "77",
+       "--lr-warmup-fraction": "0.2", "--weight-decay": "0.3", "--clip-grad": "0.5",
+       "--data-path": "data/mine", "--vocab-file": "v.json", "--merge-file": "m.txt",
+       "--split": "90,5,5", "--log-interval": "1", "--eval-iters": "3",
+       "--tensorboard-dir": "here", "--timeline-iteration": "2"}
+
+
+def command_line(script, folder, *arguments):
+    """Return the trainer's command line when a batch script runs, without the last word's file."""
+    for name, text in {"srun": 'printf "%s\\0" "$@"', "scontrol": "echo n1"}.items():
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    done = subprocess.run(["bash", "-s", "--", *arguments], input=script.text, capture_output=True,
+                          text=True, check=True,
+                          env={"PATH": f"{folder}:/usr/bin:/bin", "LAB_HOME": "/w",
+                               "SLURM_JOB_ID": "5", "SLURM_JOB_NODELIST": "n1"})
+    words = done.stdout.split("\0")[:-1]
+    at = next(index for index, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
+    return words[at + 1:]
+
+
+def test_the_script_has_every_default_if_the_file_has_no_flags(place, tmp_path):
+    words = command_line(*scripts.render(place(MIXED)), tmp_path)
+    assert [words.count(flag) for flag in DEFAULTS] == [1] * len(DEFAULTS)
+    assert "/w/data/GPT-2_assets/my-gpt2_text_document" in words
+
+
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+@pytest.mark.parametrize("flag", OWN)
+def test_a_flag_of_the_file_replaces_the_default(place, tmp_path, flag, form):
+    flags = form.format(flag, OWN[flag]).split()
+    placed = place(MIXED | {"flags": json.dumps(flags), "profile": "true"})
+    trainer_flags.check(placed)
+    words = command_line(*scripts.render(placed), tmp_path)
+    assert [word for word in words if word.partition("=")[0] == flag] == flags[:1]
+    assert len(flags) == 1 or words[words.index(flag) + 1] == OWN[flag]
+
+
+def test_a_flag_replaces_the_defaults_that_contradict_it(place, tmp_path):
+    flags = ["--lr-warmup-iters", "2", "--lr-decay-iters", "40"]
+    placed = place(MIXED | {"flags": json.dumps(flags)})
+    trainer_flags.check(placed)
+    words = command_line(*scripts.render(placed), tmp_path)
+    assert "--lr-warmup-fraction" not in words and words.count("--lr-decay-iters") == 1
+
+
+def test_an_argument_of_sbatch_overrides_the_script(place, tmp_path):
+    words = command_line(*scripts.render(place(MIXED)), tmp_path, "--lr", "3e-4")
+    assert words[-2:] == ["--lr", "3e-4"]
+
+
 def flat(script):
     return " ".join(script.text.split())
 
@@ -127,3 +182,18 @@ def test_all_scripts_are_written_or_none(place, tmp_path):
     with pytest.raises(LabError):
         scripts.write(tmp_path, scripts.render(place(MIXED, job='"joined"')))
     assert [one.name for one in (tmp_path / "code").iterdir()] == ["run.join1.sh"]
+
+
+def test_a_workspace_that_only_has_data_gets_what_the_scripts_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(workspace, "CHECKOUT", tmp_path / "checkout")  # no notebooks to copy
+    (tmp_path / "checkout/code/jobs").mkdir(parents=True)
+    (tmp_path / "checkout/code/jobs/run_node.sh").write_text("")
+    home = tmp_path / "home"
+    with pytest.raises(LabError, match="create it with lab data, or name another text"):
+        cli.prepare_workspace(home, uses_own_data=True)
+    cli.prepare_workspace(home, uses_own_data=False)
+    (home / "data/GPT-2_assets").mkdir(parents=True)
+    (home / "data/GPT-2_assets/my-gpt2_text_document.bin").touch()
+    cli.prepare_workspace(home, uses_own_data=True)
+    assert (home / "code/run_node.sh").exists() and (home / "megatron/logs").is_dir()
+    assert (home / "megatron/Megatron-LM/pretrain_gpt.py").exists()

@@ -235,8 +235,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         description="Make the workspace's vocabularies and token files, without a download. By "
                     "default, the text is the installed Python's library.")
     parser.add_argument("--input", action="append", default=[], metavar="FILE",
-                        help='use your own text: JSON lines with a "text" key, optionally gzipped '
-                             "(.gz); can be repeated")
+                        help='use your own text: JSON lines with a "text" key, optionally '
+                             "compressed with gzip, xz, or bzip2; can be repeated")
     parser.add_argument("--vocab-file", metavar="FILE", help="use GPT-2's original vocab.json")
     parser.add_argument("--merge-file", metavar="FILE", help="use GPT-2's original merges.txt")
     parser.add_argument("--size-mb", type=int, metavar="N",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import json
+import lzma
 import os
+import platform
 import zlib
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO
 
 from minimegatron.errors import UserError
+
+# How compressed files begin.
+GZIP, XZ, BZIP2, ZSTD = b"\x1f\x8b", b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd"
+PYTHON = ".".join(platform.python_version_tuple()[:2])
 
 
 def require_readable(path: Path) -> None:
@@ -26,8 +34,21 @@ def require_readable(path: Path) -> None:
         raise UserError(f"cannot read --input {path}: permission denied")
 
 
-def _open(path: Path) -> BinaryIO:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")
+def _decompressed(path: Path, file: BufferedReader) -> BinaryIO:
+    """Return a reader of an open file's content, decompressed whatever the file's name is.
+
+    Raises:
+        UserError: it is compressed in a format that Python cannot read.
+    """
+    start = file.peek(6)  # which takes nothing out of a named pipe
+    if start.startswith(ZSTD):
+        raise UserError(f"--input {path} is compressed with zstd, which Python {PYTHON} cannot "
+                        f"read; decompress it first: zstd -d {path}")
+    if path.suffix == ".gz" or start.startswith(GZIP):
+        return gzip.open(file)
+    if start.startswith(XZ):
+        return lzma.open(file)
+    return bz2.open(file) if start.startswith(BZIP2) else file
 
 
 def read_documents(path: Path, keys: Sequence[str]) -> Iterator[tuple[list[str], int]]:
@@ -36,7 +57,7 @@ def read_documents(path: Path, keys: Sequence[str]) -> Iterator[tuple[list[str],
     Lines of white space are skipped.
 
     Args:
-        path: the file; a name that ends in .gz is decompressed.
+        path: the file; gzip, xz, and bzip2 are decompressed.
         keys: the keys of the texts in each JSON object.
 
     Raises:
@@ -46,11 +67,11 @@ def read_documents(path: Path, keys: Sequence[str]) -> Iterator[tuple[list[str],
     require_readable(path)
     number = 0
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(file, start=1):
-                if raw.strip():
-                    yield _parse(path, number, raw, keys), len(raw)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        with open(path, "rb") as raw, _decompressed(path, raw) as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _parse(path, number, line, keys), len(line)
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise UserError(f"--input {path} is corrupted after line {number}: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read --input {path} after line {number}: {error}") from error

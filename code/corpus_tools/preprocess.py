@@ -16,8 +16,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from corpus_tools.foreign_flags import PREPROCESS
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter, token_dtype
 from corpus_tools.jsonl import read_documents, require_readable
+from minimegatron.arguments.unknown import harmless_line, sort_out, sort_out_or_refuse
 from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
 from minimegatron.errors import UserError
 
@@ -131,12 +133,19 @@ def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Se
         progress(counts)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="preprocess_data.py", description=__doc__.split("\n")[0],
+class Parser(argparse.ArgumentParser):
+    """argparse, but an error is a UserError."""
+
+    def error(self, message: str) -> None:
+        raise UserError(message)
+
+
+def build_parser() -> Parser:
+    top = Parser(prog="preprocess_data.py", description=__doc__.split("\n")[0],
                                   allow_abbrev=False)
     group = top.add_argument_group("input data")
     group.add_argument("--input", required=True, metavar="FILE",
-                       help="file with JSON lines, optionally gzipped (.gz)")
+                       help="file with JSON lines, optionally compressed with gzip, xz, or bzip2")
     group.add_argument("--json-keys", nargs="+", default=["text"], metavar="KEY",
                        help="keys to tokenize, each into its own pair of files (default: text)")
     group.add_argument("--split-sentences", action="store_true", help="not supported")
@@ -161,6 +170,24 @@ def build_parser() -> argparse.ArgumentParser:
     return top
 
 
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line.
+
+    Raises:
+        UserError: something is wrong; a line for each problem.
+    """
+    parser = build_parser()
+    required = [action for action in parser._actions if action.required]
+    for action in required:
+        action.required = False
+    _, harmless, _ = sort_out(argv, parser, PREPROCESS)
+    if harmless:
+        _print(harmless_line(harmless))
+    arguments = parser.parse_args(sort_out_or_refuse(argv, parser, required, PREPROCESS))
+    check(arguments)
+    return arguments
+
+
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for a value that Megatron-LM's program accepts and this one does not."""
     if arguments.split_sentences or arguments.keep_newlines:
@@ -181,7 +208,6 @@ def check(arguments: argparse.Namespace) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the program. Raises UserError."""
     started = time.perf_counter()
-    check(arguments)
     # The library reads these when it creates its thread pool, at the first batch.
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers)
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -217,9 +243,9 @@ def main(argv: list[str] | None = None) -> int:
     # Exit as on Ctrl-C, so that temporary files are removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        run(build_parser().parse_args(argv))
+        run(parse(sys.argv[1:] if argv is None else argv))
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -17,9 +17,9 @@ from labcore.terminal import visible
 PARTS = {"slurmbox.cli": ("cluster",), "corpus_tools.cli": ("data",),
          "lab.start": ("start", "install-slurm"), "labkit.build.cli": ("build",),
          "labkit.build.new": ("new",), "lab.tensorboard.cli": ("tensorboard",),
-         "lab.devices": ("devices",), "lab.doctor": ("doctor",),
-         "layout_estimator.cli": ("estimate",),
-         "layout_estimator.cluster_planner.cli": (), "lab.submit.cli": ("submit",),
+         "lab.devices": ("devices",), "lab.doctor": ("doctor",), "lab.explain": ("explain",),
+         "layout_estimator.cli": ("estimate",), "layout_estimator.cluster_planner.cli": (),
+         "lab.submit.cli": ("submit",),
          "job_monitor.cli": ("top", "report"), "labkit.contest.cli": (),
          "lab.mytrainer.cli": ("mytrainer",)}
 

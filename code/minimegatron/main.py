@@ -21,9 +21,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         config = parse_arguments(argv)
     except UserError as error:
         from minimegatron.failures import print_shared_error
-
-        # Every rank reads the same command line, so one message is enough.
-        print_shared_error(f"error: {error}", os.environ.get("RANK", "0") == "0")
+        # Every rank reads the same command line, so one rank's message is enough.
+        text = f"error: {error}".replace("\n", "\nerror: ")
+        print_shared_error(text, os.environ.get("RANK", "0") == "0")
         leave(1)
     if config.exit_signal_handler:  # a signal during startup waits until Exits handles it
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -1,7 +1,9 @@
 """preprocess_data.py as a user runs it: good input, every bad input, full disks, signals."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import signal
 import subprocess
@@ -11,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from corpus_tools.preprocess import main
+from corpus_tools.foreign_flags import PREPROCESS
+from corpus_tools.preprocess import build_parser, main
 from minimegatron.data.indexed_dataset import IndexedDataset
 from warmranks import run_program
 
@@ -99,9 +102,12 @@ def test_two_keys_make_two_pairs(preprocess, tmp_path, tokenizer):
     assert len(read(tmp_path, "out_a_document")) == 2
 
 
-def test_gzip_and_byte_order_mark(preprocess, tmp_path, tokenizer):
-    source = tmp_path / "x.jsonl.gz"
-    source.write_bytes(gzip.compress("\ufeff{\"text\": \"é\"}\n".encode()))
+@pytest.mark.parametrize(("name", "compress"), [
+    ("x.jsonl.gz", gzip.compress), ("x.jsonl.xz", lzma.compress), ("x.jsonl", lzma.compress),
+    ("x.jsonl.bz2", bz2.compress)])
+def test_compression_and_byte_order_mark(preprocess, tmp_path, tokenizer, name, compress):
+    source = tmp_path / name
+    source.write_bytes(compress("\ufeff{\"text\": \"é\"}\n".encode()))
     assert preprocess(source)[0] == 0
     assert read(tmp_path) == [[*tokenizer.tokenize("é"), tokenizer.eod]]
 
@@ -141,7 +147,23 @@ def test_a_damaged_gzip_is_named(preprocess, tmp_path, jsonl):
     assert code == 1 and "cut.jsonl.gz is corrupted after line 0" in stderr
 
 
+def test_another_compression_is_named(preprocess, tmp_path):
+    source = tmp_path / "x.jsonl"
+    source.write_bytes(bytes.fromhex("28b52ffd") + b"xyz")
+    code, stderr = preprocess(source)
+    assert code == 1 and "is compressed with zstd, which Python 3." in stderr
+    assert f"decompress it first: zstd -d {source}" in stderr
+    source.write_bytes(lzma.compress(b"{}" * 5000)[:-40])
+    assert "x.jsonl is corrupted after line" in preprocess(source)[1]
+
+
 @pytest.mark.parametrize(("flags", "says"), [
+    (["--vocab", "v.txt"], "--vocab v.txt: it has another name here; use --vocab-file instead"),
+    (["--partitions", "4"], "--partitions 4: a flag of Megatron-LM, but one program reads the "
+     "whole input, with the threads of --workers; use --workers instead"),
+    (["--tokenizer-model", "t.model"], "GPT-2's byte-level BPE; use --vocab-file and --merge-file"),
+    (["--workers", "two", "--appendeod"], "invalid int value: 'two'\nerror: unrecognized argument "
+     "--appendeod; did you mean --append-eod?"),
     (["--split-sentences"], "--split-sentences is not supported"),
     (["--keep-newlines"], "--keep-newlines is not supported"),
     (["--dataset-impl", "lazy"], "--dataset-impl lazy is not supported: use mmap"),
@@ -155,6 +177,22 @@ def test_a_damaged_gzip_is_named(preprocess, tmp_path, jsonl):
 def test_flags_are_refused_by_name(preprocess, jsonl, flags, says):
     code, stderr = preprocess(jsonl, *flags)
     assert code == 1 and says in stderr
+
+
+def test_harmless_flags_of_megatron_are_named_once(preprocess, jsonl):
+    code, stderr = preprocess(jsonl, "--partitions", "1", "--keep-sequential-samples", "--lang",
+                              "english")
+    assert code == 0
+    assert stderr.count("no effect here: --partitions (1 is what happens anyway); "
+                        "--keep-sequential-samples (documents always keep their order)") == 1
+
+
+def test_every_flag_of_the_table_has_one_place():
+    placed = [{option for action in build_parser()._actions for option in action.option_strings},
+              PREPROCESS.harmless.keys(), PREPROCESS.reasons.keys()]
+    assert PREPROCESS.values.keys() <= set().union(*placed)
+    assert not placed[0] & PREPROCESS.values.keys()
+    assert {*PREPROCESS.instead, *PREPROCESS.harmless_values} <= placed[2]
 
 
 def test_missing_input_and_folder(preprocess, tmp_path):

@@ -4,9 +4,12 @@ import shlex
 
 import pytest
 
+import megatron_flags
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.parse import NO_EFFECT, notes
-from minimegatron.arguments.unknown import NOT_YET
+from minimegatron.arguments.estimates import EstimateConfig
+from minimegatron.arguments.parse import build_parser, notes
+from minimegatron.arguments.table import upstream
+from minimegatron.arguments.unknown import TRAINER, distance, suggestion, values_of
 from minimegatron.errors import UserError
 
 GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -57,17 +60,109 @@ def test_a_true_default_is_turned_off_by_a_no_flag(spelling):
     assert not parse(flag).log_learning_rate_to_tensorboard
 
 
-@pytest.mark.parametrize("name", NOT_YET)
-def test_a_flag_that_is_not_there_yet_is_refused_by_name(name):
-    with pytest.raises(UserError, match=f"{name} .* does not have yet"):
-        parse(f"{name} 1")
+PARSER = {option for action in build_parser(EstimateConfig)._actions
+          for option in action.option_strings}
 
 
-def test_no_flag_is_both_there_and_refused():
-    for name in NOT_YET:
-        assert name not in NO_EFFECT
-    for name in NO_EFFECT:
-        parse(name)
+def test_every_flag_of_megatron_has_one_place():
+    assert len(TRAINER.values) == 606
+    placed = [PARSER & TRAINER.values.keys(), TRAINER.harmless.keys(), TRAINER.reasons.keys()]
+    assert set().union(*placed) == TRAINER.values.keys()
+    assert sum(map(len, placed)) == len(TRAINER.values)
+
+
+def test_the_table_of_foreign_flags_has_no_name_that_megatron_lacks():
+    names = [name for table in (TRAINER.no_effect, TRAINER.refused) for text in table.values()
+             for name in text.split()]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert any(flag == name or (name.endswith("*") and flag.startswith(name[:-1]))
+                   for flag in TRAINER.values), name
+    assert {*TRAINER.instead, *TRAINER.harmless_values} <= TRAINER.reasons.keys()
+
+
+def test_what_is_recommended_instead_exists():
+    for text in TRAINER.instead.values():
+        assert {word.rstrip(",") for word in text.split() if word.startswith("--")} <= {
+            *PARSER, "--ckpt-format", "--requeue"}
+
+
+def values(name, good=True):
+    """Return values that a flag of Megatron-LM may have."""
+    one = TRAINER.harmless_values.get(name, "1").split()[0] if good else "other"
+    return {"0": [], "1": [one], "*": [one, one]}[TRAINER.values[name]]
+
+
+def test_every_harmless_flag_is_accepted_and_named_in_one_line():
+    words = [word for name in TRAINER.harmless for word in (name, *values(name))]
+    words += [word for name in TRAINER.harmless_values for word in (name, *values(name))]
+    argv = [*shlex.split(GOOD), *words, "--seed", "7"]
+    config = parse_arguments(argv, {})
+    assert config.seed == 7
+    (line,) = [line for line in notes(argv, config) if line.startswith("no effect here: ")]
+    for name in (*TRAINER.harmless, *TRAINER.harmless_values):
+        assert name in line
+    assert "--wandb-project" in line and line.count("curves go to --tensorboard-dir") == 1
+    assert not any(line.startswith("no effect here") for line in notes(GOOD.split(), config))
+
+
+def test_every_refused_flag_is_refused_by_name_all_in_one_message():
+    names = list(TRAINER.reasons)
+    argv = [*shlex.split(GOOD), *(word for name in names for word in (name, *values(name, False)))]
+    with pytest.raises(UserError) as error:
+        parse_arguments(argv, {})
+    lines = str(error.value).splitlines()
+    assert [line.split()[0].rstrip(":") for line in lines] == names
+    assert all(line.endswith((" instead", "leave it out")) for line in lines)
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(UserError) as error:
+        parse("--hiden-size 64 --micro-batch-size two --num-experts 8 --use-rope --lr-decay-style "
+              "step --swiglu=1", base="--num-layers 4 --hidden-size 64 ")
+    assert str(error.value).splitlines() == [
+        "unrecognized argument --hiden-size; did you mean --hidden-size?",
+        "argument --micro-batch-size/-b: invalid int value: 'two'",
+        "--num-experts 8: a flag of Megatron-LM, but the trainer has no mixture of experts; leave "
+        "it out",
+        "unrecognized argument --use-rope; did you mean --use-rope-scaling?",
+        "argument --lr-decay-style: invalid choice: 'step' (choose from 'constant', 'linear', "
+        "'cosine', 'inverse-square-root')",
+        "argument --swiglu: ignored explicit argument '1'",
+        "the following arguments are required: --num-attention-heads, --seq-length/"
+        "--encoder-seq-length, --max-position-embeddings, --lr, --data-path, --vocab-file, "
+        "--merge-file"]
+    with pytest.raises(UserError) as error:
+        parse("--seed -1 --num-layers 0")
+    assert len(str(error.value).splitlines()) == 2
+    with pytest.raises(UserError) as error:  # the batch cannot be checked without the grid
+        parse("--tensor-model-parallel-size 3 --hidden-size 66 --fp16 --bf16 --save x --schedule a",
+              ranks=4)
+    assert [line.partition(" ")[0] for line in str(error.value).splitlines()] == [
+        "--save", "world", "--hidden-size"]
+
+
+def test_a_blend_is_refused_as_what_it_is():
+    with pytest.raises(UserError, match=r"^--data-path 0\.3 a 0\.7 b: a blend of several data "
+                       "sets, but pretrain_gpt.py reads one; nearest: --data-path a$"):
+        parse("--data-path 0.3 a 0.7 b")
+    with pytest.raises(UserError, match="--hidden-size 64 32: unrecognized argument 32"):
+        parse("--hidden-size 64 32")
+
+
+@pytest.mark.parametrize(("name", "near"), [
+    ("--hiden-size", "--hidden-size"), ("--micro_batch_size", "--micro-batch-size"),
+    ("--micro-batch", "--micro-batch-size"), ("--sequence-paralell", "--sequence-parallel"),
+    ("--no-mmap-bin-file", "--no-mmap-bin-files"), ("--lr-dceay-iters", "--lr-decay-iters"),
+    ("--vocab-flie", "--vocab-file"), ("--no-mmap", "--no-mmap-bin-files"),
+    ("--attention-window", ""), ("--use-mup", ""), ("--log-dir", ""), ("stray", ""), ("--x", "")])
+def test_a_suggestion_is_made_for_a_typing_error_only(name, near):
+    assert suggestion(name, {*PARSER, *TRAINER.values}) == near
+
+
+def test_the_distance_counts_letters():
+    assert [distance("abc", other) for other in ("abc", "acb", "ab", "xabc", "xyz")] == [
+        0, 1, 1, 1, 3]
 
 
 REFUSED = {
@@ -213,3 +308,24 @@ PIPELINE = {  # on 2 stages of 4 layers in all
 def test_a_pipeline_that_cannot_be_is_refused(flags):
     with pytest.raises(UserError, match=PIPELINE[flags]):
         parse("--pipeline-model-parallel-size 2 " + flags, ranks=2)
+
+
+UPSTREAM = '''
+group.add_argument('--switch', '--other-name', action='store_true', help='--not-a-flag')
+group.add_argument("--value", type=int, default=None, required=False)
+group.add_argument('--maybe', nargs='?')
+group.add_argument('--list', nargs='+')
+group.add_argument('--both', action=argparse.BooleanOptionalAction)
+group.add_argument('positional')
+'''
+
+
+def test_the_table_is_what_its_generator_writes():
+    kinds = dict(megatron_flags.flags_in(UPSTREAM))
+    assert kinds == {"--switch": "0", "--other-name": "0", "--value": "1", "--maybe": "1",
+                     "--list": "*", "--both": "0", "--no-both": "0"}
+    made = {}
+    exec(megatron_flags.render(kinds, {"a.py": "c0ffee"}), made)
+    assert values_of(made["NAMES"]) == kinds and made["SOURCES"] == {"a.py": "c0ffee"}
+    assert megatron_flags.TABLE.read_text() == megatron_flags.render(
+        TRAINER.values, upstream.SOURCES)

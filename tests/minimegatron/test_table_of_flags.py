@@ -66,7 +66,8 @@ def test_help_and_parser_have_the_new_flags_under_their_topic():
      "--attention-window 2"),
     ("--window 7 --use-flash-attn", "--attention-window 7: must be at most 6"),
     ("--window 4", "--attention-window 4 needs --use-flash-attn"),
-    ("--window 4 --use-flash-attn --kv-channels 8", "--attention-window 4 with --kv-channels 8"),
+    ("--window 4 --use-flash-attn --attention-dropout 0 --kv-channels 8",
+     "--attention-window 4 with --kv-channels 8"),
     ("--rope-base nan", "--rope-base nan: must be a finite number"),
     ("--rope-bass 1", "unrecognized argument --rope-bass; did you mean --rope-base?")])
 def test_type_bounds_and_relations_are_checked(flags, message):

@@ -6,7 +6,9 @@ Messages begin with Megatron-LM's own wording where it has one.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
+from importlib import import_module
 
 from minimegatron.arguments.flags import Config
 from minimegatron.arguments.require import near_divisors, near_multiples, require
@@ -19,37 +21,32 @@ from pipeline_schedules import WHOLE_STAGES
 
 
 def check(config: Config, rank: int, world_size: int) -> Config:
-    """Return `config` with everything derived filled in. Raises UserError."""
-    check_needs(config)
+    """Return `config` with everything derived filled in.
+
+    Raises:
+        UserError: flags do not fit together; a line for each problem that follows from no other.
+    """
+    errors = [*check_needs(config)]
     config = replace(config, rank=rank, world_size=world_size)
-    check_numbers(config)
-    config = derive_grid(config)
-    if is_given(config, ModernBlock):
-        from minimegatron.arguments.modern_block import derive_modern_block
-
-        config = derive_modern_block(config)
-    config = derive_tensor_parallel(derive_model(config))
-    config = derive_batch(config)
-    config = derive_pipeline(config)
-    if is_given(config, Recompute):
-        from minimegatron.arguments.recompute import derive_recompute
-
-        config = derive_recompute(config)
-    config = derive_precision(derive_learning_rate(config))
-    if is_given(config, Fp8Precision):
-        from minimegatron.arguments.fp8 import check_fp8
-
-        check_fp8(config)
-    if (config.device not in ("auto", "cpu")
-            or {config.virtual_network, config.software_stack} != {None}):
-        from minimegatron.arguments.virtual_device import check_device
-
-        check_device(config)
-    if is_given(config, Profiling):
-        from minimegatron.arguments.profiling import derive_profiling
-
-        config = derive_profiling(config)
+    if wrong_numbers := [*check_numbers(config)]:
+        raise_all([*errors, *wrong_numbers])
+    failed = set()
+    for step, needs in STEPS.items():
+        if failed.intersection(needs):
+            failed.add(step)
+            continue
+        try:
+            config = step(config)
+        except UserError as error:
+            errors.append(str(error))
+            failed.add(step)
+    raise_all(errors)
     return config
+
+
+def raise_all(errors: Sequence[str]) -> None:
+    """Raise UserError with the errors, a line for each, if there are any."""
+    require(not errors, "\n".join(dict.fromkeys(errors)))
 
 
 def is_given(config: Config, topic: type) -> bool:
@@ -57,8 +54,8 @@ def is_given(config: Config, topic: type) -> bool:
     return any(getattr(config, each.name) != each.default for each in fields(topic))
 
 
-def check_needs(config: Config) -> None:
-    """Refuse a flag that is given without one that it needs, or with one that it excludes."""
+def check_needs(config: Config) -> Iterator[str]:
+    """Yield errors for flags that are given without others that they need, or against others."""
     table, values = table_of(type(config)), vars(config)
 
     def given(names: tuple[str, ...]) -> bool:
@@ -67,23 +64,23 @@ def check_needs(config: Config) -> None:
     for name, flag in table.items():
         for others, wanted in ((flag.needs, True), (flag.excludes, False)):
             if others is not None and given((name,)) and given(others.fields) != wanted:
-                raise UserError(others.message.format(**{
-                    **values, "flag": flag.spelling, "value": values[name]}))
+                yield others.message.format(**{
+                    **values, "flag": flag.spelling, "value": values[name]})
 
 
-def check_numbers(config: Config) -> None:
-    """Refuse numbers that are wrong whatever the other flags are."""
+def check_numbers(config: Config) -> Iterator[str]:
+    """Yield an error for a number that is wrong whatever the other flags are."""
     for flag in table_of(type(config)).values():
         value = getattr(config, flag.name)
         if not isinstance(value, int | float):
             continue
-        require(isinstance(value, int) or math.isfinite(value),
-                f"{flag.spelling} {value}: must be a finite number")
-        require(isinstance(value, float) or abs(value) <= flag.largest,
-                f"{flag.spelling} {str(value)[:50]}: must be at most {flag.largest}")
-        for bound in flag.bounds:
-            require(bound.accepts(value),
-                    f"{flag.spelling} {value}: {bound.message.format(flag=flag.spelling)}")
+        if not (isinstance(value, int) or math.isfinite(value)):
+            yield f"{flag.spelling} {value}: must be a finite number"
+        elif isinstance(value, int) and abs(value) > flag.largest:
+            yield f"{flag.spelling} {str(value)[:50]}: must be at most {flag.largest}"
+        else:
+            yield from [f"{flag.spelling} {value}: {bound.message.format(flag=flag.spelling)}"
+                        for bound in flag.bounds if not bound.accepts(value)][:1]
 
 
 def derive_grid(config: Config) -> Config:
@@ -199,3 +196,39 @@ def derive_precision(config: Config) -> Config:
         size = max(40_000_000, 1_000_000 * config.data_parallel_size)
     return replace(config, ddp_bucket_size=size, accumulate_allreduce_grads_in_fp32=(
         config.accumulate_allreduce_grads_in_fp32 or config.bf16))
+
+
+def optional(topic: type, module: str, function: str) -> Callable[[Config], Config]:
+    """Return a step that imports its file only if a flag of `topic` is given."""
+    def step(config: Config) -> Config:
+        if is_given(config, topic):
+            found = import_module(f"minimegatron.arguments.{module}")
+            return getattr(found, function)(config) or config
+        return config
+
+    return step
+
+
+def check_hardware(config: Config) -> Config:
+    if (config.device not in ("auto", "cpu")
+            or {config.virtual_network, config.software_stack} != {None}):
+        from minimegatron.arguments.virtual_device import check_device
+
+        check_device(config)
+    return config
+
+
+MODERN, RECOMPUTATION, FP8, PROFILE = (
+    optional(ModernBlock, "modern_block", "derive_modern_block"),
+    optional(Recompute, "recompute", "derive_recompute"),
+    optional(Fp8Precision, "fp8", "check_fp8"),
+    optional(Profiling, "profiling", "derive_profiling"))
+# In this order, each with the steps without whose result it cannot run.
+STEPS = {
+    derive_grid: (), MODERN: (), derive_model: (MODERN,),
+    derive_tensor_parallel: (derive_grid, derive_model), derive_batch: (derive_grid,),
+    derive_pipeline: (derive_batch,), RECOMPUTATION: (derive_pipeline,),
+    derive_learning_rate: (derive_batch,), derive_precision: (derive_grid,),
+    FP8: (derive_tensor_parallel, derive_pipeline, derive_precision),
+    check_hardware: (derive_precision,), PROFILE: (derive_batch,),
+}

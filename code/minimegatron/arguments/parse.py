@@ -11,21 +11,6 @@ from minimegatron.arguments.flags import Config
 from minimegatron.arguments.table.flag import Flag, table_of
 from minimegatron.errors import UserError
 
-# Flags of Megatron-LM that ask for what this trainer does anyway, each with the reason.
-NO_EFFECT = {
-    "--no-masked-softmax-fusion": "there is no fused softmax kernel here",
-    "--no-bias-gelu-fusion": "there is no fused bias-GELU kernel here",
-    "--no-bias-dropout-fusion": "there is no fused bias-dropout kernel here",
-    "--no-gradient-accumulation-fusion": "GEMMs accumulate weight gradients where dtypes allow",
-    "--no-async-tensor-model-parallel-allreduce": "these all-reduces are never asynchronous here",
-    "--no-query-key-layer-scaling": "attention scores are never divided by the layer number",
-    "--attention-softmax-in-fp32": "a softmax is always computed in fp32",
-    "--use-cpu-initialization": "parameters are always initialized on the CPU",
-    "--no-load-rng": "dropout and data order have no state to load",
-    "--no-save-rng": "dropout and data order have no state to save",
-    "--mmap-warmup": "the page cache warms up by itself",
-}
-
 
 class Parser(argparse.ArgumentParser):
     """argparse, but an error is a UserError: the caller decides which rank prints it."""
@@ -38,7 +23,9 @@ def build_parser(config: type[Config] = Config) -> Parser:
     """Return the parser of the flags of `config`; --help shows them by topic."""
     parser = Parser(prog="pretrain_gpt.py", allow_abbrev=False,
                     description="Train a GPT with Megatron-LM's command line. --estimate "
-                                "predicts its time and memory instead (--estimate --help).")
+                                "predicts its time and memory instead (--estimate --help).",
+                    epilog="Megatron-LM's other flags have no effect here, or are refused with "
+                           "the reason; `lab explain SCRIPT` lists them.")
     table = table_of(config)
     for topic in reversed(config.__mro__):
         flags = [table[name] for name in vars(topic).get("__annotations__", ())
@@ -47,9 +34,6 @@ def build_parser(config: type[Config] = Config) -> Parser:
             group = parser.add_argument_group((topic.__doc__ or topic.__name__).rstrip("."))
             for flag in flags:
                 add_flag(group, flag)
-    same = parser.add_argument_group("Flags that change nothing here")
-    for name, why in NO_EFFECT.items():
-        same.add_argument(name, action="store_true", help=f"no effect: {why}")
     return parser
 
 
@@ -86,18 +70,18 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False
-    # Unknown flags first: with them on the line, "required" errors would mislead.
-    _, extras = parser.parse_known_args(argv)
-    if extras:
-        from minimegatron.arguments.unknown import refuse_unknown
+    required = [each for each in required if require_all and not (
+        "--estimate" in argv and table[each.dest].estimate_with is not None)]
+    try:
+        values, extras = parser.parse_known_args(argv)
+    except UserError:
+        values, extras = None, []
+    if extras or values is None or any(getattr(values, each.dest) is None for each in required):
+        from minimegatron.arguments.unknown import sort_out_or_refuse
 
-        refuse_unknown(parser, extras)
-    for action in required:
-        action.required = require_all and not (
-            "--estimate" in argv and table[action.dest].estimate_with is not None)
-    values = vars(parser.parse_args(argv))
+        values = parser.parse_args(sort_out_or_refuse(argv, parser, required))
     return config(**{name: tuple(value) if isinstance(value, list) else value
-                     for name, value in values.items() if name in table})
+                     for name, value in vars(values).items() if name in table})
 
 
 def number_in(env: Mapping[str, str], name: str, default: int) -> int:
@@ -111,8 +95,12 @@ def number_in(env: Mapping[str, str], name: str, default: int) -> int:
 
 def notes(argv: Sequence[str], config: Config) -> list[str]:
     """Return notes for the user: values that were derived, and flags without effect."""
-    lines = [f"{name}: no effect, {why}" for name, why in NO_EFFECT.items() if name in argv]
-    words = [word.split("=")[0] for word in argv]
+    words, lines = [word.split("=")[0] for word in argv], []
+    parser = build_parser(type(config))
+    if any(word.startswith("--") and word not in parser._option_string_actions for word in words):
+        from minimegatron.arguments.unknown import harmless_line, sort_out
+
+        lines.append(harmless_line(sort_out(argv, parser)[1]))
     lines += [f"{name} is called {new} today" for flag in table_of(type(config)).values()
               for name, new in (flag.today or {}).items() if name in words]
     if "--sequence-parallel" in argv and not config.sequence_parallel:

@@ -1,0 +1,218 @@
+"""Megatron-LM's flags that the trainer does not implement: harmless, or refused, and why.
+
+Names come from upstream.py; a name that ends in * stands for all that begin so. A test checks that
+every one of Megatron-LM's flags has exactly one place: in the parser, or here.
+"""
+
+from __future__ import annotations
+
+# The trainer does without what these ask for, and the training is the same: they are accepted.
+NO_EFFECT = {
+    "there are no such fused kernels here":
+        "--no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
+        "--no-bias-swiglu-fusion --no-rope-fusion --no-persist-layer-norm "
+        "--no-gradient-reduce-div-fusion --cross-entropy-loss-fusion --cross-entropy-fusion-impl "
+        "--use-te-activation-func --no-clone-scatter-output-in-embedding",
+    "GEMMs accumulate weight gradients where dtypes allow": "--no-gradient-accumulation-fusion",
+    "these all-reduces are never asynchronous here": "--no-async-tensor-model-parallel-allreduce",
+    "attention scores are never divided by the layer number": "--no-query-key-layer-scaling",
+    "a softmax is always computed in fp32": "--attention-softmax-in-fp32",
+    "parameters are always initialized on the CPU":
+        "--use-cpu-initialization --lazy-mpu-init --init-model-with-meta-device",
+    "parameters are always initialized": "--no-initialization",
+    "dropout and data order have no state to load or save":
+        "--no-load-rng --no-save-rng --te-rng-tracker",
+    "data files are always memory-mapped, and read without worker threads":
+        "--mmap-warmup --no-mmap-bin-files --num-dataset-builder-threads "
+        "--mid-level-dataset-surplus --no-create-attention-mask-in-dataloader",
+    "there is one kind of checkpoint here, saved before training goes on":
+        "--async-save --use-persistent-ckpt-worker --auto-detect-ckpt-format "
+        "--ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load "
+        "--ckpt-assume-constant-structure --dist-ckpt-* --distrib-optim-fully-* "
+        "--no-use-tokenizer-model-from-checkpoint-args",
+    "no checkpoint is ever deleted": "--save-retain-interval",
+    "there is one implementation of the model here": "--use-mcore-models --use-legacy-models",
+    "it is for programs other than the training of a GPT":
+        "--inference-* --max-tokens-to-oom --output-bert-embeddings --bert-embedder-type "
+        "--flash-decode --use-legacy-static-engine --symmetric-ar-type "
+        "--nccl-all-reduce-for-prefill --mlp-chunks-for-prefill --disable-chunked-prefill "
+        "--decode-only-cuda-graphs --onnx-safe --bert-no-binary-head --mask-prob --short-seq-prob "
+        "--retriever-seq-length --allow-ambiguous-pad-tokens",
+    "the trainer does not report this":
+        "--log-straggler --disable-straggler-on-startup --straggler-* --log-progress --log-energy "
+        "--run-workload-inspector-server --config-logger-dir --record-memory-history "
+        "--memory-snapshot-path --logging-level --dump-param-to-param-group-map",
+    "curves go to --tensorboard-dir, and to no other service":
+        "--wandb-* --no-one-logger --one-logger-* --app-tag-*",
+    "it belongs to NVIDIA's own clusters":
+        "--enable-ft-package --calc-ft-timeouts --adlr-autoresume --adlr-autoresume-interval",
+    "a NaN is logged, and no result is computed twice":
+        "--no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads "
+        "--rerun-mode --result-rejected-tracker-filename "
+        "--check-weight-hash-across-dp-replicas-interval",
+    "a batch size that does not divide is an error": "--decrease-batch-size-if-needed",
+    "memory and garbage are left to PyTorch and Python":
+        "--manual-gc --manual-gc-interval --no-manual-gc-eval --empty-unused-memory-level "
+        "--no-pin-cpu-grads --no-pin-cpu-params --train-sync-interval",
+    "runs repeat to the last digit on the CPU and on virtual GPUs": "--deterministic-mode",
+    "it tunes a library that the trainer leaves as it is":
+        "--high-priority-stream-groups --use-nccl-ub --disable-symmetric-registration "
+        "--nccl-communicator-config-path --use-ring-exchange-p2p --tp-comm-bootstrap-backend "
+        "--disable-gloo-process-groups --disable-bf16-reduced-precision-matmul "
+        "--no-barrier-with-level-1-timing",
+    "how communication overlaps follows from the schedule and the buckets":
+        "--no-overlap-p2p-communication --overlap-p2p-communication-warmup-flush "
+        "--no-align-grad-reduce --no-align-param-gather --ddp-pad-buckets-for-high-nccl-busbw "
+        "--ddp-average-in-collective --no-contiguous-buffers-in-local-ddp",
+    "this is off unless --scatter-gather-tensors-in-pipeline is given":
+        "--no-scatter-gather-tensors-in-pipeline",
+    "Megatron-LM ignores it, too": "--fp8-interval --legacy-tokenizer --trust-remote-code "
+                                   "--enable-experimental --disable-msc",
+}
+# With these values, a flag asks for what the trainer does anyway; others are refused.
+HARMLESS_VALUES = {
+    "--attention-backend": "auto local unfused", "--context-parallel-size": "1",
+    "--cp-comm-type": "p2p", "--ckpt-format": "torch", "--cuda-graph-impl": "none",
+    "--data-parallel-sharding-strategy": "no_shard", "--dataloader-type": "single",
+    "--error-injection-rate": "0", "--exp-avg-dtype": "fp32", "--exp-avg-sq-dtype": "fp32",
+    "--expert-model-parallel-size": "1", "--expert-tensor-parallel-size": "1",
+    "--lr-warmup-init": "0 0.0", "--main-grads-dtype": "fp32", "--main-params-dtype": "fp32",
+    "--num-distributed-optimizer-instances": "1", "--pipeline-model-parallel-comm-backend": "nccl",
+    "--recompute-modules": "core_attn", "--rope-type": "rope", "--sample-rate": "1 1.0",
+    "--softmax-type": "vanilla", "--transformer-impl": "local transformer_engine",
+    "--vocab-extra-ids": "0", "--weight-decay-incr-style": "constant",
+}
+# The trainer lacks what these ask for, and the training would be another one: they are refused.
+REFUSED = {
+    "another name": "--norm-epsilon --persistent-save-interval --checkpoint-granularity "
+                    "--checkpoint-method --checkpoint-num-layers",
+    "it is no longer valid": "--batch-size --warmup --model-parallel-size --checkpoint-activations",
+    "the trainer has no mixture of experts":
+        "--moe-* --num-experts --expert-* --overlap-moe-expert-parallel-comm --delay-wgrad-compute",
+    "the trainer has no context parallelism":
+        "--context-parallel-size --cp-comm-type --hierarchical-context-parallel-sizes",
+    "the trainer has no multi-latent attention":
+        "--multi-latent-attention --q-lora-rank --kv-lora-rank --qk-head-dim --qk-pos-emb-head-dim "
+        "--v-head-dim --rotary-scaling-factor --mscale --mscale-all-dim --cache-mla-latents",
+    "the trainer has no such attention":
+        "--attention-backend --softmax-type --window-size --window-attn-skip-freq --qk-layernorm "
+        "--qk-l2-norm --add-qkv-bias --apply-query-key-layer-scaling",
+    "the trainer has learned and rotary positions, and no variants of them":
+        "--use-rotary-position-embeddings --no-position-embedding --relative-attention-* "
+        "--rotary-interleaved --rotary-seq-len-interpolation-factor --use-rope-scaling "
+        "--rope-scaling-factor --rope-type --no-rope-freq --mrope-section",
+    "the trainer has no such block":
+        "--apply-layernorm-1p --apply-residual-connection-post-layernorm --openai-gelu "
+        "--quick-geglu --activation-func-clamp-value --glu-linear-offset --transformer-impl "
+        "--spec --heterogeneous-layers-* --mtp-* --use-fused-weighted-squared-relu",
+    "the trainer has decoder-only Transformers, no other models":
+        "--encoder-num-layers --decoder-num-layers --decoder-seq-length --vocab-extra-ids "
+        "--pipeline-model-parallel-split-rank --retro-* --hybrid-* --mamba-* --is-hybrid-model "
+        "--disable-mamba-mem-eff-path --ict-* --biencoder-* --bert-load --titles-data-path "
+        "--query-in-block-prob --use-one-sent-docs --evidence-data-path --retriever-report-* "
+        "--retriever-score-scaling --block-data-path --embedding-path --indexer-* --num-classes "
+        "--img-h --img-w --num-channels --patch-dim --classes-fraction --data-per-class-fraction "
+        "--no-data-sharding --head-lr-mult --vision-* --swin-backbone-type --mask-type "
+        "--mask-factor --iter-per-epoch --dino-*",
+    "the trainer pretrains, and does no reinforcement learning or fine-tuning of chats":
+        "--perform-rl-step --rl-* --no-rl-* --grpo-* --langrl-* --no-langrl-* --sft --sft-*",
+    "the trainer has Adam with fp32 state on the GPU":
+        "--sgd-momentum --muon-* --optimizer-cpu-offload --optimizer-offload-fraction "
+        "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
+        "--use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype "
+        "--exp-avg-sq-dtype",
+    "the weight decay is constant":
+        "--weight-decay-incr-style --start-weight-decay --end-weight-decay",
+    "the learning rate warms up from 0, is the same for all layers, and has no WSD schedule":
+        "--lr-wsd-* --lr-warmup-init --decoupled-lr --decoupled-min-lr",
+    "the batch size is constant": "--rampup-batch-size",
+    "every sample counts once, in order":
+        "--iterations-to-skip --sample-rate --dataloader-type --reset-position-ids "
+        "--reset-attention-mask --calculate-per-token-loss",
+    "the trainer has one initialization":
+        "--data-parallel-random-init --embedding-init-method-std --init-method-xavier-uniform",
+    "the trainer has no FP4, and the FP8 recipes of --fp8-recipe":
+        "--fp4-* --fp8-quantizer-factory --kitchen-* --reuse-grad-buf-for-mxfp8-param-ag "
+        "--keep-fp8-transpose-cache",
+    "the trainer computes residuals, losses, and gradient sums in the dtypes that docs/trainer.md "
+    "lists": "--fp32-residual-connection --fp16-lm-cross-entropy --grad-reduce-in-bf16 "
+             "--ddp-reduce-scatter-with-fp32-accumulation",
+    "layers are recomputed whole, or their core attention is": "--recompute-modules",
+    "activations stay on the GPU": "--cpu-offloading-num-layers",
+    "the trainer shards the optimizer state, not the parameters":
+        "--use-megatron-fsdp --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward --fsdp-* "
+        "--data-parallel-sharding-strategy --enable-full-sharding-in-hsdp "
+        "--suggested-communication-unit-size --num-distributed-optimizer-instances "
+        "--no-strict-fsdp-dtensor-load",
+    "the updated parameters are all-gathered after the step":
+        "--overlap-param-gather --overlap-param-gather-with-optimizer-step",
+    "--tp-comm-overlap overlaps in one way here":
+        "--tp-comm-overlap-cfg --disable-tp-comm-* --tp-comm-overlap-rs-dgrad",
+    "the schedule decides what each stage computes, and when":
+        "--num-virtual-stages-per-pipeline-rank --microbatch-group-size-per-virtual-pipeline-stage "
+        "--defer-embedding-wgrad-compute --wgrad-deferral-limit",
+    "layers are assigned to stages in another way here":
+        "--decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers "
+        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+        "--standalone-embedding-stage",
+    "communication takes other paths here":
+        "--pipeline-model-parallel-comm-backend --use-sharp --sharp-enabled-group "
+        "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --ddp-num-buckets",
+    "there are no CUDA graphs here":
+        "--enable-cuda-graph --external-cuda-graph --cuda-graph-*",
+    "a failed job is started again by Slurm, not from inside":
+        "--inprocess-* --replication --replication-jump --replication-factor --error-injection-*",
+    "steps are profiled in another way here":
+        "--profile --profile-step-start --profile-step-end --use-pytorch-profiler",
+    "checkpoints are Megatron-LM's torch format, in one folder":
+        "--ckpt-format --use-dist-ckpt --ckpt-convert-* --non-persistent-* --ckpt-step "
+        "--load-main-params-from-ckpt --pretrained-checkpoint --exit-on-missing-checkpoint",
+    "all flags are on the command line":
+        "--use-checkpoint-args --use-mp-args-from-checkpoint-args --yaml-cfg",
+    "text comes from one data set, divided by --split":
+        "--train-data-path --valid-data-path --test-data-path --data-args-path "
+        "--per-split-data-args-path --object-storage-cache-path --mock-data",
+    "the tokenizer is GPT-2's byte-level BPE":
+        "--tokenizer-model --tokenizer-metadata --tiktoken-* --padded-vocab-size",
+    "validation reads --eval-iters batches, between training steps":
+        "--full-validation --multiple-validation-sets --test-mode --skip-train",
+}
+# What to write instead.
+INSTEAD = {
+    "--norm-epsilon": "--layernorm-epsilon", "--persistent-save-interval": "--save-interval",
+    "--checkpoint-granularity": "--recompute-granularity",
+    "--checkpoint-method": "--recompute-method",
+    "--checkpoint-num-layers": "--recompute-num-layers",
+    "--batch-size": "--micro-batch-size", "--warmup": "--lr-warmup-fraction",
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--checkpoint-activations": "--recompute-activations, or for more control "
+                                "--recompute-granularity and --recompute-method,",
+    "--attention-backend": "--use-flash-attn for flash",
+    "--use-rotary-position-embeddings": "--position-embedding-type rope",
+    "--no-position-embedding": "--position-embedding-type rope",
+    "--encoder-num-layers": "--num-layers", "--decoder-num-layers": "--num-layers",
+    "--decoder-seq-length": "--seq-length", "--rampup-batch-size": "--global-batch-size",
+    "--start-weight-decay": "--weight-decay", "--end-weight-decay": "--weight-decay",
+    "--weight-decay-incr-style": "--weight-decay", "--grad-reduce-in-bf16": "--bf16",
+    "--recompute-modules": "--recompute-granularity selective",
+    "--use-megatron-fsdp": "--use-distributed-optimizer",
+    "--use-torch-fsdp2": "--use-distributed-optimizer",
+    "--data-parallel-sharding-strategy": "--use-distributed-optimizer for optim",
+    "--num-virtual-stages-per-pipeline-rank": "--num-layers-per-virtual-pipeline-stage",
+    "--decoder-first-pipeline-num-layers": "--balance, such as --balance 5-6-6-7",
+    "--decoder-last-pipeline-num-layers": "--balance, such as --balance 7-6-6-5",
+    "--account-for-embedding-in-pipeline-split": "--balance, such as --balance 5-6-6-6",
+    "--account-for-loss-in-pipeline-split": "--balance, such as --balance 6-6-6-5",
+    "--standalone-embedding-stage": "--balance, such as --balance 0-8-8-8",
+    "--distributed-timeout-seconds-after-init": "--distributed-timeout-minutes",
+    "--ddp-num-buckets": "--ddp-bucket-size", "--inprocess-restart": "#SBATCH --requeue",
+    "--profile": "--profile-execution yes with --tensorboard-dir",
+    "--use-pytorch-profiler": "--profile-execution yes with --tensorboard-dir",
+    "--pretrained-checkpoint": "--finetune with --load", "--ckpt-format": "--ckpt-format torch",
+    "--non-persistent-save-interval": "--save-interval",
+    "--train-data-path": "--data-path and --split", "--valid-data-path": "--data-path and --split",
+    "--test-data-path": "--data-path and --split",
+    "--mock-data": "--data-path with the text that `lab data` prepares",
+    "--tokenizer-model": "--vocab-file and --merge-file",
+    "--padded-vocab-size": "--make-vocab-size-divisible-by",
+}

@@ -18,8 +18,6 @@ ALIVE = (liveness.RUNNING, liveness.STALLED, liveness.STOPPED)
 # Words with which a library reports a problem that no pattern of causes.py matches.
 ERROR = re.compile(r"\b(?:error|exception|traceback|fatal|abort(?:ed)?|segmentation fault)\b|"
                    r"\w(?:Error|Exception)\b", re.IGNORECASE)
-# Python's warnings, and the log levels of torch (W1124 ...) and NCCL.
-WARNING = re.compile(r"warn|^\[?W\d{4} |NCCL (?:INFO|WARN)", re.IGNORECASE)
 # A C++ backtrace. It follows the message itself, which may be a warning.
 BACKTRACE = re.compile(r"^(?:Exception raised from|frame #\d+)")
 # The source location in a record of torch's log, which each line of the record repeats.
@@ -118,7 +116,7 @@ def error_lines(lines: Sequence[str]) -> list[str]:
         if HARMLESS in line:
             harmless = record
         skipped = BACKTRACE.match(line) or (record and record == harmless)
-        if ERROR.search(line) and not WARNING.search(line) and not skipped:
+        if ERROR.search(line) and not causes.WARNING.search(line) and not skipped:
             errors.append(causes.clean(line))
     return errors
 

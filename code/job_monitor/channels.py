@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from job_monitor import logs
+from job_monitor import logs, prefixes
 from labcore.errors import LabError
 
 NCCL_LINE = re.compile(r"^(\S+:\d+):\d+ \[\d+\] NCCL INFO (.*)$")  # NODE:PID identifies the rank
@@ -29,7 +29,7 @@ def read(path: str | Path) -> dict[str, list[str]]:
     """
     channels: dict[str, list[str]] = {}
     current: dict[str, str] = {}  # each rank's communicator at this line
-    for line in logs.lines(path, ""):
+    for line in prefixes.strip_all(logs.lines(path, "")):
         if not (match := NCCL_LINE.match(line)):
             continue
         rank, text = match.groups()

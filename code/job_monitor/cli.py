@@ -51,15 +51,6 @@ def add_log_argument(parser: argparse.ArgumentParser) -> None:
                         "where it is (a site's Slurm forgets it minutes after the job ends)")
 
 
-def parse_job_id(text: str, command: str) -> int:
-    """Return a job ID. Raises LabError if the text is not a number."""
-    if not (text.isascii() and text.isdigit()):
-        raise LabError(f"{command} {text}: a job ID is a number, such as "
-                       f"{''.join(one for one in text if one.isascii() and one.isdigit()) or '7'}; "
-                       "squeue and sacct list them")
-    return int(text)
-
-
 def find_job(number: int, log: str | None) -> SlurmJob:
     """Return a job, with the given log. Raises LabError if there is no such job or log."""
     job = slurm.find(number)
@@ -89,7 +80,7 @@ def take_snapshots(number: int | None, log: str | None = None) -> list[Snapshot]
 
 def run_top(arguments: argparse.Namespace) -> None:
     """Run `lab top`. Raises LabError if there is no such job or no cluster."""
-    number = None if arguments.job is None else parse_job_id(arguments.job, "top")
+    number = None if arguments.job is None else slurm.number_of(arguments.job, "top")
     if not 0.2 <= arguments.interval <= 3600:
         raise LabError(f"top --interval {arguments.interval:g}: not between 0.2 and 3600 seconds; "
                        f"nearest: {min(3600, max(0.2, arguments.interval)):g}")
@@ -183,6 +174,6 @@ def run_report(arguments: argparse.Namespace) -> None:
     """Run `lab report`. Raises LabError if there is no such job, or the file is not writable."""
     from job_monitor import report
 
-    job = find_job(parse_job_id(arguments.job, "report"), arguments.log)
+    job = find_job(slurm.number_of(arguments.job, "report"), arguments.log)
     path = report.write(job, arguments.output)
     print(f"report: {path}")

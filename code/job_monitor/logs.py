@@ -20,10 +20,11 @@ from labcore.errors import LabError
 NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|(?i:nan|inf)))"  # the format "E" prints NAN and INF
 FIELDS = {"iteration": r"iteration +(\d+)/", "samples": r"consumed samples: +(\d+)",
           "milliseconds": rf"elapsed time per iteration \(ms\): {NUMBER}",
+          "seconds": rf"elapsed time per iteration \(s\): {NUMBER}",  # Megatron-DeepSpeed's
           "learning_rate": rf"learning rate: {NUMBER}",
-          "global_batch": r"global batch size: +(\d+)", "loss": rf"lm loss: {NUMBER}",
+          "global_batch": r"global batch size: +(\d+)", "loss": rf"lm[ -]loss: {NUMBER}",
           "grad_norm": rf"grad norm: {NUMBER}",
-          "tflops": rf"throughput per GPU \(TFLOP/s/GPU\): {NUMBER}",
+          "tflops": rf"(?:throughput per GPU \(TFLOP/s/GPU\)|TFLOPs): {NUMBER}",
           "train_iters": r"iteration +\d+/ +(\d+)",
           "loss_scale": rf"loss scale: {NUMBER}",
           "skipped": r"number of skipped iterations: +(\d+)"}
@@ -35,8 +36,9 @@ NAMES = {"iteration": "iteration", "samples": "consumed_samples", "train_iters":
 FORMATS = {"milliseconds": ".1f", "loss": ".6E", "grad_norm": ".3f", "tflops": ".1f",
            "loss_scale": ".1f"}
 INTEGERS = {"iteration", "samples", "global_batch", "train_iters", "skipped"}
-WORLD = re.compile(r"using world size: (\d+), data-parallel-size: (\d+), "
-                   r"tensor-model-parallel size: (\d+), pipeline-model-parallel size: (\d+)")
+# Megatron core has more sizes in between, of context parallelism and of encoders.
+WORLD = re.compile(r"using world size: (\d+), data-parallel[- ]size: (\d+),.*? "
+                   r"tensor-model-parallel size: (\d+),.*? pipeline-model-parallel size: (\d+)")
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def parse_line(line: str) -> Iteration | None:
         match = re.search(pattern, line)
         if match:
             values[name] = int(match[1]) if name in INTEGERS else float(match[1])
+    if "seconds" in values:
+        values["milliseconds"] = 1000 * values.pop("seconds")
     if not {"iteration", "milliseconds"} <= values.keys():
         return None
     return Iteration(**values)

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from job_monitor import prefixes
 from job_monitor.logs import WORLD
 from job_monitor.slurm import SlurmJob
 
@@ -59,11 +60,12 @@ def arguments(lines: Sequence[str]) -> dict[str, str]:
     values: dict[str, str] = {}
     in_table = False
     for line in lines:
+        line, _ = prefixes.split(line[:MAX_LENGTH])
         if line.startswith("-") and line.strip("- ") == "arguments":
             in_table, values = True, {}
         elif in_table and TABLE_END in line:
             in_table = False
-        elif in_table and (match := TABLE_ROW.match(line[:MAX_LENGTH])):
+        elif in_table and (match := TABLE_ROW.match(line)):
             values[match[1]] = match[2]
     return values
 

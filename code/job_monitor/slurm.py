@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import slurmbox as cluster
-from job_monitor import components
+from job_monitor import components, filenames
 from labcore import workspace
 from labcore.errors import LabError
 from slurmbox import clients, health, jobfolders, jobrecords
@@ -19,6 +19,7 @@ from slurmbox.namespaces import MARKER
 
 FIELDS = ("JobID", "JobName", "Partition", "State", "ExitCode", "Submit", "Start", "End", "Elapsed",
           "Timelimit", "NNodes", "NodeList", "AllocCPUS", "AllocTRES")
+JOB_ID = re.compile(r"(?a:(?P<job>\d{1,10})(?:_(?P<task>\d{1,10})|\+\d+)?(?:\.\w+)?)")
 WITH_MEMORY = (*FIELDS, "MaxRSS")  # only an accounting database has MaxRSS
 
 
@@ -145,6 +146,41 @@ def find(number: int) -> SlurmJob:
     return components.combine([job, *components.joined_jobs(job, _find)])
 
 
+def number_of(text: str, command: str) -> int:
+    """Return the number of the job that a user names.
+
+    Args:
+        text: its ID: 28, 28_0 (a task of an array), or 26+1 (a component of a heterogeneous job),
+            possibly with a step, as in 28.0.
+        command: the command that was given the ID, for errors.
+
+    Raises:
+        LabError: it is no job ID, or the array has no such task.
+    """
+    match = JOB_ID.fullmatch(text)
+    if not match:
+        near = re.search(r"[0-9]+", text) or ["7"]
+        raise LabError(f"{command} {text}: a job ID is a number, such as {near[0]}; "
+                       "28_0 is a task of an array, and 26+1 a component; squeue and sacct list "
+                       "them")
+    if match["task"] is None:
+        return int(match["job"])
+    name = f"{match['job']}_{match['task']}"
+    records = jobrecords.finished(Layout(workspace.home()).job_records)
+    numbers = [job["JobIDRaw"] for job in records if job["JobID"] == name]
+    try:
+        done = run_command("scontrol", "show", "job", "-o", name)
+    except LabError:
+        if not numbers:
+            raise
+    else:
+        numbers += re.findall(r"(?m)^JobId=(\d+)", done.stdout) if done.returncode == 0 else []
+    if not numbers:
+        raise LabError(f"{command} {text}: Slurm has no such task of an array; squeue and sacct "
+                       "list them")
+    return int(numbers[-1])
+
+
 def _find(number: int) -> SlurmJob:
     """Return a job with its components. Raises LabError like `find`."""
     layout = Layout(workspace.home())
@@ -259,21 +295,17 @@ def parse(line: str) -> SlurmJob:
         match = re.match(r"\d+", pairs.get(name, ""))
         return int(match[0]) if match else None
 
-    def path(name: str) -> Path | None:
-        text = pairs.get(name, "")
-        return Path(text) if text and text not in ("/dev/null", "(null)") else None
-
     def value(name: str) -> str:
         text = pairs.get(name, "")
         return "" if text in ("(null)", "None", "Unknown", "N/A") else text
 
-    out = path("StdOut")
+    out = filenames.find(pairs.get("StdOut", ""), pairs)
     return SlurmJob(
         int(pairs["JobId"]), pairs.get("JobName", ""), pairs.get("JobState", "UNKNOWN"),
         value("Reason"), value("RunTime"), value("TimeLimit"), value("StartTime"),
         value("EndTime"), value("NodeList"), number("NumNodes"), _gpus(pairs),
         number("NumTasks"), value("ExitCode"), value("Command"), value("WorkDir"),
-        out, path("StdErr") or out, number("HetJobId"))
+        out, filenames.find(pairs.get("StdErr", ""), pairs) or out, number("HetJobId"))
 
 
 def _gpus(pairs: dict[str, str]) -> int | None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
-from job_monitor import causes, liveness, logs, nodes, ranks, requested, slurm
+from job_monitor import causes, liveness, logs, nodes, prefixes, ranks, requested, slurm
 from job_monitor.causes import LogError
 from job_monitor.logs import Iteration
 from job_monitor.nodes import NodeFiles
@@ -146,7 +146,17 @@ def take(job: SlurmJob, proc: Path | None, now: float | None = None, with_nodes:
                         lines, log_errors(job, lines), config, slurm.script(job.number),
                         time.time() if now is None else now)
     snapshot.nodes = nodes.read(job.number) if with_nodes else []
+    if snapshot.root is None and not lines and job.is_over and job.state != "COMPLETED":
+        snapshot.root = _missing_folder(job)
     return snapshot
+
+
+def _missing_folder(job: SlurmJob) -> LogError | None:
+    """Return the error that Slurm cannot log: it could not open the job's own log."""
+    folder = next((path.parent for path in job.logs if not path.parent.is_dir()), None)
+    return folder and LogError(
+        "log", f"there is no folder {folder}, so Slurm could not open the log and did not start "
+        f"the script; create it with mkdir -p {folder}", (), 0, causes.OWN)
 
 
 def log_errors(job: SlurmJob, lines: list[str]) -> list[LogError]:
@@ -181,7 +191,8 @@ def assemble(job: SlurmJob, statuses: dict[int, RankStatus], processes: dict[int
                         script=script)
     snapshot.device = next((rank.device for rank in statuses.values() if rank.modeled), "") or next(
         (match[1] for line in reversed(lines) if (match := MODELED_LINE.search(line))), "")
-    snapshot.software = next((match[1] for line in lines if (match := STACK_LINE.match(line))), "")
+    snapshot.software = next((match[1] for line in prefixes.strip_all(lines)
+                              if (match := STACK_LINE.match(line))), "")
     health = {row.rank: row.health for row in rows}
     healthy = set(health.values()) <= {liveness.RUNNING, liveness.DONE}
     if job.state in ("COMPLETED", *WAITING) or (not job.is_over and healthy and statuses):
@@ -220,7 +231,7 @@ def _with_culprits(row: RankHealth, waited_for: list[int]) -> RankHealth:
 def log_memory(lines: list[str]) -> dict[int, tuple[float, float]]:
     """Return (allocated, peak) memory in bytes, by rank, from the lines that the trainer logs."""
     return {int(match[1]): (float(match[2]) * 2**20, float(match[3]) * 2**20)
-            for line in lines if (match := MEMORY_LINE.match(line))}
+            for line in prefixes.strip_all(lines) if (match := MEMORY_LINE.match(line))}
 
 
 def record(snapshot: Snapshot) -> dict:

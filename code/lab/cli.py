@@ -6,10 +6,11 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import signal
 import sys
 
 from labcore.errors import LabError, error_text
-from labcore.terminal import visible
+from labcore.terminal import quiet_stdout, visible
 
 # Each module has add_parser(subparsers), which adds these commands. Their parsers set `run`, a
 # function of the parsed arguments that returns the exit code (None means 0). Parts named without
@@ -61,7 +62,12 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     arguments = build_parser(words[0] if words else None).parse_args(words)
     try:
-        return arguments.run(arguments) or 0
+        code = arguments.run(arguments) or 0
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `lab top | head` has read enough
+        quiet_stdout()
+        return 128 + signal.SIGPIPE
     except (LabError, OSError) as error:
         text = visible(error_text(error), keep="\n\t")
         print(f"lab: error: {text}", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import unicodedata
 
 SPACES = "Zs"  # such as the no-break space, which occurs in people's names
@@ -22,3 +24,10 @@ def visible(text: str, instead: str | None = None, keep: str = "") -> str:
         one if one.isprintable() or one in keep or unicodedata.category(one) == SPACES
         else one.encode("unicode_escape").decode() if instead is None else instead
         for one in text)
+
+
+def quiet_stdout() -> None:
+    """Discard what standard output still holds, because nobody reads it any more."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -110,3 +110,22 @@ def test_of_a_very_long_log_both_ends_are_read(tmp_path, monkeypatch):
 def test_srun_s_padded_labels_are_stripped():
     (error,) = causes.find_errors([" 3: [rank 3] error: no such file"])
     assert (error.kind, error.ranks) == ("error", (3,))
+
+
+EXITED = "srun: error: slurmnode1: task 0: Exited with exit code 1"
+
+
+def test_a_line_that_no_pattern_knows_is_the_cause_if_there_is_nothing_better():
+    unknown = ["my_trainer: could not read the corpus", "UserWarning: cannot use fused kernels",
+               "2 INFO failed requests: 0"]
+    (guess, exited) = causes.find_errors(lines(*unknown, EXITED))
+    assert (guess.kind, guess.text) == ("unknown error", unknown[0])
+    assert exited.kind == "exit code"
+    assert causes.find_errors(lines(*unknown)) == []  # nothing failed
+    assert root(lines(*unknown, "ValueError: bad shape", EXITED)).text == "ValueError: bad shape"
+
+
+def test_what_slurm_says_is_the_cause_only_without_the_program_s_own_error():
+    said = "slurmstepd: error: couldn't chdir to `/x': No such file or directory"
+    assert root([said, EXITED]).text == said
+    assert root([said, "[rank 1] error: bad flag", EXITED]).text == "bad flag"

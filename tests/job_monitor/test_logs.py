@@ -40,6 +40,31 @@ def test_a_line_without_loss_is_a_line_all_the_same():
     assert logs.parse_line("elapsed time: 3") is None
 
 
+@pytest.mark.parametrize("sizes", [
+    "data-parallel size: 2, context-parallel size: 1, tensor-model-parallel size: 2, "
+    "pipeline-model-parallel size: 1",
+    "data-parallel size: 2, context-parallel size: 1, hierarchical context-parallel sizes: None, "
+    "tensor-model-parallel size: 2, pipeline-model-parallel size: 1",
+    "data-parallel size: 2, context-parallel size: 1 tensor-model-parallel size: 2, "
+    "encoder-tensor-model-parallel size: 0, pipeline-model-parallel size: 1, "
+    "encoder-pipeline-model-parallel size: 0"])
+def test_sizes_of_megatron_core_are_read(sizes):
+    log = logs.parse([f"using world size: 4, {sizes}"])
+    assert (log.world_size, log.data_parallel, log.tensor_parallel, log.pipeline_parallel) == (
+        4, 2, 2, 1)
+
+
+def test_lines_of_megatron_deepspeed_are_read():
+    line = ("[default7]: iteration    12/  115311 | consumed samples:   96 | consumed tokens:  "
+            "196608 | elapsed time per iteration (s): 5.32 | learning rate: 4.306E-07 | global "
+            "batch size:    16 | {}loss: 1.244300E+01 | grad norm: 12.300 | num zeros: 0.0 | number "
+            "of skipped iterations:   0 | samples per second: 3.003 | TFLOPs: 8.99 |")
+    for name in ("lm ", "lm-"):
+        parsed = logs.parse_line(line.format(name))
+        assert (parsed.iteration, parsed.milliseconds, parsed.tflops) == (12, 5320.0, 8.99)
+        assert (parsed.loss, parsed.global_batch, parsed.grad_norm) == (12.443, 16, 12.3)
+
+
 def test_the_trainers_own_lines_are_understood(line_with):
     parsed = logs.parse_line(line_with(loss=5.25))
     assert parsed.iteration == 7 and parsed.loss == 5.25 and parsed.milliseconds == 12.5

@@ -19,6 +19,12 @@ def test_a_run_as_asked_for_has_none():
     assert differences(LAUNCH, lines(), command="a.sh") == []
 
 
+@pytest.mark.parametrize("prefix", ["0: ", " 0: [default0]:", "2024-05-01T10:20:30Z "])
+def test_the_table_is_found_behind_a_prefix(prefix):
+    log = [prefix + line for line in lines(iters=8)]
+    assert differences(LAUNCH, log) == ["--train-iters: requested 20, but the log says 8"]
+
+
 def test_arguments_win_over_the_script():
     log = lines(iters=8)
     assert differences(LAUNCH + '"$@"', log, command="a.sh --train-iters 8") == []

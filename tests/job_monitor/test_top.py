@@ -128,9 +128,9 @@ def no_cluster(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("words", "error"), [
     (["top"], NOT_RUNNING), (["top", "3"], NOT_RUNNING), (["report", "3"], NOT_RUNNING),
-    (["top", "job3"], "top job3: a job ID is a number, such as 3; squeue and sacct "
-     "list them"),
-    (["report", "3.batch"], "report 3.batch: a job ID is a number, such as 3;"),
+    (["top", "job3"], "top job3: a job ID is a number, such as 3; 28_0 is a task of "
+     "an array, and 26+1 a component; squeue and sacct list them"),
+    (["report", "3_"], "report 3_: a job ID is a number, such as 3;"),
     (["top", "--interval", "0"],
      "top --interval 0: not between 0.2 and 3600 seconds; nearest: 0.2"),
     (["top", "--interval", "nan"], "top --interval nan: not between"),
@@ -267,3 +267,13 @@ def test_whose_a_job_is_its_uid_says(monkeypatch):
 def test_a_command_may_hold_what_looks_like_a_field():
     parsed = slurm.parse("JobId=7 Command=/w/a.sh LR=0.5 --seed 3 WorkDir=/w dir StdOut=/w/o")
     assert (parsed.command, parsed.folder) == ("/w/a.sh LR=0.5 --seed 3", "/w dir")
+
+
+def test_a_missing_folder_of_the_log_is_the_cause(no_cluster):
+    path = no_cluster / "logs" / "7.txt"
+    failed = job("FAILED", reason="JobLaunchFailure", out=path, err=path, nodes="")
+    assert snapshot.take(failed, None).problem == (
+        f"log: there is no folder {path.parent}, so Slurm could not open the log and did not start "
+        f"the script; create it with mkdir -p {path.parent}")
+    path.parent.mkdir()
+    assert snapshot.take(failed, None).problem == ""

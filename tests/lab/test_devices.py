@@ -60,3 +60,10 @@ def test_the_commands_do_not_load_the_cards():
     code = "import sys, lab.cli; lab.cli.build_parser(); print('virtualgpu' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_a_reader_that_stops_early_is_no_error():
+    program = (f"{sys.executable} -c 'import lab.cli, sys; sys.exit(lab.cli.main([\"devices\"]))'"
+               " | head -n 1; exit ${PIPESTATUS[0]}")
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "") and done.stdout.startswith("virtual GPUs")

@@ -18,7 +18,7 @@ from slurmbox import (
     status,
 )
 from slurmbox.layout import Layout
-from slurmbox.profile import MODES, from_json, parse_link
+from slurmbox.profile import CPUS, MODES, from_json, parse_link
 
 GPUS_HELP = (
     "virtual GPUs of the nodes. v100:2 (the default) gives every node two V100 GPUs. "
@@ -61,6 +61,10 @@ def _add_up(leaves: argparse._SubParsersAction) -> None:
     up = leaves.add_parser("up", help=text, description=text)
     up.add_argument("--nodes", type=int, metavar="N", help="number of nodes (default: 2)")
     up.add_argument("--gpus", metavar="SPEC", help=GPUS_HELP)
+    up.add_argument("--cpus", type=int, metavar="N",
+                    help=f"CPUs of a node (default: {CPUS}); they are virtual, like its memory")
+    up.add_argument("--memory", type=int, metavar="GIB",
+                    help="memory of a node, in GiB (default: 4 to 8 per CPU)")
     up.add_argument("--link", metavar="RATE",
                     help="rate of the links between nodes, such as 25gbit (default: unlimited)")
     up.add_argument("--accounting", action="store_true", default=None,
@@ -74,7 +78,8 @@ def _add_up(leaves: argparse._SubParsersAction) -> None:
 
 def run_up(arguments: argparse.Namespace) -> None:
     control.up(workspace.home(), control.UpOptions(
-        arguments.nodes, arguments.gpus, arguments.link, arguments.accounting, arguments.mode))
+        arguments.nodes, arguments.gpus, arguments.link, arguments.accounting, arguments.mode,
+        arguments.cpus, arguments.memory))
 
 
 def run_down(arguments: argparse.Namespace) -> None:

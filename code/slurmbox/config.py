@@ -19,7 +19,7 @@ from slurmbox import jobfolders, namespaces
 from slurmbox.addresses import ClusterNetwork
 from slurmbox.install import Slurm
 from slurmbox.layout import Layout
-from slurmbox.profile import CPUS, PARTITION, ClusterProfile, virtual_network
+from slurmbox.profile import PARTITION, ClusterProfile, virtual_network
 
 STATUS_VARIABLE = "RANK_STATUS"  # the folder for the status files of a job's ranks
 RUN_VARIABLE = "LAB_CLUSTER_RUN"  # set in every process of a cluster, to find leftover ones
@@ -31,11 +31,18 @@ def memory_per_cpu() -> int:
     """Return the MiB that a job may use per requested CPU if it does not pass --mem.
 
     A node has 32 virtual CPUs on any machine, so its memory is virtual, too: a job on one CPU with
-    two PyTorch ranks must run, and a job on all 32 CPUs must fit. So the share is about the memory
+    two PyTorch ranks must run, and a job on all CPUs must fit. So the share is about the memory
     of a whole laptop.
     """
     total = psutil.virtual_memory().total // 2**20
     return max(4096, min(8192, total // 1024 * 1024))
+
+
+def node_memory(profile: ClusterProfile) -> int:
+    """Return the memory of a node in MiB."""
+    if profile.memory is not None:
+        return 1024 * profile.memory
+    return profile.cpus * memory_per_cpu()
 
 
 def gpu_devices(count: int) -> list[str]:
@@ -137,9 +144,9 @@ def _node_line(profile: ClusterProfile, network: ClusterNetwork, index: int) -> 
     if network.loopback:
         address = f"NodeHostname=localhost {address}"
     gpus = f" Gres={node.gres} Feature={node.gpu_type}" if node.gpus else ""
-    return (f"NodeName={node.name} {address} CPUs={CPUS} Boards=1 SocketsPerBoard=1 "
-            f"CoresPerSocket={CPUS} ThreadsPerCore=1 RealMemory={CPUS * memory_per_cpu()}{gpus} "
-            "State=UNKNOWN")
+    return (f"NodeName={node.name} {address} CPUs={profile.cpus} Boards=1 "
+            f"SocketsPerBoard=1 CoresPerSocket={profile.cpus} ThreadsPerCore=1 "
+            f"RealMemory={node_memory(profile)}{gpus} State=UNKNOWN")
 
 
 def _partition_lines(profile: ClusterProfile) -> list[str]:

@@ -45,6 +45,8 @@ class UpOptions:
     link: str | None = None
     accounting: bool | None = None
     mode: str | None = None
+    cpus: int | None = None
+    memory: int | None = None
 
     def given(self) -> dict:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -98,7 +100,8 @@ def ensure_up(home: Path, profile: ClusterProfile | None = None, notify: Notify 
     options = UpOptions()
     if profile:
         options = UpOptions(len(profile.nodes), profile.gpus, None, profile.accounting or None,
-                            None if profile.mode == "auto" else profile.mode)
+                            None if profile.mode == "auto" else profile.mode, profile.cpus,
+                            profile.memory)
     return up(home, options, notify)
 
 
@@ -160,6 +163,9 @@ def check_agreement(record: dict, options: UpOptions) -> None:
         words.append(f"--nodes {options.nodes} (running: {len(running.nodes)})")
     if options.gpus is not None and options.gpus.lower() != running.gpus:
         words.append(f"--gpus {options.gpus} (running: {running.gpus})")
+    words += [f"--{name} {value} (running: {getattr(running, name) or 'the default'})"
+              for name in ("cpus", "memory")
+              if (value := getattr(options, name)) not in (None, getattr(running, name))]
     if options.accounting and not running.accounting:
         words.append("--accounting (running: without)")
     mode = record["place"]["mode"]

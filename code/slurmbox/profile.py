@@ -9,7 +9,9 @@ from labcore.errors import LabError
 
 MAX_NODES = 64
 MAX_GPUS = 8
-CPUS = 32
+CPUS = 32  # of a node, by default; they are virtual, like its memory
+MAX_CPUS = 256
+MAX_MEMORY = 4096  # GiB of a node
 PARTITION = "slurmpar"
 UNLIMITED = "unlimited"
 MODES = ("auto", "namespaces", "loopback")
@@ -54,6 +56,8 @@ class ClusterProfile:
         accounting: whether slurmdbd runs.
         mode: one of MODES.
         cuda: the number of GPUs of a further node with real GPUs; 0 for no such node.
+        cpus: the number of CPUs of a node.
+        memory: the memory of a node in GiB; None for as much as its CPUs usually have.
         node_names: the names of its nodes.
     """
 
@@ -63,6 +67,8 @@ class ClusterProfile:
     accounting: bool = False
     mode: str = "auto"
     cuda: int = 0
+    cpus: int = CPUS
+    memory: int | None = None
     node_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,7 +98,8 @@ class ClusterProfile:
 
 
 def make(nodes: int | None = None, gpus: str | None = None, link: str | None = None,
-         accounting: bool = False, mode: str = "auto", cuda: int = 0) -> ClusterProfile:
+         accounting: bool = False, mode: str = "auto", cuda: int = 0, cpus: int = CPUS,
+         memory: int | None = None) -> ClusterProfile:
     """Return the profile for command-line values, which are the attributes of ClusterProfile.
 
     Raises:
@@ -103,10 +110,15 @@ def make(nodes: int | None = None, gpus: str | None = None, link: str | None = N
     if not 0 <= cuda <= MAX_GPUS:
         raise LabError(f"--cuda {cuda}: not between 0 and {MAX_GPUS} GPUs; nearest: "
                        f"{min(max(cuda, 0), MAX_GPUS)}")
+    for flag, value, most in (("--cpus", cpus, MAX_CPUS), ("--memory", memory, MAX_MEMORY)):
+        if value is not None and not 1 <= value <= most:
+            raise LabError(f"{flag} {value}: not between 1 and {most}; nearest: "
+                           f"{min(max(value, 1), most)}")
     gpus = gpus or "v100:2"
     real = (NodeSpec(CUDA_NODE, CUDA, cuda),) if cuda else ()
     return ClusterProfile(nodes=parse_nodes(nodes, gpus) + real, gpus=gpus.lower(), cuda=cuda,
-                          link=parse_link(link or UNLIMITED), accounting=accounting, mode=mode)
+                          link=parse_link(link or UNLIMITED), accounting=accounting, mode=mode,
+                          cpus=cpus, memory=memory)
 
 
 def from_json(record: dict) -> ClusterProfile:

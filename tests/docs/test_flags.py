@@ -23,7 +23,7 @@ FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory
                      "--read-only --security-opt --tmpfs --user",
            "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "
                     "--gres --het-group --mem --no-requeue --time --wait-all-nodes",
-           "torchrun": "--nnodes --nproc_per_node --rdzv_id --shutdown-timeout",
+           "torchrun": "--nnodes --nproc_per_node --rdzv_id --role --shutdown-timeout --tee",
            "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 

@@ -57,7 +57,7 @@ def test_sizes_of_megatron_core_are_read(sizes):
 def test_lines_of_megatron_deepspeed_are_read():
     line = ("[default7]: iteration    12/  115311 | consumed samples:   96 | consumed tokens:  "
             "196608 | elapsed time per iteration (s): 5.32 | learning rate: 4.306E-07 | global "
-            "batch size:    16 | {}loss: 1.244300E+01 | grad norm: 12.300 | num zeros: 0.0 | number "
+            "batch size:    16 | {}loss: 1.244300E+01 | grad norm: 12.300 | num zeros: 0 | number "
             "of skipped iterations:   0 | samples per second: 3.003 | TFLOPs: 8.99 |")
     for name in ("lm ", "lm-"):
         parsed = logs.parse_line(line.format(name))

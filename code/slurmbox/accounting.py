@@ -77,7 +77,7 @@ StorageLoc=slurm_acct_db
 LogFile={layout.short}/log/slurmdbd.log
 PidFile={layout.run}/slurmdbd.pid
 CommitDelay=1
-""" + (f"PluginDir={layout.short}/plugins\n" if slurm.plugin_folder else ""), 0o600)
+""" + (f"PluginDir={layout.short}/plugins\n" if slurm.replaces_plugins else ""), 0o600)
     _create(layout, slurm, user)
 
 

@@ -13,7 +13,7 @@ from slurmbox.addresses import COMPOSE, ClusterNetwork
 from slurmbox.config import put
 from slurmbox.install import CLIENTS, Slurm
 from slurmbox.layout import Layout
-from slurmbox.profile import CPUS, ClusterProfile
+from slurmbox.profile import ClusterProfile
 
 # The supervisor's file descriptor that holds the login node's mount namespace.
 LOGIN_MOUNTS = 60
@@ -62,19 +62,8 @@ def write_wrappers(layout: Layout, slurm: Slurm, profile: ClusterProfile, networ
             words = shlex.join([sys.executable, "-I", "-m", "slurmbox.sacct"])
             put(layout.bin / name, _wrapper(layout, slurm, name, words, network), 0o755)
         else:
-            hint = size_hint(profile, network) if name == "sbatch" else ""
-            text = _wrapper(layout, slurm, name, shlex.quote(target), network, hint)
+            text = _wrapper(layout, slurm, name, shlex.quote(target), network)
             put(layout.bin / name, text, 0o755)
-
-
-def size_hint(profile: ClusterProfile, network: ClusterNetwork) -> str:
-    """Return a hint for a job that is too large: what the cluster has, and how to get more."""
-    nodes = len(profile.nodes)
-    size = (f"the cluster has {nodes} node(s) of {CPUS} CPUs, GPUs per node: {profile.gpus} (lab "
-            "cluster status)")
-    if network.containers:
-        return size
-    return f"{size}. For more: lab cluster down; lab cluster up --nodes {nodes + 1}"
 
 
 def write_stubs(layout: Layout) -> None:
@@ -87,8 +76,8 @@ def write_stubs(layout: Layout) -> None:
             put(layout.bin / name, text, 0o755)
 
 
-def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, network: ClusterNetwork,
-             hint: str = "") -> str:
+def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, network: ClusterNetwork
+             ) -> str:
     quoted = shlex.quote(str(layout.state))
     lines = ["#!/bin/sh", f"# {name}, on this workspace's cluster. Written by `lab cluster up`.",
              f"state={quoted}", 'export SLURM_CONF="$state/etc/slurm.conf"']
@@ -108,16 +97,21 @@ def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, network: Clust
         lines.append(_require_alive(name))
     direct = network.loopback or network.containers
     command = f'exec {words} "$@"' if direct else _on_login_node(words)
-    lines.append(_with_hint(command, name, hint) if hint else command)
+    lines.append(_with_advice(command) if name == "sbatch" else command)
     return "\n".join(lines) + "\n"
 
 
-def _with_hint(command: str, name: str, hint: str) -> str:
-    """Return shell code that runs a command and adds a hint if Slurm finds the job too large."""
+def _with_advice(command: str) -> str:
+    """Return shell code that runs sbatch and adds advice if Slurm finds the job too large."""
+    advice = shlex.join([sys.executable, "-I", "-m", "lab.larger"])
     return (f"exec 3>&1\nerrors=$({command} 2>&1 >&3)\ncode=$?\n"
             'if [ -n "$errors" ]; then printf "%s\\n" "$errors" >&2; fi\n'
-            'case $errors in *"Node count"*|*"node configuration"*|*"can not be satisfied"*)\n'
-            f"    echo {shlex.quote(f'{name}: {hint}')} >&2;;\nesac\nexit $code")
+            f"case $errors in {_TOO_LARGE})\n"
+            f'    {advice} "$state" "$@" <&- ;;\nesac\nexit $code')
+
+
+_TOO_LARGE = "|".join(f'*"{words}"*' for words in (
+    "Node count", "node configuration", "can not be satisfied", "More processors requested"))
 
 
 # A real nvidia-smi always comes first. WSL has it in its own folder, which may not be on the PATH.

@@ -74,10 +74,10 @@ def user_name() -> str:
 
 def slurm_conf(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slurm: Slurm
                ) -> str:
-    lines = _fixed_lines(layout, network)
+    lines = _fixed_lines(layout, profile, network)
     if network.loopback:
         lines.append("CommunicationParameters=NoInAddrAny,NoCtldInAddrAny")
-    if slurm.plugin_folder:
+    if slurm.replaces_plugins:
         lines.append(f"PluginDir={layout.short}/plugins")
     lines += _accounting_lines(layout, profile, network)
     lines += [_node_line(profile, network, index) for index in range(len(profile.nodes))]
@@ -85,8 +85,9 @@ def slurm_conf(layout: Layout, profile: ClusterProfile, network: ClusterNetwork,
     return "\n".join(lines) + "\n"
 
 
-def _fixed_lines(layout: Layout, network: ClusterNetwork) -> list[str]:
+def _fixed_lines(layout: Layout, profile: ClusterProfile, network: ClusterNetwork) -> list[str]:
     short, user = layout.short, user_name()
+    share = min(memory_per_cpu(), node_memory(profile) // profile.cpus)
     return f"""\
 ClusterName=lab
 SlurmctldHost={network.controller}
@@ -118,7 +119,7 @@ UnkillableStepTimeout=15
 MinJobAge=300
 SlurmctldTimeout=30
 SlurmdTimeout=20
-DefMemPerCPU={memory_per_cpu()}
+DefMemPerCPU={share}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=1
 JobAcctGatherParams=OverMemoryKill
@@ -220,6 +221,20 @@ def _real_gpus(node: str) -> str:
     return f"{node}) echo unset VIRTUAL_GPU; echo export {INSTEAD_OF_CPU}=cuda ;;"
 
 
+def write_plugins(folder: Path, slurm: Slurm) -> None:
+    """Fill a folder with links to the plugins that Slurm can load."""
+    if folder.is_symlink():  # an older version linked the whole folder
+        folder.unlink()
+    folder.mkdir(exist_ok=True)
+    plugins = {path.name: path for path in slurm.plugin_folder.iterdir()
+               if path.name not in slurm.unusable_plugins}
+    for old in folder.iterdir():
+        if old.name not in plugins:
+            old.unlink()
+    for name, path in plugins.items():
+        replace_link(folder / name, path)
+
+
 def write_virtual_network(layout: Layout, rate: str) -> None:
     """Write the network that virtual GPUs model.
 
@@ -294,8 +309,8 @@ def write(layout: Layout, profile: ClusterProfile, network: ClusterNetwork, slur
     put(sbin / "stepd", script("stepd.py", slurm.program("slurmstepd")), 0o755)
     for name in ("slurmctld", "slurmd"):  # slurmctld drops the GPUs if it runs under another name
         replace_link(sbin / name, Path(slurm.program(name)))
-    if slurm.plugin_folder:
-        replace_link(layout.state / "plugins", slurm.plugin_folder)
+    if slurm.replaces_plugins:
+        write_plugins(layout.state / "plugins", slurm)
     key = key or etc / "munge.key"
     if not key.exists():
         put(key, secrets.token_hex(64), 0o600)

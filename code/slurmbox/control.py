@@ -32,7 +32,7 @@ from slurmbox.healing import finish_completing, requeue_orphaned_jobs, wait_for_
 from slurmbox.install import Slurm, ensure_slurm
 from slurmbox.layout import Layout
 from slurmbox.namespaces import MARKER
-from slurmbox.profile import ClusterProfile, from_json, make
+from slurmbox.profile import CPUS, ClusterProfile, from_json, make
 from slurmbox.shutdown import cancel_jobs, end_supervisor, kill_leftovers
 
 
@@ -100,8 +100,8 @@ def ensure_up(home: Path, profile: ClusterProfile | None = None, notify: Notify 
     options = UpOptions()
     if profile:
         options = UpOptions(len(profile.nodes), profile.gpus, None, profile.accounting or None,
-                            None if profile.mode == "auto" else profile.mode, profile.cpus,
-                            profile.memory)
+                            None if profile.mode == "auto" else profile.mode,
+                            None if profile.cpus == CPUS else profile.cpus, profile.memory)
     return up(home, options, notify)
 
 

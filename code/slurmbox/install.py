@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from labcore.errors import LabError
@@ -48,10 +52,26 @@ class Slurm:
     def _under_prefix(self, pattern: str) -> Path | None:
         return next(iter(sorted(self.prefix.glob(pattern))), None) if self.prefix else None
 
-    @property
+    @cached_property
     def plugin_folder(self) -> Path | None:
-        """Slurm's plugins; None if Slurm's own default is right."""
-        return self._under_prefix("usr/lib/*/slurm-wlm")
+        """The folder of Slurm's plugins; None if it is not known."""
+        if self.prefix:
+            return self._under_prefix("usr/lib/*/slurm-wlm")
+        controller = self.find("slurmctld")
+        root = Path(controller).resolve().parents[1] if controller else Path("/usr")
+        folders = [*root.glob("lib/*/slurm-wlm"), root / "lib64/slurm", root / "lib/slurm"]
+        return next((folder for folder in folders if (folder / "mpi_none.so").exists()), None)
+
+    @cached_property
+    def unusable_plugins(self) -> frozenset[str]:
+        """Plugins for PMIx, whose library is missing: Slurm lists them, and cannot load them."""
+        found = self.plugin_folder.glob("mpi_pmix*.so") if self.plugin_folder else ()
+        return frozenset(plugin.name for plugin in found if not _opens_library(plugin))
+
+    @property
+    def replaces_plugins(self) -> bool:
+        """True if Slurm's default folder of plugins is not the right one."""
+        return bool(self.plugin_folder and (self.prefix or self.unusable_plugins))
 
     @property
     def library_folders(self) -> list[str]:
@@ -99,6 +119,16 @@ def require_slurm() -> Slurm:
     if slurm is None:
         raise LabError(f"Slurm is not installed on this machine. {how_to_install()}")
     return slurm
+
+
+def _opens_library(plugin: Path) -> bool:
+    """Return whether the PMIx library that a plugin opens by its name is there, or unknown."""
+    names = set(re.findall(rb"libpmix\.so[.\d]*", plugin.read_bytes()))
+    for name in names:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(name.decode())
+            return True
+    return not names
 
 
 def install_command(packages: tuple[str, ...] = PACKAGES) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmbox import control, health, processes
+from slurmbox import control, health, install, processes
 from tests.needs import because
 
 pytestmark = pytest.mark.cluster
@@ -213,14 +213,23 @@ def test_more_nodes_than_there_are(cluster):
     assert done.returncode and "Node count specification invalid" in done.stderr
 
 
-@pytest.mark.parametrize("size", ["-N 3", "--gres=gpu:v100:9", "-c 33"])
-def test_a_job_larger_than_the_cluster_is_told_what_there_is(cluster, size):
+@pytest.mark.parametrize(("size", "remedy"), [
+    ("-N 3", "--nodes 3 --gpus v100:2"), ("--gres=gpu:v100:8", "--nodes 2 --gpus v100:8"),
+    ("-c 33", "--nodes 2 --gpus v100:2 --cpus 33"), ("-n 70", "--nodes 3 --gpus v100:2"),
+    ("--mem=999G", "--nodes 2 --gpus v100:2 --memory 999")])
+def test_a_job_larger_than_the_cluster_is_told_how_to_start_one_that_it_fits(cluster, size, remedy):
     done = cluster.run(f"sbatch {size} --wrap hostname")
     assert done.returncode == 1
     assert "sbatch: error: " in done.stderr  # Slurm's own words first
     assert done.stderr.splitlines()[-1] == (
-        "sbatch: the cluster has 2 node(s) of 32 CPUs, GPUs per node: v100:2 (lab cluster status). "
-        "For more: lab cluster down; lab cluster up --nodes 3")
+        f"sbatch: for more: lab cluster down; lab cluster up {remedy}")
+
+
+def test_pmix_is_not_offered_without_its_library(cluster):
+    done = cluster.run("srun --mpi=list")
+    assert "pmi2" in done.stdout + done.stderr
+    if install.require_slurm().unusable_plugins:
+        assert "pmix" not in done.stdout + done.stderr
 
 
 def test_sbatch_says_no_more_than_slurm_about_other_mistakes(cluster):

@@ -161,7 +161,9 @@ def test_options_that_contradict_the_running_cluster_are_refused(spare):
         control.up(spare.home, control.UpOptions(nodes=3))
     with pytest.raises(LabError, match="lab cluster link 1gbit"):
         control.up(spare.home, control.UpOptions(link="1gbit"))
-    assert control.up(spare.home, control.UpOptions(nodes=2, gpus="v100:2")) is False
+    with pytest.raises(LabError, match=r"--cpus 16 \(running: 32\), --memory 9 \(running: the de"):
+        control.up(spare.home, control.UpOptions(cpus=16, memory=9))
+    assert control.up(spare.home, control.UpOptions(nodes=2, gpus="v100:2", cpus=32)) is False
 
 
 def test_nonsense_on_the_control_socket_does_no_harm(spare):

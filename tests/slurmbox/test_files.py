@@ -53,6 +53,32 @@ def test_slurm_conf_of_a_mixed_cluster(layout):
     assert "my work" not in text  # Slurm's own files never see the blank
 
 
+def test_cpus_and_memory_of_the_nodes_are_as_given(layout):
+    text = conf(layout, config.ClusterNetwork("namespaces"), cpus=64, memory=96)
+    assert text.count("CPUs=64 Boards=1 SocketsPerBoard=1 CoresPerSocket=64") == 2
+    assert text.count("RealMemory=98304 ") == 2
+    assert "DefMemPerCPU=1536\n" in text  # a job on all CPUs fits
+    text = conf(layout, config.ClusterNetwork("namespaces"), cpus=16)
+    assert f"RealMemory={16 * config.memory_per_cpu()} " in text
+
+
+def test_plugins_without_their_library_are_left_out(layout, tmp_path):
+    folder = tmp_path / "usr/lib/x86_64-linux-gnu/slurm-wlm"
+    folder.mkdir(parents=True)
+    for name, text in (("mpi_none", ""), ("mpi_pmix_v4", "\0libpmix.so.2000\0"),
+                       ("mpi_pmix_v9", "no library's name")):
+        (folder / f"{name}.so").write_text(text)
+    slurm = install.Slurm(("/nonexistent",), prefix=tmp_path)
+    assert slurm.unusable_plugins == {"mpi_pmix_v4.so"}
+    plugins = layout.state / "plugins"
+    plugins.symlink_to(folder)  # from an older version
+    config.write_plugins(plugins, slurm)
+    (folder / "mpi_none.so").unlink()
+    config.write_plugins(plugins, slurm)
+    assert [path.name for path in plugins.iterdir()] == ["mpi_pmix_v9.so"]
+    assert (folder / "mpi_pmix_v4.so").exists()
+
+
 def test_slurm_conf_of_loopback_has_a_port_per_node(layout):
     text = conf(layout, config.ClusterNetwork("loopback", 17001, 17002, (17003, 17004)))
     assert "NodeName=slurmnode2 NodeHostname=localhost NodeAddr=127.0.0.1 Port=17004" in text

@@ -46,13 +46,15 @@ def test_without_gpus():
 
 
 def test_a_profile_survives_its_record():
-    wanted = profile.make(4, "a100:4,a10:4", "25gbit", True, "loopback")
+    wanted = profile.make(4, "a100:4,a10:4", "25gbit", True, "loopback", cpus=8, memory=16)
     assert profile.from_json(wanted.to_json()) == wanted
 
 
 @pytest.mark.parametrize(("options", "says"), [
     ({"nodes": 0}, "--nodes 0: not between 1 and 64"),
     ({"nodes": 500}, "--nodes 500: not between 1 and 64"),
+    ({"cpus": 0}, "--cpus 0: not between 1 and 256; nearest: 1"),
+    ({"memory": 5000}, "--memory 5000: not between 1 and 4096; nearest: 4096"),
     ({"gpus": "v10:2"}, "no virtual GPU model is called 'v10'; nearest: v100"),
     ({"gpus": "gh200:2"}, "no virtual GPU model is called 'gh200'; nearest: h200"),
     ({"gpus": "a100:2,a100-60gb:2"}, "nearest: a100-80gb or a100-40gb"),

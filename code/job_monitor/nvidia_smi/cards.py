@@ -44,6 +44,8 @@ class GpuProcess:
     used: int
     total: int
     utilization: float
+
+
 @dataclass(frozen=True)
 class Gpu:
     """One virtual GPU of a node.
@@ -55,6 +57,7 @@ class Gpu:
         card: the GPU model.
         process: the process on it, if any.
         fabric: whether the node has the InfiniBand adapters of its type.
+        count: the number of GPUs that are shown of its node.
     """
 
     node: str
@@ -63,6 +66,7 @@ class Gpu:
     card: Card
     process: GpuProcess | None = None
     fabric: bool = False
+    count: int = 1
 
     @property
     def product(self) -> str:

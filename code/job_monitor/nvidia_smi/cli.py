@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, TextIO
 
@@ -160,7 +161,7 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
         shown = {wanted: shown[wanted]}
     if own_node is not None and wanted == own_node:
         shown[own_node] = cards.job_gpus(shown[own_node], dict(os.environ))
-    return shown
+    return {name: [replace(gpu, count=len(gpus)) for gpu in gpus] for name, gpus in shown.items()}
 
 
 def render(options: argparse.Namespace, shown: dict[str, list[Gpu]], with_header: bool) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 
+from job_monitor.nvidia_smi import unmodeled
 from job_monitor.nvidia_smi.cards import Gpu
 from virtualgpu.core.cards import nearest
+from virtualgpu.core.cards.generations import generation
 
 NOT_MODELED = "[N/A]"
 
@@ -68,13 +70,14 @@ GPU_FIELDS = (
                lambda gpu: max(0, gpu.total - gpu.used), "MiB"),
     QueryField("compute_mode", 'always "Default": any number of processes may use the GPU',
                lambda gpu: "Default"),
-    *(QueryField(name, "not modeled", None, unit) for name, unit in (
-        ("utilization.memory", "%"), ("temperature.gpu", ""), ("temperature.memory", ""),
-        ("power.draw", "W"), ("power.limit", "W"), ("fan.speed", "%"), ("pstate", ""),
-        ("clocks.current.graphics", "MHz"), ("clocks.current.sm", "MHz"),
-        ("clocks.current.memory", "MHz"), ("pcie.link.gen.current", ""),
-        ("pcie.link.width.current", ""), ("ecc.errors.uncorrected.volatile.total", ""),
-        ("serial", ""), ("vbios_version", ""), ("persistence_mode", ""), ("mig.mode.current", ""))),
+    QueryField("count", "the number of GPUs on the node; inside a job, of the job's",
+               lambda gpu: gpu.count),
+    QueryField("compute_cap", "compute capability", lambda gpu: ".".join(
+        str(number) for number in generation(gpu.card)[:2])),
+    QueryField("pci.domain", "the bus ID's first part", lambda gpu: f"0x{gpu.bus_id[4:8]}"),
+    QueryField("pci.bus", "the bus ID's second part", lambda gpu: f"0x{gpu.bus_id[9:11]}"),
+    QueryField("pci.device", "the bus ID's third part", lambda gpu: f"0x{gpu.bus_id[12:14]}"),
+    *(QueryField(name, "not modeled", None, unit) for name, unit in unmodeled.FIELDS),
 )
 APP_FIELDS = (
     *SHARED,
@@ -85,10 +88,10 @@ APP_FIELDS = (
     QueryField("gpu_name", "the modeled product", lambda gpu: gpu.product),
     QueryField("gpu_uuid", "an invented, stable UUID", lambda gpu: gpu.uuid),
     QueryField("gpu_bus_id", "an invented, stable bus ID", lambda gpu: gpu.bus_id),
+    QueryField("gpu_serial", "not modeled"),
 )
 ALIASES = {"gpu_name": "name", "gpu_uuid": "uuid", "gpu_bus_id": "pci.bus_id",
-           "clocks.gr": "clocks.current.graphics", "clocks.sm": "clocks.current.sm",
-           "clocks.mem": "clocks.current.memory"}
+           **unmodeled.ALIASES}
 APP_ALIASES = {"used_memory": "used_gpu_memory", "name": "process_name"}
 
 

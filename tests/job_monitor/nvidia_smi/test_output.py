@@ -169,6 +169,28 @@ def test_every_field_can_be_asked_for(cluster, capsys):
     assert {len(row) for row in rows} == {names.count(",") + 1} and all(all(row) for row in rows)
 
 
+# What exporters for Prometheus, Telegraf and others ask for.
+EXPORTERS = ("count,power.draw.instant,power.draw.average,clocks_throttle_reasons.active,"
+             "clocks_event_reasons.hw_slowdown,ecc.mode.current,temperature.gpu.tlimit,"
+             "ecc.errors.corrected.aggregate.total,gpu_serial,enforced.power.limit,"
+             "clocks.max.sm,clocks.video,utilization.encoder,retired_pages.pending,compute_cap,"
+             "pci.bus,memory.reserved,encoder.stats.sessionCount,mig.mode.pending")
+
+
+def test_fields_of_exporters_answer_or_are_not_available(cluster, capsys):
+    answers = dict(zip(EXPORTERS.split(","),
+                       cluster.csv(capsys, EXPORTERS, "--node=slurmnode1", "-i", "1")[0],
+                       strict=True))
+    known = {"count": "2", "compute_cap": "7.0", "pci.bus": "0x1C"}
+    assert answers == dict.fromkeys(answers, query.NOT_MODELED) | known
+    assert cluster.main("--query-gpu=power.draw.instant,clocks_throttle_reasons.active",
+                        "--format=csv") == 0
+    assert capsys.readouterr().out.startswith(
+        "power.draw.instant [W], clocks_event_reasons.active\n[N/A], [N/A]\n")
+    assert cluster.main("--query-gpu=power.drawn", "--format=csv") == 2
+    assert "nearest: power.draw" in capsys.readouterr().err
+
+
 def test_help(cluster, capsys):
     with pytest.raises(SystemExit) as end:
         cluster.main("-h")

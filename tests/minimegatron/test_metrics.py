@@ -3,6 +3,7 @@
 import errno
 import json
 import re
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from labcore.workspace import CHECKOUT
 from minimegatron.context import Progress
 from minimegatron.logging.metrics import NAMES, Metrics, metrics_path
+from minimegatron.logging.optional_reports import optional_reports
+from minimegatron.logging.timers import Timers
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "
          "--log-throughput ")
@@ -129,6 +132,24 @@ def test_a_slurm_job_has_its_file_beside_its_log(make_context, tmp_path, monkeyp
     assert metrics_path(config) == tmp_path / "megatron" / "logs" / "a_b_c_7.metrics.jsonl"
     monkeypatch.delenv("SLURM_JOB_ID")
     assert metrics_path(config) is None
+
+
+@pytest.mark.parametrize(("changes", "warned"), [
+    ({}, True), ({"SLURM_PROCID": "3"}, False), ({"SLURM_STEP_NUM_TASKS": "1"}, False),
+    ({"RANK": "0"}, False)])
+def test_processes_of_srun_that_train_alone_are_warned_of(make_context, monkeypatch, capsys,
+                                                          changes, warned):
+    step = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "4",
+            "SLURM_PROCID": "0"}
+    monkeypatch.delenv("RANK", raising=False)
+    ctx = make_context()
+    for name, value in (step | changes).items():
+        monkeypatch.setenv(name, value)
+    optional_reports(ctx, Timers(time.monotonic), in_slurm=True)
+    said = capsys.readouterr().out
+    assert ("WARNING: SLURM_NTASKS=4, but RANK and WORLD_SIZE are not set: each of these 4 "
+            "processes trains alone" in said) is warned
+    assert warned or "SLURM_NTASKS" not in said
 
 
 @pytest.mark.parametrize("place", ["/proc/x.jsonl", "."])

@@ -6,6 +6,7 @@ A run without such a report imports neither this file nor those of the reports.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 from minimegatron.context import Context
 from minimegatron.logging.report import Report
@@ -42,9 +43,26 @@ def optional_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Repor
     if config.metrics or config.tensorboard_dir or in_slurm:
         from minimegatron.logging.metrics import Metrics
 
+        for line in lone_ranks(os.environ):
+            ctx.print_rank_0(line)
         reports.append(Metrics(ctx))
     if os.environ.get("RANK_STATUS"):
         from minimegatron.logging.status import Status
 
         reports.append(Status(ctx))
     return reports
+
+
+def lone_ranks(env: Mapping[str, str]) -> list[str]:
+    """Return a warning if srun started several processes, and none knows of the others.
+
+    Only the first of them has the warning. `env` are the environment variables.
+    """
+    tasks = env.get("SLURM_STEP_NUM_TASKS", "1")  # of this step; SLURM_NTASKS may be the job's
+    if "RANK" in env or tasks == "1" or env.get("SLURM_PROCID") != "0":
+        return []
+    return [f"WARNING: SLURM_NTASKS={tasks}, but RANK and WORLD_SIZE are not set: each of these "
+            f"{tasks} processes trains alone, as rank 0 of 1. For one run, start one task per node "
+            "(--ntasks-per-node=1) with torchrun, or export RANK=$SLURM_PROCID, "
+            "WORLD_SIZE=$SLURM_NTASKS, LOCAL_RANK=$SLURM_LOCALID, MASTER_ADDR, and MASTER_PORT in "
+            "each"]

@@ -56,7 +56,7 @@ class Prediction:
     Attributes:
         seconds: of a step.
         fits: whether the memory suffices.
-        allocated: bytes of tensors at the peak, on the fullest GPU.
+        allocated: bytes of tensors at the peak, on the fullest GPU or on that of the row's stage.
         used: bytes that nvidia-smi shows: those that PyTorch reserved, the CUDA context, and NCCL;
             None where no memory was published.
         reserved: bytes that PyTorch reserved at the peak; None where no memory was published.

@@ -21,7 +21,7 @@ def predict(row: Mapping, card: Card) -> Prediction:
     """Return the prediction for a row.
 
     Args:
-        row: the row.
+        row: the row; "memory_stage" is the stage whose memory was published, if not the fullest.
         card: the GPU model.
 
     Raises:
@@ -30,7 +30,7 @@ def predict(row: Mapping, card: Card) -> Prediction:
     model = estimator(card, row.get("network"), row.get("per_node", 8))
     config, vocabulary = configure(row), pad_vocab_size(row["vocabulary"], 128, row["tp"])
     found = model.estimate(config, vocabulary)
-    allocated = max(found.peak)
+    allocated = found.peak[row["memory_stage"]] if "memory_stage" in row else max(found.peak)
     if published_memory(row) is None or not found.fits:
         return Prediction(found.seconds, found.fits, allocated)
     needed = list(map(sum, zip(found.peak, found.outside, strict=True)))

@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 
+from benchmarks import gpu_models, layer_times
 from benchmarks.accuracy import __main__ as command
 from benchmarks.accuracy.evaluate import error_of, pair_errors, predict, ratios, regrets, summarize
 from benchmarks.accuracy.report import by_gpu, of_pairs, overview, section
@@ -25,13 +26,13 @@ from benchmarks.accuracy.rows import (
 )
 from benchmarks.accuracy.trainer import NotYet, configure
 from virtualgpu.core.accuracy import MEMORY, TIME
-from virtualgpu.core.cards import find
+from virtualgpu.core.cards import CARDS, find
 from virtualgpu.core.stacks import STACKS
 
 SETS = {rows.name: rows for rows in load_sets()}
 # A row of each software stack and of each program that costs the least processor time.
-RECOMPUTED = {"classic_v100": 0, "dgxc_h100": 5, "fms_fsdp_a100": 1, "korthikanti_2022": 0,
-              "llm_foundry": 103, "narayanan_2021": 0, "vtrain_multi": 0}
+RECOMPUTED = {"classic_v100": 0, "dgxc_h100": 5, "fasop_a10": 0, "fms_fsdp_a100": 1,
+              "korthikanti_2022": 0, "llm_foundry": 103, "narayanan_2021": 0, "vtrain_multi": 0}
 KEPT_OUT = {"llm_foundry": 105, "vtrain_multi": 55, "dgxc_h100": 11}  # even rows of larger tables
 
 
@@ -143,16 +144,16 @@ def test_the_results_are_those_of_todays_model(name):
         assert modeled == pytest.approx(kept["memory"], rel=1e-4)
 
 
-def test_a_stack_states_its_error_on_rows_that_nothing_was_fitted_to():
+def test_a_stack_states_its_error_on_the_gpu_models_of_rows_that_nothing_was_fitted_to():
     errors, last = defaultdict(list), command.load(command.LAST)
     for name in SETS.keys() & last.keys():
         for one in last[name]["outcomes"]:
-            row, error = SETS[name].rows[one["row"]], error_of(one)
+            gpu, error = SETS[name].rows[one["row"]]["gpu"], error_of(one)
             if one["split"] == TEST and error is not None:
-                errors[SETS[name].facts["stack"], find(row["gpu"]).architecture].append(abs(error))
-    stated = {(stack, generation): error for stack, by_generation in TIME.items()
-              for generation, error in by_generation.items()}
-    assert stated == {key: round(mean(found), 3) for key, found in errors.items()}
+                errors[SETS[name].facts["stack"], find(gpu).name].append(abs(error))
+    stated = {(stack, gpu): error for stack, by_gpu in TIME.items()
+              for gpu, error in by_gpu.items()}
+    assert stated == {key: (round(mean(found), 3), len(found)) for key, found in errors.items()}
     assert TIME.keys() <= STACKS.keys()
 
 
@@ -161,9 +162,25 @@ def test_memory_states_its_error_on_rows_that_nothing_was_fitted_to():
     for name in SETS.keys() & last.keys():
         for one in last[name]["outcomes"]:
             if one["split"] == TEST and "memory" in one:
-                errors[find(SETS[name].rows[one["row"]]["gpu"]).architecture].append(
+                errors[find(SETS[name].rows[one["row"]]["gpu"]).name].append(
                     abs(one["memory"] / one["published_memory"] - 1))
-    assert {key: round(mean(found), 3) for key, found in errors.items()} == MEMORY
+    assert {key: (round(mean(found), 3), len(found)) for key, found in errors.items()} == MEMORY
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_gpu_model_s_figure_changes_only_together_with_its_table(name):
+    written = gpu_models.PAGE.read_text()
+    for stack in gpu_models.stacks_of(name):
+        row = written.partition(f"| {name} | {stack} | ")[2].partition(" |\n")[0]
+        milliseconds, error = row.split(" | ")
+        assert 1000 * gpu_models.step_seconds(name, stack) == pytest.approx(
+            float(milliseconds), rel=gpu_models.TOLERANCE), (
+            "run python -m benchmarks.gpu_models, and say in its HISTORY what changed")
+        assert error == str(TIME.get(stack, {}).get(name, "no published run"))
+
+
+def test_the_published_layer_times_are_compared_with_todays_model():
+    assert layer_times.PAGE.read_text() == layer_times.report()
 
 
 def test_a_first_comparison_stays(tmp_path, monkeypatch):

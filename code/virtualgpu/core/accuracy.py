@@ -7,19 +7,36 @@ benchmarks/results/virtual_accuracy.json. docs/virtual-gpus.md has the compariso
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from virtualgpu.core.card import Card
 
-# Mean relative error of a training step's time, by software stack (stacks.py) and architecture.
-TIME: Mapping[str, Mapping[str, float]] = {
-    "megatron-2021": {"ampere": 0.04, "volta": 0.074},
-    "megatron-deepspeed": {"ampere": 0.093},
-    "transformer-engine": {"hopper": 0.058},
-    "composer-2023": {"ampere": 0.049, "hopper": 0.028},
-    "torch-eager-fsdp": {"ampere": 0.03, "hopper": 0.056},
+
+class MeanError(NamedTuple):
+    """The mean relative error on published runs, and their number."""
+
+    error: float
+    runs: int
+
+    def __str__(self) -> str:
+        return f"{self.error:.0%} ({self.runs} run{'s' * (self.runs != 1)})"
+
+
+# Errors of a training step's time, by software stack (stacks.py) and GPU model.
+TIME: Mapping[str, Mapping[str, MeanError]] = {
+    "megatron-2021": {"a10": MeanError(0.052, 1), "a100-80gb": MeanError(0.04, 18),
+                      "v100-sxm2-16gb": MeanError(0.074, 1)},
+    "megatron-deepspeed": {"a100-80gb": MeanError(0.093, 67)},
+    "transformer-engine": {"h100-80gb": MeanError(0.058, 5)},
+    "composer-2023": {"a100-40gb": MeanError(0.029, 19), "a100-80gb": MeanError(0.071, 16),
+                      "h100-80gb": MeanError(0.028, 17)},
+    "torch-eager-fsdp": {"a100-80gb": MeanError(0.03, 12), "h100-80gb": MeanError(0.037, 2),
+                         "h200": MeanError(0.092, 1)},
 }
-# Mean relative error of a training run's peak memory, by architecture.
-MEMORY: Mapping[str, float] = {"ampere": 0.05, "hopper": 0.043, "volta": 0.092}
+# Errors of a training run's peak memory, by GPU model.
+MEMORY: Mapping[str, MeanError] = {
+    "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.059, 2),
+    "h200": MeanError(0.012, 1), "v100-sxm2-16gb": MeanError(0.092, 1)}
 
 # Largest relative error of the memory that a program's own tensors allocate, on an H100: in fp32
 # runs of the trainer. In 16 bits, it was 0.01% (docs/virtual-gpus.md, "Compared with a real H100").
@@ -33,19 +50,19 @@ def expected_error(cards: Iterable[Card]) -> float | None:
         cards: GPU models under their software stacks; the largest error counts.
 
     Returns:
-        The error, or None if a GPU model's generation was not compared.
+        The error, or None if there is no published run on one of the GPU models.
     """
-    return _largest(TIME.get(card.stack, {}).get(card.architecture) for card in cards)
+    return _largest(TIME.get(card.stack, {}).get(card.name) for card in cards)
 
 
 def memory_error(cards: Iterable[Card]) -> float | None:
     """Return the mean relative error of modeled peak memory; otherwise as expected_error."""
-    return _largest(MEMORY.get(card.architecture) for card in cards)
+    return _largest(MEMORY.get(card.name) for card in cards)
 
 
-def _largest(errors: Iterable[float | None]) -> float | None:
+def _largest(errors: Iterable[MeanError | None]) -> float | None:
     found = list(errors)
-    return None if None in found else max(found)
+    return None if None in found else max(one.error for one in found)
 
 
 def margin(error: float | None) -> str:
@@ -54,12 +71,11 @@ def margin(error: float | None) -> str:
 
 
 def describe(card: Card) -> str:
-    """Return a phrase about the expected errors of a GPU model under its software stack."""
-    gpus = f"on {card.architecture.capitalize()} GPUs"
-    time, memory = expected_error([card]), memory_error([card])
-    if time is None:
-        said = f"no published step times {gpus} were compared"
-        return said if memory is None else (
-            f"{said}; published peak memory was predicted with a mean error of {memory:.0%}")
-    said = f"published step times {gpus} were predicted with a mean error of {time:.0%}"
-    return said if memory is None else f"{said}, and peak memory with {memory:.0%}"
+    """Return a phrase about the errors on published runs of a GPU model under its stack."""
+    time, memory = TIME.get(card.stack, {}).get(card.name), MEMORY.get(card.name)
+    if time is None and memory is None:
+        return f"no published run on {card.name} to compare with"
+    errors = [f"{what} {found}" for what, found in (("step time", time), ("peak memory", memory))
+              if found is not None]
+    unknown = "" if time else "; no step time to compare with"
+    return f"mean error on published runs on {card.name}: {', '.join(errors)}{unknown}"

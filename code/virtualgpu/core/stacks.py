@@ -3,7 +3,9 @@
 A GPU model's file has the efficiency of single kernels in short runs. Training runs achieve less,
 and how much less depends on the software: on clocks that drop under the power limit after minutes
 of GEMMs, on how well elementwise kernels are fused, on the version of the attention kernels, and on
-the host's overhead per launch and per step.
+the host's overhead per launch and per step. The last holds on every GPU. The others were fitted to
+runs on certain GPU models and hold on these alone: an A10 has the A100's architecture, but 150 W
+instead of 400.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ MEGATRON_CORE = ("hopper", "blackwell")  # architectures that Megatron Core is t
 
 @dataclass(frozen=True)
 class StackEfficiency:
-    """Efficiency of training runs on one architecture; None where the GPU's file applies.
+    """Efficiency of training runs on one GPU model; None where the GPU's file applies.
 
     Attributes:
         half: share of the 16-bit peak that large GEMMs achieve. Those in FP8 and FP4 lose as much
@@ -50,7 +52,7 @@ class SoftwareStack:
         step: host time per training step during which the GPU is idle, in seconds.
         eager_loading: whether all kernels are loaded at startup, which needs more memory: without
             CUDA 11.7 and its lazy loading, which PyTorch uses since 1.13.
-        efficiency: efficiency by architecture (Card.architecture).
+        efficiency: efficiency by GPU model (Card.name); other GPUs have that of their own file.
         sources: where the figures come from, and which were fitted.
         pace: seconds from one kernel to the next if the host does not run ahead of the GPU
             (Efficiency.pace).
@@ -67,6 +69,8 @@ class SoftwareStack:
     pace: float = 0.0
 
 
+# GPU models with the same chip and the same power limit, of which the first was fitted to.
+A100, H100 = ("a100-80gb", "a100-40gb"), ("h100-80gb", "h200")
 MEGATRON_A100 = StackEfficiency(half=0.78, vector=0.68)
 EAGER_A100 = StackEfficiency(half=0.7, vector=0.88)
 EAGER_H100 = StackEfficiency(half=0.575, vector=0.745)
@@ -75,9 +79,9 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     SoftwareStack(
         "megatron-2021", "Megatron-LM of 2021",
         attention=FLASH, dispatch=5e-6, step=0.0, eager_loading=True,
-        efficiency={"ampere": MEGATRON_A100},
+        efficiency=dict.fromkeys(A100, MEGATRON_A100),
         sources=(
-            "ampere: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
+            "A100: fitted to 28 of vTrain's measured iterations on 64 to 512 A100 "
             "(VIA-Research/vTrain)",
             "loading: PyTorch 1.8 to 1.10 of its time have CUDA 10.2 to 11.3",
         ),
@@ -85,9 +89,9 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     SoftwareStack(
         "megatron-deepspeed", "Megatron-DeepSpeed of 2021 and 2022",
         attention=FLASH, dispatch=42e-6, step=0.0, pace=27e-6, eager_loading=True,
-        efficiency={"ampere": MEGATRON_A100},
+        efficiency=dict.fromkeys(A100, MEGATRON_A100),
         sources=(
-            "ampere: as in megatron-2021",
+            "A100: as in megatron-2021",
             "dispatch, pace: fitted to 720 of vTrain's measured iterations on 2 to 8 A100 "
             "(benchmarks/virtual_calibration.py)",
             "loading: as in megatron-2021",
@@ -96,30 +100,32 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     SoftwareStack(
         "megatron-core", "Megatron Core in bf16, without Transformer Engine",
         attention=CUDNN, dispatch=5e-6, step=0.01, eager_loading=False,
-        efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.75, vector=0.78)},
+        efficiency={**dict.fromkeys(A100, MEGATRON_A100),
+                    **dict.fromkeys(H100, StackEfficiency(half=0.75, vector=0.78))},
         sources=(
-            "hopper: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
+            "H100: fitted to nine runs of this trainer (benchmarks/results/gpu_h100.md), whose "
             "mean error is then 3%",
-            "ampere: as in megatron-2021",
+            "A100: as in megatron-2021",
         ),
     ),
     SoftwareStack(
         "transformer-engine", "Megatron Core with Transformer Engine in bf16",
         attention=CUDNN, dispatch=5e-6, step=0.0, eager_loading=False,
-        efficiency={"ampere": MEGATRON_A100, "hopper": StackEfficiency(half=0.76, vector=0.82)},
+        efficiency={**dict.fromkeys(A100, MEGATRON_A100),
+                    **dict.fromkeys(H100, StackEfficiency(half=0.76, vector=0.82))},
         sources=(
-            "hopper: chosen with NVIDIA's published step times of GPT-3 175B in view "
+            "H100: chosen with NVIDIA's published step times of GPT-3 175B in view "
             "(NVIDIA/dgxc-benchmarking), three of which calibrate",
-            "ampere: as in megatron-2021",
+            "A100: as in megatron-2021",
         ),
     ),
     SoftwareStack(
         "composer-2023", "Composer's FSDP of 2023, with the first FlashAttention",
         attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
-        efficiency={"ampere": replace(EAGER_A100, attention=0.32),
-                    "hopper": replace(EAGER_H100, attention=0.19)},
+        efficiency={**dict.fromkeys(A100, replace(EAGER_A100, attention=0.32)),
+                    **dict.fromkeys(H100, replace(EAGER_H100, attention=0.19))},
         sources=(
-            "ampere, hopper: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry), "
+            "A100, H100: fitted to 53 published runs on A100 and H100 (mosaicml/llm-foundry), "
             "whose script chooses PyTorch 1.13 and FlashAttention's first Triton kernels",
             "loading: github.com/pytorch/pytorch pull request 86509, for PyTorch 1.13",
             LAUNCH,
@@ -128,9 +134,9 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
     SoftwareStack(
         "torch-eager-fsdp", "plain PyTorch without torch.compile",
         attention=FLASH, dispatch=7.5e-6, step=0.0, eager_loading=False,
-        efficiency={"ampere": EAGER_A100, "hopper": EAGER_H100},
+        efficiency={**dict.fromkeys(A100, EAGER_A100), **dict.fromkeys(H100, EAGER_H100)},
         sources=(
-            "ampere, hopper: half and vector as fitted in composer-2023; attention is PyTorch's "
+            "A100, H100: half and vector as fitted in composer-2023; attention is PyTorch's "
             "own since 2.2, FlashAttention-2, as in the GPU's file",
             LAUNCH,
         ),
@@ -175,7 +181,7 @@ def under(card: Card, stack: SoftwareStack) -> Card:
         card: the GPU model, as cards.find returns it.
         stack: the software.
     """
-    single, training = card.efficiency, stack.efficiency.get(card.architecture, StackEfficiency())
+    single, training = card.efficiency, stack.efficiency.get(card.name, StackEfficiency())
     matmul = dict(single.matmul)
     if training.half:
         matmul |= {dtype: share * training.half / single.matmul["bf16"]

@@ -49,7 +49,7 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
     head, software, _, *rows, foot = capsys.readouterr().out.splitlines()
     assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modeled, nothing was run" in head
-    assert software.startswith("software stack megatron-2021") and "mean error of" in software
+    assert software.startswith("software stack megatron-2021") and "mean error on" in software
     assert len(rows) == 5 and rows[0].startswith(" *") and "faster and smaller" in foot
     assert path.read_text().startswith("<?xml")
 

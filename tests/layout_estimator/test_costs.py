@@ -39,7 +39,7 @@ def test_the_table_and_the_figure_say_what_does_not_fit(found, capsys):
     costs.show(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("virtual v100-sxm2-16gb, modeled")
-    assert lines[1].startswith("software stack megatron-2021") and "mean error of" in lines[1]
+    assert lines[1].startswith("software stack megatron-2021") and "mean error on" in lines[1]
     assert ["NO" in line for line in lines[3:]] == [False, False, True]
     picture = costs.plot(found)
     assert repr(picture).count("does not fit") == 1 and picture.png().startswith(b"\x89PNG")

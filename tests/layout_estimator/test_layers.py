@@ -22,7 +22,7 @@ def test_ends_and_layers_of_a_virtual_card(capsys):
     assert lines[0].startswith("embedding") and lines[-1].endswith("█" * 30)
     layers.table(times, MODEL.format(4, 50257))
     about, *same = capsys.readouterr().out.splitlines()
-    assert about.startswith("virtual v100-sxm2-16gb, modeled") and "mean error of 7%" in about
+    assert about.startswith("virtual v100-sxm2-16gb, modeled") and "step time 7% (1 run)" in about
     assert same == lines
 
 

@@ -41,7 +41,7 @@ HINTS = {
 # in fp16; GiB; GB/s of an all-reduce within a node, a round number for NVLink or PCIe.
 GPUS = {
     "h100": ([0.27, 0.50], 80, 300), "a100": ([0.61, 1.13], 40, 200),
-    "v100": ([1.22, 2.34], 32, 60), "a10": ([1.54, 2.79], 24, 10), "t4": ([3.54, 6.76], 16, 6)}
+    "v100": ([1.22, 2.34], 32, 60), "a10": ([2.08, 3.91], 24, 10), "t4": ([3.54, 6.76], 16, 6)}
 RESERVED = 2  # GiB of each GPU: CUDA's context, NCCL's buffers, the embedding and the head
 HEAD, EMBEDDING = 2.7, 0.05  # their time, in layers: a mean of these GPUs
 

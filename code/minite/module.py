@@ -57,8 +57,8 @@ def _quantize_stored(weight: Tensor, recipe: Recipe) -> Quantized:
 class Module(nn.Module):
     """A module with FP8 GEMMs and their state.
 
-    `_extra_state` is in the state dict only once there is an amax history, so state dicts are
-    interchangeable with those of nn.Linear and nn.LayerNorm.
+    As in Transformer Engine, every state dict has `_extra_state`, which is empty without an amax
+    history. So a checkpoint of nn.Linear, which has none, loads with strict=False only.
     """
 
     def __init__(self, gemms: int, params_dtype: torch.dtype | None = None, device: Any = None
@@ -148,17 +148,13 @@ class Module(nn.Module):
             weights = self.fp8_state.weights(quantizers.weight, weight, is_first_microbatch, gemm)
         return fp8_linear(x, weight, bias, quantizers, weights)
 
-    def _save_to_state_dict(self, destination: dict, prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        extra = self.fp8_state.state_dict()
-        if extra:
-            destination[f"{prefix}_extra_state"] = extra
+    def get_extra_state(self) -> dict[str, Tensor]:
+        """Return what the state dict has as `_extra_state`: amax histories and scales, if any."""
+        return self.fp8_state.state_dict()
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
-        extra = state_dict.pop(f"{prefix}_extra_state", None)
-        super()._load_from_state_dict(state_dict, prefix, *rest)
-        if isinstance(extra, dict):
-            self.fp8_state.load_state_dict(extra)
+    def set_extra_state(self, state: dict[str, Tensor]) -> None:
+        """Restore `_extra_state`; with strict loading, torch calls a missing one an error."""
+        self.fp8_state.load_state_dict(state)
 
 
 class Linear(Module):

@@ -48,6 +48,11 @@ def update_history(history: Tensor, scale: Tensor, dtype: torch.dtype, margin: i
                    algo: str | Callable[[Tensor], Tensor] = "max") -> tuple[Tensor, Tensor]:
     """End a step of delayed scaling; return the next history and the next scale.
 
+    As in Transformer Engine (`kernel_bulk` in common/recipe/delayed_scaling.cu), a tensor whose
+    amax is 0 was not used: its history and its scale stay as they are. An infinite amax enters the
+    history, and with "max", the scale stays as it is until it has left. NaN loses against any
+    number. With a function as `algo`, every step enters the history.
+
     Args:
         history: amax per step and tensor, [steps, tensors]; row 0 is the step that ends.
         scale: the scale that this step used, [tensors].
@@ -55,11 +60,15 @@ def update_history(history: Tensor, scale: Tensor, dtype: torch.dtype, margin: i
         margin: see scale_from_amax.
         algo: see DelayedScaling.amax_compute_algo.
     """
-    amax = algo(history) if callable(algo) else history[0] if algo == "most_recent" else (
-        history.amax(0))
-    next_history = history.roll(-1, 0)
-    next_history[0] = 0
-    return next_history, scale_from_amax(amax, dtype, margin, fallback=scale)
+    following = history.roll(-1, 0)
+    following[0] = 0
+    if callable(algo):
+        return following, scale_from_amax(algo(history), dtype, margin, fallback=scale)
+    recorded = history[0] != 0
+    amax = history[0] if algo == "most_recent" else torch.where(
+        history.isnan(), 0, history).amax(0)
+    return (torch.where(recorded, following, history),
+            scale_from_amax(torch.where(recorded, amax, 0), dtype, margin, fallback=scale))
 
 
 @dataclass(frozen=True)

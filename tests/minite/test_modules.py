@@ -26,13 +26,18 @@ def history(module, direction=FORWARD) -> torch.Tensor:
     return module.fp8_state.scalings[direction].amax_history
 
 
-def test_state_dicts_go_to_torch_and_back():
+def test_state_dicts_go_to_torch_and_back_but_not_strictly():
     ours, theirs = te.Linear(32, 64), nn.Linear(32, 64)
-    theirs.load_state_dict(ours.state_dict())
+    with pytest.raises(RuntimeError, match=r'Unexpected key.*"_extra_state"'):
+        theirs.load_state_dict(ours.state_dict())
+    theirs.load_state_dict(ours.state_dict(), strict=False)
     x = torch.randn(8, 32)
     assert torch.equal(ours(x), theirs(x))
     again = te.Linear(32, 64)
-    again.load_state_dict(nn.Linear(32, 64).state_dict())
+    with pytest.raises(RuntimeError, match=r'Missing key.*"_extra_state"'):
+        again.load_state_dict(theirs.state_dict())
+    missing, unexpected = again.load_state_dict(theirs.state_dict(), strict=False)
+    assert missing == ["_extra_state"] and not unexpected and torch.equal(again(x), ours(x))
     norm = te.LayerNorm(32)
     norm.load_state_dict(nn.LayerNorm(32).state_dict())
 

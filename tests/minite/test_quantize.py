@@ -106,6 +106,30 @@ def test_the_history_over_four_steps(algo, expected):
     assert history[0] == 0
 
 
+@pytest.mark.parametrize("algo, expected", [
+    ("max", [448 / 4] * 6),  # the infinity is among the last three steps until the end
+    ("most_recent", [448 / 4, 448 / 4, 448 / 2, 448 / 2, 448, 448]),
+])
+def test_an_infinite_amax_enters_the_history_and_a_zero_does_not(algo, expected):
+    history, scale, seen = torch.zeros(4, 1), torch.ones(1), []
+    for amax in (4.0, torch.inf, 2.0, 0.0, 1.0, torch.nan):
+        history[0] = amax
+        history, scale = update_history(history, scale, E4M3, algo=algo)
+        seen.append(scale.item())
+    assert seen == pytest.approx(expected)
+    assert history[:, 0].tolist()[:3] == [0, 2, 1]  # the zero has pushed nothing out
+    assert history[3].isnan()
+    history[0] = 8.0
+    assert update_history(history, scale, E4M3)[1] == 448 / 8  # NaN loses against any number
+
+
+def test_tensors_of_one_module_have_histories_of_their_own():
+    history = torch.tensor([[4.0, 0.0], [1.0, 2.0], [3.0, 5.0]])
+    history, scale = update_history(history, torch.ones(2), E4M3)
+    assert history.tolist() == [[0.0, 0.0], [3.0, 2.0], [4.0, 5.0]]
+    assert scale.tolist() == [448 / 4, 1.0]  # the second tensor was not used
+
+
 @pytest.mark.parametrize("wrong, text", [
     (lambda: DelayedScaling(fp8_format=Format.E5M2), "Format.HYBRID"),
     (lambda: DelayedScaling(amax_history_len=0), "amax_history_len=0: expected at least 1"),

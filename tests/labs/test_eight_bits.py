@@ -23,7 +23,7 @@ SLOWER = {"    low, high = torch.aminmax(x.detach())\n": "",
           "torch.maximum(-low, high)": "x.detach().abs().amax()",
           "(x.detach() * scale.to(x.dtype)).to(dtype)":
           "(x.detach() * scale.to(x.dtype)).clamp(-largest, largest).to(dtype)",
-          "    scale = torch.exp2": "    largest = torch.finfo(dtype).max\n    scale = torch.exp2"}
+          "    exponent =": "    largest = torch.finfo(dtype).max\n    exponent ="}
 
 
 def source(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 import minite as te
 from minite.module import Module
-from minite.state import BACKWARD
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.gpu import VirtualGpu
 
@@ -50,46 +50,73 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens[:-1]).float().flatten(0, 1), tokens[1:].flatten())
 
 
+class Training(NamedTuple):
+    """A trained model, and the loss and the gradient norm of each step."""
+
+    model: TinyModel
+    losses: list[float]
+    gradient_norms: list[float]
+
+
+Change = Callable[[TinyModel, int], TinyModel]  # from the model and the step's index to the model
+
+
 def train(recipe: te.recipe.Recipe | None, steps: int = 60,
-          before_step: Callable[[TinyModel, int], None] = lambda model, step: None
-          ) -> tuple[TinyModel, list[float]]:
-    """Train with bf16 parameters and fp32 master weights; return the model and its losses.
+          before_step: Change = lambda model, step: model, micro_batches: int = 1) -> Training:
+    """Train with bf16 parameters and fp32 master weights.
 
     Args:
         recipe: the FP8 recipe; None trains in bf16.
         steps: of training.
-        before_step: called with the model and the step's index.
+        before_step: called with the model and the step's index; returns the model to go on with.
+        micro_batches: by which the loss is divided before the backward pass, as in Megatron-LM.
+            Only the first micro-batch of a step is run: Adam's updates do not depend on the
+            gradients' magnitude.
     """
     torch.manual_seed(0)
     model = TinyModel().bfloat16()
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
-    optimizer, losses = torch.optim.Adam(masters, lr=3e-3), []
+    optimizer, losses, norms = torch.optim.Adam(masters, lr=3e-3), [], []
     for step, tokens in enumerate(batches(steps)):
-        before_step(model, step)
+        model = before_step(model, step)
         with te.autocast(recipe is not None, recipe=recipe):
             loss = loss_of(model, tokens)
-        loss.backward()
+        (loss / micro_batches).backward()
         for parameter, master in zip(model.parameters(), masters, strict=True):
-            master.grad = parameter.grad.float()
+            master.grad = parameter.grad.float() * micro_batches
             parameter.grad = None
+        norms.append(nn.utils.get_total_norm([master.grad for master in masters]).item())
         optimizer.step()
         for parameter, master in zip(model.parameters(), masters, strict=True):
             parameter.data.copy_(master.detach())
         losses.append(loss.item())
-    return model, losses
+    return Training(model, losses, norms)
 
 
-def stuck_gradient_scale(scale: float) -> Callable[[TinyModel, int], None]:
-    """Return a `before_step` of `train` that sets the scale of all gradients, whatever their amax.
+def without_scales(model: TinyModel, step: int) -> TinyModel:
+    """Cast as a program without scales does: set all of them to 1 (a `before_step` of `train`)."""
+    for module in model.modules():
+        if isinstance(module, Module):
+            for scaling in module.fp8_state.scalings.values():
+                scaling.scale = torch.ones_like(scaling.scale)
+    return model
+
+
+def resumed(at: int, extra_state: bool) -> Change:
+    """Return a `before_step` of `train` that saves the model, and resumes from the checkpoint.
 
     Args:
-        scale: a power of two.
+        at: the step before which the run ends and is resumed.
+        extra_state: whether the checkpoint has the `_extra_state` of FP8 layers.
     """
-    def before_step(model: TinyModel, step: int) -> None:
-        for module in model.modules():
-            if isinstance(module, Module) and BACKWARD in module.fp8_state.scalings:
-                scaling = module.fp8_state.scalings[BACKWARD]
-                scaling.scale = torch.full_like(scaling.scale, scale)
+    def before_step(model: TinyModel, step: int) -> TinyModel:
+        if step != at:
+            return model
+        saved = {name: value for name, value in model.state_dict().items()
+                 if extra_state or not name.endswith("_extra_state")}
+        new = TinyModel().bfloat16()
+        new.load_state_dict(saved, strict=extra_state)
+        return new
 
     return before_step
 

@@ -14,8 +14,8 @@ def quantize(x, dtype):
     """
     low, high = torch.aminmax(x.detach())
     amax = torch.maximum(-low, high).float()
-    scale = torch.exp2(torch.floor(torch.log2(torch.finfo(dtype).max / amax)))
-    scale = torch.where(amax > 0, scale, 1.0)
+    exponent = torch.frexp(torch.finfo(dtype).max / amax).exponent - 1  # exact, where log2 rounds
+    scale = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponent), 1.0)
     return (x.detach() * scale.to(x.dtype)).to(dtype), scale.reciprocal()
 
 

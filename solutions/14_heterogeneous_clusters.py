@@ -16,12 +16,12 @@
 #
 # Your group owns two nodes of A100s and four nodes of A10s, four GPUs each, and wants to train GPT-2 XL on all of
 # them. A colleague starts a pipeline with the same number of layers on every stage. It works, but the A100s, which
-# cost most of the money, compute for less than a quarter of the time.
+# cost most of the money, compute for less than a fifth of the time.
 #
 # Hardly any cluster stays uniform for long: it grows by the generation of GPUs that is on sale, and cloud quotas
 # rarely cover enough of one kind. In this lab you plan training on such a cluster, in two sittings. The first one,
-# of about 65 minutes, is complete in itself: you find out how much faster the colleague's run can be, and which
-# split and which order of the GPUs make it so. In the second one, of about an hour, you look at other ways to use
+# of about 60 minutes, is complete in itself: you find out how much faster the colleague's run can be, and which
+# split and which order of the GPUs make it so. In the second one, of about 50 minutes, you look at other ways to use
 # such a cluster and at their price, write a planner that competes with published ones, and run its plan as a real
 # Slurm job.
 #
@@ -31,7 +31,8 @@
 # - split a model exactly, so that the slowest stage is as fast as memory permits;
 # - place unlike GPUs along a pipeline without trying the same order twice;
 # - weight gradients correctly when replicas process different numbers of samples;
-# - weigh time against dollars, and write a heterogeneous job for Slurm.
+# - weigh time against dollars, and write a heterogeneous job for Slurm;
+# - tell which decisions survive the error of a model, and which you have to measure.
 #
 # **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
 # turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess, guess
@@ -39,7 +40,7 @@
 # [Data parallelism](04_data_parallelism.ipynb). The second sitting starts at *Unequal replicas*.
 #
 # **Real and virtual.** All times, memory, and dollars in this lab are **virtual**: modeled, and the same on every
-# machine. The gradients of Exercise 8 are averaged on real ranks, and the jobs run on a real Slurm cluster.
+# machine. The gradients of Exercise 7 are averaged on real ranks, and the jobs run on a real Slurm cluster.
 
 # %% tags=["setup"]
 import os
@@ -98,6 +99,12 @@ def drawn_plan(dice):
         layers[stage] += 1
     return case, {"replicas": replicas, "stages": [list(one) for one in zip(kinds, layers, strict=True)]}
 
+
+def modeled(case, plan):
+    """Return the step's time, whether the plan fits the memory or not."""
+    roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9} for kind, spec in case["kinds"].items()}}
+    return mixed_clusters.step(roomy, plan).milliseconds
+
 # %% tags=["explore"]
 from lab.notebook import jobs, mixed
 from labcore.colors import bad, good, result
@@ -118,7 +125,7 @@ print(mixed_clusters.CASE, end="\n\n")
 mixed.show(XL)
 
 # %% [markdown]
-# An A100 runs a layer almost three times as fast as an A10. The colleague's **plan** has 4 replicas of a pipeline
+# An A100 runs a layer almost four times as fast as an A10. The colleague's **plan** has 4 replicas of a pipeline
 # with 6 stages, two on A100s and four on A10s, each with 8 of the 48 layers. A plan says exactly that:
 
 # %% tags=["explore"]
@@ -135,109 +142,11 @@ guess_factor = 1.8
 ### END SOLUTION
 
 # %% [markdown]
-# ## Partitions
+# A **partition** is the number of layers of every stage. The trainer takes it as `--balance 8-8-8-8-8-8`. A stage in the
+# middle needs a layer; the first and the last one may have none, and then hold only the embedding or the head:
+# [FASOP's authors](https://github.com/AvatarHwang/FASOP) trained GPT-2 XL on eight nodes of A10s with
+# `0-11-8-8-8-8-5-0`. `lab submit` refuses a partition that does not fit the model, and names the nearest one that does.
 #
-# A **partition** is the number of layers of every stage. The trainer takes it as `--balance 0-11-8-8-8-8-5-0`: that
-# one is from an experiment with GPT-2 XL on eight nodes of A10s, whose first and last stage have no layers at all,
-# only the embedding and the head. A partition is easy to get wrong by hand, and you notice minutes later, when the
-# job has left the queue. So check it before you submit, and say how to correct it.
-#
-# ### Exercise 1: validate a partition
-#
-# Turn such a string into a list. Raise a `ValueError` if it is not a partition of the model: it has a different number
-# of stages, a stage in the middle has no layers (the first and the last one may have none), something in it is not a
-# whole number, or the numbers do not add up to the model's layers. The message must contain the string as given.
-#
-# If *only* the sum is wrong, the message must also contain the **nearest partition**. To find it, take excess layers,
-# one by one, from the stage that has the most, or give missing layers to the one that has the fewest. Among equals,
-# choose the first one. Leave stages without layers alone: they have none on purpose.
-
-# %% answer="parse-partition"
-def parse_partition(text, layers, stages):
-    """Return the number of layers of each stage, such as [9, 3] for "9-3".
-
-    Args:
-        text: the partition, such as "9-3".
-        layers: of the model.
-        stages: of the pipeline.
-
-    Raises:
-        ValueError: it is not a partition of the model; the message has `text`, and the nearest
-            partition if only the sum is wrong.
-    """
-    ### BEGIN SOLUTION
-    words = text.split("-")
-    if not all(word.isascii() and word.isdigit() for word in words):
-        raise ValueError(f"partition {text!r}: numbers of layers joined by hyphens, such as 9-3")
-    partition = [int(word) for word in words]
-    if len(partition) != stages:
-        raise ValueError(f"partition {text!r} has {len(partition)} stages; the pipeline has {stages}")
-    if 0 in partition[1:-1]:
-        raise ValueError(f"partition {text!r}: a stage between the first and the last has no layers")
-    total = sum(partition)
-    if total == layers:
-        return partition
-    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
-    while used and sum(nearest) > layers:
-        nearest[max(used, key=lambda stage: nearest[stage])] -= 1
-    while used and sum(nearest) < layers:
-        nearest[min(used, key=lambda stage: nearest[stage])] += 1
-    raise ValueError(f"partition {text!r} has {total} layers; the model has {layers}; "
-                     f"nearest: {'-'.join(map(str, nearest))}")
-    ### END SOLUTION
-
-# %% check="parse-partition" points=3
-check.function(parse_partition, cases=[("9-3", 12, 2), ("0-11-8-8-8-8-5-0", 48, 8), ("7", 7, 1)],
-               expected=[[9, 3], [0, 11, 8, 8, 8, 8, 5, 0], [7]],
-               hints={"The layers are numbers. They are strings so far.":
-                      [["9", "3"], ["0", "11", "8", "8", "8", "8", "5", "0"], ["7"]]})
-# Not a partition:
-for text, layers, stages in (("9-3", 12, 3), ("4-0-8", 12, 3), ("9-x", 12, 2), ("12-", 12, 2), ("9-3-", 12, 2),
-                             ("", 12, 1), ("6.0-6.0", 12, 2)):
-    check.raises(parse_partition, ValueError, (text, layers, stages), mentions=text)
-# Only the sum is wrong:
-for text, layers, stages, nearest in (("9-4", 12, 2, "8-4"), ("0-11-8-8-8-8-5-1", 48, 8, "0-10-8-8-8-8-5-1"),
-                                      ("0-4-3-0", 9, 4, "0-5-4-0"), ("6-6-5", 16, 3, "5-6-5")):
-    check.raises(parse_partition, ValueError, (text, layers, stages), mentions=nearest)
-### BEGIN HIDDEN TESTS
-def near(partition, layers):
-    changed = list(partition)
-    while sum(changed) != layers:
-        step = 1 if sum(changed) < layers else -1
-        at = min((stage for stage in range(len(changed)) if partition[stage]),
-                 key=lambda stage: (step * changed[stage], stage))
-        changed[at] += step
-    return "-".join(map(str, changed))
-
-
-for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.choices(range(4, 12), k=5)],
-                       off=[-3, -2, -1, 1, 2, 3]):
-    layers = sum(case["partition"]) + case["off"]
-    text = "-".join(map(str, case["partition"]))
-    check.raises(parse_partition, ValueError, (text, layers, 6), mentions=near(case["partition"], layers))
-### END HIDDEN TESTS
-
-# %% [raw] mutant="parse-partition" hint="They are strings so far"
-# -        return partition
-# +        return words
-
-# %% [raw] mutant="parse-partition" hint="4-0-8"
-# -    if 0 in partition[1:-1]:
-# +    if min(partition) < 0:
-
-# %% [raw] mutant="parse-partition" hint="9-3-"
-# -    words = text.split("-")
-# +    words = text.strip("-").split("-")
-
-# %% [raw] mutant="parse-partition" hint="0-5-4-0"
-# -    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
-# +    nearest, used = list(partition), list(range(stages))
-
-# %% [raw] mutant="parse-partition" hint="8-4"
-# -    nearest, used = list(partition), [stage for stage in range(stages) if partition[stage]]
-# +    nearest, used = list(partition), [stages - 1]
-
-# %% [markdown]
 # ## The time of a stage
 #
 # All layers are alike, so a profile of three parts gives the time of any stage on any GPU: the first stage has the
@@ -246,7 +155,7 @@ for case in check.draw(12, partition=lambda dice: [dice.choice([0, 6]), *dice.ch
 # 2024](https://doi.org/10.1145/3625549.3658687)) and AMP ([Li et al., 2022](https://arxiv.org/abs/2210.07297)) profile
 # every layer.
 #
-# ### Exercise 2: stage times
+# ### Exercise 1: stage times
 #
 # For a case and a plan, compute the forward and the backward time of every stage for one micro-batch.
 
@@ -316,7 +225,7 @@ check.function(stage_times, cases=[one["drawn"] for one in check.draw(8, drawn=d
 # there are, not where in the pipeline the slow ones are. An **event simulation** is exact under this model, and takes
 # only a few more lines than the formula.
 #
-# ### Exercise 3: an event simulation of 1F1B
+# ### Exercise 2: an event simulation of 1F1B
 #
 # Every stage runs its passes in the order of 1F1B, which you know from [Pipeline II](11_pipeline_2.ipynb). A pass
 # starts as soon as
@@ -474,11 +383,11 @@ def on_xl(*layers):
 
 
 draw_beside({"Equal: 8-8-8-8-8-8": timeline(XL, naive),
-             "By speed: 14-14-5-5-5-5": timeline(XL, on_xl(14, 14, 5, 5, 5, 5)),
-             "By speed, with the head: 15-15-5-5-5-3": timeline(XL, on_xl(15, 15, 5, 5, 5, 3))}, unit="ms")
+             "By speed: 16-16-4-4-4-4": timeline(XL, on_xl(16, 16, 4, 4, 4, 4)),
+             "By speed, with the head: 16-16-5-5-4-2": timeline(XL, on_xl(16, 16, 5, 5, 4, 2))}, unit="ms")
 
 # %% [markdown]
-# Layers in proportion to speed are a good start, but the head of GPT-2 XL takes almost as long as three layers, so
+# Layers in proportion to speed are a good start, but the head of GPT-2 XL takes longer than two and a half layers, so
 # the last stage is the slowest now. The third plan takes that into account. Is it the best one? You cannot tell by
 # looking, so let a program search.
 
@@ -489,11 +398,14 @@ draw_beside({"Equal: 8-8-8-8-8-8": timeline(XL, naive),
 # first stage has the most micro-batches in flight, and the last stage has one. So a stage needs, for every layer, the
 # memory of the weights, gradients, and optimizer state, and one activation per micro-batch in flight.
 #
-# ### Exercise 4: room
+# ### Exercise 3: room
 #
 # For a pipeline on the given kinds of GPUs, how many layers fit on each stage at most? It may be more than the model
 # has. The case gives sizes in GiB: `state` per layer, `activation` per layer and micro-batch, and the `memory` of each
-# kind of GPU, from which the memory of the embedding and the head is already subtracted.
+# kind of GPU, from which a flat 2 GiB are already subtracted for CUDA, NCCL, and everything else that is no layer. That
+# is too little for the outer stages: the weights, gradients, and optimizer state of the embedding alone take 1.2 GiB in
+# GPT-2 XL and 3.1 GiB in the larger model below, and its copy at the head takes as much. `lab plan` and the trainer's
+# `--estimate` count them; ask these before you trust a plan that fills its first or last stage.
 
 # %% answer="room"
 def room(case, replicas, kinds):
@@ -579,8 +491,8 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # %% [markdown]
 # The A10s have to be in *front*, although that is where 1F1B needs the most memory. At the front, an A100 has room
 # for only 9 or 10 layers, because it keeps so many activations in flight, and the A10s cannot hold the rest. At the
-# end, it holds almost twice as many, and the A10s lose only a few. **The sum of the room limits a mixed pipeline, not
-# the tightest stage.**
+# end, it holds almost twice as many, and the A10s lose only a few. **What counts is how many layers
+# fit in total, not the tightest stage.**
 #
 # ## The best split
 #
@@ -588,10 +500,10 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # differ, the outer stages have extra work, and each stage has its own limit. The goal is the same: make the slowest
 # stage as fast as possible.
 #
-# ### Exercise 5: the exact split
+# ### Exercise 4: the exact split
 #
 # Return the number of layers of each stage such that they add up, every stage has room, and the slowest stage's time
-# (forward plus backward) is as short as possible. As in Exercise 1, only the first and the last stage may have no
+# (forward plus backward) is as short as possible. Only the first and the last stage may have no
 # layers. Return `None` if there is no such split. It must be exact, also for 48 layers on 24 stages, where trying all
 # splits would take longer than the training. Dynamic programming works, and so does a much shorter argument: think
 # of the layers one by one.
@@ -715,9 +627,10 @@ for case, replicas, kinds in problems:
 #     return [case["layers"] * speed / sum(speeds) for speed in speeds]
 
 # %% [markdown]
-# Why is it exact to give each layer to the stage that would then be the fastest? Every split has the layers that the
-# stages in the middle need, so think of the others. Look at the one that made the slowest stage as slow as it is. When it was placed, every other stage with room would have become at least as slow.
-# A split with a faster slowest stage would have to put this layer into one of those stages, and they are no faster.
+# Why is it exact to give each layer to the stage that would then be the fastest? Set aside one layer per middle stage,
+# which every split has. Of the others, look at the layer that made the slowest stage as slow as it is. When it was placed,
+# every other stage with room would have become at least as slow. A split with a faster slowest stage would have to put
+# this layer into one of those stages, and they are no faster.
 #
 # ## Placements
 #
@@ -725,7 +638,7 @@ for case, replicas, kinds in problems:
 # permutations, but the two A100s are interchangeable: exchanging them changes nothing. Only the order of the *kinds*
 # counts.
 #
-# ### Exercise 6: placements, each once
+# ### Exercise 5: placements, each once
 #
 # Return all distinct orders. For `{"a": 1, "b": 2}`, these are `a b b`, `b a b`, and `b b a`, in any order. Do not
 # generate permutations and drop those that repeat: for 24 GPUs, there are a million permutations for every second
@@ -832,7 +745,7 @@ check.compare("percent between the best and the worst order", guess_order,
 # stage has NVLink. A ring is as fast as its slowest link. So if the replicas of a stage sit on one node, the link
 # within the node counts, and otherwise the network does.
 #
-# ### Exercise 7: the time of a plan
+# ### Exercise 6: the time of a plan
 #
 # Put it all together: the time from the first forward pass until the last stage has finished its all-reduce. Each
 # stage starts its own when its own passes are done. A stage's gradients are `gradients` GB per layer. `inside` and
@@ -871,12 +784,6 @@ check.function(
             [338.75, 219.5, 389.75],
     })
 ### BEGIN HIDDEN TESTS
-def modeled(case, plan):
-    """Return the step's time, whether the plan fits the memory or not."""
-    roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9} for kind, spec in case["kinds"].items()}}
-    return mixed_clusters.step(roomy, plan).milliseconds
-
-
 check.function(step_ms, cases=[one["drawn"] for one in check.draw(10, drawn=drawn_plan)], expected=modeled)
 ### END HIDDEN TESTS
 
@@ -946,7 +853,7 @@ def uniform(kind, stages, micro_batches):
     return simulate(*stage_times(XL, made), XL["link"], micro_batches)[0][-1][2]
 
 
-for share in range(8, 13):
+for share in range(10, 15):
     a100, a10 = uniform("a100", 2, share), uniform("a10", 4, 16 - share)
     print(f"{share:2} micro-batches on A100s {a100:6.1f} ms, {16 - share} on A10s {a10:6.1f} ms: "
           f"{result(f'{max(a100, a10):6.1f}')} ms")
@@ -960,7 +867,7 @@ print(f"An A100 averages the gradients of 24 layers with GPUs on other nodes: "
 # off where a step has many more micro-batches per all-reduce, or where the network is faster. Then another question
 # comes up: with unequal shares, is it still the same training?
 #
-# ### Exercise 8: average what is not equal
+# ### Exercise 7: average what is not equal
 #
 # DistributedDataParallel averages the ranks' gradients. That is correct if every rank processes the same number
 # of samples. Otherwise, a sample on a slow rank counts more than one on a fast rank, and the gradients differ
@@ -1056,81 +963,6 @@ check.ranks(averaged, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 
 # the step takes longer but may cost less. No plan is best in both, so keep those that are not beaten: the **Pareto
 # front**. A plan is beaten if another plan is at least as fast *and* at least as cheap, and better in one of the two.
 #
-# ### Exercise 9: the Pareto front
-#
-# Return the names of the plans on the front, the fastest first. Of two plans that are equal in both, neither beats the
-# other: keep both, in the order in which they were given.
-
-# %% answer="pareto"
-def pareto(plans):
-    """Return the names of the plans that no other one beats, the fastest first.
-
-    Args:
-        plans: (name, milliseconds, dollars) of each plan.
-    """
-    ### BEGIN SOLUTION
-    front = []
-    for name, time, dollars in plans:
-        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
-                     for _, other, cost in plans)
-        if not beaten:
-            front.append((time, name))
-    return [name for _, name in sorted(front, key=lambda one: one[0])]
-    ### END SOLUTION
-
-# %% check="pareto" points=3
-check.function(
-    pareto,
-    cases=[([("a", 10, 5), ("b", 20, 3), ("c", 15, 6), ("d", 30, 3), ("e", 40, 1)],),
-           ([("z", 7, 2), ("y", 5, 4), ("x", 7, 2), ("w", 5, 4.5)],), ([],)],
-    expected=[["a", "b", "e"], ["y", "z", "x"], []],
-    hints={
-        "A plan that is as good in one and worse in the other is beaten, too.":
-            [["a", "b", "d", "e"], ["y", "w", "z", "x"], []],
-        "Two plans that are equal do not beat each other.": [["a", "b", "e"], ["y"], []],
-        "The fastest comes first.": [["a", "b", "e"], ["z", "y", "x"], []],
-        "Two plans that are equal keep the order in which they were given.": [["a", "b", "e"], ["y", "x", "z"], []],
-        "Those are the fastest and the cheapest plan. There are good ones in between.": [["a", "e"], ["y", "z"], []],
-    })
-### BEGIN HIDDEN TESTS
-def front_of(plans):
-    """Return the front by its definition."""
-    best = [one for one in plans if not any(other[1] <= one[1] and other[2] <= one[2] and other[1:] != one[1:]
-                                            for other in plans)]
-    return [name for name, _, _ in sorted(best, key=lambda one: one[1])]
-
-
-drawn = check.draw(12, plans=lambda dice: [[str(number), dice.randint(1, 12), dice.randint(1, 12)]
-                                           for number in range(dice.randint(1, 14))])
-check.function(pareto, cases=[(one["plans"],) for one in drawn], expected=front_of)
-### END HIDDEN TESTS
-
-# %% [raw] mutant="pareto" hint="as good in one and worse"
-# -        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
-# -                     for _, other, cost in plans)
-# +        beaten = any(other < time and cost < dollars for _, other, cost in plans)
-
-# %% [raw] mutant="pareto" hint="do not beat each other"
-# -        beaten = any(other <= time and cost <= dollars and (other, cost) != (time, dollars)
-# -                     for _, other, cost in plans)
-# +        beaten = any(other <= time and cost <= dollars and one != name for one, other, cost in plans)
-
-# %% [raw] mutant="pareto" hint="The fastest comes first"
-# -    return [name for _, name in sorted(front, key=lambda one: one[0])]
-# +    return [name for _, name in front]
-
-# %% [raw] mutant="pareto" hint="keep the order"
-# -    return [name for _, name in sorted(front, key=lambda one: one[0])]
-# +    return [name for _, name in sorted(front)]
-
-# %% [raw] mutant="pareto" hint="good ones in between"
-# def pareto(plans):
-#     if not plans:
-#         return []
-#     best = [min(plans, key=lambda one: (one[1], one[2])), min(plans, key=lambda one: (one[2], one[1]))]
-#     return [name for name, _, _ in best]
-
-# %% [markdown]
 # Which plans are worth their money for XL? Rent one or two A100 nodes and zero to four A10 nodes, at on-demand
 # prices:
 
@@ -1146,11 +978,10 @@ for a100_nodes in (0, 1, 2):
             made = {"replicas": 4, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
             time = step_ms(XL, made)
             offers.append((f"{a100_nodes} x A100 + {a10_nodes} x A10", time, mixed.dollars(made, time, steps=1000)))
-front = pareto(offers)
-mixed.front(offers, front)
+mixed.front(offers)
 
 # %% [markdown]
-# The two A100 nodes alone are cheap: adding the four A10 nodes makes the step about 1.3 times as fast and 1.4 times
+# The two A100 nodes alone are cheap: adding the four A10 nodes makes the step about 1.2 times as fast and 1.5 times
 # as expensive. And no plan without A100s is on the front. If you *own* the A10s, the dollars are different: then only
 # power and patience count.
 #
@@ -1186,10 +1017,10 @@ for kinds in placements({"a100": 1, "a10": 1}):
 # The model is small and its vocabulary is large, so the head takes more time than several layers. It belongs on the
 # A100.
 #
-# ### Exercise 10: a heterogeneous job
+# ### Exercise 8: a heterogeneous job
 #
 # Complete the script: the components, the partition, and the launch, with a task per node that starts two ranks. The
-# modeled step must take less than **340 ms**.
+# modeled step must take less than **375 ms**.
 
 # %% answer="mixed-script"
 %%writefile code/mixed.sh
@@ -1239,7 +1070,7 @@ check.that([one.gpu for one in job.components] == ["a10", "a100"],
            "The head is on the last stage, and it takes the most time. On which kind of GPU should it be?")
 cost = check.figures(job, cluster="a10:2x1,a100:2x1")
 check.pass_mark(cost.milliseconds, "It runs, but it takes too long. How many layers did best_split suggest?",
-                error=cost.error, below=340)
+                error=cost.error, below=375)
 
 # %% [raw] mutant="mixed-script" hint="1 is none of them"
 # -#SBATCH hetjob
@@ -1307,183 +1138,9 @@ mine = jobs.wait()
 !lab top {mine.job} --once
 
 # %% [markdown]
-# ## Is it alive?
-#
-# A run on six nodes of two kinds fails in more ways than one on a laptop, and many of them are silent. The scripts of
-# tdpp, the research system behind this lab, check a job for four problems, and so should you before you leave it
-# alone overnight: the job is not running, a GPU has no process, a rank reported an error, or the job runs with
-# *other settings* than you asked for.
-#
-# Errors hide among warnings. Torchrun and the libraries log warnings to the same stream, and some take several lines:
-#
-# ```text
-# W1124 10:12:07.551000 4711 torch/distributed/run.py:766] Setting OMP_NUM_THREADS to 1
-# /opt/lib/parameter.py:12: UserWarning: non-finite gradients are an error in the next version
-#   warnings.warn("an error in the next version")
-# slurmstepd: error: *** STEP 7.0 ON slurmnode2 CANCELLED AT 2026-03-01T10:14:02 ***
-# RuntimeError: CUDA error: an illegal memory access was encountered
-# ```
-#
-# ### Exercise 11: four verdicts
-#
-# Return a list of verdicts, each as a pair; an empty list for a healthy run:
-#
-# 1. `("not running", state)` if Slurm's state is not `RUNNING`. The rest means nothing then, so it is the only one.
-# 2. `("no process", (node, gpu))` for every GPU without a process.
-# 3. `("error", line)` for every line of stderr that reports an error: it contains "error", it is not a warning, and it
-#    is not indented, because an indented line belongs to the one above it. A warning contains "warning", or begins
-#    with a `W` and a digit, as in `W1124`. Ignore the case of "error" and "warning".
-# 4. `("differs", flag)` for every flag that you asked for and that runs with another value, or not at all. You asked
-#    for Python values (`4`, `True`), and the log has strings (`"4"`, `"True"`).
-#
-# Keep the order of these four kinds, and the given order within each.
-
-# %% answer="verdicts"
-def verdicts(state, processes, stderr, asked, running):
-    """Return what is wrong with a run, as pairs.
-
-    Args:
-        state: of the job in Slurm.
-        processes: {node: {GPU: [process IDs]}}.
-        stderr: of all nodes, as one string.
-        asked: {flag: value} of the configuration file.
-        running: {flag: text} in the trainer's log.
-    """
-    ### BEGIN SOLUTION
-    if state != "RUNNING":
-        return [("not running", state)]
-    found = [("no process", (node, gpu)) for node, gpus in processes.items()
-             for gpu, ids in gpus.items() if not ids]
-    for line in stderr.splitlines():
-        lower = line.lower()
-        warning = "warning" in lower or (line[:1] == "W" and line[1:2].isdigit())
-        if "error" in lower and not warning and not line[:1].isspace():
-            found.append(("error", line))
-    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
-    return found
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-WARNINGS = "W1124 run.py:766] an error follows\nUserWarning: an error soon\n  warn('an error')\n"
-CANCELLED = "slurmstepd: error: *** STEP 7.0 CANCELLED ***"
-CRASHED = "RuntimeError: CUDA error: illegal memory access"
-HEALTHY = {"state": "RUNNING", "processes": {"n1": {0: [11], 1: [12]}, "n2": {0: [21], 1: [22]}},
-           "stderr": WARNINGS, "asked": {"micro_batch_size": 4, "fp16": True},
-           "running": {"micro_batch_size": "4", "fp16": "True", "lr": "0.1"}}
-
-# %% check="verdicts" points=3
-check.function(
-    verdicts,
-    cases=[HEALTHY,
-           {**HEALTHY, "state": "PENDING", "processes": {"n1": {0: []}}, "running": {}},
-           {**HEALTHY, "processes": {"n1": {0: [11], 1: []}, "n2": {0: [21], 1: [22]}}},
-           {**HEALTHY, "stderr": f"{WARNINGS}{CANCELLED}\n{CRASHED}"},
-           {**HEALTHY, "running": {"micro_batch_size": "1"}}],
-    expected=[[], [("not running", "PENDING")], [("no process", ("n1", 1))],
-              [("error", "slurmstepd: error: *** STEP 7.0 CANCELLED ***"),
-               ("error", "RuntimeError: CUDA error: illegal memory access")],
-              [("differs", "micro_batch_size"), ("differs", "fp16")]],
-    hints={
-        'These are warnings, and a warning may well contain the word "error".': [
-            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon')],
-            [('not running', 'PENDING')],
-            [('no process', ('n1', 1)), ('error', 'W1124 run.py:766] an error follows'),
-             ('error', 'UserWarning: an error soon')],
-            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon'),
-             ('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access')],
-            [('error', 'W1124 run.py:766] an error follows'), ('error', 'UserWarning: an error soon'),
-             ('differs', 'micro_batch_size'), ('differs', 'fp16')]],
-        'The line is indented: it belongs to the warning above it.': [
-            [('error', "  warn('an error')")],
-            [('not running', 'PENDING')],
-            [('no process', ('n1', 1)), ('error', "  warn('an error')")],
-            [('error', "  warn('an error')"), ('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access')],
-            [('error', "  warn('an error')"), ('differs', 'micro_batch_size'), ('differs', 'fp16')]],
-        'You asked for the number 4, and the log has the text "4". That is no difference.': [
-            [('differs', 'micro_batch_size'), ('differs', 'fp16')],
-            [('not running', 'PENDING')],
-            [('no process', ('n1', 1)), ('differs', 'micro_batch_size'), ('differs', 'fp16')],
-            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access'), ('differs', 'micro_batch_size'),
-             ('differs', 'fp16')],
-            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
-        'A job that does not run has no processes and no configuration. Those are not separate faults.': [
-            [],
-            [('not running', 'PENDING'), ('no process', ('n1', 0)), ('differs', 'micro_batch_size'),
-             ('differs', 'fp16')],
-            [('no process', ('n1', 1))],
-            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access')],
-            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
-        'A node has several GPUs, and one of them is idle.': [
-            [],
-            [('not running', 'PENDING')],
-            [],
-            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access')],
-            [('differs', 'micro_batch_size'), ('differs', 'fp16')]],
-        'A flag that the log does not have at all differs, too.': [
-            [],
-            [('not running', 'PENDING')],
-            [('no process', ('n1', 1))],
-            [('error', 'slurmstepd: error: *** STEP 7.0 CANCELLED ***'),
-             ('error', 'RuntimeError: CUDA error: illegal memory access')],
-            [('differs', 'micro_batch_size')]],
-    })
-### BEGIN HIDDEN TESTS
-def drawn_run(dice):
-    """Draw a run, and what is wrong with it."""
-    state = dice.choice(["RUNNING"] * 5 + ["PENDING", "COMPLETED"])
-    processes = {f"n{node}": {gpu: dice.choice([[7], [7, 8], [9], []]) for gpu in range(dice.randint(1, 4))}
-                 for node in range(dice.randint(1, 3))}
-    pool = [(line, True) for line in WARNINGS.splitlines()]
-    pool += [(CANCELLED, False), (CRASHED, False)] + [("iteration 4", True), ("WORLD ERROR: rank 3", False),
-                                                   ("WARNING: error rate unknown", True)]
-    lines = dice.choices(pool, k=dice.randint(0, 6))
-    asked = dict(dice.sample([("micro_batch_size", 4), ("fp16", True), ("lr", 0.5), ("schedule", "1f1b")], k=3))
-    running = {flag: dice.choice([str(value), str(value), "2"]) for flag, value in asked.items() if dice.random() < 0.8}
-    wrong = [["no process", [node, gpu]] for node, gpus in processes.items() for gpu, ids in gpus.items() if not ids]
-    wrong += [["error", line] for line, harmless in lines if not harmless]
-    wrong += [["differs", flag] for flag, value in asked.items() if running.get(flag) != str(value)]
-    return ({"state": state, "processes": processes, "stderr": "\n".join(line for line, _ in lines),
-             "asked": asked, "running": running}, wrong if state == "RUNNING" else [["not running", state]])
-
-
-drawn = [one["run"] for one in check.draw(16, run=drawn_run)]
-check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _, wrong in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="verdicts" hint="may well contain"
-# -        warning = "warning" in lower or (line[:1] == "W" and line[1:2].isdigit())
-# +        warning = False
-
-# %% [raw] mutant="verdicts" hint="The line is indented"
-# -        if "error" in lower and not warning and not line[:1].isspace():
-# +        if "error" in lower and (not warning or line[:1].isspace()):
-
-# %% [raw] mutant="verdicts" hint="That is no difference"
-# -    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
-# +    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != value]
-
-# %% [raw] mutant="verdicts" hint="not separate faults"
-# -    if state != "RUNNING":
-# -        return [("not running", state)]
-# -    found = [("no process", (node, gpu)) for node, gpus in processes.items()
-# -             for gpu, ids in gpus.items() if not ids]
-# +    found = [("not running", state)] if state != "RUNNING" else []
-# +    found += [("no process", (node, gpu)) for node, gpus in processes.items()
-# +              for gpu, ids in gpus.items() if not ids]
-
-# %% [raw] mutant="verdicts" hint="one of them is idle"
-# -    found = [("no process", (node, gpu)) for node, gpus in processes.items()
-# -             for gpu, ids in gpus.items() if not ids]
-# +    found = [("no process", (node, 0)) for node, gpus in processes.items() if not any(gpus.values())]
-
-# %% [raw] mutant="verdicts" hint="does not have at all"
-# -    found += [("differs", flag) for flag, value in asked.items() if running.get(flag) != str(value)]
-# +    found += [("differs", flag) for flag, value in asked.items() if flag in running and running[flag] != str(value)]
+# A run on six nodes of two kinds fails in more ways than one on a laptop, and many of them are silent. So before you leave
+# a job alone overnight, look at the four verdicts at the top: whether it runs, whether every GPU has a process, whether a
+# rank reported an error, and whether the job runs with *other settings* than you asked for.
 
 # %% [markdown]
 # ## Your planner
@@ -1503,7 +1160,7 @@ check.function(verdicts, cases=[run for run, _ in drawn], expected=[wrong for _,
 # shorter. Even a last stage without layers can help. It computes the head, and every stage before it starts one more
 # micro-batch early, which hides a slow link.
 #
-# ### Exercise 12: a planner
+# ### Exercise 9: a planner
 #
 # Return the plan with the shortest step, by your model. The check accepts plans that take at most 8% longer than the
 # best one that it knows, on every case. How good is that one? On 24 such clusters, a solver has proved that no plan is
@@ -1656,10 +1313,10 @@ for case in cases:
 #                                              for stage, kind in enumerate(kinds)]}
 
 # %% [raw] mutant="planner" hint="What does your search leave out"
-# -    for replicas in case["replicas"]:
-# +    for replicas in case["replicas"][1:2]:
 # -    for least, replicas, kinds, layers in sorted(candidates)[:12]:
+# -        stages, better = list(zip(kinds, layers, strict=True)), len(kinds) <= 16
 # +    for least, replicas, kinds, layers in sorted(candidates)[:1]:
+# +        stages, better = list(zip(kinds, layers, strict=True)), False
 
 # %% [markdown]
 # Does your planner beat the plan that you found in the first sitting?
@@ -1672,7 +1329,131 @@ draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
              + ", ".join(f"{kind} {layers}" for kind, layers in best["stages"]): timeline(XL, best)}, unit="ms")
 
 # %% [markdown]
-# **The contest.** Your planner competes with five of ours, the *ghosts*, and with your class, on secret clusters.
+# ## Which decisions survive the model's error?
+#
+# Your planner gains a few percent over the best order of four replicas. But all of these times are modeled, and on
+# published runs, modeled step times are off by 4% on average on A100s, by 5% in the only run on A10s that we know, and by
+# up to 35% in the worst one. Worse, the two errors are independent: if the model is too optimistic about one kind of GPU and not about the
+# other, it prefers plans that give the first kind too many layers. Which of your decisions would you still defend?
+#
+# A **decision survives** an error of, say, 10% if the chosen plan stays the faster one whenever the times of each kind of
+# GPU are 10% longer or 10% shorter, in all combinations.
+#
+# ### Exercise 10: decisions that survive
+#
+# Write `survives`. Change the times of all parts (embedding, layer, and head) of a kind by the same factor, but the kinds
+# independently of each other. The links and the all-reduces stay as they are. Two equal steps are no reason to prefer
+# one.
+
+# %% answer="survives"
+def survives(case, chosen, other, error):
+    """Return whether the chosen plan is faster than the other one in spite of an error of the model.
+
+    Args:
+        case: the case.
+        chosen, other: plans.
+        error: such as 0.1, if the times of each kind of GPU may be 10% longer or 10% shorter.
+    """
+    ### BEGIN SOLUTION
+    from itertools import product
+
+    for factors in product((1 - error, 1 + error), repeat=len(case["kinds"])):
+        kinds = {name: {**spec, **{part: [factor * time for time in spec[part]]
+                                   for part in ("embedding", "layer", "head")}}
+                 for factor, (name, spec) in zip(factors, case["kinds"].items(), strict=True)}
+        changed = {**case, "kinds": kinds}
+        if step_ms(changed, chosen) >= step_ms(changed, other):
+            return False
+    return True
+    ### END SOLUTION
+
+# %% check="survives" points=4
+even, ten, nine, alone, back = ({"replicas": 2, "stages": stages} for stages in (
+    [["fast", 6], ["slow", 6]], [["fast", 10], ["slow", 2]], [["fast", 9], ["slow", 3]], [["fast", 12]],
+    [["slow", 3], ["fast", 9]]))
+check.function(
+    survives, cases=[(TOY, nine, even, 0.1), (TOY, nine, back, 0.2), (TOY, alone, ten, 0.1), (TOY, back, alone, 0.1),
+                     (TOY, ten, ten, 0.1)],
+    expected=[True, False, False, False, False],
+    hints={
+        "Times may also be shorter than the model says, not only longer.": [True, False, False, True, False],
+        "One factor for all kinds hardly changes which plan is faster. The kinds must change independently.":
+            [True, False, True, True, False],
+        "The chosen plan is faster in a single combination. It must be faster in all of them.":
+            [True, True, True, True, False],
+        "Two steps that take equally long are no reason to prefer one.": [True, False, False, False, True],
+    })
+### BEGIN HIDDEN TESTS
+from itertools import product
+
+
+def outlives(case, chosen, other, error):
+    """Return whether a decision survives, by the model of the contest."""
+    for factors in product((1 - error, 1 + error), repeat=len(case["kinds"])):
+        kinds = {name: {**spec, **{part: [factor * time for time in spec[part]]
+                                   for part in ("embedding", "layer", "head")}}
+                 for factor, (name, spec) in zip(factors, case["kinds"].items(), strict=True)}
+        if modeled({**case, "kinds": kinds}, chosen) >= modeled({**case, "kinds": kinds}, other):
+            return False
+    return True
+
+
+def drawn_decision(dice):
+    """Draw a case, two plans with the same stages, one of them with a layer moved, and an error."""
+    case, chosen = drawn_plan(dice)
+    stages = [list(stage) for stage in chosen["stages"]]
+    donors = [stage for stage in range(len(stages)) if stages[stage][1] > 1]
+    if len(stages) > 1 and donors:
+        donor = dice.choice(donors)
+        stages[donor][1] -= 1
+        stages[dice.choice([stage for stage in range(len(stages)) if stage != donor])][1] += 1
+    return case, chosen, {**chosen, "stages": stages}, dice.choice([0.02, 0.05, 0.1, 0.2])
+
+
+check.function(survives, cases=[one["drawn"] for one in check.draw(12, drawn=drawn_decision)], expected=outlives)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="survives" hint="independently"
+# -    for factors in product((1 - error, 1 + error), repeat=len(case["kinds"])):
+# +    for factors in ([factor] * len(case["kinds"]) for factor in (1 - error, 1 + error)):
+
+# %% [raw] mutant="survives" hint="may also be shorter"
+# -    for factors in product((1 - error, 1 + error), repeat=len(case["kinds"])):
+# +    for factors in product((1, 1 + error), repeat=len(case["kinds"])):
+
+# %% [raw] mutant="survives" hint="in a single combination"
+# -        if step_ms(changed, chosen) >= step_ms(changed, other):
+# -            return False
+# -    return True
+# +        if step_ms(changed, chosen) < step_ms(changed, other):
+# +            return True
+# +    return False
+
+# %% [raw] mutant="survives" hint="no reason to prefer one"
+# -        if step_ms(changed, chosen) >= step_ms(changed, other):
+# +        if step_ms(changed, chosen) > step_ms(changed, other):
+
+# %% tags=["explore"]
+a100s = {"replicas": 4, "stages": [["a100", count] for count in best_split(XL, 4, ["a100"] * 2)]}
+worst = max(orders, key=lambda made: step_ms(XL, made))
+print("decision                                   gain  survives 5%    10%    20%")
+for decision, chosen, other in (("your split instead of equal layers", better, naive),
+                                ("your planner instead of the best order", best, better),
+                                ("the best order instead of the worst", better, worst),
+                                ("the A10s too, instead of A100s alone", best, a100s)):
+    said = "".join(good(f"{'yes':>7}") if survives(XL, chosen, other, error) else bad(f"{'no':>7}")
+                   for error in (0.05, 0.1, 0.2))
+    print(f"{decision:40} {100 * (step_ms(XL, other) / step_ms(XL, chosen) - 1):5.1f}%       {said}")
+
+# %% [markdown]
+# The equal split is wrong whatever the model's error is, and so is leaving the A10s out, unless the model is off by a
+# fifth. But the choice between your planner's plan and the best order of four replicas, and the order itself, are within
+# the error. Two short runs settle what the model cannot.
+
+# %% [markdown]
+# ## The contest
+#
+# Your planner competes with five of ours, the *ghosts*, and with your class, on secret clusters.
 # Write it and what it needs into one file, and score it on the open cases:
 
 # %% tags=["explore"] short={"lab contest plans": "python"}
@@ -1716,7 +1497,7 @@ planned = jobs.wait()
 # 1. **Old GPUs.** Your group may keep its 16 A10s, or sell them and buy two more A100s. What do you compute first?
 # 2. **The slowest link.** A planner puts the replicas of a stage on different nodes, where they used to share one.
 #    When does it gain?
-# 3. **The measured plan.** The plan says 505 ms, and the first run takes 600. Where do you look, and in which order?
+# 3. **The measured plan.** The plan says 556 ms, and the first run takes 660. Where do you look, and in which order?
 # 4. **Unequal replicas.** The A100 replicas process three times as many samples. Which other parts of the training
 #    have to know?
 #
@@ -1742,6 +1523,7 @@ planned = jobs.wait()
 # - GPUs of a kind are interchangeable, so placements are distinct orders of kinds.
 # - Unequal replicas need gradients that are weighted by samples, and a rank without samples still takes part.
 # - Between time and dollars, there is a front of plans, and no single optimum.
+# - A decision that the model's error can reverse is no decision yet: measure it.
 #
 # ## Read next
 #

@@ -128,21 +128,23 @@ def dollars(plan: dict[str, Any], milliseconds: float, steps: int) -> float:
     return hourly * steps * milliseconds / 3.6e6
 
 
-def front(offers: Sequence[tuple[str, float, float]], best: Sequence[str]) -> Drawing:
-    """Plot plans, as (name, milliseconds, dollars); connect and label those named in `best`."""
+def front(offers: Sequence[tuple[str, float, float]]) -> Drawing:
+    """Plot plans, as (name, milliseconds, dollars); connect and label those on the Pareto front."""
     from matplotlib.figure import Figure
 
     from pipeline_schedules import Drawing
 
+    best = [name for name, time, cost in sorted(offers, key=lambda offer: offer[1])
+            if not any(other <= time and dollars <= cost and (other, dollars) != (time, cost)
+                       for _, other, dollars in offers)]
     figure = Figure(figsize=(7.5, 4))
     axes = figure.subplots()
     points = {name: (time, cost) for name, time, cost in offers}
     rest = [point for name, point in points.items() if name not in best]
     if rest:
         axes.plot(*zip(*rest, strict=True), linestyle="", marker="x", color="C7", label="beaten")
-    if best:
-        axes.plot(*zip(*(points[name] for name in best), strict=True), marker="o", color="C0",
-                  label="the front")
+    axes.plot(*zip(*(points[name] for name in best), strict=True), marker="o", color="C0",
+              label="the front")
     for name in best:
         axes.annotate(name, points[name], xytext=(6, 6), textcoords="offset points", fontsize=9,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 1, "alpha": 0.85})

@@ -55,6 +55,6 @@ def test_a_case_is_printed_with_a_line_per_kind(case, capsys):
 
 
 def test_the_front_is_drawn_with_its_names():
-    drawing = mixed.front([("a", 100.0, 5.0), ("b", 200.0, 3.0), ("c", 300.0, 4.0)], ["a", "b"])
+    drawing = mixed.front([("b", 200.0, 3.0), ("a", 100.0, 5.0), ("c", 300.0, 4.0)])
     assert "3 plans" in drawing.alt and "a: 100 ms and $5.00; b: 200 ms and $3.00" in drawing.alt
     assert b"<svg" in drawing.svg()

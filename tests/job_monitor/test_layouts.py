@@ -10,7 +10,8 @@ from labcore.errors import LabError
 from tests.job_monitor.test_bytes_sent import message, put
 
 BLUE = "\033[38;2;" + ";".join(map(str, IN_NOTEBOOKS["blue"])) + "m"
-STACK = "software stack megatron-2021 (Megatron-LM of 2021); mean error on published runs on v100-sxm2-16gb: step time 7% (1 run)"
+STACK = ("software stack megatron-2021 (Megatron-LM of 2021); mean error on published runs on "
+         "v100-sxm2-16gb: step time 7% (1 run)")
 LOG = STACK + """
 virtual links: within a node NVLink 25 GB/s; times and memory are modeled; no training happens: \
 tensors have shapes but no values

@@ -571,8 +571,8 @@ check.function(scales_of_blocks, cases=[tuple(case[name] for name in ("largest",
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="delayed-scale" hint="the largest absolute value"
-# -        amax = x.abs().max().item()
-# +        amax = x.max().item()
+# -        self.current = max(self.current, x.abs().max().item())
+# +        self.current = max(self.current, x.max().item())
 
 # %% [raw] mutant="delayed-scale" hint="follows the latest block only"
 # -            amax = max(self.history)

@@ -53,6 +53,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     _add_formgrader(subparsers)
     from grader.collect import cli as collecting
     from grader.contest import cli as contests
+    from grader.decide import attempts as choosing
     from grader.decide import cli as deciding
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
@@ -62,7 +63,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.written import cli as second_graders
 
     for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks, deciding):
+                 isolating, gradebooks, deciding, choosing):
         part.add_parser(subparsers)
 
 

@@ -38,9 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     collect.add_argument("--lab", metavar="LAB", help="collect only this lab")
     times = collect.add_mutually_exclusive_group()
     times.add_argument("--received", metavar="TIME",
-                       help="time of receipt for all submissions, with its time zone")
+                       help="time of receipt of all new versions, with its time zone")
     times.add_argument("--keep-times", action="store_true",
                        help="trust the files' own times, which students can write")
+    collect.add_argument("--correct", action="store_true",
+                         help="also change the times of versions that were collected before")
+    collect.add_argument("--student", action="append", default=[], metavar="STUDENT",
+                         help="collect only this student's files (may be repeated)")
     collect.add_argument("--as-is", action="store_true",
                          help="take folder names as student ids, on the roster or not")
     collect.add_argument("--pattern", help="how a flat folder names files: {student}, {lab}, {any}")
@@ -116,9 +120,12 @@ def _collect(arguments: argparse.Namespace) -> int:
         raise LabError(f"--received {arguments.received!r} is in the future")
     if arguments.lab:
         require_known("lab", arguments.lab, course.labs(), str(course.sources))
+    if arguments.correct and not (received or arguments.keep_times):
+        raise LabError("--correct changes times of receipt: say which with --received TIME (or "
+                       "--keep-times)")
     lines = collect(course, arguments.source, CollectOptions(
         arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern,
-        arguments.below))
+        arguments.below, arguments.correct, tuple(arguments.student)))
     show(lines)
     if any(line.verdict != "refused" for line in lines):
         return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,18 +14,23 @@ from pathlib import Path
 from grader.collect import exchange, homes, store
 from grader.collect.layouts import Claim, layout_of
 from grader.collect.sources import File, FileRefused, Folder, Source, opened
-from grader.collect.which import Labs
-from grader.course import Course, Submission, receipts
+from grader.collect.which import Labs, NotOfALab, is_untouched
+from grader.course import Course, Submission, receipts, unreadable
+from grader.course.names import problem_of
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster, people
 from grader.course.times import now
+from grader.course.unreadable import UnreadableFile
+from grader.gradebook import decisions
 from grader.gradebook.records import gradebook
 from grader.report.policy import Attempts, attempts_of, to_grade
 from labcore.errors import LabError
 
 MOST_FILES = 500  # of one student
 MOST_BYTES = 100_000_000  # of one student's notebooks
-BEFORE = "received before the version to grade; if it was submitted again, pass --received TIME"
+BEFORE = ("received before the version to grade; if it was submitted again, pass --received TIME "
+          "--correct, and --student for this one only")
+UNTOUCHED = "unchanged from the release"
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -38,6 +44,8 @@ class CollectOptions:
         keep_times: whether to trust the files' own times.
         as_is: whether folder names are ids, of students who may not be on the roster.
         below: the folder below each home to collect from, in a folder of homes.
+        correct: whether the given times also replace those of versions that are known already.
+        students: the only students to collect from; empty for all.
     """
 
     lab: str | None = None
@@ -46,6 +54,8 @@ class CollectOptions:
     as_is: bool = False
     pattern: str | None = None
     below: str | None = None
+    correct: bool = False
+    students: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,20 @@ class _Version:
     why: str
 
 
+@dataclass(frozen=True)
+class _Unread:
+    """A student's file that is not taken, the reason, and the lab that it was meant for, if known.
+
+    `counts` is whether its student meant to submit it.
+    """
+
+    file: File
+    claim: Claim
+    why: str
+    lab: str = ""
+    counts: bool = True
+
+
 def collect(course: Course, location: str, options: CollectOptions) -> list[CollectedFile]:
     """Collect from a path, or from the exchange.
 
@@ -89,9 +113,15 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
                        "pass --as-is to take folder names as the students' ids")
     with course.locked(), _source(course, location, roster, options) as source:
         files = source.files()
-        lines, accepted = _assign_owners(source, files, roster, options)
-        versions, refused = _store_versions(course, source, accepted, options)
-        return lines + refused + _register_versions(course, versions, options)
+        lines, accepted, others = _assign_owners(source, files, roster, options)
+        if options.students:
+            lines = [line for line in lines if line.student in options.students]
+            accepted = [one for one in accepted if one[1].student in options.students]
+            others = [one for one in others if one.claim.student in options.students]
+        labs = Labs(course)
+        versions, refused = _store_versions(course, source, labs, accepted, options)
+        unread = _register_unreadable(course, source, labs, others + refused, versions, options)
+        return lines + unread + _register_versions(course, versions, options)
 
 
 @contextlib.contextmanager
@@ -120,27 +150,27 @@ def _source(course: Course, location: str, roster: Roster,
 
 
 def _assign_owners(source: Source, files: list[File], roster: Roster, options: CollectOptions
-                   ) -> tuple[list[CollectedFile], list[tuple[File, Claim]]]:
-    """Return the files refused by name, and the notebooks with their owners."""
-    lines, notebooks = [], []
-    for file in files:
-        kind = "." + file.path.lower().rpartition(".")[2]
-        if kind in PACKED and not file.problem:
-            file = dataclasses.replace(file, problem="an archive inside: only notebooks are "
-                                                     "accepted")
-        if file.problem:
-            lines.append(CollectedFile(file.path, why=file.problem))
-        elif kind == ".ipynb":
-            notebooks.append(file)
-    claims = _claims(source, notebooks, roster, options)
+                   ) -> tuple[list[CollectedFile], list[tuple[File, Claim]], list[_Unread]]:
+    """Return the files refused by name, the notebooks with their owners, and the owners' other
+    files."""
+    lines, others = [], []
+    claims = _claims(source, files, roster, options)
     called, count = defaultdict(set), Counter()
-    for claim in claims.values():
-        if not claim.problem:
+    for file in files:
+        claim = claims[file.path]
+        if _is_notebook(file) and not file.problem and not claim.problem:
             called[claim.student].add(claim.named_as)
             count[claim.student] += 1
     accepted = []
-    for file in notebooks:
+    for file in files:
         claim = claims[file.path]
+        if why := file.problem or _not_a_notebook(file):
+            owned = not claim.problem and len(called[claim.student] | {claim.named_as}) == 1
+            if owned and not problem_of(file.path.rpartition("/")[0] or "-"):
+                others.append(_Unread(file, claim, why))
+            elif file.problem or _is_packed(file):
+                lines.append(CollectedFile(file.path, why=why))
+            continue
         problem = claim.problem
         if not problem and len(called[claim.student]) > 1:
             problem = f"more than one may be {claim.student}: {', '.join(called[claim.student])}"
@@ -150,12 +180,34 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
             lines.append(CollectedFile(file.path, claim.student, why=problem))
         else:
             accepted.append((file, claim))
-    return lines, accepted
+    return lines, accepted, others
 
 
-def _claims(source: Source, notebooks: list[File], roster: Roster, options: CollectOptions
+def _is_notebook(file: File) -> bool:
+    return file.path.lower().endswith(".ipynb")
+
+
+def _is_packed(file: File) -> bool:
+    return file.path.lower().endswith(PACKED)
+
+
+def _not_a_notebook(file: File) -> str:
+    """Return what a file is instead of a notebook; empty for a notebook."""
+    if _is_notebook(file):
+        return ""
+    if _is_packed(file):
+        return "an archive inside: only notebooks are accepted"
+    name = file.path.lower().rpartition("/")[2]
+    if ".ipynb." in name:
+        return f"it is called .{name.rpartition('.')[2]}: rename it so that its name ends in .ipynb"
+    ending = name.rpartition(".")[2] if "." in name else ""
+    return (f"a .{ending} file" if ending else "a file without an ending") + ", not a notebook"
+
+
+def _claims(source: Source, files: list[File], roster: Roster, options: CollectOptions
             ) -> dict[str, Claim]:
-    """Return the claim about each notebook's owner, by path."""
+    """Return the claim about each file's owner, by path."""
+    notebooks = [file for file in files if _is_notebook(file) and not file.problem] or files
     if isinstance(source, exchange.Inbound):
         layout = exchange.layout(roster, options.as_is)
     elif isinstance(source, homes.Homes):
@@ -163,36 +215,73 @@ def _claims(source: Source, notebooks: list[File], roster: Roster, options: Coll
     else:
         layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
                            pattern=options.pattern)
-    claims = {file.path: layout(file.path) for file in notebooks}
+    claims = {file.path: layout(file.path) for file in files}
     if isinstance(source, exchange.Inbound):  # before anything counts as this student's
         claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
     return claims
 
 
-def _store_versions(course: Course, source: Source, accepted: list[tuple[File, Claim]],
-                    options: CollectOptions) -> tuple[list[_Version], list[CollectedFile]]:
-    """Store all notebooks in received/, one at a time to save memory."""
-    labs, bytes_of, moment = Labs(course), Counter(), options.received or now()
-    versions, lines = [], []
+def _store_versions(course: Course, source: Source, labs: Labs,
+                    accepted: list[tuple[File, Claim]], options: CollectOptions
+                    ) -> tuple[list[_Version], list[_Unread]]:
+    """Store all notebooks in received/, one at a time to save memory; return them, and those that
+    cannot be taken."""
+    bytes_of, moment = Counter(), options.received or now()
+    versions, unread = [], []
     for file, claim in accepted:
         try:
             if bytes_of[claim.student] > MOST_BYTES:
                 raise FileRefused(f"more than {MOST_BYTES / 1e6:.0f} MB of {claim.student}")
             content = source.read(file)
             bytes_of[claim.student] += len(content)
-            lab = labs.find(content, claim.name, options.lab)
-            if isinstance(source, homes.Homes):
-                homes.require_changed(lab, content)
+            lab, note = labs.find(content, claim.name, options.lab, claim.folders)
+            untouched = is_untouched(course, lab, content)
+            if untouched and isinstance(source, homes.Homes):
+                unread.append(_Unread(file, claim, UNTOUCHED, counts=False))
+                continue
             when, said_by, why = _when(source, file, options, moment)
-        except (FileRefused, LookupError) as error:
-            lines.append(CollectedFile(file.path, claim.student, why=str(error)))
+        except (FileRefused, NotOfALab) as error:
+            unread.append(_Unread(file, claim, str(error), getattr(error, "lab", "")))
             continue
+        why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched]))
         digest = store.store_version(Submission(course, lab, claim.student), content)
         versions.append(_Version(file, Receipt(
             claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
             why or "the LMS calls it late" * claim.late))
-    return versions, lines
+    return versions, unread
+
+
+def _register_unreadable(course: Course, source: Source, labs: Labs, unread: list[_Unread],
+                         versions: list[_Version], options: CollectOptions
+                         ) -> list[CollectedFile]:
+    """Note what came in and is no notebook of a lab; return its lines of the table.
+
+    A file beside a notebook that was taken is no submission of its own.
+    """
+    taken = {(version.receipt.student, version.receipt.lab) for version in versions}
+    taken_of = {student for student, _ in taken}
+    seen = {lab for _, lab in taken}
+    lines, moment = [], options.received or now()
+    for one in unread:
+        file, claim = one.file, one.claim
+        name = re.sub(r"(?i)(\.ipynb)?\.\w+$", ".ipynb", claim.name)
+        named = labs.named(name, claim.folders)
+        lab = one.lab or options.lab or (named[0] if len(named) == 1 else "")
+        if not lab and claim.lms and len(seen) == 1:  # an LMS's archive is of one assignment
+            lab = next(iter(seen))
+        is_beside = (claim.student, lab) in taken or (not lab and claim.student in taken_of)
+        if not _is_notebook(file) and not _is_packed(file) and (
+                is_beside or not (named or claim.lms or options.lab)):
+            continue
+        when = ""
+        if lab and one.counts and not is_beside and not (options.lab and lab != options.lab):
+            with contextlib.suppress(FileRefused):  # it disappeared: then it did not come in
+                when = _when(source, file, options, moment)[0].isoformat()
+                when = unreadable.add(course, UnreadableFile(
+                    claim.student, lab, file.path, when, one.why)).when
+        lines.append(CollectedFile(file.path, claim.student, lab, why=one.why, when=when))
+    return lines
 
 
 def _when(source: Source, file: File, options: CollectOptions, moment: datetime.datetime
@@ -244,27 +333,30 @@ def _register_group(submission: Submission, group: list[_Version], options: Coll
     known = {(receipt.digest, receipt.source): receipt
              for receipt in receipts.read(course).get((student, lab), [])}
     added = set()
-    explicit = bool(options.received or options.keep_times)
     for version in sorted(group, key=lambda version: version.receipt.order):
         key = version.receipt.digest, version.receipt.source
-        if key not in known or (explicit and known[key].when != version.receipt.when):
+        if key not in known or (options.correct and known[key].when != version.receipt.when):
             receipts.add(course, version.receipt)
             known[key] = version.receipt
             added.add(key)
-    chosen = to_grade(policy, receipts.read(course)[student, lab]).digest
-    store.submit_version(dataclasses.replace(submission, version=chosen))
-    return [_line(version, known, added, chosen, version.receipt.order == newest)
+    decided = decisions.versions(course).get(submission.key, decisions.Versions())
+    receipt = to_grade(policy, receipts.read(course)[student, lab], decided)
+    chosen = receipt.digest if receipt else ""
+    if receipt:
+        store.submit_version(dataclasses.replace(submission, version=chosen))
+    return [_line(version, known, added, chosen, version.receipt.order == newest, decided)
             for version in group]
 
 
-def _line(version: _Version, known: dict, added: set, chosen: str,
-          is_newest: bool) -> CollectedFile:
+def _line(version: _Version, known: dict, added: set, chosen: str, is_newest: bool,
+          decided: decisions.Versions) -> CollectedFile:
     receipt = version.receipt
     key = receipt.digest, receipt.source
     verdict = "other" if receipt.digest != chosen else "new" if key in added else "same"
     # An LMS's archive of before, or a student who went back to that version: nothing tells.
+    reason = decided.why_not(receipt.digest)
     came_before = (verdict == "other" and is_newest and key not in added
-                   and not receipt.source)
+                   and not receipt.source and not reason)
     return CollectedFile(version.file.path, receipt.student, receipt.lab, verdict,
-                         "; ".join(filter(None, [version.why, BEFORE * came_before])),
+                         "; ".join(filter(None, [version.why, reason, BEFORE * came_before])),
                          known[key].when)

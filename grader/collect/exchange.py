@@ -72,7 +72,7 @@ def layout(roster: Roster, as_is: bool) -> Callable[[str], Claim]:
         if match is None or "/" not in path:
             return Claim(problem="it is in no folder with a name of nbgrader's exchange")
         name = path.rpartition("/")[2]
-        return claim(match["student"], name, roster, as_is)
+        return replace(claim(match["student"], name, roster, as_is), folders=(match["lab"],))
 
     return read
 

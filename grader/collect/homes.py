@@ -6,9 +6,7 @@ and no folder inside a home can name another student.
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import functools
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +16,7 @@ from grader.collect.layouts import Claim, claim
 from grader.collect.sources import File, FileRefused, Folder, checked_files
 from grader.course.names import problem_of
 from grader.course.roster import Roster
-from labcore import shipping
 from labcore.errors import LabError
-from labcore.workspace import CHECKOUT
 
 SAID_BY = "the home's file system (ctime)"
 
@@ -88,26 +84,3 @@ def layout(roster: Roster, as_is: bool) -> Callable[[str], Claim]:
         as_is: whether folder names are students' ids.
     """
     return lambda path: claim(path.split("/")[0], path.rpartition("/")[2], roster, as_is)
-
-
-def require_changed(lab: str, content: bytes) -> None:
-    """Raise FileRefused for a notebook without any work in it, as the hub copies it into every
-    home.
-
-    Args:
-        lab: the lab's name.
-        content: the notebook.
-    """
-    path = CHECKOUT / "notebooks" / f"{lab}.ipynb"
-    # What is much larger was worked on, and may be made to be expensive to read.
-    if not path.is_file() or len(content) > 2 * path.stat().st_size:
-        return
-    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        here = shipping.digest(path.name, shipping.without_worked_links(content))
-        if here == _released_digest(path):
-            raise FileRefused("unchanged from the release")
-
-
-@functools.cache
-def _released_digest(path: Path) -> str:
-    return shipping.digest(path.name, shipping.without_worked_links(path.read_bytes()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,7 +14,7 @@ from labcore.errors import LabError
 
 # NAME[_LATE]_USER_ATTACHMENT_FILE. A name may end in digits and a file may begin with them, so one
 # file name can have several readings.
-CANVAS = re.compile(r"\w*?_\d+_\d+_.+")
+CANVAS = re.compile(r"(?P<who>.*?)_\d+_\d+_.+")
 CANVAS_READING = re.compile(r"(?=_(?P<user>\d+)_(?P<number>\d+)_(?P<file>.+)$)")
 CANVAS_ANONYMOUS = re.compile(r"(LATE_)?anon_[^_]+_\d+_.+")
 LAB_FILE = re.compile(r"\d\d_[a-z]")  # our notebooks begin with digits, too
@@ -20,6 +22,7 @@ LAB_FILE = re.compile(r"\d\d_[a-z]")  # our notebooks begin with digits, too
 MOODLE_MARK = re.compile(r"_\d+_assignsubmission_")
 MOODLE = re.compile(r"(?P<name>.+)_(?P<number>\d+)_assignsubmission_file_?(?P<file>.*)")
 FIELDS = ("student", "lab", "any")
+CANVAS_NAMES, MOODLE_NAMES, PLAIN_NAMES, EITHER = "Canvas", "Moodle", "folders", "Canvas or Moodle"
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Claim:
         late: whether the LMS marks it as late.
         serial: larger is newer, where the LMS counts.
         name: the file's name as the student chose it.
+        folders: the folders between the student's and the file.
+        lms: whether an LMS named the file, whose archives belong to one assignment.
     """
 
     student: str = ""
@@ -40,11 +45,16 @@ class Claim:
     late: bool = False
     serial: int = 0
     name: str = ""
+    folders: tuple[str, ...] = ()
+    lms: bool = False
 
 
 def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | None
               ) -> Callable[[str], Claim]:
-    """Return the function that reads one path, chosen from all of them.
+    """Return the function that reads one path.
+
+    Each file is read by its own name; the others only tell which folder is around all of them, and
+    whose a name is that both LMSs could have given.
 
     Args:
         paths: all paths of the source.
@@ -56,26 +66,59 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
     """
     if pattern:
         return _pattern(pattern, roster, as_is)
-    last = [path.rpartition("/")[2] for path in paths]
-    canvas = [name for name in last
-              if CANVAS.fullmatch(name) or CANVAS_ANONYMOUS.fullmatch(name)]
+    around = _folder_around(paths, roster, as_is)
+    kinds = Counter(_named_by(path.removeprefix(around)) for path in paths)
+
+    def read(path: str) -> Claim:
+        path = path.removeprefix(around)
+        kind = _named_by(path)
+        if kind == EITHER and kinds[CANVAS_NAMES] != kinds[MOODLE_NAMES]:
+            kind = max(CANVAS_NAMES, MOODLE_NAMES, key=kinds.__getitem__)
+        if kind == EITHER:
+            return Claim(problem="its name can be read in two ways: as Canvas's and as Moodle's",
+                         name=path)
+        if kind == CANVAS_NAMES:
+            return replace(_canvas(path, roster), lms=True)
+        return replace(_moodle(path, roster), lms=True) if kind == MOODLE_NAMES else _plain(
+            path, roster, as_is)
+
+    return read
+
+
+def _named_by(path: str) -> str:
+    """Return who gave a path its first part, which in a class's folder is never the student."""
+    top, slash, _ = path.partition("/")
+    canvas = CANVAS.fullmatch(top)
+    is_canvas = not slash and (CANVAS_ANONYMOUS.fullmatch(top) or (
+        canvas is not None and all(map(_is_of_word, canvas["who"]))))
+    is_moodle = bool(MOODLE_MARK.search(top))
+    if is_canvas and is_moodle:
+        return EITHER
+    return CANVAS_NAMES if is_canvas else MOODLE_NAMES if is_moodle else PLAIN_NAMES
+
+
+def _is_of_word(letter: str) -> bool:
+    """Return whether Canvas keeps a character of a person's name: letters, marks (the vowels of
+    Hindi and Thai, and a disk's decomposed accents), digits, and underscores."""
+    kind = unicodedata.category(letter)
+    return kind[0] in "LM" or kind in ("Nd", "Pc")
+
+
+def _folder_around(paths: list[str], roster: Roster, as_is: bool) -> str:
+    """Return the folder into which an archive was unpacked, with its slash; empty if there is
+    none."""
     folders = {path.split("/")[0] for path in paths if "/" in path}
-    if canvas and len(canvas) == len(last) and len(folders) <= 1:
-        return lambda path: _canvas(path.rpartition("/")[2], roster)
-    for depth in (0, 1):  # in the archive, or in the one folder that it was unpacked into
-        tops = {path.split("/")[depth] for path in paths if path.count("/") >= depth}
-        # What is below a student's folder is named by the student.
-        if (depth == 0 or len(folders) == 1) and sum(
-                bool(MOODLE_MARK.search(top)) for top in tops) * 2 > len(tops):
-            return lambda path, depth=depth: _moodle(path.split("/", depth)[-1], roster)
-    wrapper = ""  # many archives put all into one folder
-    if len(folders) == 1 and all(path.count("/") >= 2 for path in paths):
-        only = next(iter(folders))
-        inner = {path.split("/")[1] for path in paths}
-        students = len(inner) > 1 if as_is else any(_known(name, roster) for name in inner)
-        if students and not _known(only, roster):
-            wrapper = only + "/"
-    return lambda path: _plain(path.removeprefix(wrapper), roster, as_is)
+    only = next(iter(folders), "")
+    if len(folders) != 1 or MOODLE_MARK.search(only) or _known(only, roster) or any(
+            _named_by(path) != PLAIN_NAMES for path in paths if "/" not in path):
+        return ""
+    inner = [path.partition("/")[2] for path in paths if "/" in path]
+    tops = {path.split("/")[0]: path for path in inner}
+    # A folder that is not on the roster may be a student's: few names in it prove nothing.
+    named = sum(_named_by(path) != PLAIN_NAMES or ("/" in path and _known(top, roster))
+                for top, path in tops.items())
+    students = as_is and len(tops) > 1 and all("/" in path for path in inner)
+    return only + "/" if students or named * 2 > len(tops) else ""
 
 
 def _known(name: str, roster: Roster) -> bool:
@@ -145,7 +188,8 @@ def _plain(path: str, roster: Roster, as_is: bool) -> Claim:
     if "/" not in path:
         return Claim(problem="it is in no student's folder: put it in one, or pass --pattern, for "
                              "example '{student}_{lab}.ipynb'", name=path)
-    return claim(path.split("/")[0], path.rpartition("/")[2], roster, as_is)
+    top, *folders, name = path.split("/")
+    return replace(claim(top, name, roster, as_is), folders=tuple(folders))
 
 
 def claim(named_as: str, name: str, roster: Roster, as_is: bool) -> Claim:

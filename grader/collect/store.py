@@ -77,13 +77,26 @@ def _move_aside(submission: Submission, other: Path) -> None:
     shutil.move(other, target)
 
 
-def submit_version(submission: Submission) -> bool:
-    """Put this version into submitted/, and return whether that changed anything. Call `register`
-    first."""
+def _move_others_aside(submission: Submission) -> None:
     path = submission.notebook()
     for other in sorted(path.parent.iterdir()) if path.parent.is_dir() else ():
         if other.name != path.name and not other.name.startswith("."):
             _move_aside(submission, other)
+
+
+def clear(submission: Submission) -> None:
+    """Take a notebook out of submitted/; received/ keeps it. Call `register` first."""
+    path = submission.notebook()
+    _move_others_aside(submission)
+    path.unlink(missing_ok=True)
+    shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def submit_version(submission: Submission) -> bool:
+    """Put this version into submitted/, and return whether that changed anything. Call `register`
+    first."""
+    path = submission.notebook()
+    _move_others_aside(submission)
     if submission.course.digest(*submission.key) == submission.digest:
         return False
     content = version_path(submission).read_bytes()

@@ -3,11 +3,17 @@ cells."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from grader.course import Course
 from grader.course.submitted import LARGEST
+from labcore import shipping
+from labcore.workspace import CHECKOUT
 
 MOST_NAMES = 10_000
 # Notebooks are not parsed here: 20 MB of brackets would be gigabytes of lists. In a cell's text
@@ -18,38 +24,85 @@ _NAME = re.compile(rb'"grade_id"\s{0,20}:\s{0,20}"([^"\\]{1,200})"')
 _SUFFIX = re.compile(r"(?i)([ _-]*+(\(\d++\)|copy\d*+|v?+\d{1,3}+|final|submission))*+")
 
 
+class NotOfALab(LookupError):
+    """Raised when a notebook is not taken; `lab` is the lab that it was meant for, if known."""
+
+    def __init__(self, why: str, lab: str = "") -> None:
+        super().__init__(why)
+        self.lab = lab
+
+
 class Labs:
     """The labs of a course, identified by the names of their cells."""
 
     def __init__(self, course: Course) -> None:
         self.cells = {lab: _cells(course, lab) for lab in course.labs()}
 
-    def find(self, content: bytes, name: str, only: str | None = None) -> str:
-        """Return the lab that a notebook belongs to.
+    def named(self, name: str, folders: Sequence[str] = ()) -> list[str]:
+        """Return the labs that a file's name and the folders above it name.
+
+        Args:
+            name: the file's name.
+            folders: the folders between the student's and the file.
+        """
+        texts = [name, *(f"{folder}.ipynb" for folder in folders)]
+        return [lab for lab in self.cells if any(_is_called(text, lab) for text in texts)]
+
+    def find(self, content: bytes, name: str, only: str | None = None,
+             folders: Sequence[str] = ()) -> tuple[str, str]:
+        """Return the lab that a notebook belongs to, and a note for the instructor.
+
+        The context (--lab, or else the names of the file and its folders) has the last word: cells
+        of another lab are a wrong upload, which must not count as an attempt at that lab.
 
         Args:
             content: the notebook.
             name: its file name.
             only: the only lab to accept.
+            folders: the folders between the student's and the file.
 
-        Raises LookupError with the reason.
+        Raises NotOfALab with the reason.
         """
+        named = self.named(name, folders)
+        meant = only or (named[0] if len(named) == 1 else "")
         if not content.strip():
-            raise LookupError("it is empty")
+            raise NotOfALab("it is empty", meant)
         inside = _names(content)
-        shares = {lab: len(inside & cells) for lab, cells in self.cells.items() if cells}
+        shares = {lab: share for lab, cells in self.cells.items()
+                  if (share := len(inside & cells))}
         most = max(shares.values(), default=0)
-        best = [lab for lab, share in shares.items() if share == most and most]
-        named = [lab for lab in self.cells if _is_called(name, lab)]
-        candidates = [lab for lab in best if lab in named] or best or named
-        if only and only in candidates:
-            return only
-        if len(candidates) == 1 and only is None:
-            return candidates[0]
+        best = [lab for lab, share in shares.items() if share == most]
+        if only:
+            return _as_meant(only, best, named)
+        if misplaced := [lab for lab in named if best and lab not in best]:
+            raise NotOfALab(
+                f"its name is {misplaced[0]}'s, but its cells are {' or '.join(best)}'s: a wrong "
+                f"file? If it is meant for {best[0]}, collect it with --lab {best[0]}", meant)
+        candidates = named or best
+        if len(candidates) == 1:
+            return candidates[0], ""
         if not candidates:
-            raise LookupError("neither its cells nor its name belong to a lab")
-        raise LookupError(f"it belongs to {' or '.join(candidates)}"
-                          + (f", not {only}" if only else ": name one with --lab"))
+            raise NotOfALab("neither its cells nor its name belong to a lab")
+        raise NotOfALab(f"it belongs to {' or '.join(candidates)}: name one with --lab")
+
+
+def _as_meant(lab: str, best: Sequence[str], named: Sequence[str]) -> tuple[str, str]:
+    """Return the lab of --lab and a note. Raises NotOfALab where nothing in the notebook fits it.
+
+    Args:
+        lab: the lab that the instructor named.
+        best: the labs of which it has most cells.
+        named: the labs that its name and its folders name.
+    """
+    if lab in best:
+        other = f"its name is {' or '.join(named)}'s" * bool(named and lab not in named)
+        return lab, other
+    if best:
+        raise NotOfALab(f"its cells are {' or '.join(best)}'s, not {lab}'s: a wrong file?", lab)
+    if lab in named:
+        return lab, ""
+    raise NotOfALab(f"its name is {' or '.join(named)}'s, not {lab}'s" if named
+                    else "neither its cells nor its name belong to a lab", lab)
 
 
 def _cells(course: Course, lab: str) -> set[str]:
@@ -68,3 +121,34 @@ def _names(content: bytes) -> set[str]:
 def _is_called(name: str, lab: str) -> bool:
     stem = re.sub(r"(?i)^copy of ", "", name.removesuffix(".ipynb"))
     return stem.startswith(lab) and bool(_SUFFIX.fullmatch(stem[len(lab):]))
+
+
+def is_untouched(course: Course, lab: str, content: bytes) -> bool:
+    """Return whether a notebook has no work in it, as a hub copies it into every home.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+        content: the notebook.
+    """
+    own = course.labs_folder(lab)
+    released = [course.notebook("release", lab),
+                *(folder / "notebooks" / f"{lab}.ipynb" for folder in (own, CHECKOUT) if folder)]
+    for path in released:
+        # What is much larger was worked on, and may be made to be expensive to read.
+        if not path.is_file() or len(content) > 2 * path.stat().st_size:
+            continue
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            status = path.stat()
+            if _digest(path.name, content) == _released_digest(path, status.st_mtime_ns):
+                return True
+    return False
+
+
+def _digest(name: str, content: bytes) -> str:
+    return shipping.digest(name, shipping.without_worked_links(content))
+
+
+@functools.lru_cache(maxsize=100)
+def _released_digest(path: Path, changed: int) -> str:
+    return _digest(path.name, path.read_bytes())

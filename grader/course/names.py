@@ -8,7 +8,9 @@ import unicodedata
 DEEPEST = 8  # folders
 LONGEST = 200  # bytes of one name: disks take 255, and we put suffixes behind
 LONGEST_ID = 128  # characters: what nbgrader's gradebook takes
-RECEIPTS = "receipts.jsonl"  # of all students, beside their folders in received/
+RECEIPTS, UNREADABLE = "receipts.jsonl", "unreadable.jsonl"  # of all students, in received/
+# Persian and the scripts of India write words with these marks inside, between their own letters.
+JOINER = re.compile("(?<=[^\x00-\x7f])[\u200c\u200d](?=[^\x00-\x7f])")
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # of Windows
 
 
@@ -28,7 +30,7 @@ def problem_of_part(name: str) -> str:
     """Return why one part of a path is not taken; empty if it is."""
     if not name or name == ".":
         return "an empty name"
-    kinds = {unicodedata.category(letter) for letter in name}
+    kinds = {unicodedata.category(letter) for letter in JOINER.sub("", name)}
     if kinds & {"Cc", "Cs", "Zl", "Zp"}:
         return "control characters in its name"
     if kinds & {"Cf", "Cn", "Co"}:  # the order of writing, width zero, letters that are none
@@ -50,8 +52,10 @@ def problem_of_id(student: str) -> str:
         return f"more than {LONGEST_ID} characters"
     if "/" in student or student.startswith("."):
         return "a slash in it, or a period before it"
-    if key_of(student) == RECEIPTS:
-        return "the name of the file that holds the class's receipts"
+    if key_of(student) in (RECEIPTS, UNREADABLE):
+        return "the name of a file that is about the whole class"
+    if JOINER.search(student):
+        return "invisible characters in its name"
     return problem_of_part(student)
 
 

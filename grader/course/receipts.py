@@ -13,6 +13,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from grader.course.folder import Course
 from grader.course.names import RECEIPTS
@@ -105,9 +106,18 @@ def add(course: Course, receipt: Receipt) -> None:
         course: the course.
         receipt: the receipt.
     """
-    path = file_of(course)
+    append_line(file_of(course), asdict(receipt))
+
+
+def append_line(path: Path, values: dict[str, Any]) -> None:
+    """Append one line of JSON to a file, completely or not at all. Raises OSError.
+
+    Args:
+        path: the file.
+        values: the line's fields.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(asdict(receipt)).encode() + b"\n"
+    line = json.dumps(values).encode() + b"\n"
     file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
     try:
         size = os.fstat(file).st_size

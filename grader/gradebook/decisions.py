@@ -11,7 +11,7 @@ import functools
 import getpass
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 SCORE, EXTENSION, ASIDE = "score", "extension", "aside"
+WITHDRAWN, CHOSEN = "withdrawn", "chosen"  # versions of a submission
+KINDS = (SCORE, EXTENSION, ASIDE, WITHDRAWN, CHOSEN)
 EXCUSED = "excused"
 
 
@@ -28,9 +30,10 @@ class Decision:
     """One line of the file.
 
     Attributes:
-        kind: score, extension, or aside.
+        kind: score, extension, aside, withdrawn, or chosen.
         value: points or "excused"; a due date in ISO 8601; the digest of the submission that is set
-            aside; None if the decision was taken back.
+            aside or that counts; all withdrawn digests, separated by spaces; None if the decision
+            was taken back.
         who: the user who ran the command.
         at: UTC time.
     """
@@ -92,6 +95,37 @@ def set_aside(submission: Submission) -> str:
     return f"set aside by {decision.who}: {decision.why}"
 
 
+@dataclass(frozen=True)
+class Versions:
+    """What a person decided about the versions of one submission, by digest."""
+
+    withdrawn: frozenset[str] = frozenset()
+    chosen: str = ""
+    reasons: tuple[str, str] = ("", "")  # why they are withdrawn, and why one is chosen
+
+    def why_not(self, digest: str) -> str:
+        """Return why a version does not count, if a person decided so; empty if it may count."""
+        if digest in self.withdrawn:
+            return f"withdrawn: {self.reasons[0]}"
+        return f"another version was chosen: {self.reasons[1]}" * bool(
+            self.chosen and digest != self.chosen)
+
+    def allowed(self, digests: Iterable[str]) -> list[str]:
+        return [digest for digest in digests if digest not in self.withdrawn]
+
+
+def versions(course: Course) -> dict[tuple[str, str], Versions]:
+    """Return what a person decided about submissions' versions, by (lab, student)."""
+    withdrawn, chosen = current(course, WITHDRAWN), current(course, CHOSEN)
+    result = {}
+    for key in withdrawn | chosen:
+        out, chose = withdrawn.get(key), chosen.get(key)
+        result[key] = Versions(frozenset(str(out.value).split()) if out else frozenset(),
+                               str(chose.value) if chose else "",
+                               (out.why if out else "", chose.why if chose else ""))
+    return result
+
+
 @functools.lru_cache(maxsize=2)
 def _read(path: Path, changed: int, size: int) -> list[Decision]:
     decisions = []
@@ -107,10 +141,10 @@ def _read(path: Path, changed: int, size: int) -> list[Decision]:
 def _validated(one: Decision) -> Decision:
     """Return the decision. Raises ValueError when it is not valid."""
     texts = (one.kind, one.student, one.lab, one.why, one.who, one.at)
-    by_kind = {SCORE: one.value is None or one.value == EXCUSED or _is_number(one.value),
-               EXTENSION: one.value is None or isinstance(one.value, str),
-               ASIDE: one.value is None or isinstance(one.value, str)}
-    if not all(isinstance(text, str) for text in texts) or not by_kind.get(one.kind):
+    is_valid = one.value is None or (
+        one.value == EXCUSED or _is_number(one.value) if one.kind == SCORE
+        else isinstance(one.value, str) and one.kind in KINDS)
+    if not all(isinstance(text, str) for text in texts) or not is_valid or one.kind not in KINDS:
         raise ValueError
     return one
 

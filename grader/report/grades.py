@@ -13,10 +13,11 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.plugins import ExportPlugin
 
-from grader.course import Course, Submission
+from grader.course import Course, Submission, unreadable
 from grader.course.received import received
 from grader.course.record import attempt_number
 from grader.course.spreadsheet import harmless
+from grader.course.unreadable import UnreadableFile
 from grader.gradebook import extensions
 from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
 from grader.gradebook.extensions import Extension, due_of
@@ -72,6 +73,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
     students = sorted({*(student.id for student in book.students), *course.students()})
     labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
     decided, more_time = current(course, SCORE), extensions.all_extensions(course, book)
+    unread = unreadable.newest(course)
     for student in students:
         for lab, most, due in labs:
             submission = Submission(course, lab, student)
@@ -88,9 +90,28 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
                            received(submission), record.at if record else "",
                            "; ".join(record.notes) if record else "")
             row = _with_times(row, due, more_time.get((lab, student)))
+            row = _with_unreadable(row, unread.get((lab, student)))
             decision = decided.get((lab, student))
             row = _with_score(row, entry, decision) if entry else row
             yield _decided(row, decision)
+
+
+def _with_unreadable(row: GradeRow, one: UnreadableFile | None) -> GradeRow:
+    """Return the row with what came in and could not be read: as its reason if nothing else came
+    in, as a note if it came after what did.
+
+    Args:
+        row: the row.
+        one: the student's newest unreadable file.
+    """
+    if one is None:
+        return row
+    if not row.received:
+        received = datetime.datetime.fromisoformat(one.when).isoformat(timespec="seconds")
+        return replace(row, received=received, reason=str(one))
+    if datetime.datetime.fromisoformat(one.when) <= datetime.datetime.fromisoformat(row.received):
+        return row
+    return replace(row, notes="; ".join(filter(None, [row.notes, f"later {one}"])))
 
 
 def _with_times(row: GradeRow, due: datetime.datetime | None,

@@ -17,6 +17,11 @@ from traitlets.config import Config, Configurable
 
 from grader.course import Course, Submission, receipts
 from grader.course.receipts import Receipt
+from grader.gradebook import decisions
+from grader.gradebook.decisions import Versions
+
+
+NO_DECISION = Versions()
 
 
 class Attempts(Configurable):
@@ -71,41 +76,53 @@ def submitted_versions(received: Sequence[Receipt], history: Sequence[Mapping[st
         for one in history if one.get("digest") not in known]
 
 
-def count(policy: Attempts, digests: Sequence[str],
-          scores: Mapping[str, float | None]) -> CountedScore:
+def count(policy: Attempts, digests: Sequence[str], scores: Mapping[str, float | None],
+          chosen: str = "") -> CountedScore:
     """Return the score that counts.
 
     Args:
         policy: the policy.
         digests: the attempts' digests, oldest first.
         scores: the graded attempts' scores by digest.
+        chosen: the digest of the attempt that a person chose, whatever the policy.
     """
     within = list(digests)[:policy.most or None]
     if not within:
         return CountedScore(None)
     numbers = {"first": [1], "latest": [len(within)],
                "best": list(range(1, len(within) + 1))}[policy.counts]
+    kind = policy.counts
+    if chosen and chosen in digests:
+        within, numbers, kind = list(digests), [list(digests).index(chosen) + 1], "chosen"
     worth = {number: score * policy.factor(number) for number in numbers
              if (score := scores.get(within[number - 1])) is not None}
     if not worth:
         subject = f"attempt {numbers[0]}" if len(numbers) == 1 else "no attempt"
         no = "no " * (len(numbers) == 1)
         return CountedScore(None, f"{subject} of {len(digests)} has {no}score "
-                                  f"({policy.counts} counts)")
+                                  f"({kind} counts)")
     best = max(worth, key=lambda number: (worth[number], -number))
     times = f", times {policy.factor(best):g}" if policy.factor(best) != 1 else ""
     waiting = len(numbers) - len(worth)
-    note = f"attempt {best} of {len(digests)} counts ({policy.counts}{times})"
+    note = f"attempt {best} of {len(digests)} counts ({kind}{times})"
     return CountedScore(worth[best], note + f"; {waiting} without a score" * bool(waiting))
 
 
-def to_grade(policy: Attempts, received: Sequence[Receipt]) -> Receipt:
-    """Return the receipt of the version to put into submitted/.
+def to_grade(policy: Attempts, received: Sequence[Receipt], decided: Versions = NO_DECISION
+             ) -> Receipt | None:
+    """Return the receipt of the version to put into submitted/; None if all are withdrawn.
 
     Args:
         policy: the policy.
         received: the receipts, oldest first; at least one.
+        decided: what a person decided about the versions.
     """
+    for receipt in reversed(received):
+        if receipt.digest == decided.chosen:
+            return receipt
+    received = [one for one in received if one.digest not in decided.withdrawn]
+    if not received:
+        return None
     starts = [index for index, receipt in enumerate(received)
               if index == 0 or receipt.digest != received[index - 1].digest]
     if policy.counts == "first":
@@ -124,16 +141,15 @@ def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
         rows: the rows.
     """
     policy = attempts_of(course.settings())
-    if policy.is_default:
-        yield from rows
-        return
-    all_receipts = receipts.read(course)
+    all_receipts, all_decided = receipts.read(course), decisions.versions(course)
     for row in rows:
         received = all_receipts.get((row.student, row.lab), [])
-        yield row if row.decision else _counted(course, policy, row, received)
+        decided = all_decided.get((row.lab, row.student), NO_DECISION)
+        yield row if row.decision else _counted(course, policy, row, received, decided)
 
 
-def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Receipt]) -> Any:
+def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Receipt],
+             decided: Versions) -> Any:
     submission = Submission(course, row.lab, row.student)
     record, digest = submission.record, submission.digest
     if record is None or record.digest != digest or (
@@ -144,7 +160,13 @@ def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Rece
     scores[digest] = row.score  # a person may have changed it since
     if digest not in {one.get("digest") for one in history}:
         history = [*history, {"digest": digest, "received": row.received}]
-    result = count(policy, distinct_attempts(submitted_versions(received, history)), scores)
+    # An empty digest is of no version, or of a submission whose notebook cannot be opened.
+    digests = [one for one in distinct_attempts(submitted_versions(received, history))
+               if one or not digest]
+    allowed = decided.allowed(digests)
+    if policy.is_default and not (decided.chosen or decided.withdrawn):
+        return _with_better(row, digests, scores)
+    result = count(policy, allowed, scores, decided.chosen)
     if result.score is None:
         why = row.reason if row.state == "ungraded" else result.note
         return replace(row, score=None, state="ungraded", reason=why)
@@ -153,3 +175,22 @@ def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Rece
     if result.score != row.score:  # these are of the newest attempt, not of the one that counts
         row = replace(row, raw_score=None, late_penalty=None, late="")
     return replace(row, score=result.score, state="graded", reason=reason, notes=notes)
+
+
+def _with_better(row: Any, digests: Sequence[str], scores: Mapping[str, float | None]) -> Any:
+    """Return the row of the latest attempt, with a note if an earlier one scored more: perhaps the
+    latest is a wrong file.
+
+    Args:
+        row: the row.
+        digests: the attempts' digests, oldest first.
+        scores: the graded attempts' scores by digest.
+    """
+    earlier = {number: score for number, digest in enumerate(digests[:-1], 1)
+               if (score := scores.get(digest)) is not None}
+    best = max(earlier, key=lambda number: (earlier[number], -number), default=0)
+    if not best or earlier[best] <= (row.score or 0.0):
+        return row
+    note = (f"attempt {best} of {len(digests)} had {earlier[best]:g} points: "
+            f"`lab attempt {row.student} {row.lab}` lists them")
+    return replace(row, notes="; ".join(filter(None, [row.notes, note])))

@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from grader.collect import homes
+from grader.collect import homes, which
 from grader.course import receipts
 from labcore import shipping
 from labcore.atomic import write_atomic
@@ -108,7 +108,7 @@ def test_a_notebook_as_it_was_given_out_is_no_hand_in(take_homes, submitted, roo
                                                       monkeypatch, tmp_path):
     """Every home has all labs from the first login on; outputs and metadata change by opening."""
     put(tmp_path / "checkout", {f"notebooks/{NAME}.ipynb": answer("# to do")})
-    monkeypatch.setattr(homes, "CHECKOUT", tmp_path / "checkout")
+    monkeypatch.setattr(which, "CHECKOUT", tmp_path / "checkout")
     opened = json.loads(answer("# to do"))
     opened["metadata"]["opened"] = True
     put(root, {f"ada/{BELOW}/{NAME}.ipynb": json.dumps(opened).encode(),
@@ -118,14 +118,15 @@ def test_a_notebook_as_it_was_given_out_is_no_hand_in(take_homes, submitted, roo
 
 
 @pytest.mark.parametrize("hostile", [b"{", b"[" * 100_000, b'{"cells": 3}', b'{"cells": [[]]}'])
-def test_what_is_no_notebook_counts_as_begun(monkeypatch, tmp_path, answer, hostile):
+def test_what_is_no_notebook_counts_as_begun(course, monkeypatch, tmp_path, answer, hostile):
     put(tmp_path, {f"notebooks/{NAME}.ipynb": answer() + b" " * 100_000})
-    monkeypatch.setattr(homes, "CHECKOUT", tmp_path)
-    homes.require_changed(NAME, hostile)
+    monkeypatch.setattr(which, "CHECKOUT", tmp_path)
+    assert not which.is_untouched(course, NAME, hostile)
 
 
 @pytest.mark.parametrize("worked_is_there", [True, False])
-def test_a_lab_is_known_with_and_without_its_way_out(monkeypatch, tmp_path, worked_is_there):
+def test_a_lab_is_known_with_and_without_its_way_out(course, monkeypatch, tmp_path,
+                                                     worked_is_there):
     """Without a worked notebook, homes get the lab without links to it."""
     text = "Do it." + shipping.WORKED_LINK.format("worked/x.ipynb")
     given = {"cells": [{"cell_type": "markdown", "source": [text]}]}
@@ -133,10 +134,9 @@ def test_a_lab_is_known_with_and_without_its_way_out(monkeypatch, tmp_path, work
     put(tmp_path, {f"notebooks/{NAME}.ipynb": json.dumps(given).encode()})
     if worked_is_there:
         put(tmp_path, {f"notebooks/worked/{NAME}.ipynb": b""})
-    monkeypatch.setattr(homes, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(which, "CHECKOUT", tmp_path)
     assert (b"Stuck" in shipping.content_of(path)) == worked_is_there
-    with pytest.raises(homes.FileRefused, match="unchanged from the release"):
-        homes.require_changed(NAME, shipping.content_of(path))
+    assert which.is_untouched(course, NAME, shipping.content_of(path))
 
 
 @pytest.mark.parametrize("below, named", [("/work", "absolute"), ("../x", "leads out"),

@@ -150,7 +150,8 @@ def test_another_labs_notebook_is_not_taken_for_the_one_asked_for(take, course, 
     other = course.root / "source" / "91_other" / "91_other.ipynb"
     put(other.parent, {other.name: answer().replace(b'"batch', b'"other')})
     folder = put(tmp_path / "in", {"ada/x.ipynb": answer()})
-    assert "it belongs to 90_small, not 91_other" in take(folder, lab="91_other")["ada/x.ipynb"].why
+    line = take(folder, lab="91_other")["ada/x.ipynb"]
+    assert "its cells are 90_small's, not 91_other's" in line.why and line.verdict == "refused"
     assert take(folder)["ada/x.ipynb"].lab == NAME
 
 
@@ -181,7 +182,7 @@ def test_nobody_is_called_as_the_file_of_receipts(take, course, tmp_path, answer
     folder = put(tmp_path / "odd", {f"{name}/{NAME}.ipynb": answer()
                                     for name in ("receipts.jsonl", "ada")})
     lines = take(folder, as_is=True)
-    assert "receipts" in lines[f"receipts.jsonl/{NAME}.ipynb"].why
+    assert "the whole class" in lines[f"receipts.jsonl/{NAME}.ipynb"].why
     assert lines[f"ada/{NAME}.ipynb"].verdict == "new"
     assert (course.root / "received" / "receipts.jsonl").is_file()
 

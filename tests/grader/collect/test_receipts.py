@@ -64,7 +64,8 @@ def test_who_goes_back_to_an_older_version_gets_it_when_the_time_is_said(take, c
     source = {text: zipped(tmp_path / f"{text}.zip", {FILE: answer(f"# {text}")}) for text in "ab"}
     take(source["a"], received=at(1))
     take(source["b"], received=at(2))
-    take(source["a"], received=at(3))
+    assert take(source["a"], received=at(3))[FILE].verdict == "other"
+    take(source["a"], received=at(3), correct=True)
     assert submitted("ada") == answer("# a")
     assert received(Submission(course, NAME, "ada")).startswith("2026-01-03")
 
@@ -85,6 +86,8 @@ def test_times_in_a_submission_are_not_looked_at(take, course, submitted, tmp_pa
     assert received(Submission(course, NAME, "ada")) > "2026"
     assert not course.notebook("submitted", NAME, "ada").with_name("timestamp.txt").exists()
     take(folder, keep_times=True)
+    assert received(Submission(course, NAME, "ada")) > "2026"  # known: it is not dated again
+    take(folder, keep_times=True, correct=True)
     assert received(Submission(course, NAME, "ada")).startswith("1970")
 
 
@@ -219,7 +222,7 @@ def test_who_went_back_to_an_earlier_version_is_pointed_out_and_may_be_taken(
         line = take(tmp_path / "in")[FILE]
     assert line.verdict == "other" and "--received" in line.why
     assert submitted("ada") == answer("a = 2")
-    line = take(tmp_path / "in", received=now())[FILE]
+    line = take(tmp_path / "in", received=now(), correct=True)[FILE]
     assert (line.verdict, line.why) == ("new", "") and submitted("ada") == answer("a = 1")
 
 

@@ -131,5 +131,5 @@ def test_an_id_in_two_spellings_is_refused(course, tmp_path):
 def test_receipts_is_no_id(tmp_path):
     file = tmp_path / "students.csv"
     file.write_text("id\nReceipts.jsonl\n")
-    with pytest.raises(LabError, match="file that holds the class's receipts"):
+    with pytest.raises(LabError, match="a file that is about the whole class"):
         read_file(file)

@@ -20,7 +20,6 @@ from grader.course.receipts import Receipt
 from grader.gradebook import decisions
 from grader.gradebook.decisions import Versions
 
-
 NO_DECISION = Versions()
 
 

@@ -55,6 +55,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.contest import cli as contests
     from grader.decide import attempts as choosing
     from grader.decide import cli as deciding
+    from grader.decide import review as reviewing
     from grader.export import cli as exporting
     from grader.gradebook import cli as gradebooks
     from grader.sandbox import cli as isolating
@@ -63,7 +64,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.written import cli as second_graders
 
     for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks, deciding, choosing):
+                 isolating, gradebooks, deciding, choosing, reviewing):
         part.add_parser(subparsers)
 
 

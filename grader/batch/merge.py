@@ -74,20 +74,20 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
     try:
         entry = _enter(submission, settings, book, attempt)
         entered.write(submission, book, result.id)
-        aside, of = byhand.reinstate(submission, entry)
+        aside, of, kept = byhand.reinstate(submission, entry, attempt.notebook)
         book.db.commit()
     except BaseException:
         book.db.rollback()
         raise
     _write_notebook(submission, attempt)
     notes = [*attempt.notes, *([] if attempt.isolated else [NOT_ISOLATED]),
-             *byhand.set_aside_notes(aside)]
+             *byhand.set_aside_notes(aside, kept)]
     history = updated_history(submission.record, submission.digest, at=now(), state=attempt.state,
                               received=received(submission),
                               score=net_score(entry) if attempt.state == "graded" else None)
     record = GradingRecord(attempt.state, submission.digest, attempt.reason, notes, now(), aside,
-                           of,
-                           attempt.lab_digest, result.id, list(attempt.unscored), history)
+                           of, attempt.lab_digest, result.id, list(attempt.unscored), history,
+                           submission.record.entered if submission.record else {})
     submission.save(record)
     return record
 

@@ -28,7 +28,8 @@ class GradingRecord:
     lab: str = ""  # digest of the lab's source that it was graded with
     attempt: str = ""  # id of the result that the gradebook has; empty: of nbgrader's own commands
     unscored: list[str] = field(default_factory=list)  # checks that a person may still score
-    history: list[dict[str, Any]] = field(default_factory=list)  # see `with_this`
+    history: list[dict[str, Any]] = field(default_factory=list)  # see `updated_history`
+    entered: dict[str, Any] = field(default_factory=dict)  # by hand, by digest; see byhand.archived
 
 
 def now() -> str:

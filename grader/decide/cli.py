@@ -78,7 +78,7 @@ def run_extend(arguments: argparse.Namespace) -> int:
                       due.isoformat() if due else None, arguments.why.strip())
     for student in students:
         print(f"{student}, {lab}: " + (f"due {due:%Y-%m-%d %H:%M} UTC" if due else "no extension"))
-    return _remake_pages(course, lab, students)
+    return remake_pages(course, lab, students)
 
 
 def run_score(arguments: argparse.Namespace) -> int:
@@ -100,7 +100,7 @@ def run_score(arguments: argparse.Namespace) -> int:
         print(f"{student}, {lab}: " + (
             "the graded score counts again" if value is None else value if isinstance(value, str)
             else f"{value:g} points"))
-    return _remake_pages(course, lab, students)
+    return remake_pages(course, lab, students)
 
 
 def run_aside(arguments: argparse.Namespace) -> int:
@@ -210,15 +210,15 @@ def _value(book, lab: str, text: str) -> float | str:
     return value
 
 
-def _remake_pages(course, lab: str, students: Sequence[str]) -> int:
+def remake_pages(course, lab: str, students: Sequence[str]) -> int:
     """Recalculate penalties, and make the pages of these students and grades.csv again."""
-    from grader.batch.grading import remake_pages
+    from grader.batch import grading
     from grader.report.grades import save
 
     work = [(lab, student) for student in students
             if course.notebook("autograded", lab, student).exists()]
     if work:
-        made = remake_pages(course, work, lambda outcome: None)
+        made = grading.remake_pages(course, work, lambda outcome: None)
         print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "
               f"`lab feedback {lab}`")
     save(course)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +20,21 @@ from grader.course import Course, Submission
 from grader.course.record import GradingRecord, updated_history
 from grader.gradebook.records import enroll, entry_of, gradebook, net_score
 
-SET_ASIDE = "scores or comments given by hand were set aside, in attempts/"
+COMMENT = "comment on "
+SET_ASIDE = "to decide: scores or comments for an earlier version of"
 
 
-def set_aside_notes(aside: dict[str, Any]) -> list[str]:
-    """Return the notes about scores and comments that were set aside."""
-    return [SET_ASIDE] * bool(set(aside) - {"extension"})
+def set_aside_notes(aside: dict[str, Any], kept: Sequence[str] = ()) -> list[str]:
+    """Return the notes about what a person entered for another version.
+
+    Args:
+        aside: what waits for a decision.
+        kept: the cells whose scores hold for this version, too.
+    """
+    cells = {name.removeprefix(COMMENT) for name in aside if name != "extension"}
+    notes = [f"{SET_ASIDE} {', '.join(sorted(cells))} (`lab review`)"] * bool(cells)
+    return notes + [f"scored by hand before, and answered the same: {', '.join(sorted(kept))}"
+                    ] * bool(kept)
 
 
 def entered_by_hand(entry: Any) -> dict[str, Any]:
@@ -34,7 +46,7 @@ def entered_by_hand(entry: Any) -> dict[str, Any]:
                 values[grade.name] = [grade.manual_score, grade.extra_credit]
         for comment in notebook.comments:
             if comment.manual_comment:
-                values[f"comment on {comment.name}"] = comment.manual_comment
+                values[COMMENT + comment.name] = comment.manual_comment
     if entry.extension:
         values["extension"] = entry.extension.total_seconds()
     return values
@@ -63,16 +75,17 @@ def set_aside_older(submission: Submission, book: Gradebook | None = None) -> No
         submission: the submission.
         book: the gradebook, if it is open.
     """
-    before = submission.record
+    before = known = submission.record
     if before is None or before.digest == submission.digest:
         return
     with gradebook(submission.course, book) as book, contextlib.suppress(MissingEntry):
         entry = book.find_submission(*submission.key)
         values = entered_by_hand(entry)
         values.pop("extension", None)  # it is the student's, not the notebook's
+        before = archived(before, entry, answers_of(submission))
         aside, of = merged(before, values)
         after = replace(with_final_score(before, entry), set_aside=aside, set_aside_of=of)
-        if after != before:
+        if after != known:
             submission.save(after)
         if values:
             set_values(entry, dict.fromkeys(values))
@@ -93,6 +106,7 @@ def set_aside_all(course: Course, lab: str, book: Gradebook) -> None:
     for entry in list(book.find_assignment(lab).submissions):
         submission = Submission(course, lab, entry.student.id)
         before = submission.record or GradingRecord("ungraded", "", "not graded yet")
+        before = archived(before, entry, answers_of(submission))
         aside, of = merged(before, entered_by_hand(entry))
         submission.save(replace(with_final_score(before, entry), set_aside=aside, set_aside_of=of))
         book.remove_submission(*submission.key)
@@ -118,23 +132,102 @@ def with_final_score(before: GradingRecord, entry: Any) -> GradingRecord:
     return replace(before, history=updated_history(before, **known))
 
 
-def reinstate(submission: Submission, entry: Any) -> tuple[dict[str, Any], str]:
-    """Enter again, uncommitted, what was set aside for this version; return what is still set
-    aside, and its notebook's digest.
+def answers_of(submission: Submission) -> dict[str, str]:
+    """Return the fingerprints of the answers in the notebook that was graded last, by cell; empty
+    if there is none."""
+    try:
+        notebook = json.loads(submission.notebook("autograded").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return fingerprints(notebook)
+
+
+def fingerprints(notebook: Any) -> dict[str, str]:
+    """Return a digest by cell name of what a manual score or comment is about: an answer is itself,
+    a check is of all answers above it.
+
+    Args:
+        notebook: a rebuilt notebook.
+    """
+    result, above = {}, hashlib.sha256()
+    for cell in notebook.get("cells", []):
+        marks = cell.get("metadata", {}).get("nbgrader", {})
+        name, source = marks.get("grade_id"), cell.get("source", "")
+        if marks.get("solution"):
+            source = source if isinstance(source, str) else "".join(source)
+            text = json.dumps([source, cell.get("attachments", {})], sort_keys=True)
+            result[name] = hashlib.sha256(text.encode()).hexdigest()
+            above.update(result[name].encode())
+        elif marks.get("grade"):
+            result[name] = above.hexdigest()
+    return result
+
+
+def archived(before: GradingRecord | None, entry: Any, answers: Mapping[str, str]
+             ) -> GradingRecord | None:
+    """Return the record with what a person entered for its version, which may come back: by digest
+    and name, the value, the answer's fingerprint, and the cell's points.
+
+    Args:
+        before: the record.
+        entry: the submission in the gradebook.
+        answers: the fingerprints of its answers.
+    """
+    values = entered_by_hand(entry)
+    values.pop("extension", None)
+    if before is None or not before.digest or not values:
+        return before
+    points = {grade.name: grade.max_score for one in entry.notebooks for grade in one.grades}
+    new = {name: [value, answers.get(name.removeprefix(COMMENT), ""), points.get(name)]
+           for name, value in values.items()}
+    return replace(before, entered=before.entered | {
+        before.digest: before.entered.get(before.digest, {}) | new})
+
+
+def reinstate(submission: Submission, entry: Any, notebook: Any
+              ) -> tuple[dict[str, Any], str, list[str]]:
+    """Enter again, uncommitted, what was set aside for this version, and what was for the same
+    answer in another; return what is still set aside, its notebook's digest, and the cells kept.
 
     Call `reinstate_extension` first: an extension must not undo a later one.
 
     Args:
         submission: the submission.
         entry: the submission in the gradebook.
+        notebook: the rebuilt notebook of this version.
     """
     before = submission.record
     aside, of = (before.set_aside, before.set_aside_of) if before else ({}, "")
     if aside and of == submission.digest:
         set_values(entry, aside)
-        return {}, ""
+        return {}, "", []
     aside = {name: value for name, value in aside.items() if name != "extension"}
-    return aside, of if aside else ""
+    if before is None:
+        return aside, "", []
+    known = entered_by_hand(entry)
+    if before.digest != submission.digest:  # this version was graded by hand before
+        own = before.entered.get(submission.digest, {})
+        back = {name: one[0] for name, one in own.items() if name not in known}
+        set_values(entry, back, again=False)
+        known |= back
+    same = _same_answers(before, entry, aside, notebook)
+    keep = {name: aside[name] for name in same if name not in known}
+    set_values(entry, keep, again=False)
+    aside = {name: value for name, value in aside.items()
+             if name not in keep and known.get(name) != value}
+    return aside, of if aside else "", sorted({name.removeprefix(COMMENT) for name in keep})
+
+
+def _same_answers(before: GradingRecord, entry: Any, aside: dict[str, Any], notebook: Any
+                  ) -> list[str]:
+    """Return the names of what is set aside whose answer and points are the same in this version.
+    """
+    answers = fingerprints(notebook)
+    points = {grade.name: grade.max_score for one in entry.notebooks for grade in one.grades}
+    return [name for name, value in aside.items() if any(
+        name in one and one[name] == [value, answers.get(name.removeprefix(COMMENT)),
+                                      points.get(name)]
+        for one in before.entered.values())]
 
 
 def reinstate_extension(submission: Submission, book: Gradebook | None = None) -> None:
@@ -152,18 +245,19 @@ def reinstate_extension(submission: Submission, book: Gradebook | None = None) -
             entry_of(submission, book, extension=seconds)
 
 
-def set_values(entry: Any, values: dict[str, Any]) -> None:
+def set_values(entry: Any, values: dict[str, Any], again: bool = True) -> None:
     """Set what a person entered, or remove it where the value is None. The caller commits.
 
     Args:
         entry: the submission in the gradebook.
         values: keyed as in `entered_by_hand`.
+        again: whether a person should look at the scores again, as nbgrader does.
     """
     for notebook in entry.notebooks:
         for grade in notebook.grades:
             if grade.name in values:
                 grade.manual_score, grade.extra_credit = values[grade.name] or (None, None)
-                grade.needs_manual_grade = values[grade.name] is not None  # as nbgrader does
+                grade.needs_manual_grade = again and values[grade.name] is not None
         for comment in notebook.comments:
-            name = f"comment on {comment.name}"
+            name = COMMENT + comment.name
             comment.manual_comment = values.get(name, comment.manual_comment)

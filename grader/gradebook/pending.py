@@ -6,12 +6,18 @@ import html
 from typing import Any
 
 from nbformat import NotebookNode, v4
+from nbgrader import utils
 from nbgrader.preprocessors import NbGraderPreprocessor
 
 from grader.gradebook.records import gradebook, submission_of
 
 NOT_GRADED = ("**Not graded yet.** A person grades this answer. The score of this lab is "
               "incomplete until then.")
+
+
+def is_written(cell: NotebookNode) -> bool:
+    """Return whether a cell is a written answer that has points."""
+    return cell.cell_type == "markdown" and utils.is_grade(cell) and utils.is_solution(cell)
 
 
 def pending(submission: Any) -> dict[str, float]:

@@ -29,14 +29,16 @@ def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None =
         attempt: id of the result, if there is one.
         notes: further remarks for the instructor.
     """
+    before, values = submission.record, {}
+    answers = byhand.answers_of(submission)
     for step in ("autograded", "feedback"):
         shutil.rmtree(submission.notebook(step).parent, ignore_errors=True)
-    before, values = submission.record, {}
     with gradebook(submission.course, book) as book:
         enroll(book, submission.student)
         with contextlib.suppress(MissingEntry):
             entry = book.find_submission(*submission.key)
             values = byhand.entered_by_hand(entry)
+            before = byhand.archived(before, entry, answers)
             if before and before.digest != submission.digest:
                 before = byhand.with_final_score(before, entry)
     aside, of = byhand.merged(before, values)
@@ -44,7 +46,8 @@ def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None =
                               state="ungraded", score=None)
     notes = [*notes, *byhand.set_aside_notes(aside)]
     record = GradingRecord("ungraded", submission.digest, reason, notes, now(), aside, of,
-                           attempt=attempt, history=history)
+                           attempt=attempt, history=history,
+                           entered=before.entered if before else {})
     submission.save(record)
     with gradebook(submission.course, book) as book, contextlib.suppress(MissingEntry):
         book.remove_submission(*submission.key)

@@ -64,16 +64,18 @@ class SaveRecord(NbGraderPreprocessor):
         with gradebook(submission.course) as book:
             enroll(book, submission.student)
             entry = book.find_submission(*submission.key)
-            aside, of = byhand.reinstate(submission, entry)
+            aside, of, kept = byhand.reinstate(submission, entry, nb)
             entered.write(submission, book)
             book.db.commit()
             history = updated_history(
                 submission.record, submission.digest, at=now(), state="graded",
                 received=received(submission), score=net_score(entry))
-        notes += byhand.set_aside_notes(aside)
+        notes += byhand.set_aside_notes(aside, kept)
+        before = submission.record
         submission.save(GradingRecord("graded", submission.digest, "", notes, now(), aside, of,
                                       submission.course.digest_of_lab(submission.lab),
-                                      history=history))
+                                      history=history,
+                                      entered=before.entered if before else {}))
         return nb, resources
 
 

@@ -15,10 +15,11 @@ from nbgrader.plugins import ExportPlugin
 
 from grader.course import Course, Submission, unreadable
 from grader.course.received import received
-from grader.course.record import attempt_number
+from grader.course.record import GradingRecord, attempt_number
 from grader.course.spreadsheet import harmless
 from grader.course.unreadable import UnreadableFile
 from grader.gradebook import extensions
+from grader.gradebook.byhand import set_aside_notes
 from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
 from grader.gradebook.extensions import Extension, due_of
 from grader.gradebook.notices import duration, lateness
@@ -85,7 +86,7 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
                 except MissingEntry:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
-                    reason = _to_look_at(entry)
+                    reason = _to_look_at(entry, record)
             row = GradeRow(student, lab, None, most, verdict, attempt_number(record), reason,
                            received(submission), record.at if record else "",
                            "; ".join(record.notes) if record else "")
@@ -144,12 +145,18 @@ def _decided(row: GradeRow, decision: Decision | None) -> GradeRow:
     return replace(row, score=float(decision.value), state="graded", reason="")
 
 
-def _to_look_at(submission: Any) -> str:
-    """Return why a graded submission needs manual review in formgrader; empty if it does not."""
-    if not submission.needs_manual_grade:
+def _to_look_at(submission: Any, record: GradingRecord | None) -> str:
+    """Return why a graded submission needs manual review in formgrader; empty if it does not.
+
+    Args:
+        submission: the submission in the gradebook.
+        record: its record.
+    """
+    notes = set_aside_notes(record.set_aside) if record else []
+    if not submission.needs_manual_grade and not notes:
         return ""
     missing = incomplete(pending(submission))
-    return f"{NEEDS_REVIEW}: {missing}" if missing else NEEDS_REVIEW
+    return ": ".join([NEEDS_REVIEW, *filter(None, ["; ".join(filter(None, [missing, *notes]))])])
 
 
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,

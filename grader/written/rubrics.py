@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import html
+import json
 from pathlib import Path
 from typing import Any
 
 import nbformat
 from nbconvert.preprocessors import Preprocessor
 from nbformat import NotebookNode, v4
-from nbgrader import utils
 
-from grader.course import Course
+from grader.course import Course, Submission
+from grader.gradebook.byhand import COMMENT
+from grader.gradebook.pending import is_written
 from labkit.build.stubs import BEGIN, END
 
 BOX = """<div class="panel panel-info"><div class="panel-heading">For graders: the model answer and
@@ -21,9 +24,9 @@ the rubric of <code>{name}</code></div><div class="panel-body">
 </div></div>"""
 
 
-def is_written(cell: NotebookNode) -> bool:
-    """Return whether a cell is a written answer that has points."""
-    return cell.cell_type == "markdown" and utils.is_grade(cell) and utils.is_solution(cell)
+DECIDE = """<div class="panel panel-warning"><div class="panel-body">To decide: an earlier version
+of <code>{name}</code> had {text} by hand. Score this one, or <code>lab review</code>.</div></div>
+"""
 
 
 def for_graders(course: Course, lab: str) -> dict[str, str]:
@@ -55,6 +58,21 @@ def between_markers(source: str) -> str:
     return "\n".join(lines).strip()
 
 
+def _to_decide(name: str, held: dict[str, Any]) -> str:
+    """Return a box about what a person entered for an earlier version of a cell; empty if nothing
+    waits.
+
+    Args:
+        name: the cell's name.
+        held: what is set aside, keyed as in `byhand.entered_by_hand`.
+    """
+    scores = zip(held.get(name) or (), ("points", "extra points"), strict=False)
+    parts = [f"{score:g} {what}" for score, what in scores if score is not None]
+    if comment := held.get(COMMENT + name):
+        parts.append("the comment " + html.escape(json.dumps(str(comment), ensure_ascii=False)))
+    return DECIDE.format(name=html.escape(name), text=" and ".join(parts)) if parts else ""
+
+
 class ShowRubrics(Preprocessor):
     """Shows the rubric below each written answer in formgrader.
 
@@ -67,7 +85,10 @@ class ShowRubrics(Preprocessor):
         if "submission_id" not in resources or "nbgrader" in resources:
             return nb, resources
         folder = Path(resources["metadata"]["path"])  # autograded/STUDENT/LAB
-        rubrics = for_graders(Course(folder.parents[2]), str(resources["assignment_id"]))
+        course, lab = Course(folder.parents[2]), str(resources["assignment_id"])
+        rubrics = for_graders(course, lab)
+        record = Submission(course, lab, folder.parent.name).record
+        held = record.set_aside if record else {}
         cells = []
         for cell in nb.cells:
             cells.append(cell)
@@ -75,5 +96,7 @@ class ShowRubrics(Preprocessor):
             if text:
                 name = cell.metadata.nbgrader["grade_id"]
                 cells.append(v4.new_markdown_cell(BOX.format(name=name, text=text)))
+            if box := _to_decide(str(cell.metadata.get("nbgrader", {}).get("grade_id")), held):
+                cells.append(v4.new_markdown_cell(box))
         nb.cells = cells
         return nb, resources

@@ -26,9 +26,10 @@ from nbgrader.api import Gradebook, MissingEntry
 
 from grader.course import Course, Submission
 from grader.course.spreadsheet import harmless
+from grader.gradebook.pending import is_written
 from grader.gradebook.records import state
 from grader.written.agreement import ScorePair
-from grader.written.rubrics import for_graders, is_written
+from grader.written.rubrics import for_graders
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 

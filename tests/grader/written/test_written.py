@@ -64,10 +64,12 @@ def written(template_written, tmp_path):
     return course, nbformat.read(course.notebook("release", NAME), as_version=4)
 
 
-def enter(course, student, text):
+def enter(course, student, text, batch=None):
     """Enter what grading finds of a submission with this written answer."""
     released = nbformat.read(course.notebook("release", NAME), as_version=4)
     find(released, "why").source = text
+    if batch is not None:
+        find(released, "batch").source = batch
     submit(course, student, released)
     result = results.write(course, "", Attempt(
         student, NAME, course.digest(NAME, student), course.digest_of_lab(NAME),

@@ -126,6 +126,7 @@ def _report(layout: LmsFile, matches: Matches, filled: list[FilledColumn]) -> No
               f"{one.absent} who submitted nothing",
               flush=True)  # before what follows on standard error
         _list(f"{one.lab}: not written", one.lost)
+        _list(f"{one.lab}: replaces what {layout.lms} has", one.overwritten, len(one.overwritten))
         _list(f"{one.lab}: ungraded, so the file keeps what it has", one.kept)
         _list(f"{one.lab}: written, but part of it is still to be graded by hand",
               one.provisional)
@@ -142,18 +143,19 @@ def _report(layout: LmsFile, matches: Matches, filled: list[FilledColumn]) -> No
     _list(f"in this course, but not in {layout.sheet.path.name}", map(visible, matches.missing))
 
 
-def _list(what: str, lines: Iterable[str]) -> None:
+def _list(what: str, lines: Iterable[str], most: int = MOST_SHOWN) -> None:
     """Print lines to standard error, so that the counts stay readable.
 
     Args:
         what: precedes each line.
         lines: the lines.
+        most: how many of them to print.
     """
     lines = list(lines)
-    for line in lines[:MOST_SHOWN]:
+    for line in lines[:most]:
         print(f"{what}: {line}", file=sys.stderr)
-    if len(lines) > MOST_SHOWN:
-        print(f"{what}: and {len(lines) - MOST_SHOWN} more", file=sys.stderr)
+    if len(lines) > most:
+        print(f"{what}: and {len(lines) - most} more", file=sys.stderr)
 
 
 def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path: Path) -> None:

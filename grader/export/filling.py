@@ -32,6 +32,7 @@ class FilledColumn:
         absent: number of students who submitted nothing and have no grade in the LMS.
         lost: students whose score could not be written.
         provisional: students whose score is not final.
+        overwritten: every entry of the LMS that is replaced, with its old and its new value.
     """
 
     lab: str
@@ -45,6 +46,7 @@ class FilledColumn:
     absent: int = 0
     lost: list[str] = field(default_factory=list)
     provisional: list[str] = field(default_factory=list)
+    overwritten: list[str] = field(default_factory=list)
 
 
 def fill(layout: LmsFile, matches: Matches, lab: str, column: Column, rows: Sequence[Any],
@@ -123,6 +125,7 @@ def _score(layout: LmsFile, filled: FilledColumn, row: Any, entry: Entry | None,
         filled.same += 1
     elif current.strip("- "):
         filled.changed += 1
+        filled.overwritten.append(f"{who}: {visible(current)} -> {written(score)}")
     else:
         filled.new += 1
 
@@ -150,6 +153,8 @@ def _excuse(layout: LmsFile, filled: FilledColumn, student: str, entry: Entry | 
         filled.lost.append(f"{who} (excused): {problem}")
         return
     filled.excused.append(who)
-    if layout.excused and (layout.sheet.cell(entry.row, filled.column.index).strip().upper()
-                           != layout.excused):
+    current = layout.sheet.cell(entry.row, filled.column.index).strip()
+    if layout.excused and current.upper() != layout.excused:
+        if current.strip("- "):
+            filled.overwritten.append(f"{who}: {visible(current)} -> {layout.excused}")
         filled.cells[entry.row, filled.column.index] = layout.excused

@@ -58,6 +58,14 @@ def test_moodles_gradebook_gets_scores_in_the_column_of_points(opened):
     assert [column.title for column in layout.columns] == [NAME, "One: two"]
 
 
+def test_every_entry_that_is_replaced_is_named_with_both_values(opened):
+    rows = copy.deepcopy(CANVAS)
+    rows[5][7] = "1.5"  # jm1's, who is excused here
+    one = filled(opened("canvas", rows), ROWS)
+    assert one.overwritten == ["grace: 2 -> 3", "jm1: 1.5 -> EX"]
+    assert filled(opened("canvas", CANVAS), [row("ada", 4.5), row("grace", 2)]).overwritten == []
+
+
 def test_an_ungraded_student_keeps_what_the_lms_has(opened):
     layout = opened("canvas", CANVAS)
     one = filled(layout, [row("ada", reason="out of time"), row("grace", reason="out of time")])

@@ -177,6 +177,7 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
     Raises LabError.
     """
     from grader.course import Submission, require_known
+    from grader.gradebook.decisions import dropped
     from grader.gradebook.records import state
 
     known = course.labs()
@@ -187,8 +188,10 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
         require_lab(course, arguments.lab)
     for student in arguments.students:
         require_known("student", student, course.students(), str(course.root / "submitted"))
+    gone = dropped(course)
     work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else known)
-            for student in arguments.students or course.students(lab)]
+            for student in arguments.students or course.students(lab)
+            if arguments.students or student not in gone]
     if not work:
         which = arguments.lab or "LAB"
         raise LabError(f"nothing to grade: put each student's notebook at {course.root}/submitted/"

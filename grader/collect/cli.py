@@ -27,6 +27,9 @@ An archive does not say when a student handed in: without --received, it was whe
 Every version is kept in received/; the newest is put into submitted/. More: docs/collecting.md."""
 ROSTER = """examples:
   lab roster import students.csv     columns id, first_name, last_name, email, lms_user_id
+  lab roster import Grades-CS336.csv --remove-others    Canvas's gradebook: dropouts leave
+  lab roster import participants.csv --id "Email address"          Moodle's participants
+  lab roster remove ada --why "left on May 3"           lab roster restore ada
   lab roster list
   lab roster export > students.csv"""
 
@@ -41,6 +44,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                        help="time of receipt of all new versions, with its time zone")
     times.add_argument("--keep-times", action="store_true",
                        help="trust the files' own times, which students can write")
+    collect.add_argument("--times", type=Path, metavar="FILE",
+                         help="a CSV file of times of receipt, with the columns student, received")
+    collect.add_argument("--worksheet", type=Path, metavar="FILE", help="Moodle's grading "
+                         "worksheet of the assignment: tells students of one name apart")
     collect.add_argument("--correct", action="store_true",
                          help="also change the times of versions that were collected before")
     collect.add_argument("--student", action="append", default=[], metavar="STUDENT",
@@ -59,8 +66,19 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     steps = roster.add_subparsers(metavar="STEP", required=True)
     step = steps.add_parser("import", help="add and change students", epilog=ROSTER,
                             formatter_class=argparse.RawDescriptionHelpFormatter)
-    step.add_argument("file", type=Path, metavar="students.csv")
+    step.add_argument("file", type=Path, metavar="students.csv",
+                      help="or Canvas's gradebook, or Moodle's list of participants")
+    step.add_argument("--id", metavar="COLUMN", help="the heading of the ids in an LMS's file")
+    step.add_argument("--remove-others", action="store_true",
+                      help="remove whoever is not in the file")
     step.set_defaults(run=run_import)
+    step = steps.add_parser("remove", help="remove students who left; nothing of theirs is deleted")
+    step.add_argument("students", nargs="+", metavar="STUDENT")
+    step.add_argument("--why", default="", metavar="TEXT")
+    step.set_defaults(run=run_remove)
+    step = steps.add_parser("restore", help="bring removed students back")
+    step.add_argument("students", nargs="+", metavar="STUDENT")
+    step.set_defaults(run=run_remove, why=None)
     steps.add_parser("list", help="show them").set_defaults(run=run_list)
     step = steps.add_parser("export", help="write them as CSV")
     step.add_argument("--to", type=Path, metavar="FILE", help="(standard output)")
@@ -82,8 +100,9 @@ def run_collect(arguments: argparse.Namespace) -> int:
     because an archive may be replaced while it is read."""
     if arguments.every is None:
         return _collect_once(arguments)
-    if arguments.received:
-        raise LabError("--every collects at other times than --received says: leave one out")
+    if arguments.received or arguments.times:
+        raise LabError("--every collects at other times than --received or --times says: leave "
+                       "one out")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -120,12 +139,13 @@ def _collect(arguments: argparse.Namespace) -> int:
         raise LabError(f"--received {arguments.received!r} is in the future")
     if arguments.lab:
         require_known("lab", arguments.lab, course.labs(), str(course.sources))
-    if arguments.correct and not (received or arguments.keep_times):
-        raise LabError("--correct changes times of receipt: say which with --received TIME (or "
-                       "--keep-times)")
+    if arguments.correct and not (received or arguments.keep_times or arguments.times):
+        raise LabError("--correct changes times of receipt: say which with --received TIME, "
+                       "--times FILE, or --keep-times")
     lines = collect(course, arguments.source, CollectOptions(
         arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern,
-        arguments.below, arguments.correct, tuple(arguments.student)))
+        arguments.below, arguments.correct, tuple(arguments.student),
+        arguments.worksheet, arguments.times))
     show(lines)
     if any(line.verdict != "refused" for line in lines):
         return 0
@@ -163,18 +183,55 @@ def show(lines) -> None:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    from grader.course.roster import add, read_file
+    from grader.course.roster import add, people, read_file, with_known_ids
+    from grader.gradebook import decisions
     from grader.gradebook.guard import protected
     from grader.gradebook.records import gradebook, gradebook_file
 
-    people_in_file, notes = read_file(arguments.file)
+    in_file, notes = read_file(arguments.file, arguments.id)
     course = open_course()
     with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
-        added, changed = add(book, people_in_file)
+        in_file = with_known_ids(in_file, people(book))
+        added, changed = add(book, in_file)
+        ids, gone = {person.id for person in in_file}, decisions.dropped(course)
+        back = sorted(ids & set(gone))
+        left = sorted({person.id for person in people(book)} - ids - set(gone)) \
+            if arguments.remove_others else []
+        decisions.add(course, decisions.DROPPED, back, "", None, "")
+        decisions.add(course, decisions.DROPPED, left, "", decisions.DROPPED,
+                      f"not in {arguments.file.name}")
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{len(people_in_file)} students: {added} added, {changed} changed, "
-          f"{len(people_in_file) - added - changed} as before")
+    print(f"{len(in_file)} students: {added} added, {changed} changed, "
+          f"{len(in_file) - added - changed} as before")
+    for students, what in ((left, "removed"), (back, "restored")):
+        if students:
+            print(f"{len(students)} {what}: {', '.join(students)}")
+    return 0
+
+
+def run_remove(arguments: argparse.Namespace) -> int:
+    """Remove students, or restore them if there is no reason to have."""
+    from grader.course import require_known
+    from grader.course.roster import people
+    from grader.gradebook import decisions
+    from grader.gradebook.records import gradebook
+    from grader.report.grades import save
+
+    course, gone = open_course(), decisions.dropped(open_course())
+    restore = arguments.why is None
+    with course.locked():
+        with gradebook(course) as book:
+            known = sorted({*(person.id for person in people(book)), *course.students()})
+        for student in arguments.students:
+            require_known("student", student, sorted(gone) if restore else known,
+                          "those who left" if restore else "the roster")
+        decisions.add(course, decisions.DROPPED, arguments.students, "",
+                      None if restore else decisions.DROPPED, (arguments.why or "").strip())
+    save(course)
+    for student in arguments.students:
+        print(f"{student}: " + ("back in the course" if restore else "removed; the notebooks and "
+                                f"grades stay, and `lab roster restore {student}` undoes this"))
     return 0
 
 
@@ -183,27 +240,36 @@ def run_list(arguments: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from grader.course.roster import COLUMNS, people
-    from grader.gradebook.records import gradebook
+    from grader.course.roster import COLUMNS
 
-    with gradebook(open_course()) as book:
-        students = people(book)
+    students, gone = _present(open_course())
     table = Table(*COLUMNS)
     for person in students:
         table.add_row(*(escape(visible(getattr(person, column))) for column in COLUMNS))
     if students:
         Console().print(table)
     print(f"{len(students)} students")
+    for student, why in sorted(gone.items()):
+        print(visible(f"left: {student}" + f" ({why})" * bool(why)))
     return 0
 
 
-def run_export(arguments: argparse.Namespace) -> int:
-    from grader.course.roster import people, write_csv
+def _present(course) -> tuple[list, dict[str, str]]:
+    """Return the people of the class, and those who left it with the reason."""
+    from grader.course.roster import people
+    from grader.gradebook.decisions import dropped
     from grader.gradebook.records import gradebook
+
+    gone = dropped(course)
+    with gradebook(course) as book:
+        return [person for person in people(book) if person.id not in gone], gone
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    from grader.course.roster import write_csv
     from labcore.atomic import write_atomic
 
-    with gradebook(open_course()) as book:
-        text = write_csv(people(book))
+    text = write_csv(_present(open_course())[0])
     if arguments.to:
         write_atomic(arguments.to, text.encode())
     else:

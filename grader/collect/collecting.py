@@ -7,11 +7,11 @@ import dataclasses
 import datetime
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from grader.collect import exchange, homes, store
+from grader.collect import exchange, given, homes, store
 from grader.collect.layouts import Claim, layout_of
 from grader.collect.sources import File, FileRefused, Folder, Source, opened
 from grader.collect.which import Labs, NotOfALab, is_untouched
@@ -46,6 +46,8 @@ class CollectOptions:
         below: the folder below each home to collect from, in a folder of homes.
         correct: whether the given times also replace those of versions that are known already.
         students: the only students to collect from; empty for all.
+        worksheet: Moodle's grading worksheet of the assignment.
+        times: a file with each student's time of receipt.
     """
 
     lab: str | None = None
@@ -56,6 +58,8 @@ class CollectOptions:
     below: str | None = None
     correct: bool = False
     students: tuple[str, ...] = ()
+    worksheet: Path | None = None
+    times: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,36 @@ class _Unread:
     counts: bool = True
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """Determines when files came in.
+
+    Attributes:
+        moments: times of receipt by student, which the instructor gave.
+        moment: the time of everything else without a better one.
+    """
+
+    source: Source
+    options: CollectOptions
+    moments: Mapping[str, datetime.datetime]
+    moment: datetime.datetime
+
+    def when(self, file: File, student: str) -> tuple[datetime.datetime, str, str]:
+        """Return a file's time, who said so, and a note. Raises FileRefused."""
+        if student in self.moments:
+            return self.moments[student], "--times", ""
+        if self.options.received:
+            return self.moment, "--received", ""
+        if isinstance(self.source, exchange.Inbound):
+            return self.source.when(file, self.options.keep_times)
+        if isinstance(self.source, homes.Homes):
+            return self.source.when(file)
+        if self.options.keep_times and file.changed:
+            return file.changed, "--keep-times: the file's own time", ""
+        note = "not in --times: the time of collecting" * bool(self.moments)
+        return self.moment, "when it was collected", note
+
+
 def collect(course: Course, location: str, options: CollectOptions) -> list[CollectedFile]:
     """Collect from a path, or from the exchange.
 
@@ -111,16 +145,19 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
     if not roster.people and not options.as_is:
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
+    moments = given.times(options.times, roster) if options.times else {}
     with course.locked(), _source(course, location, roster, options) as source:
         files = source.files()
-        lines, accepted, others = _assign_owners(source, files, roster, options)
+        gone = decisions.dropped(course)
+        lines, accepted, others = _assign_owners(source, files, roster, gone, options)
         if options.students:
             lines = [line for line in lines if line.student in options.students]
             accepted = [one for one in accepted if one[1].student in options.students]
             others = [one for one in others if one.claim.student in options.students]
         labs = Labs(course)
-        versions, refused = _store_versions(course, source, labs, accepted, options)
-        unread = _register_unreadable(course, source, labs, others + refused, versions, options)
+        clock = _Clock(source, options, moments, options.received or now())
+        versions, refused = _store_versions(course, source, labs, accepted, options, clock)
+        unread = _register_unreadable(course, labs, others + refused, versions, options, clock)
         return lines + unread + _register_versions(course, versions, options)
 
 
@@ -149,7 +186,8 @@ def _source(course: Course, location: str, roster: Roster,
         yield source
 
 
-def _assign_owners(source: Source, files: list[File], roster: Roster, options: CollectOptions
+def _assign_owners(source: Source, files: list[File], roster: Roster, gone: Collection[str],
+                   options: CollectOptions
                    ) -> tuple[list[CollectedFile], list[tuple[File, Claim]], list[_Unread]]:
     """Return the files refused by name, the notebooks with their owners, and the owners' other
     files."""
@@ -158,6 +196,9 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, options: C
     called, count = defaultdict(set), Counter()
     for file in files:
         claim = claims[file.path]
+        if claim.student in gone and not claim.problem:
+            claims[file.path] = claim = dataclasses.replace(claim, problem=(
+                f"{claim.student} has left the course; `lab roster restore {claim.student}`"))
         if _is_notebook(file) and not file.problem and not claim.problem:
             called[claim.student].add(claim.named_as)
             count[claim.student] += 1
@@ -214,7 +255,8 @@ def _claims(source: Source, files: list[File], roster: Roster, options: CollectO
         layout = homes.layout(roster, options.as_is)
     else:
         layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
-                           pattern=options.pattern)
+                           pattern=options.pattern, numbers=given.participants(
+                               options.worksheet, roster) if options.worksheet else {})
     claims = {file.path: layout(file.path) for file in files}
     if isinstance(source, exchange.Inbound):  # before anything counts as this student's
         claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
@@ -222,11 +264,11 @@ def _claims(source: Source, files: list[File], roster: Roster, options: CollectO
 
 
 def _store_versions(course: Course, source: Source, labs: Labs,
-                    accepted: list[tuple[File, Claim]], options: CollectOptions
+                    accepted: list[tuple[File, Claim]], options: CollectOptions, clock: _Clock
                     ) -> tuple[list[_Version], list[_Unread]]:
     """Store all notebooks in received/, one at a time to save memory; return them, and those that
     cannot be taken."""
-    bytes_of, moment = Counter(), options.received or now()
+    bytes_of: Counter[str] = Counter()
     versions, unread = [], []
     for file, claim in accepted:
         try:
@@ -239,7 +281,7 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             if untouched and isinstance(source, homes.Homes):
                 unread.append(_Unread(file, claim, UNTOUCHED, counts=False))
                 continue
-            when, said_by, why = _when(source, file, options, moment)
+            when, said_by, why = clock.when(file, claim.student)
         except (FileRefused, NotOfALab) as error:
             unread.append(_Unread(file, claim, str(error), getattr(error, "lab", "")))
             continue
@@ -252,8 +294,8 @@ def _store_versions(course: Course, source: Source, labs: Labs,
     return versions, unread
 
 
-def _register_unreadable(course: Course, source: Source, labs: Labs, unread: list[_Unread],
-                         versions: list[_Version], options: CollectOptions
+def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
+                         versions: list[_Version], options: CollectOptions, clock: _Clock
                          ) -> list[CollectedFile]:
     """Note what came in and is no notebook of a lab; return its lines of the table.
 
@@ -262,7 +304,7 @@ def _register_unreadable(course: Course, source: Source, labs: Labs, unread: lis
     taken = {(version.receipt.student, version.receipt.lab) for version in versions}
     taken_of = {student for student, _ in taken}
     seen = {lab for _, lab in taken}
-    lines, moment = [], options.received or now()
+    lines = []
     for one in unread:
         file, claim = one.file, one.claim
         name = re.sub(r"(?i)(\.ipynb)?\.\w+$", ".ipynb", claim.name)
@@ -277,24 +319,11 @@ def _register_unreadable(course: Course, source: Source, labs: Labs, unread: lis
         when = ""
         if lab and one.counts and not is_beside and not (options.lab and lab != options.lab):
             with contextlib.suppress(FileRefused):  # it disappeared: then it did not come in
-                when = _when(source, file, options, moment)[0].isoformat()
+                when = clock.when(file, claim.student)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(
                     claim.student, lab, file.path, when, one.why)).when
         lines.append(CollectedFile(file.path, claim.student, lab, why=one.why, when=when))
     return lines
-
-
-def _when(source: Source, file: File, options: CollectOptions, moment: datetime.datetime
-          ) -> tuple[datetime.datetime, str, str]:
-    if options.received:
-        return moment, "--received", ""
-    if isinstance(source, exchange.Inbound):
-        return source.when(file, options.keep_times)
-    if isinstance(source, homes.Homes):
-        return source.when(file)
-    if options.keep_times and file.changed:
-        return file.changed, "--keep-times: the file's own time", ""
-    return moment, "when it was collected", ""
 
 
 def _source_key(source: Source, file: File, claim: Claim) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from grader.collect.given import Participant
 from grader.course.names import normalized, problem_of_id
-from grader.course.roster import Roster
+from grader.course.roster import Roster, same_name
 from labcore.errors import LabError
+from labcore.terminal import visible
 
 # NAME[_LATE]_USER_ATTACHMENT_FILE. A name may end in digits and a file may begin with them, so one
 # file name can have several readings.
@@ -21,6 +23,7 @@ LAB_FILE = re.compile(r"\d\d_[a-z]")  # our notebooks begin with digits, too
 # NAME_NUMBER_assignsubmission_file_; the number is of this one assignment, not the user's.
 MOODLE_MARK = re.compile(r"_\d+_assignsubmission_")
 MOODLE = re.compile(r"(?P<name>.+)_(?P<number>\d+)_assignsubmission_file_?(?P<file>.*)")
+NO_NUMBERS: Mapping[str, Participant] = {}
 FIELDS = ("student", "lab", "any")
 CANVAS_NAMES, MOODLE_NAMES, PLAIN_NAMES, EITHER = "Canvas", "Moodle", "folders", "Canvas or Moodle"
 
@@ -49,8 +52,8 @@ class Claim:
     lms: bool = False
 
 
-def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | None
-              ) -> Callable[[str], Claim]:
+def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | None,
+              numbers: Mapping[str, Participant] = NO_NUMBERS) -> Callable[[str], Claim]:
     """Return the function that reads one path.
 
     Each file is read by its own name; the others only tell which folder is around all of them, and
@@ -61,6 +64,7 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
         roster: the class.
         as_is: whether folder names are students' ids.
         pattern: the value of --pattern.
+        numbers: the participants of Moodle's worksheet, by number.
 
     Raises LabError.
     """
@@ -79,8 +83,9 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
                          name=path)
         if kind == CANVAS_NAMES:
             return replace(_canvas(path, roster), lms=True)
-        return replace(_moodle(path, roster), lms=True) if kind == MOODLE_NAMES else _plain(
-            path, roster, as_is)
+        if kind == MOODLE_NAMES:
+            return replace(_moodle(path, roster, numbers), lms=True)
+        return _plain(path, roster, as_is)
 
     return read
 
@@ -168,8 +173,14 @@ def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
         return Claim(problem=str(error), **facts)
 
 
-def _moodle(path: str, roster: Roster) -> Claim:
-    """Return the claim for a path whose first part was named by Moodle."""
+def _moodle(path: str, roster: Roster, numbers: Mapping[str, Participant]) -> Claim:
+    """Return the claim for a path whose first part was named by Moodle.
+
+    Args:
+        path: the path.
+        roster: the class.
+        numbers: the participants of the assignment's worksheet; a name in it is not needed.
+    """
     top, name = path.split("/")[0], path.rpartition("/")[2]
     match, marks = MOODLE.fullmatch(top), len(MOODLE_MARK.findall(top))
     if match is None or marks > 1 or ("/" in path and match["file"]):
@@ -178,6 +189,12 @@ def _moodle(path: str, roster: Roster) -> Claim:
         return Claim(problem=f"its name {why}", name=name)
     name = match["file"] if "/" not in path else name
     named_as = f"{match['name']}_{match['number']}"
+    if participant := numbers.get(match["number"]):
+        if not same_name(match["name"], participant.name):
+            return Claim("", named_as, f"the worksheet calls participant {match['number']} "
+                         f"{visible(participant.name)}", name=name)
+        if participant.student:
+            return Claim(participant.student, named_as, name=name)
     try:
         return Claim(roster.by_name(match["name"]), named_as, name=name)
     except LookupError as error:

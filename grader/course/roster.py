@@ -6,11 +6,13 @@ import csv
 import functools
 import io
 import unicodedata
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from nbgrader.api import Gradebook
 
+from grader.course import lms_rosters
 from grader.course.names import key_of, normalized, problem_of_id
 from grader.course.spreadsheet import harmless, original
 from labcore.errors import LabError
@@ -49,8 +51,13 @@ def people(book: Gradebook) -> list[Person]:
                    for student in book.students), key=lambda person: person.id)
 
 
-def read_file(path: Path) -> tuple[list[Person], list[str]]:
-    """Return the people in a CSV file, and notes.
+def read_file(path: Path, id_column: str | None = None) -> tuple[list[Person], list[str]]:
+    """Return the people in a roster file, Canvas's gradebook, or Moodle's list of participants, and
+    notes.
+
+    Args:
+        path: the file.
+        id_column: the heading of the ids in an LMS's file.
 
     Raises LabError that names every bad line, so that no faulty file is imported in part.
     """
@@ -58,6 +65,12 @@ def read_file(path: Path) -> tuple[list[Person], list[str]]:
     rows, where = _rows(text, path)
     if not rows:
         raise LabError(f"{path} is empty; its first line names columns: {','.join(COLUMNS)}")
+    if lms_rosters.lms_of(rows[0]):
+        rows, where, more = lms_rosters.as_roster(rows, where, path, id_column)
+        notes += more
+    elif id_column:
+        raise LabError(f"--id {id_column}: only for Canvas's and Moodle's files; {path} is a "
+                       "roster file, whose column is id")
     header = [name.strip().lower() for name in rows[0]]
     if "id" not in header:
         raise LabError(f"{path}, line 1: no column id, but {', '.join(map(visible, rows[0]))}; "
@@ -81,6 +94,20 @@ def read_file(path: Path) -> tuple[list[Person], list[str]]:
     if not numbered:
         raise LabError(f"{path} has a line of columns, but no student below it")
     return [person for _, person in numbered], notes
+
+
+def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """Return the headings of any CSV file in lowercase, and its rows by heading. Raises
+    LabError."""
+    rows, where = _rows(_decoded(path)[0], path)
+    if not rows:
+        raise LabError(f"{path} is empty")
+    header = [name.strip().lower() for name in rows[0]]
+    for row, line in zip(rows, where, strict=True):
+        if len(row) != len(header):
+            raise LabError(f"{path}, line {line}: {len(row)} cells, but {len(header)} columns")
+    return header, [dict(zip(header, (original(cell.strip()) for cell in row), strict=True))
+                    for row in rows[1:] if any(cell.strip() for cell in row)]
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:
@@ -152,6 +179,28 @@ def _duplicates(numbered: list[tuple[int, Person]]) -> list[str]:
     return problems
 
 
+def with_known_ids(new: Sequence[Person], known: Sequence[Person]) -> list[Person]:
+    """Return an LMS's people with the ids that they have in this course, by LMS id or email.
+
+    Args:
+        new: the people of the file.
+        known: the course's.
+    """
+    by_key: dict[tuple[str, str], list[str]] = {}
+    for person in known:
+        for column in ("lms_user_id", "email"):
+            if value := getattr(person, column):
+                by_key.setdefault((column, key_of(value)), []).append(person.id)
+    ids = {key_of(person.id) for person in known}
+    result = []
+    for person in new:
+        found = {one for column in ("lms_user_id", "email")
+                 for one in by_key.get((column, key_of(getattr(person, column))), ())}
+        keep = key_of(person.id) in ids or len(found) != 1
+        result.append(person if keep else replace(person, id=found.pop()))
+    return result
+
+
 def add(book: Gradebook, new: list[Person]) -> tuple[int, int]:
     """Write students into the gradebook; return (number added, number changed).
 
@@ -216,6 +265,11 @@ class Roster:
                 return self._only_match(matches, text)
         return self.by_name(text)
 
+    def identified(self, text: str) -> set[str]:
+        """Return the students whose id, LMS id, or email address this is."""
+        return {person.id for column in KEYS for person in self._by_key.get(
+            (column, key_of(text)), ())}
+
     def by_lms(self, number: str, name: str) -> str:
         """Find a student by Canvas's user number, or else by name.
 
@@ -273,3 +327,8 @@ def _letters(name: str) -> str:
     """Return a name's letters and digits in lowercase, like Canvas; accents differ by disk."""
     plain = unicodedata.normalize("NFKD", name).casefold()
     return "".join(letter for letter in plain if letter.isalnum())
+
+
+def same_name(one: str, other: str) -> bool:
+    """Return whether two spellings of a name have the same letters, or one of them is empty."""
+    return not one or not other or _letters(one) == _letters(other)

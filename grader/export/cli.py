@@ -107,15 +107,18 @@ def _require_places(arguments: argparse.Namespace) -> None:
 def _students_and_rows(course: Course) -> tuple[list, list]:
     """Return everybody on the roster or in submitted/, and the rows of grades.csv."""
     from grader.course.roster import Person, people
+    from grader.gradebook.decisions import dropped
     from grader.gradebook.records import gradebook
     from grader.report.grades import rows
     from grader.report.policy import counted
 
     with gradebook(course) as book:
-        known = people(book)
+        gone = dropped(course)
+        known = [person for person in people(book) if person.id not in gone]
         all_rows = list(counted(course, rows(course, book)))
     ids = {person.id for person in known}
-    others = [Person(student) for student in course.students() if student not in ids]
+    others = [Person(student) for student in course.students()
+              if student not in ids and student not in gone]
     return known + others, all_rows
 
 

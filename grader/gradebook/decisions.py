@@ -20,8 +20,9 @@ from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 SCORE, EXTENSION, ASIDE = "score", "extension", "aside"
+DROPPED = "dropped"  # a student who left the course, without a lab
 WITHDRAWN, CHOSEN = "withdrawn", "chosen"  # versions of a submission
-KINDS = (SCORE, EXTENSION, ASIDE, WITHDRAWN, CHOSEN)
+KINDS = (SCORE, EXTENSION, ASIDE, WITHDRAWN, CHOSEN, DROPPED)
 EXCUSED = "excused"
 
 
@@ -30,7 +31,7 @@ class Decision:
     """One line of the file.
 
     Attributes:
-        kind: score, extension, aside, withdrawn, or chosen.
+        kind: score, extension, aside, withdrawn, chosen, or dropped.
         value: points or "excused"; a due date in ISO 8601; the digest of the submission that is set
             aside or that counts; all withdrawn digests, separated by spaces; None if the decision
             was taken back.
@@ -82,6 +83,11 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
         return {}
     return {(one.lab, one.student): one for one in _read(path, status.st_mtime_ns, status.st_size)
             if one.kind == kind}
+
+
+def dropped(course: Course) -> dict[str, str]:
+    """Return the students who left the course, with the reason."""
+    return {student: one.why for (_, student), one in current(course, DROPPED).items()}
 
 
 def set_aside(submission: Submission) -> str:
@@ -166,6 +172,8 @@ def add(course: Course, kind: str, students: Sequence[str], lab: str, value: flo
             decision back.
         why: the reason, in the instructor's words.
     """
+    if not students:
+        return
     path = file_of(course)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     before = path.read_bytes() if path.exists() else b""

@@ -20,7 +20,7 @@ from grader.course.spreadsheet import harmless
 from grader.course.unreadable import UnreadableFile
 from grader.gradebook import extensions
 from grader.gradebook.byhand import set_aside_notes
-from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current
+from grader.gradebook.decisions import EXCUSED, SCORE, Decision, current, dropped
 from grader.gradebook.extensions import Extension, due_of
 from grader.gradebook.notices import duration, lateness
 from grader.gradebook.pending import incomplete, pending
@@ -65,13 +65,15 @@ class GradeRow:
 
 
 def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
-    """Yield a row for every student of the gradebook or submitted/, and every lab of the gradebook.
+    """Yield a row for every student of the gradebook or submitted/ who has not left the course, and
+    every lab of the gradebook.
 
     Args:
         course: the course.
         book: the gradebook.
     """
-    students = sorted({*(student.id for student in book.students), *course.students()})
+    gone = dropped(course)
+    students = sorted({*(student.id for student in book.students), *course.students()} - set(gone))
     labs = sorted((lab.name, lab.max_score, due_of(lab)) for lab in book.assignments)
     decided, more_time = current(course, SCORE), extensions.all_extensions(course, book)
     unread = unreadable.newest(course)

@@ -25,6 +25,8 @@ REGRADE = """examples:
   lab regrade 03_multi_node              that lab, all students, even with a score
   lab regrade 03_multi_node ada          one student
   lab regrade 03_multi_node --ungraded   only submissions without a score
+
+After it was stopped or killed, `lab regrade LAB` continues with those that are left.
 """
 RELEASE = """examples:
   lab release 03_multi_node                                  make release/03_multi_node/
@@ -74,11 +76,13 @@ def _add_grading(subparsers: argparse._SubParsersAction) -> None:
     grade.add_argument("lab", nargs="?", metavar="LAB", help="for example 03_multi_node")
     _students(grade)
     grade.add_argument("--all", action="store_true", help="every lab that has submissions")
-    grade.set_defaults(run=run_grade, anew=False, ungraded=False)
+    grade.set_defaults(run=run_grade, anew=False, ungraded=False, from_start=False)
     again = add_command(subparsers, "regrade", "grade submissions again", REGRADE + WHERE)
     again.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     _students(again)
     again.add_argument("--ungraded", action="store_true", help="skip submissions that have a score")
+    again.add_argument("--from-start", action="store_true",
+                       help="grade all of them, even after a regrade that was stopped")
     again.set_defaults(run=run_grade, anew=True, all=False)
     for parser in (grade, again):
         parser.add_argument("--workers", type=positive_count, metavar="N",
@@ -146,7 +150,9 @@ def run_grade(arguments: argparse.Namespace) -> int:
     try:
         with progress(len(work)) as step:
             outcomes = grade_all(course, work, step, anew=arguments.anew,
-                                 workers=arguments.workers, elsewhere=_elsewhere(arguments))
+                                 workers=arguments.workers, elsewhere=_elsewhere(arguments),
+                                 whole_lab="" if arguments.students or arguments.ungraded
+                                 else arguments.lab or "", from_start=arguments.from_start)
     except Stopped as error:
         outcomes, stopped = error.outcomes, True
     rows = save(course)

@@ -5,6 +5,7 @@ worker.py   a trusted process that grades submissions and makes feedback pages
 pool.py     a monitored pool of them; forks.py starts them without repeating imports
 merge.py    one result into the gradebook, and its record
 slurm.py    the same on a cluster, as an array job
+regrades.py which submissions a regrade has graded, in case it is killed
 
 interrupts.py delays Ctrl-C until the current entry is complete.
 

@@ -19,6 +19,7 @@ from traitlets.log import get_logger
 from grader.batch.interrupts import deferred_interrupts
 from grader.batch.merge import feedback_values, merge
 from grader.batch.pool import FinishedTask, WorkerPool
+from grader.batch.regrades import Regrade
 from grader.course import Course, Submission, reasons
 from grader.course.log import log_file
 from grader.course.record import GradingRecord
@@ -74,17 +75,19 @@ class GradingRun:
         self.outcomes: list[GradingOutcome] = []
         self.awaiting_page: dict[tuple[str, str], GradingOutcome] = {}
 
-    def triage(self, work: WorkList, anew: bool) -> WorkList:
+    def triage(self, work: WorkList, anew: bool, regrade: Regrade | None = None) -> WorkList:
         """Enter pending results, leave current ones alone, and return the submissions that need
         grading.
 
         Args:
             work: (lab, student) pairs.
             anew: whether to grade current submissions again.
+            regrade: the regrade to continue: submissions that it has graded are current.
         """
-        rest = []
+        rest, whole = [], anew
         for lab, student in work:
             submission = Submission(self.course, lab, student)
+            anew = whole and (regrade is None or regrade.is_to_do(submission))
             if reason := set_aside(submission):
                 self.end(GradingOutcome(student, lab, GradingRecord(
                     "ungraded", submission.digest, reason), 0.0, False))

@@ -11,7 +11,7 @@ from pathlib import Path
 from nbgrader.api import Gradebook
 from traitlets.config import Config
 
-from grader.batch import worker
+from grader.batch import regrades, worker
 from grader.batch.batch import (
     NO_BACKEND,
     ClusterGrader,
@@ -79,7 +79,8 @@ def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Co
 
 def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], None], *,
               anew: bool = False, workers: int | None = None,
-              elsewhere: ClusterGrader | None = None) -> list[GradingOutcome]:
+              elsewhere: ClusterGrader | None = None, whole_lab: str = "",
+              from_start: bool = False) -> list[GradingOutcome]:
     """Grade submissions that are not current.
 
     Args:
@@ -89,6 +90,8 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
         anew: whether to grade all of `work` again.
         workers: the number of workers; by default, from the settings.
         elsewhere: grades some of them first, and returns the rest.
+        whole_lab: the lab, if `work` is all of it: then an unfinished regrade continues.
+        from_start: do not continue it, but begin again.
 
     Raises LabError, before anything changes, when no sandbox is safe; Stopped after Ctrl-C.
     """
@@ -105,8 +108,18 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
         with locked_course(course, sorted({lab for lab, _ in work})) as (settings, config, book):
             batch = GradingRun(course, settings, config, book, pool, done, backend.name)
             try:
-                rest = batch.triage(work, anew)
+                regrade = None
+                if anew and whole_lab:
+                    regrade, again = regrades.begin(
+                        course, whole_lab, [student for _, student in work], settings.digest(),
+                        from_start)
+                    if again:
+                        print(f"lab: continues the regrade that began at {regrade.began}; "
+                              "--from-start begins again", file=sys.stderr)
+                rest = batch.triage(work, anew, regrade)
                 batch.grade(elsewhere(batch, rest) if elsewhere else rest)
+                if regrade:
+                    regrades.end(course, whole_lab)
             except KeyboardInterrupt as error:
                 with contextlib.suppress(KeyboardInterrupt):  # pressed once more
                     batch.stopped()

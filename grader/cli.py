@@ -54,6 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     _add_release_and_feedback(subparsers)
     _add_formgrader(subparsers)
     from grader.collect import cli as collecting
+    from grader.collect import groups as grouping
     from grader.contest import cli as contests
     from grader.decide import attempts as choosing
     from grader.decide import cli as deciding
@@ -66,7 +67,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.written import cli as second_graders
 
     for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks, deciding, choosing, reviewing):
+                 isolating, gradebooks, deciding, choosing, reviewing,
+                 grouping):
         part.add_parser(subparsers)
 
 
@@ -182,7 +184,7 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
 
     Raises LabError.
     """
-    from grader.course import Submission, require_known
+    from grader.course import Submission, groups, require_known
     from grader.gradebook.decisions import dropped
     from grader.gradebook.records import state
 
@@ -192,12 +194,16 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
                        + (", ".join(known) or "none yet (lab build creates them)"))
     if arguments.lab:
         require_lab(course, arguments.lab)
+    if arguments.lab:
+        arguments.students = list(dict.fromkeys(
+            groups.owner_of(course, arguments.lab, student) for student in arguments.students))
     for student in arguments.students:
         require_known("student", student, course.students(), str(course.root / "submitted"))
     gone = dropped(course)
     work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else known)
             for student in arguments.students or course.students(lab)
-            if arguments.students or student not in gone]
+            if arguments.students or not gone.keys() >= {
+                student, *groups.others_of(course, lab, student)}]
     if not work:
         which = arguments.lab or "LAB"
         raise LabError(f"nothing to grade: put each student's notebook at {course.root}/submitted/"
@@ -241,6 +247,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
     with imports_without_gc():
         from grader.batch.grading import remake_pages
         from grader.course import Submission
+        from grader.course.groups import others_of
         from grader.course.log import log_file
         from grader.gradebook.records import state
         from grader.report.grades import save
@@ -258,6 +265,9 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         raise LabError(f"no feedback yet: run `lab grade {arguments.lab or '--all'}` first")
     with progress(len(work)) as step:
         pages = remake_pages(course, work, step)
+    copies = [(Submission(course, path.stem, member).page, member) for path, student in pages
+              for member in others_of(course, path.stem, student)]
+    pages += [(path, member) for path, member in copies if path.exists()]
     for path, student in pages:
         if arguments.to:
             copy = arguments.to / student / path.name
@@ -269,5 +279,6 @@ def run_feedback(arguments: argparse.Namespace) -> int:
             reason = state(submission)[1] or f"see {log_file(course)}, or grade it again"
             print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     save(course)
-    print(f"{len(pages)} of {len(work)} pages in {arguments.to or course.root / 'feedback'}/")
-    return 0 if len(pages) == len(work) else 1
+    count = len(work) + sum(len(others_of(course, lab, student)) for lab, student in work)
+    print(f"{len(pages)} of {count} pages in {arguments.to or course.root / 'feedback'}/")
+    return 0 if len(pages) == count else 1

@@ -20,7 +20,7 @@ from grader.batch.interrupts import deferred_interrupts
 from grader.batch.merge import feedback_values, merge
 from grader.batch.pool import FinishedTask, WorkerPool
 from grader.batch.regrades import Regrade
-from grader.course import Course, Submission, reasons
+from grader.course import Course, Submission, groups, reasons
 from grader.course.log import log_file
 from grader.course.record import GradingRecord
 from grader.gradebook import notices, records
@@ -129,7 +129,9 @@ class GradingRun:
             with contextlib.suppress(reasons.Unusable):  # timestamp.txt: then as it was
                 is_other = recalculate_penalty(submission, self.config, self.book)
         outcome = GradingOutcome(submission.student, submission.lab, record, 0.0, False)
-        needs_page = page_again or not (submission.page.exists() or any(
+        pages = [submission.page, *(Submission(self.course, submission.lab, one).page
+                                    for one in groups.others_of(self.course, *submission.key))]
+        needs_page = page_again or not (all(page.exists() for page in pages) or any(
             note.startswith(NO_PAGE) for note in record.notes))
         has_content = submission.notebook("autograded").exists()
         if not has_content or not (needs_page or is_other):
@@ -209,8 +211,10 @@ class GradingRun:
         self.awaiting_page[submission.key] = outcome
         values = feedback_values(submission, self.book)
         values["notices"] = notices.notices_of(submission, self.book)
+        others = {one: notices.notices_of(submission, self.book, one)
+                  for one in groups.others_of(self.course, outcome.lab, outcome.student)}
         self.pool.add({"do": "feedback", "lab": outcome.lab, "student": outcome.student,
-                       "given": values}, SECONDS_PER_PAGE, first=True)
+                       "given": values, "others": others}, SECONDS_PER_PAGE, first=True)
 
     def handle_page(self, finished: FinishedTask) -> None:
         submission = self.submission_of(finished)

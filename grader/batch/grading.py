@@ -21,7 +21,7 @@ from grader.batch.batch import (
     WorkList,
 )
 from grader.batch.pool import WorkerPool
-from grader.course import Course, Submission
+from grader.course import Course, Submission, groups
 from grader.course.log import log_file, logging_to
 from grader.gradebook import records
 from grader.gradebook.faults import explained
@@ -152,7 +152,8 @@ def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome]
         batch = GradingRun(course, settings, config, book, pool, ended)
         for lab, student in work:
             submission = Submission(course, lab, student)
-            submission.page.unlink(missing_ok=True)
+            for one in (student, *groups.others_of(course, lab, student)):
+                Submission(course, lab, one).page.unlink(missing_ok=True)
             if submission.record and records.is_entered(submission, book):
                 batch.keep(submission, page_again=True)
         batch.grade([])

@@ -23,7 +23,7 @@ from grader.gradebook import byhand, entered
 from grader.gradebook.late import penalize
 from grader.gradebook.pending import pending
 from grader.gradebook.records import NOT_ISOLATED, enroll, entry_of, net_score
-from grader.gradebook.ungraded import leave_ungraded
+from grader.gradebook.ungraded import leave_ungraded, remove_pages
 from grader.run.attempt import Attempt
 from grader.run.results import Result
 from labcore.atomic import write_atomic
@@ -134,7 +134,7 @@ def _entry(submission: Submission, book: Gradebook) -> Any:
 def _write_notebook(submission: Submission, attempt: Attempt) -> None:
     """Write the notebook that formgrader shows, and delete everything else there and the old page.
     """
-    shutil.rmtree(submission.page.parent, ignore_errors=True)
+    remove_pages(submission)
     path = submission.notebook("autograded")
     shutil.rmtree(path.parent, ignore_errors=True)
     path.parent.mkdir(parents=True)

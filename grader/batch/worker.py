@@ -64,7 +64,10 @@ class TaskHandler:
         from grader.feedback.pages import FeedbackPages
 
         self.pages = self.pages or FeedbackPages(self.course, self.config)
-        self.pages.make(Submission(self.course, task["lab"], task["student"]), task["given"])
+        submission = Submission(self.course, task["lab"], task["student"])
+        self.pages.make(submission, task["given"])
+        for member, notices in task.get("others", {}).items():
+            self.pages.make(submission, {**task["given"], "notices": notices}, member)
         return {}
 
 

@@ -15,7 +15,7 @@ from grader.collect import exchange, given, homes, store
 from grader.collect.layouts import Claim, layout_of
 from grader.collect.sources import File, FileRefused, Folder, Source, opened
 from grader.collect.which import Labs, NotOfALab, is_untouched
-from grader.course import Course, Submission, receipts, unreadable
+from grader.course import Course, Submission, groups, receipts, unreadable
 from grader.course.names import problem_of
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster, people
@@ -31,6 +31,8 @@ MOST_BYTES = 100_000_000  # of one student's notebooks
 BEFORE = ("received before the version to grade; if it was submitted again, pass --received TIME "
           "--correct, and --student for this one only")
 UNTOUCHED = "unchanged from the release"
+IN_GROUP = ("its student submits in a group, and each member's home has a notebook: collect the "
+            "group's from a folder or an LMS")
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -149,7 +151,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
     with course.locked(), _source(course, location, roster, options) as source:
         files = source.files()
         gone = decisions.dropped(course)
-        lines, accepted, others = _assign_owners(source, files, roster, gone, options)
+        names = {one.name for some in groups.all_groups(course).values() for one in some}
+        lines, accepted, others = _assign_owners(source, files, roster, gone, names, options)
         if options.students:
             lines = [line for line in lines if line.student in options.students]
             accepted = [one for one in accepted if one[1].student in options.students]
@@ -187,12 +190,12 @@ def _source(course: Course, location: str, roster: Roster,
 
 
 def _assign_owners(source: Source, files: list[File], roster: Roster, gone: Collection[str],
-                   options: CollectOptions
+                   names: Collection[str], options: CollectOptions
                    ) -> tuple[list[CollectedFile], list[tuple[File, Claim]], list[_Unread]]:
     """Return the files refused by name, the notebooks with their owners, and the owners' other
     files."""
     lines, others = [], []
-    claims = _claims(source, files, roster, options)
+    claims = _claims(source, files, roster, options, names)
     called, count = defaultdict(set), Counter()
     for file in files:
         claim = claims[file.path]
@@ -245,8 +248,8 @@ def _not_a_notebook(file: File) -> str:
     return (f"a .{ending} file" if ending else "a file without an ending") + ", not a notebook"
 
 
-def _claims(source: Source, files: list[File], roster: Roster, options: CollectOptions
-            ) -> dict[str, Claim]:
+def _claims(source: Source, files: list[File], roster: Roster, options: CollectOptions,
+            names_of_groups: Collection[str]) -> dict[str, Claim]:
     """Return the claim about each file's owner, by path."""
     notebooks = [file for file in files if _is_notebook(file) and not file.problem] or files
     if isinstance(source, exchange.Inbound):
@@ -256,7 +259,8 @@ def _claims(source: Source, files: list[File], roster: Roster, options: CollectO
     else:
         layout = layout_of([file.path for file in notebooks], roster, as_is=options.as_is,
                            pattern=options.pattern, numbers=given.participants(
-                               options.worksheet, roster) if options.worksheet else {})
+                               options.worksheet, roster) if options.worksheet else {},
+                           groups=names_of_groups)
     claims = {file.path: layout(file.path) for file in files}
     if isinstance(source, exchange.Inbound):  # before anything counts as this student's
         claims = {path: source.with_owner_checked(path, claim) for path, claim in claims.items()}
@@ -278,17 +282,21 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             bytes_of[claim.student] += len(content)
             lab, note = labs.find(content, claim.name, options.lab, claim.folders)
             untouched = is_untouched(course, lab, content)
-            if untouched and isinstance(source, homes.Homes):
-                unread.append(_Unread(file, claim, UNTOUCHED, counts=False))
+            if isinstance(source, homes.Homes) and (why := UNTOUCHED * untouched or IN_GROUP * bool(
+                    groups.group_of(course, lab, claim.student))):
+                unread.append(_Unread(file, claim, why, counts=False))
                 continue
             when, said_by, why = clock.when(file, claim.student)
         except (FileRefused, NotOfALab) as error:
             unread.append(_Unread(file, claim, str(error), getattr(error, "lab", "")))
             continue
         why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched]))
-        digest = store.store_version(Submission(course, lab, claim.student), content)
+        owner = groups.owner_of(course, lab, claim.student)
+        if owner != claim.student:
+            why = "; ".join(filter(None, [f"from {claim.student}, for the group", why]))
+        digest = store.store_version(Submission(course, lab, owner), content)
         versions.append(_Version(file, Receipt(
-            claim.student, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
+            owner, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
             why or "the LMS calls it late" * claim.late))
     return versions, unread
@@ -312,7 +320,8 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
         lab = one.lab or options.lab or (named[0] if len(named) == 1 else "")
         if not lab and claim.lms and len(seen) == 1:  # an LMS's archive is of one assignment
             lab = next(iter(seen))
-        is_beside = (claim.student, lab) in taken or (not lab and claim.student in taken_of)
+        owner = groups.owner_of(course, lab, claim.student)
+        is_beside = (owner, lab) in taken or (not lab and claim.student in taken_of)
         if not _is_notebook(file) and not _is_packed(file) and (
                 is_beside or not (named or claim.lms or options.lab)):
             continue
@@ -321,7 +330,7 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
             with contextlib.suppress(FileRefused):  # it disappeared: then it did not come in
                 when = clock.when(file, claim.student)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(
-                    claim.student, lab, file.path, when, one.why)).when
+                    owner, lab, file.path, when, one.why)).when
         lines.append(CollectedFile(file.path, claim.student, lab, why=one.why, when=when))
     return lines
 

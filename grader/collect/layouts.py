@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from grader.collect.given import Participant
@@ -53,7 +53,8 @@ class Claim:
 
 
 def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | None,
-              numbers: Mapping[str, Participant] = NO_NUMBERS) -> Callable[[str], Claim]:
+              numbers: Mapping[str, Participant] = NO_NUMBERS, groups: Collection[str] = ()
+              ) -> Callable[[str], Claim]:
     """Return the function that reads one path.
 
     Each file is read by its own name; the others only tell which folder is around all of them, and
@@ -65,6 +66,7 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
         as_is: whether folder names are students' ids.
         pattern: the value of --pattern.
         numbers: the participants of Moodle's worksheet, by number.
+        groups: names of groups, which Moodle puts before a name, with a hyphen.
 
     Raises LabError.
     """
@@ -84,7 +86,7 @@ def layout_of(paths: list[str], roster: Roster, *, as_is: bool, pattern: str | N
         if kind == CANVAS_NAMES:
             return replace(_canvas(path, roster), lms=True)
         if kind == MOODLE_NAMES:
-            return replace(_moodle(path, roster, numbers), lms=True)
+            return replace(_moodle(path, roster, numbers, groups), lms=True)
         return _plain(path, roster, as_is)
 
     return read
@@ -173,13 +175,15 @@ def _canvas_reading(name: str, match: re.Match[str], roster: Roster) -> Claim:
         return Claim(problem=str(error), **facts)
 
 
-def _moodle(path: str, roster: Roster, numbers: Mapping[str, Participant]) -> Claim:
+def _moodle(path: str, roster: Roster, numbers: Mapping[str, Participant],
+            groups: Collection[str]) -> Claim:
     """Return the claim for a path whose first part was named by Moodle.
 
     Args:
         path: the path.
         roster: the class.
         numbers: the participants of the assignment's worksheet; a name in it is not needed.
+        groups: names of groups.
     """
     top, name = path.split("/")[0], path.rpartition("/")[2]
     match, marks = MOODLE.fullmatch(top), len(MOODLE_MARK.findall(top))
@@ -189,16 +193,21 @@ def _moodle(path: str, roster: Roster, numbers: Mapping[str, Participant]) -> Cl
         return Claim(problem=f"its name {why}", name=name)
     name = match["file"] if "/" not in path else name
     named_as = f"{match['name']}_{match['number']}"
+    names = [match["name"], *(match["name"].removeprefix(f"{group}-") for group in groups
+                              if match["name"].startswith(f"{group}-"))]
     if participant := numbers.get(match["number"]):
-        if not same_name(match["name"], participant.name):
+        if not any(same_name(called, participant.name) for called in names):
             return Claim("", named_as, f"the worksheet calls participant {match['number']} "
                          f"{visible(participant.name)}", name=name)
         if participant.student:
             return Claim(participant.student, named_as, name=name)
-    try:
-        return Claim(roster.by_name(match["name"]), named_as, name=name)
-    except LookupError as error:
-        return Claim("", named_as, str(error), name=name)
+    problem = ""
+    for called in names:
+        try:
+            return Claim(roster.by_name(called), named_as, name=name)
+        except LookupError as error:
+            problem = problem or str(error)
+    return Claim("", named_as, problem, name=name)
 
 
 def _plain(path: str, roster: Roster, as_is: bool) -> Claim:

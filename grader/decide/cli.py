@@ -90,7 +90,8 @@ def run_score(arguments: argparse.Namespace) -> int:
     if _is_listing(course, arguments):
         return _list_scores(decisions.current(course, decisions.SCORE), arguments.words)
     with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
-        students, lab, text = _parse_arguments(course, book, arguments, SCORE_USAGE)
+        students, lab, text = _parse_arguments(course, book, arguments, SCORE_USAGE,
+                                               whole_group=False)
         value = None if arguments.remove else _value(book, lab, text)
         if not arguments.remove and not arguments.why.strip():
             raise LabError("--why is missing: say why, for example --why \"oral exam\"; it is kept "
@@ -157,8 +158,8 @@ def _is_listing(course, arguments: argparse.Namespace) -> bool:
     return not (arguments.remove or arguments.why) and (not words or words[-1] in course.labs())
 
 
-def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
-                     ) -> tuple[list[str], str, str]:
+def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str,
+                     whole_group: bool = True) -> tuple[list[str], str, str]:
     """Return (students, lab, the date or score).
 
     Args:
@@ -166,6 +167,7 @@ def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
         book: the gradebook.
         arguments: the parsed command line.
         usage: the command's usage, for messages.
+        whole_group: whether a member stands for the group.
 
     Raises LabError when one of them is missing.
     """
@@ -173,7 +175,7 @@ def _parse_arguments(course, book, arguments: argparse.Namespace, usage: str
 
     if not arguments.words:
         raise LabError(f"name a student and a lab: {usage}")
-    students, lab, rest = split(course, book, arguments.words, usage)
+    students, lab, rest = split(course, book, arguments.words, usage, whole_group)
     if not students:
         raise LabError(f"no student before {lab}: {usage}")
     if arguments.remove and rest:
@@ -213,9 +215,11 @@ def _value(book, lab: str, text: str) -> float | str:
 def remake_pages(course, lab: str, students: Sequence[str]) -> int:
     """Recalculate penalties, and make the pages of these students and grades.csv again."""
     from grader.batch import grading
+    from grader.course import groups
     from grader.report.grades import save
 
-    work = [(lab, student) for student in students
+    owners = dict.fromkeys(groups.owner_of(course, lab, student) for student in students)
+    work = [(lab, student) for student in owners
             if course.notebook("autograded", lab, student).exists()]
     if work:
         made = grading.remake_pages(course, work, lambda outcome: None)

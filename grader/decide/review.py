@@ -70,12 +70,14 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from grader.course import require_known
+    from grader.course import groups, require_known
     from grader.gradebook.guard import protected
     from grader.gradebook.records import gradebook, gradebook_file
 
     course, lab = open_course(), arguments.lab
     require_lab(course, lab)
+    arguments.students = list(dict.fromkeys(groups.owner_of(course, lab, student)
+                                            for student in arguments.students))
     for student in arguments.students:
         require_known("student", student, course.students(lab), f"{course.root / 'submitted'}")
     students = arguments.students or course.students(lab)

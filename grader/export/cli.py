@@ -175,6 +175,7 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
     """
     from grader.batch.grading import remake_pages
     from grader.course import Submission
+    from grader.course.groups import group_of, owner_of
     from grader.export.archive import names, zipped
     from grader.report.show import progress
     from labcore.atomic import write_atomic
@@ -183,11 +184,19 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
         raise LabError("--feedback needs Moodle's grading worksheet as --roster: the gradebook "
                        "does not have the participants' numbers")
     named, without = names(course, layout, lab, matches.entries)
+    owners = {student: owner_of(course, lab, student) for student in matches.entries}
+    if layout.lms == "Canvas":  # its files' numbers are those of the member who uploaded it
+        in_groups = [student for student in named if group_of(course, lab, student)]
+        without |= dict.fromkeys(in_groups, "Canvas takes pages for individual submissions only")
+        named = {student: name for student, name in named.items() if student not in in_groups}
     graded = [student for student in matches.entries
-              if course.notebook("autograded", lab, student).exists()]
-    work = [(lab, student) for student in graded if student in named]
+              if course.notebook("autograded", lab, owners[student]).exists()]
+    work = sorted({(lab, owners[student]) for student in graded if student in named})
     with progress(len(work)) as step:
-        made = {student for _, student in remake_pages(course, work, step)} if work else set()
+        if work:
+            remake_pages(course, work, step)
+    made = {student for student in graded
+            if student in named and Submission(course, lab, student).page.exists()}
     _list("no page in the zip", (f"{visible(student)}: {without.get(student, 'no page was made')}"
                                  for student in graded if student not in made))
     if not made:

@@ -50,12 +50,13 @@ class FeedbackPages:
             self.exporter.register_preprocessor(GivenGrades if step is GetGrades else step,
                                                 enabled=True)
 
-    def make(self, submission: Submission, given: dict[str, Any]) -> None:
+    def make(self, submission: Submission, given: dict[str, Any], member: str = "") -> None:
         """Make one page.
 
         Args:
             submission: the submission.
-            given: the result of grader.batch.merge.feedback_values.
+            given: the result of grader.batch.merge.feedback_values, and the notices.
+            member: another member of the submission's group, whose page this is.
         """
         notebook = nbformat.read(submission.notebook("autograded"), as_version=4)
         lab, student = submission.key
@@ -67,5 +68,6 @@ class FeedbackPages:
             text, _ = self.exporter.from_notebook_node(notebook, resources)
         finally:
             os.chdir(before)
-        submission.page.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(submission.page, text.encode(errors="backslashreplace"))
+        page = Submission(self.course, lab, member).page if member else submission.page
+        page.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(page, text.encode(errors="backslashreplace"))

@@ -56,15 +56,17 @@ def points(number: float) -> str:
     return f"{round(number, 2):g} point" + "s" * (number != 1)
 
 
-def notices_of(submission: Submission, book: Gradebook) -> dict[str, Any]:
+def notices_of(submission: Submission, book: Gradebook, member: str = "") -> dict[str, Any]:
     """Return the `lines` to show on a page, and the `score` that a person decided, or None.
 
     Args:
         submission: the submission.
         book: the gradebook.
+        member: another member of its group, whose decision counts instead of the owner's.
     """
     entry = book.find_submission(*submission.key)
-    decision = decisions.current(submission.course, decisions.SCORE).get(submission.key)
+    decision = decisions.current(submission.course, decisions.SCORE).get(
+        (submission.lab, member or submission.student))
     lines = []
     if text := lateness(entry, decided=decision is not None):
         due, received = _utc(entry.duedate), _utc(entry.timestamp)

@@ -8,12 +8,19 @@ from collections.abc import Iterator, Sequence
 
 from nbgrader.api import Gradebook, MissingEntry
 
-from grader.course import Submission
+from grader.course import Submission, groups
 from grader.course.reasons import explain
 from grader.course.received import received
 from grader.course.record import GradingRecord, now, updated_history
 from grader.gradebook import byhand
 from grader.gradebook.records import enroll, gradebook
+
+
+def remove_pages(submission: Submission) -> None:
+    """Remove the feedback pages of a submission, its group's included."""
+    course, lab, student = submission.course, submission.lab, submission.student
+    for one in (student, *groups.others_of(course, lab, student)):
+        shutil.rmtree(Submission(course, lab, one).page.parent, ignore_errors=True)
 
 
 def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None = None, *,
@@ -31,8 +38,8 @@ def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None =
     """
     before, values = submission.record, {}
     answers = byhand.answers_of(submission)
-    for step in ("autograded", "feedback"):
-        shutil.rmtree(submission.notebook(step).parent, ignore_errors=True)
+    shutil.rmtree(submission.notebook("autograded").parent, ignore_errors=True)
+    remove_pages(submission)
     with gradebook(submission.course, book) as book:
         enroll(book, submission.student)
         with contextlib.suppress(MissingEntry):

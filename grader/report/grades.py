@@ -13,7 +13,7 @@ from typing import Any
 from nbgrader.api import Gradebook, MissingEntry
 from nbgrader.plugins import ExportPlugin
 
-from grader.course import Course, Submission, unreadable
+from grader.course import Course, Submission, groups, unreadable
 from grader.course.received import received
 from grader.course.record import GradingRecord, attempt_number
 from grader.course.spreadsheet import harmless
@@ -44,6 +44,7 @@ class GradeRow:
         extension: the additional time, and the reason.
         late: how late it was, and what that costs.
         decision: a manual score for the whole lab, its author, and the reason.
+        group: the student's group, whose one submission the row is about.
     """
 
     student: str
@@ -62,6 +63,7 @@ class GradeRow:
     extension: str = ""
     late: str = ""
     decision: str = ""
+    group: str = ""
 
 
 def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
@@ -79,12 +81,14 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
     unread = unreadable.newest(course)
     for student in students:
         for lab, most, due in labs:
-            submission = Submission(course, lab, student)
+            group = groups.group_of(course, lab, student)
+            owner = group.owner if group else student
+            submission = Submission(course, lab, owner)
             verdict, reason = state(submission, book)
             record, entry = submission.record, None
             if verdict == "graded":
                 try:
-                    entry = book.find_submission(lab, student)
+                    entry = book.find_submission(lab, owner)
                 except MissingEntry:
                     verdict, reason = "ungraded", "not in the gradebook"
                 else:
@@ -92,8 +96,9 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
             row = GradeRow(student, lab, None, most, verdict, attempt_number(record), reason,
                            received(submission), record.at if record else "",
                            "; ".join(record.notes) if record else "")
-            row = _with_times(row, due, more_time.get((lab, student)))
-            row = _with_unreadable(row, unread.get((lab, student)))
+            row = _with_times(row, due, more_time.get((lab, owner)))
+            row = _with_unreadable(row, unread.get((lab, owner)))
+            row = replace(row, group=group.name) if group else row
             decision = decided.get((lab, student))
             row = _with_score(row, entry, decision) if entry else row
             yield _decided(row, decision)

@@ -15,7 +15,7 @@ from typing import Any
 from traitlets import Enum, Float, Int, List
 from traitlets.config import Config, Configurable
 
-from grader.course import Course, Submission, receipts
+from grader.course import Course, Submission, groups, receipts
 from grader.course.receipts import Receipt
 from grader.gradebook import decisions
 from grader.gradebook.decisions import Versions
@@ -142,14 +142,15 @@ def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
     policy = attempts_of(course.settings())
     all_receipts, all_decided = receipts.read(course), decisions.versions(course)
     for row in rows:
-        received = all_receipts.get((row.student, row.lab), [])
-        decided = all_decided.get((row.lab, row.student), NO_DECISION)
+        owner = groups.owner_of(course, row.lab, row.student)
+        received = all_receipts.get((owner, row.lab), [])
+        decided = all_decided.get((row.lab, owner), NO_DECISION)
         yield row if row.decision else _counted(course, policy, row, received, decided)
 
 
 def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Receipt],
              decided: Versions) -> Any:
-    submission = Submission(course, row.lab, row.student)
+    submission = Submission(course, row.lab, groups.owner_of(course, row.lab, row.student))
     record, digest = submission.record, submission.digest
     if record is None or record.digest != digest or (
             record.state == "graded" and row.state == "ungraded"):

@@ -3,12 +3,18 @@ output, and no control characters."""
 
 from __future__ import annotations
 
+import functools
 import json
+import os
 import re
+import sys
+from pathlib import Path
 from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
+
+from labcore.workspace import CHECKOUT
 
 MOST_OUTPUTS = 1100
 MOST_BYTES = 3_000_000  # of all outputs of one cell
@@ -20,6 +26,37 @@ REPLACEMENT_CHARACTER = "\ufffd"
 TEXTS = frozenset(("text/plain", "text/html", "text/markdown", "text/latex", "image/svg+xml",
                    "image/png", "image/jpeg", "image/gif"))
 STREAMS = ("stdout", "stderr")
+
+
+@functools.lru_cache(maxsize=4)
+def _machine_paths(course: str) -> list[tuple[str, str]]:
+    """Return the folders of this machine whose paths tell students how the instructor set it up,
+    and what to show instead; the longest first.
+
+    Args:
+        course: the course folder, if it is known.
+    """
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    folders = {CHECKOUT / "code": "code", CHECKOUT: "labs"}
+    for prefix in (sys.prefix, sys.base_prefix):
+        library = Path(prefix) / "lib" / python
+        folders |= {library / "site-packages": "site-packages", library: python}
+    if course:
+        folders[Path(course)] = "course"
+    pairs = {str(path): short for folder, short in folders.items()
+             for path in (folder, folder.resolve()) if len(path.parts) > 2}
+    return sorted(pairs.items(), key=lambda pair: -len(pair[0]))
+
+
+def without_machine_paths(text: str) -> str:
+    """Return text without the paths of this machine: tracebacks name the course's and Python's
+    files."""
+    if "/" not in text:
+        return text
+    for path, short in _machine_paths(os.environ.get("LAB_COURSE", "")):
+        if path in text:
+            text = re.sub(re.escape(path) + r"(?=[/\"':\s,)]|$)", short, text)
+    return text
 
 
 def line(text: str, most: int) -> str:
@@ -39,7 +76,8 @@ def words(text: str, most: int) -> str:
         text: any text.
         most: its maximum length.
     """
-    return UNSEEN.sub(REPLACEMENT_CHARACTER, text[:most]) + ("..." if len(text) > most else "")
+    shown = without_machine_paths(text[:most])
+    return UNSEEN.sub(REPLACEMENT_CHARACTER, shown) + ("..." if len(text) > most else "")
 
 
 def terminal(text: str) -> str:
@@ -47,6 +85,7 @@ def terminal(text: str) -> str:
 
     As on a screen, only the part of a line after its last carriage return counts.
     """
+    text = without_machine_paths(text)
     if "\r" in text:
         text = "\n".join(one.rstrip("\r").rpartition("\r")[2] for one in text.split("\n"))
     if text.isascii() and text.isprintable():

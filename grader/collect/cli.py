@@ -220,14 +220,13 @@ def run_remove(arguments: argparse.Namespace) -> int:
 
     course, gone = open_course(), decisions.dropped(open_course())
     restore = arguments.why is None
-    with course.locked():
-        with gradebook(course) as book:
-            known = sorted({*(person.id for person in people(book)), *course.students()})
-        for student in arguments.students:
-            require_known("student", student, sorted(gone) if restore else known,
-                          "those who left" if restore else "the roster")
-        decisions.add(course, decisions.DROPPED, arguments.students, "",
-                      None if restore else decisions.DROPPED, (arguments.why or "").strip())
+    with gradebook(course) as book:
+        known = sorted({*(person.id for person in people(book)), *course.students()})
+    for student in arguments.students:
+        require_known("student", student, sorted(gone) if restore else known,
+                      "those who left" if restore else "the roster")
+    decisions.add(course, decisions.DROPPED, arguments.students, "",
+                  None if restore else decisions.DROPPED, (arguments.why or "").strip())
     save(course)
     for student in arguments.students:
         print(f"{student}: " + ("back in the course" if restore else "removed; the notebooks and "

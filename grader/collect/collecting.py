@@ -148,7 +148,7 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
     moments = given.times(options.times, roster) if options.times else {}
-    with course.locked(), _source(course, location, roster, options) as source:
+    with course.locked(collecting=True), _source(course, location, roster, options) as source:
         files = source.files()
         gone = decisions.dropped(course)
         names = {one.name for some in groups.all_groups(course).values() for one in some}

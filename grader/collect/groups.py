@@ -50,7 +50,7 @@ def run_import(arguments: argparse.Namespace) -> int:
     with gradebook(course) as book:
         roster = Roster(people(book))
     new = groups.read_file(arguments.file, roster) if arguments.file else {}
-    with course.locked():
+    with course.locked(), course.locked(collecting=True):
         own = set(groups.all_groups(course)) - {lab}
         labs = [lab] if arguments.lab else [one for one in course.labs() if one not in own]
         submitters = {student for one in labs for student in course.students(one)}

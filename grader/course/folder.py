@@ -37,6 +37,10 @@ def default_root() -> Path:
     return Path(os.environ.get("LAB_COURSE") or CHECKOUT / "course").absolute()
 
 
+class CourseBusy(LabError):
+    """Raised when another command holds the course."""
+
+
 @dataclass(frozen=True)
 class Course:
     """Paths and names in a course folder; every method reads its current state."""
@@ -209,13 +213,20 @@ class Course:
         return True
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Lock the course for one batch. Raises LabError when another one is running."""
-        with open(self.root / ".grading.lock", "w") as lock:
+    def locked(self, collecting: bool = False) -> Iterator[None]:
+        """Lock the course for one batch, or one collection: a batch may go on while submissions
+        come in, because a result belongs to the version that was read. Raises CourseBusy.
+
+        Args:
+            collecting: whether to hold off other collections instead of other batches.
+        """
+        name, what = ((".collecting.lock", "being collected into by another `lab collect`")
+                      if collecting else (".grading.lock", "being graded by another `lab grade`"))
+        with open(self.root / name, "w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise LabError(f"{self.root} is being graded by another `lab grade`") from error
+                raise CourseBusy(f"{self.root} is {what}") from error
             yield
 
 

@@ -70,7 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.remove and not why:
         raise LabError("--why is missing: say why, for example --why \"wrong file\"; grades.csv "
                        "shows it")
-    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+    with (course.locked(), course.locked(collecting=True), protected(gradebook_file(course)),
+          gradebook(course) as book):
         decided = decisions.versions(course)
         new = {student: _decide(course, book, lab, student, step, number,
                                 decided.get((lab, student), decisions.Versions()))

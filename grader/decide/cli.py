@@ -83,13 +83,12 @@ def run_extend(arguments: argparse.Namespace) -> int:
 
 def run_score(arguments: argparse.Namespace) -> int:
     from grader.gradebook import decisions
-    from grader.gradebook.guard import protected
-    from grader.gradebook.records import gradebook, gradebook_file
+    from grader.gradebook.records import gradebook
 
     course = open_course()
     if _is_listing(course, arguments):
         return _list_scores(decisions.current(course, decisions.SCORE), arguments.words)
-    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+    with gradebook(course) as book:  # a batch may go on: the decision is not in the gradebook
         students, lab, text = _parse_arguments(course, book, arguments, SCORE_USAGE,
                                                whole_group=False)
         value = None if arguments.remove else _value(book, lab, text)
@@ -114,7 +113,7 @@ def run_aside(arguments: argparse.Namespace) -> int:
     words, why = arguments.words, arguments.why.strip()
     if not (arguments.remove or why) and len(words) < 2:
         return _list_aside(course, decisions.current(course, decisions.ASIDE), words)
-    with course.locked(), gradebook(course) as book:
+    with gradebook(course) as book:
         students, lab, rest = split(course, book, words, ASIDE_USAGE)
         if not students or rest:
             raise LabError(f"name students and a lab, and nothing else: {ASIDE_USAGE}")
@@ -215,16 +214,20 @@ def _value(book, lab: str, text: str) -> float | str:
 def remake_pages(course, lab: str, students: Sequence[str]) -> int:
     """Recalculate penalties, and make the pages of these students and grades.csv again."""
     from grader.batch import grading
-    from grader.course import groups
+    from grader.course import CourseBusy, groups
     from grader.report.grades import save
 
     owners = dict.fromkeys(groups.owner_of(course, lab, student) for student in students)
     work = [(lab, student) for student in owners
             if course.notebook("autograded", lab, student).exists()]
-    if work:
-        made = grading.remake_pages(course, work, lambda outcome: None)
-        print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "
-              f"`lab feedback {lab}`")
+    try:
+        made = grading.remake_pages(course, work, lambda outcome: None) if work else []
+    except CourseBusy as error:
+        print(f"{error}: afterwards, `lab feedback {lab}` makes the pages again")
+    else:
+        if work:
+            print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "
+                  f"`lab feedback {lab}`")
     save(course)
     print(f"Scores: {course.root / 'grades.csv'}")
     return 0

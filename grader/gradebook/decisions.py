@@ -7,6 +7,7 @@ the file also records earlier decisions, their authors, and their reasons.
 from __future__ import annotations
 
 import datetime
+import fcntl
 import functools
 import getpass
 import json
@@ -176,10 +177,12 @@ def add(course: Course, kind: str, students: Sequence[str], lab: str, value: flo
         return
     path = file_of(course)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    before = path.read_bytes() if path.exists() else b""
     lines = [json.dumps(asdict(_validated(Decision(kind, student, lab, value, why, _user(), now))))
              for student in students]
-    write_atomic(path, before + "".join(line + "\n" for line in lines).encode(), 0o600)
+    with open(course.root / ".decisions.lock", "w") as lock:  # for milliseconds: no batch holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = path.read_bytes() if path.exists() else b""
+        write_atomic(path, before + "".join(line + "\n" for line in lines).encode(), 0o600)
 
 
 def _user() -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import re
+import zoneinfo
 from typing import Any
 
 from nbformat import NotebookNode
 from nbgrader.api import Gradebook
 from nbgrader.preprocessors import NbGraderPreprocessor
+from traitlets import Unicode
+from traitlets.config import Configurable
 
 from grader.course import Submission
 from grader.gradebook import decisions
@@ -69,11 +72,11 @@ def notices_of(submission: Submission, book: Gradebook, member: str = "") -> dic
         (submission.lab, member or submission.student))
     lines = []
     if text := lateness(entry, decided=decision is not None):
-        due, received = _utc(entry.duedate), _utc(entry.timestamp)
-        if due == received:  # the seconds make it late
-            due, received = (f"{time:%Y-%m-%d %H:%M:%S} UTC"
-                             for time in (entry.duedate, entry.timestamp))
-        lines.append(f"Due {due}, received {received}: {text}.")
+        zone = _zone(submission)
+        precise = entry.duedate.replace(second=0) == entry.timestamp.replace(second=0,
+                                                                             microsecond=0)
+        due, came = (_shown(time, zone, precise) for time in (entry.duedate, entry.timestamp))
+        lines.append(f"Due {due}, received {came}: {text}.")
     if decision is None:
         return {"lines": lines, "score": None}
     why = f" Reason: {decision.why}" if decision.why else ""
@@ -85,8 +88,37 @@ def notices_of(submission: Submission, book: Gradebook, member: str = "") -> dic
     return {"lines": lines, "score": decision.value}
 
 
-def _utc(time: datetime.datetime) -> str:
-    return f"{time:%Y-%m-%d %H:%M} UTC"
+class Feedback(Configurable):
+    """What feedback pages show."""
+
+    time_zone = Unicode("", help="shown beside UTC, such as Europe/Berlin").tag(config=True)
+
+
+def _zone(submission: Submission) -> zoneinfo.ZoneInfo | None:
+    """Return the course's time zone. Raises LabError when it is unknown."""
+    name = Feedback(config=submission.course.settings()).time_zone
+    try:
+        return zoneinfo.ZoneInfo(name) if name else None
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
+        raise LabError(f"nbgrader_config.py: c.Feedback.time_zone: unknown time zone {name!r}; "
+                       "give one such as Europe/Berlin") from None
+
+
+def _shown(time: datetime.datetime, zone: zoneinfo.ZoneInfo | None, precise: bool) -> str:
+    """Return a time of the gradebook, in UTC and in the course's time zone.
+
+    Args:
+        time: naive UTC.
+        zone: the course's time zone, if it has one.
+        precise: whether to show seconds.
+    """
+    clock = "%H:%M:%S" if precise else "%H:%M"
+    text = f"{time:%Y-%m-%d {clock}} UTC"
+    if zone is None:
+        return text
+    local = time.replace(tzinfo=datetime.UTC).astimezone(zone)
+    day = "" if local.date() == time.date() else "%Y-%m-%d "
+    return f"{text} ({local:{day}{clock}} {zone.key})"
 
 
 class Notices(NbGraderPreprocessor):

@@ -9,8 +9,9 @@ import os
 import pytest
 
 from grader.batch.batch import GradingRun
+from grader.course import Submission
 from grader.course.times import parse_time
-from grader.gradebook import backups, decisions, records
+from grader.gradebook import backups, decisions, notices, records
 from grader.gradebook.late import set_due
 from grader.run.settings import Grading
 from tests.grader import small_lab
@@ -218,6 +219,57 @@ def test_a_damaged_line_is_an_error_and_no_score_is_dropped(late, quick, capsys)
         path.write_text(json.dumps(wrong)[:40 if wrong == "{" else None] + "\n")
         with pytest.raises(records.LabError, match="line 1 is damaged"):
             late.row()
+
+
+def test_a_page_has_the_courses_time_beside_utc_and_seconds_where_they_matter(late, capsys):
+    def line() -> str:
+        with records.gradebook(late.course) as book:
+            return notices.notices_of(Submission(late.course, NAME, "ada"), book)["lines"][0]
+
+    assert line().startswith("Due 2026-01-10 12:00 UTC, received 2026-01-10 14:05 UTC: late by")
+    with late.course.config_file.open("a") as file:
+        file.write("c.Feedback.time_zone = 'Asia/Tokyo'\n")
+    assert "12:00 UTC (21:00 Asia/Tokyo), received 2026-01-10 14:05 UTC (23:05 Asia/" in line()
+    set_due(late.course, NAME, parse_time("2026-01-10 14:05 UTC", ""))
+    when = parse_time("2026-01-10 14:05:34 UTC", "").timestamp()
+    os.utime(late.course.notebook("submitted", NAME, "ada"), (when, when))
+    made(late, ADA)
+    assert "14:05:00 UTC (23:05:00 Asia/Tokyo), received 2026-01-10 14:05:34 UTC" in line()
+    set_due(late.course, NAME, parse_time("2026-01-09 16:00 UTC", ""))
+    assert "2026-01-09 16:00 UTC (2026-01-10 01:00 Asia/Tokyo)" in line()
+    with late.course.config_file.open("a") as file:
+        file.write("c.Feedback.time_zone = 'Berlin'\n")
+    with pytest.raises(records.LabError, match="unknown time zone 'Berlin'"):
+        line()
+
+
+def test_a_score_and_a_collection_need_not_wait_for_a_batch(office, capsys, tmp_path):
+    office.merge(office.result())
+    with office.course.locked():  # as `lab grade` does
+        assert office.lab("score", "ada", NAME, "4", "--why", "oral exam") == 0
+        out = capsys.readouterr().out
+        assert f"afterwards, `lab feedback {NAME}` makes the pages again" in out
+        assert office.row()["score"] == "4.0"
+        folder = tmp_path / "in" / "ada"
+        folder.mkdir(parents=True)
+        (folder / f"{NAME}.ipynb").write_text("{}")
+        assert office.lab("collect", str(folder.parent), "--as-is") == 0
+        assert office.lab("extend", "ada", NAME, "2026-02-07 12:00 UTC") == 1  # the gradebook's
+    assert "1 new" in capsys.readouterr().out
+    assert records.state(Submission(office.course, NAME, "ada"))[1].startswith("submitted again")
+    with office.course.locked(collecting=True):
+        assert office.lab("collect", str(folder.parent), "--as-is") == 1
+    assert "being collected into by another" in capsys.readouterr().err
+
+
+def test_decisions_of_two_commands_at_once_are_all_there(office):
+    from concurrent.futures import ThreadPoolExecutor
+
+    students = [f"s{number}" for number in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda one: decisions.add(office.course, decisions.SCORE, [one], NAME, 1.0,
+                                                   "x"), students))
+    assert {one for _, one in decisions.current(office.course, decisions.SCORE)} == set(students)
 
 
 def test_a_submission_that_is_set_aside_is_left_alone_until_another_comes(office, capsys):

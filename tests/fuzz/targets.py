@@ -6,13 +6,19 @@ An input is made from a seed, so a failure is had again by its number: TARGETS[n
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any
 
-from grader.collect.homes import require_changed
+from grader.collect import given
+from grader.collect.layouts import layout_of
+from grader.collect.which import is_untouched
 from grader.contest import attempts
+from grader.course import Course, groups
+from grader.course.roster import Person, Roster, read_file
 from grader.run.attempt import Attempt, DamagedAttempt
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
@@ -189,10 +195,53 @@ def _ranks(outcome: Any) -> None:
                    for rank, record in enumerate(run.records))
 
 
+ROSTER = Roster([Person("ada", "Ada", "Lovelace", "a@x", "101"), Person("grace", "Grace", "Hopper",
+                                                                        "g@x", "102")])
+ROSTERS = (b"id,first_name\nada,Ada\n", b"Student,ID,SIS Login ID,Section\nPoints Possible,,,\n"
+           b'"Lovelace, Ada",101,a@x,S\n',
+           b"First name,Last name,Email address,Groups\nA,B,a@x,G\n",
+           b"Identifier,Full name,Email address\nParticipant 7,Ada Lovelace,a@x\n",
+           b"student,received\nada,2026-01-31 12:00 UTC\n", b"student,group\nada,A\ngrace,A\n")
+PARTS = ("ada", "grace", "lovelaceada", "Ada Lovelace", "_101_5_", "_7_assignsubmission_file_", "/",
+         "LATE", "00_welcome.ipynb", "Team-", "\u0301", "\u200d", "..", "anon_")
+
+
+def hostile_path(random: Random) -> str:
+    return "".join(random.choices([*PARTS, *TEXTS], k=random.randrange(1, 7)))
+
+
+def _paths(paths: list[str]) -> None:
+    """Whoever a path is said to be from is on the roster, or there is a reason."""
+    read = layout_of(paths, ROSTER, as_is=False, pattern=None, groups=("Team",))
+    for path in paths:
+        claim = read(path)
+        assert claim.problem or claim.student in ROSTER.ids
+
+
+def _rosters(content: bytes) -> None:
+    """Each reader takes the file or names what is wrong with it."""
+    with tempfile.NamedTemporaryFile(suffix=".csv") as file:
+        path = Path(file.name)
+        path.write_bytes(content)
+        problems = 0
+        for read in (read_file, lambda path: given.participants(path, ROSTER), lambda path:
+                     given.times(path, ROSTER), lambda path: groups.read_file(path, ROSTER)):
+            try:
+                read(path)
+            except LabError:
+                problems += 1
+        if problems == 4:
+            raise LabError("none of them takes it")
+
+
 TARGETS = {
     "notebook": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['), _notebook, (Unusable,)),
     "homes": Target(hostile_json(NOTEBOOK, MARKS, b'{"cells":['),
-                    lambda content: require_changed("00_welcome", content), ()),
+                    lambda content: is_untouched(Course(Path("/none")), "00_welcome", content),
+                    ()),
+    "paths": Target(lambda random: [hostile_path(random) for _ in range(4)], _paths, ()),
+    "rosters": Target(lambda random: spoilt(random, random.choice(ROSTERS), (
+        b",", b'"', b"\n", b";", b"\xff", b"\xff\xfe", b"\0", b"Section")), _rosters, (LabError,)),
     "copies": Target(pieces, lambda given: merged(*given).encode("utf-8", "surrogatepass"), ()),
     "record": Target(record, _record, (LabError,)),
     "torchrun": Target(lambda random: words(random, TORCHRUN), _command, (torchrun.BadCommand,)),

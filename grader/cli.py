@@ -249,6 +249,7 @@ def run_feedback(arguments: argparse.Namespace) -> int:
         from grader.course import Submission
         from grader.course.groups import others_of
         from grader.course.log import log_file
+        from grader.feedback import unreadable
         from grader.gradebook.records import state
         from grader.report.grades import save
         from grader.report.show import progress
@@ -261,13 +262,14 @@ def run_feedback(arguments: argparse.Namespace) -> int:
     work = [(lab, student) for lab in ([arguments.lab] if arguments.lab else course.labs())
             for student in course.students(lab)
             if course.notebook("autograded", lab, student).exists()]
-    if not work:
+    unread = unreadable.make_pages(course, [arguments.lab] if arguments.lab else course.labs())
+    if not work and not unread:
         raise LabError(f"no feedback yet: run `lab grade {arguments.lab or '--all'}` first")
     with progress(len(work)) as step:
-        pages = remake_pages(course, work, step)
+        pages = remake_pages(course, work, step) if work else []
     copies = [(Submission(course, path.stem, member).page, member) for path, student in pages
               for member in others_of(course, path.stem, student)]
-    pages += [(path, member) for path, member in copies if path.exists()]
+    pages += [(path, member) for path, member in copies if path.exists()] + unread
     for path, student in pages:
         if arguments.to:
             copy = arguments.to / student / path.name
@@ -279,6 +281,6 @@ def run_feedback(arguments: argparse.Namespace) -> int:
             reason = state(submission)[1] or f"see {log_file(course)}, or grade it again"
             print(visible(f"no page: {student}, {lab}: {reason}"), file=sys.stderr)
     save(course)
-    count = len(work) + sum(len(others_of(course, lab, student)) for lab, student in work)
+    count = len(unread) + sum(1 + len(others_of(course, lab, student)) for lab, student in work)
     print(f"{len(pages)} of {count} pages in {arguments.to or course.root / 'feedback'}/")
     return 0 if len(pages) == count else 1

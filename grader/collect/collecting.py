@@ -92,7 +92,7 @@ class _Version:
 class _Unread:
     """A student's file that is not taken, the reason, and the lab that it was meant for, if known.
 
-    `counts` is whether its student meant to submit it.
+    `counts` is whether its student meant to submit it, and `advice` is for the instructor.
     """
 
     file: File
@@ -100,6 +100,7 @@ class _Unread:
     why: str
     lab: str = ""
     counts: bool = True
+    advice: str = ""
 
 
 @dataclass(frozen=True)
@@ -288,7 +289,8 @@ def _store_versions(course: Course, source: Source, labs: Labs,
                 continue
             when, said_by, why = clock.when(file, claim.student)
         except (FileRefused, NotOfALab) as error:
-            unread.append(_Unread(file, claim, str(error), getattr(error, "lab", "")))
+            unread.append(_Unread(file, claim, str(error), getattr(error, "lab", ""),
+                                  advice=getattr(error, "advice", "")))
             continue
         why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched]))
         owner = groups.owner_of(course, lab, claim.student)
@@ -331,7 +333,8 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
                 when = clock.when(file, claim.student)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(
                     owner, lab, file.path, when, one.why)).when
-        lines.append(CollectedFile(file.path, claim.student, lab, why=one.why, when=when))
+        why = "; ".join(filter(None, [one.why, one.advice]))
+        lines.append(CollectedFile(file.path, claim.student, lab, why=why, when=when))
     return lines
 
 

@@ -25,11 +25,16 @@ _SUFFIX = re.compile(r"(?i)([ _-]*+(\(\d++\)|copy\d*+|v?+\d{1,3}+|final|submissi
 
 
 class NotOfALab(LookupError):
-    """Raised when a notebook is not taken; `lab` is the lab that it was meant for, if known."""
+    """Raised when a notebook is not taken.
 
-    def __init__(self, why: str, lab: str = "") -> None:
+    Attributes:
+        lab: the lab that it was meant for, if known.
+        advice: what the instructor may do; the rest of the text is for the student, too.
+    """
+
+    def __init__(self, why: str, lab: str = "", advice: str = "") -> None:
         super().__init__(why)
-        self.lab = lab
+        self.lab, self.advice = lab, advice
 
 
 class Labs:
@@ -77,7 +82,7 @@ class Labs:
         if misplaced := [lab for lab in named if best and lab not in best]:
             raise NotOfALab(
                 f"its name is {misplaced[0]}'s, but its cells are {' or '.join(best)}'s: a wrong "
-                f"file? If it is meant for {best[0]}, collect it with --lab {best[0]}", meant)
+                "file?", meant, f"if it is meant for {best[0]}, collect it with --lab {best[0]}")
         candidates = named or best
         if len(candidates) == 1:
             return candidates[0], ""

@@ -177,6 +177,7 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
     from grader.course import Submission
     from grader.course.groups import group_of, owner_of
     from grader.export.archive import names, zipped
+    from grader.feedback.unreadable import make_pages
     from grader.report.show import progress
     from labcore.atomic import write_atomic
 
@@ -197,6 +198,7 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
             remake_pages(course, work, step)
     made = {student for student in graded
             if student in named and Submission(course, lab, student).page.exists()}
+    made |= {student for _, student in make_pages(course, [lab]) if student in named}
     _list("no page in the zip", (f"{visible(student)}: {without.get(student, 'no page was made')}"
                                  for student in graded if student not in made))
     if not made:

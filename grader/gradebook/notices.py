@@ -13,7 +13,7 @@ from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 from traitlets.config import Configurable
 
-from grader.course import Submission
+from grader.course import Course, Submission
 from grader.gradebook import decisions
 from grader.gradebook.records import gradebook, submission_of
 from labcore.errors import LabError
@@ -72,10 +72,10 @@ def notices_of(submission: Submission, book: Gradebook, member: str = "") -> dic
         (submission.lab, member or submission.student))
     lines = []
     if text := lateness(entry, decided=decision is not None):
-        zone = _zone(submission)
+        zone = zone_of(submission.course)
         precise = entry.duedate.replace(second=0) == entry.timestamp.replace(second=0,
                                                                              microsecond=0)
-        due, came = (_shown(time, zone, precise) for time in (entry.duedate, entry.timestamp))
+        due, came = (shown(time, zone, precise) for time in (entry.duedate, entry.timestamp))
         lines.append(f"Due {due}, received {came}: {text}.")
     if decision is None:
         return {"lines": lines, "score": None}
@@ -94,9 +94,9 @@ class Feedback(Configurable):
     time_zone = Unicode("", help="shown beside UTC, such as Europe/Berlin").tag(config=True)
 
 
-def _zone(submission: Submission) -> zoneinfo.ZoneInfo | None:
+def zone_of(course: Course) -> zoneinfo.ZoneInfo | None:
     """Return the course's time zone. Raises LabError when it is unknown."""
-    name = Feedback(config=submission.course.settings()).time_zone
+    name = Feedback(config=course.settings()).time_zone
     try:
         return zoneinfo.ZoneInfo(name) if name else None
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
@@ -104,7 +104,7 @@ def _zone(submission: Submission) -> zoneinfo.ZoneInfo | None:
                        "give one such as Europe/Berlin") from None
 
 
-def _shown(time: datetime.datetime, zone: zoneinfo.ZoneInfo | None, precise: bool) -> str:
+def shown(time: datetime.datetime, zone: zoneinfo.ZoneInfo | None, precise: bool) -> str:
     """Return a time of the gradebook, in UTC and in the course's time zone.
 
     Args:

@@ -91,6 +91,19 @@ def test_a_notebook_over_the_limit_was_received(take, course, tmp_path):
     assert "more than 20 MB" in unreadable.newest(course)[NAME, "ada"].why
 
 
+def test_its_student_is_told_on_a_page(take, course, command, tmp_path, answer):
+    name = f"{NAME}<script>.pdf".replace(">", "").replace("<", "&lt;x")
+    closed = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+    take(put(tmp_path / "in", {f"ada/{NAME}/{name}": b"%PDF"}), received=closed)
+    done = command("feedback", NAME, "--to", str(tmp_path / "pages"))
+    assert done.returncode == 0 and "1 of 1 pages" in done.stdout, done.stderr
+    page = (tmp_path / "pages" / "ada" / f"{NAME}.html").read_text()
+    assert "on 2026-01-31 12:00 UTC" in page and "a .pdf file, not a notebook" in page
+    assert "&amp;lt;xscript" in page
+    take(put(tmp_path / "in2", {f"ada/{NAME}.ipynb": answer()}))
+    assert "no feedback yet" in command("feedback", NAME).stderr
+
+
 def test_what_lies_beside_a_notebook_is_no_submission(take, course, tmp_path, answer):
     files = {f"ada/{NAME}/{NAME}.ipynb": answer(), f"ada/{NAME}/plot.pdf": b"%PDF",
              f"ada/{NAME}/timestamp.txt": b"x", "grace/plot.pdf": b"%PDF"}

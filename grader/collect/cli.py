@@ -131,7 +131,9 @@ def _collect_once(arguments: argparse.Namespace) -> int:
 def _collect(arguments: argparse.Namespace) -> int:
     from grader.collect.collecting import CollectOptions, collect
     from grader.course import require_known
+    from grader.course.roster import people
     from grader.course.times import now, parse_time
+    from grader.gradebook.records import gradebook
 
     course = open_course()
     received = parse_time(arguments.received, "--received") if arguments.received else None
@@ -139,6 +141,11 @@ def _collect(arguments: argparse.Namespace) -> int:
         raise LabError(f"--received {arguments.received!r} is in the future")
     if arguments.lab:
         require_known("lab", arguments.lab, course.labs(), str(course.sources))
+    if arguments.student and not arguments.as_is:
+        with gradebook(course) as book:
+            known = [person.id for person in people(book)]
+        for student in arguments.student:
+            require_known("student", student, known, "the roster")
     if arguments.correct and not (received or arguments.keep_times or arguments.times):
         raise LabError("--correct changes times of receipt: say which with --received TIME, "
                        "--times FILE, or --keep-times")

@@ -6,6 +6,7 @@ import csv
 import functools
 import io
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -185,6 +186,8 @@ def with_known_ids(new: Sequence[Person], known: Sequence[Person]) -> list[Perso
     Args:
         new: the people of the file.
         known: the course's.
+
+    Raises LabError when two of the file would become one.
     """
     by_key: dict[tuple[str, str], list[str]] = {}
     for person in known:
@@ -198,6 +201,10 @@ def with_known_ids(new: Sequence[Person], known: Sequence[Person]) -> list[Perso
                  for one in by_key.get((column, key_of(getattr(person, column))), ())}
         keep = key_of(person.id) in ids or len(found) != 1
         result.append(person if keep else replace(person, id=found.pop()))
+    for student, count in Counter(person.id for person in result).items():
+        if count > 1:
+            raise LabError(f"nothing was imported: {count} rows have an LMS id or an email address "
+                           f"of {student} in this course; `lab roster list` shows them")
     return result
 
 

@@ -77,9 +77,13 @@ def run(arguments: argparse.Namespace) -> int:
                                 decided.get((lab, student), decisions.Versions()))
                for student in students}
         for student, versions in new.items():
-            value = " ".join(sorted(versions.withdrawn)) or None
-            decisions.add(course, decisions.WITHDRAWN, [student], lab, value, why)
-            decisions.add(course, decisions.CHOSEN, [student], lab, versions.chosen or None, why)
+            before = decided.get((lab, student), decisions.Versions())
+            if versions.withdrawn != before.withdrawn:
+                value = " ".join(sorted(versions.withdrawn)) or None
+                decisions.add(course, decisions.WITHDRAWN, [student], lab, value, why)
+            if versions.chosen != before.chosen:
+                decisions.add(course, decisions.CHOSEN, [student], lab, versions.chosen or None,
+                              why)
         for student in students:
             print(_place(course, book, lab, student, new[student], why))
     save(course)

@@ -22,6 +22,7 @@ EXAMPLES = """examples:
 
 A score by hand waits here if its answer has changed since (the same answer keeps its score), if the
 points of the question have, or if the submission was graded again. formgrader shows it, too."""
+SCORED_SINCE = "scored again since: --discard drops the earlier one"
 HELD, AGAIN, BLANK, NEW = "earlier version", "graded again", "blank", "not graded yet"
 
 
@@ -34,7 +35,7 @@ class Waiting:
         kind: HELD, AGAIN, BLANK, or NEW.
         value: as in `byhand.entered_by_hand`; None where nobody has entered anything.
         most: the cell's points now; None for a comment.
-        given: whether a person has scored the cell in its newest version.
+        problem: why its score cannot be accepted as it is; empty if it can.
     """
 
     student: str
@@ -42,17 +43,7 @@ class Waiting:
     kind: str
     value: Any = None
     most: float | None = None
-    given: bool = False
-
-    @property
-    def problem(self) -> str:
-        """Why its score cannot be accepted as it is; empty if it can."""
-        if self.given:
-            return "scored again since: --discard drops the earlier one"
-        score = self.value[0] if isinstance(self.value, list) else None
-        if score is not None and self.most is not None and score > self.most:
-            return f"more than the {self.most:g} points there are now: score it in formgrader"
-        return ""
+    problem: str = ""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -95,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         step = accept if arguments.accept else discard if arguments.discard else zero
         done = step(course, book, lab, chosen)
     for one in chosen:
-        if arguments.accept and one.kind in (HELD, AGAIN) and one.problem:
+        if arguments.accept and one.problem:
             print(f"left: {one.student}, {one.name}: {one.problem}")
     print(f"{len(done)} of {len(chosen)} settled")
     return _remade(course, lab, sorted({one.student for one in done}))
@@ -140,20 +131,36 @@ def waiting(course: Course, book: Any, lab: str, students: Sequence[str]) -> Ite
             entry = None
         if entry is None or (state(submission, book)[0] == "ungraded" and not record.unscored):
             for name, value in held.items():  # `lab grade` comes first: it may be the same answer
-                yield Waiting(student, name, HELD, value, given=True)
+                yield Waiting(student, name, HELD, value,
+                              problem="the newest version is ungraded: `lab grade` comes first")
             continue
         grades = {grade.name: grade for one in entry.notebooks for grade in one.grades}
         known = byhand.entered_by_hand(entry)
         for name, value in held.items():
             most = grades[name].max_score if name in grades else None
-            yield Waiting(student, name, HELD, value, most, known.get(name, value) != value)
+            problem = SCORED_SINCE if known.get(name, value) != value else above(value, most)
+            yield Waiting(student, name, HELD, value, most, problem)
         for name, grade in grades.items():
             if grade.needs_manual_grade and grade.manual_score is not None:
-                yield Waiting(student, name, AGAIN, [grade.manual_score, grade.extra_credit],
-                              grade.max_score)
+                value = [grade.manual_score, grade.extra_credit]
+                yield Waiting(student, name, AGAIN, value, grade.max_score,
+                              above(value, grade.max_score))
         blank = blank_answers(submission) if (missing := pending(entry)) else set()
         for name, points in missing.items():
             yield Waiting(student, name, BLANK if name in blank else NEW, None, points)
+
+
+def above(value: Any, most: float | None) -> str:
+    """Return that a score is more than there are points; empty if it is not.
+
+    Args:
+        value: as in `byhand.entered_by_hand`.
+        most: the cell's points now.
+    """
+    score = value[0] if isinstance(value, list) else None
+    if score is None or most is None or score <= most:
+        return ""
+    return f"more than the {most:g} points there are now: score it in formgrader"
 
 
 def blank_answers(submission: Submission) -> set[str]:
@@ -257,7 +264,7 @@ def _list(lines: Sequence[Waiting]) -> int:
             one.student, one.name, one.kind,
             "" if score is None else score if isinstance(score, str) else f"{score:g}",
             "" if one.most is None else f"{one.most:g}",
-            one.problem if one.kind in (HELD, AGAIN) else "")))
+            one.problem)))
     if lines:
         Console().print(table)
     print(f"{len(lines)} to decide")

@@ -150,6 +150,8 @@ def counted(course: Course, rows: Iterable[Any]) -> Iterator[Any]:
 
 def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Receipt],
              decided: Versions) -> Any:
+    if policy.is_default and decided == NO_DECISION and row.attempt <= 1:
+        return row
     submission = Submission(course, row.lab, groups.owner_of(course, row.lab, row.student))
     record, digest = submission.record, submission.digest
     if record is None or record.digest != digest or (
@@ -164,7 +166,7 @@ def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Rece
     digests = [one for one in distinct_attempts(submitted_versions(received, history))
                if one or not digest]
     allowed = decided.allowed(digests)
-    if policy.is_default and not (decided.chosen or decided.withdrawn):
+    if policy.is_default and decided == NO_DECISION:
         return _with_better(row, digests, scores)
     result = count(policy, allowed, scores, decided.chosen)
     if result.score is None:

@@ -98,6 +98,16 @@ def test_only_who_is_there_is_removed(course, command):
     assert not decisions.file_of(course).exists()
 
 
+def test_two_rows_are_not_made_one_student(course, command, tmp_path):
+    """One has Ada's number, the other her email address."""
+    (tmp_path / "g.csv").write_text(CANVAS.replace("101,S1,ada@uni.test", "555,S1,ada@uni.test")
+                                    .replace("103,S3,ana", "101,S3,ana"))
+    done = command("roster", "import", str(tmp_path / "g.csv"))
+    assert done.returncode == 1 and "2 rows have an LMS id or an email" in done.stderr
+    with gradebook(course) as book:
+        assert people(book) == PEOPLE
+
+
 WORKSHEET = """Identifier,Full name,ID number,Email address,Grade
 Participant 11,José Müller,jm1,jose@uni.test,
 Participant 12,Jose Muller,,muller@uni.test,

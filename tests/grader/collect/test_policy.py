@@ -124,6 +124,7 @@ class Row:
     late_penalty: float | None = None
     late: str = ""
     decision: str = ""
+    attempt: int = 2
 
 
 @pytest.fixture

@@ -186,6 +186,8 @@ def test_a_second_archive_does_not_date_on_time_work_again(take, command, course
     done = command("collect", str(second), "--received", "2026-01-11 12:00 UTC", "--correct",
                    "--student", "grace")
     assert done.returncode == 0 and (when("ada"), when("grace")) == ("2026-01-10", "2026-01-11")
+    done = command("collect", str(second), "--student", "grac")
+    assert done.returncode == 1 and "nearest: grace" in done.stderr
     done = command("collect", str(second), "--correct")
     assert done.returncode == 1 and "--received TIME" in done.stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import zipfile
 
 import pytest
 
@@ -17,6 +18,7 @@ from grader.gradebook.extensions import all_extensions
 from grader.report.grades import save
 from tests.grader import small_lab
 from tests.grader.collect.conftest import put, zipped
+from tests.grader.conftest import run
 from tests.grader.export.files import csv_bytes
 from tests.grader.gradebook.conftest import Office
 from tests.grader.small_lab import RIGHT, WRONG
@@ -108,6 +110,31 @@ def test_every_member_has_a_page_and_nobody_sees_another_ones_decision(team):
     assert "3.0 / 5.0" in grace.read_text()
     team.merge(team.result("ada", WRONG))
     assert not ada.exists() and not grace.exists()  # until those of the new version are made
+
+
+def test_feedback_and_moodles_zip_have_a_page_for_every_member(team, tmp_path):
+    """From the workers that make pages, whose own page is decided on or not."""
+    decisions.add(team.course, decisions.SCORE, ["grace"], NAME, 4.0, "spoke for the group")
+    team.merge(team.result("ada", RIGHT))
+    done = run(team.course, "feedback", NAME, "--to", str(tmp_path / "pages"))
+    assert done.returncode == 0 and "2 of 2 pages" in done.stdout, done.stderr
+    ada, grace = ((tmp_path / "pages" / one / f"{NAME}.html").read_text()
+                  for one in ("ada", "grace"))
+    assert "spoke for" in grace and "spoke for" not in ada and "3.0 / 5.0" in ada
+    rows = [["Identifier", "Full name", "ID number", "Email address", "Status", "Grade",
+             "Maximum grade", "Grade can be changed", "Last modified (grade)"]]
+    rows += [[f"Participant {number}", name, one, "", "", "", "5", "Yes", "-"] for number, name, one
+             in ((11, "Ada Lovelace", "ada"), (12, "Grace Hopper", "grace"))]
+    (tmp_path / "w.csv").write_bytes(csv_bytes(rows))
+    done = run(team.course, "export", "moodle", "--roster", str(tmp_path / "w.csv"), "--lab", NAME,
+               "--to", str(tmp_path / "up.csv"), "--feedback", str(tmp_path / "p.zip"))
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / "p.zip") as archive:
+        assert archive.namelist() == [f"Ada Lovelace_11_assignsubmission_file_/{NAME}.html",
+                                      f"Grace Hopper_12_assignsubmission_file_/{NAME}.html"]
+        assert b"spoke for" in archive.read(archive.namelist()[1])
+    rows[1][5], rows[2][5] = "3", "4"
+    assert (tmp_path / "up.csv").read_bytes() == csv_bytes(rows)
 
 
 def test_the_export_has_every_member(team, tmp_path):

@@ -197,9 +197,10 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, gone: Coll
     files."""
     lines, others = [], []
     claims = _claims(source, files, roster, options, names)
-    called, count = defaultdict(set), Counter()
+    called, called_by_any, count = defaultdict(set), defaultdict(set), Counter()
     for file in files:
         claim = claims[file.path]
+        called_by_any[claim.student].add(claim.named_as)
         if claim.student in gone and not claim.problem:
             claims[file.path] = claim = dataclasses.replace(claim, problem=(
                 f"{claim.student} has left the course; `lab roster restore {claim.student}`"))
@@ -210,7 +211,7 @@ def _assign_owners(source: Source, files: list[File], roster: Roster, gone: Coll
     for file in files:
         claim = claims[file.path]
         if why := file.problem or _not_a_notebook(file):
-            owned = not claim.problem and len(called[claim.student] | {claim.named_as}) == 1
+            owned = not claim.problem and len(called_by_any[claim.student]) == 1
             if owned and not problem_of(file.path.rpartition("/")[0] or "-"):
                 others.append(_Unread(file, claim, why))
             elif file.problem or _is_packed(file):
@@ -292,15 +293,15 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             unread.append(_Unread(file, claim, str(error), getattr(error, "lab", ""),
                                   advice=getattr(error, "advice", "")))
             continue
-        why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched]))
+        late = "the LMS calls it late" * claim.late
+        why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched, late]))
         owner = groups.owner_of(course, lab, claim.student)
         if owner != claim.student:
             why = "; ".join(filter(None, [f"from {claim.student}, for the group", why]))
         digest = store.store_version(Submission(course, lab, owner), content)
         versions.append(_Version(file, Receipt(
             owner, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
-            claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late),
-            why or "the LMS calls it late" * claim.late))
+            claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late), why))
     return versions, unread
 
 

@@ -134,6 +134,7 @@ def _collect(arguments: argparse.Namespace) -> int:
     from grader.course.roster import people
     from grader.course.times import now, parse_time
     from grader.gradebook.records import gradebook
+    from grader.report.grades import save
 
     course = open_course()
     received = parse_time(arguments.received, "--received") if arguments.received else None
@@ -154,6 +155,8 @@ def _collect(arguments: argparse.Namespace) -> int:
         arguments.below, arguments.correct, tuple(arguments.student),
         arguments.worksheet, arguments.times))
     show(lines)
+    if any(line.verdict == "refused" and line.when for line in lines):
+        save(course)  # what cannot be read will not be graded, so nothing else would say so
     if any(line.verdict != "refused" for line in lines):
         return 0
     print("lab: nothing was taken" + ("" if lines else f": no notebook in {arguments.source}"),

@@ -334,7 +334,7 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
                 when = clock.when(file, claim.student)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(
                     owner, lab, file.path, when, one.why)).when
-        why = "; ".join(filter(None, [one.why, one.advice]))
+        why = one.why + f" ({one.advice})" * bool(one.advice)
         lines.append(CollectedFile(file.path, claim.student, lab, why=why, when=when))
     return lines
 

@@ -7,7 +7,7 @@ cli.py       `lab grade`, `lab release`, `lab feedback`, and the other rooms' co
 config.py    the settings that a course's nbgrader_config.py loads
 
 contest/     contests: submissions, secret cases, ranks
-decide/      `lab extend`, `lab score`, `lab aside`, `lab attempt`, `lab review`: decisions of a person
+decide/      `lab extend`, `lab score`, `lab aside`, `lab attempt`, `lab review`: decisions
 export/      scores and pages in the formats of Canvas and Moodle
 similarity/  which submissions look alike
 stats/       how hard the exercises of a lab were, and which hints fired

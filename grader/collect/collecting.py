@@ -84,6 +84,7 @@ class CollectedFile:
 @dataclass(frozen=True)
 class _Version:
     file: File
+    claim: Claim
     receipt: Receipt
     why: str
 
@@ -161,6 +162,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
         labs = Labs(course)
         clock = _Clock(source, options, moments, options.received or now())
         versions, refused = _store_versions(course, source, labs, accepted, options, clock)
+        versions, strays = _without_strays(versions, options)
+        refused += strays
         unread = _register_unreadable(course, labs, others + refused, versions, options, clock)
         return lines + unread + _register_versions(course, versions, options)
 
@@ -299,10 +302,40 @@ def _store_versions(course: Course, source: Source, labs: Labs,
         if owner != claim.student:
             why = "; ".join(filter(None, [f"from {claim.student}, for the group", why]))
         digest = store.store_version(Submission(course, lab, owner), content)
-        versions.append(_Version(file, Receipt(
+        versions.append(_Version(file, claim, Receipt(
             owner, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late), why))
     return versions, unread
+
+
+def _without_strays(versions: list[_Version], options: CollectOptions
+                    ) -> tuple[list[_Version], list[_Unread]]:
+    """Return the versions to take, and those of another lab than an LMS's archive is of.
+
+    An archive is of one assignment. If most students submitted one lab, whoever submitted only
+    another one uploaded a wrong file, and it is no attempt at that lab.
+    """
+    pairs = {(one.receipt.student, one.receipt.lab) for one in versions if one.claim.lms}
+    counts = Counter(lab for _, lab in pairs).most_common()
+    if options.lab or len(counts) < 2:
+        return versions, []
+    lab, most = counts[0]
+    has = {student for student, one in pairs if one == lab}
+    taken, strays = [], []
+    for version in versions:
+        own = version.receipt.lab
+        if not version.claim.lms or own == lab:
+            taken.append(version)
+        elif 2 * most > len(pairs) and version.receipt.student not in has:
+            strays.append(_Unread(
+                version.file, version.claim, f"its cells are {own}'s, but almost all files with it "
+                f"are {lab}'s: a wrong file?", lab,
+                advice=f"if it is meant for {own}, collect it with --lab {own}"))
+        else:
+            note = f"other files in this archive are {lab}'s; is it meant for {own}?"
+            taken.append(dataclasses.replace(
+                version, why="; ".join(filter(None, [version.why, note]))))
+    return taken, strays
 
 
 def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],

@@ -49,6 +49,39 @@ def test_a_wrong_upload_is_no_attempt_at_the_lab_of_its_cells(take, course, subm
     assert "wrong file" in str(unreadable.newest(course)[OTHER, "ada"])
 
 
+@pytest.mark.parametrize("name", ["Untitled.ipynb", f"{NAME}.ipynb"])
+@pytest.mark.parametrize("form", ["canvas", "moodle"])
+def test_an_lmss_archive_is_of_one_lab(take, course, submitted, tmp_path, answer, other, form,
+                                       name):
+    """Ada's notebook of the small lab, uploaded to the other, is no attempt at the small one."""
+    who = {"canvas": ("lovelaceada_101_5_", "hoppergrace_102_6_", "müllerjosé_107_7_"),
+           "moodle": ("Ada Lovelace_5_assignsubmission_file_/",
+                      "Grace Hopper_6_assignsubmission_file_/",
+                      "Jose Muller_7_assignsubmission_file_/")}[form]
+    take(put(tmp_path / "good", {f"ada/{NAME}.ipynb": answer()}))
+    with gradebook(course) as book:
+        add(book, [Person("jm2", first_name="Jose", last_name="Other"),
+                   Person("jm1", lms_user_id="107")])
+    (tmp_path / "w.csv").write_text("Identifier,Full name,ID number\nParticipant 7,,jm1\n")
+    files = {f"{who[0]}{name}": answer("# untouched"), f"{who[1]}a.ipynb": other,
+             f"{who[2]}b.ipynb": other + b" "}
+    archive = zipped(tmp_path / "lms.zip", files)
+    lines = take(archive, worksheet=tmp_path / "w.csv")
+    line = lines[f"{who[0]}{name}"]
+    assert (line.verdict, line.lab) == ("refused", OTHER) and f"--lab {NAME}" in line.why
+    assert submitted("ada") == answer() and len(receipts.read(course)["ada", NAME]) == 1
+    assert "--lab" not in str(unreadable.newest(course)[OTHER, "ada"])
+    assert take(archive, lab=NAME)[f"{who[0]}{name}"].verdict == "new"
+
+
+def test_an_assignment_for_two_labs_is_collected_with_a_note(take, tmp_path, answer, other):
+    files = {"lovelaceada_101_5_a.ipynb": answer(), "lovelaceada_101_6_b.ipynb": other,
+             "hoppergrace_102_7_b.ipynb": other}
+    lines = take(zipped(tmp_path / "canvas.zip", files))
+    assert {line.verdict for line in lines.values()} == {"new"}
+    assert "is it meant for" in lines["lovelaceada_101_5_a.ipynb"].why
+
+
 def test_the_instructors_word_on_the_lab_goes_before_the_name(take, tmp_path, answer, other):
     folder = put(tmp_path / "in", {f"ada/{OTHER}.ipynb": answer()})
     line = take(folder, lab=NAME)[f"ada/{OTHER}.ipynb"]

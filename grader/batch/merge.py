@@ -75,6 +75,7 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
         entry = _enter(submission, settings, book, attempt)
         entered.write(submission, book, result.id)
         aside, of, kept = byhand.reinstate(submission, entry, attempt.notebook)
+        _penalize(submission, settings, book, entry)
         book.db.commit()
     except BaseException:
         book.db.rollback()
@@ -93,7 +94,7 @@ def merge(course: Course, settings: Config, book: Gradebook, result: Result) -> 
 
 
 def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: Attempt) -> Any:
-    """Set scores, comments, and the late penalty without a commit; return the gradebook's entry."""
+    """Set scores and comments without a commit; return the gradebook's entry."""
     lab, student = submission.key
     enroll(book, student)
     entry = _entry(submission, book)
@@ -111,10 +112,15 @@ def _enter(submission: Submission, settings: Config, book: Gradebook, attempt: A
         if name in attempt.unscored:  # a part may have points all the same
             grade.auto_score = grade.auto_score if name in attempt.scores else None
             grade.needs_manual_grade = True
+    return entry
+
+
+def _penalize(submission: Submission, settings: Config, book: Gradebook, entry: Any) -> None:
+    """Set the late penalty, uncommitted, once all scores are entered, those by hand included."""
+    notebook_entry = next(one for one in entry.notebooks if one.name == submission.lab)
     book.db.flush()
     book.db.refresh(notebook_entry)  # its score is the sum of what was just entered
-    penalize(settings, entry, notebook_entry, student)
-    return entry
+    penalize(settings, entry, notebook_entry, submission.student)
 
 
 def _entry(submission: Submission, book: Gradebook) -> Any:

@@ -99,6 +99,9 @@ def rows(course: Course, book: Gradebook) -> Iterator[GradeRow]:
             row = _with_times(row, due, more_time.get((lab, owner)))
             row = _with_unreadable(row, unread.get((lab, owner)))
             row = replace(row, group=group.name) if group else row
+            if owner != student and course.submitted(lab, student):
+                row = replace(row, notes="; ".join(filter(None, [row.notes, (
+                    f"submitted/{student} does not count: {owner} has the group's submission")])))
             decision = decided.get((lab, student))
             row = _with_score(row, entry, decision) if entry else row
             yield _decided(row, decision)

@@ -45,6 +45,12 @@ def rows(office: Office) -> dict[str, dict[str, str]]:
         return {row["student"]: row for row in csv.DictReader(file)}
 
 
+def test_a_members_own_notebook_that_was_put_there_by_hand_is_named(team):
+    team.result("grace", WRONG)
+    assert "submitted/grace does not count" in rows(team)["grace"]["notes"]
+    assert "does not count" not in rows(team)["ada"]["notes"]
+
+
 def without_name(row: dict[str, str]) -> dict[str, str]:
     return {**row, "student": ""}
 

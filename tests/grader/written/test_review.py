@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
 
 from grader.course import Submission
 from grader.gradebook import records
+from grader.gradebook.late import set_due
 from grader.nbgrader_plugin.exporter import Sanitized
 from lab.cli import main
 from tests.grader.small_lab import NAME
@@ -61,6 +64,15 @@ def test_the_same_answer_keeps_its_score_and_comment(course):
     assert Submission(course, NAME, "ada").record.set_aside == {"batch-check": [1.0, None]}
     assert "to decide: scores or comments for an earlier version of batch-check" in row(
         course, "ada").reason
+
+
+def test_the_late_penalty_is_of_the_score_with_what_was_kept(course):
+    with course.config_file.open("a") as file:
+        file.write("c.LatePenalty.percent = 10\n")
+    set_due(course, NAME, datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=2))
+    again(course, ANSWER, "a = 1")
+    assert (row(course, "ada").raw_score, row(course, "ada").late_penalty) == (6.5, 0.65)
+    assert Submission(course, NAME, "ada").record.history[-1]["score"] == pytest.approx(5.85)
 
 
 def test_another_answer_waits_for_a_decision_that_everybody_sees(course, capsys):

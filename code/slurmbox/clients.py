@@ -34,6 +34,8 @@ def environment(home: Path) -> dict[str, str]:
     layout = Layout(home)
     first = program_folders(layout)
     current = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin").split(":")
+    if str(layout.notebook_bin) in current:  # in a notebook, whose jobs go through it
+        first.insert(0, str(layout.notebook_bin))
     rest = [folder for folder in current if folder not in first and "/.cluster/bin" not in folder]
     values = {"PATH": ":".join([*first, *dict.fromkeys(rest)]), "LAB_HOME": str(home)}
     if not layout.site.exists():

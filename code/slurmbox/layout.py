@@ -32,6 +32,11 @@ class Layout:
         return self.state / "bin"
 
     @property
+    def notebook_bin(self) -> Path:
+        """The folder of the `sbatch` that notebooks call, which remembers their jobs."""
+        return self.state / "notebook"
+
+    @property
     def site_bin(self) -> Path:
         return self.state / "bin-site"
 

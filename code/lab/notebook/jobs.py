@@ -19,6 +19,7 @@ from labcore.atomic import write_atomic
 from labcore.colors import bad, good
 from labcore.errors import LabError
 from slurmbox.jobrecords import ACTIVE
+from slurmbox.layout import Layout
 
 MAX_WAIT = 55  # seconds; no cell of the course runs longer than a minute
 SESSION = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
@@ -80,11 +81,12 @@ def connect() -> None:
 
 def _remember_submissions(home: Path) -> None:
     """Put lab.notebook.submissions in front of sbatch, and tell it which cell runs."""
-    program = home / submissions.FOLDER / "sbatch"
-    program.parent.mkdir(parents=True, exist_ok=True)
-    command = shlex.join([sys.executable, "-S", "-E", "-s", submissions.__file__])
-    write_atomic(program, f'#!/bin/sh\nexec {command} "$@"\n'.encode(), 0o755)
-    os.environ["PATH"] = os.pathsep.join([str(program.parent), os.environ["PATH"]])
+    folder = Layout(home).notebook_bin
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join([sys.executable, "-S", "-E", "-s", submissions.__file__, str(folder)])
+    write_atomic(folder / "sbatch", f'#!/bin/sh\nexec {command} "$@"\n'.encode(), 0o755)
+    if str(folder) not in os.environ["PATH"].split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join([str(folder), os.environ["PATH"]])
     if os.environ.get(submissions.KERNEL, "").partition("-")[0] == str(os.getpid()):
         return  # connected again
     os.environ[submissions.KERNEL] = f"{os.getpid()}-{time.time():.0f}"

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from pathlib import Path
 # What the kernel tells this program.
 NOTEBOOK, KERNEL, CELL, RUN = "LAB_NOTEBOOK", "LAB_KERNEL", "LAB_CELL", "LAB_CELL_RUN"
 FILE = ".cluster/submissions.jsonl"  # in the workspace
-FOLDER = ".cluster/notebook"  # with `sbatch`, in the workspace
 SUBMITTED = re.compile(r"^(?:Submitted batch job )?(\d+)(?:;\S+)?(?: on cluster \S+)?$", re.M)
 FIELD = re.compile(r"(\w+)=(\S*)")
 # Changed by shells and by `jobs.connect()`, whatever the cell does.
@@ -98,9 +98,14 @@ def _append(home: Path, line: dict) -> None:
 
 # --- instead of sbatch
 
-def main(arguments: list[str]) -> int:
-    """Submit a job, unless this cell has one from before a restart that is still valid."""
-    program, home = _sbatch(), Path(os.environ.get("LAB_HOME", "."))
+def main(folder: str, arguments: list[str]) -> int:
+    """Submit a job, unless this cell has one from before a restart that is still valid.
+
+    Args:
+        folder: where the `sbatch` is that started this program.
+        arguments: sbatch's.
+    """
+    program, home = _sbatch(folder), Path(os.environ.get("LAB_HOME", "."))
     if program is None:
         print("sbatch: error: Slurm's commands are not on the PATH", file=sys.stderr)
         return 127
@@ -122,13 +127,14 @@ def main(arguments: list[str]) -> int:
     return done.returncode
 
 
-def _sbatch() -> str | None:
-    """Return Slurm's own sbatch, or the course's wrapper of it."""
-    for folder in os.environ.get("PATH", "").split(os.pathsep):
-        path = os.path.join(folder, "sbatch")
-        if not folder.endswith(FOLDER) and os.access(path, os.X_OK):
-            return path
-    return None
+def _sbatch(own: str) -> str | None:
+    """Return the next sbatch on the PATH: Slurm's own, or the course's wrapper of it.
+
+    Args:
+        own: the folder of the one that started this program.
+    """
+    others = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder != own]
+    return shutil.which("sbatch", path=os.pathsep.join(others))
 
 
 def digest(home: Path, arguments: list[str]) -> str:
@@ -229,4 +235,4 @@ def _explain(submission: Submission, state: str, is_parsable: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -8,9 +8,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from lab.notebook import jobs, submissions
+from lab.submit.nodes import slurm
 from labcore.colors import bad, good
 from labcore.errors import LabError
 from labcore.workspace import home
+from slurmbox.layout import Layout
 
 
 class Notebook:
@@ -218,6 +220,16 @@ def test_a_job_that_still_runs_is_not_submitted_twice(here):
     assert cell("--parsable", script).strip() == str(job)  # a script may read the ID
     assert run("squeue", "--noheader", "--name=long", "--format=%i").split() == [str(job)]
     run("scancel", str(job))
+
+
+@pytest.mark.cluster
+def test_a_job_of_lab_submit_is_the_notebook_s_too(here):
+    """As in lab 14: `!lab submit` starts sbatch with an environment of its own."""
+    submit("true", "earlier")
+    jobs.connect()  # the setup cell, run again
+    job = int(slurm("sbatch", "--parsable", write("true", "planned")))
+    assert jobs.wait().job == job
+    assert os.environ["PATH"].count(str(Layout(home()).notebook_bin)) == 1
 
 
 @pytest.mark.cluster

@@ -491,8 +491,8 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # %% [markdown]
 # The A10s have to be in *front*, although that is where 1F1B needs the most memory. At the front, an A100 has room
 # for only 9 or 10 layers, because it keeps so many activations in flight, and the A10s cannot hold the rest. At the
-# end, it holds almost twice as many, and the A10s lose only a few. **What counts is how many layers
-# fit in total, not the tightest stage.**
+# end, it holds almost twice as many, and the A10s lose only a few. **What counts is how many layers fit in total, not the
+# tightest stage.**
 #
 # ## The best split
 #
@@ -503,10 +503,9 @@ for kinds in (["a100"] * 2 + ["a10"] * 4, ["a10"] * 4 + ["a100"] * 2):
 # ### Exercise 4: the exact split
 #
 # Return the number of layers of each stage such that they add up, every stage has room, and the slowest stage's time
-# (forward plus backward) is as short as possible. Only the first and the last stage may have no
-# layers. Return `None` if there is no such split. It must be exact, also for 48 layers on 24 stages, where trying all
-# splits would take longer than the training. Dynamic programming works, and so does a much shorter argument: think
-# of the layers one by one.
+# (forward plus backward) is as short as possible. Only the first and the last stage may have no layers. Return `None` if
+# there is no such split. It must be exact, also for 48 layers on 24 stages, where trying all splits would take longer
+# than the training. Dynamic programming works, and so does a much shorter argument: think of the layers one by one.
 
 # %% answer="best-split"
 def best_split(case, replicas, kinds):
@@ -1331,10 +1330,11 @@ draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
 # %% [markdown]
 # ## Which decisions survive the model's error?
 #
-# Your planner gains a few percent over the best order of four replicas. But all of these times are modeled, and on
-# published runs, modeled step times are off by 4% on average on A100s, by 5% in the only run on A10s that we know, and by
-# up to 35% in the worst one. Worse, the two errors are independent: if the model is too optimistic about one kind of GPU and not about the
-# other, it prefers plans that give the first kind too many layers. Which of your decisions would you still defend?
+# Your planner gains a few percent over the best order of four replicas. But all of these times are modeled. On published
+# runs, modeled step times are off by 4% on average on A100s, by 5% in the only run on A10s that we know, and by up to 35%
+# in the worst one. Worse, the two errors are independent: if the model is too optimistic about one kind of GPU and not
+# about the other, it prefers plans that give the first kind too many layers. Which of your decisions would you still
+# defend?
 #
 # A **decision survives** an error of, say, 10% if the chosen plan stays the faster one whenever the times of each kind of
 # GPU are 10% longer or 10% shorter, in all combinations.

@@ -42,7 +42,7 @@ HINTS = {
 GPUS = {
     "h100": ([0.27, 0.50], 80, 300), "a100": ([0.61, 1.13], 40, 200),
     "v100": ([1.22, 2.34], 32, 60), "a10": ([2.08, 3.91], 24, 10), "t4": ([3.54, 6.76], 16, 6)}
-RESERVED = 2  # GiB of each GPU: CUDA's context, NCCL's buffers, the embedding and the head
+RESERVED = 2  # GiB of each GPU: CUDA's context, NCCL's buffers, and, in part, what is no layer
 HEAD, EMBEDDING = 2.7, 0.05  # their time, in layers: a mean of these GPUs
 
 

@@ -67,8 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     from grader.written import cli as second_graders
 
     for part in (collecting, contests, exporting, comparing, statistics, second_graders,
-                 isolating, gradebooks, deciding, choosing, reviewing,
-                 grouping):
+                 isolating, gradebooks, deciding, choosing, reviewing, grouping):
         part.add_parser(subparsers)
 
 
@@ -194,7 +193,6 @@ def choose(course, arguments: argparse.Namespace) -> list[tuple[str, str]]:
                        + (", ".join(known) or "none yet (lab build creates them)"))
     if arguments.lab:
         require_lab(course, arguments.lab)
-    if arguments.lab:
         arguments.students = list(dict.fromkeys(
             groups.owner_of(course, arguments.lab, student) for student in arguments.students))
     for student in arguments.students:

@@ -102,6 +102,27 @@ def test_who_withdraws_every_attempt_leaves_no_score_and_loses_nothing(twice):
     assert (twice.row()["score"], twice.row()["state"]) == ("0.0", "graded")
 
 
+@pytest.mark.parametrize("step", ["grader.collect.store.clear", "os.fsync",
+                                  "grader.gradebook.ungraded.leave_ungraded"])
+def test_it_may_be_killed_where_it_takes_the_last_attempt_away(office, monkeypatch, step):
+    hand_in(office, RIGHT, 1)
+    version = store.version_path(Submission(office.course, NAME, "ada", versions(office)[0]))
+
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(step, killed)
+        assert office.lab("attempt", "ada", NAME, "withdraw", "1", "--why", "x") == 130
+    assert version.is_file()
+    assert office.lab("attempt", "ada", NAME, "withdraw", "1", "--why", "x") == 0
+    assert (office.row()["state"], office.row()["reason"]) == (
+        "ungraded", "every attempt was withdrawn: x")
+    assert office.lab("attempt", "ada", NAME, "--remove") == 0
+    office.merge(office.result("ada", RIGHT))
+    assert office.row()["score"] == "3.0"
+
+
 @pytest.mark.parametrize("words, said", [
     (["withdraw", "3", "--why", "x"], "none is number 3; nearest: 2"),
     (["withdraw", "two", "--why", "x"], "say withdraw N or choose N"),

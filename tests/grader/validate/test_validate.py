@@ -13,10 +13,13 @@ from nbformat import v4
 
 from grader.sandbox import choice
 from grader.sandbox.interface import Unavailable
+from grader.sandbox.unisolated import Unisolated
 from lab import cli
+from labcore.errors import LabError
 from tests.grader import small_lab
 from tests.grader.small_lab import RIGHT, answered, find
 
+pytestmark = pytest.mark.slow  # each starts a process
 COLORS = re.compile("\033\\[[0-9;]*m")
 WRITTEN = v4.new_markdown_cell("*Your turn*", metadata={"nbgrader": {
     "grade_id": "why", "grade": True, "solution": True, "locked": False, "points": 2,
@@ -147,3 +150,9 @@ import grader.validate.validating, grader.sandbox.choice, grader.sandbox.unisola
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_grading_itself_never_runs_without_isolation():
+    assert Unisolated not in choice.BACKENDS.values()
+    with pytest.raises(LabError, match=r"none.*nearest"):
+        choice.choose(Unisolated.name)

@@ -93,7 +93,8 @@ class _Version:
 class _Unread:
     """A student's file that is not taken, the reason, and the lab that it was meant for, if known.
 
-    `counts` is whether its student meant to submit it, and `advice` is for the instructor.
+    `counts` is whether its student meant to submit it, `advice` is for the instructor, and
+    `is_another` is whether it is a notebook of another lab.
     """
 
     file: File
@@ -102,6 +103,7 @@ class _Unread:
     lab: str = ""
     counts: bool = True
     advice: str = ""
+    is_another: bool = False
 
 
 @dataclass(frozen=True)
@@ -294,7 +296,8 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             when, said_by, why = clock.when(file, claim.student)
         except (FileRefused, NotOfALab) as error:
             unread.append(_Unread(file, claim, str(error), getattr(error, "lab", ""),
-                                  advice=getattr(error, "advice", "")))
+                                  advice=getattr(error, "advice", ""),
+                                  is_another=getattr(error, "is_another", False)))
             continue
         late = "the LMS calls it late" * claim.late
         why = "; ".join(filter(None, [why, note, UNTOUCHED * untouched, late]))
@@ -348,6 +351,7 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
     taken = {(version.receipt.student, version.receipt.lab) for version in versions}
     taken_of = {student for student, _ in taken}
     seen = {lab for _, lab in taken}
+    files_of = Counter([one.claim.student for one in [*unread, *versions]])
     lines = []
     for one in unread:
         file, claim = one.file, one.claim
@@ -358,11 +362,14 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
             lab = next(iter(seen))
         owner = groups.owner_of(course, lab, claim.student)
         is_beside = (owner, lab) in taken or (not lab and claim.student in taken_of)
-        if not _is_notebook(file) and not _is_packed(file) and (
-                is_beside or not (named or claim.lms or options.lab)):
+        # --lab alone is also how one lab is picked out of a folder of many.
+        is_meant = lab in named or claim.lms or (
+            lab == options.lab and files_of[claim.student] == 1 and not one.is_another)
+        if not _is_notebook(file) and not _is_packed(file) and (is_beside or not is_meant):
             continue
         when = ""
-        if lab and one.counts and not is_beside and not (options.lab and lab != options.lab):
+        if (lab and one.counts and is_meant and not is_beside
+                and not (options.lab and lab != options.lab)):
             with contextlib.suppress(FileRefused):  # it disappeared: then it did not come in
                 when = clock.when(file, claim.student)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(

@@ -30,11 +30,12 @@ class NotOfALab(LookupError):
     Attributes:
         lab: the lab that it was meant for, if known.
         advice: what the instructor may do; the rest of the text is for the student, too.
+        is_another: whether it is a notebook of another lab.
     """
 
-    def __init__(self, why: str, lab: str = "", advice: str = "") -> None:
+    def __init__(self, why: str, lab: str = "", advice: str = "", is_another: bool = False) -> None:
         super().__init__(why)
-        self.lab, self.advice = lab, advice
+        self.lab, self.advice, self.is_another = lab, advice, is_another
 
 
 class Labs:
@@ -103,7 +104,8 @@ def _as_meant(lab: str, best: Sequence[str], named: Sequence[str]) -> tuple[str,
         other = f"its name is {' or '.join(named)}'s" * bool(named and lab not in named)
         return lab, other
     if best:
-        raise NotOfALab(f"its cells are {' or '.join(best)}'s, not {lab}'s: a wrong file?", lab)
+        raise NotOfALab(f"its cells are {' or '.join(best)}'s, not {lab}'s: a wrong file?", lab,
+                        is_another=True)
     if lab in named:
         return lab, ""
     raise NotOfALab(f"its name is {' or '.join(named)}'s, not {lab}'s" if named

@@ -35,8 +35,8 @@ def row(course, student: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("path, options", [
     (f"ada/{OTHER}.ipynb", {}), (f"ada/{OTHER}/Untitled.ipynb", {}),
-    (f"ada/{OTHER} (1).ipynb", {}), ("ada/Untitled.ipynb", {"lab": OTHER}),
-    ("lovelaceada_101_555_91_other-1.ipynb", {}),
+    (f"ada/{OTHER} (1).ipynb", {}), (f"ada/{OTHER}.ipynb", {"lab": OTHER}),
+    ("lovelaceada_101_555_x.ipynb", {"lab": OTHER}), ("lovelaceada_101_555_91_other-1.ipynb", {}),
     (f"Ada Lovelace_7_assignsubmission_file_/{OTHER}.ipynb", {}),
     ("ada-91_other.ipynb", {"pattern": "{student}-{lab}.ipynb"})])
 def test_a_wrong_upload_is_no_attempt_at_the_lab_of_its_cells(take, course, submitted, tmp_path,
@@ -149,6 +149,19 @@ def test_an_unreadable_file_after_a_good_one_is_a_note(take, course, submitted, 
     take(put(tmp_path / "late", {f"ada/{NAME}.pdf": b"%PDF"}))
     found = row(course, "ada")
     assert submitted("ada") == answer() and "later received, but unreadable" in found["notes"]
+
+
+def test_one_lab_is_picked_out_of_a_folder_of_many(take, course, tmp_path, answer, other):
+    """Files of other labs, and what lies around, are no unreadable submissions of this one."""
+    files = {f"ada/{NAME}.ipynb": answer(), "ada/plot.pdf": b"x", "grace/Untitled.ipynb": answer(),
+             f"jm1/{OTHER}.ipynb": other, f"jm2/{OTHER}.pdf": b"%PDF", "jm2/notes.txt": b"x"}
+    lines = take(put(tmp_path / "in", files), lab=OTHER)
+    assert {path: line.verdict for path, line in lines.items()} == {
+        f"ada/{NAME}.ipynb": "refused", "grace/Untitled.ipynb": "refused",
+        f"jm1/{OTHER}.ipynb": "new", f"jm2/{OTHER}.pdf": "refused"}
+    assert set(unreadable.newest(course)) == {(OTHER, "jm2")}
+    take(put(tmp_path / "one", {"jm1/Report.pdf": b"%PDF"}), lab=NAME)
+    assert set(unreadable.newest(course)) == {(OTHER, "jm2"), (NAME, "jm1")}
 
 
 def test_nobody_can_be_said_to_have_submitted_by_another(take, course, tmp_path, answer):

@@ -4,5 +4,5 @@ cli.py builds one parser from the packages' command modules, which it lists once
 lab up, jupyter.py and hub.py run JupyterLab, notebook/ has the modules that notebooks import, and
 submit/ is `lab submit`. The package may import every other one except the grader, whose commands it
 finds through an entry point, so that the students' image works without it. Only the grader and the
-notebooks import `lab`. Begin with cli.py.
+notebooks import `lab`; the cluster's sbatch runs larger.py. Begin with cli.py.
 """

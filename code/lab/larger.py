@@ -7,6 +7,7 @@ where the words are sbatch's.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import shlex
 import sys
@@ -124,7 +125,7 @@ def _memory(wanted: dict[str, str], cpus: int, gpus: int) -> int:
     for name, times in (("mem", 1), ("mem-per-cpu", cpus), ("mem-per-gpu", gpus)):
         if match := re.fullmatch(r"(\d{1,9})([kmgt]?)b?", wanted.get(name, "").lower()):
             total = max(total, times * int(match[1]) * GIB[match[2]])
-    return -int(-total // 1)
+    return math.ceil(total)
 
 
 def excess(wanted: Request, profile: ClusterProfile) -> list[str]:

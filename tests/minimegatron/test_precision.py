@@ -159,7 +159,7 @@ def test_attention_in_16_bits_is_attention(dtype, bound):
      ["--min-loss-scale 4.0", "--initial-loss-scale 2.0", "nearest: --min-loss-scale 2.0"]),
     ("--accumulate-allreduce-grads-in-fp32", ["--accumulate-allreduce-grads-in-fp32", "leave it"]),
     ("--ddp-bucket-size 0", ["--ddp-bucket-size 0", "at least 1"]),
-    ("--fp32-residual-connection", ["--fp32-residual-connection", "does not have yet"]),
+    ("--fp32-residual-connection", ["--fp32-residual-connection: a flag of Megatron-LM, but "]),
 ])
 def test_what_makes_no_sense_is_refused_with_the_nearest_that_does(flags, words):
     with pytest.raises(UserError) as refused:

@@ -173,8 +173,7 @@ def test_every_rank_s_profile_is_a_worker_of_one_run(train, tmp_path):
 
 
 @pytest.mark.parametrize("flags, message", [
-    ("--mock-data", "error: --mock-data is a flag of Megatron-LM that this trainer does not have "
-                    "yet"),
+    ("--mock-data", "error: --mock-data: a flag of Megatron-LM, but text comes from one data set"),
     ("--vocab-file nowhere.json", "nowhere.json"),
     ("--data-path nowhere", "nowhere.idx"),
     ("--split 0,50,50", "--split 0,50,50"),

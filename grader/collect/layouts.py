@@ -149,10 +149,13 @@ def _canvas(name: str, roster: Roster) -> Claim:
         return replace(possible[0], student="", problem="its name may be that of a file of "
                        + " or ".join(students))
     best = (possible or claims)[0]
-    # A stranger's name may end in this student's number: stranger_101_999_555_x.ipynb.
+    # A stranger's name may end in this student's number: stranger_101_999_555_x.ipynb. And a
+    # stranger may name a file as this student's: stranger_999_555_lovelaceada_101_7_x.ipynb.
     more_digits = re.match(r"\d+_", best.name) and not LAB_FILE.match(best.name)
-    if possible and more_digits and not roster.is_called(
-            best.student, best.named_as.rpartition("_")[0]):
+    is_later = best is not claims[0]
+    is_called = possible and roster.is_called(best.student, best.named_as.rpartition("_")[0]) and (
+        not is_later or roster.ids[best.student].name)
+    if possible and (more_digits or is_later) and not is_called:
         return replace(best, student="", problem=f"it has {best.student}'s number, but another "
                        "name: its name can be read in two ways")
     return best

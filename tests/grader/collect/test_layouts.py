@@ -78,9 +78,13 @@ def test_nobody_can_name_another_student_in_moodles_archive(take, tmp_path, answ
     ("hoppergrace_101_77_102_555_x.ipynb", "may be that of a file of ada or grace"),
     ("nobody_101_999_555_x.ipynb", "can be read in two ways"),
     ("nobody_LATE_101_999_555_x.ipynb", "can be read in two ways"),
+    # Somebody who is not on the roster, but submits in the same course, named the file.
+    ("nobody_999_555_x_101_7_y.ipynb", "can be read in two ways"),
+    ("nobody_999_555_101_7_90_small.ipynb", "can be read in two ways"),
+    ("nobody_999_555_lovelaceada_101_7_90_small.ipynb", "can be read in two ways"),
+    ("nobody_999_555_lovelaceada_LATE_101_7_90_small.ipynb", "can be read in two ways"),
 ])
-def test_no_name_that_ends_in_digits_names_another_student_in_canvas(take, tmp_path, answer, name,
-                                                                     problem):
+def test_no_name_names_another_student_in_canvas(take, tmp_path, answer, name, problem):
     line = take(zipped(tmp_path / "canvas.zip", {name: answer()}))[name]
     assert line.verdict == "refused" and problem in line.why
 

@@ -23,6 +23,7 @@ EXAMPLES = """examples:
 A score by hand waits here if its answer has changed since (the same answer keeps its score), if the
 points of the question have, or if the submission was graded again. formgrader shows it, too."""
 SCORED_SINCE = "scored again since: --discard drops the earlier one"
+GONE = "the lab has no such cell now: --discard drops it"
 HELD, AGAIN, BLANK, NEW = "earlier version", "graded again", "blank", "not graded yet"
 
 
@@ -136,9 +137,12 @@ def waiting(course: Course, book: Any, lab: str, students: Sequence[str]) -> Ite
             continue
         grades = {grade.name: grade for one in entry.notebooks for grade in one.grades}
         known = byhand.entered_by_hand(entry)
+        places = {*grades, *(byhand.COMMENT + comment.name for one in entry.notebooks
+                             for comment in one.comments)}
         for name, value in held.items():
             most = grades[name].max_score if name in grades else None
-            problem = SCORED_SINCE if known.get(name, value) != value else above(value, most)
+            problem = (GONE if name not in places else SCORED_SINCE
+                       if known.get(name, value) != value else above(value, most))
             yield Waiting(student, name, HELD, value, most, problem)
         for name, grade in grades.items():
             if grade.needs_manual_grade and grade.manual_score is not None:

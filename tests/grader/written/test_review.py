@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 
 import pytest
 
@@ -185,3 +186,15 @@ def test_a_name_that_is_not_there_is_named(course, capsys):
 def test_pages_of_students_do_not_show_what_is_to_be_decided(course):
     again(course, "Another answer.")
     assert "To decide" not in Submission(course, NAME, "ada").page.read_text()
+
+
+def test_accepting_drops_no_score_of_a_cell_that_the_lab_has_no_longer(course, capsys):
+    submission, held = Submission(course, NAME, "ada"), {"removed": [2.0, None],
+                                                         "comment on removed": "Well said"}
+    submission.save(replace(submission.record, set_aside=held))
+    assert main(["review", NAME, "--accept"]) == 0
+    out = capsys.readouterr().out
+    assert "left: ada, removed: the lab has no such cell now" in out and "0 of 2 settled" in out
+    assert Submission(course, NAME, "ada").record.set_aside == held
+    assert main(["review", NAME, "--discard"]) == 0
+    assert not Submission(course, NAME, "ada").record.set_aside

@@ -147,7 +147,8 @@ def _decide(course: Course, book: Any, lab: str, student: str, step: str, number
 
     attempts = {one.number: one for one in _attempts(course, book, lab, student)}
     if step == "remove":
-        if not before.withdrawn and not before.chosen:
+        if not before.withdrawn and not before.chosen and not _is_misplaced(
+                course, lab, student):
             raise LabError(f"no attempt of {student} at {lab} was withdrawn or chosen")
         return replace(before, withdrawn=frozenset(), chosen="")
     if not attempts:
@@ -165,6 +166,17 @@ def _decide(course: Course, book: Any, lab: str, student: str, step: str, number
         return replace(before, withdrawn=before.withdrawn - {digest}, chosen=digest)
     return replace(before, withdrawn=before.withdrawn | {digest},
                    chosen="" if before.chosen == digest else before.chosen)
+
+
+def _is_misplaced(course: Course, lab: str, student: str) -> bool:
+    """Return whether submitted/ has another version than c.Attempts says, because this command was
+    killed after it took a decision back."""
+    from grader.course import receipts
+    from grader.report.policy import attempts_of, to_grade
+
+    received = receipts.read(course).get((student, lab), [])
+    receipt = to_grade(attempts_of(course.settings()), received) if received else None
+    return receipt is not None and receipt.digest != course.digest(lab, student)
 
 
 def _place(course: Course, book: Any, lab: str, student: str, versions: Versions, why: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from grader.collect import store
 from grader.course import Submission, receipts
+from grader.gradebook import decisions
 from tests.grader import small_lab
 from tests.grader.gradebook.conftest import Office
 from tests.grader.small_lab import RIGHT
@@ -75,6 +76,16 @@ def test_the_score_is_right_though_the_command_was_killed(twice, monkeypatch):
     monkeypatch.setenv("LAB_COURSE", str(twice.course.root))
     assert twice.lab("attempt", "ada", NAME, "withdraw", "2", "--why", "wrong file") == 0
     assert store.digest_of(placed(twice)) == versions(twice)[0]
+
+
+def test_what_a_killed_command_took_back_is_placed_by_the_same_command(twice, capsys):
+    newest = placed(twice)
+    assert twice.lab("attempt", "ada", NAME, "withdraw", "2", "--why", "wrong file") == 0
+    decisions.add(twice.course, decisions.WITHDRAWN, ["ada"], NAME, None, "")  # and then it died
+    assert placed(twice) != newest
+    assert twice.lab("attempt", "ada", NAME, "--remove") == 0 and placed(twice) == newest
+    assert twice.lab("attempt", "ada", NAME, "--remove") == 1
+    assert "was withdrawn or chosen" in capsys.readouterr().err
 
 
 def test_a_chosen_attempt_counts_whatever_comes_later(twice):

@@ -76,34 +76,38 @@ def submitted_versions(received: Sequence[Receipt], history: Sequence[Mapping[st
 
 
 def count(policy: Attempts, digests: Sequence[str], scores: Mapping[str, float | None],
-          chosen: str = "") -> CountedScore:
-    """Return the score that counts.
+          decided: Versions = NO_DECISION) -> CountedScore:
+    """Return the score that counts. Its note numbers the attempts as `lab attempt` lists them,
+    although a withdrawn one is no attempt to the policy.
 
     Args:
         policy: the policy.
-        digests: the attempts' digests, oldest first.
+        digests: the attempts' digests, oldest first, those of withdrawn ones included.
         scores: the graded attempts' scores by digest.
-        chosen: the digest of the attempt that a person chose, whatever the policy.
+        decided: what a person decided about the versions.
     """
-    within = list(digests)[:policy.most or None]
+    allowed = decided.allowed(digests)
+    listed = [number for number, digest in enumerate(digests, 1)
+              if digest not in decided.withdrawn]
+    within = allowed[:policy.most or None]
     if not within:
         return CountedScore(None)
     numbers = {"first": [1], "latest": [len(within)],
                "best": list(range(1, len(within) + 1))}[policy.counts]
     kind = policy.counts
-    if chosen and chosen in digests:
-        within, numbers, kind = list(digests), [list(digests).index(chosen) + 1], "chosen"
+    if decided.chosen and decided.chosen in allowed:
+        within, numbers, kind = allowed, [allowed.index(decided.chosen) + 1], "chosen"
     worth = {number: score * policy.factor(number) for number in numbers
              if (score := scores.get(within[number - 1])) is not None}
     if not worth:
-        subject = f"attempt {numbers[0]}" if len(numbers) == 1 else "no attempt"
+        subject = f"attempt {listed[numbers[0] - 1]}" if len(numbers) == 1 else "no attempt"
         no = "no " * (len(numbers) == 1)
         return CountedScore(None, f"{subject} of {len(digests)} has {no}score "
                                   f"({kind} counts)")
     best = max(worth, key=lambda number: (worth[number], -number))
     times = f", times {policy.factor(best):g}" if policy.factor(best) != 1 else ""
     waiting = len(numbers) - len(worth)
-    note = f"attempt {best} of {len(digests)} counts ({kind}{times})"
+    note = f"attempt {listed[best - 1]} of {len(digests)} counts ({kind}{times})"
     return CountedScore(worth[best], note + f"; {waiting} without a score" * bool(waiting))
 
 
@@ -165,10 +169,9 @@ def _counted(course: Course, policy: Attempts, row: Any, received: Sequence[Rece
     # An empty digest is of no version, or of a submission whose notebook cannot be opened.
     digests = [one for one in distinct_attempts(submitted_versions(received, history))
                if one or not digest]
-    allowed = decided.allowed(digests)
     if policy.is_default and decided == NO_DECISION:
         return _with_better(row, digests, scores)
-    result = count(policy, allowed, scores, decided.chosen)
+    result = count(policy, digests, scores, decided)
     if result.score is None:
         why = row.reason if row.state == "ungraded" else result.note
         return replace(row, score=None, state="ungraded", reason=why)

@@ -78,6 +78,12 @@ def test_the_score_is_right_though_the_command_was_killed(twice, monkeypatch):
     assert store.digest_of(placed(twice)) == versions(twice)[0]
 
 
+def test_grades_csv_numbers_attempts_as_the_list_does(twice):
+    """Or an instructor who reads there that attempt 1 counts withdraws another one."""
+    assert twice.lab("attempt", "ada", NAME, "withdraw", "1", "--why", "wrong file") == 0
+    assert "attempt 2 of 2 counts" in twice.row()["notes"]
+
+
 def test_what_a_killed_command_took_back_is_placed_by_the_same_command(twice, capsys):
     newest = placed(twice)
     assert twice.lab("attempt", "ada", NAME, "withdraw", "2", "--why", "wrong file") == 0

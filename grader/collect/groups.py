@@ -55,7 +55,15 @@ def run_import(arguments: argparse.Namespace) -> int:
         labs = [lab] if arguments.lab else [one for one in course.labs() if one not in own]
         submitters = {student for one in labs for student in course.students(one)}
         submitters |= {student for student, one in receipts.read(course) if one in labs}
+        shared = {(one, student): owner for one in labs for student in roster.ids
+                  if (owner := groups.owner_of(course, one, student)) != student
+                  and owner in submitters}
         result = groups.replace_groups(course, lab, new, submitters)
+        left = sorted({(student, owner) for (one, student), owner in shared.items()
+                       if groups.owner_of(course, one, student) != owner})
+    for student, owner in left:
+        print(visible(f"note: {student} has left {owner}'s group, and its grade no longer counts "
+                      f"for {student}; `lab score` enters one"), file=sys.stderr)
     alone = sorted(set(roster.ids) - {one for group in result for one in group.members})
     if result and alone:
         print(visible(f"note: in no group: {', '.join(alone)}"), file=sys.stderr)

@@ -88,6 +88,19 @@ def test_what_any_member_submits_is_the_groups(team, tmp_path, capsys):
     assert line.verdict == "refused" and "submits in a group" in line.why
 
 
+def test_an_import_names_who_loses_the_groups_grade(team, tmp_path, capsys):
+    file = tmp_path / "changed.csv"
+    file.write_text("student,group\nada,1\ngrace,1\nmary,1\n")
+    assert team.lab("groups", "import", str(file)) == 0
+    file.write_text("student,group\nada,1\nmary,1\ngrace,2\njane,2\n")
+    capsys.readouterr()
+    assert team.lab("groups", "import", str(file)) == 0
+    err = capsys.readouterr().err
+    assert "grace has left ada's group, and its grade no longer counts for grace" in err
+    assert err.count("has left") == 1
+    assert rows(team)["grace"]["reason"] == "nothing submitted"
+
+
 def test_a_decision_is_one_members_and_an_extension_the_groups(team, capsys, monkeypatch):
     monkeypatch.setattr("grader.batch.grading.remake_pages", lambda course, work, done: work)
     assert team.lab("score", "grace", NAME, "4", "--why", "left the group") == 0

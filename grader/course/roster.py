@@ -187,7 +187,7 @@ def with_known_ids(new: Sequence[Person], known: Sequence[Person]) -> list[Perso
         new: the people of the file.
         known: the course's.
 
-    Raises LabError when two of the file would become one.
+    Raises LabError when two of the file would become one, or one would become somebody else.
     """
     by_key: dict[tuple[str, str], list[str]] = {}
     for person in known:
@@ -199,7 +199,12 @@ def with_known_ids(new: Sequence[Person], known: Sequence[Person]) -> list[Perso
     for person in new:
         found = {one for column in ("lms_user_id", "email")
                  for one in by_key.get((column, key_of(getattr(person, column))), ())}
-        keep = key_of(person.id) in ids or len(found) != 1
+        is_known = key_of(person.id) in ids
+        if is_known and found and key_of(person.id) not in map(key_of, found):
+            raise LabError(f"nothing was imported: {visible(person.id)} is a student of this "
+                           "course, but the file has the LMS id or the email address of "
+                           f"{' or '.join(sorted(found))} there; --id names the column of the ids")
+        keep = is_known or len(found) != 1
         result.append(person if keep else replace(person, id=found.pop()))
     for student, count in Counter(person.id for person in result).items():
         if count > 1:

@@ -98,6 +98,16 @@ def test_only_who_is_there_is_removed(course, command):
     assert not decisions.file_of(course).exists()
 
 
+def test_an_id_that_is_another_students_in_the_course_renames_nobody(course, command, tmp_path):
+    """Ada's user name is the id that Grace has in this course."""
+    (tmp_path / "p.csv").write_text("First name,Last name,Username,Email address\n"
+                                    "Ada,Lovelace,grace,ada@uni.test\n")
+    done = command("roster", "import", str(tmp_path / "p.csv"))
+    assert done.returncode == 1 and "email address of ada" in done.stderr
+    with gradebook(course) as book:
+        assert people(book) == PEOPLE
+
+
 def test_two_rows_are_not_made_one_student(course, command, tmp_path):
     """One has Ada's number, the other her email address."""
     (tmp_path / "g.csv").write_text(CANVAS.replace("101,S1,ada@uni.test", "555,S1,ada@uni.test")

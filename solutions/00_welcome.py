@@ -1120,8 +1120,8 @@ plots.loss(my_first=log)
 # script's last command hid that from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
 # the first cause.
 #
-# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), which contains your scripts, and
-# run `lab validate 00_welcome` in a terminal: it runs your answers as grading will, and gives a verdict on each exercise.
+# **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), which contains your scripts, and run
+# `lab validate 00_welcome` in a terminal. It runs your answers as grading will, and gives a verdict on each exercise.
 #
 # In [the next lab](01_cluster_and_hardware.ipynb), you find out what the cluster is made of, and how fast it can be.
 #

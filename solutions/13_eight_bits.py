@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Eight bits: FP8, block scales, and below
 #
-# A training run costs a million dollars in BF16. An H100 multiplies FP8 matrices twice as fast, so the bill should
-# drop by half. Your group switches to FP8, and the time of every large linear layer shrinks by a third: good, but not
-# half. Then a colleague removes the scales, because the model trained without them when it was tried on one micro-batch.
+# A training run costs a million dollars in BF16. An H100 multiplies FP8 matrices twice as fast, so the bill should drop
+# by half. Your group switches to FP8, and the time of every large linear layer shrinks by a third: good, but not half.
+# Then a colleague removes the scales, because the model trained well without them in a test with a single micro-batch.
 # With the real batch, the loss no longer falls at all.
 #
 # An FP8 number has only two or three mantissa bits. Whether a model still learns depends above all on how its
@@ -105,10 +105,10 @@ for guess, width in ((guess_large, 8192), (guess_small, 1024)):
     check.compare("times as fast", guess, times.speedup)
 
 # %% [markdown]
-# The large layer becomes almost 1.5 times as fast, not twice, and the small one gets *slower*. You will find out
-# why, and predict which layers are worth it. Now the curve. A small language model is trained three times on the same
+# The large layer becomes almost 1.5 times as fast, not twice, and the small one gets *slower*. You will find out why,
+# and predict which layers are worth it. Now the curve. A small language model is trained three times on the same
 # batches. BF16 is the reference. The second run uses FP8 with delayed scaling, Transformer Engine's first recipe. The
-# third run casts its tensors to FP8 as they are, without any scale.
+# third run casts its tensors to FP8 directly, without any scale.
 #
 # A step has 1,024 micro-batches. Megatron-LM divides the loss of each by their number before its backward pass, so the
 # gradients are 1,024 times smaller than those of a single micro-batch. To save time, only one of the 1,024 is run here;
@@ -130,7 +130,7 @@ plt.show()
 
 # %% [markdown]
 # Two of the curves lie almost on top of each other: with good scales, eight bits cost nothing here. The third one stays
-# at the loss of a model that guesses, and no error or NaN says so. So what do scales do, and what is a good one? To find
+# at the loss of random guessing, without a single error or NaN. So what do scales do, and what is a good one? To find
 # out, look at the numbers themselves.
 
 # %% [markdown]
@@ -290,21 +290,22 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# A GPU rounds in hardware, and PyTorch's conversion to float8 rounds in the same way. But what becomes of a value *beyond*
-# the range depends on the cast, because the [OCP's specification of
-# FP8](https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1)
+# A GPU rounds in hardware, and PyTorch's conversion to float8 rounds in the same way. But what a value *beyond* the
+# range becomes depends on the cast, because the [OCP's FP8
+# specification](https://www.opencompute.org/documents/ocp-8-bit-floating-point-specification-ofp8-revision-1-0-2023-12-01-pdf-1)
 # defines a saturating and a non-saturating conversion. CUDA's conversions from C++ [saturate in both
 # formats](https://docs.nvidia.com/cuda/cuda-math-api/cuda_math_api/struct____nv__fp8__e4m3.html). PyTorch's `.to()`
 # overflows to infinity in E5M2. In E4M3, which has no infinity, it returned NaN until PyTorch [began to
-# saturate](https://github.com/pytorch/pytorch/pull/178817) in 2026. The next cell shows what yours does. A program that
-# must not depend on this clamps first, as you did.
+# saturate](https://github.com/pytorch/pytorch/pull/178817) in 2026. The next cell shows what yours does. Clamp first,
+# as you did, and your program does not depend on it.
 
 # %% tags=["explore"]
 x = torch.linspace(-600, 600, 20001)
 for name, numbers, dtype in (("E4M3", E4M3, torch.float8_e4m3fn), ("E5M2", E5M2, torch.float8_e5m2)):
     largest = numbers[2]
     same = torch.equal(round_to(x, *numbers), x.clamp(-largest, largest).to(dtype).float())
-    print(f"{name}: {good('equal to') if same else bad('unlike')} PyTorch's conversion of {len(x):,} clamped numbers")
+    print(f"{name}: {good('matches') if same else bad('differs from')} PyTorch's conversion of {len(x):,} clamped "
+          "numbers")
     print("  without clamping: " + ", ".join(
         f"{value:g} becomes {torch.tensor(value).to(dtype).item():g}" for value in (464.5, 1e6, float("inf"))))
 
@@ -435,16 +436,15 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
 #
 # ### Exercise 3: delayed scaling
 #
-# Write `DelayedScale`, the state of one tensor. Inside of an `autocast` block, `record` is called with the tensor each
-# time that it is rounded, and `end_autocast` sets the scale for the next block. The rules are those of Transformer
-# Engine
+# Write `DelayedScale`, the state of one tensor. Inside an `autocast` block, `record` is called each time the tensor is
+# rounded, and `end_autocast` sets the scale for the next block. The rules are those of Transformer Engine
 # ([`delayed_scaling.cu`](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/recipe/delayed_scaling.cu)):
 #
 # - The amax of a block is the largest amax of its tensors, and becomes an entry of the history, which holds the last
 #   `length` of them.
 # - The scale is computed from the largest entry.
-# - An amax of zero means that the tensor was not used. It is no entry, and the scale does not change.
-# - An infinite amax *is* an entry. While there is one in the history, the scale stays as it is, because no scale fits
+# - An amax of zero means that the tensor was not used. It does not enter the history, and the scale does not change.
+# - An infinite amax *does* enter the history. Until it has left, the scale stays as it is, because no scale fits
 #   infinity.
 # - Before the first block, the scale is 1.
 
@@ -601,9 +601,9 @@ check.function(scales_of_blocks, cases=[tuple(case[name] for name in ("largest",
 # +        if max(self.history) > 0:
 
 # %% [markdown]
-# So a single overflow freezes a scale for as long as the history is, and with 1,024 entries, the tensor may have changed
-# a lot when it thaws. That is why this course's trainer leaves infinite amaxes out: with loss scaling, a step whose
-# gradients overflow is skipped anyway.
+# So a single overflow freezes a scale for the length of the history. With 1,024 entries, the tensor may have changed a
+# lot by the time the scale thaws. That is why this course's trainer leaves infinite amaxes out: with loss scaling, a
+# step whose gradients overflow is skipped anyway.
 #
 # Gradients spread over many more powers of two than activations do, and E5M2 covers 32 powers of two instead of 18. Hence
 # the **hybrid** format: E4M3 in the forward pass, where precision matters more, and E5M2 for gradients. Without scales,
@@ -618,8 +618,8 @@ for name, gradients in (("E4M3", recipe.Format.E4M3), ("E5M2", recipe.Format.HYB
               f"{(good if learns else bad)(f'{losses[-1]:.2f}')}")
 
 # %% [markdown]
-# Your colleague tried one micro-batch. A run with 1,024 of them divides every gradient by 1,024, and without scales, that
-# is more than either format can take: all gradients of the linear layers become zero.
+# Your colleague tried one micro-batch. With 1,024 of them in a step, every gradient is divided by 1,024. Without
+# scales, that is too small for either format: all gradients of the linear layers become zero.
 
 # %% [markdown]
 # ### Exercise 4: ranks must agree
@@ -701,17 +701,18 @@ check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
 # model stays in 16 or 32 bits: the softmax, the norms, the residual stream, and the master weights of the optimizer.
 #
 # In PyTorch the GEMM is `torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=...)`. It multiplies `a` [m, k] by `b`
-# [k, n], and the result by both inverse scales. FP8 GEMMs on Hopper are TN-only: both operands must be K-major, that is,
-# contiguous along the dimension that is summed over. So the backward pass needs transposed copies. With one scale per
-# tensor, transpose the FP8 tensor rather than the BF16 one: nothing is rounded a second time, and the copy moves half
-# the bytes. This does *not* hold for blocks of 1 x 128 or 1 x 32 elements, which you meet below: their scales run along
-# the summed dimension, which is another one after transposing, so the tensor must be quantized a second time.
+# [k, n], and the result by both inverse scales. FP8 GEMMs on Hopper are TN-only: both operands must be K-major, that
+# is, contiguous along the dimension that is summed over. So the backward pass needs transposed copies. With one scale
+# per tensor, transpose the FP8 tensor rather than the BF16 one: nothing is rounded a second time, and the copy moves
+# half the bytes. This does *not* hold for blocks of 1 x 128 or 1 x 32 elements, which you meet below: their scales run
+# along the summed dimension, and transposing swaps the dimensions, so the tensor must be quantized a second time.
 #
-# How exact is the sum? "Accumulated in FP32" is what the instruction says, and on Hopper it is not what happens.
-# DeepSeek-V3's authors found that the H800's Tensor Cores keep only about 14 bits of an FP8 GEMM's partial sums, with a
-# largest relative error of nearly 2% for sums over 4,096 elements ([2024](https://arxiv.org/abs/2412.19437), section 3.3.2). So they add
-# the partial sums to FP32 registers every 128 elements, outside of the Tensor Cores. Transformer Engine does the same in
-# the backward pass (it calls it a *split accumulator*). On your CPU, the sums are exact.
+# How exact is the sum? Hopper's FP8 instructions promise FP32 accumulation, but the hardware keeps fewer bits.
+# DeepSeek-V3's authors found that the H800's Tensor Cores keep only about 14 bits of an FP8 GEMM's partial sums, which
+# leads to a maximum relative error of nearly 2% in sums over 4,096 elements ([2024](https://arxiv.org/abs/2412.19437),
+# section 3.3.2). So they add the partial sums to FP32 registers every 128 elements, outside the Tensor Cores.
+# Transformer Engine does the same in the backward pass (it calls it a *split accumulator*). On your CPU, the sums are
+# exact.
 #
 # ### Exercise 5: an FP8 linear layer
 #
@@ -1224,9 +1225,10 @@ for rows, columns in ((256, 256), (128, 128), (1, 128)):
 # the scale gives the value back.
 #
 # Write `mxfp8`. Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does.
-# (The OCP's specification takes the exponent of the amax minus 8 instead. Then the largest elements saturate if the amax
-# is more than 1.75 times a power of two, because 448 is 1.75 times one.) A block of zeros gets the exponent $-127$. Return the elements in E4M3, and the exponents. Compute them exactly: `torch.log2` rounds, so it
-# misses an amax just above $448 \cdot 2^{10}$, but `torch.frexp` does not.
+# The OCP's MX specification subtracts 8 from the exponent of the amax instead. With that rule, the largest elements
+# saturate if the amax is more than 1.75 times a power of two, because E4M3 ends at $448 = 1.75 \cdot 2^8$. A block of
+# zeros gets the exponent $-127$. Return the elements in E4M3, and the exponents. Compute them exactly: `torch.log2`
+# rounds, so it misses an amax just above $448 \cdot 2^{10}$, but `torch.frexp` does not.
 
 # %% answer="mxfp8"
 def mxfp8(x):
@@ -1328,8 +1330,8 @@ check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shar
 # 6, so scales do most of the work. **NVFP4** has three levels: E2M1 elements, an E4M3 scale for each 16 of them in a
 # row, and one FP32 scale for the tensor, which brings the block scales into E4M3's range. In [NVIDIA's paper
 # (2025)](https://arxiv.org/abs/2509.25149), a 12-billion-parameter model trained on 10 trillion tokens with it reached
-# an MMLU-Pro accuracy of 62.58%, and 62.62% in FP8. It took more than a format: random Hadamard transforms that spread
-# outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
+# an MMLU-Pro accuracy of 62.58%, compared with 62.62% in FP8. It took more than a format: random Hadamard transforms
+# that spread outliers, 16 x 16 blocks for weights, stochastic rounding of gradients, and some layers in BF16.
 #
 # ### Exercise 8: NVFP4
 #
@@ -1503,9 +1505,9 @@ costs.show(costs.of({"BF16": "", "FP8, delayed": "--fp8-format hybrid",
                      "FP8, blocks": "--fp8-format e4m3 --fp8-recipe blockwise"}, GPT))
 
 # %% [markdown]
-# Delayed scaling is the fastest, because its amaxes cost no pass of their own. FP8 needs *more* memory here: in
-# addition to the BF16 weights, each GPU keeps FP8 copies of them and of their transposes for the micro-batches of a
-# step.
+# Delayed scaling is the fastest, because it finds amaxes without an extra pass over the data. FP8 needs *more* memory
+# here: in addition to the BF16 weights, each GPU keeps FP8 copies of them and of their transposes for the micro-batches
+# of a step.
 
 # %% [markdown]
 # Second, [Accelerate](https://huggingface.co/docs/accelerate/usage_guides/low_precision_training), Hugging Face's
@@ -1553,8 +1555,8 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # trainer = Trainer(plugins=fp8)
 # ```
 #
-# (In Lightning's current source, the class takes the same arguments and hands them to a package of its own,
-# `pytorch-lightning-enterprise`.)
+# In Lightning's current source, the class takes the same arguments, but passes them to a separate package,
+# `pytorch-lightning-enterprise`.
 #
 # [NeMo](https://github.com/NVIDIA/NeMo/blob/v1.23.0/examples/nlp/language_modeling/conf/megatron_gpt_config.yaml), in
 # its model's YAML file:
@@ -1569,8 +1571,8 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # reduce_amax: True                  # Exercise 4
 # ```
 #
-# NeMo 2.0 [moved
-# these keys](https://docs.nvidia.com/nemo-framework/user-guide/latest/nemo-2.0/migration/precision.html) to a plugin:
+# NeMo 2.0 [moved these
+# keys](https://docs.nvidia.com/nemo-framework/user-guide/latest/nemo-2.0/migration/precision.html) to a plugin:
 # `nl.MegatronMixedPrecision(precision="bf16-mixed", fp8="hybrid", fp8_amax_history_len=16, ...)`.
 #
 # | setting | Megatron-LM | Accelerate | Lightning | NeMo |
@@ -1599,7 +1601,7 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 #
 # | model | training | result | source |
 # |---|---|---|---|
-# | language models of up to 175B parameters | hybrid, per-tensor scales; simulated: tensors were rounded to FP8's numbers, and the GEMMs ran in 16 bits | matches 16-bit training with unchanged hyperparameters | [Micikevicius et al., 2022](https://arxiv.org/abs/2209.05433) |
+# | language models of up to 175B parameters | hybrid, per-tensor scales; simulated: tensors were rounded to FP8 values, and the GEMMs ran in 16 bits | matches 16-bit training with unchanged hyperparameters | [Micikevicius et al., 2022](https://arxiv.org/abs/2209.05433) |
 # | DeepSeek-V3's two test models, 16B and 230B | E4M3, 1 x 128 and 128 x 128 blocks | loss within 0.25% of BF16's | [DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437) |
 # | 12B hybrid Mamba-Transformer, 10T tokens | NVFP4 against FP8 | MMLU-Pro 62.58% against 62.62% | [NVIDIA, 2025](https://arxiv.org/abs/2509.25149) |
 # | this lab's small model, 60 steps | delayed scaling against BF16 | the first cells of this lab | |
@@ -1633,8 +1635,8 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # %% [markdown]
 # ## Appendix: a whole model
 #
-# The rest of this lab is about using FP8 layers that others wrote. You do not have to rewrite a model to train it in FP8. Transformer Engine's layers have the same parameters as
-# PyTorch's, and a context manager decides what runs in FP8:
+# The rest of this lab is about FP8 layers that others wrote. You do not have to rewrite a model to train it in FP8.
+# Transformer Engine's layers have the same parameters as PyTorch's, and a context manager decides what runs in FP8:
 #
 # ```python
 # import minite as te                              # or transformer_engine.pytorch
@@ -1656,7 +1658,7 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # optimizer keep working, and every parameter keeps its name. Layers keep their training or evaluation mode. Return the
 # sorted names of the replaced layers, such as `model.layers.0.mlp.up_proj`.
 #
-# The state dict has one key more per replaced layer, `_extra_state`, for amax histories and scales. The cells after the
+# The state dict has one more key per replaced layer, `_extra_state`, for amax histories and scales. The cells after the
 # exercise show what that means for checkpoints.
 
 # %% answer="swap"
@@ -1763,8 +1765,8 @@ check.function(swapped_llama, expected=remaining, cases=[tuple(case.values()) fo
 # +    for name, module in list(model.named_children()):
 
 # %% [markdown]
-# Now load a checkpoint of the BF16 model into the swapped one. PyTorch's loading is **strict**: every key must be on both
-# sides.
+# Now load a checkpoint of the BF16 model into the swapped one. PyTorch's loading is **strict**: both sides must have
+# the same keys.
 
 # %% tags=["explore"]
 plain, fp8 = nn.Linear(16, 16), te.Linear(16, 16)
@@ -1775,9 +1777,9 @@ except RuntimeError as error:
 print(fp8.load_state_dict(plain.state_dict(), strict=False))
 
 # %% [markdown]
-# That is what Transformer Engine does, too, and why its users load 16-bit checkpoints with `strict=False`. Then it is
-# your task to see that *nothing but* `_extra_state` is missing. And if a checkpoint of an FP8 run loses it? Here the run
-# from the start is saved before step 40 and resumed, with and without it:
+# That is what Transformer Engine does, too, and why its users load 16-bit checkpoints with `strict=False`. It is then
+# up to you to check that *nothing but* `_extra_state` is missing. What if a checkpoint of an FP8 run loses it? Here the
+# run from the start is saved before step 40 and resumed, with and without it:
 
 # %% tags=["explore"] short={"resumed(40": "resumed(2", "45": "4", "39:43": "1:4", "step 40": "step 2"}
 for extra_state in (True, False):
@@ -1787,9 +1789,9 @@ for extra_state in (True, False):
     print(f"{'with' if extra_state else 'without'} _extra_state: gradient norms around step 40 are {norms}")
 
 # %% [markdown]
-# Without `_extra_state`, all scales are 1 again. For one step, most gradients underflow, and nothing reports it: the loss
-# of that step is computed before. Then the amaxes are back. A single lost step is cheap; a scale that is wrong in every
-# step is not.
+# Without `_extra_state`, all scales are 1 again. For one step, most gradients underflow, and nothing reports it: the
+# loss of that step was computed before. One step later, the amaxes are back. A single lost step is cheap; a scale that
+# is wrong in every step is not.
 #
 # ### Exercise 10: from GPT-2's block to a TransformerLayer
 #
@@ -2040,8 +2042,8 @@ check.function(calibrated, rel=1e-3, expected=quantile_scales, cases=[(case["bat
 # %% [markdown]
 # Now serve the small language model with FP8 weights. Its checkpoint has no 16-bit copy of them: each matrix is a
 # float8 tensor with one scale per row. The next cell measures the perplexity on batches that the model has not seen.
-# For comparison, it also rounds the weights to four bits, but does not save those: that would take two numbers per
-# byte.
+# For comparison, it also rounds the weights to four bits, but does not save those: that would mean packing two numbers
+# into each byte.
 
 # %% tags=["explore"] short={"train(None, 60)": "train(None, 4)"}
 import io
@@ -2079,8 +2081,8 @@ for name, numbers in (("E4M3", E4M3), ("E2M1", E2M1)):
     print(f"{name}: perplexity {result(f'{perplexity(model):.3f}')}{size}")
 
 # %% [markdown]
-# Eight bits cost hardly any perplexity; four bits with one scale per row cost more. Does clipping help E4M3? A tensor
-# with an outlier, rounded with three percentiles:
+# Eight bits hardly raise the perplexity; four bits with one scale per row raise it more. Does clipping help E4M3? A
+# tensor with an outlier, rounded with three percentiles:
 
 # %% tags=["explore"]
 torch.manual_seed(0)

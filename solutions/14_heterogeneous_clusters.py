@@ -32,7 +32,7 @@
 # - place unlike GPUs along a pipeline without trying the same order twice;
 # - weight gradients correctly when replicas process different numbers of samples;
 # - weigh time against dollars, and write a heterogeneous job for Slurm;
-# - tell which decisions survive the error of a model, and which you have to measure.
+# - find out which decisions survive the model's error, and which you have to measure.
 #
 # **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
 # turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess, guess
@@ -400,12 +400,13 @@ draw_beside({"Equal: 8-8-8-8-8-8": timeline(XL, naive),
 #
 # ### Exercise 3: room
 #
-# For a pipeline on the given kinds of GPUs, how many layers fit on each stage at most? It may be more than the model
-# has. The case gives sizes in GiB: `state` per layer, `activation` per layer and micro-batch, and the `memory` of each
-# kind of GPU, from which a flat 2 GiB are already subtracted for CUDA, NCCL, and everything else that is no layer. That
-# is too little for the outer stages: the weights, gradients, and optimizer state of the embedding alone take 1.2 GiB in
-# GPT-2 XL and 3.1 GiB in the larger model below, and its copy at the head takes as much. `lab plan` and the trainer's
-# `--estimate` count them; ask these before you trust a plan that fills its first or last stage.
+# For a pipeline on the given kinds of GPUs, what is the largest number of layers that fits on each stage? It may be
+# more than the model has. The case gives sizes in GiB: `state` per layer, `activation` per layer and micro-batch, and
+# the `memory` of each kind of GPU, from which a flat 2 GiB is already subtracted for CUDA, NCCL, and everything else
+# that is not a layer. That is too little for the outer stages: the weights, gradients, and optimizer state of the
+# embedding alone take 1.2 GiB in GPT-2 XL and 3.1 GiB in the larger model below, and its copy at the head takes as
+# much. `lab plan` and the trainer's `--estimate` count them, so run one of the two before you trust a plan that fills
+# its first or last stage.
 
 # %% answer="room"
 def room(case, replicas, kinds):
@@ -1330,29 +1331,29 @@ draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
 # %% [markdown]
 # ## Which decisions survive the model's error?
 #
-# Your planner gains a few percent over the best order of four replicas. But all of these times are modeled. On published
-# runs, modeled step times are off by 4% on average on A100s, by 5% in the only run on A10s that we know, and by up to 35%
-# in the worst one. Worse, the two errors are independent: if the model is too optimistic about one kind of GPU and not
-# about the other, it prefers plans that give the first kind too many layers. Which of your decisions would you still
-# defend?
+# Your planner gains a few percent over the best order of four replicas. But all of these times are modeled. On
+# published runs, modeled step times are off by 4% on average on A100s, by 5% in the only run on A10s that we know of,
+# and by up to 35% in the worst one. Worse, the error may differ between kinds of GPUs: if the model is too optimistic
+# about one kind but not about the other, it prefers plans that give the first kind too many layers. Which of your
+# decisions would you still defend?
 #
-# A **decision survives** an error of, say, 10% if the chosen plan stays the faster one whenever the times of each kind of
+# A **decision survives** an error of, say, 10% if the chosen plan stays the faster one when the times of each kind of
 # GPU are 10% longer or 10% shorter, in all combinations.
 #
 # ### Exercise 10: decisions that survive
 #
-# Write `survives`. Change the times of all parts (embedding, layer, and head) of a kind by the same factor, but the kinds
-# independently of each other. The links and the all-reduces stay as they are. Two equal steps are no reason to prefer
-# one.
+# Write `survives`. Change the times of all parts (embedding, layer, and head) of a kind by the same factor, but the
+# kinds independently of each other. The links and the all-reduces stay as they are. If both plans take equally long,
+# the decision does not survive.
 
 # %% answer="survives"
 def survives(case, chosen, other, error):
-    """Return whether the chosen plan is faster than the other one in spite of an error of the model.
+    """Return whether the chosen plan is faster than the other one, even if the model is wrong.
 
     Args:
         case: the case.
         chosen, other: plans.
-        error: such as 0.1, if the times of each kind of GPU may be 10% longer or 10% shorter.
+        error: relative error; with 0.1, the times of each kind of GPU may be 10% longer or shorter.
     """
     ### BEGIN SOLUTION
     from itertools import product
@@ -1523,7 +1524,7 @@ planned = jobs.wait()
 # - GPUs of a kind are interchangeable, so placements are distinct orders of kinds.
 # - Unequal replicas need gradients that are weighted by samples, and a rank without samples still takes part.
 # - Between time and dollars, there is a front of plans, and no single optimum.
-# - A decision that the model's error can reverse is no decision yet: measure it.
+# - A decision that the model's error can reverse is not settled yet: measure it.
 #
 # ## Read next
 #

@@ -1,7 +1,7 @@
 """Measure what this machine's processor does with each dtype: `lab doctor`.
 
-The same torch takes other paths on other processors. Some are so slow that a program seems to
-hang, so the first question about a slow step is which dtype the processor multiplies slowly.
+The same torch takes different paths on different processors. Some are so slow that a program seems
+to hang, so the first question about a slow step is which dtype the processor multiplies slowly.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _read(path: Path) -> Regrade | None:
 
 
 def _programs() -> str:
-    """Return a digest that is another one after an update of the course's programs."""
+    """Return a digest of the course's programs, which changes with every update."""
     total = hashlib.sha256()
     for folder in ("code", "grader"):
         for path in sorted((CHECKOUT / folder).rglob("*.py")):

@@ -250,7 +250,7 @@ def _not_a_notebook(file: File) -> str:
         return "an archive inside: only notebooks are accepted"
     name = file.path.lower().rpartition("/")[2]
     if ".ipynb." in name:
-        return f"it is called .{name.rpartition('.')[2]}: rename it so that its name ends in .ipynb"
+        return f"its name ends in .{name.rpartition('.')[2]}: rename it so that it ends in .ipynb"
     ending = name.rpartition(".")[2] if "." in name else ""
     return (f"a .{ending} file" if ending else "a file without an ending") + ", not a notebook"
 

@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    """Replace the groups by those of a file, or remove them where there is no file."""
+    """Replace the groups with those of a file, or remove them where there is no file."""
     from grader.course import groups, receipts
     from grader.course.roster import Roster, people
     from grader.gradebook.records import gradebook

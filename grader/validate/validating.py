@@ -58,9 +58,9 @@ def read(path: Path) -> Any:
         with path.open("rb") as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
-            raise LabError(f"{path} has more than {LARGEST / 1e6:.0f} MB, which grading does not "
-                           "read: clear its outputs (Edit > Clear Outputs of All Cells), and save "
-                           "it")
+            raise LabError(f"{path} is larger than {LARGEST / 1e6:.0f} MB, the most that "
+                           "grading reads: clear its outputs (Edit > Clear Outputs of All "
+                           "Cells), and save it")
         submitted = parse(content, path.name)
         require_notebook(submitted)
     except Unusable as error:

@@ -61,7 +61,7 @@ def relation(got: Any, expected: Any) -> str:
         return ""
     which = "it is" if len(pairs) == 1 else "all of them are"
     if all(one == -other for one, other in pairs):
-        return f"{which} right but for the sign"
+        return f"{which} right except for the sign"
     steps = {one - other for one, other in pairs}
     if all(type(other) is int for _, other in pairs) and steps <= {1, -1} and len(steps) == 1:
         return f"{which} off by one"

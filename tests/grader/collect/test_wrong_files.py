@@ -97,7 +97,7 @@ FORMS = {"plain": ("ada/{}", "grace/{}"),
 @pytest.mark.parametrize("form, name, content, why", [
     ("plain", f"{NAME}.pdf", b"%PDF-1.7", "a .pdf file, not a notebook"),
     ("canvas", "my report.html", b"<html>", "a .html file, not a notebook"),
-    ("moodle", "Untitled.ipynb.txt", b"{}", "rename it so that its name ends in .ipynb"),
+    ("moodle", "Untitled.ipynb.txt", b"{}", "rename it so that it ends in .ipynb"),
     ("moodle", f"{NAME}.ipynb", b" \n", "it is empty"),
     ("canvas", f"{NAME}.ipynb", b" " * 20_000_001, "a bomb?"),
     ("canvas", "work.zip", bytes_of_zip({"a.ipynb": b"{}"}), "an archive inside"),

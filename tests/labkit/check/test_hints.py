@@ -56,7 +56,7 @@ def test_an_error_in_another_case_does_not_hide_the_hint():
 
 
 @pytest.mark.parametrize(("got", "expected", "text"), [
-    (-3.0, 3.0, "it is right but for the sign"), (4, 3, "it is off by one"),
+    (-3.0, 3.0, "it is right except for the sign"), (4, 3, "it is off by one"),
     ([1, 5], [1, 4], "it is off by one"), ([2, 5], [1, 4], "all of them are off by one"),
     ([2, 3], [1, 4], ""), (2.1, 3.1, ""), (3000.0, 3.0, "it is 1,000 times too large"),
     ({"a": 1.0, "b": 2.0}, {"a": 1024.0, "b": 2048.0}, "all of them are 1,024 times too small"),
@@ -69,5 +69,5 @@ def test_without_a_hint_the_numbers_say_what_they_have_in_common(got, expected, 
 
 def test_what_they_have_in_common_is_in_the_message():
     assert said(lambda: 8, [()], [7], {}).endswith("another number: it is off by one.")
-    with pytest.raises(check.Failed, match=r"another number: it is right but for the sign"):
+    with pytest.raises(check.Failed, match=r"another number: it is right except for the sign"):
         check.value(-2.0, 2.0)

@@ -1,7 +1,7 @@
 """Megatron-LM's flags that the trainer does not implement: harmless, or refused, and why.
 
-Names come from upstream.py; a name that ends in * stands for all that begin so. A test checks that
-every one of Megatron-LM's flags has exactly one place: in the parser, or here.
+Names come from upstream.py; a name that ends in * stands for all with that prefix. A test checks
+that every one of Megatron-LM's flags has exactly one place: in the parser, or here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NO_EFFECT = {
     "GEMMs accumulate weight gradients where dtypes allow": "--no-gradient-accumulation-fusion",
     "these all-reduces are never asynchronous here": "--no-async-tensor-model-parallel-allreduce",
     "attention scores are never divided by the layer number": "--no-query-key-layer-scaling",
-    "a softmax is always computed in fp32": "--attention-softmax-in-fp32",
+    "the softmax is always computed in fp32": "--attention-softmax-in-fp32",
     "parameters are always initialized on the CPU":
         "--use-cpu-initialization --lazy-mpu-init --init-model-with-meta-device",
     "parameters are always initialized": "--no-initialization",
@@ -25,14 +25,14 @@ NO_EFFECT = {
     "data files are always memory-mapped, and read without worker threads":
         "--mmap-warmup --no-mmap-bin-files --num-dataset-builder-threads "
         "--mid-level-dataset-surplus --no-create-attention-mask-in-dataloader",
-    "there is one kind of checkpoint here, saved before training goes on":
+    "there is one checkpoint format here, and training waits until it is saved":
         "--async-save --use-persistent-ckpt-worker --auto-detect-ckpt-format "
         "--ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load "
         "--ckpt-assume-constant-structure --dist-ckpt-* --distrib-optim-fully-* "
         "--no-use-tokenizer-model-from-checkpoint-args",
     "no checkpoint is ever deleted": "--save-retain-interval",
     "there is one implementation of the model here": "--use-mcore-models --use-legacy-models",
-    "it is for programs other than the training of a GPT":
+    "it is for programs that do something other than train a GPT":
         "--inference-* --max-tokens-to-oom --output-bert-embeddings --bert-embedder-type "
         "--flash-decode --use-legacy-static-engine --symmetric-ar-type "
         "--nccl-all-reduce-for-prefill --mlp-chunks-for-prefill --disable-chunked-prefill "
@@ -42,7 +42,7 @@ NO_EFFECT = {
         "--log-straggler --disable-straggler-on-startup --straggler-* --log-progress --log-energy "
         "--run-workload-inspector-server --config-logger-dir --record-memory-history "
         "--memory-snapshot-path --logging-level --dump-param-to-param-group-map",
-    "curves go to --tensorboard-dir, and to no other service":
+    "curves go only to --tensorboard-dir":
         "--wandb-* --no-one-logger --one-logger-* --app-tag-*",
     "it belongs to NVIDIA's own clusters":
         "--enable-ft-package --calc-ft-timeouts --adlr-autoresume --adlr-autoresume-interval",
@@ -50,11 +50,11 @@ NO_EFFECT = {
         "--no-check-for-nan-in-loss-and-grad --check-for-spiky-loss --check-for-large-grads "
         "--rerun-mode --result-rejected-tracker-filename "
         "--check-weight-hash-across-dp-replicas-interval",
-    "a batch size that does not divide is an error": "--decrease-batch-size-if-needed",
-    "memory and garbage are left to PyTorch and Python":
+    "a global batch size that is not divisible is an error": "--decrease-batch-size-if-needed",
+    "memory and garbage collection are left to PyTorch and Python":
         "--manual-gc --manual-gc-interval --no-manual-gc-eval --empty-unused-memory-level "
         "--no-pin-cpu-grads --no-pin-cpu-params --train-sync-interval",
-    "runs repeat to the last digit on the CPU and on virtual GPUs": "--deterministic-mode",
+    "runs are always deterministic on the CPU and on virtual GPUs": "--deterministic-mode",
     "it tunes a library that the trainer leaves as it is":
         "--high-priority-stream-groups --use-nccl-ub --disable-symmetric-registration "
         "--nccl-communicator-config-path --use-ring-exchange-p2p --tp-comm-bootstrap-backend "
@@ -97,7 +97,7 @@ REFUSED = {
     "the trainer has no such attention":
         "--attention-backend --softmax-type --window-size --window-attn-skip-freq --qk-layernorm "
         "--qk-l2-norm --add-qkv-bias --apply-query-key-layer-scaling",
-    "the trainer has learned and rotary positions, and no variants of them":
+    "the trainer has learned and rotary position embeddings, without variants":
         "--use-rotary-position-embeddings --no-position-embedding --relative-attention-* "
         "--rotary-interleaved --rotary-seq-len-interpolation-factor --use-rope-scaling "
         "--rope-scaling-factor --rope-type --no-rope-freq --mrope-section",
@@ -114,7 +114,7 @@ REFUSED = {
         "--img-h --img-w --num-channels --patch-dim --classes-fraction --data-per-class-fraction "
         "--no-data-sharding --head-lr-mult --vision-* --swin-backbone-type --mask-type "
         "--mask-factor --iter-per-epoch --dino-*",
-    "the trainer pretrains, and does no reinforcement learning or fine-tuning of chats":
+    "the trainer only pretrains, without reinforcement learning or fine-tuning":
         "--perform-rl-step --rl-* --no-rl-* --grpo-* --langrl-* --no-langrl-* --sft --sft-*",
     "the trainer has Adam with fp32 state on the GPU":
         "--sgd-momentum --muon-* --optimizer-cpu-offload --optimizer-offload-fraction "
@@ -146,12 +146,12 @@ REFUSED = {
         "--no-strict-fsdp-dtensor-load",
     "the updated parameters are all-gathered after the step":
         "--overlap-param-gather --overlap-param-gather-with-optimizer-step",
-    "--tp-comm-overlap overlaps in one way here":
+    "--tp-comm-overlap has no variants here":
         "--tp-comm-overlap-cfg --disable-tp-comm-* --tp-comm-overlap-rs-dgrad",
     "the schedule decides what each stage computes, and when":
         "--num-virtual-stages-per-pipeline-rank --microbatch-group-size-per-virtual-pipeline-stage "
         "--defer-embedding-wgrad-compute --wgrad-deferral-limit",
-    "layers are assigned to stages in another way here":
+    "layers are assigned to stages differently here":
         "--decoder-first-pipeline-num-layers --decoder-last-pipeline-num-layers "
         "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
         "--standalone-embedding-stage",
@@ -160,9 +160,9 @@ REFUSED = {
         "--use-tp-pp-dp-mapping --distributed-timeout-seconds-after-init --ddp-num-buckets",
     "there are no CUDA graphs here":
         "--enable-cuda-graph --external-cuda-graph --cuda-graph-*",
-    "a failed job is started again by Slurm, not from inside":
+    "Slurm requeues a failed job; the trainer does not restart itself":
         "--inprocess-* --replication --replication-jump --replication-factor --error-injection-*",
-    "steps are profiled in another way here":
+    "steps are profiled differently here":
         "--profile --profile-step-start --profile-step-end --use-pytorch-profiler",
     "checkpoints are Megatron-LM's torch format, in one folder":
         "--ckpt-format --use-dist-ckpt --ckpt-convert-* --non-persistent-* --ckpt-step "

@@ -45,9 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     times.add_argument("--keep-times", action="store_true",
                        help="trust the files' own times, which students can write")
     collect.add_argument("--times", type=Path, metavar="FILE",
-                         help="a CSV file of times of receipt, with the columns student, received")
+                         help="CSV file of times of receipt, with the columns student, received")
     collect.add_argument("--worksheet", type=Path, metavar="FILE", help="Moodle's grading "
-                         "worksheet of the assignment: tells students of one name apart")
+                         "worksheet of the assignment, to tell namesakes apart")
     collect.add_argument("--correct", action="store_true",
                          help="also change the times of versions that were collected before")
     collect.add_argument("--student", action="append", default=[], metavar="STUDENT",

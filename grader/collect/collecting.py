@@ -177,8 +177,8 @@ def _source(course: Course, location: str, roster: Roster,
     if options.below is not None:
         if options.pattern or options.keep_times:
             flag = "--pattern" if options.pattern else "--keep-times"
-            raise LabError(f"--below takes no {flag}: a home says whose it is, and its file "
-                           "system says when")
+            raise LabError(f"--below takes no {flag}: the home tells whose file it is, and its "
+                           "file system tells when")
         labs = [options.lab] if options.lab else course.labs()
         yield homes.Homes(path, options.below, labs)
         return
@@ -191,7 +191,7 @@ def _source(course: Course, location: str, roster: Roster,
     with opened(path) as source:
         if options.keep_times and not isinstance(source, Folder):
             raise LabError("--keep-times is for folders: the times in an LMS's archive are those "
-                           "of its creation; pass --received TIME for when it was closed")
+                           "of its creation; pass --received TIME, when the assignment closed")
         yield source
 
 

@@ -10,15 +10,16 @@ from grader.commands import add_command, open_course, require_lab
 from labcore.terminal import visible
 
 EXAMPLES = """examples:
-  lab groups import groups.csv                     columns student, group; for all labs
+  lab groups import groups.csv                     with columns student, group; for all labs
   lab groups import groups.csv --lab 20_project    for this lab alone
   lab groups import participants.csv               Moodle's participants, with their groups
   lab groups list
   lab groups remove --lab 20_project
 
-What one member submits is the group's: every member has its score in grades.csv and in exports, and
-a feedback page. `lab score` and `lab roster remove` still mean one member; `lab extend`, `lab
-attempt`, and `lab aside` mean the group. Not for contests, and not with `lab collect --below`."""
+What one member submits is the group's: every member gets its score in grades.csv and in exports,
+and a feedback page. `lab score` and `lab roster remove` still apply to one member; `lab extend`,
+`lab attempt`, and `lab aside` apply to the group. Groups do not work in contests, nor with
+`lab collect --below`."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

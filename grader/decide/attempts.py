@@ -20,10 +20,10 @@ EXAMPLES = """examples:
   lab attempt 00_welcome                     everybody's attempts
   lab attempt ada 00_welcome withdraw 2 --why "uploaded to the wrong assignment"
   lab attempt ada 00_welcome choose 1 --why "asked for it by email on May 3"
-  lab attempt ada 00_welcome --remove        what c.Attempts says counts again
+  lab attempt ada 00_welcome --remove        go back to what c.Attempts says
 
-A withdrawn attempt counts nowhere, but its notebook and its score are kept. A chosen one counts
-whatever is submitted later. The version to grade is put into submitted/ at once; `lab grade` then
+A withdrawn attempt never counts, but its notebook and its score are kept. A chosen one counts no
+matter what is submitted later. The version to grade is put into submitted/ at once; `lab grade` then
 grades it. The numbers are those of the list."""
 
 

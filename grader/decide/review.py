@@ -1,4 +1,4 @@
-"""`lab review`: what waits for a person in one lab, and decisions about all of it at once."""
+"""`lab review`: what in a lab waits for a decision, and decisions about all of it at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from grader.course import Course, Submission
 
 EXAMPLES = """examples:
-  lab review 03_multi_node                    what waits for a person, and why
+  lab review 03_multi_node                    what waits for your decision, and why
   lab review 03_multi_node --accept           keep all scores that were entered by hand
   lab review 03_multi_node ada --accept --cell essay     one student's, for one answer
-  lab review 03_multi_node ada --discard      what she got for an earlier version is void
+  lab review 03_multi_node ada --discard      drop what she got for an earlier version
   lab review 03_multi_node --blank-zero       written answers that are blank get 0 points
 
-A score by hand waits here if its answer has changed since (the same answer keeps its score), if the
-points of the question have, or if the submission was graded again. formgrader shows it, too."""
+A score entered by hand waits here if its answer has changed since (the same answer keeps its
+score), if the question's points have, or if the submission was graded again. formgrader shows it,
+too."""
 SCORED_SINCE = "scored again since: --discard drops the earlier one"
 GONE = "the lab has no such cell now: --discard drops it"
 HELD, AGAIN, BLANK, NEW = "earlier version", "graded again", "blank", "not graded yet"
@@ -48,7 +49,7 @@ class Waiting:
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
-    parser = add_command(subparsers, "review", "list and settle what waits for a person", EXAMPLES)
+    parser = add_command(subparsers, "review", "list and make pending decisions", EXAMPLES)
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("students", nargs="*", metavar="STUDENT", help="(default: everybody)")
     parser.add_argument("--cell", metavar="NAME", help="only this answer or check")
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
                   if _is_of(one, arguments.cell)]
         if arguments.cell and not chosen:
             names = sorted({one.name for one in waiting(course, book, lab, students)})
-            raise LabError(f"--cell {arguments.cell}: nothing of it waits; what waits: "
+            raise LabError(f"--cell {arguments.cell}: no decision pending; what waits: "
                            + (", ".join(names) or "nothing"))
         step = accept if arguments.accept else discard if arguments.discard else zero
         done = step(course, book, lab, chosen)

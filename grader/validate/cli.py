@@ -30,12 +30,12 @@ It starts from the notebook that you were given, adds your answers and nothing e
 from top to bottom as grading will, without the hidden tests. The exit code is 1 unless every
 exercise passes."""
 INSIDE = "JPY_SESSION_NAME"  # the notebook's path, in the environment of its kernel
-COVERS = ("Grading also runs hidden tests, which call your answers with other numbers, and no "
-          "verdict here covers those.")
+COVERS = ("Grading also runs hidden tests, which call your answers with different numbers, "
+          "and these verdicts do not cover them.")
 
 NO_SANDBOX = """
-This ran without grading's sandbox ({why}): nothing kept your code from the internet or from your
-files, which it will not have in grading, and nothing limited its memory."""
+This ran without grading's sandbox ({why}): your code could reach the internet and all of
+your files, which grading does not allow, and its memory was not limited."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -105,8 +105,8 @@ def find(given: str | None) -> Path:
 
 @contextmanager
 def _backend() -> Iterator[tuple[Backend, str]]:
-    """Yield the sandbox of grading and an empty text; or else none, and a text that explains what
-    is missing."""
+    """Yield the sandbox of grading and an empty text; or else a plain one, and a text that explains
+    what is missing."""
     from grader.sandbox import choice
     from grader.sandbox.interface import Unavailable
     from grader.sandbox.unisolated import Unisolated

@@ -102,7 +102,7 @@ def prepare_workspace(home: Path, uses_own_data: bool) -> None:
 
     data = home / "data/GPT-2_assets/my-gpt2_text_document.bin"
     if uses_own_data and not data.exists():
-        raise LabError(f"{data} is missing; create it with lab data, or name another text: "
+        raise LabError(f"{data} is missing; create it with lab data, or pass another data set: "
                        'flags = ["--data-path", "PREFIX"]')
     if not all((home / path).exists() for path in ("code/run_node.sh", "megatron/Megatron-LM")):
         shipping.make_workspace(home)

@@ -189,7 +189,7 @@ def test_a_workspace_that_only_has_data_gets_what_the_scripts_use(tmp_path, monk
     (tmp_path / "checkout/code/jobs").mkdir(parents=True)
     (tmp_path / "checkout/code/jobs/run_node.sh").write_text("")
     home = tmp_path / "home"
-    with pytest.raises(LabError, match="create it with lab data, or name another text"):
+    with pytest.raises(LabError, match="create it with lab data, or pass another data set"):
         cli.prepare_workspace(home, uses_own_data=True)
     cli.prepare_workspace(home, uses_own_data=False)
     (home / "data/GPT-2_assets").mkdir(parents=True)

@@ -23,8 +23,8 @@ EXAMPLES = """examples:
   lab attempt ada 00_welcome --remove        go back to what c.Attempts says
 
 A withdrawn attempt never counts, but its notebook and its score are kept. A chosen one counts no
-matter what is submitted later. The version to grade is put into submitted/ at once; `lab grade` then
-grades it. The numbers are those of the list."""
+matter what is submitted later. The version to grade is put into submitted/ at once; `lab grade`
+then grades it. The numbers are those of the list."""
 
 
 @dataclass(frozen=True)

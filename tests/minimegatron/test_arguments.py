@@ -102,7 +102,7 @@ def test_every_harmless_flag_is_accepted_and_named_in_one_line():
     (line,) = [line for line in notes(argv, config) if line.startswith("no effect here: ")]
     for name in (*TRAINER.harmless, *TRAINER.harmless_values):
         assert name in line
-    assert "--wandb-project" in line and line.count("curves go to --tensorboard-dir") == 1
+    assert "--wandb-project" in line and line.count("curves go only to --tensorboard-dir") == 1
     assert not any(line.startswith("no effect here") for line in notes(GOOD.split(), config))
 
 

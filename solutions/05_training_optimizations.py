@@ -575,10 +575,10 @@ check.function(
     })
 # Memory, on a virtual GPU: 2**27 parameters, with 12.4 bytes of activations for each.
 case = {"width": 4096, "layers": 8, "samples": 22_528, "steps": 3}
-cost = check.gpus(fp16_steps, case, "v100-32gb:1",
+cost = check.gpus(fp16_steps, case, "h100:1",  # where memory was compared with a real GPU's
                   least={"flops": 3 * 23 * 2 * 22_528 * 4096**2, "dtype": "fp16",
                          "live": 14 * 2**27 + 9 * 2 * 22_528 * 4096})
-check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.6, hint=f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
+check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.65, hint=f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
            "optimizer step needs is still allocated in the next forward pass.")
 ### BEGIN HIDDEN TESTS
 def adam(weight, gradients, lr, scale):
@@ -702,7 +702,8 @@ in_fp32 = replace(script, runs=(replace(script.run, flags=replace(script.flags, 
 half, single = [check.figures(job, "virtual:v100") for job in (script, in_fp32)]
 rise = half.peak_memory / single.peak_memory - 1
 check.that(half.fits and single.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
-check.pass_mark(1 + rise, error=ALLOCATED, above=1.1, hint=(
+# The rise is that of tensors, whose memory was compared with a real GPU's on an H100 only.
+check.pass_mark(1 + rise, error=ALLOCATED["h100-80gb"], above=1.1, hint=(
     f"In fp16 it needs only {rise:.0%} more: without activations, and without what CUDA needs, it would be a quarter. "
     "Make them smaller still, or the model larger." if rise > 0 else
     f"In fp16 it needs {-rise:.0%} less: the activations outweigh the copy of the gradients. Which flags change them "

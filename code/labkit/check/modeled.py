@@ -60,11 +60,14 @@ class ModeledCost:
         return accuracy.expected_error([self.cluster.card])
 
     @property
-    def memory_error(self) -> float:
-        """Expected error of the peak memory: these are the bytes of the driver's own tensors."""
+    def memory_error(self) -> float | None:
+        """Expected error of the peak memory: these are the bytes of the driver's own tensors.
+
+        None if it was not measured on these GPUs.
+        """
         from virtualgpu.core import accuracy
 
-        return accuracy.ALLOCATED
+        return accuracy.allocated_error(self.cluster.card)
 
     def mfu(self, flops: float, dtype: str = "bf16") -> float:
         """Return the model FLOPs utilization (PaLM, appendix B).

@@ -38,9 +38,9 @@ MEMORY: Mapping[str, MeanError] = {
     "a10": MeanError(0.032, 1), "a100-80gb": MeanError(0.05, 22), "h100-80gb": MeanError(0.059, 2),
     "h200": MeanError(0.012, 1), "v100-sxm2-16gb": MeanError(0.092, 1)}
 
-# Largest relative error of the memory that a program's own tensors allocate, on an H100: in fp32
+# Largest relative error of the memory that a program's own tensors allocate, by GPU model: in fp32
 # runs of the trainer. In 16 bits, it was 0.01% (docs/virtual-gpus.md, "Compared with a real H100").
-ALLOCATED = 0.033
+ALLOCATED: Mapping[str, float] = {"h100-80gb": 0.033}
 
 
 def expected_error(cards: Iterable[Card]) -> float | None:
@@ -63,6 +63,15 @@ def memory_error(cards: Iterable[Card]) -> float | None:
 def _largest(errors: Iterable[MeanError | None]) -> float | None:
     found = list(errors)
     return None if None in found else max(one.error for one in found)
+
+
+def allocated_error(card: Card) -> float | None:
+    """Return the largest relative error of the memory that a program's own tensors allocate.
+
+    Returns:
+        The error, or None if it was not measured on this GPU model.
+    """
+    return ALLOCATED.get(card.name)
 
 
 def margin(error: float | None) -> str:

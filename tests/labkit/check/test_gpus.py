@@ -18,7 +18,9 @@ from labkit.check import on_gpus, wire
 from labkit.check.checks import Failed
 from labkit.check.kernel import KernelSide
 from labkit.check.modeled import ModeledCost
+from labkit.check.on_gpus import SimulatedCluster
 from labkit.check.sides import checking_on
+from virtualgpu.core.accuracy import ALLOCATED
 
 from .test_ranks import InProcess, remote
 
@@ -90,6 +92,15 @@ def test_overlap_shows_in_exposed_communication(student, capsys):
     assert 2 * GRADIENTS / 2**30 <= late.peak_memory < 2.2 * GRADIENTS / 2**30 + 0.1
     assert late.mfu(LEAST["flops"], "tf32") == pytest.approx(
         LEAST["flops"] / (late.milliseconds / 1000 * 494.7e12), rel=0.01)
+
+
+def test_the_error_of_memory_is_stated_only_for_the_gpu_model_that_it_was_measured_on():
+    def on(gpus: str) -> ModeledCost:
+        return ModeledCost(SimulatedCluster(gpus, 1, None, (0,)), ())
+
+    assert on("h100:8").memory_error == ALLOCATED["h100-80gb"]
+    for gpus in ("v100-32gb:1", "a100:8", "h200:8"):
+        assert on(gpus).memory_error is None
 
 
 @pytest.mark.slow

@@ -436,8 +436,9 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
 #
 # ### Exercise 3: delayed scaling
 #
-# Write `DelayedScale`, the state of one tensor. Inside an `autocast` block, `record` is called each time the tensor is
-# rounded, and `end_autocast` sets the scale for the next block. The rules are those of Transformer Engine
+# Write `mytrainer/delayed.py` with `DelayedScale`, the state of one tensor. The trainer makes one for each FP8 tensor of
+# the model when you ask it for `--fp8-recipe delayed`. Inside an `autocast` block, `record` is called each time the
+# tensor is rounded, and `end_autocast` sets the scale for the next block. The rules are those of Transformer Engine
 # ([`delayed_scaling.cu`](https://github.com/NVIDIA/TransformerEngine/blob/main/transformer_engine/common/recipe/delayed_scaling.cu)):
 #
 # - The amax of a block is the largest amax of its tensors, and becomes an entry of the history, which holds the last
@@ -449,6 +450,10 @@ print(f"1 + 1,000 x 0.01 = 11. Nearest: {bad(f'{weights[0].mean():.2f}')}. "
 # - Before the first block, the scale is 1.
 
 # %% answer="delayed-scale"
+%%writefile mytrainer/delayed.py
+"""Delayed scaling: a tensor's scale from the amaxes of earlier passes."""
+
+
 class DelayedScale:
     """The scale of one tensor under delayed scaling.
 
@@ -494,6 +499,8 @@ def scales_of_blocks(largest, length, margin, blocks):
         largest, length, margin: of DelayedScale.
         blocks: for each autocast block, the values of its tensors.
     """
+    from mytrainer.delayed import DelayedScale
+
     state = DelayedScale(largest, length, margin)
     scales = [float(state.scale)]
     for block in blocks:
@@ -507,41 +514,42 @@ def scales_of_blocks(largest, length, margin, blocks):
 INF = float("inf")
 blocks = [[[1.0, -2.0], [0.5, 0.0]], [[8.0, 1.0]], [[0.0, 0.0]], [[-4.0, 1.0]], [[1.0, 1.0]], [[INF, 1.0]],
           [[1.0, 0.5]], [[0.25, 0.25]], [[0.5, 0.5]]]
-check.function(
-    scales_of_blocks, cases=[(448.0, 3, 0, blocks), (448.0, 3, 1, blocks), (448.0, 1, 0, blocks)],
-    expected=[[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0],
-              [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0],
-              [1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0]],
+check.ranks(
+    scales_of_blocks, ranks=1, cases=[{"largest": 448.0, "length": length, "margin": margin, "blocks": blocks}
+                                      for length, margin in ((3, 0), (3, 1), (1, 0))],
+    expected=[[[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0]],
+              [[1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0]],
+              [[1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0]]],
     hints={
         "The scale follows the latest block only. Which amax counts if the history has several?": [
-            [1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0],
-            [1.0, 112.0, 28.0, 28.0, 56.0, 224.0, 224.0, 224.0, 896.0, 448.0], []],
+            [[1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0]],
+            [[1.0, 112.0, 28.0, 28.0, 56.0, 224.0, 224.0, 224.0, 896.0, 448.0]], []],
         "A block has several tensors. The last one has replaced the others.": [
-            [1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0],
-            [1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0], []],
+            [[1.0, 896.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0]],
+            [[1.0, 448.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0]], []],
         "A large negative number has no effect. The amax is the largest absolute value.": [
-            [1.0, 448.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0],
-            [1.0, 224.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0],
-            [1.0, 448.0, 56.0, 56.0, 448.0, 448.0, 448.0, 448.0, 1792.0, 896.0]],
+            [[1.0, 448.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 56.0, 448.0]],
+            [[1.0, 224.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 28.0, 224.0]],
+            [[1.0, 448.0, 56.0, 56.0, 448.0, 448.0, 448.0, 448.0, 1792.0, 896.0]]],
         "The margin must make the scale smaller: it is room for growth.": [
-            [], [1.0, 448.0, 112.0, 112.0, 112.0, 112.0, 112.0, 112.0, 112.0, 896.0], []],
+            [], [[1.0, 448.0, 112.0, 112.0, 112.0, 112.0, 112.0, 112.0, 112.0, 896.0]], []],
         "An infinite amax has set the scale to 0.": [
-            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 0.0, 0.0, 0.0, 448.0],
-            [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 0.0, 0.0, 0.0, 224.0],
-            [1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 0.0, 448.0, 1792.0, 896.0]],
+            [[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 0.0, 0.0, 0.0, 448.0]],
+            [[1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 0.0, 0.0, 0.0, 224.0]],
+            [[1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 0.0, 448.0, 1792.0, 896.0]]],
         "The infinite amax has not become an entry of the history. It stays for as many blocks as any other.": [
-            [1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 56.0, 112.0, 448.0, 448.0],
-            [1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 28.0, 56.0, 224.0, 224.0],
-            [1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0]],
+            [[1.0, 224.0, 56.0, 56.0, 56.0, 56.0, 56.0, 112.0, 448.0, 448.0]],
+            [[1.0, 112.0, 28.0, 28.0, 28.0, 28.0, 28.0, 56.0, 224.0, 224.0]],
+            [[1.0, 224.0, 56.0, 56.0, 112.0, 448.0, 448.0, 448.0, 1792.0, 896.0]]],
         "A tensor that was not used has pushed an older amax out of the history.": [
-            [1.0, 224.0, 56.0, 56.0, 56.0, 112.0, 112.0, 112.0, 112.0, 448.0],
-            [1.0, 112.0, 28.0, 28.0, 28.0, 56.0, 56.0, 56.0, 56.0, 224.0], []],
+            [[1.0, 224.0, 56.0, 56.0, 56.0, 112.0, 112.0, 112.0, 112.0, 448.0]],
+            [[1.0, 112.0, 28.0, 28.0, 28.0, 56.0, 56.0, 56.0, 56.0, 224.0]], []],
     })
 ### BEGIN HIDDEN TESTS
 import numpy as np
 
 
-def delayed(largest, length, margin, blocks):
+def delayed(ranks, largest, length, margin, blocks):
     scales, history = [1.0], []
     for block in blocks:
         amax = float(np.max(np.abs(np.float32(block))))
@@ -551,7 +559,7 @@ def delayed(largest, length, margin, blocks):
             recent = max(history[-length:])
         usable = amax and np.isfinite(recent)
         scales.append(largest / recent / 2**margin if usable else scales[-1])
-    return scales
+    return [scales]
 
 
 def drawn_blocks(dice):
@@ -565,9 +573,8 @@ def drawn_blocks(dice):
     return blocks
 
 
-cases = check.draw(10, largest=[448.0, 57344.0], length=range(1, 6), margin=range(3), blocks=drawn_blocks)
-check.function(scales_of_blocks, cases=[tuple(case[name] for name in ("largest", "length", "margin", "blocks"))
-                                        for case in cases], expected=delayed)
+check.ranks(scales_of_blocks, ranks=1, expected=delayed, cases=check.draw(
+    6, largest=[448.0, 57344.0], length=range(1, 6), margin=range(3), blocks=drawn_blocks))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="delayed-scale" hint="the largest absolute value"
@@ -727,6 +734,9 @@ check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
 #   first micro-batch, and keep the result for the others.
 #
 # The layer must accept inputs with two or more dimensions, and a tensor of zeros must stay zero.
+#
+# It also takes a recipe. `scales` has one object each for `x`, the weight, and the gradient: your `DelayedScale` with
+# delayed scaling, and `None` with current scaling. Pass the right one to `quantize`, which is written for delayed scaling.
 
 # %% answer="fp8"
 %%writefile mytrainer/fp8.py
@@ -738,12 +748,22 @@ from torch import nn
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-def quantize(x, dtype):
+def quantize(x, dtype, delayed=None):
     """Round a tensor to FP8, with a power-of-two scale from its own amax.
+
+    Args:
+        x: the tensor.
+        dtype: E4M3 or E5M2.
+        delayed: its DelayedScale, whose scale is used instead; None for that of the current amax.
 
     Returns the float8 tensor, and 1 / scale as a float32 tensor without dimensions. The scale is the
     largest power of two for which nothing saturates, and 1 if x is zero.
     """
+    if delayed is not None:
+        delayed.record(x.detach())
+        scaled, largest = x.detach().float() * delayed.scale, torch.finfo(dtype).max
+        inverse = torch.tensor(1 / delayed.scale, device=x.device)
+        return scaled.clamp(-largest, largest).to(dtype), inverse
     ### BEGIN SOLUTION
     low, high = torch.aminmax(x.detach())
     amax = torch.maximum(-low, high).float()
@@ -768,36 +788,45 @@ class Multiply(torch.autograd.Function):
     """y = x @ weight.T, with E4M3 in the forward pass and E5M2 gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, quantized):
+    def forward(ctx, x, weight, quantized, scales):
         """Return y [tokens, n].
 
         Args:
             x: [tokens, k].
             weight: [n, k]; the parameter, so that autograd asks for its gradient.
             quantized: the weight, as quantize() returns it.
+            scales: as in Linear.
         """
+        ctx.scales = scales
         ### BEGIN SOLUTION
-        rounded = quantize(x, E4M3)
+        rounded = quantize(x, E4M3, scales[0])
         ctx.save_for_backward(*rounded, *quantized)
         return multiply(rounded, quantized, x.dtype)
         ### END SOLUTION
 
     @staticmethod
     def backward(ctx, grad):
-        """Return the gradients of x and weight, and None for the quantized weight."""
+        """Return the gradients of x and weight, and None for the other two arguments."""
         ### BEGIN SOLUTION
         x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-        rounded = quantize(grad, E5M2)
+        rounded = quantize(grad, E5M2, ctx.scales[2])
         dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
         dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
-        return dx, dw, None
+        return dx, dw, None, None
         ### END SOLUTION
 
 
 class Linear(nn.Linear):
-    """nn.Linear with FP8 GEMMs, and the same parameters."""
+    """nn.Linear with FP8 GEMMs, and the same parameters.
 
-    kept = None  # the quantized weight of this step
+    Attributes:
+        kept: the quantized weight of this step.
+        scales: the DelayedScale of x, of the weight, and of the gradient of the output; None for
+            each with current scaling.
+    """
+
+    kept = None
+    scales = (None, None, None)
 
     def forward(self, x, first_micro_batch=True):
         """Return [..., out_features].
@@ -808,8 +837,8 @@ class Linear(nn.Linear):
         """
         ### BEGIN SOLUTION
         if first_micro_batch:
-            self.kept = quantize(self.weight, E4M3)
-        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept).view(*x.shape[:-1], -1)
+            self.kept = quantize(self.weight, E4M3, self.scales[1])
+        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept, self.scales).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
         ### END SOLUTION
 
@@ -868,6 +897,26 @@ def fp8_micro_batches(seed):
     return outputs
 
 
+def fp8_recorded():
+    """Return the amaxes that the scales of x, the weight, and the gradient record in a step."""
+    from mytrainer.fp8 import Linear
+
+    class Scale:
+        def __init__(self, scale):
+            self.scale, self.amaxes = scale, []
+
+        def record(self, x):
+            self.amaxes.append(float(x.abs().max()))
+
+    layer = Linear(16, 16, bias=False)
+    layer.scales = Scale(2.0), Scale(4.0), Scale(0.5)
+    with torch.no_grad():
+        layer.weight.copy_(torch.linspace(-1, 3, 256).view(16, 16))
+    x = torch.full((16, 16), 5.0, requires_grad=True)
+    layer(x).backward(torch.full((16, 16), -7.0))
+    return [scale.amaxes for scale in layer.scales]
+
+
 def fp8_step(width, tokens, micro_batches, layers, kind):
     """Run the micro-batches of a step on a GPU, in BF16.
 
@@ -917,6 +966,10 @@ check.ranks(fp8_scale, ranks=1, cases=[{"values": [458752.03125, 1.0]}, {"values
             expected=[[2048.0], [1024.0]],
             hints={"torch.log2 rounds: 458752.03125 is more than 448 x 2^10, and would saturate. torch.frexp is exact.":
                    [[1024.0], [1024.0]]})
+check.ranks(fp8_recorded, ranks=1, cases=[{}], expected=[[[[5.0], [3.0], [7.0]]]],
+            hints={"Delayed scaling has no effect. Pass `quantize` the scale of each tensor.": [[[[], [], []]]],
+                   "The gradient does not use its own scale. Which one of the three is it?":
+                       [[[[5.0, 7.0], [3.0], []]]]})
 check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}],
     expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125],
     [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
@@ -977,8 +1030,20 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
            "Keep the quantized weight.")
 
 # %% [raw] mutant="fp8" hint="not E5M2's range"
-# -        rounded = quantize(grad, E5M2)
-# +        rounded = quantize(grad, E4M3)
+# -        rounded = quantize(grad, E5M2, ctx.scales[2])
+# +        rounded = quantize(grad, E4M3, ctx.scales[2])
+
+# %% [raw] mutant="fp8" hint="The gradient does not use its own scale"
+# -        rounded = quantize(grad, E5M2, ctx.scales[2])
+# +        rounded = quantize(grad, E5M2, ctx.scales[0])
+
+# %% [raw] mutant="fp8" hint="Delayed scaling has no effect"
+# -        rounded = quantize(x, E4M3, scales[0])
+# +        rounded = quantize(x, E4M3)
+# -        rounded = quantize(grad, E5M2, ctx.scales[2])
+# +        rounded = quantize(grad, E5M2)
+# -            self.kept = quantize(self.weight, E4M3, self.scales[1])
+# +            self.kept = quantize(self.weight, E4M3)
 
 # %% [raw] mutant="fp8" hint="numbers that were not rounded"
 # -        ctx.save_for_backward(*rounded, *quantized)
@@ -1017,8 +1082,8 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 
 # %% [raw] mutant="fp8" hint="Keep the quantized weight."
 # -        if first_micro_batch:
-# -            self.kept = quantize(self.weight, E4M3)
-# +        fresh = quantize(self.weight, E4M3)
+# -            self.kept = quantize(self.weight, E4M3, self.scales[1])
+# +        fresh = quantize(self.weight, E4M3, self.scales[1])
 # +        if first_micro_batch:
 # +            self.kept = fresh
 
@@ -1623,7 +1688,8 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # ## What you have built
 #
 # `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs. `lab mytrainer` tests it, and `code/my_trainer.py`, the
-# training loop around your files, uses it with `--bf16 --fp8-format hybrid --fp8-recipe tensorwise`. This lab leaves no
+# training loop around your files, uses it with `--bf16 --fp8-format hybrid --fp8-recipe tensorwise`. With
+# `--fp8-recipe delayed`, your `mytrainer/delayed.py` sets its scales. This lab leaves no
 # jobs behind.
 #
 # - A scale moves a tensor into a format's range, where the relative precision hardly depends on the magnitude.

@@ -7,8 +7,8 @@
 
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
 losses. The part that makes several ranks train one model is yours, and with --bf16 --fp8-format
-hybrid --fp8-recipe tensorwise, so are the linear layers. The loop has no validation and no
-checkpoints yet.
+hybrid, so are the linear layers, whose scales --fp8-recipe tensorwise or delayed sets. The loop has
+no validation and no checkpoints yet.
 """
 
 from __future__ import annotations
@@ -42,28 +42,64 @@ from minimegatron.optim.learning_rate import LearningRate
 from minimegatron.parallel.grid import Grid, Group
 
 
+class SharedScale:
+    """A tensor's DelayedScale, which is advanced once per step with the amax of all ranks.
+
+    Attributes:
+        amax: the largest magnitude of this step's tensors on this rank, fp32, one element.
+    """
+
+    def __init__(self, delayed: object, device: torch.device) -> None:
+        self.delayed, self.amax = delayed, torch.zeros((), device=device)
+
+    @property
+    def scale(self) -> float:
+        return self.delayed.scale
+
+    def record(self, x: torch.Tensor) -> None:
+        self.amax = torch.maximum(self.amax, x.abs().amax().float())
+
+    def end_step(self, amax: torch.Tensor) -> None:
+        """Set the next step's scale, given the amax over all ranks."""
+        self.delayed.record(amax)
+        self.delayed.end_autocast()
+        self.amax = torch.zeros_like(self.amax)
+
+
 class GPT(nn.Module):
-    """The whole model on one GPU: a pipeline with a single stage."""
+    """The whole model on one GPU: a pipeline with a single stage.
+
+    Attributes:
+        scales: those of the linear layers' tensors with --fp8-recipe delayed; else empty.
+    """
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
         """Create the model; with --fp8-format, your FP8 layer computes its linear layers."""
         super().__init__()
         plain = replace(ctx, config=replace(ctx.config, fp8_format=None))
         self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
-        self.first_micro_batch = True
+        self.first_micro_batch, self.scales = True, []
         if ctx.config.fp8_format is not None:
-            self._use_fp8(pieces.load("fp8").Linear)
+            self._use_fp8(ctx, pieces.load("fp8").Linear)
 
-    def _use_fp8(self, linear: type[nn.Linear]) -> None:
+    def _use_fp8(self, ctx: Context, linear: type[nn.Linear]) -> None:
         """Replace the forward pass of the transformer layers' linear layers, not their parameters.
 
         The embeddings and the output layer stay in 16 bits, as in pretrain_gpt.py.
         """
+        config, device = ctx.config, ctx.device.torch_device
         for module in self.stage.decoder.modules():
             if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 outputs, inputs = module.weight.shape
                 layer = linear(inputs, outputs, device="meta")
                 layer.weight, layer.bias = module.weight, module.bias
+                if config.fp8_recipe == "delayed":
+                    make = pieces.load("delayed").DelayedScale
+                    layer.scales = tuple(
+                        SharedScale(make(torch.finfo(dtype).max, config.fp8_amax_history_len,
+                                         config.fp8_margin), device)
+                        for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2))
+                    self.scales.extend(layer.scales)
                 module.forward = lambda x, layer=layer: layer(x, self.first_micro_batch)
 
     def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
@@ -75,6 +111,14 @@ class GPT(nn.Module):
         """
         self.first_micro_batch = first_micro_batch
         return self.stage(None, batch)
+
+    def end_step(self, ranks: Group) -> None:
+        """Advance delayed scaling: the ranks share all amaxes in one all-reduce."""
+        if self.scales:
+            amaxes = torch.stack([scale.amax for scale in self.scales])
+            ranks.all_reduce(amaxes, dist.ReduceOp.MAX)
+            for scale, amax in zip(self.scales, amaxes, strict=True):
+                scale.end_step(amax)
 
 
 class OneProcess(nn.Module):
@@ -173,8 +217,15 @@ def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip
     return torch.stack(losses).sum(), optimizer.clip_and_step(clip)
 
 
-def train(ctx: Context, data: Batches, model: nn.Module) -> None:
-    """Train for --train-iters steps, and print a line every --log-interval steps."""
+def train(ctx: Context, data: Batches, model: nn.Module, gpt: GPT) -> None:
+    """Train for --train-iters steps, and print a line every --log-interval steps.
+
+    Args:
+        ctx: this rank.
+        data: the training data.
+        model: `gpt` in DataParallel or OneProcess.
+        gpt: the model.
+    """
     config, board, status, losses = ctx.config, TensorBoard(ctx), Status(ctx), []
     optimizer, learning_rate = AdamW(config, model), LearningRate(config)
     consumed, started = 0, ctx.device.now()
@@ -183,6 +234,7 @@ def train(ctx: Context, data: Batches, model: nn.Module) -> None:
             group["lr"] = learning_rate.value().item()
         batches = data.step(consumed, iteration - 1)
         loss, norm = step(model, optimizer, batches, config.clip_grad)
+        gpt.end_step(ctx.grid.dp)
         losses.append(loss)
         learning_rate.samples = consumed = consumed + config.global_batch_size
         if iteration % config.log_interval == 0:
@@ -210,19 +262,18 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     """
     config = flags.parse(sys.argv[1:])
     wrapper = wrapper or data_parallel(config)
-    if config.fp8_format is not None and pieces.load("fp8") is None:
-        raise UserError(f"--fp8-format {config.fp8_format} needs mytrainer/fp8.py, which you write "
-                        "in lab 13; until then, leave the flag out")
+    flags.require_fp8_pieces(config)
     print_world_size(config, notes=[])
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
-    model = wrapper(GPT(ctx, vocab_size))
+    gpt = GPT(ctx, vocab_size)
+    model = wrapper(gpt)
     parameters = sum(weight.numel() for weight in model.parameters())
     ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
                      f"{pieces.describe()}")
-    train(ctx, Batches(ctx, text, tokenizer.eod, "training"), model)
+    train(ctx, Batches(ctx, text, tokenizer.eod, "training"), model, gpt)
     dist.destroy_process_group()
 
 

@@ -51,6 +51,7 @@ class Piece:
 PIECES = {piece.name: piece for piece in (
     Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
     Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
+    Piece("delayed", "lab 13", "DelayedScale", "delayed scaling"),
     Piece("fp8", "lab 13", "Linear", "FP8 linear layers"))}
 
 

@@ -97,6 +97,19 @@ def test_ddp(module) -> None:
             lambda parameter: parameter.grad)
 
 
+def test_delayed(module) -> None:
+    """Take the scale through four blocks, one of which does not use the tensor."""
+    state, scales = module.DelayedScale(448.0, 2, 1), []
+    for values in ([1.0, -2.0], [0.0], [7.0], [0.5]):
+        state.record(torch.tensor(values))
+        state.end_autocast()
+        scales.append(float(state.scale))
+    if scales != [112.0, 112.0, 32.0, 32.0]:
+        raise LabError("mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, "
+                       f"DelayedScale(448.0, 2, 1) has had the scales {scales} instead of "
+                       "[112, 112, 32, 32]")
+
+
 def test_fp8(module) -> None:
     """Compare an FP8 layer with nn.Linear: close, but rounded, in all three GEMMs."""
     torch.manual_seed(0)
@@ -148,4 +161,5 @@ def short(tensor: torch.Tensor) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values[:3].tolist()) + more + "]"
 
 
-TESTS = {"collectives": test_collectives, "ddp": test_ddp, "fp8": test_fp8}
+TESTS = {"collectives": test_collectives, "ddp": test_ddp, "delayed": test_delayed,
+         "fp8": test_fp8}

@@ -113,6 +113,8 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
     ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
      "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line "),
+    ("delayed", "max(self.history)", "self.current",
+     "mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, DelayedScale(448.0, 2, 1) has had"),
     ("fp8", "return dx, dw, None", "return dx, None, None",
      "mytrainer/fp8.py: the gradient of the weight is None"),
     ("fp8", "dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)",

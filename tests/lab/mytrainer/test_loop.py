@@ -59,6 +59,46 @@ def test_fp8_layers_train_as_the_trainer_s_own_do(my_trainer, train, student, da
     assert ours != pytest.approx(bf16, rel=1e-6) and ours[-1] < ours[0] - 0.3
 
 
+DELAYED = FP8.replace("tensorwise", "delayed --fp8-amax-history-len 4 --fp8-amax-compute-algo max")
+
+
+@pytest.fixture(scope="module")
+def delayed_losses(train, dataset):
+    """Loss of pretrain_gpt.py with delayed scaling."""
+    return train(SHORT + DELAYED, base=WIDE + dataset.flags).column("lm loss")
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_delayed_scaling_trains_as_the_trainer_s_own_does(
+        my_trainer, student, dataset, delayed_losses, ranks):
+    """The ranks share their amaxes, so the scales are the same on any number of ranks."""
+    student.solve("collectives", "ddp", "delayed", "fp8")
+    losses = my_trainer(WIDE + SHORT + DELAYED + dataset.flags, ranks).column("lm loss")
+    assert losses == pytest.approx(delayed_losses, rel=1e-4) and len(losses) == 20
+
+
+def test_a_scale_that_never_advances_is_not_the_trainers(
+        my_trainer, student, dataset, delayed_losses):
+    student.solve("fp8")
+    student.change("delayed", "self.scale = self.largest / amax / 2**self.margin", "pass")
+    losses = my_trainer(WIDE + SHORT + DELAYED + dataset.flags).column("lm loss")
+    assert losses != pytest.approx(delayed_losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(("present", "message"), [
+    (("fp8",), "--fp8-recipe delayed needs mytrainer/delayed.py, which you write in lab 13, "
+     "exercise 3"),
+    (("delayed", "old fp8"), "Linear in mytrainer/fp8.py has no scales; you write it in lab 13, "
+     "exercise 5")])
+def test_a_recipe_that_the_files_cannot_do_is_refused(my_trainer, student, dataset, present,
+                                                      message):
+    student.solve(*(name for name in present if name != "old fp8"))
+    if "old fp8" in present:
+        student.change("fp8", "    scales = (None, None, None)\n", "")
+    run = my_trainer(WIDE + SHORT + DELAYED + dataset.flags, code=1)
+    assert message in run.err and run.err.rstrip().endswith("nearest: --fp8-recipe tensorwise")
+
+
 def test_a_weight_is_quantized_once_per_step(my_trainer, student, dataset):
     """One that is never quantized again keeps the first step's weights, and learns less."""
     student.solve("fp8")
@@ -91,8 +131,11 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
     ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: my_trainer.py does not use "
      "this flag; leave it out"),
     ("--fp16", "--fp16: my_trainer.py does not use this flag"),
-    ("--bf16 --fp8-format hybrid", "--fp8-recipe delayed: mytrainer/fp8.py has E4M3 values, E5M2 "
-     "gradients, and scales from the current amax; nearest: --fp8-recipe tensorwise"),
+    ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe mxfp8: mytrainer/fp8.py has "
+     "E4M3 values, E5M2 gradients, and one scale per tensor; nearest: --fp8-recipe tensorwise"),
+    ("--bf16 --fp8-format hybrid --fp8-amax-history-len 4", "--fp8-amax-compute-algo most_recent: "
+     "mytrainer/delayed.py takes the maximum of the 4 entries of its history; nearest: "
+     "--fp8-amax-compute-algo max"),
     ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "nearest: --fp8-format hybrid"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
     ("--lr 0", "--min-lr 0.0001 is greater than --lr 0.0"),

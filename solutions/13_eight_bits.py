@@ -967,7 +967,9 @@ check.ranks(fp8_scale, ranks=1, cases=[{"values": [458752.03125, 1.0]}, {"values
             hints={"torch.log2 rounds: 458752.03125 is more than 448 x 2^10, and would saturate. torch.frexp is exact.":
                    [[1024.0], [1024.0]]})
 check.ranks(fp8_recorded, ranks=1, cases=[{}], expected=[[[[5.0], [3.0], [7.0]]]],
-            hints={"Delayed scaling has no effect. Pass `quantize` the scale of each tensor.": [[[[], [], []]]]})
+            hints={"Delayed scaling has no effect. Pass `quantize` the scale of each tensor.": [[[[], [], []]]],
+                   "The gradient does not use its own scale. Which one of the three is it?":
+                       [[[[5.0, 7.0], [3.0], []]]]})
 check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}],
     expected=[[[[1948.59375, 6.85742188, 8.77734375, 128.125], [1948.59375, 6.85742188, 8.77734375, 128.125],
     [17539.0938, 60.9765625, 77.484375, 1153.0]]]],
@@ -1030,6 +1032,10 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 # %% [raw] mutant="fp8" hint="not E5M2's range"
 # -        rounded = quantize(grad, E5M2, ctx.scales[2])
 # +        rounded = quantize(grad, E4M3, ctx.scales[2])
+
+# %% [raw] mutant="fp8" hint="The gradient does not use its own scale"
+# -        rounded = quantize(grad, E5M2, ctx.scales[2])
+# +        rounded = quantize(grad, E5M2, ctx.scales[0])
 
 # %% [raw] mutant="fp8" hint="Delayed scaling has no effect"
 # -        rounded = quantize(x, E4M3, scales[0])

@@ -13,6 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,12 @@ def _answer(source: str, student: dict[str, Any], cell: Cell, home: Path) -> Non
     if cell.path is None:
         _execute(source, student, cell)
     else:
-        (home / cell.path).parent.mkdir(parents=True, exist_ok=True)
-        (home / cell.path).write_text(source.partition("\n")[2] + "\n")
+        path = home / cell.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source.partition("\n")[2] + "\n")
+        # Python takes the compiled file of a mutant for that of the next one, if both have the same
+        # size and were written in the same second.
+        Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
 def _execute(source: str, names: dict[str, Any], cell: Cell) -> None:

@@ -14,9 +14,9 @@ FP16, BF16 = "--fp16 --initial-loss-scale 524288", "--bf16"  # fp16: the first 2
 BUCKETS, OVERLAP = "--ddp-bucket-size 1001", "--overlap-grad-reduce"
 LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),
            (4, f"{TP} 2 {SP} {ZERO}")]
-# (loss, norm): at least three times the largest relative difference that another order of sums was
-# measured to make within these steps, under the instruction sets of tests/test_processors.py.
-BOUNDS = {FP16: (4e-5, 5e-4), BF16: (3e-4, 8e-3)}
+# (loss, norm): at least 1.5 times the largest relative difference that summing in another order was
+# measured to make within these steps, under any of the instruction sets of test_processors.py.
+BOUNDS = {FP16: (2e-5, 5e-4), BF16: (3e-4, 4e-3)}
 SAME_BITS = [(2, BUCKETS), (4, f"{PP2} {ZERO} --schedule zb-h1"), (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
 POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
             (4, f"{FP16} {TP} 2 {ZERO} poison")]

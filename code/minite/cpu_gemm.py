@@ -1,9 +1,9 @@
 """FP8 matrix multiplication on a CPU: exact sums, the same bits and a usable speed everywhere.
 
 PyTorch's own kernel depends on the processor. With AMX, torch 2.13 passes `torch._scaled_mm` to a
-reference kernel of oneDNN that is 1,000 times slower than a float32 GEMM; without AMX it sums in
-float32, in an order that depends on the vector width. So this module replaces that kernel in every
-process that imports minite, and the code that students write is as fast as ours.
+reference kernel of oneDNN that is over 1,000 times slower than a float32 GEMM. Without AMX, it sums
+in float32, in an order that depends on the vector width. This module replaces that kernel in every
+process that imports minite, so the code that students write is as fast as ours.
 
 A product of two FP8 numbers is a short integer times a power of two, so float64 represents both it
 and the sums exactly, in any order. For E4M3 that holds for up to 2^17 terms. A product with E5M2

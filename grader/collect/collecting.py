@@ -331,8 +331,8 @@ def _without_strays(versions: list[_Version], options: CollectOptions
             taken.append(version)
         elif 2 * most > len(pairs) and version.receipt.student not in has:
             strays.append(_Unread(
-                version.file, version.claim, f"its cells are {own}'s, but almost all files with it "
-                f"are {lab}'s: a wrong file?", lab,
+                version.file, version.claim, f"its cells are {own}'s, but most submissions to this "
+                f"assignment are {lab}'s, so it looks like the wrong file", lab,
                 advice=f"if it is meant for {own}, collect it with --lab {own}"))
         else:
             note = f"other files in this archive are {lab}'s; is it meant for {own}?"

@@ -214,7 +214,7 @@ class Zip:
         if info.flag_bits & 0x1:
             return "it is encrypted"
         if info.file_size > SMALL and info.file_size > RATIO * info.compress_size:
-            return f"packed more than {RATIO} times: a bomb?"
+            return f"it unpacks to more than {RATIO} times its size, like a zip bomb"
         return ""
 
     def read(self, file: File) -> bytes:

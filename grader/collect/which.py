@@ -82,8 +82,9 @@ class Labs:
             return _as_meant(only, best, named)
         if misplaced := [lab for lab in named if best and lab not in best]:
             raise NotOfALab(
-                f"its name is {misplaced[0]}'s, but its cells are {' or '.join(best)}'s: a wrong "
-                "file?", meant, f"if it is meant for {best[0]}, collect it with --lab {best[0]}")
+                f"its name says {misplaced[0]}, but its cells are {' or '.join(best)}'s, so it "
+                "looks like the wrong file", meant,
+                f"if it is meant for {best[0]}, collect it with --lab {best[0]}")
         candidates = named or best
         if len(candidates) == 1:
             return candidates[0], ""
@@ -101,14 +102,14 @@ def _as_meant(lab: str, best: Sequence[str], named: Sequence[str]) -> tuple[str,
         named: the labs that its name and its folders name.
     """
     if lab in best:
-        other = f"its name is {' or '.join(named)}'s" * bool(named and lab not in named)
+        other = f"its name says {' or '.join(named)}" * bool(named and lab not in named)
         return lab, other
     if best:
-        raise NotOfALab(f"its cells are {' or '.join(best)}'s, not {lab}'s: a wrong file?", lab,
-                        is_another=True)
+        raise NotOfALab(f"its cells are {' or '.join(best)}'s, not {lab}'s, so it looks like the "
+                        "wrong file", lab, is_another=True)
     if lab in named:
         return lab, ""
-    raise NotOfALab(f"its name is {' or '.join(named)}'s, not {lab}'s" if named
+    raise NotOfALab(f"its name says {' or '.join(named)}, not {lab}" if named
                     else "neither its cells nor its name belong to a lab", lab)
 
 

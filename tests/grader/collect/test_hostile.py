@@ -87,7 +87,7 @@ def test_zips_with_tricks(take, submitted, tmp_path, answer, make):
         path.write_bytes(content)
     lines = take(path)
     problem = {"symlink": "a link", "twice": "more than once", "case": "more than once",
-               "bomb": "a bomb", "large": "20 MB", "encrypted": "encrypted", "torn": "damaged"}
+               "bomb": "zip bomb", "large": "20 MB", "encrypted": "encrypted", "torn": "damaged"}
     assert problem[make] in next(line for line in lines.values() if line.file != GOOD).why
     assert submitted("ada") is None and submitted("grace") == answer()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import datetime
+import re
 import unicodedata
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from grader.course import Submission, receipts, unreadable
 from grader.course.received import received
 from grader.course.roster import Person, add
+from grader.feedback.unreadable import make_pages
 from grader.gradebook.records import gradebook
 from grader.report.grades import save
 from tests.grader.collect.conftest import NAME, bytes_of_zip, put, zipped
@@ -85,7 +87,7 @@ def test_an_assignment_for_two_labs_is_collected_with_a_note(take, tmp_path, ans
 def test_the_instructors_word_on_the_lab_goes_before_the_name(take, tmp_path, answer, other):
     folder = put(tmp_path / "in", {f"ada/{OTHER}.ipynb": answer()})
     line = take(folder, lab=NAME)[f"ada/{OTHER}.ipynb"]
-    assert (line.lab, line.verdict) == (NAME, "new") and f"its name is {OTHER}'s" in line.why
+    assert (line.lab, line.verdict) == (NAME, "new") and f"its name says {OTHER}" in line.why
 
 
 FORMS = {"plain": ("ada/{}", "grace/{}"),
@@ -99,7 +101,7 @@ FORMS = {"plain": ("ada/{}", "grace/{}"),
     ("canvas", "my report.html", b"<html>", "a .html file, not a notebook"),
     ("moodle", "Untitled.ipynb.txt", b"{}", "rename it so that it ends in .ipynb"),
     ("moodle", f"{NAME}.ipynb", b" \n", "it is empty"),
-    ("canvas", f"{NAME}.ipynb", b" " * 20_000_001, "a bomb?"),
+    ("canvas", f"{NAME}.ipynb", b" " * 20_000_001, "like a zip bomb"),
     ("canvas", "work.zip", bytes_of_zip({"a.ipynb": b"{}"}), "an archive inside"),
     ("plain", f"{NAME}/notes.docx", b"x", "a .docx file"),
     ("moodle", "answers", b"x", "a file without an ending")])
@@ -135,6 +137,17 @@ def test_its_student_is_told_on_a_page(take, course, command, tmp_path, answer):
     assert "&amp;lt;xscript" in page
     take(put(tmp_path / "in2", {f"ada/{NAME}.ipynb": answer()}))
     assert "no feedback yet" in command("feedback", NAME).stderr
+
+
+@pytest.mark.parametrize("problem", ["another lab", "a bomb"])
+def test_a_page_tells_the_reason_in_whole_sentences(take, course, tmp_path, answer, other, problem):
+    if problem == "a bomb":
+        take(zipped(tmp_path / "in.zip", {f"ada/{OTHER}.ipynb": b" " * 20_000_001}))
+    else:
+        take(put(tmp_path / "in", {f"ada/{OTHER}.ipynb": answer()}))
+    (page, student), = make_pages(course, [OTHER])
+    sentence = re.search(r"cannot be graded: ([^<]*)</p>", page.read_text())
+    assert student == "ada" and re.fullmatch(r"[^?]+[^?.]\.", sentence[1])
 
 
 def test_what_lies_beside_a_notebook_is_no_submission(take, course, tmp_path, answer):

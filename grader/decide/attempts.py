@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (course.locked(), course.locked(collecting=True), protected(gradebook_file(course)),
           gradebook(course) as book):
         decided = decisions.versions(course)
-        new = {student: _decide(course, book, lab, student, step, number,
+        new = {student: _decide(course, book, lab, student, step, number, why,
                                 decided.get((lab, student), decisions.Versions()))
                for student in students}
         for student, versions in new.items():
@@ -139,7 +139,7 @@ def _current_score(submission: Submission, book: Any) -> float | None:
 
 
 def _decide(course: Course, book: Any, lab: str, student: str, step: str, number: int,
-            before: Versions) -> Versions:
+            why: str, before: Versions) -> Versions:
     """Return the versions of a student after one step. Raises LabError that names the nearest
     attempt."""
     from grader.collect.store import version_path
@@ -150,7 +150,7 @@ def _decide(course: Course, book: Any, lab: str, student: str, step: str, number
         if not before.withdrawn and not before.chosen and not _is_misplaced(
                 course, lab, student):
             raise LabError(f"no attempt of {student} at {lab} was withdrawn or chosen")
-        return replace(before, withdrawn=frozenset(), chosen="")
+        return replace(before, withdrawn={}, chosen="")
     if not attempts:
         raise LabError(f"{student} has submitted nothing readable for {lab}")
     if number not in attempts:
@@ -163,8 +163,9 @@ def _decide(course: Course, book: Any, lab: str, student: str, step: str, number
         if not path.is_file() and course.digest(lab, student) != digest:
             raise LabError(f"attempt {number} of {student} cannot be chosen: its notebook was "
                            f"never collected, so {path} does not exist; `lab score` enters points")
-        return replace(before, withdrawn=before.withdrawn - {digest}, chosen=digest)
-    return replace(before, withdrawn=before.withdrawn | {digest},
+        kept = {one: reason for one, reason in before.withdrawn.items() if one != digest}
+        return replace(before, withdrawn=kept, chosen=digest)
+    return replace(before, withdrawn={digest: why, **before.withdrawn},
                    chosen="" if before.chosen == digest else before.chosen)
 
 
@@ -224,7 +225,7 @@ def _list(course: Course, book: Any, lab: str, students: Sequence[str]) -> int:
         versions = decided.get((lab, student), decisions.Versions())
         for one in _attempts(course, book, lab, student):
             marks = ["in submitted/"] * (one.digest == current)
-            marks += [f"chosen: {versions.reasons[1]}"] * (one.digest == versions.chosen)
+            marks += [f"chosen: {versions.why_chosen}"] * (one.digest == versions.chosen)
             marks += [versions.why_not(one.digest)] * (one.digest in versions.withdrawn)
             table.add_row(*(escape(visible(text)) for text in (
                 student, str(one.number), one.when[:19].replace("T", " "), one.file, one.state,

@@ -12,8 +12,8 @@ import functools
 import getpass
 import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grader.course import Course, Submission
@@ -77,13 +77,16 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
         course: the course.
         kind: SCORE, EXTENSION, or ASIDE.
     """
+    return {(one.lab, one.student): one for one in _all(course) if one.kind == kind}
+
+
+def _all(course: Course) -> list[Decision]:
     path = file_of(course)
     try:
         status = path.stat()
     except FileNotFoundError:
-        return {}
-    return {(one.lab, one.student): one for one in _read(path, status.st_mtime_ns, status.st_size)
-            if one.kind == kind}
+        return []
+    return _read(path, status.st_mtime_ns, status.st_size)
 
 
 def dropped(course: Course) -> dict[str, str]:
@@ -106,15 +109,15 @@ def set_aside(submission: Submission) -> str:
 class Versions:
     """What a person decided about the versions of one submission, by digest."""
 
-    withdrawn: frozenset[str] = frozenset()
+    withdrawn: Mapping[str, str] = field(default_factory=dict)  # with the reason for each
     chosen: str = ""
-    reasons: tuple[str, str] = ("", "")  # why they are withdrawn, and why one is chosen
+    why_chosen: str = ""
 
     def why_not(self, digest: str) -> str:
         """Return why a version does not count, if a person decided so; empty if it may count."""
         if digest in self.withdrawn:
-            return f"withdrawn: {self.reasons[0]}"
-        return f"another version was chosen: {self.reasons[1]}" * bool(
+            return f"withdrawn: {self.withdrawn[digest]}"
+        return f"another version was chosen: {self.why_chosen}" * bool(
             self.chosen and digest != self.chosen)
 
     def allowed(self, digests: Iterable[str]) -> list[str]:
@@ -123,14 +126,16 @@ class Versions:
 
 def versions(course: Course) -> dict[tuple[str, str], Versions]:
     """Return what a person decided about submissions' versions, by (lab, student)."""
-    withdrawn, chosen = current(course, WITHDRAWN), current(course, CHOSEN)
-    result = {}
-    for key in withdrawn | chosen:
-        out, chose = withdrawn.get(key), chosen.get(key)
-        result[key] = Versions(frozenset(str(out.value).split()) if out else frozenset(),
-                               str(chose.value) if chose else "",
-                               (out.why if out else "", chose.why if chose else ""))
-    return result
+    withdrawn: dict[tuple[str, str], dict[str, str]] = {}
+    for one in _all(course):
+        if one.kind == WITHDRAWN:  # each lists all that are withdrawn: older ones keep their reason
+            before = withdrawn.get((one.lab, one.student), {})
+            withdrawn[one.lab, one.student] = {
+                digest: before.get(digest, one.why) for digest in str(one.value or "").split()}
+    chosen = current(course, CHOSEN)
+    return {key: Versions(withdrawn.get(key, {}),
+                          *((str(chosen[key].value), chosen[key].why) if key in chosen else ()))
+            for key in withdrawn | chosen}
 
 
 @functools.lru_cache(maxsize=2)

@@ -84,6 +84,16 @@ def test_grades_csv_numbers_attempts_as_the_list_does(twice):
     assert "attempt 2 of 2 counts" in twice.row()["notes"]
 
 
+def test_each_withdrawn_attempt_has_its_own_reason(twice, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    for number, why in (("1", "plagiarism"), ("2", "wrong file")):
+        assert twice.lab("attempt", "ada", NAME, "withdraw", number, "--why", why) == 0
+    capsys.readouterr()
+    assert twice.lab("attempt", "ada", NAME) == 0
+    first, second = (line for line in capsys.readouterr().out.splitlines() if "withdrawn" in line)
+    assert "withdrawn: plagiarism" in first and "withdrawn: wrong file" in second
+
+
 def test_what_a_killed_command_took_back_is_placed_by_the_same_command(twice, capsys):
     newest = placed(twice)
     assert twice.lab("attempt", "ada", NAME, "withdraw", "2", "--why", "wrong file") == 0

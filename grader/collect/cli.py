@@ -197,6 +197,7 @@ def run_import(arguments: argparse.Namespace) -> int:
     from grader.gradebook import decisions
     from grader.gradebook.guard import protected
     from grader.gradebook.records import gradebook, gradebook_file
+    from grader.report.grades import save
 
     in_file, notes = read_file(arguments.file, arguments.id)
     course = open_course()
@@ -217,6 +218,8 @@ def run_import(arguments: argparse.Namespace) -> int:
     for students, what in ((left, "removed"), (back, "restored")):
         if students:
             print(f"{len(students)} {what}: {', '.join(students)}")
+    if left or back:
+        save(course)
     return 0
 
 

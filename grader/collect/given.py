@@ -45,7 +45,7 @@ def participants(path: Path, roster: Roster) -> dict[str, Participant]:
                        "Username, and Email address: download the grading worksheet from the "
                        "assignment's submissions")
     result = {}
-    for cells in rows:
+    for _, cells in rows:
         if match := NUMBER.search(cells["identifier"]):
             result[match[1]] = Participant(_student_of(cells, roster), cells.get("full name", ""))
     return result
@@ -73,12 +73,12 @@ def times(path: Path, roster: Roster) -> dict[str, datetime.datetime]:
         raise LabError(f"--times {path}: its columns are {', '.join(map(visible, header))}; it "
                        "needs student and received")
     result: dict[str, datetime.datetime] = {}
-    for number, cells in enumerate(rows, 2):
+    for line, cells in rows:
         try:
             student = roster.by_id(cells["student"])
         except LookupError as error:
-            raise LabError(f"--times {path}, row {number}: {error}") from None
-        time = parse_time(cells["received"], f"--times {path}, row {number}:")
+            raise LabError(f"--times {path}, line {line}: {error}") from None
+        time = parse_time(cells["received"], f"--times {path}, line {line}:")
         if result.setdefault(student, time) != time:
-            raise LabError(f"--times {path}, row {number}: a second time for {student}")
+            raise LabError(f"--times {path}, line {line}: a second time for {student}")
     return result

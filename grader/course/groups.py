@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from grader.course import lms_rosters
 from grader.course.folder import Course
 from grader.course.names import normalized
 from grader.course.roster import Roster, read_table
@@ -118,7 +119,7 @@ def read_file(path: Path, roster: Roster) -> dict[str, list[str]]:
         path: the file.
         roster: the class.
 
-    Raises LabError that names the row.
+    Raises LabError that names the line.
     """
     header, rows = read_table(path)
     column = next((name for name in GROUP_COLUMNS if name in header), None)
@@ -128,22 +129,22 @@ def read_file(path: Path, roster: Roster) -> dict[str, list[str]]:
                        "student and group (or those of Moodle's participants or Canvas's groups)")
     groups: dict[str, list[str]] = {}
     seen: dict[str, str] = {}
-    for number, cells in enumerate(rows, 2):
+    for line, cells in rows:
         name = normalized(cells[column])
         found = set().union(*(roster.identified(normalized(cells[key])) for key in keys
                               if cells[key]))
-        if not name or not cells.get("roles", "student").lower().count("student"):
+        if not name or not lms_rosters.may_be_student(cells):
             continue
         if len(found) != 1:
             who = visible(", ".join(cells[key] for key in keys if cells[key]))
-            raise LabError(f"{path}, row {number}: {who or 'nobody'} "
+            raise LabError(f"{path}, line {line}: {who or 'nobody'} "
                            + (f"may be {' or '.join(sorted(found))}" if found
                               else "is not on the roster"))
         student = found.pop()
         if "," in name:
-            raise LabError(f"{path}, row {number}: {student} is in several groups: {visible(name)}")
+            raise LabError(f"{path}, line {line}: {student} is in several groups: {visible(name)}")
         if seen.setdefault(student, name) != name:
-            raise LabError(f"{path}, row {number}: {student} is in {visible(seen[student])} and in "
+            raise LabError(f"{path}, line {line}: {student} is in {visible(seen[student])} and in "
                            f"{visible(name)}")
         if student not in groups.setdefault(name, []):
             groups[name].append(student)

@@ -60,10 +60,15 @@ def as_roster(rows: Rows, where: list[int], path: Path, id_column: str | None
         f"{lms}'s file: ids are the column {visible(heading)} (--id names another)"]
 
 
+def may_be_student(cells: Mapping[str, str]) -> bool:
+    """Return whether a row of Moodle's participants is a student's; without roles, it may be."""
+    return not cells.get("roles") or bool(STUDENT.search(cells["roles"]))
+
+
 def _is_nobody(lms: str, cells: Mapping[str, str]) -> bool:
-    """Return whether a row is none of a student: points, posting rules, a teacher, a test."""
+    """Return whether a row is no student's: points, posting rules, a teacher, a test."""
     if lms == "Moodle":
-        return bool(cells.get("roles")) and not STUDENT.search(cells["roles"])
+        return not may_be_student(cells)
     name = cells.get("student") or cells.get("lastname", "")
     return ("Points Possible" in name or name == TEST_STUDENT
             or all(POSTING.fullmatch(cell) for cell in cells.values()))

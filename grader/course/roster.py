@@ -97,9 +97,9 @@ def read_file(path: Path, id_column: str | None = None) -> tuple[list[Person], l
     return [person for _, person in numbered], notes
 
 
-def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
-    """Return the headings of any CSV file in lowercase, and its rows by heading. Raises
-    LabError."""
+def read_table(path: Path) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the headings of any CSV file in lowercase, and each row's line and its cells by
+    heading. Raises LabError."""
     rows, where = _rows(_decoded(path)[0], path)
     if not rows:
         raise LabError(f"{path} is empty")
@@ -107,8 +107,9 @@ def read_table(path: Path) -> tuple[list[str], list[dict[str, str]]]:
     for row, line in zip(rows, where, strict=True):
         if len(row) != len(header):
             raise LabError(f"{path}, line {line}: {len(row)} cells, but {len(header)} columns")
-    return header, [dict(zip(header, (original(cell.strip()) for cell in row), strict=True))
-                    for row in rows[1:] if any(cell.strip() for cell in row)]
+    return header, [(line, dict(zip(header, (original(cell.strip()) for cell in row), strict=True)))
+                    for row, line in zip(rows[1:], where[1:], strict=True)
+                    if any(cell.strip() for cell in row)]
 
 
 def _decoded(path: Path) -> tuple[str, list[str]]:

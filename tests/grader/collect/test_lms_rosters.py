@@ -85,11 +85,14 @@ def test_who_left_is_in_no_table_and_loses_nothing(course, command, take, submit
 
 def test_a_new_roster_removes_and_restores(course, command, tmp_path):
     (tmp_path / "g.csv").write_text(CANVAS)
+    save(course)
     done = command("roster", "import", str(tmp_path / "g.csv"), "--remove-others")
     assert "3 removed: grace, jm1, jm2" in done.stdout
     assert set(decisions.dropped(course)) == {"grace", "jm1", "jm2"}
+    assert "grace" not in (course.root / "grades.csv").read_text()
     (tmp_path / "s.csv").write_text("id\ngrace\n")
     assert "1 restored: grace" in command("roster", "import", str(tmp_path / "s.csv")).stdout
+    assert "grace" in (course.root / "grades.csv").read_text()
 
 
 def test_only_who_is_there_is_removed(course, command):
@@ -162,7 +165,7 @@ def test_each_student_may_have_a_time(take, course, tmp_path, answer):
 
 @pytest.mark.parametrize("text, says", [
     ("student,when\nada,x\n", "needs student and received"),
-    ("student,received\neve,2026-01-30 12:00 UTC\n", "row 2: 'eve' is not on the roster"),
+    ("student,received\n\neve,2026-01-30 12:00 UTC\n", "line 3: 'eve' is not on the roster"),
     ("student,received\nada,2026-01-30 12:00\n", "names no time zone"),
     ("student,received\nada,2026-01-30 12:00 UTC\n101,2026-01-31 12:00 UTC\n", "a second time")])
 def test_a_file_of_times_with_a_mistake_collects_nothing(take, submitted, tmp_path, answer, text,

@@ -169,8 +169,8 @@ def test_the_export_has_every_member(team, tmp_path):
 
 
 @pytest.mark.parametrize("text, says", [
-    ("student,group\nada,A\nada,B\n", "row 3: ada is in A and in B"),
-    ("student,group\neve,A\n", "row 2: eve is not on the roster"),
+    ("student,group\nada,A\nada,B\n", "line 3: ada is in A and in B"),
+    ("student,group\n\neve,A\n", "line 3: eve is not on the roster"),
     ('student,group\nada,"A, B"\n', "is in several groups"),
     ("name,team\nada,A\n", "it needs student and group"),
     ("student,group\nada,\n", "nobody is in a group"),
@@ -216,8 +216,9 @@ def test_groups_of_moodle_and_canvas(team, tmp_path):
     with records.gradebook(team.course) as book:
         roster = Roster(people(book))
     (tmp_path / "m.csv").write_text('First name,Last name,Email address,Roles,Groups\n'
-                                    'Jane,Doe,jane@uni.test,Student,"A"\nT,C,t@x,Teacher,A\n')
-    assert groups.read_file(tmp_path / "m.csv", roster) == {"A": ["jane"]}
+                                    'Jane,Doe,jane@uni.test,Student,"A"\nT,C,t@x,Teacher,A\n'
+                                    'Mary,S,mary,,A\n')  # no role there is a student in a roster
+    assert groups.read_file(tmp_path / "m.csv", roster) == {"A": ["jane", "mary"]}
     (tmp_path / "c.csv").write_text("name,canvas_user_id,user_id,login_id,sections,group_name\n"
                                     '"Doe, Jane",7,jane,jane@uni.test,S,A\nAda,8,ada,,S,B\n')
     assert groups.read_file(tmp_path / "c.csv", roster) == {"A": ["jane"], "B": ["ada"]}

@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     own_labs.resolve_folder(arguments.folder)
     path = find(arguments.notebook)
     with imports_without_gc():
+        from grader.cleaning import COLORS
         from grader.validate import validating
     submitted = validating.read(path)
     release = validating.release_of(submitted, path.stem)
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     def done(verdict: Verdict) -> None:
         verdicts.append(verdict)
         line = _line(verdict)
-        print(line if in_color else validating.COLORS.sub("", line), flush=True)
+        print(line if in_color else COLORS.sub("", line), flush=True)
 
     with _backend() as (backend, missing):
         validating.validate(submitted, release, backend, done)

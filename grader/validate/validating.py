@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from grader.cleaning import COLORS
 from grader.course.reasons import Unusable
 from grader.course.submitted import LARGEST, parse
 from grader.run import lab_plan
@@ -26,7 +26,6 @@ from labkit.cells import read_release as released_cells
 from labkit.provenance import Provenance, RunCell
 
 SEED = "notebook"  # the notebook's own: the same cases as in its checks
-COLORS = re.compile("\033\\[[0-9;]*m")
 NO_ANSWER, STUB = "it has no answer yet", "Your turn: "  # labkit.build.stubs writes the latter
 PASSED, FAILED, UNDECIDED, BY_HAND = "passed", "failed", "undecided", "by hand"
 

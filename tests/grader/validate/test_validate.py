@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import nbformat
 import pytest
 from nbformat import v4
 
+from grader.cleaning import COLORS
 from grader.sandbox import choice
 from grader.sandbox.interface import Unavailable
 from grader.sandbox.unisolated import Unisolated
@@ -20,7 +20,6 @@ from tests.grader import small_lab
 from tests.grader.small_lab import RIGHT, answered, find
 
 pytestmark = pytest.mark.slow  # each starts a process
-COLORS = re.compile("\033\\[[0-9;]*m")
 WRITTEN = v4.new_markdown_cell("*Your turn*", metadata={"nbgrader": {
     "grade_id": "why", "grade": True, "solution": True, "locked": False, "points": 2,
     "task": False, "schema_version": 3}})

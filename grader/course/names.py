@@ -53,7 +53,7 @@ def problem_of_id(student: str) -> str:
     if "/" in student or student.startswith("."):
         return "a slash in it, or a period before it"
     if key_of(student) in (RECEIPTS, UNREADABLE):
-        return "the name of a file that is about the whole class"
+        return "the name of a file about the whole class"
     if JOINER.search(student):
         return "invisible characters in its name"
     return problem_of_part(student)

@@ -128,8 +128,9 @@ def test_an_id_in_two_spellings_is_refused(course, tmp_path):
         Roster([Person("Ada"), Person("ada")]).by_id("ada")
 
 
-def test_receipts_is_no_id(tmp_path):
+@pytest.mark.parametrize("name", ["Receipts.jsonl", "unreadable.jsonl"])
+def test_a_file_of_the_whole_class_is_no_id(tmp_path, name):
     file = tmp_path / "students.csv"
-    file.write_text("id\nReceipts.jsonl\n")
-    with pytest.raises(LabError, match="a file that is about the whole class"):
+    file.write_text(f"id\n{name}\n")
+    with pytest.raises(LabError, match="the name of a file about the whole class"):
         read_file(file)

@@ -33,7 +33,7 @@ def set_aside_notes(aside: dict[str, Any], kept: Sequence[str] = ()) -> list[str
     """
     cells = {name.removeprefix(COMMENT) for name in aside if name != "extension"}
     notes = [f"{SET_ASIDE} {', '.join(sorted(cells))} (`lab review`)"] * bool(cells)
-    return notes + [f"scored by hand before, and answered the same: {', '.join(sorted(kept))}"
+    return notes + [f"manual scores kept for unchanged answers: {', '.join(sorted(kept))}"
                     ] * bool(kept)
 
 

@@ -21,6 +21,7 @@ from grader.course.reasons import Unusable
 from grader.course.received import receipt_time, received
 from grader.course.record import GradingRecord, now, updated_history
 from grader.gradebook import byhand, entered
+from grader.gradebook.late import recalculate_penalty
 from grader.gradebook.records import (
     NOT_ISOLATED,
     enroll,
@@ -66,7 +67,7 @@ class SaveRecord(NbGraderPreprocessor):
             entry = book.find_submission(*submission.key)
             aside, of, kept = byhand.reinstate(submission, entry, nb)
             entered.write(submission, book)
-            book.db.commit()
+            recalculate_penalty(submission, self.config, book)  # and commit
             history = updated_history(
                 submission.record, submission.digest, at=now(), state="graded",
                 received=received(submission), score=net_score(entry))

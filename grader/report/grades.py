@@ -165,8 +165,8 @@ def _to_look_at(submission: Any, record: GradingRecord | None) -> str:
     notes = set_aside_notes(record.set_aside) if record else []
     if not submission.needs_manual_grade and not notes:
         return ""
-    missing = incomplete(pending(submission))
-    return ": ".join([NEEDS_REVIEW, *filter(None, ["; ".join(filter(None, [missing, *notes]))])])
+    why = "; ".join(filter(None, [incomplete(pending(submission)), *notes]))
+    return f"{NEEDS_REVIEW}: {why}" if why else NEEDS_REVIEW
 
 
 def write_csv(course: Course, book: Gradebook, path: Path, students: list[str] | None = None,

@@ -25,7 +25,8 @@ the rubric of <code>{name}</code></div><div class="panel-body">
 
 
 DECIDE = """<div class="panel panel-warning"><div class="panel-body">To decide: an earlier version
-of <code>{name}</code> had {text} by hand. Score this one, or <code>lab review</code>.</div></div>
+of <code>{name}</code> was given {text}. Score this version, or run <code>lab review</code>.</div>
+</div>
 """
 
 

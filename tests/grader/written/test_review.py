@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from dataclasses import replace
 
+import nbformat
 import pytest
 
 from grader.course import Submission
@@ -12,7 +13,8 @@ from grader.gradebook import records
 from grader.gradebook.late import set_due
 from grader.nbgrader_plugin.exporter import Sanitized
 from lab.cli import main
-from tests.grader.small_lab import NAME
+from tests.grader.conftest import run, submit
+from tests.grader.small_lab import NAME, find
 from tests.grader.written.test_written import (  # noqa: F401
     ANSWER,
     STUB,
@@ -61,7 +63,7 @@ def test_the_same_answer_keeps_its_score_and_comment(course):
                                "script-check": (None, False)}
     with records.gradebook(course) as book:
         assert book.find_comment("why", NAME, NAME, "ada").manual_comment == "*Nearly*"
-    assert "answered the same: why" in row(course, "ada").notes
+    assert "manual scores kept for unchanged answers: why" in row(course, "ada").notes
     assert Submission(course, NAME, "ada").record.set_aside == {"batch-check": [1.0, None]}
     assert "to decide: scores or comments for an earlier version of batch-check" in row(
         course, "ada").reason
@@ -74,6 +76,21 @@ def test_the_late_penalty_is_of_the_score_with_what_was_kept(course):
     again(course, ANSWER, "a = 1")
     assert (row(course, "ada").raw_score, row(course, "ada").late_penalty) == (6.5, 0.65)
     assert Submission(course, NAME, "ada").record.history[-1]["score"] == pytest.approx(5.85)
+
+
+def test_so_it_is_after_nbgraders_own_autograde(course):
+    with course.config_file.open("a") as file:
+        file.write("c.LatePenalty.percent = 10\n")
+    set_due(course, NAME, datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=2))
+    again(course, "Another answer.")
+    answered = nbformat.read(course.notebook("release", NAME), as_version=4)
+    find(answered, "why").source = ANSWER  # the first version again
+    submit(course, "ada", answered)
+    done = run(course, "autograde", NAME, "--student", "ada", "--force", program="nbgrader")
+    assert done.returncode == 0, done.stderr
+    assert (row(course, "ada").raw_score, row(course, "ada").late_penalty) == (2.5, 0.25)
+    record = Submission(course, NAME, "ada").record
+    assert {one["digest"]: one["score"] for one in record.history}[record.digest] == 2.25
 
 
 def test_another_answer_waits_for_a_decision_that_everybody_sees(course, capsys):
@@ -172,7 +189,6 @@ def test_it_may_be_killed_between_the_gradebook_and_the_records(course, monkeypa
         assert main(["review", NAME, "--accept"]) == 130
     assert main(["review", NAME, "--accept"]) == 0
     assert by_hand(course)["why"] == (1.5, False)
-    assert main(["review", NAME, "--discard"]) == 0
     assert not Submission(course, NAME, "ada").record.set_aside
 
 

@@ -1,6 +1,7 @@
 """fp16 and bf16 train alike in every layout; overflow is everybody's; overlap changes no bit."""
 
 import pytest
+import torch
 
 from minimegatron.formulas import state_bytes
 
@@ -15,8 +16,10 @@ BUCKETS, OVERLAP = "--ddp-bucket-size 1001", "--overlap-grad-reduce"
 LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),
            (4, f"{TP} 2 {SP} {ZERO}")]
 # (loss, norm): at least 1.5 times the largest relative difference that summing in another order was
-# measured to make within these steps, under any of the instruction sets of test_processors.py.
-BOUNDS = {FP16: (2e-5, 5e-4), BF16: (3e-4, 4e-3)}
+# measured to make within these steps, under any of the instruction sets of test_processors.py. Only
+# without vectors does fp16's loss differ by 1.005e-5.
+NO_VECTORS = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
+BOUNDS = {FP16: (2e-5 if NO_VECTORS else 1e-5, 5e-4), BF16: (3e-4, 4e-3)}
 SAME_BITS = [(2, BUCKETS), (4, f"{PP2} {ZERO} --schedule zb-h1"), (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
 POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
             (4, f"{FP16} {TP} 2 {ZERO} poison")]

@@ -179,6 +179,11 @@ def test_a_gpu_model_s_figure_changes_only_together_with_its_table(name):
         assert error == str(TIME.get(stack, {}).get(name, "no published run"))
 
 
+def test_the_page_of_gpu_models_is_what_its_program_writes():
+    written = gpu_models.PAGE.read_text()
+    assert written.startswith(gpu_models.HEAD) and written.endswith(f"\n{gpu_models.HISTORY}\n")
+
+
 def test_the_published_layer_times_are_compared_with_todays_model():
     assert layer_times.PAGE.read_text() == layer_times.report()
 

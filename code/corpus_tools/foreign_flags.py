@@ -21,7 +21,7 @@ PREPROCESS = ForeignFlags(
         "the trainer pads the vocabulary, not the data":
             "--make-vocab-size-divisible-by --padded-vocab-size --pad-vocab-size-to --vocab-size",
         "documents are counted as they are read": "--num-docs",
-        "Megatron-LM ignores it, too": "--legacy-tokenizer --trust-remote-code",
+        "there is one tokenizer here": "--legacy-tokenizer --trust-remote-code",
     },
     harmless_values={"--partitions": "1", "--vocab-extra-ids": "0"},
     refused={

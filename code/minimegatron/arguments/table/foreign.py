@@ -66,8 +66,10 @@ NO_EFFECT = {
         "--ddp-average-in-collective --no-contiguous-buffers-in-local-ddp",
     "this is off unless --scatter-gather-tensors-in-pipeline is given":
         "--no-scatter-gather-tensors-in-pipeline",
-    "Megatron-LM ignores it, too": "--fp8-interval --legacy-tokenizer --trust-remote-code "
-                                   "--enable-experimental --disable-msc",
+    "Megatron-LM ignores it, too": "--fp8-interval",
+    "there is one tokenizer here": "--legacy-tokenizer --trust-remote-code",
+    "there are no experimental features here": "--enable-experimental",
+    "files are read without NVIDIA's Multi-Storage Client": "--disable-msc",
 }
 # With these values, a flag asks for what the trainer does anyway; others are refused.
 HARMLESS_VALUES = {

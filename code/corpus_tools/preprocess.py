@@ -19,6 +19,7 @@ from pathlib import Path
 from corpus_tools.foreign_flags import PREPROCESS
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter, token_dtype
 from corpus_tools.jsonl import read_documents, require_readable
+from minimegatron.arguments.parse import Parser
 from minimegatron.arguments.unknown import harmless_line, sort_out, sort_out_or_refuse
 from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
 from minimegatron.errors import UserError
@@ -133,16 +134,8 @@ def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Se
         progress(counts)
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, but an error is a UserError."""
-
-    def error(self, message: str) -> None:
-        raise UserError(message)
-
-
 def build_parser() -> Parser:
-    top = Parser(prog="preprocess_data.py", description=__doc__.split("\n")[0],
-                                  allow_abbrev=False)
+    top = Parser(prog="preprocess_data.py", description=__doc__.split("\n")[0], allow_abbrev=False)
     group = top.add_argument_group("input data")
     group.add_argument("--input", required=True, metavar="FILE",
                        help="file with JSON lines, optionally compressed with gzip, xz, or bzip2")

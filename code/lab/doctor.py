@@ -88,7 +88,6 @@ def gemms() -> dict[str, Callable[[], object]]:
     """Return a matrix multiplication for each dtype, under its name."""
     import torch
 
-
     torch.manual_seed(0)
     x, one = torch.randn(SIZE, SIZE), torch.ones(())
     operands = {"fp32": x, "fp64": x.double(), "bf16": x.bfloat16(), "fp16": x.half()}

@@ -13,7 +13,7 @@ from minimegatron.errors import UserError
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, but an error is a UserError: the caller decides which rank prints it."""
+    """argparse, but an error is a UserError: the caller decides who prints it, and how."""
 
     def error(self, message: str) -> None:
         raise UserError(message)

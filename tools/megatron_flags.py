@@ -4,7 +4,8 @@
 
 CHECKOUT is a clone of Megatron-LM; FILE is one of its files with argparse arguments, such as
 megatron/training/arguments.py. With --check, nothing is written: differences are printed, and the
-exit code is 1. Only names, and how many values each flag takes, are read.
+exit code is 1. Only names, and how many values each flag takes, are read, and only from calls of
+add_argument: not the flags that later versions make from dataclasses (ArgumentGroupFactory).
 """
 
 from __future__ import annotations
@@ -69,9 +70,12 @@ def main(argv: list[str] | None = None) -> int:
     flags: dict[str, str] = {}
     sources = dict(file.rpartition("@")[::2] for file in arguments.files)
     for path, commit in sources.items():
-        text = subprocess.run(["git", "-C", arguments.checkout, "show", f"{commit}:{path}"],
-                              check=True, capture_output=True, text=True).stdout
-        flags = dict(flags_in(text)) | flags
+        done = subprocess.run(["git", "-C", arguments.checkout, "show", f"{commit}:{path}"],
+                              capture_output=True, text=True)
+        if done.returncode or not path:
+            parser.error(f"{path}@{commit}: not FILE@COMMIT of {arguments.checkout}: "
+                         f"{done.stderr.strip()}")
+        flags = dict(flags_in(done.stdout)) | flags
     if not arguments.check:
         TABLE.write_text(render(flags, sources))
         return 0

@@ -1,6 +1,8 @@
 """Good command lines mean what Megatron-LM means; bad ones are refused in words that help."""
 
 import shlex
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +71,12 @@ def test_every_flag_of_megatron_has_one_place():
     placed = [PARSER & TRAINER.values.keys(), TRAINER.harmless.keys(), TRAINER.reasons.keys()]
     assert set().union(*placed) == TRAINER.values.keys()
     assert sum(map(len, placed)) == len(TRAINER.values)
+    page = (Path(__file__).parents[2] / "docs/trainer.md").read_text()
+    accepted, harmless, refused = map(len, placed)
+    for row in (f"of {len(TRAINER.values)} flags |", f"\n| {accepted} | accepted |",
+                f"\n| {harmless}, and {len(TRAINER.harmless_values)} more with some values |",
+                f"\n| {refused} | refused |"):
+        assert row in page
 
 
 def test_the_table_of_foreign_flags_has_no_name_that_megatron_lacks():
@@ -329,3 +337,37 @@ def test_the_table_is_what_its_generator_writes():
     assert values_of(made["NAMES"]) == kinds and made["SOURCES"] == {"a.py": "c0ffee"}
     assert megatron_flags.TABLE.read_text() == megatron_flags.render(
         TRAINER.values, upstream.SOURCES)
+
+
+def test_the_generator_reads_commits_of_a_checkout_and_compares_them(tmp_path, monkeypatch, capsys):
+    def git(*words):
+        return subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", tmp_path,
+                               *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    commits = []
+    git("init", "-q")
+    for text in (UPSTREAM, "group.add_argument('--switch')\ngroup.add_argument('--seed')\n"):
+        (tmp_path / "arguments.py").write_text(text)
+        git("add", "arguments.py")
+        git("commit", "-q", "-m", "flags")
+        commits.append(git("rev-parse", "HEAD"))
+    old, new = (f"arguments.py@{commit}" for commit in commits)
+    table = tmp_path / "upstream.py"
+    monkeypatch.setattr(megatron_flags, "TABLE", table)
+    assert megatron_flags.main([str(tmp_path), old]) == 0
+    made = {}
+    exec(table.read_text(), made)
+    assert made["SOURCES"] == {"arguments.py": commits[0]}
+    assert values_of(made["NAMES"]) == dict(megatron_flags.flags_in(UPSTREAM))
+    for name in ("SOURCES", "NAMES"):
+        monkeypatch.setattr(upstream, name, made[name])
+    assert megatron_flags.main([str(tmp_path), "--check", old]) == 0
+    assert capsys.readouterr().out == "the table is up to date\n"
+    assert megatron_flags.main([str(tmp_path), "--check", new]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "new: --seed", *(f"gone: {name}" for name in (
+            "--both", "--list", "--maybe", "--no-both", "--other-name", "--value"))]
+    for wrong in ("arguments.py", "nowhere.py@HEAD", "arguments.py@nocommit"):
+        with pytest.raises(SystemExit):
+            megatron_flags.main([str(tmp_path), wrong])
+        assert f"{wrong.partition('@')[0]}" in capsys.readouterr().err

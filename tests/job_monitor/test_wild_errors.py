@@ -32,8 +32,11 @@ def is_found(line: str, prefix: str = "") -> bool:
     return bool(errors) and line in log[errors[0].line] and bool(errors[0].text)
 
 
-def recall(half) -> float:
-    return sum(is_found(line) for _, line in half) / len(half)
+def recall(half) -> tuple[float, float]:
+    """Return the share of lines that are found, and the share that a pattern finds."""
+    found = [line for _, line in half if is_found(line)]
+    known = [line for line in found if causes.find_errors([line, *AFTER])[0].tier != causes.GUESS]
+    return len(found) / len(half), len(known) / len(half)
 
 
 def test_the_corpus_has_two_parts_with_sources():
@@ -43,13 +46,15 @@ def test_the_corpus_has_two_parts_with_sources():
 
 
 def test_the_root_cause_is_found_in_lines_of_public_issues(capsys):
-    tuned, held_out = recall(TUNED), recall(HELD_OUT)
+    (tuned, _), (held_out, known) = recall(TUNED), recall(HELD_OUT)
     with capsys.disabled():
         print(f"\nroot causes found: {tuned:.0%} of {len(TUNED)} lines for tuning, {held_out:.0%} "
-              f"of {len(HELD_OUT)} held-out lines")
-    assert tuned >= 0.97 and held_out >= 0.75
-    page = (ROOT / "docs" / "watching-jobs.md").read_text()
-    assert f"{held_out:.0%} of {len(HELD_OUT)} held-out lines" in " ".join(page.split())
+              f"of {len(HELD_OUT)} held-out lines, {known:.0%} by a pattern")
+    assert tuned == 1 and held_out >= 0.75
+    page = " ".join((ROOT / "docs" / "watching-jobs.md").read_text().split())
+    assert f"were developed on {len(TUNED)} lines, and find all of them" in page
+    assert f"{held_out:.0%} of {len(HELD_OUT)} held-out lines" in page
+    assert f"{known:.0%} by a pattern" in page
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)

@@ -26,6 +26,7 @@ from grader.course.log import log_file, logging_to
 from grader.gradebook import records
 from grader.gradebook.faults import explained
 from grader.gradebook.guard import protected
+from grader.gradebook.notices import zone_of
 from grader.nbgrader_plugin import assign
 from grader.run import lab_plan, results
 from grader.run.settings import Grading, settings_of
@@ -70,6 +71,7 @@ def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Co
         results.tidy(course)
         config = course.settings()
         settings = settings_of(config)
+        zone_of(course)  # says now what is wrong with the time zone
         for lab in labs:
             assign.release(course, lab)
             lab_plan.read(course, lab)  # says now what is wrong with the lab

@@ -9,6 +9,7 @@ import os
 import pytest
 
 from grader.batch.batch import GradingRun
+from grader.batch.grading import locked_course
 from grader.course import Submission
 from grader.course.times import parse_time
 from grader.gradebook import backups, decisions, notices, records
@@ -239,8 +240,9 @@ def test_a_page_has_the_courses_time_beside_utc_and_seconds_where_they_matter(la
     assert "2026-01-09 16:00 UTC (2026-01-10 01:00 Asia/Tokyo)" in line()
     with late.course.config_file.open("a") as file:
         file.write("c.Feedback.time_zone = 'Berlin'\n")
-    with pytest.raises(records.LabError, match="unknown time zone 'Berlin'"):
-        line()
+    with (pytest.raises(records.LabError, match="unknown time zone 'Berlin'"),
+          locked_course(late.course, [])):
+        pytest.fail("a batch began, and would stop at the first late submission")
 
 
 def test_a_score_and_a_collection_need_not_wait_for_a_batch(office, capsys, tmp_path):

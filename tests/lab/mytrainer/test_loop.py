@@ -59,7 +59,9 @@ def test_fp8_layers_train_as_the_trainer_s_own_do(my_trainer, train, student, da
     assert ours != pytest.approx(bf16, rel=1e-6) and ours[-1] < ours[0] - 0.3
 
 
-DELAYED = FP8.replace("tensorwise", "delayed --fp8-amax-history-len 4 --fp8-amax-compute-algo max")
+# Most of the first weights are smaller than E4M3's smallest number, 2^-9, so they need their scale.
+DELAYED = FP8.replace("tensorwise", "delayed --fp8-amax-history-len 4 --fp8-amax-compute-algo max "
+                      "--init-method-std 0.002")
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +84,7 @@ def test_a_scale_that_never_advances_is_not_the_trainers(
     student.solve("fp8")
     student.change("delayed", "self.scale = self.largest / amax / 2**self.margin", "pass")
     losses = my_trainer(WIDE + SHORT + DELAYED + dataset.flags).column("lm loss")
-    assert losses != pytest.approx(delayed_losses, rel=1e-4)
+    assert losses != pytest.approx(delayed_losses, rel=3e-4)  # three times the tolerance above
 
 
 @pytest.mark.parametrize(("present", "message"), [

@@ -1,8 +1,9 @@
 """Escape cells of CSV files, so that a spreadsheet treats them as text.
 
-A spreadsheet runs a cell that begins with =, +, -, or @ as a formula, also after a tab or a line
-break, and in East Asian settings in their full-width forms. Where the separator is a semicolon, a
-cell that contains one becomes two cells.
+A spreadsheet runs a cell that begins with =, +, -, or @ as a formula, and in East Asian settings
+in their full-width forms. Spaces and invisible characters before the sign may be dropped when the
+file is read: a tab, a no-break space, a byte order mark. Where the separator is a semicolon, a cell
+that contains one becomes two cells.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import re
 from typing import overload
 
 SIGNS = r"=+\-@\uff1d\uff0b\uff0d\uff20"
-PLACE = rf"^('*)(?=[{SIGNS}\t\r\n])|(?<=[;\t\r\n])([ \"]*'*)(?=[{SIGNS}])"
+# Every space of Unicode (\s), and what is invisible: controls, soft hyphens, zero widths, marks;
+# but no separator.
+BLANK = (r"(?![;\t\r\n])[\s\x00-\x1f\x7f-\xa0\xad\u061c\u180e\u200b-\u200f\u2028-\u202f"
+         r"\u2060-\u206f\ufeff\ufff9-\ufffb]")
+PLACE = (rf"^('*)(?=(?:{BLANK})*[{SIGNS}]|[\t\r\n])"
+         rf"|(?<=[;\t\r\n])((?:\"|{BLANK})*'*)(?=[{SIGNS}])")
 QUOTABLE = re.compile(PLACE)
 QUOTED = re.compile(PLACE.replace("'*", "'*?'"))
 

@@ -19,12 +19,16 @@ TAGS = {"a", "b", "blockquote", "br", "caption", "code", "dd", "del", "details",
 ATTRIBUTES = {"a": {"href", "title"}, "img": {"src", "alt", "title", "width", "height"},
               "ol": {"start"}, "td": {"colspan", "rowspan", "style"},
               "th": {"colspan", "rowspan", "style"}}
+SIZE = re.compile(r"[0-9]{1,4}(?:px|%)?")
+SPAN = re.compile(r"[1-9][0-9]{0,3}")
+MOST_SPAN = 1000  # columns or rows of one cell, the most that a browser takes for columns
 LINK = re.compile(r"(?:https?://|mailto:)", re.IGNORECASE)
 PICTURE = re.compile(r"data:image/(?:png|jpeg|gif);base64,[A-Za-z0-9+/=\s]*")
 
 
 def _address(tag: str, attribute: str, value: str) -> str | None:
-    """Return the value if it may stay: a link to another site, or a picture inside the page.
+    """Return the value if it may stay: a link to another site, a picture inside the page, or a size
+    that a page can have.
 
     A relative link leads into the server that shows the page. A picture from another site tells its
     owner who reads the page, and when.
@@ -33,6 +37,10 @@ def _address(tag: str, attribute: str, value: str) -> str | None:
         return value if LINK.match(value) else None
     if attribute == "src":
         return value if PICTURE.fullmatch(value) else None
+    if attribute in ("width", "height"):
+        return value if SIZE.fullmatch(value) else None
+    if attribute in ("colspan", "rowspan"):
+        return value if SPAN.fullmatch(value) and int(value) <= MOST_SPAN else None
     return value
 
 

@@ -23,11 +23,10 @@ from nbgrader import utils
 
 from grader.cleaning import TEXTS
 from grader.nbgrader_plugin import mathjax
-from grader.nbgrader_plugin.bounds import PageBudget, as_text
+from grader.nbgrader_plugin.bounds import PICTURES, TOO_LARGE, PageBudget, as_text
 from grader.nbgrader_plugin.clean import student_html
 from labcore.errors import LabError
 
-PICTURES = ("image/png", "image/jpeg", "image/gif")
 WITHOUT_ALT = re.compile(r"<img (?![^>]*\balt=)")
 ALT = '<img alt="No description has been provided for this image" '
 
@@ -105,7 +104,12 @@ class Sanitized(HTMLExporter):
     def clean_html(self, text: object) -> str:
         """Return the harmless part of HTML, or its source if sanitizing would take too long."""
         source = str(text)
-        return student_html(source) if self.budget.takes_html(source) else as_text(source)
+        return self._laid_out(student_html(source), source) if self.budget.takes_html(source) \
+            else as_text(source)
+
+    def _laid_out(self, cleaned: str, source: str) -> str:
+        """Return sanitized HTML, or its source if a browser could not lay it out."""
+        return cleaned if self.budget.takes_layout(cleaned) else as_text(source)
 
     @pass_context
     def markdown2html(self, context: Context, source: str) -> str:
@@ -120,7 +124,7 @@ class Sanitized(HTMLExporter):
             return as_text(source)
         self.exclude_anchor_links = foreign
         rendered = super().markdown2html(context, source)
-        return student_html(rendered) if foreign else rendered
+        return self._laid_out(student_html(rendered), source) if foreign else rendered
 
 
 def unchanged(text: str) -> str:
@@ -139,23 +143,34 @@ class Harmless(Preprocessor):
     def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
                    ) -> tuple[NotebookNode, dict[str, Any]]:
         nb.metadata.pop("widgets", None)
+        self.budget = PageBudget()
         return super().preprocess(nb, resources)
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:
         for output in cell.get("outputs", []):
             if "data" in output:
-                output.data = NotebookNode({kind: content for kind, content in output.data.items()
-                                            if kind in TEXTS})
+                output.data = self._shown(output.data)
             if "metadata" in output:  # the templates write sizes without quotation marks
                 output.metadata = NotebookNode()
         if cell.cell_type == "markdown":
             given = cell.get("attachments", {})
             if by_student(cell):
                 given = {name: pictures for name, kinds in given.items()
-                         if (pictures := {one: kinds[one] for one in PICTURES if one in kinds})}
+                         if (pictures := {one: kinds[one] for one in PICTURES if one in kinds
+                                          and self.budget.takes_picture(kinds[one])})}
             cell["attachments"] = Attached(given)
         return cell, resources
+
+    def _shown(self, data: NotebookNode) -> NotebookNode:
+        """Return the kinds of an output that a page can show, without pictures that are too
+        large."""
+        kept = {kind: content for kind, content in data.items() if kind in TEXTS}
+        for kind in PICTURES.keys() & kept.keys():
+            if not self.budget.takes_picture(kept[kind]):
+                del kept[kind]
+                kept["text/plain"] = TOO_LARGE + kept.get("text/plain", "")
+        return NotebookNode(kept)
 
 
 class Attached(NotebookNode):

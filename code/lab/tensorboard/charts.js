@@ -276,7 +276,7 @@
           const cell = create(line, "td", `border:1px solid #eee;padding:3px 6px;text-align:${
             number ? "right" : "left"};${properties.style ?? ""}`);
           cell.className = properties.className ?? "";
-          cell[options.allowHtml ? "innerHTML" : "textContent"] = shown(table.rows[row][index]) ?? "";
+          cell.textContent = shown(table.rows[row][index]) ?? "";
         }
       }
       this.renderPages(Math.max(1, Math.ceil(rows.length / size)), again);

@@ -2,13 +2,21 @@
 
 Two of its pages load scripts from the internet. They get ours instead: a replacement for Google
 Charts that draws with Plotly, and the part of Web Components version 0 that the trace viewer needs.
+
+A trace may come from somebody else, and the tab pastes some of its texts into the page as HTML. So
+they are escaped, and each page has a Content-Security-Policy that runs its own scripts only.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import functools
+import hashlib
+import html
 import importlib.metadata
 import os
+import re
 import threading
 import time
 from importlib import resources
@@ -39,6 +47,7 @@ MARKERS = {
 }
 SCRIPTS = ("charts.js", "timeline.js", "web_components.js")
 TYPES = {"html": "text/html", "js": "text/javascript"}
+INLINE = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 
 
 def patch(page: str, text: str, viewer: str) -> str:
@@ -74,6 +83,18 @@ def pages(static: Traversable | None = None) -> dict[str, bytes]:
         "plotly.min.js": charts.read_bytes()}
 
 
+@functools.cache
+def policy(page: bytes) -> str:
+    """Return the Content-Security-Policy of a page: only its own scripts run, and nothing is loaded
+    from elsewhere."""
+    digests = (hashlib.sha256(script.replace(b"\r\n", b"\n")).digest()
+               for script in INLINE.findall(page))
+    hashes = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in digests)
+    return (f"default-src 'none'; script-src 'self' {hashes}; style-src 'self' 'unsafe-inline'; "
+            "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; "
+            "frame-src 'self'; base-uri 'none'; form-action 'none'")
+
+
 class OfflineProfiler(TorchProfilerPlugin):
     """The profiler's tab with our pages, which also shows traces that appear or change later."""
 
@@ -88,7 +109,18 @@ class OfflineProfiler(TorchProfilerPlugin):
     def page_route(self, request: werkzeug.Request) -> werkzeug.Response:
         name = request.path.rpartition("/")[2]
         kind = f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
-        return werkzeug.Response(self.contents[name], content_type=kind, headers=self.headers)
+        headers = [*self.headers]
+        if name in MARKERS:
+            headers.append(("Content-Security-Policy", policy(self.contents[name])))
+        return werkzeug.Response(self.contents[name], content_type=kind, headers=headers)
+
+    @staticmethod
+    def respond_as_json(obj, compress=False):
+        """Answer a request. The tab pastes a GPU's name into the page as HTML."""
+        if isinstance(obj, dict) and (summary := obj.get("gpu_metrics")):
+            data = [{**one, "value": html.escape(str(one["value"]))} for one in summary["data"]]
+            obj = {**obj, "gpu_metrics": {**summary, "data": data}}
+        return TorchProfilerPlugin.respond_as_json(obj, compress)
 
     @property
     def is_loading(self) -> bool:

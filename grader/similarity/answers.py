@@ -15,9 +15,12 @@ from functools import lru_cache
 
 from pygments import lexers, token
 
+from grader.course.reasons import Unusable
+
 SHORTEST = 25  # tokens: shorter answers are alike by themselves
 GRAM = 10  # tokens in a row that two answers have in common by copying
-LONGEST = 20_000  # characters of an answer that are looked at
+LONGEST = 200_000  # characters of an answer, comments included, that are split into tokens
+MOST_TOKENS = 20_000  # of an answer that is compared
 
 NAMES = (token.Name.Builtin, token.Name.Exception, token.Name.Builtin.Pseudo)
 
@@ -36,9 +39,11 @@ class Answers:
         Args:
             texts: the submitted answers.
             release: the text that everybody received.
+
+        Raises Unusable for an answer that is too long to compare: a person must look at it.
         """
-        own = {name: without(text[:LONGEST], release.get(name, "")) for name, text in texts.items()}
-        tokens = {name: tokens_of(text) for name, text in own.items()}
+        own = {name: without(text, release.get(name, "")) for name, text in texts.items()}
+        tokens = {name: _few_tokens(name, text) for name, text in own.items()}
         tokens = {name: sequence for name, sequence in tokens.items() if len(sequence) >= SHORTEST}
         return cls({name: own[name] for name in tokens}, tokens)
 
@@ -47,6 +52,13 @@ class Answers:
         """A key that is equal for students whose code differs only in names, strings, and
         comments."""
         return tuple(sorted(self.tokens.items()))
+
+
+def _few_tokens(name: str, text: str) -> str:
+    """Return an answer's tokens; raise Unusable if it is too long."""
+    if len(text) <= LONGEST and len(tokens := tokens_of(text)) <= MOST_TOKENS:
+        return tokens
+    raise Unusable(f"the answer {name} has {len(text):,} characters, too many to compare")
 
 
 def grams(tokens: str) -> frozenset[str]:

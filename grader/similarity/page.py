@@ -35,7 +35,7 @@ def _side_by_side(pair: SimilarPair, texts: Mapping[str, Answers], budget: list[
         budget: the characters that are left, as its only item.
     """
     for name, (code, text) in pair.cells.items():
-        shown = [texts[who].texts[name][:LONGEST] for who in (pair.one, pair.other)]
+        shown = [_beginning(texts[who].texts[name]) for who in (pair.one, pair.other)]
         budget[0] -= sum(map(len, shown))
         if budget[0] < 0:
             return
@@ -47,6 +47,14 @@ def _side_by_side(pair: SimilarPair, texts: Mapping[str, Answers], budget: list[
                  for at in range(part.dest_start, part.dest_end)}
         yield {"name": name, "code": code, "text": text,
                "sides": [_lines(first, left), _lines(second, right)]}
+
+
+def _beginning(text: str) -> str:
+    """Return an answer up to the limit; of a longer one without lines of comments, behind which
+    code could hide."""
+    if len(text) > LONGEST:
+        text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    return text[:LONGEST]
 
 
 def _lines(lines: list[str], marked: set[int]) -> list[tuple[bool, str]]:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grader.course.reasons import Unusable
 from grader.similarity.answers import Answers
 from grader.similarity.clusters import across, complete_linkage
 from grader.similarity.page import page
@@ -54,6 +55,8 @@ COPIES = {
     "the same": ONE, "renamed": RENAMED, "other strings": ONE.replace("does not divide", "no"),
     "reordered": "\n\n\n".join(RENAMED.split("\n\n\n")[::-1]),
     "with comments": '"""Mine."""\n' + ONE.replace("\n    ", "\n    # a thought\n    "),
+    "below comments": "# a thought\n" * 10_000 + ONE,
+    "below a docstring": '"""' + "mine " * 10_000 + '"""\n' + ONE,
     "with idle lines": ONE.replace("    return", "    unused = 1 + 2\n    return"),
 }
 
@@ -65,6 +68,17 @@ def of(text: str, release: str = "") -> Answers:
 @pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
 def test_a_copy_is_named(copy):
     assert similarity(of(ONE), of(copy)) > 0.6
+
+
+@pytest.mark.parametrize("idle", ["idle = 1\n" * 10_000, "#\n" * 150_000])
+def test_an_answer_that_is_too_long_to_compare_is_left_to_a_person(idle):
+    with pytest.raises(Unusable, match=r"the answer a has .*, too many to compare"):
+        of(idle + ONE)
+
+
+def test_the_page_shows_the_code_below_long_comments():
+    copies = {"ada": of("# a thought\n" * 10_000 + ONE), "grace": of(ONE)}
+    assert page(report("lab", copies, 0.6)).count("data = ranks //") == 2
 
 
 def test_two_answers_of_their_own_are_not_named():

@@ -131,7 +131,7 @@ def count(text: str | None, default: int) -> int:
     """Return a number of nodes or tasks: "2", "2-4" (the minimum), or "1k". Raises BadOption."""
     if text is None:
         return default
-    match = re.fullmatch(r"(\d{1,6})(k?)(?:-\d{1,6}k?)?", text)
+    match = re.fullmatch("([0-9]{1,6})(k?)(?:-[0-9]{1,6}k?)?", text)
     if not match or int(match[1]) == 0:
         raise BadOption(f"{text!r} is not a number of nodes or tasks; nearest: {default}")
     return int(match[1]) * (1024 if match[2] else 1)
@@ -190,7 +190,7 @@ def gpu_kind(directives: dict[str, str]) -> str:
         for part in directives.get(option, "").lower().split(","):
             words = part.split(":")
             words = words[1:] if option == "gres" and words[0] == "gpu" else words
-            if words and words[0] and not words[0].isdecimal() and (
+            if words and words[0] and not re.fullmatch("[0-9]+", words[0]) and (
                     option != "gres" or part.startswith("gpu:")):
                 kinds.append(words[0])
     return ",".join(dict.fromkeys(kinds))
@@ -199,7 +199,7 @@ def gpu_kind(directives: dict[str, str]) -> str:
 def _gpus(part: str) -> int:
     """Return the number in "gpu:v100:2", "v100:2" or "2"; without one, Slurm takes 1."""
     last = part.rpartition(":")[2]
-    return int(last) if last.isdecimal() and len(last) < 7 else 1
+    return int(last) if re.fullmatch("[0-9]{1,6}", last) else 1
 
 
 def _tasks_per_node(directives: dict[str, str], nodes: int) -> int:
@@ -250,9 +250,10 @@ def expand(hosts: str) -> list[str]:
             names.append(part)
             continue
         for piece in match[2].split(","):
-            first, _, last = piece.partition("-")
-            if not first.isdigit() or not (last or first).isdigit():
+            piece_range = re.fullmatch("([0-9]{1,9})(?:-([0-9]{1,9}))?", piece)
+            if not piece_range:
                 continue
-            for number in range(int(first), min(int(last or first), int(first) + 4096) + 1):
+            first, last = piece_range[1], piece_range[2] or piece_range[1]
+            for number in range(int(first), min(int(last), int(first) + 4096) + 1):
                 names.append(f"{match[1]}{number:0{len(first)}d}{match[3]}")
     return names

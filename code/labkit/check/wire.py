@@ -27,6 +27,9 @@ MOST_DIMENSIONS = 32
 # Python's hash of an int is the int itself, modulo 2**61 - 1: larger keys could all be made to
 # collide, and a dict of them would take minutes to build.
 LARGEST_KEY = 2**60
+# Beyond the range of floats, what a check computes with a number fails in its own way; and Python
+# refuses to print the largest.
+LARGEST = 10**308
 ARRAY_KINDS = "biuf"  # NumPy's letters: bool, int, unsigned, float
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 ALTERNATIVES = {"set": "a sorted list", "frozenset": "a sorted list", "range": "list(...) of it",
@@ -44,10 +47,7 @@ class CannotCross(Exception):
 
 def dumps(value: Any) -> bytes:
     """Return `value` as JSON. Raises CannotCross."""
-    try:
-        text = json.dumps(_encode(value, MOST_DEPTH), allow_nan=False)
-    except ValueError as error:  # an int with more digits than Python prints
-        raise CannotCross(f"a number is too large: {error}") from error
+    text = json.dumps(_encode(value, MOST_DEPTH), allow_nan=False)
     content = text.encode("utf-8", "surrogatepass")
     if len(content) > MOST_BYTES:
         raise CannotCross(f"{len(content):,} bytes are too many: at most {MOST_BYTES:,} may cross")
@@ -87,7 +87,7 @@ def _encode(value: Any, depth: int) -> Any:
     # own methods. An object that only claims a base type (through __class__) does not count.
     kind = type(value)
     if issubclass(kind, int):
-        return int.__int__(value)
+        return _bounded(int.__int__(value))
     if issubclass(kind, float):
         number = float.__float__(value)
         return number if math.isfinite(number) else {"float": str(number)}
@@ -106,6 +106,14 @@ def _encode(value: Any, depth: int) -> Any:
         return {"array": _encode_array(_from_torch(value))}
     instead = ALTERNATIVES.get(kind.__name__, "numbers, text, lists, dicts or arrays")
     raise CannotCross(f"a value of type {kind.__name__} cannot be checked: give {instead}")
+
+
+def _bounded(number: int) -> int:
+    """Return an int that a float can hold, too. Raises CannotCross for another one."""
+    if abs(number) > LARGEST:
+        raise CannotCross(f"a number is too large: it has {number.bit_length()} bits, and at most "
+                          f"{LARGEST.bit_length()} can be checked")
+    return number
 
 
 def _key(key: Any) -> str | int:
@@ -145,6 +153,8 @@ def _decode(coded: Any, depth: int) -> Any:
         raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts")
     if isinstance(coded, list):
         return [_decode(item, depth - 1) for item in coded]
+    if type(coded) is int:
+        return _bounded(coded)
     if not isinstance(coded, dict):
         return coded
     if len(coded) != 1:

@@ -147,3 +147,12 @@ def test_whatever_a_forged_record_requests_is_a_number(value):
     for option in ("gpus", "gres", "gpus-per-node", "gpus-per-task"):
         first, last = options.gpus_of_nodes({option: value, "ntasks": value}, 2)
         assert first >= last >= 0
+
+
+def test_only_ascii_digits_are_numbers_and_no_number_is_endless():
+    for text in ("\uff12", "\u00b2", "\u0662", "9" * 5000, "2\n"):
+        with pytest.raises(options.BadOption, match="is not a number of nodes or tasks"):
+            options.count(text, 1)
+        assert options.gpus_of_nodes({"gpus-per-node": text}, 1) == (1, 1)
+        assert options.expand(f"slurmnode[{text}]") == []
+    assert options.expand("n[9-10,12]") == ["n9", "n10", "n12"]

@@ -112,6 +112,7 @@ def test_a_copy_does_not_lead_back():
     ({True: 1}, "keys are str or int"), (np.array([None]), "an array of object"),
     (np.array(["a"]), "an array of numbers"),
     (torch.zeros(2, dtype=torch.bfloat16), "tensor.float()"),
+    (10**309, "a number is too large"), ([-10**5000], "16610 bits"),
     ("x" * 1_000_001, "at most 1,000,000"), ({2**60 + 1: 1}, "give it as a string")])
 def test_what_cannot_cross_is_refused_with_what_to_give_instead(value, says):
     with pytest.raises(CannotCross) as caught:
@@ -127,7 +128,8 @@ def test_a_list_that_holds_itself_is_refused():
 
 
 @pytest.mark.parametrize("message", [
-    b"", b"{", b"\xff\xfe", b"NaN", b"Infinity", b'{"float": "1"}', b'{"tuple": 3}',
+    b"1" * 310, b"[" + b"1" * 5000 + b"]", b"", b"{", b"\xff\xfe", b"NaN", b"Infinity",
+    b'{"float": "1"}', b'{"tuple": 3}',
     b'{"a": 1, "b": 2}', b"{}", b'{"dict": [[1]]}', b'{"dict": [[null, 1]]}',
     b'{"dict": [[true, 1]]}', b'{"pickle": "x"}',
     b'{"array": {"dtype": "|O8", "shape": [1], "data": ""}}',

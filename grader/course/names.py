@@ -11,6 +11,9 @@ LONGEST_ID = 128  # characters: what nbgrader's gradebook takes
 RECEIPTS, UNREADABLE = "receipts.jsonl", "unreadable.jsonl"  # of all students, in received/
 # Persian and the scripts of India write words with these marks inside, between their own letters.
 JOINER = re.compile("(?<=[^\x00-\x7f])[\u200c\u200d](?=[^\x00-\x7f])")
+# Letters, marks, and symbols that Unicode shows as nothing, and spaces that are not U+0020.
+INVISIBLE = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+                       "\U000e0100-\U000e01ef]|(?! )\\s")
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)  # of Windows
 
 
@@ -54,9 +57,17 @@ def problem_of_id(student: str) -> str:
         return "a slash in it, or a period before it"
     if key_of(student) in (RECEIPTS, UNREADABLE):
         return "the name of a file about the whole class"
-    if JOINER.search(student):
+    if JOINER.search(student) or INVISIBLE.search(student):
         return "invisible characters in its name"
+    if (plain := "".join(map(_as_typed, student))) != student:
+        return f"letters that look like those of a keyboard in its name; nearest: {plain}"
     return problem_of_part(student)
+
+
+def _as_typed(letter: str) -> str:
+    """Return the ASCII letters that a full-width letter, a ligature, or the like stands for."""
+    plain = unicodedata.normalize("NFKC", letter)
+    return plain if plain.isascii() else letter
 
 
 def normalized(text: str) -> str:

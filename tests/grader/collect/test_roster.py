@@ -134,3 +134,24 @@ def test_a_file_of_the_whole_class_is_no_id(tmp_path, name):
     file.write_text(f"id\n{name}\n")
     with pytest.raises(LabError, match="the name of a file about the whole class"):
         read_file(file)
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("ada\u3164", "invisible"), ("a\u034fda", "invisible"), ("ada\ufe0f", "invisible"),
+    ("a\u2800da", "invisible"), ("a\xa0da", "invisible"), ("a\u3000da", "invisible"),
+    ("\uff41\uff44\uff41", "nearest: ada"), ("ada\uff11", "nearest: ada1"),
+    ("\U0001d41ada", "nearest: ada"), ("\ufb01n", "nearest: fin")])
+def test_an_id_that_looks_like_another_is_refused(tmp_path, name, says):
+    file = tmp_path / "students.csv"
+    file.write_text(f"id\n{name}\n")
+    with pytest.raises(LabError, match=says):
+        read_file(file)
+
+
+@pytest.mark.parametrize("name", ["jos\u00e9", "\u738b\u82b3", "a b", "\ud55c\uae00",
+                                  "\u0440\u0443\u0441", "\u0939\u093f\u0928\u094d\u0926\u0940",
+                                  "\u0e19\u0e49\u0e33"])
+def test_ids_of_all_scripts_are_taken(tmp_path, name):
+    file = tmp_path / "students.csv"
+    file.write_text(f"id\n{name}\n")
+    assert read_file(file)[0][0].id == name

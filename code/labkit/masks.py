@@ -20,6 +20,9 @@ from pathlib import Path
 from labcore.errors import LabError
 from labcore.workspace import CODE
 
+# Everything at hand that makes or runs pipeline schedules: labs about pipelines mask all of it.
+PIPELINE_LIBRARIES = ("deepspeed", "pipeline_schedules", "torch.distributed.pipelining",
+                      "torchgpipe")
 MOST_HOPS = 8  # names on the way to a definition; `import *` is not followed any further
 # Packages of other Python versions, whose files are visible in a sandbox, too.
 OTHER_PYTHONS = ("usr/lib/python3*/*-packages", "usr/local/lib/python3*/*-packages")

@@ -8,7 +8,8 @@ import pytest
 
 from labcore import shipping, workspace
 from labkit.build import Lab, Role
-from labkit.build.masks import calls
+from labkit.build.masks import calls, masked
+from labkit.masks import PIPELINE_LIBRARIES
 from tests.labs import graded
 from tests.labs.borrowed import BORROWED
 from tests.labs.test_labs import lab_of
@@ -33,6 +34,13 @@ def unmasked(lab: Lab) -> Lab:
             source = "\n".join(lines)
         cells.append(replace(cell, source=source))
     return replace(lab, cells=tuple(cells))
+
+
+@pytest.mark.parametrize("name", ["10_pipeline_1", "11_pipeline_2", "14_heterogeneous_clusters"])
+def test_labs_about_pipelines_mask_every_library_of_schedules(name):
+    lab = lab_of(workspace.CHECKOUT / "solutions" / f"{name}.py")
+    names = {name for cell in lab.of(Role.CHECK_SETUP) for name in masked(cell.tree)}
+    assert names >= set(PIPELINE_LIBRARIES)
 
 
 @pytest.mark.slow

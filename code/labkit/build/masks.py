@@ -9,7 +9,14 @@ from collections.abc import Iterator
 from labkit.build.calls import CHECK
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.problems import Problems, nearest
-from labkit.masks import MaskTarget, UnknownName, mask_targets, modules_in, needed_by
+from labkit.masks import (
+    PIPELINE_LIBRARIES,
+    MaskTarget,
+    UnknownName,
+    mask_targets,
+    modules_in,
+    needed_by,
+)
 from labkit.names import imported
 
 # These modules run beside the student's code in every sandbox.
@@ -27,8 +34,16 @@ def calls(tree: ast.Module | None) -> list[ast.Call]:
 
 def masked(tree: ast.Module | None) -> list[str]:
     """Return the literal names that a cell masks."""
-    return [word.value for call in calls(tree) for word in call.args
-            if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+    return [name for call in calls(tree) for word in call.args for name in _written_out(word) or ()]
+
+
+def _written_out(word: ast.expr) -> tuple[str, ...] | None:
+    """Return the names that an argument of `check.mask` stands for; None for any other argument."""
+    if isinstance(word, ast.Constant) and isinstance(word.value, str):
+        return (word.value,)
+    if isinstance(word, ast.Starred) and ast.unparse(word.value) == f"{CHECK}.PIPELINE_LIBRARIES":
+        return PIPELINE_LIBRARIES
+    return None
 
 
 def check(lab: Lab, problems: Problems) -> None:
@@ -38,8 +53,7 @@ def check(lab: Lab, problems: Problems) -> None:
     for cell, call in mask_calls:
         if cell.role is not Role.CHECK_SETUP:
             problems.add(cell, call.lineno, "check.mask belongs in a check-setup cell")
-        if call.keywords or not all(isinstance(word, ast.Constant) and isinstance(word.value, str)
-                                    for word in call.args):
+        if call.keywords or not all(map(_written_out, call.args)):
             problems.add(cell, call.lineno, "check.mask: write the names out, as in "
                          'check.mask("minimegatron.formulas")')
     for cell, call in mask_calls[1:]:

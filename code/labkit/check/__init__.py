@@ -12,19 +12,20 @@ if TYPE_CHECKING:
     from labkit.check.distributed import ranks
     from labkit.check.draws import between, draw
     from labkit.check.job import script
-    from labkit.check.masking import mask
+    from labkit.check.masking import PIPELINE_LIBRARIES, mask
     from labkit.check.measure import figures
     from labkit.check.modeled import gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
     from labkit.check.programs import program
 
-__all__ = ["Failed", "between", "call", "compare", "draw", "figures", "function", "gpus", "mask",
-           "part", "parts", "pass_mark", "program", "raises", "ranks", "schedule", "script", "that",
-           "value"]
-_MODULES = {"between": "draws", "draw": "draws", "figures": "measure", "gpus": "modeled",
-            "mask": "masking", "part": "partial", "parts": "partial", "program": "programs",
-            "ranks": "distributed", "schedule": "pipelines", "script": "job"}
+__all__ = ["PIPELINE_LIBRARIES", "Failed", "between", "call", "compare", "draw", "figures",
+           "function", "gpus", "mask", "part", "parts", "pass_mark", "program", "raises", "ranks",
+           "schedule", "script", "that", "value"]
+_MODULES = {"PIPELINE_LIBRARIES": "masking", "between": "draws", "draw": "draws",
+            "figures": "measure", "gpus": "modeled", "mask": "masking", "part": "partial",
+            "parts": "partial", "program": "programs", "ranks": "distributed",
+            "schedule": "pipelines", "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

@@ -16,15 +16,16 @@ from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from labkit.check.sides import Raised, side
-from labkit.masks import MaskTarget, mask_targets, message
+from labkit.masks import PIPELINE_LIBRARIES, MaskTarget, mask_targets, message
 
+__all__ = ["PIPELINE_LIBRARIES", "KernelMasks", "mask", "refused"]
 MAIN = "__main__"  # the module of a notebook's cells
 
 
 def mask(*names: str) -> None:
     """Make modules and names that contain the solution unavailable to answers.
 
-    A lab calls this once, in a check-setup cell, with literal names.
+    A lab calls this once, in a check-setup cell, with literal names and *check.PIPELINE_LIBRARIES.
 
     Args:
         names: dotted names, such as "minimegatron.formulas" or "torch.distributed.all_reduce".

@@ -139,6 +139,9 @@ REFUSED = [
      "check.mask is called once in a lab", 'check.mask("layout_estimator.costs")'),
     (IMPORTED, f"{IMPORTED}\nname = 'minimegatron'\ncheck.mask(name)", "write the names out",
      "check.mask(name"),
+    (IMPORTED, f"{IMPORTED}\nnames = ['minimegatron']\ncheck.mask(*names)", "write the names out",
+     "check.mask(*names"),
+    (IMPORTED, f"{IMPORTED}\ncheck.mask(*check.PIPELINE_LIBRARIES)", None, None),
     (SUMS, f'{SUMS}\ncheck.mask("minimegatron")', "check.mask belongs in a check-setup cell",
      "check.mask("),
     # drivers

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from labkit.check import options
 from labkit.check.allocation import MOST_COMPONENTS
 
+# The end of a here-document: a word behind << or <<-, which <<< is not. Quoted or not.
+HERE_DOCUMENT = re.compile(r"""(?<!<)<<-?[ \t]*\\?(['"]?)([A-Za-z_][\w.-]*)\1""")
 SEPARATOR = re.compile(r"#SBATCH\s+(het|pack)job(\s.*|$)")
 
 
@@ -23,8 +25,12 @@ def directives(script: str) -> tuple[list[dict[str, str]], list[str]]:
     if not lines or not lines[0].startswith("#!"):
         notes.append("sbatch refuses a script whose first line does not begin with #! : "
                      "begin with #!/bin/bash")
-    reading = True
+    reading, ends = True, []  # the ends of the here-documents that the next lines are in
     for number, line in enumerate(lines, 1):
+        if ends:
+            if line.lstrip("\t") == ends[0]:
+                del ends[0]
+            continue
         if re.match(r"#\s+SBATCH\s|\s+#\s*SBATCH\s|#sbatch\s", line):
             notes.append(f"line {number}: Slurm treats {line.strip()!r} as a comment: "
                          "it must begin with #SBATCH, without spaces before or in it")
@@ -41,6 +47,7 @@ def directives(script: str) -> tuple[list[dict[str, str]], list[str]]:
                 _read_directive(line, number, components[-1], notes)
         elif line.strip() and not line.startswith("#"):
             reading = False
+            ends = [match[2] for match in HERE_DOCUMENT.finditer(line)]
     if len(components) > MOST_COMPONENTS:
         notes.append(f"#SBATCH hetjob: {len(components)} components, and Slurm accepts at most "
                      f"{MOST_COMPONENTS}")

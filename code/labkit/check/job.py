@@ -169,7 +169,8 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
     return Job(components, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
-               any((launch.program, *launch.arguments) == ("scontrol", "requeue", str(trial.job_id))
+               any(launch.program == "scontrol" and launch.arguments[:1] == ("requeue",)
+                   and str(trial.job_id) in ",".join(launch.arguments[1:]).split(",")
                    for launch in launches), recorded["exit"],
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 

@@ -251,6 +251,9 @@ def next_step(record: str) -> int:
             number += 1
 
 
+WITH_VALUES = ("-M", "--clusters", "-u", "--uid")  # scontrol's options that take the next word
+
+
 def scontrol(record: str, arguments: list[str]) -> int:
     """Print the names of nodes, and note a requeue. Return scontrol's exit code.
 
@@ -258,11 +261,13 @@ def scontrol(record: str, arguments: list[str]) -> int:
         record: the path of the record.
         arguments: scontrol's arguments.
     """
+    while arguments and arguments[0].startswith("-"):
+        arguments = arguments[1 + (arguments[0] in WITH_VALUES):]
     if arguments[:2] in (["show", "hostnames"], ["show", "hostname"]):
         hosts = arguments[2] if len(arguments) > 2 else os.environ["SLURM_JOB_NODELIST"]
         print("\n".join(options.expand(hosts)))
     elif arguments[:2] == ["show", "hostlist"] and len(arguments) > 2:
         print(arguments[2])
-    elif arguments[:1] == ["requeue"]:
-        append_launch(record, "scontrol", arguments)
+    elif arguments and len(arguments[0]) >= 3 and "requeue".startswith(arguments[0].lower()):
+        append_launch(record, "scontrol", ["requeue", *arguments[1:]])
     return 0

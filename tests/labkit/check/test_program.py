@@ -62,6 +62,30 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
         program(REQUEUE.replace("status=0", "rm -rf saved; status=0"), finds=["saved/stopped"])
 
 
+@pytest.mark.parametrize(("words", "requeues"), [
+    ("--quiet requeue $SLURM_JOB_ID", True), ("-Q -M here requeue $SLURM_JOB_ID", True),
+    ("requ 7,$SLURM_JOB_ID", True), ("REQUEUE Incomplete $SLURM_JOB_ID", True),
+    ("requeuehold $SLURM_JOB_ID", False), ("requeue 7,8", False), ("-M requeue", False)])
+def test_a_requeue_may_be_written_in_all_of_scontrols_ways(program, words, requeues):
+    job = program(REQUEUE.replace("requeue $SLURM_JOB_ID", words), writes=["saved/stopped"])
+    assert job.requeues == requeues
+
+
+@pytest.mark.parametrize("begin", ["cat > x.sh <<EOF", "cat <<'EOF' > x.sh", "cat <<-\\EOF",
+                                   'cat <<"A.1" <<EOF'])
+def test_the_text_of_a_here_document_is_no_option_of_this_job(program, begin):
+    text = "#SBATCH --nodes=64\nA.1\n#SBATCH --nodes=64\nEOF\n"
+    job = program(REQUEUE.replace("status=0\n", f"{begin}\n{text}status=0\n", 1))
+    assert (job.nodes, job.problems) == (2, ())
+
+
+@pytest.mark.parametrize("begin", ["cat <<<EOF", "echo $((1<<2))", "echo a"])
+def test_options_behind_a_command_are_named(program, begin):
+    late = REQUEUE.replace("status=0\n", f"{begin} || true\n#SBATCH --mem=1\nstatus=0\n", 1)
+    with pytest.raises(Failed, match="come before the first command"):
+        program(late)
+
+
 def test_two_jobs_have_ids_of_their_own(program):
     ids = REQUEUE.replace(":6000", ":$((6000 + SLURM_JOB_ID)) --rdzv_id $SLURM_JOB_ID")
     first, second = (program(ids, job_id=number, writes=["saved/stopped"]) for number in (1, 77))

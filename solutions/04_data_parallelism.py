@@ -1851,9 +1851,17 @@ check.that(not stale.requeues, "The program failed before it removed the stopped
 # %% [raw] mutant="script" hint="Delete the file first"
 # -rm -f "$CHECKPOINT/stopped"  # of an earlier run: this one may fail before it removes the file
 
-# %% [raw] mutant="script" hint="it deletes the folder megatron/checkpoints/my_ddp"
+# %% [raw] mutant="script" hint="it deletes what earlier runs saved in the folder megatron/checkpoints/my_ddp"
 # -rm -f "$CHECKPOINT/stopped"  # of an earlier run: this one may fail before it removes the file
 # +rm -rf "$CHECKPOINT"
+
+# %% [raw] mutant="script" hint="it deletes what earlier runs saved in the folder megatron/checkpoints/my_ddp"
+# -rm -f "$CHECKPOINT/stopped"  # of an earlier run: this one may fail before it removes the file
+# +rm -rf "$CHECKPOINT"/*
+
+# %% [raw] mutant="script" hint="jobs multiply"
+# -    scontrol requeue "$SLURM_JOB_ID"
+# +    sbatch code/my_ddp.sh "$@"
 
 # %% [raw] mutant="script" hint="to all processes of srun"
 # -#SBATCH --signal=TERM@60

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -231,7 +232,8 @@ def _answer(answers: Answers, cases: Sequence[Case], number: int) -> Any:
 
 def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = None,
            hint: str = "") -> None:
-    """Assert that `f` raises `kind` (or a subclass) for `case`, with `mentions` in its message.
+    """Assert that `f` raises `kind` (or a subclass) for `case`, with the words `mentions` in its
+    message.
 
     Raises Failed.
     """
@@ -242,7 +244,7 @@ def raises(f: Any, kind: type[Exception], case: Case, *, mentions: str | None = 
                      f"raise {kind.__name__}. {hint}".rstrip())
     if kind.__name__ not in result.names:
         raise Failed(f"{call_text} raised {result}: raise {kind.__name__} instead{_advice(result)}")
-    if mentions is not None and mentions not in result.text:
+    if mentions is not None and not re.search(rf"(?<!\w){re.escape(mentions)}(?!\w)", result.text):
         raise Failed(f"{call_text} raised {result}: its message must mention {mentions}")
     passed(f"{side().title(f)} refuses {call_text}")
 

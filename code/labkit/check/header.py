@@ -11,6 +11,7 @@ from labkit.check.allocation import MOST_COMPONENTS
 
 # The end of a here-document: a word behind << or <<-, which <<< is not. Quoted or not.
 HERE_DOCUMENT = re.compile(r"""(?<!<)<<-?[ \t]*\\?(['"]?)([A-Za-z_][\w.-]*)\1""")
+OPPOSITES = {"requeue": "no-requeue", "no-requeue": "requeue"}  # the later one holds
 SEPARATOR = re.compile(r"#SBATCH\s+(het|pack)job(\s.*|$)")
 
 
@@ -68,7 +69,9 @@ def _separator_notes(separator: re.Match[str], number: int) -> Iterator[str]:
 def _read_directive(line: str, number: int, requested: dict[str, str], notes: list[str]) -> None:
     try:
         parsed, rest = options.parse(shlex.split(line[len("#SBATCH"):], comments=True), "sbatch")
-        requested.update(parsed)
+        for name, value in parsed.items():
+            requested.pop(OPPOSITES.get(name, ""), None)
+            requested[name] = value
         if rest:
             notes.append(f"line {number}: sbatch does not understand {rest[0]!r}")
     except (options.BadOption, ValueError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 from labcore.colors import strong
 from labcore.errors import LabError
-from labkit.check import record, resources
+from labkit.check import record, resources, scheduling
 from labkit.check.allocation import Component
 from labkit.check.checks import Failed, passed, tally
 from labkit.check.given import differences, report
@@ -163,6 +163,7 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     problems += _end_problems(recorded, trial.ends)
+    problems += scheduling.problems(components, launches, trial.job_id)
     if runs:
         problems += resources.idle_nodes(components, launches)
     problems += [problem for run in runs for problem in run.problems]

@@ -28,6 +28,7 @@ NAMES = ("srun", "torchrun", *PYTHONS, "scontrol", "hostname", "deepspeed", "mpi
          "taskset", "numactl")
 SECONDS = 20
 SECONDS_TO_BEGIN = 3.0  # for a background stand-in to start on a busy machine
+EARLIER = "iteration_5.pt"  # a file of an earlier run, beside those that a trial names
 MOST_SCRIPT = 64 * 1024
 MOST_RECORD = 1_000_000
 MOST_OUTPUT = 4000  # characters, the last ones
@@ -63,14 +64,14 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
     with tempfile.TemporaryDirectory(prefix="lab-script-") as folder:
         scratch = Path(folder).resolve() / "workspace"
         _lay_out(home, scratch)
-        for name in trial.finds:
+        saved = {Path(name).parent / EARLIER for name in (*trial.finds, *trial.writes)}
+        for name in (*saved, *trial.finds):
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).touch()
         (scratch / trial.submitted_from).mkdir(parents=True, exist_ok=True)
         launches, status, output = _run(script, Path(folder), scratch, components, notes, trial)
-        for gone in sorted({Path(name).parent for name in trial.finds}):
-            if not (scratch / gone).is_dir():
-                notes.append(f"it deletes the folder {gone}, and all that earlier runs saved there")
+        notes += [f"it deletes what earlier runs saved in the folder {file.parent}"
+                  for file in sorted(saved) if not (scratch / file).exists()]
     for entry in launches:
         entry["arguments"] = [_with_lab_home(word.replace("$LAB_HOME", r"\$LAB_HOME"), scratch)
                               # a literal that the shell did not expand

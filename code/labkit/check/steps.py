@@ -255,7 +255,7 @@ WITH_VALUES = ("-M", "--clusters", "-u", "--uid")  # scontrol's options that tak
 
 
 def scontrol(record: str, arguments: list[str]) -> int:
-    """Print the names of nodes, and note a requeue. Return scontrol's exit code.
+    """Print the names of nodes, and note a change of a job. Return scontrol's exit code.
 
     Args:
         record: the path of the record.
@@ -268,6 +268,7 @@ def scontrol(record: str, arguments: list[str]) -> int:
         print("\n".join(options.expand(hosts)))
     elif arguments[:2] == ["show", "hostlist"] and len(arguments) > 2:
         print(arguments[2])
-    elif arguments and len(arguments[0]) >= 3 and "requeue".startswith(arguments[0].lower()):
-        append_launch(record, "scontrol", ["requeue", *arguments[1:]])
+    elif arguments and arguments[0] != "show":
+        short = len(arguments[0]) >= 3 and "requeue".startswith(arguments[0].lower())
+        append_launch(record, "scontrol", ["requeue" if short else arguments[0], *arguments[1:]])
     return 0

@@ -118,6 +118,9 @@ def test_refused_input_is_checked_by_kind_and_text():
     assert "raise ValueError instead" in failure(check.raises, refuse(KeyError), ValueError, (7,))
     assert "mention divisor" in failure(check.raises, refuse(ValueError), ValueError, (7,),
                                         mentions="divisor")
+    assert "mention div" in failure(check.raises, refuse(ValueError), ValueError, (7,),
+                                    mentions="div")  # a part of "divide"
+    check.raises(refuse(ValueError), ValueError, (7,), mentions="batch 7")
 
 
 def test_a_prediction_never_fails(capsys):

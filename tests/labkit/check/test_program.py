@@ -58,14 +58,14 @@ def test_a_script_gets_its_arguments_and_finds_files(program):
     assert program(REQUEUE, ends=1, finds=["saved/stopped"]).requeues
     assert not program(REQUEUE.replace("status=0", "rm -f saved/stopped; status=0"), ends=1,
                        finds=["saved/stopped"]).requeues
-    with pytest.raises(Failed, match="deletes the folder saved"):
+    with pytest.raises(Failed, match="it deletes what earlier runs saved in the folder saved"):
         program(REQUEUE.replace("status=0", "rm -rf saved; status=0"), finds=["saved/stopped"])
 
 
 @pytest.mark.parametrize(("words", "requeues"), [
     ("--quiet requeue $SLURM_JOB_ID", True), ("-Q -M here requeue $SLURM_JOB_ID", True),
     ("requ 7,$SLURM_JOB_ID", True), ("REQUEUE Incomplete $SLURM_JOB_ID", True),
-    ("requeuehold $SLURM_JOB_ID", False), ("requeue 7,8", False), ("-M requeue", False)])
+    ("requeue 7,8", False), ("-M requeue", False)])
 def test_a_requeue_may_be_written_in_all_of_scontrols_ways(program, words, requeues):
     job = program(REQUEUE.replace("requeue $SLURM_JOB_ID", words), writes=["saved/stopped"])
     assert job.requeues == requeues
@@ -84,6 +84,44 @@ def test_options_behind_a_command_are_named(program, begin):
     late = REQUEUE.replace("status=0\n", f"{begin} || true\n#SBATCH --mem=1\nstatus=0\n", 1)
     with pytest.raises(Failed, match="come before the first command"):
         program(late)
+
+
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("status=0\n", "rm -rf saved/*; status=0\n", "it deletes what earlier runs saved"),
+    ("status=0\n", "find saved -name '*.pt' -delete; status=0\n", "it deletes what earlier runs"),
+    ("status=0\n", "sbatch code/mine.sh; status=0\n", "jobs multiply"),
+    ("status=0\n", 'scancel "$SLURM_JOB_ID"; status=0\n', "it cancels its own job"),
+    ("exit $status", "scancel --me; exit $status", "it cancels its own job"),
+    ("exit $status", "scancel -f -n mine; exit $status", "it cancels its own job"),
+    ("exit $status", "scancel --signal=KILL $SLURM_JOB_ID", "it cancels its own job"),
+    ("exit $status", "scontrol requeuehold $SLURM_JOB_ID", "until somebody releases it"),
+    ("exit $status", "scontrol update JobId=$SLURM_JOB_ID TimeLimit=1", "scontrol update"),
+    (TWO_NODES, TWO_NODES + "#SBATCH --array=0-99\n", "--array=0-99: Slurm runs the script once"),
+    (TWO_NODES, TWO_NODES + "#SBATCH -H\n", "--hold: the job waits"),
+    (TWO_NODES, TWO_NODES + "#SBATCH --begin=now+1day\n", "does not start before that"),
+    (TWO_NODES, TWO_NODES + "#SBATCH -d afterok:1\n", "waits for other jobs"),
+    (TWO_NODES, TWO_NODES + "#SBATCH --test-only\n", "submits nothing")])
+def test_a_script_that_does_something_else_to_jobs_or_files_is_refused(program, old, new, says):
+    with pytest.raises(Failed, match=f"This would go wrong.*{says}"):
+        program(REQUEUE.replace(old, new), ends=1, writes=["saved/stopped"])
+
+
+@pytest.mark.parametrize(("old", "new"), [
+    ("status=0\n", "rm -f saved/stopped; status=0\n"), ("exit $status", "scancel 99; exit $status"),
+    ("exit $status", "scancel -s USR1 $SLURM_JOB_ID; exit $status"),
+    ("exit $status", "scontrol show job $SLURM_JOB_ID; exit $status"),
+    ("exit $status", "scontrol update JobId=99 TimeLimit=1; exit $status"),
+    (TWO_NODES, TWO_NODES + "#SBATCH --dependency=singleton --begin=now\n")])
+def test_what_leaves_the_job_and_its_files_alone_is_not(program, old, new):
+    assert program(REQUEUE.replace(old, new), ends=1, writes=["saved/stopped"]).requeues
+
+
+@pytest.mark.parametrize(("lines", "holds"), [
+    ("#SBATCH --requeue\n#SBATCH --no-requeue\n", False),
+    ("#SBATCH --no-requeue\n#SBATCH --requeue\n", True)])
+def test_of_two_opposite_options_the_later_holds(program, lines, holds):
+    job = program(REQUEUE.replace(TWO_NODES, TWO_NODES + lines))
+    assert ("requeue" in job.directives) == holds != ("no-requeue" in job.directives)
 
 
 def test_two_jobs_have_ids_of_their_own(program):

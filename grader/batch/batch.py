@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from nbgrader.api import Gradebook
 from traitlets.config import Config
@@ -27,7 +28,7 @@ from grader.gradebook import notices, records
 from grader.gradebook.decisions import set_aside
 from grader.gradebook.faults import StorageFault, fault_of
 from grader.gradebook.late import recalculate_penalty
-from grader.gradebook.ungraded import leave_ungraded
+from grader.gradebook.ungraded import leave_ungraded, remove_page
 from grader.run import results
 from grader.run.attempt import Attempt
 from grader.run.results import Result
@@ -74,6 +75,14 @@ class GradingRun:
         self.pool, self.done, self.backend = pool, done, backend
         self.outcomes: list[GradingOutcome] = []
         self.awaiting_page: dict[tuple[str, str], GradingOutcome] = {}
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Hold off `lab extend` and other commands that do not wait for a batch, and see what they
+        have written."""
+        with self.course.entering():
+            self.book.db.rollback()  # forgets what was read
+            yield
 
     def triage(self, work: WorkList, anew: bool, regrade: Regrade | None = None) -> WorkList:
         """Enter pending results, leave current ones alone, and return the submissions that need
@@ -123,6 +132,12 @@ class GradingRun:
             submission: the submission.
             page_again: whether to make its page in any case.
         """
+        with self.writing():
+            outcome = self._kept(submission, page_again)
+        if submission.key not in self.awaiting_page:
+            self.end(outcome)
+
+    def _kept(self, submission: Submission, page_again: bool) -> GradingOutcome:
         record, is_other = submission.record, False
         if current(submission, self.book):
             record = replace(record, state="graded", reason="")  # by a person's scores, maybe
@@ -133,11 +148,9 @@ class GradingRun:
                                     for one in groups.others_of(self.course, *submission.key))]
         needs_page = page_again or not (all(page.exists() for page in pages) or any(
             note.startswith(NO_PAGE) for note in record.notes))
-        has_content = submission.notebook("autograded").exists()
-        if not has_content or not (needs_page or is_other):
-            self.end(outcome)
-        else:
+        if submission.notebook("autograded").exists() and (needs_page or is_other):
             self.make_page(outcome)
+        return outcome
 
     def grade(self, work: WorkList) -> None:
         """Grade submissions in the pool, and wait until all of them and their pages are done."""
@@ -185,6 +198,21 @@ class GradingRun:
     def enter(self, result: Result) -> None:
         """Enter a result into the gradebook; then make its page if there is anything to show."""
         attempt, start = result.attempt, time.monotonic()
+        with self.writing():
+            record = self.merged(result)
+            outcome = GradingOutcome(attempt.student, attempt.lab, record,
+                                     attempt.seconds + time.monotonic() - start, True)
+            if has_content := self.notebook_of(outcome).exists():
+                self.make_page(outcome)
+        if not has_content:
+            self.end(outcome)
+
+    def merged(self, result: Result) -> GradingRecord:
+        """Enter a result and return its record: ungraded if it cannot be entered, or if all
+        versions were withdrawn since."""
+        attempt = result.attempt
+        before = Submission(self.course, attempt.lab, attempt.student)
+        was_withdrawn = is_withdrawn(before)
         try:
             record = merge(self.course, self.config, self.book, result)
         except Exception as error:
@@ -199,14 +227,17 @@ class GradingRun:
             attempt = replace(attempt, state="ungraded", notebook=None, scores={}, unscored=(),
                               reason=reason)
             record = merge(self.course, self.config, self.book, replace(result, attempt=attempt))
-        outcome = GradingOutcome(attempt.student, attempt.lab, record,
-                                 attempt.seconds + time.monotonic() - start, True)
-        if attempt.notebook is None:
-            self.end(outcome)
-        else:
-            self.make_page(outcome)
+        if was_withdrawn:  # the history has the score now
+            record = leave_ungraded(Submission(self.course, attempt.lab, attempt.student),
+                                    before.record.reason, self.book)
+        return record
+
+    def notebook_of(self, outcome: GradingOutcome) -> Path:
+        """Return the graded notebook, which exists if there is anything to show on a page."""
+        return self.course.notebook("autograded", outcome.lab, outcome.student)
 
     def make_page(self, outcome: GradingOutcome) -> None:
+        """Have a worker make the pages of a submission. Call it in `writing`."""
         submission = Submission(self.course, outcome.lab, outcome.student)
         self.awaiting_page[submission.key] = outcome
         values = feedback_values(submission, self.book)
@@ -220,10 +251,17 @@ class GradingRun:
         submission = self.submission_of(finished)
         outcome = self.awaiting_page.pop(submission.key)
         fault = finished.fault if finished.answer is None else finished.answer.get("failed", "")
-        notes = [note for note in outcome.record.notes if not note.startswith(NO_PAGE)]
-        notes += [f"{NO_PAGE}: {self.with_log_name(fault)}"] * bool(fault)
-        if notes != outcome.record.notes:
-            submission.save(replace(submission.record, notes=notes))
+        with self.writing():
+            record, has_content = submission.record, self.notebook_of(outcome).exists()
+            notes = [note for note in record.notes if not note.startswith(NO_PAGE)]
+            notes += [f"{NO_PAGE}: {self.with_log_name(fault)}"] * bool(fault and has_content)
+            if notes != record.notes:
+                submission.save(replace(record, notes=notes))
+            # `lab attempt` or `lab groups` may have taken pages away while they were made.
+            members = {outcome.student, *groups.others_of(self.course, *submission.key)}
+            made = {outcome.student, *finished.body["others"]}
+            for student in made - members if has_content else made:
+                remove_page(Submission(self.course, outcome.lab, student))
         self.end(replace(outcome, record=replace(outcome.record, notes=notes)))
 
     def submission_of(self, finished: FinishedTask) -> Submission:
@@ -241,12 +279,18 @@ class GradingRun:
         A submission that was being graded loses the score of its older version. Entered results
         count, with or without a page.
         """
-        self.book.db.rollback()  # a query may have been interrupted
-        for lab, student in self.pool.under_way("grade"):
-            submission = Submission(self.course, lab, student)
-            if not current(submission, self.book):
-                leave_ungraded(submission, reasons.STOPPED, self.book)
+        with self.writing():  # a query may have been interrupted
+            for lab, student in self.pool.under_way("grade"):
+                submission = Submission(self.course, lab, student)
+                if not (is_withdrawn(submission) or current(submission, self.book)):
+                    leave_ungraded(submission, reasons.STOPPED, self.book)
         self.outcomes += self.awaiting_page.values()
+
+
+def is_withdrawn(submission: Submission) -> bool:
+    """Return whether `lab attempt` has left no version of the submission, and said why in its
+    record."""
+    return not submission.exists and submission.record is not None and not submission.record.digest
 
 
 def current(submission: Submission, book: Gradebook) -> bool:

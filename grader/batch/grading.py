@@ -57,23 +57,26 @@ def start_workers(course: Course, count: int, backend: Backend | None) -> Worker
 
 
 @contextlib.contextmanager
-def locked_course(course: Course, labs: list[str]) -> Iterator[tuple[Grading, Config, Gradebook]]:
+def locked_course(course: Course, labs: list[str], command: str
+                  ) -> Iterator[tuple[Grading, Config, Gradebook]]:
     """Lock the course, release its labs, and open the gradebook, with a backup before and after.
 
     Args:
         course: the course.
         labs: the labs to release.
+        command: the command that does it.
 
     Raises LabError.
     """
-    with (course.locked(), logging_to(course),
+    with (course.locked(command), logging_to(course),
           protected(records.gradebook_file(course))):
         results.tidy(course)
         config = course.settings()
         settings = settings_of(config)
         zone_of(course)  # says now what is wrong with the time zone
         for lab in labs:
-            assign.release(course, lab)
+            with course.entering():
+                assign.release(course, lab)
             lab_plan.read(course, lab)  # says now what is wrong with the lab
         with records.gradebook(course) as book:
             yield settings, config, book
@@ -107,7 +110,8 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
     with pool:
         with explained(course.root):
             selftest.self_test(backend, course.root)
-        with locked_course(course, sorted({lab for lab, _ in work})) as (settings, config, book):
+        with locked_course(course, sorted({lab for lab, _ in work}),
+                           "lab regrade" if anew else "lab grade") as (settings, config, book):
             batch = GradingRun(course, settings, config, book, pool, done, backend.name)
             try:
                 regrade = None
@@ -150,7 +154,7 @@ def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome]
 
     count = min(settings_of(course.settings()).worker_count(), len(work))
     with (start_workers(course, count, None) as pool,
-          locked_course(course, []) as (settings, config, book)):
+          locked_course(course, [], "lab feedback") as (settings, config, book)):
         batch = GradingRun(course, settings, config, book, pool, ended)
         for lab, student in work:
             submission = Submission(course, lab, student)

@@ -201,7 +201,7 @@ def run_import(arguments: argparse.Namespace) -> int:
 
     in_file, notes = read_file(arguments.file, arguments.id)
     course = open_course()
-    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+    with course.entering(), protected(gradebook_file(course)), gradebook(course) as book:
         in_file = with_known_ids(in_file, people(book))
         added, changed = add(book, in_file)
         ids, gone = {person.id for person in in_file}, decisions.dropped(course)

@@ -16,6 +16,7 @@ from grader.collect.layouts import Claim, layout_of
 from grader.collect.sources import File, FileRefused, Folder, Source, opened
 from grader.collect.which import Labs, NotOfALab, is_untouched
 from grader.course import Course, Submission, groups, receipts, unreadable
+from grader.course.folder import COLLECTING
 from grader.course.names import problem_of
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster, people
@@ -152,7 +153,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
     moments = given.times(options.times, roster) if options.times else {}
-    with course.locked(collecting=True), _source(course, location, roster, options) as source:
+    with (course.locked("lab collect", COLLECTING),
+          _source(course, location, roster, options) as source):
         files = source.files()
         gone = decisions.dropped(course)
         names = {one.name for some in groups.all_groups(course).values() for one in some}

@@ -40,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run_import(arguments: argparse.Namespace) -> int:
     """Replace the groups with those of a file, or remove them where there is no file."""
     from grader.course import groups, receipts
+    from grader.course.folder import COLLECTING
     from grader.course.roster import Roster, people
     from grader.gradebook.records import gradebook
     from grader.report.grades import save
@@ -51,7 +52,7 @@ def run_import(arguments: argparse.Namespace) -> int:
     with gradebook(course) as book:
         roster = Roster(people(book))
     new = groups.read_file(arguments.file, roster) if arguments.file else {}
-    with course.locked(), course.locked(collecting=True):
+    with course.locked("lab groups", COLLECTING), course.entering():
         own = set(groups.all_groups(course)) - {lab}
         labs = [lab] if arguments.lab else [one for one in course.labs() if one not in own]
         submitters = {student for one in labs for student in course.students(one)}

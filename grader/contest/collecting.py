@@ -12,6 +12,7 @@ from grader.collect.sources import File, FileRefused, Source, opened
 from grader.contest import submissions
 from grader.contest.standings import roster_of
 from grader.course import Course, receipts
+from grader.course.folder import CONTEST
 from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
 from grader.course.roster import Roster
@@ -42,7 +43,7 @@ def collect(course: Course, contest: Contest, source: Path, *,
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
     moment, said_by = received or now(), "--received" if received else "when it was collected"
-    with course.locked(), opened(source) as files:
+    with course.locked("lab contest collect", CONTEST), opened(source) as files:
         lines, candidates = _group_by_student(files, roster, as_is)
         for student, group in sorted(candidates.items()):
             chosen, refused = _choose(contest, student, group)

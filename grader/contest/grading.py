@@ -15,6 +15,7 @@ from grader.contest import attempts as store
 from grader.contest import sandboxed, secret, submissions, worker
 from grader.contest.attempts import ContestAttempt
 from grader.course import Course, reasons
+from grader.course.folder import CONTEST
 from grader.course.log import log_file
 from grader.course.record import now
 from grader.run.settings import settings_of
@@ -51,7 +52,7 @@ def grade(course: Course, contest: Contest, done: Callable[[Played], None],
     settings = settings_of(course.settings())
     drawn = secret.cases(course, contest)
     made_with = secret.digest(contest, drawn, settings)
-    with course.locked():
+    with course.locked("lab contest grade", CONTEST):
         store.tidy(course, contest)
         refused = register_submissions(course, contest)
         tasks = versions_to_play(course, contest, made_with)

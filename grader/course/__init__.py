@@ -1,6 +1,6 @@
 """The course folder and its contents: the package that every other package may use.
 
-folder.py       paths and names, nbgrader's configuration, sources of labs, the lock of a batch
+folder.py       paths and names, nbgrader's configuration, sources of labs, locks
 submission.py   one student's submission of one lab: its files, its version, and its record
 record.py       whether it is graded, and if not, why
 submitted.py    reads a submission: once, plain files only, within limits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import difflib
 import fcntl
 import hashlib
@@ -37,8 +38,19 @@ def default_root() -> Path:
     return Path(os.environ.get("LAB_COURSE") or CHECKOUT / "course").absolute()
 
 
+GRADING, COLLECTING, CONTEST = "grading", "collecting", "contest"  # what one command does at a time
+
+
 class CourseBusy(LabError):
-    """Raised when another command holds the course."""
+    """Raised when another command holds the course.
+
+    Attributes:
+        holder: that command, its process, and since when.
+    """
+
+    def __init__(self, holder: str, command: str) -> None:
+        super().__init__(f"{holder}; run `{command}` again when it has ended")
+        self.holder = holder
 
 
 @dataclass(frozen=True)
@@ -213,20 +225,38 @@ class Course:
         return True
 
     @contextlib.contextmanager
-    def locked(self, collecting: bool = False) -> Iterator[None]:
-        """Lock the course for one batch, or one collection: a batch may go on while submissions
-        come in, because a result belongs to the version that was read. Raises CourseBusy.
+    def locked(self, command: str, work: str = GRADING) -> Iterator[None]:
+        """Lock the course for one batch, one collection, or one contest's command. A batch may go
+        on while submissions come in, because a result belongs to the version that was read.
 
         Args:
-            collecting: whether to hold off other collections instead of other batches.
+            command: the command that locks it, for the message of another one.
+            work: the work that other commands must not do meanwhile: GRADING, COLLECTING, or
+                CONTEST.
+
+        Raises CourseBusy at once if another command does that work.
         """
-        name, what = ((".collecting.lock", "being collected into by another `lab collect`")
-                      if collecting else (".grading.lock", "being graded by another `lab grade`"))
-        with open(self.root / name, "w") as lock:
+        with open(self.root / f".{work}.lock", "a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                raise CourseBusy(f"{self.root} is {what}") from error
+                lock.seek(0)
+                holder = lock.read() or "another command is running"
+                raise CourseBusy(f"{self.root}: {holder}", command) from error
+            lock.truncate(0)
+            lock.write(f"`{command}` has been running since "
+                       f"{datetime.datetime.now(datetime.UTC):%H:%M} UTC (process {os.getpid()})")
+            lock.flush()
+            yield
+
+    @contextlib.contextmanager
+    def entering(self) -> Iterator[None]:
+        """Hold off whatever else writes into the gradebook or the records, and wait until it lets
+        go, which takes moments: a batch holds this lock only while it enters one result, so a
+        decision need not wait for the batch. It must not be nested.
+        """
+        with open(self.root / ".entering.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 

@@ -49,6 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from grader.course.folder import COLLECTING
     from grader.decide.words import split
     from grader.gradebook import decisions
     from grader.gradebook.guard import protected
@@ -70,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.remove and not why:
         raise LabError("--why is missing: say why, for example --why \"wrong file\"; grades.csv "
                        "shows it")
-    with (course.locked(), course.locked(collecting=True), protected(gradebook_file(course)),
-          gradebook(course) as book):
+    with (course.locked("lab attempt", COLLECTING), course.entering(),
+          protected(gradebook_file(course)), gradebook(course) as book):
         decided = decisions.versions(course)
         new = {student: _decide(course, book, lab, student, step, number, why,
                                 decided.get((lab, student), decisions.Versions()))

@@ -70,7 +70,7 @@ def run_extend(arguments: argparse.Namespace) -> int:
         with gradebook(course) as book:
             granted = extensions.all_extensions(course, book).values()
             return _list_extensions(granted, arguments.words)
-    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+    with course.entering(), protected(gradebook_file(course)), gradebook(course) as book:
         students, lab, date = _parse_arguments(course, book, arguments, EXTEND_USAGE)
         due = parse_time(date, "DATE") if date else None
         extensions.extend(course, book, students, lab, due)
@@ -223,7 +223,7 @@ def remake_pages(course, lab: str, students: Sequence[str]) -> int:
     try:
         made = grading.remake_pages(course, work, lambda outcome: None) if work else []
     except CourseBusy as error:
-        print(f"{error}: afterwards, `lab feedback {lab}` makes the pages again")
+        print(f"{error.holder}; afterwards, `lab feedback {lab}` makes the pages again")
     else:
         if work:
             print(f"{len(made)} of {len(work)} feedback pages made again; hand them out with "

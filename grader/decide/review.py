@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         with gradebook(course) as book:
             return _list([one for one in waiting(course, book, lab, students)
                           if _is_of(one, arguments.cell)])
-    with course.locked(), protected(gradebook_file(course)), gradebook(course) as book:
+    with course.entering(), protected(gradebook_file(course)), gradebook(course) as book:
         chosen = [one for one in waiting(course, book, lab, students)
                   if _is_of(one, arguments.cell)]
         if arguments.cell and not chosen:

@@ -56,16 +56,17 @@ def path_of(course: Course) -> Path:
 
 
 @contextlib.contextmanager
-def exclusive_access(course: Course, path: Path) -> Iterator[None]:
+def exclusive_access(course: Course, path: Path, command: str) -> Iterator[None]:
     """Lock the course.
 
     Args:
         course: the course.
         path: the gradebook.
+        command: the command that needs it.
 
     Raises LabError while another command or formgrader uses the gradebook.
     """
-    with course.locked(), _without_formgrader(course):
+    with course.locked(command), course.entering(), _without_formgrader(course):
         if processes := holders(path):
             raise LabError(f"{path} is in use by {'; '.join(processes)}: close it first")
         if path.is_file():
@@ -108,7 +109,7 @@ def restore(course: Course, source: Path | None = None) -> Restored:
     Raises LabError when there is no sound copy, or something else uses the gradebook.
     """
     path = path_of(course)
-    with exclusive_access(course, path):
+    with exclusive_access(course, path, "lab gradebook restore"):
         backup = _read_source(source) if source else _newest_backup(path)
         before, unfinished = mark.saved_mark(path), path.with_name(f".{path.name}.restored")
         unfinished.unlink(missing_ok=True)
@@ -181,7 +182,7 @@ def accept(course: Course) -> tuple[backups.EntryCounts | None, list[entered.Key
     the next command then creates a new one. Raises LabError when it is damaged.
     """
     path = path_of(course)
-    with exclusive_access(course, path):
+    with exclusive_access(course, path, "lab gradebook accept"):
         if guard.is_missing(path):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

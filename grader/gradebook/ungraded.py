@@ -20,7 +20,12 @@ def remove_pages(submission: Submission) -> None:
     """Remove the feedback pages of a submission, its group's included."""
     course, lab, student = submission.course, submission.lab, submission.student
     for one in (student, *groups.others_of(course, lab, student)):
-        shutil.rmtree(Submission(course, lab, one).page.parent, ignore_errors=True)
+        remove_page(Submission(course, lab, one))
+
+
+def remove_page(submission: Submission) -> None:
+    """Remove the feedback page of one student."""
+    shutil.rmtree(submission.page.parent, ignore_errors=True)
 
 
 def leave_ungraded(submission: Submission, reason: str, book: Gradebook | None = None, *,

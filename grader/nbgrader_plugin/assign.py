@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import nbformat
@@ -12,7 +13,7 @@ from nbgrader.api import Gradebook
 from nbgrader.converters import GenerateAssignment
 from nbgrader.coursedir import CourseDirectory
 
-from grader.course import OUR_SOURCES, Course, read_stamps
+from grader.course import OUR_SOURCES, Course, digest_of_folder, read_stamps
 from grader.course.log import log_file
 from grader.course.reasons import explain
 from grader.gradebook import byhand
@@ -58,13 +59,10 @@ def release(course: Course, lab: str) -> bool:
     Raises LabError.
     """
     require_finished(course, lab)
-    changed = course.copy_source(lab)
-    released, source = course.notebook("release", lab), course.notebook("source", lab)
-    stamps = course.root / "release" / ".made.json"
-    digest, before = course.digest_of_lab(lab), read_stamps(stamps)
-    fresh = released.exists() and before.get(lab) == digest
-    if fresh and not changed and _in_gradebook(course, lab):
+    if not course.copy_source(lab) and is_current(course, lab):
         return False
+    source, stamps = course.notebook("source", lab), _stamps(course)
+    digest, before = course.digest_of_lab(lab), read_stamps(stamps)
     try:
         try:
             _generate(course, lab)
@@ -81,6 +79,23 @@ def release(course: Course, lab: str) -> bool:
                        f"rest is in {log_file(course)})") from error
     write_atomic(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
     return True
+
+
+def is_current(course: Course, lab: str) -> bool:
+    """Return whether the assignment is the lab's as it is now, so that `release` changes nothing.
+
+    Args:
+        course: the course.
+        lab: the lab's name.
+    """
+    ours = digest_of_folder(course.source_of(lab))
+    digest = course.digest_of_lab(lab)
+    return (ours in ("", digest) and course.notebook("release", lab).exists()
+            and read_stamps(_stamps(course)).get(lab) == digest and _in_gradebook(course, lab))
+
+
+def _stamps(course: Course) -> Path:
+    return course.root / "release" / ".made.json"
 
 
 def require_built(course: Course, lab: str) -> None:

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     course, lab = open_course(), arguments.lab
     require_lab(course, lab)
-    with course.locked(), gradebook(course) as book:
+    with course.entering(), gradebook(course) as book:
         answers = second.graded_by_hand(course, book, lab)
         if not answers:
             raise LabError(f"{lab} has no written answer that was graded by hand: "

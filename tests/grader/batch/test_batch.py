@@ -132,7 +132,9 @@ def test_an_edited_source_is_not_overwritten(tmp_path):
 
 
 def test_two_batches_at_once_are_refused(course):
-    with course.locked(), pytest.raises(LabError, match="being graded"), course.locked():
+    with (course.locked("lab grade"),
+          pytest.raises(LabError, match=r"`lab grade` has been running.*run `lab regrade` again"),
+          course.locked("lab regrade")):
         pass
 
 

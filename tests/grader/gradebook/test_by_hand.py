@@ -170,7 +170,8 @@ def test_a_note_on_a_missing_page_goes_when_there_is_one(desk):
     Submission(desk.course, NAME, "ada").save(replace(record, notes=["no feedback: why", "other"]))
     actual = made(desk, ADA)
     actual.keep(Submission(desk.course, NAME, "ada"), page_again=True)  # as `lab feedback` does
-    ended = SimpleNamespace(body={"lab": NAME, "student": "ada"}, answer={}, fault="")
+    ended = SimpleNamespace(body={"lab": NAME, "student": "ada", "others": {}},
+                            answer={}, fault="")
     actual.handle_page(ended)
     assert Submission(desk.course, NAME, "ada").record.notes == ["other"]
 

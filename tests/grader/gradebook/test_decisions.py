@@ -241,27 +241,8 @@ def test_a_page_has_the_courses_time_beside_utc_and_seconds_where_they_matter(la
     with late.course.config_file.open("a") as file:
         file.write("c.Feedback.time_zone = 'Berlin'\n")
     with (pytest.raises(records.LabError, match="unknown time zone 'Berlin'"),
-          locked_course(late.course, [])):
+          locked_course(late.course, [], "lab grade")):
         pytest.fail("a batch began, and would stop at the first late submission")
-
-
-def test_a_score_and_a_collection_need_not_wait_for_a_batch(office, capsys, tmp_path):
-    office.merge(office.result())
-    with office.course.locked():  # as `lab grade` does
-        assert office.lab("score", "ada", NAME, "4", "--why", "oral exam") == 0
-        out = capsys.readouterr().out
-        assert f"afterwards, `lab feedback {NAME}` makes the pages again" in out
-        assert office.row()["score"] == "4.0"
-        folder = tmp_path / "in" / "ada"
-        folder.mkdir(parents=True)
-        (folder / f"{NAME}.ipynb").write_text("{}")
-        assert office.lab("collect", str(folder.parent), "--as-is") == 0
-        assert office.lab("extend", "ada", NAME, "2026-02-07 12:00 UTC") == 1  # the gradebook's
-    assert "1 new" in capsys.readouterr().out
-    assert records.state(Submission(office.course, NAME, "ada"))[1].startswith("submitted again")
-    with office.course.locked(collecting=True):
-        assert office.lab("collect", str(folder.parent), "--as-is") == 1
-    assert "being collected into by another" in capsys.readouterr().err
 
 
 def test_decisions_of_two_commands_at_once_are_all_there(office):

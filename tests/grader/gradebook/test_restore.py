@@ -105,9 +105,10 @@ def test_restore_waits_for_nobody_who_uses_the_gradebook(office, capsys):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert office.lab("gradebook", "restore") == 1
     assert "formgrader is running (http://127.0.0.1:8888/)" in capsys.readouterr().err
-    with office.course.locked():
+    with office.course.locked("lab grade"):
         assert office.lab("gradebook", "restore") == 1
-    assert "is being graded by another" in capsys.readouterr().err
+    assert "`lab grade` has been running since" in (error := capsys.readouterr().err)
+    assert "run `lab gradebook restore` again when it has ended" in error
     assert not list(office.course.root.glob("gradebook.db.*"))
 
 

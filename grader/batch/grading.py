@@ -135,14 +135,15 @@ def grade_all(course: Course, work: WorkList, done: Callable[[GradingOutcome], N
     return batch.outcomes
 
 
-def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome], None]
-                 ) -> list[tuple[Path, str]]:
+def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome], None],
+                 command: str = "lab feedback") -> list[tuple[Path, str]]:
     """Make feedback pages again, for example after grading by hand; return (page, student) pairs.
 
     Args:
         course: the course.
         work: (lab, student) pairs.
         done: called with each outcome.
+        command: the command that does it.
     """
     pages: list[tuple[Path, str]] = []
 
@@ -154,7 +155,7 @@ def remake_pages(course: Course, work: WorkList, done: Callable[[GradingOutcome]
 
     count = min(settings_of(course.settings()).worker_count(), len(work))
     with (start_workers(course, count, None) as pool,
-          locked_course(course, [], "lab feedback") as (settings, config, book)):
+          locked_course(course, [], command) as (settings, config, book)):
         batch = GradingRun(course, settings, config, book, pool, ended)
         for lab, student in work:
             submission = Submission(course, lab, student)

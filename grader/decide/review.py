@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from grader.commands import add_command, open_course, require_lab
@@ -26,6 +26,8 @@ too."""
 SCORED_SINCE = "scored again since: --discard drops the earlier one"
 GONE = "the lab has no such cell now: --discard drops it"
 HELD, AGAIN, BLANK, NEW = "earlier version", "graded again", "blank", "not graded yet"
+ACCEPT, DISCARD, ZERO = "accept", "discard", "blank-zero"
+KINDS = {ACCEPT: (HELD, AGAIN), DISCARD: (HELD,), ZERO: (BLANK,)}  # what a step settles
 
 
 @dataclass(frozen=True)
@@ -53,12 +55,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("lab", metavar="LAB", help="for example 03_multi_node")
     parser.add_argument("students", nargs="*", metavar="STUDENT", help="(default: everybody)")
     parser.add_argument("--cell", metavar="NAME", help="only this answer or check")
-    step = parser.add_mutually_exclusive_group()
-    step.add_argument("--accept", action="store_true", help="keep the scores entered by hand")
-    step.add_argument("--discard", action="store_true",
-                      help="drop what was entered for earlier versions")
-    step.add_argument("--blank-zero", action="store_true",
-                      help="give 0 points to blank written answers")
+    steps = parser.add_mutually_exclusive_group()
+    for step, what in ((ACCEPT, "keep the scores entered by hand"),
+                       (DISCARD, "drop what was entered for earlier versions"),
+                       (ZERO, "give 0 points to blank written answers")):
+        steps.add_argument(f"--{step}", dest="step", action="store_const", const=step, help=what)
     parser.set_defaults(run=run)
 
 
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     for student in arguments.students:
         require_known("student", student, course.students(lab), f"{course.root / 'submitted'}")
     students = arguments.students or course.students(lab)
-    if not (arguments.accept or arguments.discard or arguments.blank_zero):
+    if arguments.step is None:
         with gradebook(course) as book:
             return _list([one for one in waiting(course, book, lab, students)
                           if _is_of(one, arguments.cell)])
@@ -85,10 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
             names = sorted({one.name for one in waiting(course, book, lab, students)})
             raise LabError(f"--cell {arguments.cell}: no decision pending; what waits: "
                            + (", ".join(names) or "nothing"))
-        step = accept if arguments.accept else discard if arguments.discard else zero
-        done = step(course, book, lab, chosen)
+        done = settle(course, book, lab, arguments.step, chosen)
     for one in chosen:
-        if arguments.accept and one.problem:
+        if arguments.step == ACCEPT and one.problem:
             print(f"left: {one.student}, {one.name}: {one.problem}")
     print(f"{len(done)} of {len(chosen)} settled")
     return _remade(course, lab, sorted({one.student for one in done}))
@@ -184,75 +184,37 @@ def blank_answers(submission: Submission) -> set[str]:
             and not cell.get("attachments") and cell.source.strip() in ("", given[name])}
 
 
-def accept(course: Course, book: Any, lab: str, chosen: Sequence[Waiting]) -> list[Waiting]:
-    """Enter held scores and comments, and accept those that nbgrader wants looked at again.
+def settle(course: Course, book: Any, lab: str, step: str, chosen: Sequence[Waiting]
+           ) -> list[Waiting]:
+    """Take one step with what waits, and return what is settled.
 
-    The gradebook is written before the records, so that a crash leaves them to be accepted again.
-
-    Args:
-        course: the course.
-        book: the gradebook.
-        lab: the lab's name.
-        chosen: what waits; what cannot be accepted is left.
-    """
-    from grader.gradebook import byhand
-
-    done = [one for one in chosen if one.kind in (HELD, AGAIN) and not one.problem]
-    for student in sorted({one.student for one in done}):
-        entry = book.find_submission(lab, student)
-        values = {one.name: one.value for one in done if one.student == student}
-        byhand.set_values(entry, values, again=False)
-    book.db.commit()
-    _forget(course, lab, [one for one in done if one.kind == HELD])
-    return done
-
-
-def discard(course: Course, book: Any, lab: str, chosen: Sequence[Waiting]) -> list[Waiting]:
-    """Drop what was entered for earlier versions; each version's archive keeps its own.
+    The gradebook is written before the records, so that a crash leaves them to be settled again.
 
     Args:
         course: the course.
         book: the gradebook.
         lab: the lab's name.
+        step: ACCEPT what was entered and has no problem; DISCARD what is on hold, which does not
+            return with its version either; or ZERO points for blank answers.
         chosen: what waits.
     """
-    done = [one for one in chosen if one.kind == HELD]
-    _forget(course, lab, done)
-    return done
-
-
-def zero(course: Course, book: Any, lab: str, chosen: Sequence[Waiting]) -> list[Waiting]:
-    """Give 0 points to blank written answers.
-
-    Args:
-        course: the course.
-        book: the gradebook.
-        lab: the lab's name.
-        chosen: what waits.
-    """
-    from grader.gradebook import byhand
-
-    done = [one for one in chosen if one.kind == BLANK]
-    for one in done:
-        byhand.set_values(book.find_submission(lab, one.student), {one.name: [0.0, None]},
-                          again=False)
-    book.db.commit()
-    return done
-
-
-def _forget(course: Course, lab: str, done: Sequence[Waiting]) -> None:
-    """Remove settled entries from the records, and the notes about them."""
     from grader.course import Submission
     from grader.gradebook import byhand
 
-    for student in sorted({one.student for one in done}):
-        submission = Submission(course, lab, student)
-        names = {one.name for one in done if one.student == student}
-        record = submission.record
-        aside = {name: value for name, value in record.set_aside.items() if name not in names}
-        notes = [note for note in record.notes if not note.startswith(byhand.SET_ASIDE)]
-        submission.save(replace(record, set_aside=aside, set_aside_of=record.set_aside_of
-                                if aside else "", notes=notes + byhand.set_aside_notes(aside)))
+    done = [one for one in chosen
+            if one.kind in KINDS[step] and not (step == ACCEPT and one.problem)]
+    of = {student: [one for one in done if one.student == student]
+          for student in sorted({one.student for one in done})}
+    if step != DISCARD:
+        for student, ones in of.items():
+            byhand.set_values(book.find_submission(lab, student), {
+                one.name: [0.0, None] if step == ZERO else one.value for one in ones}, again=False)
+        book.db.commit()
+    for student, ones in of.items():
+        if held := {one.name for one in ones if one.kind == HELD}:
+            submission = Submission(course, lab, student)
+            submission.save(byhand.without(submission.record, held, archives=step == DISCARD))
+    return done
 
 
 def _list(lines: Sequence[Waiting]) -> int:

@@ -195,7 +195,7 @@ def _feedback(course: Course, layout: LmsFile, matches: Matches, lab: str, path:
     work = sorted({(lab, owners[student]) for student in graded if student in named})
     with progress(len(work)) as step:
         if work:
-            remake_pages(course, work, step)
+            remake_pages(course, work, step, "lab export")
     made = {student for student in graded
             if student in named and Submission(course, lab, student).page.exists()}
     made |= {student for _, student in make_pages(course, [lab]) if student in named}

@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -168,6 +168,9 @@ def archived(before: GradingRecord | None, entry: Any, answers: Mapping[str, str
     """Return the record with what a person entered for its version, which may come back: by digest
     and name, the value, the answer's fingerprint, and the cell's points.
 
+    What was archived before and is in the gradebook no longer, a person has cleared, unless it is
+    on hold: then a call that was killed took it out of the gradebook.
+
     Args:
         before: the record.
         entry: the submission in the gradebook.
@@ -175,13 +178,34 @@ def archived(before: GradingRecord | None, entry: Any, answers: Mapping[str, str
     """
     values = entered_by_hand(entry)
     values.pop("extension", None)
-    if before is None or not before.digest or not values:
+    if before is None or not before.digest:
         return before
     points = {grade.name: grade.max_score for one in entry.notebooks for grade in one.grades}
     new = {name: [value, answers.get(name.removeprefix(COMMENT), ""), points.get(name)]
            for name, value in values.items()}
-    return replace(before, entered=before.entered | {
-        before.digest: before.entered.get(before.digest, {}) | new})
+    held = {name: one for name, one in before.entered.get(before.digest, {}).items()
+            if before.set_aside.get(name) == one[0]}
+    others = {digest: known for digest, known in before.entered.items() if digest != before.digest}
+    return replace(before, entered=others | ({before.digest: held | new} if held or new else {}))
+
+
+def without(record: GradingRecord, names: Collection[str], archives: bool) -> GradingRecord:
+    """Return the record without these entries on hold, and without the notes about them.
+
+    Args:
+        record: the record.
+        names: keyed as in `entered_by_hand`.
+        archives: also drop them from the versions that they were entered for.
+    """
+    known = record.entered
+    if archives:
+        known = {digest: {name: one for name, one in values.items()
+                          if name not in names or record.set_aside.get(name) != one[0]}
+                 for digest, values in known.items()}
+    aside = {name: value for name, value in record.set_aside.items() if name not in names}
+    notes = [note for note in record.notes if not note.startswith(SET_ASIDE)]
+    return replace(record, set_aside=aside, set_aside_of=record.set_aside_of if aside else "",
+                   notes=notes + set_aside_notes(aside), entered=known)
 
 
 def reinstate(submission: Submission, entry: Any, notebook: Any

@@ -93,7 +93,7 @@ def run_of(office, book, pool=None) -> batch.GradingRun:
 
 
 @pytest.mark.parametrize("step, words", [
-    ("grader.gradebook.extensions.extend", EXTEND), ("grader.decide.review.accept",
+    ("grader.gradebook.extensions.extend", EXTEND), ("grader.decide.review.settle",
                                                      ["review", NAME, "--accept"]),
     ("grader.decide.attempts._place", WITHDRAW), ("grader.gradebook.late.set_due", [
         "release", NAME, "--due", "2026-02-01 12:00 UTC"]),

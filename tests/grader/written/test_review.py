@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from grader.course import Submission
-from grader.gradebook import records
+from grader.gradebook import byhand, records
 from grader.gradebook.late import set_due
 from grader.nbgrader_plugin.exporter import Sanitized
 from lab.cli import main
@@ -136,6 +136,45 @@ def test_what_is_discarded_waits_no_more_and_a_newer_score_stands(course, capsys
         course, NAME, "ada").record.set_aside
 
 
+def comments(course) -> list[str | None]:
+    with records.gradebook(course) as book:
+        return [one.manual_comment
+                for one in book.find_submission(NAME, "ada").notebooks[0].comments]
+
+
+def test_what_was_discarded_does_not_return_with_its_version(course):
+    again(course, "Another answer.")
+    assert main(["review", NAME, "--discard", "--cell", "why"]) == 0
+    again(course, ANSWER)
+    assert by_hand(course)["why"] == (None, True) and not any(comments(course))
+    assert by_hand(course)["batch-check"] == (1.0, False)  # nobody has discarded that one
+
+
+def test_what_was_cleared_in_formgrader_does_not_return_with_its_version(course):
+    again(course, "Another answer.")
+    again(course, ANSWER)
+    assert by_hand(course)["why"] == (1.5, False) and any(comments(course))
+    with records.gradebook(course) as book:
+        grade = book.find_grade("why", NAME, NAME, "ada")
+        grade.manual_score, grade.needs_manual_grade = None, True
+        book.find_comment("why", NAME, NAME, "ada").manual_comment = None
+        book.db.commit()
+    again(course, "Another answer.")
+    again(course, ANSWER)
+    assert by_hand(course)["why"] == (None, True) and not any(comments(course))
+    assert by_hand(course)["batch-check"] == (1.0, False)
+
+
+def test_what_is_on_hold_when_the_grader_is_killed_was_not_cleared(course):
+    """Then the gradebook has lost it, and only the record has it."""
+    submission = Submission(course, NAME, "ada", "another version")
+    for _ in range(2):  # killed after the first, each time
+        byhand.set_aside_older(Submission(course, NAME, "ada", submission.digest))
+    again(course, "Another answer.")
+    again(course, ANSWER)
+    assert by_hand(course)["why"] == (1.5, False) and by_hand(course)["batch-check"][0] == 1.0
+
+
 def test_scores_that_were_graded_again_are_accepted_at_once(course, capsys):
     enter(course, "ada", ANSWER)  # a regrade: nbgrader wants each one looked at
     assert by_hand(course)["why"] == (1.5, True)
@@ -176,14 +215,13 @@ def test_blank_written_answers_get_0_on_request_only(course, capsys):
 @pytest.mark.parametrize("step", ["save", "commit"])
 def test_it_may_be_killed_between_the_gradebook_and_the_records(course, monkeypatch, step):
     again(course, "Another answer.")
-    from grader.decide import review
 
     def killed(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
         if step == "save":
-            patched.setattr(review, "_forget", killed)
+            patched.setattr(byhand, "without", killed)
         else:
             patched.setattr("grader.gradebook.byhand.set_values", killed)
         assert main(["review", NAME, "--accept"]) == 130

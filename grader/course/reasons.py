@@ -13,6 +13,11 @@ class Unusable(Exception):
     table."""
 
 
+class NotANotebook(Unusable):
+    """Raised when the submitted file itself is the reason, whatever machine reads it: the student
+    is told."""
+
+
 def explain(error: BaseException) -> str:
     """Return one line for the instructor."""
     if isinstance(error, KeyboardInterrupt):

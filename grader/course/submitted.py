@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from grader.cleaning import line
-from grader.course.reasons import Unusable
+from grader.course.reasons import NotANotebook, Unusable
 
 LARGEST = 20_000_000  # bytes of a submitted notebook
 MOST_ITEMS = 2_000_000  # commas and brackets in it: each may cost 100 bytes of memory when parsed
@@ -88,8 +88,8 @@ def _content(folder: int, name: str) -> bytes:
                            else str(_linked(name)))
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
-        raise Unusable(f"{name} has {status.st_size / 1e6:.0f} MB; at most {LARGEST / 1e6:.0f} "
-                       "are read: clear its outputs")
+        raise NotANotebook(f"{name} has {status.st_size / 1e6:.0f} MB; at most {LARGEST / 1e6:.0f} "
+                           "are read: clear its outputs")
     return content
 
 
@@ -100,12 +100,12 @@ def parse(content: bytes, name: str) -> Any:
         content: the file.
         name: its name, for messages.
 
-    Raises Unusable.
+    Raises NotANotebook.
     """
     if sum(content.count(mark) for mark in (b",", b"[", b"{")) > MOST_ITEMS:
-        raise Unusable(f"{name} is not a notebook: more than {MOST_ITEMS:,} items; "
-                       "clear its outputs")
+        raise NotANotebook(f"{name} is not a notebook: more than {MOST_ITEMS:,} items; "
+                           "clear its outputs")
     try:
         return json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"{name} is not a notebook: {line(str(error), 200)}") from error
+        raise NotANotebook(f"{name} is not a notebook: {line(str(error), 200)}") from error

@@ -15,7 +15,7 @@ from typing import Any
 from nbformat import NotebookNode
 
 from grader.cleaning import line
-from grader.course.reasons import Unusable
+from grader.course.reasons import NotANotebook, Unusable
 from grader.course.submitted import parse, read
 from grader.run.copies import merged
 
@@ -32,15 +32,15 @@ def read_submitted(path: Path) -> Any:
 
 
 def require_notebook(submitted: Any) -> list[Any]:
-    """Return the notebook's cells, whatever they contain. Raises Unusable."""
+    """Return the notebook's cells, whatever they contain. Raises NotANotebook."""
     cells = submitted.get("cells") if isinstance(submitted, dict) else None
     if not isinstance(cells, list):
-        raise Unusable("it has no list of cells (notebook format 4)")
+        raise NotANotebook("it has no list of cells (notebook format 4)")
     return cells
 
 
 def answers(submitted: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield (grade_id, cell type, source) of each cell with a grade_id. Raises Unusable."""
+    """Yield (grade_id, cell type, source) of each cell with a grade_id. Raises NotANotebook."""
     for cell in require_notebook(submitted):
         metadata = cell.get("metadata") if isinstance(cell, dict) else None
         marks = metadata.get("nbgrader") if isinstance(metadata, dict) else None
@@ -94,7 +94,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         release: the lab's notebook with hidden tests.
         submitted: the submitted JSON.
 
-    Raises Unusable when the submission has none of the release's answer cells.
+    Raises NotANotebook when the submission has none of the release's answer cells.
     """
     given: dict[str, list[tuple[str, str]]] = {}
     for name, kind, source in answers(submitted):
@@ -121,7 +121,7 @@ def rebuild(release: NotebookNode, submitted: Any) -> tuple[NotebookNode, list[s
         if cell.cell_type == "markdown" and (pictures := attached(submitted, name)):
             cell.attachments = pictures
     if not answered:
-        raise Unusable("it has none of the lab's answer cells; is it another lab's notebook?")
+        raise NotANotebook("it has none of the lab's answer cells, so it may be another lab's")
     result.metadata["grader"] = {"notes": notes}
     return result, notes
 

@@ -14,6 +14,7 @@ from grader.course.received import received
 from grader.course.roster import Person, add
 from grader.feedback.unreadable import make_pages
 from grader.gradebook.records import gradebook
+from grader.gradebook.ungraded import leave_ungraded
 from grader.report.grades import save
 from tests.grader.collect.conftest import NAME, bytes_of_zip, put, zipped
 
@@ -148,6 +149,30 @@ def test_a_page_tells_the_reason_in_whole_sentences(take, course, tmp_path, answ
     (page, student), = make_pages(course, [OTHER])
     sentence = re.search(r"cannot be graded: ([^<]*)</p>", page.read_text())
     assert student == "ada" and re.fullmatch(r"[^?]+[^?.]\.", sentence[1])
+
+
+@pytest.mark.parametrize("content, why", [
+    (b"{", f"{NAME}.ipynb is not a notebook: Expecting property name"),
+    (b"[]", "it has no list of cells"), (b"\xff\xfe", "is not a notebook"),
+    (b'{"cells": [], "nbformat": 4}', "it has none of the lab&#39;s answer cells")])
+def test_the_student_of_a_damaged_notebook_is_told_on_a_page(take, course, tmp_path, answer,
+                                                             content, why):
+    """It was collected, because its name is the lab's, and only grading reads it."""
+    closed = datetime.datetime(2026, 1, 31, 12, tzinfo=datetime.UTC)
+    path = f"ada/{NAME}/{NAME} (2).ipynb"
+    take(put(tmp_path / "in", {path: content}), received=closed, lab=NAME)
+    assert make_pages(course, [NAME]) == []  # nobody has tried to grade it
+    leave_ungraded(Submission(course, NAME, "ada"), "x")
+    (page, student), = make_pages(course, [NAME])  # as `lab feedback` does
+    assert (page, student) == (Submission(course, NAME, "ada").page, "ada")
+    page = page.read_text()
+    assert f"{NAME} (2).ipynb</code> on 2026-01-31 12:00 UTC" in page
+    sentence = re.search(r"cannot be graded: ([^<]*)</p>", page)
+    assert why in sentence[1] and re.fullmatch(r"[^?]+[^?.]\.", sentence[1])
+    take(put(tmp_path / "in2", {f"ada/{NAME}.ipynb": answer()}), received=closed)
+    leave_ungraded(Submission(course, NAME, "ada"), "out of time at cell batch-check (60 s)")
+    assert make_pages(course, [NAME]) == []  # that one can be read
+    assert not Submission(course, NAME, "ada").page.exists()
 
 
 def test_what_lies_beside_a_notebook_is_no_submission(take, course, tmp_path, answer):

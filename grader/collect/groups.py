@@ -39,10 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run_import(arguments: argparse.Namespace) -> int:
     """Replace the groups with those of a file, or remove them where there is no file."""
-    from grader.course import groups, receipts
+    from grader.course import Submission, groups, receipts
     from grader.course.folder import COLLECTING
     from grader.course.roster import Roster, people
     from grader.gradebook.records import gradebook
+    from grader.gradebook.ungraded import remove_page
     from grader.report.grades import save
 
     course = open_course()
@@ -61,11 +62,14 @@ def run_import(arguments: argparse.Namespace) -> int:
                   if (owner := groups.owner_of(course, one, student)) != student
                   and owner in submitters}
         result = groups.replace_groups(course, lab, new, submitters)
-        left = sorted({(student, owner) for (one, student), owner in shared.items()
-                       if groups.owner_of(course, one, student) != owner})
-    for student, owner in left:
-        print(visible(f"note: {student} has left {owner}'s group, and its grade no longer counts "
-                      f"for {student}; `lab score` enters one"), file=sys.stderr)
+        left = {(one, student): owner for (one, student), owner in shared.items()
+                if groups.owner_of(course, one, student) != owner}
+        for one, student in left:
+            remove_page(Submission(course, one, student))
+    for student, owner in sorted({(student, owner) for (_, student), owner in left.items()}):
+        print(visible(f"note: {student} has left {owner}'s group, and its grade and its feedback "
+                      f"page no longer count for {student}; `lab score` enters a score"),
+              file=sys.stderr)
     alone = sorted(set(roster.ids) - {one for group in result for one in group.members})
     if result and alone:
         print(visible(f"note: in no group: {', '.join(alone)}"), file=sys.stderr)

@@ -169,6 +169,19 @@ def test_a_version_that_is_withdrawn_while_it_is_graded_has_no_score_and_no_page
     assert [one["score"] for one in history if one["digest"]] == [3.0]
 
 
+def test_a_member_who_leaves_while_the_pages_are_made_has_none(office):
+    ada, mary = (Submission(office.course, NAME, one).page for one in ("ada", "mary"))
+    with records.gradebook(office.course) as book:
+        run = run_of(office, book)
+        run.enter(office.result("ada", RIGHT))
+        for page in (ada, mary):
+            page.parent.mkdir(parents=True)
+            page.write_text("3 / 5")
+        run.handle(SimpleNamespace(answer={}, fault="", body={  # the group was removed meanwhile
+            "do": "feedback", "lab": NAME, "student": "ada", "others": {"mary": {}}}))
+    assert ada.exists() and not mary.exists()
+
+
 def test_ctrl_c_keeps_the_reason_of_what_was_withdrawn(due):
     pool = SimpleNamespace(under_way=lambda _: [(NAME, "ada")])
     with records.gradebook(due.course) as book, due.course.locked("lab grade"):

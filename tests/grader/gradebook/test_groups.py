@@ -94,10 +94,15 @@ def test_an_import_names_who_loses_the_groups_grade(team, tmp_path, capsys):
     assert team.lab("groups", "import", str(file)) == 0
     file.write_text("student,group\nada,1\nmary,1\ngrace,2\njane,2\n")
     capsys.readouterr()
+    pages = {one: Submission(team.course, NAME, one).page for one in ("ada", "mary", "grace")}
+    for page in pages.values():
+        page.parent.mkdir(parents=True)
+        page.write_text("3 / 5")
     assert team.lab("groups", "import", str(file)) == 0
     err = capsys.readouterr().err
-    assert "grace has left ada's group, and its grade no longer counts for grace" in err
+    assert "grace has left ada's group, and its grade and its feedback page no longer" in err
     assert err.count("has left") == 1
+    assert [one for one, page in pages.items() if page.exists()] == ["ada", "mary"]
     assert rows(team)["grace"]["reason"] == "nothing submitted"
 
 

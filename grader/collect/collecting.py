@@ -32,8 +32,6 @@ MOST_BYTES = 100_000_000  # of one student's notebooks
 BEFORE = ("received before the version to grade; if it was submitted again, pass --received TIME "
           "--correct, and --student for this one only")
 UNTOUCHED = "unchanged from the release"
-IN_GROUP = ("its student submits in a group, and each member's home has a notebook: collect the "
-            "group's from a folder or an LMS")
 PACKED = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar", ".zst")
 
 
@@ -157,8 +155,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
           _source(course, location, roster, options) as source):
         files = source.files()
         gone = decisions.dropped(course)
-        names = {one.name for some in groups.all_groups(course).values() for one in some}
-        lines, accepted, others = _assign_owners(source, files, roster, gone, names, options)
+        lines, accepted, others = _assign_owners(source, files, roster, gone,
+                                                 groups.all_names(course), options)
         if options.students:
             lines = [line for line in lines if line.student in options.students]
             accepted = [one for one in accepted if one[1].student in options.students]
@@ -167,7 +165,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
         clock = _Clock(source, options, moments, options.received or now())
         versions, refused = _store_versions(course, source, labs, accepted, options, clock)
         versions, strays = _without_strays(versions, options)
-        refused += strays
+        versions, rivals = _without_rivals(source, versions)
+        refused += strays + rivals
         unread = _register_unreadable(course, labs, others + refused, versions, options, clock)
         return lines + unread + _register_versions(course, versions, options)
 
@@ -291,9 +290,8 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             bytes_of[claim.student] += len(content)
             lab, note = labs.find(content, claim.name, options.lab, claim.folders)
             untouched = is_untouched(course, lab, content)
-            if isinstance(source, homes.Homes) and (why := UNTOUCHED * untouched or IN_GROUP * bool(
-                    groups.group_of(course, lab, claim.student))):
-                unread.append(_Unread(file, claim, why, counts=False))
+            if isinstance(source, homes.Homes) and untouched:
+                unread.append(_Unread(file, claim, UNTOUCHED, counts=False))
                 continue
             when, said_by, why = clock.when(file, claim.student)
         except (FileRefused, NotOfALab) as error:
@@ -311,6 +309,30 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             owner, lab, digest, when.isoformat(), said_by, _source_key(source, file, claim),
             claim.name, claim.serial or int(claim.name == f"{lab}.ipynb"), claim.late), why))
     return versions, unread
+
+
+def _without_rivals(source: Source, versions: list[_Version]
+                    ) -> tuple[list[_Version], list[_Unread]]:
+    """Return the versions to take, and those of groups whose members have different ones at home.
+
+    A notebook in a home is there whether or not its student wants to submit it for the group.
+    """
+    if not isinstance(source, homes.Homes):
+        return versions, []
+    of: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for one in versions:
+        of[one.receipt.student, one.receipt.lab][one.claim.student] = one.receipt.digest
+    taken, rivals = [], []
+    for one in versions:
+        digests = of[one.receipt.student, one.receipt.lab]
+        if len(set(digests.values())) < 2:
+            taken.append(one)
+            continue
+        rivals.append(_Unread(
+            one.file, one.claim, f"{' and '.join(sorted(digests))} submit as a group, and their "
+            "homes have different notebooks", one.receipt.lab, counts=False,
+            advice=f"to take this one, add --student {one.claim.student}"))
+    return taken, rivals
 
 
 def _without_strays(versions: list[_Version], options: CollectOptions

@@ -18,8 +18,8 @@ EXAMPLES = """examples:
 
 What one member submits is the group's: every member gets its score in grades.csv and in exports,
 and a feedback page. `lab score` and `lab roster remove` still apply to one member; `lab extend`,
-`lab attempt`, and `lab aside` apply to the group. Groups do not work in contests, nor with
-`lab collect --below`."""
+`lab attempt`, and `lab aside` apply to the group. Groups of all labs submit together in contests,
+too."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

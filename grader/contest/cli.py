@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from grader.commands import add_command, open_course, positive_count
 from labcore.errors import LabError
@@ -16,12 +17,14 @@ from labkit.contest.cli import steps
 if TYPE_CHECKING:
     from grader.contest.grading import Played
     from grader.course import Course
+    from labkit.contest.declaration import Contest
 
 COLLECT = """examples:
   lab contest collect pipelines submissions.zip     a Canvas or Moodle download
   lab contest collect pipelines files/ --as-is      STUDENT/pipelines.py
 
-Takes one Python file per student into contests/NAME/STUDENT/, and keeps every version."""
+Takes one Python file per student into contests/NAME/STUDENT/, and keeps every version. Of a group
+(`lab groups`), any member may submit: its best attempt is the group's row in the table."""
 GRADE = """examples:
   lab contest grade pipelines                score every version that has no score yet
 
@@ -100,20 +103,21 @@ def run_grade(arguments: argparse.Namespace) -> int:
     return 1 if unplayed else 0
 
 
-def _results(course: Course, contest: Any) -> Path:
+def _results(course: Course, contest: Contest) -> Path:
     from grader.contest.attempts import results
 
     return results(course, contest)
 
 
 def run_table(arguments: argparse.Namespace) -> int:
-    from grader.contest import page, secret, submissions
-    from grader.contest.standings import standings
+    from grader.contest import page, secret
+    from grader.contest.standings import standings, teams
     from labcore.atomic import write_atomic
 
     contest, course = catalog.find(arguments.contest), open_course()
-    ids = submissions.students(course, contest)
-    named = secret.pseudonyms(course, ids) if arguments.pseudonyms else _names(course, ids)
+    members = teams(course, contest)
+    named = (secret.pseudonyms(course, members) if arguments.pseudonyms
+             else _names(course, contest, members))
     rows = standings(course, contest, named, hide=arguments.pseudonyms)
     private = _results(course, contest)
     folder = arguments.to or private
@@ -123,18 +127,28 @@ def run_table(arguments: argparse.Namespace) -> int:
     write_atomic(folder / f"{stem}.html", page.page(contest, rows).encode(errors="replace"))
     write_atomic(folder / f"{stem}.csv", page.table(contest, rows).encode(errors="replace"))
     if arguments.pseudonyms:
+        who = {one: named[owner] for owner, some in members.items() for one in some}
         write_atomic(private / "who.csv",
-                     page.pseudonym_table(named).encode(errors="replace"), 0o600)
-    students = sum(not row.ghost for row in rows)
-    print(f"{students} students and {len(rows) - students} ghosts: {folder / stem}.html and .csv"
+                     page.pseudonym_table(who).encode(errors="replace"), 0o600)
+    students, ghosts = sum(map(len, members.values())), len(rows) - len(members)
+    print(f"{students} students and {ghosts} ghosts: {folder / stem}.html and .csv"
           + (f"; who is who: {private / 'who.csv'}" if arguments.pseudonyms else ""))
     return 0
 
 
-def _names(course: Course, students: list[str]) -> dict[str, str]:
-    """Return students' names from the roster, by id."""
+def _names(course: Course, contest: Contest, members: Mapping[str, Sequence[str]]
+           ) -> dict[str, str]:
+    """Return the names of the table's rows: a student's from the roster, or a group's with its
+    members'."""
     from grader.contest.standings import roster_of
+    from grader.contest.submissions import label
+    from grader.course.groups import group_of
 
-    names = {person.id: person.name for person in roster_of(course)}
-    return {student: f"{names[student]} ({student})" for student in students
-            if names.get(student) not in (None, "", student)}
+    names = {person.id: f"{person.name} ({person.id})" for person in roster_of(course)
+             if person.name not in ("", person.id)}
+    result = {}
+    for owner, some in members.items():
+        group = group_of(course, label(contest), owner)
+        known = ", ".join(names.get(one, one) for one in some)
+        result[owner] = f"{group.name}: {known}" if group else known
+    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import defaultdict
+from collections.abc import Collection
 from pathlib import Path
 
 from grader.collect.collecting import CollectedFile
@@ -11,7 +12,7 @@ from grader.collect.layouts import Claim, layout_of
 from grader.collect.sources import File, FileRefused, Source, opened
 from grader.contest import submissions
 from grader.contest.standings import roster_of
-from grader.course import Course, receipts
+from grader.course import Course, groups, receipts
 from grader.course.folder import CONTEST
 from grader.course.reasons import Unusable
 from grader.course.receipts import Receipt
@@ -44,7 +45,7 @@ def collect(course: Course, contest: Contest, source: Path, *,
                        "pass --as-is to take folder names as the students' ids")
     moment, said_by = received or now(), "--received" if received else "when it was collected"
     with course.locked("lab contest collect", CONTEST), opened(source) as files:
-        lines, candidates = _group_by_student(files, roster, as_is)
+        lines, candidates = _group_by_student(files, roster, as_is, groups.all_names(course))
         for student, group in sorted(candidates.items()):
             chosen, refused = _choose(contest, student, group)
             lines += refused
@@ -53,14 +54,15 @@ def collect(course: Course, contest: Contest, source: Path, *,
     return lines
 
 
-def _group_by_student(source: Source, roster: Roster, as_is: bool
-          ) -> tuple[list[CollectedFile], dict[str, list[Candidate]]]:
+def _group_by_student(source: Source, roster: Roster, as_is: bool, names_of_groups: Collection[str]
+                      ) -> tuple[list[CollectedFile], dict[str, list[Candidate]]]:
     """Return the files refused by name, and the Python files by student.
 
     Args:
         source: the files.
         roster: the class.
         as_is: whether folder names are students' ids.
+        names_of_groups: how an LMS may begin the names of a group's files.
     """
     lines, python_files, candidates = [], [], defaultdict(list)
     for file in source.files():
@@ -68,7 +70,8 @@ def _group_by_student(source: Source, roster: Roster, as_is: bool
             lines.append(CollectedFile(file.path, why=file.problem))
         elif file.path.lower().endswith(".py"):
             python_files.append(file)
-    layout = layout_of([file.path for file in python_files], roster, as_is=as_is, pattern=None)
+    layout = layout_of([file.path for file in python_files], roster, as_is=as_is, pattern=None,
+                       groups=names_of_groups)
     for file in python_files:
         claim = layout(file.path)
         if claim.problem:

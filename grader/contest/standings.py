@@ -1,4 +1,4 @@
-"""Rank students, each by the best attempt, and ghosts in one table."""
+"""Rank students and groups, each by the best attempt, and ghosts in one table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from grader.contest import attempts, secret, submissions
-from grader.course import Course
+from grader.course import Course, groups
 from grader.course.roster import Person, people
 from grader.gradebook.records import gradebook, gradebook_file
 from grader.run.settings import settings_of
@@ -21,7 +21,7 @@ HIDDEN = "the newest file was not played"  # where students are not named
 
 @dataclass(frozen=True)
 class StandingsRow:
-    """A student or a ghost. A row without a rank has no points.
+    """A student, a group, or a ghost. A row without a rank has no points.
 
     Attributes:
         name: the name that is shown.
@@ -53,20 +53,34 @@ def standings(course: Course, contest: Contest, named: Mapping[str, str] | None 
     Args:
         course: the course.
         contest: the contest.
-        named: what to call students, by their ids; by default their ids.
+        named: what to call the rows of `teams`, by their ids; by default their ids.
         hide: whether to leave out what could tell who a student is.
     """
     drawn = secret.cases(course, contest)
     made_with = secret.digest(contest, drawn, settings_of(course.settings()))
     named, rows = named or {}, []
-    for student in submissions.students(course, contest):
-        row = _student(course, contest, student, made_with)
-        note = HIDDEN if hide and row.note not in ("", NOT_PLAYED) else row.note
-        rows.append(replace(row, name=named.get(student, student), note=note))
+    for owner, members in teams(course, contest).items():
+        row = _team([_student(course, contest, one, made_with) for one in members], hide)
+        rows.append(replace(row, name=named.get(owner, owner)))
     sources = {ghost.name: ghost.source for ghost in contest.ghosts}
     rows += [_scored(StandingsRow(name, received=sources[name], ghost=True), outcomes)
              for name, outcomes in ghosts(contest, drawn).items()]
     return ranked(rows)
+
+
+def teams(course: Course, contest: Contest) -> dict[str, list[str]]:
+    """Return the students of each row, by the id of the student or of the group's owner. What any
+    member of a group submits is the group's.
+
+    Args:
+        course: the course.
+        contest: the contest.
+    """
+    known = {}
+    for student in submissions.students(course, contest):
+        group = groups.group_of(course, submissions.label(contest), student)
+        known[group.owner if group else student] = list(group.members) if group else [student]
+    return dict(sorted(known.items()))
 
 
 def ranked(rows: Sequence[StandingsRow]) -> list[StandingsRow]:
@@ -89,6 +103,24 @@ def roster_of(course: Course) -> list[Person]:
         return []
     with gradebook(course) as book:
         return people(book)
+
+
+def _team(rows: Sequence[StandingsRow], hide: bool) -> StandingsRow:
+    """Return the best row of those who submit together.
+
+    Args:
+        rows: theirs, each with a student's id as its name.
+        hide: whether to leave out what could tell who a student is.
+    """
+    submitted = [row for row in rows if row.note or row.by_group] or rows[:1]
+    best = ranked(submitted)[0]
+    if hide:
+        notes = {row.note if row.note == NOT_PLAYED else HIDDEN for row in submitted if row.note}
+        return replace(best, note=HIDDEN if HIDDEN in notes else "".join(notes))
+    if len(submitted) == 1:
+        return best
+    return replace(best, attempt=f"{best.attempt} ({best.name})" if best.attempt else "",
+                   note="; ".join(f"{row.name}: {row.note}" for row in submitted if row.note))
 
 
 def _student(course: Course, contest: Contest, student: str, made_with: str) -> StandingsRow:

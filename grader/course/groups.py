@@ -65,6 +65,10 @@ def _read(path: Path, changed: int, size: int) -> dict[str, list[Group]]:
     return result
 
 
+def all_names(course: Course) -> set[str]:
+    return {one.name for some in all_groups(course).values() for one in some}
+
+
 def groups_of(course: Course, lab: str) -> Sequence[Group]:
     """Return the groups of a lab: its own, or those of all labs.
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import datetime
+import json
 
 import pytest
 
 from grader.contest import submissions
 from grader.contest.collecting import collect
+from grader.course import groups
+from grader.course.roster import Person, add
+from grader.gradebook import records
 from labcore.errors import LabError
 from tests.grader.collect.conftest import put, zipped
 
@@ -65,6 +69,17 @@ def test_what_cannot_be_taken_is_listed_and_stops_no_other(course, contest, take
     for name, why in (("carl", "UTF-8"), ("dora", "too many"), ("gil", "link"), ("hal", "link")):
         assert why in result[f"{name}/pipelines.py"][1]
     assert not (tmp_path / "pipelines.py").exists()
+
+
+def test_moodles_archive_of_a_groups_assignment_is_read(course, contest, take, tmp_path):
+    groups.file_of(course).write_text(json.dumps({"*": [
+        {"name": "Team 1", "owner": "ada", "members": ["ada", "grace"]}]}))
+    with records.gradebook(course) as book:
+        add(book, [Person("grace", "Grace", "Hopper")])
+    archive = zipped(tmp_path / "m.zip", {
+        "Team 1-Grace Hopper_7_assignsubmission_file_/x.py": b"a = 1"})
+    assert {verdict for verdict, _ in take(archive, as_is=False).values()} == {"new"}
+    assert current(course, contest, "grace") == b"a = 1"
 
 
 def test_an_archive_is_read_as_that_of_a_lab_is(take, tmp_path):

@@ -12,8 +12,10 @@ from grader.batch.pool import FinishedTask
 from grader.contest import attempts, page, secret, submissions
 from grader.contest.attempts import ContestAttempt
 from grader.contest.grading import enter, register_submissions, versions_to_play
-from grader.contest.standings import StandingsRow, ranked, standings
+from grader.contest.standings import StandingsRow, ranked, standings, teams
+from grader.course import groups
 from grader.run.settings import settings_of
+from lab.cli import main
 from labkit.contest.play import FLOOR, CaseResult, points
 
 HOSTILE = "<script>alert(1)</script>"
@@ -53,6 +55,45 @@ def test_a_worse_resubmission_costs_nothing_and_stays_in_the_history(course, con
     assert row(standings(course, contest), "ada").attempt == "3 of 3"
     kept, _ = attempts.read(course, contest, "ada")
     assert [one.points for one in kept.values()] == [50, 25, 75]
+
+
+@pytest.fixture
+def team(course):
+    """Ada and Grace submit together in all labs, and Bob alone."""
+    groups.file_of(course).write_text(json.dumps({"*": [
+        {"name": "Team 1", "owner": "ada", "members": ["ada", "grace"]}]}))
+
+
+def test_what_any_member_of_a_group_submits_is_the_groups(course, contest, played, submit, team):
+    played("grace", "a = 1", 0.5)
+    played("bob", "a = 4", 0.25)
+    assert teams(course, contest) == {"ada": ["ada", "grace"], "bob": ["bob"]}
+    result = row(standings(course, contest), "ada")
+    assert (result.points, result.attempt, result.note) == (50, "1 of 1", "")
+    played("ada", "a = 2", 0.75)
+    submit("grace", "a = 3")
+    register_submissions(course, contest)
+    rows = standings(course, contest)
+    result = row(rows, "ada")
+    assert (result.points, result.attempt) == (75, "1 of 1 (ada)")
+    assert result.note == "grace: not played yet" and "grace" not in [one.name for one in rows]
+    hidden = row(standings(course, contest, hide=True), "ada")
+    assert (hidden.attempt, hidden.note) == ("1 of 1", "not played yet")
+
+
+def test_the_table_names_the_group_and_its_members_have_one_pseudonym(course, contest, played, team,
+                                                                      monkeypatch, tmp_path):
+    monkeypatch.setenv("LAB_COURSE", str(course.root))
+    played("grace", "a = 1", 0.5)
+    (submissions.folder(course, contest) / "dan").mkdir()
+    assert main(["contest", "table", contest.name, "--to", str(tmp_path)]) == 0
+    assert "Team 1: ada, grace" in (tmp_path / f"{contest.name}.csv").read_text()
+    assert main(["contest", "table", contest.name, "--pseudonyms", "--to", str(tmp_path)]) == 0
+    with (course.root / "contest-results" / contest.name / "who.csv").open() as file:
+        who = {one["student"]: one["pseudonym"] for one in csv.DictReader(file)}
+    assert who["ada"] == who["grace"] != who["dan"]
+    assert who["ada"] in (text := (tmp_path / f"{contest.name}-pseudonyms.csv").read_text())
+    assert "Team" not in text and "grace" not in text
 
 
 def test_equal_points_share_a_rank_in_the_order_of_their_receipts(course):

@@ -83,9 +83,31 @@ def test_what_any_member_submits_is_the_groups(team, tmp_path, capsys):
     unread = put(tmp_path / "pdf", {f"grace/{NAME}.pdf": b"%PDF"})
     collect(course, str(unread), CollectOptions())
     assert "unreadable" in rows(team)["ada"]["notes"] == rows(team)["grace"]["notes"]
-    homes = put(tmp_path / "homes", {f"grace/w/{NAME}.ipynb": content + b"3"})
-    line, = collect(course, str(homes), CollectOptions(below="w"))
-    assert line.verdict == "refused" and "submits in a group" in line.why
+
+
+def test_in_homes_the_one_notebook_of_a_group_is_the_groups(team, tmp_path):
+    course = team.course
+    content = course.notebook("submitted", NAME, "ada").read_bytes()
+    release = course.notebook("release", NAME).read_bytes()
+    homes = put(tmp_path / "homes", {f"grace/w/{NAME}.ipynb": content + b" ",
+                                     f"ada/w/{NAME}.ipynb": release})
+    lines = {line.file.split("/")[0]: line
+             for line in collect(course, str(homes), CollectOptions(below="w"))}
+    assert (lines["grace"].student, lines["grace"].verdict) == ("ada", "new")
+    assert "from grace, for the group" in lines["grace"].why and "unchanged" in lines["ada"].why
+    taken = course.digest(NAME, "ada")
+    put(homes, {f"ada/w/{NAME}.ipynb": content + b"  ", f"jane/w/{NAME}.ipynb": content})
+    lines = {line.file.split("/")[0]: line
+             for line in collect(course, str(homes), CollectOptions(below="w"))}
+    assert [lines[one].verdict for one in ("ada", "grace", "jane")] == ["refused", "refused", "new"]
+    assert "ada and grace submit as a group" in lines["ada"].why
+    assert lines["grace"].why.endswith("(to take this one, add --student grace)")
+    assert course.digest(NAME, "ada") == taken and "unreadable" not in rows(team)["ada"]["notes"]
+    line, = collect(course, str(homes), CollectOptions(below="w", students=("ada",)))
+    assert line.verdict == "new" and course.digest(NAME, "ada") != taken
+    put(homes, {f"grace/w/{NAME}.ipynb": content + b"  "})  # both have the same now
+    assert {line.verdict for line in collect(course, str(homes), CollectOptions(below="w"))
+            if line.student == "ada"} == {"same"}
 
 
 def test_an_import_names_who_loses_the_groups_grade(team, tmp_path, capsys):

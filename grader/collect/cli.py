@@ -17,6 +17,7 @@ from labcore.terminal import visible
 COLLECT = """examples:
   lab collect submissions.zip                    a Canvas or Moodle download
   lab collect submissions.zip --received "2026-01-31 23:59 Europe/Berlin"
+  lab collect submissions.zip --worksheet worksheet.csv --zone Europe/Berlin    Moodle's times
   lab collect handed-in/ --keep-times            STUDENT/LAB.ipynb or STUDENT/LAB/LAB.ipynb
   lab collect scans/ --pattern '{student}_{any}.ipynb'
   lab collect /srv/homes --below work/notebooks --lab 03_multi_node    a hub's homes
@@ -48,6 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                          help="CSV file of times of receipt, with the columns student, received")
     collect.add_argument("--worksheet", type=Path, metavar="FILE", help="Moodle's grading "
                          "worksheet of the assignment, to tell namesakes apart")
+    collect.add_argument("--zone", metavar="ZONE", help="take the times of submission in "
+                         "--worksheet, which Moodle shows in this time zone (Europe/Berlin, ...)")
     collect.add_argument("--correct", action="store_true",
                          help="also change the times of versions that were collected before")
     collect.add_argument("--student", action="append", default=[], metavar="STUDENT",
@@ -100,9 +103,9 @@ def run_collect(arguments: argparse.Namespace) -> int:
     because an archive may be replaced while it is read."""
     if arguments.every is None:
         return _collect_once(arguments)
-    if arguments.received or arguments.times:
-        raise LabError("--every collects at other times than --received or --times says: leave "
-                       "one out")
+    if arguments.received or arguments.times or arguments.zone:
+        raise LabError("--every collects at other times than --received, --times, or --zone says: "
+                       "leave one out")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     try:
@@ -147,14 +150,20 @@ def _collect(arguments: argparse.Namespace) -> int:
             known = [person.id for person in people(book)]
         for student in arguments.student:
             require_known("student", student, known, "the roster")
-    if arguments.correct and not (received or arguments.keep_times or arguments.times):
+    if arguments.zone is not None and not arguments.worksheet:
+        raise LabError(f"--zone {arguments.zone}: it is the time zone of --worksheet FILE")
+    if arguments.correct and not (received or arguments.keep_times or arguments.times
+                                  or arguments.zone):
         raise LabError("--correct changes times of receipt: say which with --received TIME, "
-                       "--times FILE, or --keep-times")
+                       "--times FILE, --worksheet FILE and --zone ZONE, or --keep-times")
     lines = collect(course, arguments.source, CollectOptions(
         arguments.lab, received, arguments.keep_times, arguments.as_is, arguments.pattern,
         arguments.below, arguments.correct, tuple(arguments.student),
-        arguments.worksheet, arguments.times))
+        arguments.worksheet, arguments.times, arguments.zone))
     show(lines)
+    if arguments.worksheet and not (arguments.zone or received or arguments.times):
+        print("note: these are the times of collecting; --zone with the time zone of your Moodle "
+              "profile takes the times of submission in --worksheet", file=sys.stderr)
     if any(line.verdict == "refused" and line.when for line in lines):
         save(course)  # what cannot be read will not be graded, so nothing else would say so
     if any(line.verdict != "refused" for line in lines):

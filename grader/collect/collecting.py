@@ -49,6 +49,7 @@ class CollectOptions:
         students: the only students to collect from; empty for all.
         worksheet: Moodle's grading worksheet of the assignment.
         times: a file with each student's time of receipt.
+        zone: the time zone of the worksheet's times of submission; None to ignore them.
     """
 
     lab: str | None = None
@@ -61,6 +62,7 @@ class CollectOptions:
     students: tuple[str, ...] = ()
     worksheet: Path | None = None
     times: Path | None = None
+    zone: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,19 +112,23 @@ class _Clock:
     """Determines when files came in.
 
     Attributes:
-        moments: times of receipt by student, which the instructor gave.
+        moments: times of receipt by student, which the instructor gave in --times.
+        submitted: times of submission by student, from Moodle's worksheet.
         moment: the time of everything else without a better one.
     """
 
     source: Source
     options: CollectOptions
     moments: Mapping[str, datetime.datetime]
+    submitted: Mapping[str, datetime.datetime]
     moment: datetime.datetime
 
-    def when(self, file: File, student: str) -> tuple[datetime.datetime, str, str]:
+    def when(self, file: File, claim: Claim) -> tuple[datetime.datetime, str, str]:
         """Return a file's time, who said so, and a note. Raises FileRefused."""
-        if student in self.moments:
-            return self.moments[student], "--times", ""
+        if claim.student in self.moments:
+            return self.moments[claim.student], "--times", ""
+        if claim.lms and claim.student in self.submitted:
+            return self.submitted[claim.student], "Moodle's grading worksheet", ""
         if self.options.received:
             return self.moment, "--received", ""
         if isinstance(self.source, exchange.Inbound):
@@ -131,7 +137,8 @@ class _Clock:
             return self.source.when(file)
         if self.options.keep_times and file.changed:
             return file.changed, "--keep-times: the file's own time", ""
-        note = "not in --times: the time of collecting" * bool(self.moments)
+        given = "--times" if self.moments else "--worksheet" if self.submitted else ""
+        note = f"no time in {given}: the time of collecting" if given else ""
         return self.moment, "when it was collected", note
 
 
@@ -151,6 +158,8 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
         raise LabError("the roster is empty: fill it with `lab roster import students.csv`, or "
                        "pass --as-is to take folder names as the students' ids")
     moments = given.times(options.times, roster) if options.times else {}
+    submitted = given.submission_times(options.worksheet, roster, options.zone, moments
+                                       ) if options.worksheet and options.zone is not None else {}
     with (course.locked("lab collect", COLLECTING),
           _source(course, location, roster, options) as source):
         files = source.files()
@@ -162,7 +171,7 @@ def collect(course: Course, location: str, options: CollectOptions) -> list[Coll
             accepted = [one for one in accepted if one[1].student in options.students]
             others = [one for one in others if one.claim.student in options.students]
         labs = Labs(course)
-        clock = _Clock(source, options, moments, options.received or now())
+        clock = _Clock(source, options, moments, submitted, options.received or now())
         versions, refused = _store_versions(course, source, labs, accepted, options, clock)
         versions, strays = _without_strays(versions, options)
         versions, rivals = _without_rivals(source, versions)
@@ -293,7 +302,7 @@ def _store_versions(course: Course, source: Source, labs: Labs,
             if isinstance(source, homes.Homes) and untouched:
                 unread.append(_Unread(file, claim, UNTOUCHED, counts=False))
                 continue
-            when, said_by, why = clock.when(file, claim.student)
+            when, said_by, why = clock.when(file, claim)
         except (FileRefused, NotOfALab) as error:
             unread.append(_Unread(file, claim, str(error), getattr(error, "lab", ""),
                                   advice=getattr(error, "advice", ""),
@@ -395,7 +404,7 @@ def _register_unreadable(course: Course, labs: Labs, unread: list[_Unread],
         if (lab and one.counts and is_meant and not is_beside
                 and not (options.lab and lab != options.lab)):
             with contextlib.suppress(FileRefused):  # it disappeared: then it did not come in
-                when = clock.when(file, claim.student)[0].isoformat()
+                when = clock.when(file, claim)[0].isoformat()
                 when = unreadable.add(course, UnreadableFile(
                     owner, lab, file.path, when, one.why)).when
         why = one.why + f" ({one.advice})" * bool(one.advice)

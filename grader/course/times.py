@@ -32,13 +32,22 @@ def parse_time(text: str, what: str) -> datetime.datetime:
         raise LabError(f"{what} {text!r} is not a time; write one as {EXAMPLES}") from None
     if match[3] is None:
         raise LabError(f"{what} {text!r} names no time zone; write {EXAMPLES}")
-    return _in_zone(time, match[3], f"{what} {text!r}")
+    return in_zone(time, match[3], f"{what} {text!r}")
 
 
-def _in_zone(time: datetime.datetime, zone: str, what: str) -> datetime.datetime:
+def in_zone(time: datetime.datetime, zone: str, what: str) -> datetime.datetime:
+    """Return the instant, in UTC, at which the clocks of a zone show a time.
+
+    Args:
+        time: the time, without a zone.
+        zone: UTC, an offset, or a name such as Europe/Berlin.
+        what: where both come from, for the message.
+
+    Raises LabError for an unknown zone, and for a time that does not exist or occurs twice.
+    """
     if zone in ("Z", "UTC"):
         return time.replace(tzinfo=datetime.UTC)
-    if zone[0] in "+-":
+    if zone[:1] in ("+", "-"):
         try:
             return datetime.datetime.fromisoformat(time.isoformat() + zone).astimezone(datetime.UTC)
         except (ValueError, OverflowError):

@@ -201,6 +201,8 @@ ROSTERS = (b"id,first_name\nada,Ada\n", b"Student,ID,SIS Login ID,Section\nPoint
            b'"Lovelace, Ada",101,a@x,S\n',
            b"First name,Last name,Email address,Groups\nA,B,a@x,G\n",
            b"Identifier,Full name,Email address\nParticipant 7,Ada Lovelace,a@x\n",
+           b"Identifier,Username,Last modified (submission)\nParticipant 7,ada,"
+           b'"Tuesday, 14 January 2025, 2:14 PM"\n',
            b"student,received\nada,2026-01-31 12:00 UTC\n", b"student,group\nada,A\ngrace,A\n")
 PARTS = ("ada", "grace", "lovelaceada", "Ada Lovelace", "_101_5_", "_7_assignsubmission_file_", "/",
          "LATE", "00_welcome.ipynb", "Team-", "\u0301", "\u200d", "..", "anon_")
@@ -225,12 +227,13 @@ def _rosters(content: bytes) -> None:
         path.write_bytes(content)
         problems = 0
         for read in (read_file, lambda path: given.participants(path, ROSTER), lambda path:
-                     given.times(path, ROSTER), lambda path: groups.read_file(path, ROSTER)):
+                     given.times(path, ROSTER), lambda path: groups.read_file(path, ROSTER),
+                     lambda path: given.submission_times(path, ROSTER, "UTC", ())):
             try:
                 read(path)
             except LabError:
                 problems += 1
-        if problems == 4:
+        if problems == 5:
             raise LabError("none of them takes it")
 
 

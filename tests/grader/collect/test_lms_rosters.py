@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from grader.course import Submission
+from grader.course import Submission, receipts
 from grader.course.received import received
 from grader.course.roster import Person, people, read_file
 from grader.gradebook import decisions
@@ -154,12 +154,70 @@ def test_another_assignments_worksheet_is_noticed(take, submitted, tmp_path, ans
         take(archive, worksheet=tmp_path / "w.csv")
 
 
+TIMES = """Identifier,Full name,ID number,Grade,Last modified (submission),Last modified (grade)
+Participant 11,Ada Lovelace,ada,,"Tuesday, 14 January 2025, 12:05 AM",-
+Participant 12,Grace Hopper,grace,,"{}",-
+Participant 13,Jose Muller,jm2,,-,-
+"""
+LMS_NAMES = {who: f"{name}_{number}_assignsubmission_file_/{NAME}.ipynb" for who, name, number in (
+    ("ada", "Ada Lovelace", 11), ("grace", "Grace Hopper", 12), ("jm2", "Jose Muller", 13))}
+
+
+def test_moodles_worksheet_says_when_each_student_submitted(take, course, tmp_path, answer):
+    (tmp_path / "w.csv").write_text(TIMES.format("Thursday, July 10, 2025, 2:14\u202fPM"))
+    archive = zipped(tmp_path / "m.zip", {name: answer(who) for who, name in LMS_NAMES.items()})
+    lines = take(archive, worksheet=tmp_path / "w.csv", zone="Europe/Berlin")
+    assert [lines[LMS_NAMES[who]].when for who in ("ada", "grace")] == [
+        "2025-01-13T23:05:00+00:00", "2025-07-10T12:14:00+00:00"]
+    assert "no time in --worksheet: the time of collecting" in lines[LMS_NAMES["jm2"]].why
+    (tmp_path / "t.csv").write_text("student,received\ngrace,2025-07-10 13:00 UTC\n")
+    lines = take(archive, worksheet=tmp_path / "w.csv", zone="Europe/Berlin", correct=True,
+                 times=tmp_path / "t.csv")
+    assert lines[LMS_NAMES["grace"]].when == "2025-07-10T13:00:00+00:00"
+    folder = put(tmp_path / "in", {f"jm1/{NAME}.ipynb": answer(), f"ada/{NAME}.ipynb": answer("3")})
+    line = take(folder, worksheet=tmp_path / "w.csv", zone="+01:00")[f"ada/{NAME}.ipynb"]
+    assert line.when[:10] != "2025-01-13"  # not from Moodle, so it says nothing about that file
+
+
+@pytest.mark.parametrize("cell, zone, says", [
+    ("Dienstag, 14. Januar 2025, 14:14", "UTC", "as Moodle writes it in English"),
+    ("14/01/26, 14:14", "UTC", "'14/01/26, 14:14' is not a time as Moodle"),
+    ("1/2/2026 14:14", "UTC", "as Moodle writes it in English"),
+    ("Tuesday, 14 January 2025, 14:14", "UTC", "as Moodle writes it in English"),
+    ("Tuesday, 14 January 2025, 0:14 AM", "UTC", "as Moodle writes it in English"),
+    ("Thursday, 14 January 2025, 2:14 PM", "UTC", "(that day was a Tuesday): download"),
+    ("Monday, 31 February 2025, 2:14 PM", "UTC", "as Moodle writes it in English"),
+    ("Sunday, 26 October 2025, 2:30 AM", "Europe/Berlin", "exist or occurs twice; write the "),
+    ("Friday, 14 January 2124, 2:14 PM", "UTC", "is in the future: is --zone UTC the time zone"),
+    ("Tuesday, 14 January 2025, 2:14 PM", "Berlin", "--zone: unknown time zone Berlin"),
+    ("Tuesday, 14 January 2025, 2:14 PM", "", "--zone: unknown time zone ")])
+def test_a_time_that_is_in_doubt_is_refused_with_its_cell(course, command, tmp_path, answer, cell,
+                                                          zone, says):
+    (tmp_path / "w.csv").write_text(TIMES.format(cell))
+    archive = zipped(tmp_path / "m.zip", {LMS_NAMES["grace"]: answer()})
+    done = command("collect", str(archive), "--worksheet", str(tmp_path / "w.csv"), "--zone", zone)
+    assert done.returncode == 1 and says in done.stderr, done.stderr
+    assert zone in ("", "Berlin") or f"line 3: {cell!r}" in done.stderr
+    assert receipts.read(course) == {} and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words, says", [
+    (["--zone", "UTC"], "--zone UTC: it is the time zone of --worksheet FILE"),
+    (["--zone", "UTC", "--worksheet", "w.csv"], "has no column Last modified (submission)"),
+    (["--zone", "UTC", "--worksheet", "w.csv", "--every", "5"], "--times, or --zone says")])
+def test_a_zone_needs_a_worksheet_with_times(command, tmp_path, monkeypatch, words, says):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "w.csv").write_text(WORKSHEET)
+    done = command("collect", str(tmp_path), *words)
+    assert done.returncode == 1 and says in done.stderr
+
+
 def test_each_student_may_have_a_time(take, course, tmp_path, answer):
     (tmp_path / "t.csv").write_text("student,received\nada@uni.test,2026-01-30 12:00 +01:00\n")
     folder = put(tmp_path / "in", {f"{who}/{NAME}.ipynb": answer() for who in ("ada", "grace")})
     lines = take(folder, times=tmp_path / "t.csv")
     assert received(Submission(course, NAME, "ada")) == "2026-01-30T11:00:00+00:00"
-    assert "not in --times" in lines[f"grace/{NAME}.ipynb"].why
+    assert "no time in --times" in lines[f"grace/{NAME}.ipynb"].why
     assert received(Submission(course, NAME, "grace")) > "2026-02"
 
 

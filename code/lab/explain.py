@@ -74,6 +74,7 @@ def explain(script: str) -> list[ExplainedFlag]:
     from minimegatron.arguments.estimates import EstimateConfig
     from minimegatron.arguments.parse import build_parser
     from minimegatron.arguments.unknown import TRAINER, errors_of, suggestion
+    from minimegatron.arguments.unknown import meaning as meaning_of
 
     parser, foreign = build_parser(EstimateConfig), TRAINER
     if TOKENIZE in script and "pretrain_gpt" not in script:
@@ -93,7 +94,7 @@ def explain(script: str) -> list[ExplainedFlag]:
                        (action.help or "").replace("%%", "%"))
         elif found := foreign.find(name, words):
             verdict = HARMLESS if found.harmless else REFUSED
-            meaning = found.reason + (f"; use {found.instead} instead" if found.instead else "")
+            meaning = meaning_of(found)
             if "$" in value and name in foreign.harmless_values:
                 meaning += f"; no effect with {' or '.join(foreign.harmless_values[name].split())}"
         else:

@@ -158,7 +158,7 @@ def test_another_compression_is_named(preprocess, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "says"), [
-    (["--vocab", "v.txt"], "--vocab v.txt: it has another name here; use --vocab-file instead"),
+    (["--vocab", "v.txt"], "--vocab v.txt: here it is called --vocab-file"),
     (["--partitions", "4"], "--partitions 4: a flag of Megatron-LM, but one program reads the "
      "whole input, with the threads of --workers; use --workers instead"),
     (["--tokenizer-model", "t.model"], "GPT-2's byte-level BPE; use --vocab-file and --merge-file"),

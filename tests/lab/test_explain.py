@@ -31,7 +31,7 @@ VERDICTS = {
     "--hiden-size": ("2048", "unknown", "did you mean --hidden-size?"),
     "--tokenizer-type": ("Llama2Tokenizer", "refused", "invalid choice: 'Llama2Tokenizer'"),
     "--tokenizer-model": ("${TOKENIZER}", "refused", "use --vocab-file and --merge-file instead"),
-    "--norm-epsilon": ("1.0e-05", "refused", "use --layernorm-epsilon instead"),
+    "--norm-epsilon": ("1.0e-05", "refused", "here it is called --layernorm-epsilon"),
     "--context-parallel-size": ("1", "no effect", "1 is what happens anyway"),
     "--expert-model-parallel-size": ("$EP", "refused", "; no effect with 1"),
     "--swiglu": ("", "accepted", "SwiGLU"),

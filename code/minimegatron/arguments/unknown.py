@@ -194,10 +194,17 @@ def refusal(name: str, values: Sequence[str], flag: ForeignFlag) -> str:
     shown = " ".join((name, *values))[:80]
     if flag.reason == "it is no longer valid":  # Megatron-LM's own words
         return f"{name} argument is no longer valid, use {flag.instead} instead"
-    advice = f"use {flag.instead} instead" if flag.instead else "leave it out"
     if flag.reason == "another name":
-        return f"{shown}: it has another name here; {advice}"
-    return f"{shown}: a flag of Megatron-LM, but {flag.reason}; {advice}"
+        return f"{shown}: {meaning(flag)}"
+    advice = "" if flag.instead else "; leave it out"
+    return f"{shown}: a flag of Megatron-LM, but {meaning(flag)}{advice}"
+
+
+def meaning(flag: ForeignFlag) -> str:
+    """Return what a flag of Megatron-LM means here, in a few words."""
+    if flag.reason == "another name":
+        return f"here it is called {flag.instead}"
+    return flag.reason + (f"; use {flag.instead} instead" if flag.instead else "")
 
 
 def unknown(word: str, known: Collection[str], program: str = "pretrain_gpt.py") -> str:

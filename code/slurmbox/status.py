@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurmbox import containers, health, site
 from slurmbox.addresses import COMPOSE, ClusterNetwork
+from slurmbox.config import node_memory
 from slurmbox.layout import Layout
 from slurmbox.profile import from_json
 
@@ -41,14 +42,16 @@ def _lines(layout: Layout, record: dict, state: health.Health) -> list[str]:
     lines = [f"cluster of {layout.home}",
              f"mode {network.mode}   link {link}   "
              f"accounting {'slurmdbd' if profile.accounting else 'light (finished jobs only)'}",
-             "", f"{'NODE':<14}{'STATE':<10}{'ADDRESS':<20}GPUS"]
+             "", f"{'NODE':<14}{'STATE':<10}{'ADDRESS':<20}{'CPUS':<6}{'MEMORY':<10}GPUS"]
+    memory = f"{node_memory(profile) // 1024} GiB"
     for index, node in enumerate(profile.nodes):
         address = network.node_address(index, node.name)
         if network.loopback:
             address += f":{network.node_port(index)}"
         kind = node.gpu_type if node.real else f"{node.gpu_type} (virtual)"
         gpus = f"{node.gpus} x {kind}" if node.gpus else "none"
-        lines.append(f"{node.name:<14}{state.states.get(node.name, '?'):<10}{address:<20}{gpus}")
+        lines.append(f"{node.name:<14}{state.states.get(node.name, '?'):<10}{address:<20}"
+                     f"{profile.cpus:<6}{memory:<10}{gpus}")
     lines.append("")
     lines.append("partitions: " + ", ".join(
         f"{name}{' (default)' if i == 0 else ''}" for i, name in enumerate(profile.partitions())))

@@ -251,7 +251,7 @@ def test_status_is_healthy_and_up_says_so(cluster, capsys):
     assert cluster.until(lambda: not health.examine(cluster.layout).problems)
     assert status.show(cluster.home) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"slurmnode2 +idle +\S+ +2 x v100", shown) and "queue: empty" in shown
+    assert re.search(r"slurmnode2 +idle +\S+ +32 +\d+ GiB +2 x v100", shown) and "queue: empty" in shown
     assert control.up(cluster.home, control.UpOptions()) is False
     assert "already up" in capsys.readouterr().out
 

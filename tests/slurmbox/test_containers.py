@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 from dataclasses import asdict
@@ -209,7 +210,7 @@ def test_a_link_that_is_not_shaped_is_no_other_for_the_jobs(layout):
 
 
 def test_status_names_the_way_to_mend(layout, capsys, monkeypatch):
-    record(layout)
+    record(layout, cpus=48, memory=90)
     result = status.health.Health(alive=True, states={"slurmnode1": "idle", "slurmnode2": "down*"},
                                   problems=["slurmnode2 is down*"])
     monkeypatch.setattr(status.health, "examine", lambda layout: result)
@@ -217,6 +218,7 @@ def test_status_names_the_way_to_mend(layout, capsys, monkeypatch):
                         lambda *_: subprocess.CompletedProcess([], 0, ""))
     assert status.show(layout.home) == status.DAMAGED
     printed = capsys.readouterr().out
+    assert re.search(r"^slurmnode1 +idle +\S+ +48 +90 GiB +2 x v100 .virtual.$", printed, re.M)
     assert "mode containers" in printed and "slurmnode1 has not reported" in printed
     assert printed.endswith("to fix it: docker compose -f docker/compose.yml up -d\n")
 

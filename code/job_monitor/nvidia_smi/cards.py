@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labcore import rankfiles
-from slurmbox.profile import UNLIMITED, from_json
+from slurmbox.profile import CPUS, UNLIMITED, from_json
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.slots import bus
@@ -58,6 +58,7 @@ class Gpu:
         process: the process on it, if any.
         fabric: whether the node has the InfiniBand adapters of its type.
         count: the number of GPUs that are shown of its node.
+        cpus: the number of CPUs of its node.
     """
 
     node: str
@@ -67,6 +68,7 @@ class Gpu:
     process: GpuProcess | None = None
     fabric: bool = False
     count: int = 1
+    cpus: int = CPUS
 
     @property
     def product(self) -> str:

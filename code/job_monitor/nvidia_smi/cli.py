@@ -15,6 +15,7 @@ from typing import NoReturn, TextIO
 from job_monitor.nvidia_smi import cards, query, table
 from job_monitor.nvidia_smi.cards import Gpu
 from labcore.errors import LabError
+from slurmbox.profile import from_json
 from virtualgpu.core.cards import nearest
 
 # Exit codes of the real nvidia-smi.
@@ -145,6 +146,7 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
     try:
         record = json.loads((state / "running.json").read_text())
         declared, fabric = cards.declared_gpus(record), cards.has_fabric(record)
+        cpus = from_json(record["profile"]).cpus
     except (OSError, ValueError) as error:
         raise SmiExit(NO_DRIVER, "nvidia-smi: error: the cluster is not running: lab cluster up"
                       ) from error
@@ -161,7 +163,8 @@ def query_gpus(state: Path, proc: Path, node: str | None) -> dict[str, list[Gpu]
         shown = {wanted: shown[wanted]}
     if own_node is not None and wanted == own_node:
         shown[own_node] = cards.job_gpus(shown[own_node], dict(os.environ))
-    return {name: [replace(gpu, count=len(gpus)) for gpu in gpus] for name, gpus in shown.items()}
+    return {name: [replace(gpu, count=len(gpus), cpus=cpus) for gpu in gpus]
+            for name, gpus in shown.items()}
 
 
 def render(options: argparse.Namespace, shown: dict[str, list[Gpu]], with_header: bool) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from job_monitor.nvidia_smi.cards import Gpu
-from slurmbox.profile import CPUS
 from virtualgpu.net import intranode
 from virtualgpu.net.intranode import GpuSlot
 from virtualgpu.net.nodes import NODES, DeviceLocation, NodeType
@@ -78,7 +77,7 @@ def matrix(gpus: list[Gpu], adapters: bool = False) -> str:
     positions = [GpuSlot(gpu.card, gpu.number) for gpu in gpus]
     cells = links(positions, node.adapters if adapters else ())
     names = [f"GPU{gpu.index}" for gpu in gpus]
-    threads, numa = zip(*map(affinity, positions), strict=True)
+    threads, numa = zip(*(affinity(position, gpus[0].cpus) for position in positions), strict=True)
     columns = {"CPU Affinity": threads, "NUMA Affinity": numa,
                "GPU NUMA ID": ["\tN/A"] * len(gpus)}
     return f"{topology(names, cells, columns)}\n{modeled_notice(node)}"
@@ -135,12 +134,19 @@ def adapter_link(position: GpuSlot, nic: DeviceLocation) -> str:
     return node.path(node.place(position.slot), nic)
 
 
-def affinity(position: GpuSlot) -> tuple[str, str]:
-    """Return the CPUs on a GPU's NUMA node, and the number of that node."""
+def affinity(position: GpuSlot, cpus: int) -> tuple[str, str]:
+    """Return the CPUs on a GPU's NUMA node, and the number of that node.
+
+    Args:
+        position: the position of the GPU in its node.
+        cpus: the CPUs of the node; if it has fewer than NUMA nodes, they are near to all GPUs.
+    """
     node = NODES[position.card.node]
     numa = node.place(position.slot).numa % node.numa_nodes
-    each = CPUS // node.numa_nodes
-    return f"{numa * each}-{(numa + 1) * each - 1}", str(numa)
+    first, end = numa * cpus // node.numa_nodes, (numa + 1) * cpus // node.numa_nodes
+    if cpus < node.numa_nodes:
+        first, end = 0, cpus
+    return str(first) if end - first == 1 else f"{first}-{end - 1}", str(numa)
 
 
 def modeled_notice(node: NodeType) -> str:

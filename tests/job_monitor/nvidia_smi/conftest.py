@@ -56,11 +56,11 @@ def make(tmp_path, monkeypatch):
                  "SLURM_JOB_ID"):
         monkeypatch.delenv(name, raising=False)
 
-    def make(gpus="v100:2", nodes=2, link=None):
+    def make(gpus="v100:2", nodes=2, link=None, **more):
         state, proc = tmp_path / ".cluster", tmp_path / "proc"
         state.mkdir()
         proc.mkdir()
-        wanted = profile.make(nodes, gpus, link).to_json()
+        wanted = profile.make(nodes, gpus, link, **more).to_json()
         (state / "running.json").write_text(json.dumps(
             {"profile": wanted, "place": {"mode": "namespaces"}}))
         return Cluster(state, proc)

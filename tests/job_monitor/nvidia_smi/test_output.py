@@ -82,6 +82,14 @@ def test_the_matrix_of_links(make, capsys, name, cells):
     assert any(line.startswith("  NV#  = ") for line in below) and "virtual" in below[-1]
 
 
+@pytest.mark.parametrize(("cpus", "affinities"), [
+    (64, ["0-31", "32-63"]), (9, ["0-3", "4-8"]), (2, ["0", "1"]), (1, ["0", "0"])])
+def test_the_cpus_are_the_cluster_s(make, capsys, cpus, affinities):
+    rows, _ = matrix(capsys, make("h100-pcie:8", 1, link="25gbit", cpus=cpus))
+    column = rows[0].index("CPU Affinity")
+    assert [rows[gpu][column] for gpu in (1, 8)] == affinities
+
+
 def test_a_node_of_v100s_is_a_dgx_1(make, capsys):
     """The layout is a real node's, with an InfiniBand adapter for each pair of GPUs."""
     rows, below = matrix(capsys, make("v100:8", 1))

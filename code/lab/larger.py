@@ -1,7 +1,7 @@
 """Say why a job does not fit the cluster, and how to start one that it fits.
 
-The cluster's sbatch runs it when Slurm finds a job too large: python -m lab.larger STATE WORDS...,
-where the words are sbatch's.
+The cluster's sbatch runs it when Slurm finds a job too large, and srun and salloc run it first:
+python -m lab.larger STATE COMMAND WORDS..., where the words are the command's.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from virtualgpu.core.errors import UnknownCard
 
 LARGEST = (f"no cluster is that large: it has at most {MAX_NODES} nodes, each with {MAX_GPUS} "
            f"GPUs, {MAX_CPUS} CPUs, and {MAX_MEMORY} GiB")
+INTERACTIVE = ("--no-shell", "--bell", "--no-bell")  # salloc's own, which request nothing
 GIB = {"": 2**-10, "k": 2**-20, "m": 2**-10, "g": 1, "t": 2**10}  # per unit of --mem
 
 
@@ -72,17 +73,24 @@ class Shape:
     memory: int | None = None
 
 
-def components(words: list[str]) -> list[dict[str, str]]:
-    """Return the options of each component of a job: sbatch's own, then the script's.
+def components(words: list[str], command: str) -> list[dict[str, str]]:
+    """Return the options of each component of a job: the command's own, then those of sbatch's
+    script.
 
     A script that sbatch read from its standard input cannot be read again. Raises BadOption.
+
+    Args:
+        words: the command's arguments.
+        command: sbatch, srun, or salloc.
     """
-    given, rest = [], [":", *words]
+    given, rest = [], [":", *(word for word in words if word not in INTERACTIVE)]
     while rest and rest[0] == ":":
-        parsed, rest = options.parse(rest[1:], "sbatch")
+        parsed, rest = options.parse(rest[1:], command)
         given.append(parsed)
+        if command == "srun" and ":" in rest:  # each of its components has a program of its own
+            rest = rest[rest.index(":"):]
     text = ""
-    if rest and "wrap" not in given[0]:
+    if rest and command == "sbatch" and "wrap" not in given[0]:
         with contextlib.suppress(OSError):
             text = Path(rest[0]).read_text(errors="replace")
     written, _ = header.directives(text)
@@ -180,7 +188,7 @@ def enlarged(profile: ClusterProfile, requests: list[Request]) -> Shape:
     return shape
 
 
-def command(shape: Shape, profile: ClusterProfile) -> str:
+def start_of(shape: Shape, profile: ClusterProfile) -> str:
     """Return the command that starts a cluster of a shape. Raises LabError if there is none."""
     kinds = dict(shape.kinds)
     if len(kinds) > 1 and None in kinds:  # nodes without GPUs have no number in --gpus
@@ -211,16 +219,18 @@ def size(profile: ClusterProfile) -> str:
             f"GiB each, GPUs per node: {profile.gpus} (lab cluster status)")
 
 
-def advice(words: list[str], profile: ClusterProfile, *, fixed: bool = False) -> list[str]:
-    """Return lines for a job that Slurm found too large.
+def advice(words: list[str], profile: ClusterProfile, command: str = "sbatch", *,
+           fixed: bool = False) -> list[str]:
+    """Return lines for a job that is too large for the cluster; its size for any other.
 
     Args:
-        words: sbatch's arguments.
+        words: the command's arguments.
         profile: the cluster.
+        command: sbatch, srun, or salloc.
         fixed: True for a cluster whose size `lab cluster` cannot change.
     """
     try:
-        requests = [request(one, profile) for one in components(words)]
+        requests = [request(one, profile) for one in components(words, command)]
     except options.BadOption:  # Slurm has reported it
         return [size(profile)]
     problems = [line for wanted in requests for line in excess(wanted, profile)]
@@ -233,18 +243,20 @@ def advice(words: list[str], profile: ClusterProfile, *, fixed: bool = False) ->
         if not _is_kind(kind):
             return [*lines, f"there is no virtual GPU {kind!r}: lab devices lists them"]
     try:
-        return [*lines, "for more: " + command(enlarged(profile, requests), profile)]
+        return [*lines, "for more: " + start_of(enlarged(profile, requests), profile)]
     except LabError:  # a number above the largest
         return [*lines, LARGEST]
 
 
-def main(state: str, words: list[str]) -> None:
+def main(state: str, command: str, words: list[str]) -> None:
     record = health.read_record(Layout(Path(state).parent))
     if record:
-        for line in advice(words, from_json(record["profile"]),
-                           fixed=control.from_containers(record)):
-            print(f"sbatch: {line}", file=sys.stderr)
+        profile = from_json(record["profile"])
+        lines = advice(words, profile, command, fixed=control.from_containers(record))
+        if command != "sbatch" and lines == [size(profile)]:
+            return  # Slurm has not refused it
+        print("\n".join(f"{command}: {line}" for line in lines))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

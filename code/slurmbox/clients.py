@@ -99,19 +99,40 @@ def _wrapper(layout: Layout, slurm: Slurm, name: str, words: str, network: Clust
         lines.append(_require_alive(name))
     direct = network.loopback or network.containers
     command = f'exec {words} "$@"' if direct else _on_login_node(words)
-    lines.append(_with_advice(command) if name == "sbatch" else command)
+    if name == "sbatch":
+        command = _with_advice(command)
+    elif name in ("srun", "salloc"):
+        command = _advised(name, command)
+    lines.append(command)
     return "\n".join(lines) + "\n"
 
 
 def _with_advice(command: str) -> str:
     """Return shell code that runs sbatch and adds advice if Slurm finds the job too large."""
-    advice = shlex.join([sys.executable, "-I", "-m", "lab.larger"])
     return (f"exec 3>&1\nerrors=$({command} 2>&1 >&3)\ncode=$?\n"
             'if [ -n "$errors" ]; then printf "%s\\n" "$errors" >&2; fi\n'
             f"case $errors in {_TOO_LARGE})\n"
-            f'    {advice} "$state" "$@" <&- ;;\nesac\nexit $code')
+            f'    {_ADVICE} "$state" sbatch "$@" <&- >&2 ;;\nesac\nexit $code')
 
 
+def _advised(name: str, command: str) -> str:
+    """Return shell code that runs srun or salloc, and adds advice if the request is too large.
+
+    Their standard error is also their job's, so what Slurm says cannot be read: the request is
+    compared with the cluster first, if it has an option for a resource. All others replace the
+    shell at once, so that signals reach them. In an allocation, srun starts a step of it.
+    """
+    return ('larger=\nif [ -z "$SLURM_JOB_ID" ]; then\n'
+            f"    for word do case $word in {_RESOURCES})\n"
+            f'        larger=$({_ADVICE} "$state" {name} "$@" 2>/dev/null <&-)\n'
+            "        break ;;\n    esac; done\nfi\n"
+            f'if [ -n "$larger" ]; then\n({command})\ncode=$?\n'
+            '[ $code = 0 ] || printf "%s\\n" "$larger" >&2\nexit $code\nfi\n' + command)
+
+
+_ADVICE = shlex.join([sys.executable, "-I", "-m", "lab.larger"])
+_RESOURCES = ("-[NncG]*|--nod*|--ntask*|--tasks*|--cpus-per*|--gpus*|--gres|--gres=*|--mem|--mem=*|"
+              "--mem-per*|--minc*")
 _TOO_LARGE = "|".join(f'*"{words}"*' for words in (
     "Node count", "node configuration", "can not be satisfied", "More processors requested"))
 

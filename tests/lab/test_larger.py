@@ -89,6 +89,13 @@ def test_options_of_the_script_count_and_sbatch_s_own_replace_them(tmp_path):
         "up --nodes 5 --gpus v100:8 --cpus 64")
 
 
+def test_srun_and_salloc_have_programs_instead_of_scripts():
+    assert larger.advice(["-N1", "python", "-N", "9"], DEFAULT, "srun") == [larger.size(DEFAULT)]
+    assert larger.advice(["-N1", "a", "-N9", ":", "-N", "4", "b"], DEFAULT, "srun")[1].endswith(
+        "up --nodes 5 --gpus v100:2")
+    assert larger.advice(["--no-shell", "-N3"], DEFAULT, "salloc") == advice("-N 3")
+
+
 def test_a_fixed_cluster_gets_no_command():
     assert advice("-N 3", fixed=True) == ["the job asks for 3 nodes (the cluster has 2)"]
 

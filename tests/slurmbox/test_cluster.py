@@ -225,6 +225,32 @@ def test_a_job_larger_than_the_cluster_is_told_how_to_start_one_that_it_fits(clu
         f"sbatch: for more: lab cluster down; lab cluster up {remedy}")
 
 
+@pytest.mark.parametrize(("words", "remedy"), [
+    ("srun -N3 true", "--nodes 3 --gpus v100:2"),
+    ("salloc --no-shell --gres=gpu:8", "--nodes 2 --gpus v100:8"),
+    ("salloc -c33 true", "--nodes 2 --gpus v100:2 --cpus 33"),
+    ("srun -t 1 --mem 999G true", "--nodes 2 --gpus v100:2 --memory 999")])
+def test_so_are_srun_and_salloc(cluster, words, remedy):
+    done = cluster.run(words, timeout=60)
+    name = words.split()[0]
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith(f"{name}: error: ")  # Slurm's own words first
+    assert done.stderr.splitlines()[-1] == (
+        f"{name}: for more: lab cluster down; lab cluster up {remedy}")
+
+
+def test_a_job_that_fits_replaces_the_shell_of_srun_and_its_own_words_are_no_request(cluster):
+    """Or a signal would not reach it."""
+    done = cluster.run("echo typed | srun -N1 -n1 bash -c 'cat; echo $0 >&2; exit 3' -N9")
+    assert (done.returncode, done.stdout) == (3, "typed\n") and "-N9" in done.stderr
+    assert "asks for" not in done.stderr
+    started = subprocess.Popen([cluster.layout.bin / "srun", "-N1", "sleep", "603"],
+                               cwd=cluster.home, stderr=subprocess.DEVNULL)
+    assert cluster.until(lambda: Path(f"/proc/{started.pid}/exe").readlink().name == "srun")
+    started.terminate()
+    assert started.wait(60)
+
+
 def test_pmix_is_not_offered_without_its_library(cluster):
     done = cluster.run("srun --mpi=list")
     assert "pmi2" in done.stdout + done.stderr
@@ -251,7 +277,8 @@ def test_status_is_healthy_and_up_says_so(cluster, capsys):
     assert cluster.until(lambda: not health.examine(cluster.layout).problems)
     assert status.show(cluster.home) == 0
     shown = capsys.readouterr().out
-    assert re.search(r"slurmnode2 +idle +\S+ +32 +\d+ GiB +2 x v100", shown) and "queue: empty" in shown
+    assert re.search(r"slurmnode2 +idle +\S+ +32 +\d+ GiB +2 x v100", shown)
+    assert "queue: empty" in shown
     assert control.up(cluster.home, control.UpOptions()) is False
     assert "already up" in capsys.readouterr().out
 

@@ -16,6 +16,9 @@ from labkit.check import options
 
 NODE = "slurmnode"  # the job's nodes are slurmnode1, slurmnode2, ...
 CPUS = 32  # of a node, as in slurmbox.profile, which may be masked here
+# No option of Slurm's: the CPUs of the cluster's nodes, which record.py adds to --exclusive if they
+# have fewer. Of larger nodes, jobs get as many as grading assumes, where there is no cluster.
+CPUS_OF_CLUSTER = "cpus-of-cluster"
 MOST_COMPONENTS = 128  # of a job (MAX_HET_JOB_COMPS in slurm.h)
 # Slurm sets these only per component: a batch script sees ..._HET_GROUP_0, and so on.
 PER_COMPONENT = {"ntasks-per-node": "SLURM_NTASKS_PER_NODE", "cpus-per-task": "SLURM_CPUS_PER_TASK",
@@ -107,7 +110,9 @@ def cpus_of_node(directives: Mapping[str, str]) -> int:
         gpus, _ = options.gpus_of_nodes(directives, nodes)
         most = max(most, gpus * options.cpus(directives["cpus-per-gpu"], "cpus-per-gpu"))
     most = max(most, options.cpus(directives.get("mincpus", "1"), "mincpus"))
-    return max(most, CPUS) if "exclusive" in directives else most
+    if "exclusive" not in directives:
+        return most
+    return max(most, options.cpus(directives.get(CPUS_OF_CLUSTER, str(CPUS)), CPUS_OF_CLUSTER))
 
 
 def environment(requested: Sequence[dict[str, str]], notes: list[str], job_id: int = 1

@@ -57,6 +57,10 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
     """
     script = _read(home, path)
     components, notes = header.directives(script)
+    if (cpus := _cpus_of_cluster(home)) < allocation.CPUS:
+        for one in components:
+            if "exclusive" in one:
+                one[allocation.CPUS_OF_CLUSTER] = str(cpus)
     if "\r\n" in script:
         notes.insert(0, "its lines end as on Windows (\\r\\n, DOS line breaks), and sbatch refuses "
                      f"that: run `sed -i 's/\\r$//' {path}`, or let your editor save it with LF")
@@ -138,6 +142,15 @@ def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> No
                             "\n".join(trial.writes), str(trial.ends), name])
         wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         wrapper.chmod(0o755)
+
+
+def _cpus_of_cluster(home: Path) -> int:
+    """Return the CPUs of a node of the workspace's cluster; as many as usual if it has none."""
+    try:
+        record = json.loads((home / ".cluster" / "running.json").read_text())
+        return max(1, int(record["profile"]["cpus"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return allocation.CPUS
 
 
 def _run(script: str, folder: Path, scratch: Path, components: list[dict[str, str]],

@@ -1,5 +1,7 @@
 """A script requests the GPUs that its ranks run on, and srun passes on the CPUs."""
 
+import json
+
 import pytest
 
 from labkit import check
@@ -122,6 +124,20 @@ def test_a_header_with_a_wrong_number_of_cpus_is_a_problem(job):  # noqa: F811
 def test_srun_accepts_cpus_that_the_job_has(job, header, srun):  # noqa: F811
     assert allocation.CPUS == profile.CPUS
     assert job(SHEBANG + header + ONE.replace("srun", srun) + "\n").problems == ()
+
+
+@pytest.mark.parametrize("cpus, most", [(8, 8), (64, 32)])
+def test_exclusive_nodes_have_the_cluster_s_cpus_up_to_those_of_grading(job, home, cpus,  # noqa: F811
+                                                                        most):
+    (home / ".cluster").mkdir()
+    (home / ".cluster" / "running.json").write_text(json.dumps(
+        {"profile": profile.make(cpus=cpus).to_json()}))
+    header = f"{SHEBANG}#SBATCH --exclusive\n"
+    assert job(header + ONE.replace("srun", f"srun -c {most}") + "\n").cpus_per_node == most
+    with pytest.raises(Failed, match=f"{most}"):
+        job(header + ONE.replace("srun", f"srun -c {most + 1}") + "\n")
+    assert job(header.replace("exclusive", "exclusive -c 12") + ONE + "\n").cpus_per_node == max(
+        most, 12)
 
 
 def test_the_step_with_the_fewest_cpus_counts(job):  # noqa: F811

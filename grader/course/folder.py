@@ -6,15 +6,17 @@ import contextlib
 import datetime
 import difflib
 import fcntl
+import functools
 import hashlib
 import hmac
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from traitlets.config import Config
 from traitlets.config.loader import PyFileConfigLoader
@@ -38,6 +40,7 @@ def default_root() -> Path:
     return Path(os.environ.get("LAB_COURSE") or CHECKOUT / "course").absolute()
 
 
+T = TypeVar("T")
 GRADING, COLLECTING, CONTEST = "grading", "collecting", "contest"  # what one command does at a time
 
 
@@ -258,6 +261,30 @@ class Course:
         with open(self.root / ".entering.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def until_changed(missing: Callable[[], T]) -> Callable[[Callable[[Path], T]], Callable[[Path], T]]:
+    """Decorate a reader of one file: the file is read again only once it has changed.
+
+    Args:
+        missing: makes the value for a file that does not exist, such as dict.
+    """
+    def decorate(read: Callable[[Path], T]) -> Callable[[Path], T]:
+        @functools.lru_cache(maxsize=4)
+        def of_version(path: Path, changed: int, size: int) -> T:
+            return read(path)
+
+        @functools.wraps(read)
+        def current(path: Path) -> T:
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                return missing()
+            return of_version(path, status.st_mtime_ns, status.st_size)
+
+        return current
+
+    return decorate
 
 
 def read_stamps(path: Path) -> dict[str, str]:

@@ -6,14 +6,13 @@ else. Grades, pages, and exports of the others are made from it.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from grader.course import lms_rosters
-from grader.course.folder import Course
+from grader.course.folder import Course, until_changed
 from grader.course.names import normalized
 from grader.course.roster import Roster, read_table
 from labcore.atomic import write_atomic
@@ -41,16 +40,11 @@ def file_of(course: Course) -> Path:
 
 def all_groups(course: Course) -> Mapping[str, Sequence[Group]]:
     """Return all groups by lab, or by ALL. Raises LabError when the file is damaged."""
-    path = file_of(course)
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return {}
-    return _read(path, status.st_mtime_ns, status.st_size)
+    return _read(file_of(course))
 
 
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> dict[str, list[Group]]:
+@until_changed(dict)
+def _read(path: Path) -> dict[str, list[Group]]:
     try:
         result = {lab: [Group(one["name"], one["owner"], tuple(one["members"])) for one in groups]
                   for lab, groups in json.loads(path.read_bytes()).items()}

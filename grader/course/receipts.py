@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import datetime
 import errno
-import functools
 import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from grader.course.folder import Course
+from grader.course.folder import Course, until_changed
 from grader.course.names import RECEIPTS
 from grader.course.submission import Submission
 from labcore.errors import LabError
@@ -63,16 +62,11 @@ def read(course: Course) -> dict[tuple[str, str], list[Receipt]]:
 
     Raises LabError when a line is damaged.
     """
-    path = file_of(course)
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return {}
-    return _read(path, status.st_mtime_ns, status.st_size)
+    return _read(file_of(course))
 
 
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> dict[tuple[str, str], list[Receipt]]:
+@until_changed(dict)
+def _read(path: Path) -> dict[tuple[str, str], list[Receipt]]:
     versions: dict[tuple[str, str, str, str], Receipt] = {}
     # What follows the last newline was being written when the machine stopped: it was not kept.
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):

@@ -6,12 +6,11 @@ Such a file is not kept, but that it came is: its student did not submit nothing
 from __future__ import annotations
 
 import datetime
-import functools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from grader.course.folder import Course
+from grader.course.folder import Course, until_changed
 from grader.course.names import UNREADABLE
 from grader.course.receipts import append_line
 from labcore.errors import LabError
@@ -57,16 +56,11 @@ def newest(course: Course) -> dict[tuple[str, str], UnreadableFile]:
 
 
 def _all(course: Course) -> list[UnreadableFile]:
-    path = file_of(course)
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return []
-    return _read(path, status.st_mtime_ns, status.st_size)
+    return _read(file_of(course))
 
 
-@functools.lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> list[UnreadableFile]:
+@until_changed(list)
+def _read(path: Path) -> list[UnreadableFile]:
     result = []
     # What follows the last newline was being written when the machine stopped.
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):

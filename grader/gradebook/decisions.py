@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import fcntl
-import functools
 import getpass
 import json
 import math
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from grader.course import Course, Submission
+from grader.course.folder import until_changed
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
@@ -81,12 +81,7 @@ def last(course: Course, kind: str) -> dict[tuple[str, str], Decision]:
 
 
 def _all(course: Course) -> list[Decision]:
-    path = file_of(course)
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return []
-    return _read(path, status.st_mtime_ns, status.st_size)
+    return _read(file_of(course))
 
 
 def dropped(course: Course) -> dict[str, str]:
@@ -138,8 +133,8 @@ def versions(course: Course) -> dict[tuple[str, str], Versions]:
             for key in withdrawn | chosen}
 
 
-@functools.lru_cache(maxsize=2)
-def _read(path: Path, changed: int, size: int) -> list[Decision]:
+@until_changed(list)
+def _read(path: Path) -> list[Decision]:
     decisions = []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:

@@ -252,7 +252,8 @@ class GradingRun:
         outcome = self.awaiting_page.pop(submission.key)
         fault = finished.fault if finished.answer is None else finished.answer.get("failed", "")
         with self.writing():
-            record, has_content = submission.record, self.notebook_of(outcome).exists()
+            record = submission.record or outcome.record
+            has_content = self.notebook_of(outcome).exists()
             notes = [note for note in record.notes if not note.startswith(NO_PAGE)]
             notes += [f"{NO_PAGE}: {self.with_log_name(fault)}"] * bool(fault and has_content)
             if notes != record.notes:

@@ -172,4 +172,4 @@ def cluster_of(row: Mapping, card: Card) -> Cluster:
         card: their model.
     """
     per_node = row.get("per_node", 8)
-    return Cluster(card, per_node, row["gpus"] // per_node, row.get("network", card.network))
+    return Cluster((card,) * (row["gpus"] // per_node), per_node, row.get("network", card.network))

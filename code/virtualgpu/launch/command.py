@@ -23,7 +23,8 @@ def parser() -> argparse.ArgumentParser:
         prog="virtualrun", description="Run a PyTorch program on GPUs that you do not have: its "
         "time, memory, and communication are modeled, on the CPU.")
     result.add_argument("--gpus", default="h100", metavar="MODEL:N",
-                        help="GPU model and how many each node has, such as h100:8 (default: h100)")
+                        help="GPU model and how many each node has, such as h100:8, or several "
+                        "kinds of nodes, such as a100:4x2,a10:4x4 (default: h100)")
     result.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes (default: 1)")
     result.add_argument("--link", metavar="NETWORK", help="network between nodes, such as "
                         "infiniband:8x400gbit (default: the usual one for these GPUs)")
@@ -79,6 +80,7 @@ def start(options: argparse.Namespace) -> int:
         raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
                               "leave out one of them")
     present = present_ranks(options, cluster.world)
+    cluster.require_representatives(present)
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
     if options.present == AUTO and own is not None:

@@ -42,6 +42,9 @@ def own_rank(cluster: Cluster, environment: Mapping[str, str] = os.environ) -> i
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return None
     world = int(environment["WORLD_SIZE"])
+    if world != cluster.world and len(cluster.kinds) > 1:
+        raise VirtualGpuError(f"--gpus: {cluster} has {cluster.world} GPUs, but this job has "
+                              f"{world} ranks (WORLD_SIZE); start one rank for each GPU")
     if world != cluster.world:
         raise VirtualGpuError(
             f"--gpus {cluster.card.name}:{cluster.per_node} --nodes {cluster.nodes} is "

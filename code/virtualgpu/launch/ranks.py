@@ -49,7 +49,11 @@ def run_ranks(cluster: Cluster, settings: Settings, program: Callable[[], object
 
     Returns:
         The results of those ranks, in order. If one fails, the others are stopped.
+
+    Raises:
+        VirtualGpuError: a rank that is not present has another GPU model than the one below it.
     """
+    cluster.require_representatives(present)
     everyone = list(range(cluster.world)) if present is None else list(present)
     warm()
     listener = socket.create_server(("127.0.0.1", 0), backlog=max(128, len(everyone)))

@@ -33,7 +33,8 @@ def show(cluster: Cluster, ranks: Sequence[Rank]) -> None:
         ranks: the results.
     """
     say(f"{cluster}: times and memory are modeled, not measured")
-    say(f"software stack {stacks.describe(cluster.card)}")
+    for text in dict.fromkeys(map(stacks.describe, cluster.kinds)):
+        say(f"software stack {text}")
     accounts = [rank.account for rank in ranks if rank.account is not None]
     if accounts:
         slow = slowest(accounts)
@@ -161,8 +162,9 @@ def write(path: str, cluster: Cluster, ranks: Sequence[Rank]) -> None:
     accounts = [rank.account or {"rank": rank.rank, "error": rank.error} for rank in ranks]
     measured = [rank.account for rank in ranks if rank.account is not None]
     data = {"schema": SCHEMA, "version": VERSION, "modeled": True, "units": UNITS,
-            "gpu": cluster.card.name, "software_stack": cluster.card.stack,
-            "expected_error": accuracy.expected_error([cluster.card]), "world_size": cluster.world,
+            "gpu": ",".join(card.name for card in cluster.kinds),
+            "software_stack": cluster.card.stack,
+            "expected_error": accuracy.expected_error(cluster.kinds), "world_size": cluster.world,
             "gpus_per_node": cluster.per_node, "nodes": cluster.nodes, "link": cluster.link,
             "slowest_rank": slowest(measured)["rank"] if measured else None,
             "warnings": warnings(ranks), "ranks": accounts}

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import virtualgpu
@@ -90,3 +91,27 @@ def test_moves_keep_the_memory_format():
     assert rank.error is None, rank.error
     like = torch.empty(2, 3, 4, 5)
     assert rank.value == (like.to(memory_format=torch.channels_last).stride(), like.stride())
+
+
+def test_nodes_may_have_different_gpus():
+    """Each rank computes at its own GPU's speed, and the faster one waits in the all-reduce."""
+    def program():
+        dist.init_process_group("nccl")
+        a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        begin = time.perf_counter()
+        a = a @ a
+        torch.cuda.synchronize()
+        alone = time.perf_counter() - begin
+        dist.all_reduce(a)
+        torch.cuda.synchronize()
+        return torch.cuda.get_device_name(), alone, time.perf_counter() - begin
+
+    (fast, quick, end), (slow, long, other) = [
+        rank.value for rank in run_ranks(parse("a100:1,a10:1"), Settings(), program)]
+    assert "A100" in fast and slow == "NVIDIA A10" and quick < long / 2 and end == other > long
+    two, one = parse("a100:2x2,a10:2"), parse("a100:1x1,a10:1")
+    assert (two.world, two.nodes, two.card_of(3).name, two.card_of(4).name) == (
+        6, 3, "a100-80gb", "a10")
+    assert one.link == parse("a10").link != parse("a100").link  # the slowest
+    mirrored = run_ranks(parse("a100:1x2,a10:1x2"), Settings(), program, [0, 2])
+    assert [rank.value[0] for rank in mirrored] == [fast, slow]

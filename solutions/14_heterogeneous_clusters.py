@@ -36,13 +36,14 @@
 #
 # **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell says *Your
 # turn*, replace that line with your answer; the cell below it checks it at once. Where you are asked to guess, guess
-# *before* you run. Guesses are not graded. You need [Pipeline II](11_pipeline_2.ipynb), and the ring all-reduce of
-# [Data parallelism](04_data_parallelism.ipynb). The second sitting starts at *Unequal replicas*.
+# *before* you run. Guesses are not graded. You need [Pipeline II](11_pipeline_2.ipynb), and the ring all-reduce and
+# your `ddp.py` of [Data parallelism](04_data_parallelism.ipynb). The second sitting starts at *Unequal replicas*.
 #
 # **Real and virtual.** All times, memory, and dollars in this lab are **virtual**: modeled, and the same on every
-# machine. The gradients of Exercise 7 are averaged on real ranks, and the jobs run on a real Slurm cluster.
+# machine. The replicas of Exercise 7 train on real ranks, too, and the jobs run on a real Slurm cluster.
 
 # %% tags=["setup"]
+import contextlib
 import os
 
 import torch
@@ -51,6 +52,7 @@ import torch.distributed as dist
 from labcore import workspace
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
+os.makedirs("mytrainer/new", exist_ok=True)
 
 # %% tags=["check-setup"]
 from labkit import check
@@ -867,65 +869,222 @@ print(f"An A100 averages the gradients of 24 layers with GPUs on other nodes: "
 # off where a step has many more micro-batches per all-reduce, or where the network is faster. Then another question
 # comes up: with unequal shares, is it still the same training?
 #
-# ### Exercise 7: average what is not equal
+# ### Exercise 7: a DataParallel for unequal replicas
 #
-# DistributedDataParallel averages the ranks' gradients. That is correct if every rank processes the same number
-# of samples. Otherwise, a sample on a slow rank counts more than one on a fast rank, and the gradients differ
-# from those of a single GPU. Nothing fails, and the loss looks plausible.
+# DataParallel averages the ranks' gradients. That is the gradient of the global batch if every rank processes the
+# same number of samples. Otherwise, a sample on a slow rank counts more than one on a fast rank. Nothing fails, and
+# the loss looks plausible: in October 2024, several training libraries turned out to have averaged micro-batches of
+# different lengths that way for years ([Hugging Face's post](https://huggingface.co/blog/gradient_accumulation)).
 #
-# Write `average_gradients`. Every rank calls it after its backward pass, with the number of samples that its loss is
-# the *mean* of. Afterwards, every parameter's `.grad` on every rank must be that of the mean loss over *all* samples
-# of all ranks. A rank can have no samples in a step. It has run no backward pass then, so its gradients are `None`,
-# but it needs the result like every other rank.
+# Extend your DataParallel by `begin(samples)`, which every rank calls before the first backward pass of a step, with
+# the number of samples that its loss is the *mean* of, over all of its micro-batches. After `finish()`, every `.grad`
+# on every rank must be that of the mean loss over *all* samples of all ranks. The rest stays as it is:
+#
+# - A step without `begin` counts all ranks equally.
+# - A bucket is all-reduced as soon as its last gradient is ready, except within `no_sync()`. (This is why `begin` comes
+#   first: `finish(samples)` would learn the number when most buckets are already on their way.)
+# - A rank can have no samples in a step. It calls `begin(0)`, runs no backward pass, and calls `finish()`. It needs
+#   the result like every other rank.
+#
+# Write the whole class into `mytrainer/new/ddp.py`, beginning with your own file from lab 04. (If you have none, `lab
+# mytrainer --worked ddp` gives you the course's.) Your `mytrainer/ddp.py` keeps working until the new one is right.
+
+# %% tags=["explore"]
+!cat mytrainer/ddp.py || echo "no mytrainer/ddp.py yet"
 
 # %% answer="average-gradients"
-def average_gradients(parameters, samples):
-    """Average the gradients over all samples of all ranks, in place.
+%%writefile mytrainer/new/ddp.py
+### BEGIN SOLUTION
+"""Distributed data parallelism for ranks with different numbers of samples."""
 
-    Args:
-        parameters: `.grad` has the gradient of this rank's mean loss, or is None without samples.
-        samples: of this rank.
-    """
-    ### BEGIN SOLUTION
-    total = torch.tensor(float(samples))
-    dist.all_reduce(total)
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        parameter.grad *= samples
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= total
-    ### END SOLUTION
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+
+class DataParallel(torch.nn.Module):
+    """Replicate a module on all ranks, and average its gradients over all samples."""
+
+    def __init__(self, module, bucket_mb=25.0):
+        """Make the replicas equal, and assign the parameters to buckets.
+
+        Args:
+            module: the model; every rank passes in its own.
+            bucket_mb: the maximum size of a bucket, in MiB (2**20 bytes).
+        """
+        super().__init__()
+        self.module = module
+        for tensor in [*module.parameters(), *module.buffers()]:
+            dist.broadcast(tensor.detach(), src=0)
+        self.synchronizes = True
+        self.buckets, size = [], 0  # lists of parameters, in the order of the backward pass
+        for parameter in reversed(list(module.parameters())):
+            if not parameter.requires_grad:
+                continue
+            dtypes = {other.dtype for other in self.buckets[-1]} if self.buckets else set()
+            if dtypes != {parameter.dtype} or size + parameter.nbytes > bucket_mb * 2**20:
+                self.buckets.append([])
+                size = 0
+            self.buckets[-1].append(parameter)
+            size += parameter.nbytes
+            parameter.register_post_accumulate_grad_hook(self._ready)
+        self._reset()
+
+    def forward(self, *inputs, **keywords):
+        return self.module(*inputs, **keywords)
+
+    def begin(self, samples):
+        """Weight this rank's gradients of the next step; without a call, all ranks count equally.
+
+        Args:
+            samples: the number that this rank's loss is the mean of; 0 without a backward pass.
+        """
+        total = torch.tensor(float(samples), device=next(self.parameters()).device)
+        dist.all_reduce(total)
+        self.weight = samples * dist.get_world_size() / total  # 1 if all ranks have equally many
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Accumulate gradients locally within a `with` block."""
+        before, self.synchronizes = self.synchronizes, False
+        try:
+            yield
+        finally:
+            self.synchronizes = before
+
+    def finish(self):
+        """Wait until every gradient is the mean over all samples. Call it after the last backward."""
+        while len(self.started) < len(self.buckets):
+            self._start()
+        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+            work.wait()
+            flat /= dist.get_world_size()
+            parts = flat.split([parameter.numel() for parameter in bucket])
+            for parameter, part in zip(bucket, parts, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                parameter.grad.copy_(part.view_as(parameter))
+        self._reset()
+
+    def _reset(self):
+        self.weight = 1.0
+        self.waiting = [set(bucket) for bucket in self.buckets]
+        self.started = []  # a flat tensor and its work for each bucket that is under way
+
+    def _ready(self, parameter):
+        """Note that a gradient is complete, and start all buckets whose turn it is."""
+        if not self.synchronizes:
+            return
+        for waiting in self.waiting:
+            waiting.discard(parameter)
+        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
+            self._start()
+
+    def _start(self):
+        """Start the all-reduce of the next bucket, weighted by this rank's samples."""
+        bucket = self.buckets[len(self.started)]
+        flat = torch.cat([torch.zeros_like(parameter).flatten() if parameter.grad is None
+                          else parameter.grad.flatten() for parameter in bucket])
+        flat *= self.weight
+        self.started.append((flat, dist.all_reduce(flat, async_op=True)))
+### END SOLUTION
 
 # %% tags=["driver"]
-def averaged(samples):
-    """Run a linear model on this rank's share of the samples; return the averaged gradients."""
-    rank, count = dist.get_rank(), samples[dist.get_rank()]
-    weight, bias = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
-    if count:
-        numbers = torch.arange(count) + sum(samples[:rank])
-        x, y = torch.stack([numbers + 1.0, numbers * numbers % 5 + 0.0], dim=1), numbers % 3 + 1.0
-        (x @ weight + bias - y).square().mean().backward()
-    average_gradients([weight, bias], count)
-    return [weight.grad, bias.grad]
+def unequal_steps(samples, micro_batches=1, equal=0):
+    """Take a step of a linear model; return its gradients on this rank.
 
-# %% check="average-gradients" points=4
-check.ranks(averaged, cases=[{"samples": [3, 1]}], ranks=2, rel=1e-5,
-            expected=[[[[-9.0, -9.0], [-3.5]]] * 2],
-            hints={
-                "That is the mean of the ranks: a sample on the rank with one counts as much as three on the other.":
-                    [[[[-8.666667, -8.666667], [-3.0]]] * 2],
-                "That is a sum over all samples. A mean is asked for.":
-                    [[[[-36.0, -36.0], [-14.0]]] * 2],
-                "Divide the sum over all samples by the number of samples, not by the number of ranks.":
-                    [[[[-18.0, -18.0], [-7.0]]] * 2],
-            })
-check.ranks(averaged, cases=[{"samples": [2, 0, 1]}], ranks=3, rel=1e-5,
+    Args:
+        samples: of each rank.
+        micro_batches: of each rank, or as many as it has samples.
+        equal: samples per rank of a further step, without begin(); 0 for none.
+    """
+    from mytrainer.new.ddp import DataParallel
+
+    class Linear(torch.nn.Module):
+        """A linear model of two inputs, from zero, [b, 2] to [b]."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight, self.bias = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return x @ self.weight + self.bias
+
+    rank, ranks, replica = dist.get_rank(), dist.get_world_size(), DataParallel(Linear(), bucket_mb=1e-5)
+    for counts in ([samples, [equal] * ranks] if equal else [samples]):
+        replica.zero_grad()
+        if counts is samples:
+            replica.begin(counts[rank])
+        numbers = torch.arange(counts[rank]) + sum(counts[:rank])
+        parts = numbers.chunk(micro_batches) if len(numbers) else ()
+        for place, part in enumerate(parts, start=1):
+            x, y = torch.stack([part + 1.0, part * part % 5 + 0.0], dim=1), part % 3 + 1.0
+            with contextlib.nullcontext() if place == len(parts) else replica.no_sync():
+                ((replica(x) - y).square().sum() / len(numbers)).backward()
+        replica.finish()
+    return [None if parameter.grad is None else parameter.grad.tolist() for parameter in replica.parameters()]
+
+
+def weighted_backward_pass(layers, bucket_mb):
+    """Run one step of layers of 1 KiB each, with twice as many samples on rank 1 as on rank 0.
+
+    Returns the sum of each averaged gradient.
+    """
+    from mytrainer.new.ddp import DataParallel
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(16, 16, bias=False) for _ in range(layers)])
+    for layer in model:
+        torch.nn.init.eye_(layer.weight)
+    replica, scale = DataParallel(model, bucket_mb), dist.get_rank() + 1
+    replica.begin(4 * scale)
+    with replica.no_sync():
+        (replica(torch.ones(4, 16)).sum() * scale).backward()
+    (replica(torch.ones(4, 16)).sum() * scale).backward()
+    replica.finish()
+    return [layer.weight.grad.sum().item() for layer in model]
+
+# %% check="average-gradients" points=6
+# Unequal ranks, then with micro-batches, and then a step with equal ranks.
+check.ranks(
+    unequal_steps, ranks=2, rel=1e-5,
+    cases=[{"samples": [3, 1]}, {"samples": [3, 1], "micro_batches": 2}, {"samples": [3, 1], "equal": 1}],
+    expected=[[[[-9.0, -9.0], [-3.5]]] * 2, [[[-9.0, -9.0], [-3.5]]] * 2, [[[-5.0, -2.0], [-3.0]]] * 2],
+    hints={
+        "That is the mean of the ranks: a sample on the rank with one counts as much as three on the other.":
+            [[[[-8.666667, -8.666667], [-3.0]]] * 2, [], []],
+        "That is a sum over all samples. A mean is asked for.":
+            [[[[-36.0, -36.0], [-14.0]]] * 2, [], []],
+        "Divide the sum over all samples by the number of samples, not by the number of ranks.":
+            [[[[-18.0, -18.0], [-7.0]]] * 2, [], []],
+        "The bucket had been sent when you weighted it. Each rank now has its own weight in the result.":
+            [[[[-13.0, -13.0], [-4.5]], [[-4.333333, -4.333333], [-1.5]]], [], []],
+        "The gradient has been weighted in each micro-batch, so the first one's part counts twice.":
+            [[], [[[-10.25, -9.5], [-4.25]]] * 2, []],
+        "The last micro-batch is missing: the buckets had been sent before. Within no_sync, none may be.":
+            [[], [[[-4.5, -3.0], [-2.0]]] * 2, []],
+        "A step without begin() still has the weights of the step before.":
+            [[], [], [[[-3.5, -1.0], [-2.5]]] * 2],
+    })
+check.ranks(unequal_steps, cases=[{"samples": [2, 0, 1]}], ranks=3, rel=1e-5,
             expected=[[[[-9.333333, -9.333333], [-4.0]]] * 3],
             hints={"The other ranks wait in a collective. Does the rank without samples take part in all of them?":
                    "deadlock"})
+# It still starts each bucket when its last gradient is ready, and only then.
+(run,) = check.ranks(weighted_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=2, rel=1e-5,
+                     expected=[[[3413.3333] * 8] * 2])
+flops = run.records[0].flops
+calls = [call for call in run.calls(0, "all_reduce") if call.bytes >= 1024]
+check.that(len(calls) == 4, f"There are {len(calls)} all-reduces of gradients. Eight gradients of 1 KiB fill four "
+           "buckets of 2 KiB, which are sent once per step.")
+# Each micro-batch has 23 matmuls: 8 in the forward pass, and two per layer in the backward pass
+# (but one in the first layer, whose input needs no gradient).
+for bucket, call in enumerate(calls):
+    ready, begun = (23 + min(12 + 4 * bucket, 23)) / 46, call.started / flops
+    check.that(begun < ready + 1 / 46, f"All-reduce {bucket + 1} of 4 starts after {begun:.0%} of the step's FLOPs, "
+               f"but its gradients are ready after {ready:.0%}. Start it then: the overlap of lab 04 is lost.")
 ### BEGIN HIDDEN TESTS
-def of_all(ranks, samples):
+def of_all(ranks, samples, micro_batches):
     """Return the gradients of the mean loss over all samples, from weights and a bias of 0, for every rank."""
     total = sum(samples)
     parts = [[-2.0 * (k % 3 + 1) * factor for factor in (k + 1, k * k % 5, 1)] for k in range(total)]
@@ -933,28 +1092,116 @@ def of_all(ranks, samples):
     return [[[first, second], [bias]]] * ranks
 
 
-check.ranks(averaged, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 9), *dice.choices(range(8), k=3)]),
-            ranks=4, rel=1e-5, expected=of_all)
+check.ranks(unequal_steps, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 9), *dice.choices(range(8), k=3)],
+                                            micro_batches=[1, 2, 3]), ranks=4, rel=1e-5, expected=of_all)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="average-gradients" hint="counts as much as"
-# def average_gradients(parameters, samples):
-#     for parameter in parameters:
-#         if parameter.grad is None:
-#             parameter.grad = torch.zeros_like(parameter)
-#         dist.all_reduce(parameter.grad)
-#         parameter.grad /= dist.get_world_size()
+# -        self.weight = samples * dist.get_world_size() / total  # 1 if all ranks have equally many
 
 # %% [raw] mutant="average-gradients" hint="a sum over all samples"
-# -        parameter.grad /= total
+# -        self.weight = samples * dist.get_world_size() / total  # 1 if all ranks have equally many
+# +        self.weight = samples
+# -            flat /= dist.get_world_size()
 
 # %% [raw] mutant="average-gradients" hint="not by the number of ranks"
-# -        parameter.grad /= total
-# +        parameter.grad /= dist.get_world_size()
+# -        self.weight = samples * dist.get_world_size() / total  # 1 if all ranks have equally many
+# +        self.weight = samples
+
+# %% [raw] mutant="average-gradients" hint="The bucket had been sent"
+# -            flat /= dist.get_world_size()
+# +            flat *= self.weight / dist.get_world_size()
+# -        flat *= self.weight
+
+# %% [raw] mutant="average-gradients" hint="weighted in each micro-batch"
+# -        if not self.synchronizes:
+# -            return
+# +        parameter.grad *= self.weight
+# +        if not self.synchronizes:
+# +            return
+# -        flat *= self.weight
+
+# %% [raw] mutant="average-gradients" hint="the weights of the step before"
+# -        self.synchronizes = True
+# +        self.synchronizes, self.weight = True, 1.0
+# -        self.weight = 1.0
+# -        self.waiting = [set(bucket) for bucket in self.buckets]
+# +        self.waiting = [set(bucket) for bucket in self.buckets]
 
 # %% [raw] mutant="average-gradients" hint="Does the rank without samples take part"
-# -            parameter.grad = torch.zeros_like(parameter)
-# +            continue
+# -        while len(self.started) < len(self.buckets):
+# -            self._start()
+# +        if self.weight == 0:
+# +            return
+# +        while len(self.started) < len(self.buckets):
+# +            self._start()
+
+# %% [raw] mutant="average-gradients" hint="the overlap of lab 04 is lost"
+# -        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
+# -            self._start()
+
+# %% [raw] mutant="average-gradients" hint="fill four"
+# -            size += parameter.nbytes
+
+# %% [raw] mutant="average-gradients" hint="Within no_sync, none may be"
+# -        if not self.synchronizes:
+# -            return
+
+# %% [markdown]
+# When the check has passed, let the new file take the place of the old one:
+
+# %% tags=["explore"]
+!lab mytrainer --adopt ddp
+
+# %% [markdown]
+# Your training loop, `code/my_trainer.py`, calls `begin` if you tell it how many samples each rank has. Two ranks on
+# this machine share 8 samples unequally. Do they learn what one process learns?
+
+# %% tags=["explore"] short={"--train-iters 8": "--train-iters 2"}
+FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+         "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 8 --train-iters 8 --lr 1e-3 "
+         "--log-interval 2 --eval-iters 0 --data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json "
+         "--merge-file data/bpe-4096/merges.txt")
+!python code/my_trainer.py {FLAGS} | grep iteration
+!torchrun --standalone --nproc_per_node 2 code/my_trainer.py {FLAGS} --samples-per-rank 6,2 | grep iteration
+
+# %% [markdown]
+# The losses and gradient norms agree. Now let an A100 and an A10 train GPT-2 small, each with a replica of the whole
+# model. They share 8 micro-batches of 4 samples. Predict the best shares with your own functions first. Its pipeline
+# has one stage, so a replica takes the stage's forward and backward time for each micro-batch:
+
+# %% tags=["explore"]
+SMALL = mixed.case("a100:2x1,a10:2x1", "gpt2-small", global_batch=16, micro_batch=4, replicas=[2])
+
+
+def replica_ms(kind, micro_batches):
+    """Return the time of a replica on one GPU, without the all-reduce, in ms."""
+    forward, backward = stage_times(SMALL, {"replicas": 1, "stages": [[kind, SMALL["layers"]]]})
+    return micro_batches * (forward[0] + backward[0])
+
+
+predicted = {share: max(replica_ms("a100", share), replica_ms("a10", 8 - share)) for share in range(4, 9)}
+for share, time in predicted.items():
+    print(f"{share} micro-batches on the A100, {8 - share} on the A10: {result(f'{time:6.1f}')} ms, "
+          f"{predicted[4] / time:.2f} times as fast as equal shares")
+
+# %% [markdown]
+# Then let your trainer take these steps on two virtual GPUs. From a terminal, it would be `virtualrun --gpus
+# a100:1,a10:1 code/my_trainer.py --samples-per-rank 24,8`, and the flags of the model.
+
+# %% tags=["explore"] short={"range(4, 9)": "(4, 6)"}
+from lab.mytrainer import gain
+
+model = f"{gain.MODEL} --bf16 --micro-batch-size 4 --global-batch-size 32"
+times = {share: 1000 * gain.measure("a100:1,a10:1", alike=False,
+                                    flags=f"{model} --samples-per-rank {4 * share},{32 - 4 * share}").seconds
+         for share in range(4, 9)}
+for share, time in times.items():
+    print(f"{4 * share:2} samples on the A100, {32 - 4 * share:2} on the A10: {result(f'{time:6.1f}')} ms, "
+          f"{times[4] / time:.2f} times as fast as equal shares (virtual)")
+
+# %% [markdown]
+# PROSE_HERE
 
 # %% [markdown]
 # ## Time and dollars
@@ -1007,7 +1254,6 @@ mixed.front(offers)
 # your own functions suggest?
 
 # %% tags=["explore"]
-SMALL = mixed.case("a100:2x1,a10:2x1", "gpt2-small", global_batch=16, micro_batch=4, replicas=[2])
 for kinds in placements({"a100": 1, "a10": 1}):
     layers = best_split(SMALL, 2, kinds)
     made = {"replicas": 2, "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}

@@ -7,8 +7,9 @@
 
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
 losses. The part that makes several ranks train one model is yours, and with --bf16 --fp8-format
-hybrid, so are the linear layers, whose scales --fp8-recipe tensorwise or delayed sets. The loop has
-no validation and no checkpoints yet.
+hybrid, so are the linear layers, whose scales --fp8-recipe tensorwise or delayed sets. With
+--samples-per-rank, ranks process different numbers of samples. The loop has no validation and no
+checkpoints yet.
 """
 
 from __future__ import annotations
@@ -134,6 +135,9 @@ class OneProcess(nn.Module):
     def no_sync(self) -> AbstractContextManager:
         return nullcontext()
 
+    def begin(self, samples: int) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 
@@ -195,17 +199,36 @@ class AdamW(torch.optim.AdamW):
         return norm
 
 
-def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip: float
-         ) -> tuple[torch.Tensor, torch.Tensor]:
+def own_batches(data: Batches, consumed: int, iteration: int) -> list[MicroBatch]:
+    """Return this rank's micro-batches of a step: equally many on each rank, or --samples-per-rank.
+
+    Args:
+        data: the training data.
+        consumed: samples of all steps before.
+        iteration: number of the step.
+    """
+    samples, rank = data.ctx.config.samples, data.ctx.grid.dp.index
+    if samples is None:
+        return data.step(consumed, iteration)
+    size, first = data.ctx.config.micro_batch_size, consumed + sum(samples[:rank])
+    return [data.micro_batch(range(start, start + size), iteration, train=True)
+            for start in range(first, first + samples[rank], size)]
+
+
+def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip: float,
+         samples: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Take one optimizer step. Return this rank's mean loss and the gradient norm.
 
     Args:
         model: in DataParallel or OneProcess.
         optimizer: with the learning rate of this step.
-        batches: this rank's micro-batches.
+        batches: this rank's micro-batches; a rank without any still joins all communication.
         clip: the largest gradient norm; 0 does not clip.
+        samples: the number of samples in `batches`; None if all ranks have equally many.
     """
     model.zero_grad()
+    if samples is not None:
+        model.begin(samples)  # before the backward pass, which sends the gradients
     losses = []
     for number, batch in enumerate(batches, start=1):
         # Gradients accumulate locally; only the last backward pass starts all-reduces.
@@ -214,7 +237,9 @@ def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip
             loss.backward()
         losses.append(loss.detach())
     model.finish()  # from here on, every rank has the gradient of the global batch
-    return torch.stack(losses).sum(), optimizer.clip_and_step(clip)
+    loss = (torch.stack(losses).sum() if losses
+            else torch.zeros((), device=next(model.parameters()).device))
+    return loss, optimizer.clip_and_step(clip)
 
 
 def train(ctx: Context, data: Batches, model: nn.Module, gpt: GPT) -> None:
@@ -228,17 +253,20 @@ def train(ctx: Context, data: Batches, model: nn.Module, gpt: GPT) -> None:
     """
     config, board, status, losses = ctx.config, TensorBoard(ctx), Status(ctx), []
     optimizer, learning_rate = AdamW(config, model), LearningRate(config)
+    own = (config.samples[ctx.grid.dp.index] if config.samples is not None
+           else config.global_batch_size // ctx.grid.dp.size)
     consumed, started = 0, ctx.device.now()
     for iteration in range(1, config.train_iters + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate.value().item()
-        batches = data.step(consumed, iteration - 1)
-        loss, norm = step(model, optimizer, batches, config.clip_grad)
+        batches = own_batches(data, consumed, iteration - 1)
+        loss, norm = step(model, optimizer, batches, config.clip_grad,
+                          None if config.samples is None else own)
         gpt.end_step(ctx.grid.dp)
         losses.append(loss)
         learning_rate.samples = consumed = consumed + config.global_batch_size
         if iteration % config.log_interval == 0:
-            mean = torch.stack(losses).mean() / ctx.grid.dp.size
+            mean = torch.stack(losses).mean() * (own / config.global_batch_size)
             ctx.grid.dp.all_reduce(mean)
             seconds = (ctx.device.now() - started) / len(losses)
             shown = {"loss": ctx.read(mean), "norm": ctx.read(norm)}
@@ -262,7 +290,7 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     """
     config = flags.parse(sys.argv[1:])
     wrapper = wrapper or data_parallel(config)
-    flags.require_fp8_pieces(config)
+    flags.require_pieces(config, wrapper)
     print_world_size(config, notes=[])
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from lab.mytrainer import pieces
-from lab.mytrainer.pieces import PIECES, Piece
+from lab.mytrainer.pieces import EXTENDED, NEW, PIECES, Piece
 from labcore import workspace
 from labcore.colors import bad, good
 from labcore.errors import LabError
@@ -24,8 +24,13 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
                         help="GPU model and number of virtual GPUs per node (default: h100:8)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N",
                         help="number of nodes (default: 1)")
-    parser.add_argument("--worked", metavar="PIECE",
-                        help="install the course's version of a piece: " + ", ".join(PIECES))
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--worked", metavar="PIECE",
+                        help="install the course's version of a piece: "
+                        + ", ".join([*PIECES, *EXTENDED]))
+    chosen.add_argument("--adopt", metavar="PIECE",
+                        help="replace a piece by your extended version in mytrainer/new/, if that "
+                        "works: " + ", ".join(name.removeprefix(NEW) for name in EXTENDED))
     parser.add_argument("--force", action="store_true",
                         help="let --worked replace your own file, which is kept as a backup")
     parser.set_defaults(run=run)
@@ -33,13 +38,18 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the command. Return 1 if a piece is broken. Raises LabError for bad arguments."""
+    if arguments.force and arguments.worked is None:
+        raise LabError("--force is only for --worked, which is not given")
+    if arguments.adopt is not None:
+        from lab.mytrainer import worked
+
+        print("\n".join(worked.adopt(extended(arguments.adopt))))
+        return 0
     if arguments.worked is not None:
         from lab.mytrainer import worked
 
         print("\n".join(worked.install(pieces.find(arguments.worked), arguments.force)))
         return 0
-    if arguments.force:
-        raise LabError("--force is only for --worked, which is not given")
     from virtualgpu import VirtualGpuError
     from virtualgpu.launch.cluster import parse
 
@@ -58,6 +68,15 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     show_gain(arguments.gpus, arguments.nodes, results["ddp"].works)
     return 0
+
+
+def extended(name: str) -> Piece:
+    """Return the extended version of the piece with this name. Raises LabError if none has it."""
+    piece = pieces.find(name).target
+    if NEW + piece.name not in EXTENDED:
+        raise LabError(f"--adopt {name}: no lab extends {piece.shown}; nearest: --adopt "
+                       + ", ".join(name.removeprefix(NEW) for name in EXTENDED))
+    return EXTENDED[NEW + piece.name]
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,14 +12,15 @@ from lab.mytrainer import pieces
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.arguments.fp8 import DELAYED_ONLY
 from minimegatron.arguments.parse import parse_unchecked
-from minimegatron.arguments.table.flag import table_of
+from minimegatron.arguments.table.flag import RESULTS, SCHEDULE, flag, table_of
 from minimegatron.errors import UserError
 
 MODEL = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
          "max_position_embeddings", "ffn_hidden_size", "kv_channels",
          "make_vocab_size_divisible_by", "layernorm_epsilon", "init_method_std",
          "attention_dropout", "hidden_dropout", "use_flash_attn")
-BATCH = ("micro_batch_size", "global_batch_size", "train_iters", "train_samples", "seed")
+BATCH = ("micro_batch_size", "global_batch_size", "samples_per_rank", "train_iters",
+         "train_samples", "seed")
 OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
                 "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay",
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
@@ -34,20 +36,38 @@ USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST, *PRECISION))
 NO_VALIDATION = {"eval_iters": 0}
 
 
-def parse(argv: Sequence[str]) -> Config:
-    """Parse the command line into the trainer's Config, whose device is `cpu` or `cuda`.
+@dataclass(frozen=True)
+class LoopConfig(Config):
+    """The command line of my_trainer.py: the trainer's flags, and one of its own."""
+
+    samples_per_rank: str | None = flag(
+        None, "number of samples of the global batch that each rank processes, such as 6,2; by "
+        "default, all ranks process equally many", affects=RESULTS | SCHEDULE)
+
+    @property
+    def samples(self) -> tuple[int, ...] | None:
+        """The number of samples of each rank, or None without --samples-per-rank."""
+        text = self.samples_per_rank
+        return None if text is None else tuple(map(int, text.split(",")))
+
+
+def parse(argv: Sequence[str]) -> LoopConfig:
+    """Parse the command line into a Config whose device is `cpu` or `cuda`.
 
     Raises:
         UserError: pretrain_gpt.py would refuse the command line, or the loop would ignore a flag.
     """
-    config, given = parse_arguments(argv), parse_unchecked(argv)
-    for name, flag in table_of(Config).items():
+    config = parse_arguments(argv, config=LoopConfig)
+    given = parse_unchecked(argv, config=LoopConfig)
+    for name, one in table_of(LoopConfig).items():
         value = getattr(given, name)
-        if flag.derived or name in USED or value in (flag.default, NO_VALIDATION.get(name)):
+        if one.derived or name in USED or value in (one.default, NO_VALIDATION.get(name)):
             continue
-        shown = flag.spellings[0] if isinstance(value, bool) else f"{flag.spelling} {value}"
+        shown = one.spellings[0] if isinstance(value, bool) else f"{one.spelling} {value}"
         raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or pass it "
                         "to megatron/Megatron-LM/pretrain_gpt.py")
+    if config.samples_per_rank is not None:
+        _check_samples(config)
     if config.fp8_format is not None:
         _check_fp8(config)
     if config.device.startswith("virtual"):
@@ -57,6 +77,44 @@ def parse(argv: Sequence[str]) -> Config:
     if config.device == "auto":
         return replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
     return config
+
+
+def _check_samples(config: LoopConfig) -> None:
+    """Raise UserError unless --samples-per-rank divides the global batch among the ranks."""
+    text, ranks = config.samples_per_rank, config.world_size
+    micro, batch = config.micro_batch_size, config.global_batch_size
+    numbers = [int(number) for number in re.findall(r"\d{1,9}", text)]
+    if not re.fullmatch(r"\d{1,9}(,\d{1,9})*", text):
+        problem = "expected a number for each rank, separated by commas"
+    elif len(numbers) != ranks:
+        problem = f"{len(numbers)} number(s) for {ranks} rank(s)"
+    elif any(number % micro for number in numbers):
+        problem = f"each must be divisible by --micro-batch-size {micro}"
+    elif sum(numbers) != batch:
+        problem = f"the sum is {sum(numbers)} and not --global-batch-size {batch}"
+    else:
+        return
+    nearest = ",".join(map(str, divide(batch, (numbers + [0] * ranks)[:ranks], micro)))
+    raise UserError(f"--samples-per-rank {text}: {problem}; nearest: --samples-per-rank {nearest}")
+
+
+def divide(batch: int, weights: Sequence[float], micro: int) -> list[int]:
+    """Divide a batch among ranks, in whole micro-batches, as nearly as possible by weights.
+
+    Args:
+        batch: samples, divisible by `micro`.
+        weights: one for each rank, such as its speed; if all are 0, the parts are equal.
+        micro: samples per micro-batch.
+
+    Returns the number of samples of each rank (by the method of largest remainders).
+    """
+    weights = weights if sum(weights) else [1] * len(weights)
+    exact = [batch / micro * weight / sum(weights) for weight in weights]
+    parts = [int(number) for number in exact]
+    behind = sorted(range(len(parts)), key=lambda rank: parts[rank] - exact[rank])
+    for rank in behind[:batch // micro - sum(parts)]:
+        parts[rank] += 1
+    return [micro * part for part in parts]
 
 
 def _check_fp8(config: Config) -> None:
@@ -74,8 +132,18 @@ def _check_fp8(config: Config) -> None:
                         "--fp8-amax-compute-algo max")
 
 
-def require_fp8_pieces(config: Config) -> None:
-    """Raise UserError unless the student's files can do what the flags of FP8 ask for."""
+def require_pieces(config: LoopConfig, wrapper: type) -> None:
+    """Raise UserError unless the student's files can do what the flags ask for.
+
+    Args:
+        config: the command line.
+        wrapper: the class that makes replicas of the model.
+    """
+    if config.samples_per_rank is not None and not hasattr(wrapper, "begin"):
+        equal = ",".join([str(config.global_batch_size // config.world_size)] * config.world_size)
+        raise UserError(f"--samples-per-rank {config.samples_per_rank}: DataParallel in "
+                        "mytrainer/ddp.py has no begin(), which you write in lab 14, exercise 7; "
+                        f"until then, leave the flag out, so that the ranks have {equal} samples")
     if config.fp8_format is None:
         return
     fp8 = pieces.load("fp8")

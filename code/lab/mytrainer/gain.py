@@ -43,37 +43,44 @@ class Gain:
 
 
 def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None,
-            wrapper: type | None = None) -> Gain:
-    """Run three steps on virtual GPUs, where one process stands for all ranks.
+            wrapper: type | None = None, alike: bool = True) -> Gain:
+    """Run three steps on virtual GPUs.
 
     Args:
-        gpus: the GPU model and the number per node, such as "h100:8".
+        gpus: the GPU model and the number per node, such as "h100:8", or several kinds of nodes,
+            such as "a100:2,a10:2".
         nodes: the number of nodes.
         link: the network between them, such as "ethernet:25gbit"; None for the GPU model's own.
         flags: the flags of my_trainer.py for the model and the batch; None for MODEL.
         wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
+        alike: whether all ranks do the same, so that one process can stand for all of them.
 
     Raises:
         LabError: the run fails; the message begins with the line of the piece that caused it.
     """
     from virtualgpu import run
 
-    with contextlib.redirect_stderr(io.StringIO()):  # the result contains the error, too
-        (rank,) = run(partial(train, MODEL if flags is None else flags, wrapper), gpus, nodes,
-                      link=link, present=[0])
-    if rank.error is not None:
-        raise LabError(rank.error.partition("LabError: ")[2] or rank.error)
-    step, ranks = rank.account["step"], rank.value
-    return Gain(ranks, ranks * rank.account["tokens"]["per_second"],
-                rank.account["memory"]["peak_allocated_bytes"],
-                rank.account["communication"]["exposed_seconds"], step["seconds"])
+    # Redirected because the result contains the error, too.
+    with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as cache:
+        ranks = run(partial(train, MODEL if flags is None else flags, cache, wrapper), gpus, nodes,
+                    link=link, present=[0] if alike else None)
+    if failed := [rank.error for rank in ranks if rank.error and "LabError" in rank.error] or [
+            rank.error for rank in ranks if rank.error]:
+        raise LabError(failed[0].partition("LabError: ")[2] or failed[0])
+    accounts, world = [rank.account for rank in ranks], ranks[0].value
+    return Gain(world, world / len(ranks) * sum(one["tokens"]["per_second"] for one in accounts
+                                                if one["tokens"]),
+                max(one["memory"]["peak_allocated_bytes"] for one in accounts),
+                max(one["communication"]["exposed_seconds"] for one in accounts),
+                max(one["step"]["seconds"] for one in accounts))
 
 
-def train(flags: str, wrapper: type | None = None) -> int:
+def train(flags: str, cache: str, wrapper: type | None = None) -> int:
     """Run the loop as one rank without its output, and return the world size.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
+        cache: a folder for the data's index maps, the same for all ranks.
         wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
 
     Raises:
@@ -82,8 +89,7 @@ def train(flags: str, wrapper: type | None = None) -> int:
     data = workspace.home() / "data" / "bpe-4096"
     if not (data / "text_document.bin").exists():
         raise LabError(f"{data} has no text to train on; create it with `lab data`")
-    with (open(os.devnull, "w") as null, contextlib.redirect_stdout(null),
-          tempfile.TemporaryDirectory() as cache):
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         os.dup2(null.fileno(), 1)  # in a notebook, sys.stdout is not file descriptor 1
         sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
                     "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",

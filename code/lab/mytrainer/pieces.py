@@ -18,6 +18,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 FOLDER = "mytrainer"
+NEW = "new/"  # the names of files that a later lab extends begin with it
 ERROR_DELAY = 3  # seconds that other ranks wait before they print an error that rank 0 has, too
 
 
@@ -26,7 +27,7 @@ class Piece:
     """One file that a lab has students write.
 
     Attributes:
-        name: the file name without .py.
+        name: the file name without .py, in the folder.
         lab: the lab, as students call it.
         defines: the function or class that other code imports from it.
         purpose: what the trainer uses it for, in a few words.
@@ -48,11 +49,25 @@ class Piece:
         return workspace.home() / FOLDER / f"{self.name}.py"
 
 
+    @property
+    def module(self) -> str:
+        """The name of the file's module."""
+        return f"{FOLDER}.{self.name.replace('/', '.')}"
+
+    @property
+    def target(self) -> Piece:
+        """The piece that this one extends, or this one."""
+        return PIECES[self.name.removeprefix(NEW)]
+
+
 PIECES = {piece.name: piece for piece in (
     Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
     Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
     Piece("delayed", "lab 13", "DelayedScale", "delayed scaling"),
     Piece("fp8", "lab 13", "Linear", "FP8 linear layers"))}
+# Extended versions, which students write beside the file that works and then adopt.
+EXTENDED = {piece.name: piece for piece in (
+    Piece(NEW + "ddp", "lab 14", "DataParallel", "unequal replicas"),)}
 
 
 class PieceError(LabError):
@@ -61,10 +76,11 @@ class PieceError(LabError):
 
 def find(name: str) -> Piece:
     """Return the piece with this name. Raises LabError, which suggests the nearest name."""
-    name = Path(name).name.removesuffix(".py")
-    if name in PIECES:
-        return PIECES[name]
-    near = difflib.get_close_matches(name, PIECES, n=1)
+    known, path = PIECES | EXTENDED, Path(name.removesuffix(".py"))
+    name = path.name if path.parent.name != NEW.strip("/") else NEW + path.name
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=1)
     raise LabError(f"{name}: no piece of {FOLDER}/ has this name; nearest: "
                    + (near[0] if near else ", ".join(PIECES)))
 
@@ -75,7 +91,7 @@ def load(name: str) -> ModuleType | None:
     Raises:
         PieceError: the file cannot be imported, or it does not define the piece's name.
     """
-    piece = PIECES[name]
+    piece = (PIECES | EXTENDED)[name]
     if not piece.path.exists():
         _explain_near_file(piece)
         return None
@@ -86,12 +102,13 @@ def load(name: str) -> ModuleType | None:
         sys.path.insert(0, home)
     importlib.invalidate_caches()
     try:
-        module = importlib.import_module(f"{FOLDER}.{name}")
+        module = importlib.import_module(piece.module)
     except Exception as error:  # the student's code can raise anything
         message = blame(error)
         if not message.startswith(FOLDER):
             message = f"{piece.shown}: {message}"
-        raise PieceError(f"{message}; `lab mytrainer` tests the file once you have fixed it"
+        test = "" if name in PIECES else f" --adopt {piece.target.name}"
+        raise PieceError(f"{message}; `lab mytrainer{test}` tests the file once you have fixed it"
                          ) from error
     if not hasattr(module, piece.defines):
         raise PieceError(f"{piece.shown} does not define {piece.defines}{_near_name(piece)}")
@@ -100,7 +117,7 @@ def load(name: str) -> ModuleType | None:
 
 def describe() -> str:
     """Return the files of the loaded pieces, as text for the log."""
-    names = [piece.shown for piece in PIECES.values() if f"{FOLDER}.{piece.name}" in sys.modules]
+    names = [piece.shown for piece in PIECES.values() if piece.module in sys.modules]
     return " and ".join(names) or f"no piece of {FOLDER}/ (nothing to communicate)"
 
 
@@ -109,10 +126,11 @@ def blame(error: BaseException) -> str:
     words = f"{type(error).__name__}: {str(error).strip()}".rstrip(": ").splitlines()[0]
     folder = str(workspace.home() / FOLDER)
     if isinstance(error, SyntaxError) and (error.filename or "").startswith(folder):
-        return f"{FOLDER}/{Path(error.filename).name}, line {error.lineno}: {words}"
+        return f"{FOLDER}/{Path(error.filename).relative_to(folder)}, line {error.lineno}: {words}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if frame.filename.startswith(folder):
-            return f"{FOLDER}/{Path(frame.filename).name}, line {frame.lineno}: {words}"
+            path = Path(frame.filename).relative_to(folder)
+            return f"{FOLDER}/{path}, line {frame.lineno}: {words}"
     return words
 
 
@@ -154,7 +172,7 @@ def _explain_near_file(piece: Piece) -> None:
     """Raise PieceError if a file in the folder has almost the right name."""
     files = {path.stem.lower(): path.name for path in piece.path.parent.glob("*.py")
              if path.stem not in PIECES and not path.stem.startswith(f"{piece.name}.")}
-    near = difflib.get_close_matches(piece.name, files, n=1, cutoff=0.65)
+    near = difflib.get_close_matches(piece.path.stem, files, n=1, cutoff=0.65)
     if near:
-        raise PieceError(f"{piece.shown} does not exist; rename {FOLDER}/{files[near[0]]} to "
-                         f"{piece.name}.py")
+        wrong = piece.path.with_name(files[near[0]]).relative_to(workspace.home())
+        raise PieceError(f"{piece.shown} does not exist; rename {wrong} to {piece.path.name}")

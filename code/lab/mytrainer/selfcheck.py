@@ -15,7 +15,7 @@ from warmranks import RankError, RanksTimeout, record_ranks
 
 RANKS = 2
 TIMEOUT = 40  # seconds
-FRAME = re.compile(rf'File ".*/({pieces.FOLDER}/\w+\.py)", line (\d+)')
+FRAME = re.compile(rf'File ".*/({pieces.FOLDER}/(?:{pieces.NEW})?\w+\.py)", line (\d+)')
 
 
 def problem(piece: pieces.Piece) -> str | None:
@@ -95,6 +95,29 @@ def test_ddp(module) -> None:
     parallel.finish()
     compare("after finish(), the gradient of {} is not the mean over the ranks", parallel, single,
             lambda parameter: parameter.grad)
+    if hasattr(parallel, "begin"):
+        _test_begin(parallel, micro_batches)
+
+
+def _test_begin(parallel: nn.Module, batches: torch.Tensor) -> None:
+    """Take a step with two samples on rank 0 and one on rank 1.
+
+    Args:
+        parallel: the model in DataParallel, on this rank.
+        batches: samples, [at least 2, ranks, length].
+    """
+    rank, single = dist.get_rank(), TinyGPT(seed=0)
+    for batch in (batches[0, 0], batches[1, 0], batches[0, 1]):
+        (single(batch) / 3).backward()
+    parallel.zero_grad()
+    parallel.begin(2 - rank)
+    if rank == 0:
+        with parallel.no_sync():
+            (parallel(batches[1, 0]) / 2).backward()
+    (parallel(batches[0, rank]) / (2 - rank)).backward()
+    parallel.finish()
+    compare("after begin() with two samples on rank 0 and one on rank 1, the gradient of {} is not "
+            "the mean over all samples", parallel, single, lambda parameter: parameter.grad)
 
 
 def test_delayed(module) -> None:
@@ -161,5 +184,12 @@ def short(tensor: torch.Tensor) -> str:
     return "[" + ", ".join(f"{value:.6g}" for value in values[:3].tolist()) + more + "]"
 
 
+def test_new_ddp(module) -> None:
+    """Test the version of ddp.py that takes unequal numbers of samples."""
+    if not hasattr(module.DataParallel, "begin"):
+        raise LabError("mytrainer/new/ddp.py: DataParallel has no begin()")
+    test_ddp(module)
+
+
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "delayed": test_delayed,
-         "fp8": test_fp8}
+         "fp8": test_fp8, "new/ddp": test_new_ddp}

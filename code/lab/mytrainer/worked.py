@@ -1,4 +1,4 @@
-"""Install the course's own version of a piece at the student's request."""
+"""Install a piece at the student's request: the course's version, or the student's extended one."""
 
 from __future__ import annotations
 
@@ -16,30 +16,63 @@ def install(piece: Piece, force: bool) -> list[str]:
     """Copy the worked version of a piece into the workspace, and return messages for the student.
 
     Args:
-        piece: the piece to install.
+        piece: the piece to install; an extended version takes the place of what it extends.
         force: whether to replace the student's own file, after backing it up.
 
     Raises:
         LabError: there is no worked version, or the file exists and `force` is false.
     """
-    source = workspace.CHECKOUT / WORKED_FOLDER / piece.path.name
+    source = workspace.CHECKOUT / WORKED_FOLDER / f"{piece.name}.py"
     if not source.exists():
         raise LabError(f"--worked {piece.name}: this installation has no worked version of "
                        f"{piece.shown} ({source} does not exist)")
-    content, lines = source.read_bytes(), []
+    target, content = piece.target, source.read_bytes()
+    if target.path.exists() and target.path.read_bytes() != content and not force:
+        raise LabError(f"--worked {piece.name}: {target.shown} is your own file; add --force to "
+                       "replace it (a backup is kept)")
+    return replace(target, content, "the worked version")
+
+
+def adopt(piece: Piece) -> list[str]:
+    """Replace a piece by the student's extended version, if that works, and return messages.
+
+    Args:
+        piece: the extended version.
+
+    Raises:
+        LabError: it does not exist or does not work; then nothing has changed.
+    """
+    from lab.mytrainer import pieces, selfcheck
+
+    target = piece.target
+    if pieces.load(piece.name) is None:
+        raise LabError(f"--adopt {target.name}: {piece.shown} does not exist; you write it in "
+                       f"{piece.lab}")
+    if problem := selfcheck.problem(piece):
+        raise LabError(f"--adopt {target.name}: {problem}; {target.shown} is unchanged")
+    return replace(target, piece.path.read_bytes(), f"a copy of {piece.shown}, which works on "
+                   f"{selfcheck.RANKS} ranks")
+
+
+def replace(piece: Piece, content: bytes, what: str) -> list[str]:
+    """Write a piece, after backing up a file that differs, and return messages.
+
+    Args:
+        piece: the piece to write.
+        content: its new content.
+        what: description of the new content.
+    """
+    lines = []
     workspace.require_writable(piece.path.parent)
     if piece.path.exists():
         own = piece.path.read_bytes()
         if own == content:
-            return [f"{piece.shown} is already the worked version"]
-        if not force:
-            raise LabError(f"--worked {piece.name}: {piece.shown} is your own file; add --force to "
-                           "replace it (a backup is kept)")
+            return [f"{piece.shown} is already {what}"]
         backup = unused_name(piece.path)
         write_atomic(backup, own)
         lines = [f"your version is now {FOLDER}/{backup.name}"]
     write_atomic(piece.path, content)
-    return [*lines, f"{piece.shown} is now the worked version"]
+    return [*lines, f"{piece.shown} is now {what}"]
 
 
 def unused_name(path: Path) -> Path:

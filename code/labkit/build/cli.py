@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from labkit.build.lab import Lab
 
 # The folders that hold generated files and nothing else with these endings.
-GENERATED = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/*.py",
+GENERATED = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/**/*.py",
              "grader/source/*/*.ipynb")
 
 

@@ -9,6 +9,9 @@ from labkit.build.lab import Lab, Role
 from labkit.build.stubs import answered
 
 FOLDER = "mytrainer"
+# A lab that extends a file which an earlier one has students write has them write it here, so that
+# the earlier one keeps working until theirs is right.
+FOLDERS = (FOLDER, f"{FOLDER}/new")
 WORKED = f"notebooks/worked/{FOLDER}"  # `lab mytrainer --worked` copies from here
 
 
@@ -17,9 +20,9 @@ def worked_pieces(lab: Lab) -> dict[str, str]:
     texts = {}
     for answer in lab.of(Role.ANSWER):
         path = PurePosixPath(answer.path or "")
-        if path.parent == PurePosixPath(FOLDER):
+        if str(path.parent) in FOLDERS:
             _, _, text = answered(answer.source).partition("\n")  # the first line is %%writefile
-            texts[f"{WORKED}/{path.name}"] = text.strip("\n") + "\n"
+            texts[f"{WORKED}/{path.relative_to(FOLDER)}"] = text.strip("\n") + "\n"
     return texts
 
 
@@ -30,7 +33,7 @@ def written_twice(labs: Sequence[Lab]) -> list[str]:
     for lab in labs:
         for path in worked_pieces(lab):
             if path in lab_of:
-                name = PurePosixPath(path).name
+                name = PurePosixPath(path).relative_to(WORKED)
                 errors.append(f"solutions/{lab.path.name}: {FOLDER}/{name} is already an answer of "
                               f"solutions/{lab_of[path].path.name}; give it another name")
             lab_of[path] = lab

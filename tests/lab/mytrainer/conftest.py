@@ -25,18 +25,25 @@ class Student:
         self.folder.mkdir(parents=True)
 
     def solve(self, *names: str) -> None:
-        """Write pieces correctly."""
+        """Write pieces correctly; an extended one, such as new/ddp, as if it were adopted."""
         for name in names:
             shutil.copy(WORKED / f"{name}.py", self.folder)
 
     def write(self, name: str, text: str) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
         (self.folder / f"{name}.py").write_text(text)
 
-    def change(self, name: str, old: str, new: str) -> None:
-        """Write a piece with one passage replaced."""
+    def change(self, name: str, old: str, new: str, file: str = "") -> None:
+        """Write a piece with one passage replaced, to another file if one is named."""
         text = (WORKED / f"{name}.py").read_text()
         assert text.count(old) == 1, old
-        self.write(name, text.replace(old, new))
+        self.write(file or name, text.replace(old, new))
+
+
+def forget() -> None:
+    """Let the next import of a piece read its file."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
+        del sys.modules[name]
 
 
 @pytest.fixture
@@ -44,8 +51,7 @@ def student(tmp_path, monkeypatch):
     monkeypatch.setenv("LAB_HOME", str(tmp_path / "workspace"))
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield Student(tmp_path / "workspace")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
-        del sys.modules[name]
+    forget()
 
 
 @pytest.fixture

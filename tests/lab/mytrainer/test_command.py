@@ -7,10 +7,10 @@ import pytest
 
 from lab import cli
 from lab.mytrainer import gain, selfcheck, worked
-from lab.mytrainer.pieces import PIECES
+from lab.mytrainer.pieces import EXTENDED, PIECES
 from labcore import workspace
 from labcore.errors import LabError
-from tests.lab.mytrainer.conftest import WORKED
+from tests.lab.mytrainer.conftest import WORKED, forget
 
 pytestmark = pytest.mark.slow
 
@@ -113,6 +113,10 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
     ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
      "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line "),
+    ("new/ddp", "flat *= self.weight", "pass", "mytrainer/ddp.py: after begin() with two samples "
+     "on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all samples"),
+    ("new/ddp", "def begin(", "def start(", "mytrainer/new/ddp.py: DataParallel has no begin()"),
+    ("new/ddp", "if not self.synchronizes:", "if 1 / 0:", "mytrainer/new/ddp.py, line "),
     ("delayed", "max(self.history)", "self.current",
      "mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, DelayedScale(448.0, 2, 1) has had"),
     ("fp8", "return dx, dw, None", "return dx, None, None",
@@ -122,7 +126,7 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "the gradient of the weight of Linear(64, 32) differs")])
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
     student.change(name, old, new)
-    assert message in selfcheck.problem(PIECES[name])
+    assert message in selfcheck.problem((PIECES | EXTENDED)[name])
 
 
 def test_the_loop_prints_nothing_even_in_a_notebook(student, text, tmp_path, monkeypatch):
@@ -174,6 +178,56 @@ def test_the_worked_version_comes_only_on_request_and_never_over_the_students(
         assert (student.folder / backup).read_text() == "mine = 1\n"
 
 
+def test_an_extended_version_takes_the_place_of_the_old_one_once_it_works(lab, student):
+    student.solve("ddp")
+    old = (student.folder / "ddp.py").read_text()
+    assert lab("--adopt", "ddp")[::2] == (
+        1, "lab: error: --adopt ddp: mytrainer/new/ddp.py does not exist; you write it in lab 14\n")
+    for text, message in ((STUB_OF_DDP.split(":\n    ")[1], "mytrainer/new/ddp.py, line 1: "
+                           "NotImplementedError: Your turn"),
+                          (old, "--adopt ddp: mytrainer/new/ddp.py: DataParallel has no begin(); "
+                           "mytrainer/ddp.py is unchanged")):
+        student.write("new/ddp", text)
+        code, _, err = lab("--adopt", "ddp")
+        assert code == 1 and message in err
+        assert (student.folder / "ddp.py").read_text() == old
+        forget()
+    student.write("new/ddp", new := (WORKED / "new/ddp.py").read_text())
+    assert lab("--adopt", "ddp")[:2] == (
+        0, "your version is now mytrainer/ddp.mine.py\nmytrainer/ddp.py is now a copy of "
+        "mytrainer/new/ddp.py, which works on 2 ranks\n")
+    assert (student.folder / "ddp.py").read_text() == new
+    assert (student.folder / "ddp.mine.py").read_text() == old
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (("--adopt", "fp8"), "--adopt fp8: no lab extends mytrainer/fp8.py; nearest: --adopt ddp"),
+    (("--adopt", "ddq"), "ddq: no piece of mytrainer/ has this name; nearest: ddp"),
+    (("--adopt", "ddp", "--force"), "--force is only for --worked")])
+def test_only_a_piece_that_a_lab_extends_is_adopted(lab, words, message):
+    code, _, err = lab(*words)
+    assert code == 1 and message in err
+
+
+def test_the_worked_version_of_an_extended_piece_takes_its_place(lab, student):
+    student.solve("ddp")
+    code, _, err = lab("--worked", "new/ddp")
+    assert code == 1 and "mytrainer/ddp.py is your own file; add --force" in err
+    code, out, _ = lab("--worked", "new/ddp", "--force")
+    assert code == 0 and out.endswith("mytrainer/ddp.py is now the worked version\n")
+    assert "def begin" in (student.folder / "ddp.py").read_text()
+
+
+def test_shares_by_speed_are_faster_on_unlike_gpus(text, student):
+    """An A100 with three quarters of the samples waits less for an A10 than one with half."""
+    student.solve("new/ddp")
+    flags = SMALL + " --bf16 --global-batch-size 16 --samples-per-rank "
+    equal, unequal = (gain.measure("a100:1,a10:1", flags=flags + samples, alike=False)
+                      for samples in ("8,8", "12,4"))
+    assert unequal.gpus == 2 and unequal.seconds < equal.seconds
+    assert unequal.tokens == pytest.approx(16 * 1024 / unequal.seconds, rel=1e-3)
+
+
 def test_a_course_without_worked_pieces_says_so(lab, student, checkout):
     code, _, err = lab("--worked", "collectives")
     assert code == 1 and "has no worked version of mytrainer/collectives.py" in err
@@ -181,10 +235,12 @@ def test_a_course_without_worked_pieces_says_so(lab, student, checkout):
 
 
 def test_the_solutions_pass_their_self_checks(student):
-    assert {path.stem for path in WORKED.glob("*.py")} == set(PIECES) == set(selfcheck.TESTS)
-    student.solve(*PIECES)
-    assert {name: selfcheck.problem(piece) for name, piece in PIECES.items()} == dict.fromkeys(
-        PIECES)
+    known, names = PIECES | EXTENDED, {str(path.relative_to(WORKED).with_suffix(""))
+                                       for path in WORKED.rglob("*.py")}
+    assert names == set(known) == set(selfcheck.TESTS)
+    for name in names:
+        student.write(name, (WORKED / f"{name}.py").read_text())
+    assert {name: selfcheck.problem(piece) for name, piece in known.items()} == dict.fromkeys(known)
 
 
 @pytest.mark.parametrize("name", PIECES)

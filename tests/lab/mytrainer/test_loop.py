@@ -42,6 +42,38 @@ def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(
     assert run.column("grad norm")[0] == pytest.approx(2 * reference[1][0], rel=3e-3)
 
 
+@pytest.mark.parametrize("samples", ["12,4", "16,0", "4,2,8,2"])
+def test_ranks_with_unequal_numbers_of_samples_train_like_one_process(
+        my_trainer, student, dataset, reference, samples):
+    """Loss and gradient norm are those of one process with the same samples."""
+    student.solve("new/ddp")
+    flags = TRAINING.replace("--train-iters 32", "--train-iters 8 --lr-decay-iters 32")
+    run = my_trainer(MODEL + flags + dataset.flags + f"--micro-batch-size 2 --samples-per-rank "
+                     f"{samples}", ranks=samples.count(",") + 1)
+    losses, norms = (column[:8] for column in reference)
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 8
+    assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)
+
+
+def test_a_ddp_that_ignores_the_samples_is_seen_in_the_gradient_norm(
+        my_trainer, student, dataset, reference):
+    student.change("new/ddp", "flat *= self.weight", "pass", "ddp")
+    flags = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
+    run = my_trainer(MODEL + flags + dataset.flags + "--micro-batch-size 2 --samples-per-rank 14,2",
+                     ranks=2)
+    assert run.column("lm loss")[0] == pytest.approx(reference[0][0], rel=1e-5)
+    assert run.column("grad norm") != pytest.approx(reference[1][:4], abs=5e-3)
+
+
+def test_unequal_samples_need_the_ddp_of_lab_14(my_trainer, student, dataset):
+    student.solve("ddp")
+    run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2 --samples-per-rank "
+                     "12,4", ranks=2, code=1)
+    assert ("--samples-per-rank 12,4: DataParallel in mytrainer/ddp.py has no begin(), which you "
+            "write in lab 14, exercise 7; until then, leave the flag out, so that the ranks have "
+            "8,8 samples") in run.err
+
+
 WIDE = MODEL.replace("--hidden-size 32", "--hidden-size 64")  # heads of 16, for FP8
 SHORT = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 4 "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise "
@@ -140,6 +172,16 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "--fp8-amax-compute-algo max"),
     ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "nearest: --fp8-format hybrid"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
+    ("--samples-per-rank 12", "--samples-per-rank 12: 1 number(s) for 2 rank(s); nearest: "
+     "--samples-per-rank 16,0"),
+    ("--samples-per-rank 13,3", "--samples-per-rank 13,3: each must be divisible by "
+     "--micro-batch-size 2; nearest: --samples-per-rank 14,2"),
+    ("--samples-per-rank 24,8", "--samples-per-rank 24,8: the sum is 32 and not "
+     "--global-batch-size 16; nearest: --samples-per-rank 12,4"),
+    ("--samples-per-rank 3:1", "--samples-per-rank 3:1: expected a number for each rank, separated "
+     "by commas; nearest: --samples-per-rank 12,4"),
+    ("--samples-per-rank 0,0", "the sum is 0 and not --global-batch-size 16; nearest: "
+     "--samples-per-rank 8,8"),
     ("--lr 0", "--min-lr 0.0001 is greater than --lr 0.0"),
     ("--num-layer 2", "did you mean --num-layers?")])
 def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, message):
@@ -156,9 +198,9 @@ def test_every_flag_that_the_loop_uses_exists():
     from lab.mytrainer import flags as ours
     from minimegatron.arguments.table.flag import table_of
 
-    assert ours.USED | set(ours.NO_VALIDATION) <= set(table_of(ours.Config))
+    assert ours.USED | set(ours.NO_VALIDATION) <= set(table_of(ours.LoopConfig))
 
 
 def with_world(parse):
     """Parse as one of two ranks."""
-    return lambda argv: parse(argv, {"RANK": "0", "WORLD_SIZE": "2"})
+    return lambda argv, config: parse(argv, {"RANK": "0", "WORLD_SIZE": "2"}, config)

@@ -67,3 +67,10 @@ def test_two_labs_cannot_write_one_file(labs, write):
                        r"answer of solutions/90_sample.py"):
         build(labs)
     assert not (labs / "notebooks").exists()
+
+
+def test_a_later_lab_may_extend_a_file_beside_it(labs, write):
+    write("91_second", "new/ddp")
+    assert WORKED.replace("ddp", "new/ddp") in build(labs)
+    assert WORKED not in build(labs, ["90"]) and (labs / WORKED).exists()
+    assert WORKED.replace("ddp", "new/ddp") in build(labs, worked=False)

@@ -578,6 +578,8 @@ case = {"width": 4096, "layers": 8, "samples": 22_528, "steps": 3}
 cost = check.gpus(fp16_steps, case, "h100:1",  # where memory was compared with a real GPU's
                   least={"flops": 3 * 23 * 2 * 22_528 * 4096**2, "dtype": "fp16",
                          "live": 14 * 2**27 + 9 * 2 * 22_528 * 4096})
+# The reference needs 3.42 GiB, and answers that keep something allocated need 3.92 GiB: 3.65 is
+# at least twice the error (3.3%) away from the reference, which 3.6 is not.
 check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.65, hint=f"{cost.peak_memory:.2f} GiB at the peak: something that only the "
            "optimizer step needs is still allocated in the next forward pass.")
 ### BEGIN HIDDEN TESTS

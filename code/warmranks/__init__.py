@@ -8,7 +8,8 @@ grading sandbox, where importing torch in every rank would cost more than the co
 import torch, the standard library, and dill (for functions defined in a notebook), but none of our
 packages. Begin with `server.py`, the caller's side. `forking.py` is the fork server, `manager.py`
 watches one run, `rank.py` is one rank, and `failures.py` has the errors. `recorder.py` is a
-process group that records its calls, and `waiting.py` detects deadlocks.
+process group that records its calls, `waiting.py` detects deadlocks, and `warnings_once.py` prints
+what the ranks say.
 
 A sandbox cannot be given a server from outside. The first call in a process starts one as its child
 process, over a socket pair, so no file, port, or environment variable leads to it.

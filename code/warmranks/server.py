@@ -21,6 +21,7 @@ from warmranks.recording import recorded
 from warmranks.records import RankRecord
 from warmranks.requests import MAX_PACKET, READY, RunReport, RunRequest, receive, send
 from warmranks.starting import ServerProcess, fork_server, spawn_server
+from warmranks.warnings_once import shown_once
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
@@ -125,7 +126,8 @@ class ForkServer:
         """Call `function(*arguments)` on every rank, and return each rank's value and calls.
 
         The ranks use gloo, and their calls of torch.distributed are recorded in their own
-        processes, so code that wants to can forge the record.
+        processes, so code that wants to can forge the record. Without the option `stderr`, their
+        standard error is printed at the end, and a warning that several ranks repeat only once.
 
         Args:
             function: called on each rank.
@@ -139,9 +141,12 @@ class ForkServer:
         Raises:
             RankError, RanksDeadlock, RanksTimeout, TypeError: see `run_ranks`.
         """
-        return self.run_ranks(recorded, ranks, function, dict(keywords or {}), *arguments,
-                              backend=None, stall=stall,
-                              env={"GLOO_SOCKET_IFNAME": "lo"} | dict(env or {}), **options)
+        with contextlib.ExitStack() as stack:
+            if "stderr" not in options:
+                options["stderr"] = stack.enter_context(shown_once())
+            return self.run_ranks(recorded, ranks, function, dict(keywords or {}), *arguments,
+                                  backend=None, stall=stall,
+                                  env={"GLOO_SOCKET_IFNAME": "lo"} | dict(env or {}), **options)
 
     def run_program(self, main: Callable, argv: Sequence[str], *arguments: Any, ranks: int = 0,
                     timeout: float = 300.0, env: Mapping[str, str] | None = None,

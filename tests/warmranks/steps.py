@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 import time
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -176,3 +177,12 @@ def data_parallel(size: int) -> float:
     for _ in range(2):  # buckets are rebuilt after the first pass
         model(torch.full((4, size), dist.get_rank() + 1.0)).sum().backward()
     return model.module[0].weight.grad.norm().item()
+
+
+def warns_and_prints():
+    """Give the warning that a student's `dist.broadcast(parameter, src=0)` causes, and print."""
+    layer = torch.nn.Linear(2, 1)
+    for parameter in layer.parameters():
+        dist.broadcast(parameter, src=0)
+    warnings.warn(f"the sum is {layer(torch.ones(2)).sum().backward()}", stacklevel=1)
+    print("rank", dist.get_rank(), file=sys.stderr)

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from warmranks import CommunicationCall, RankError, RanksDeadlock, record_ranks
+from warmranks import CommunicationCall, RankError, RanksDeadlock, record_ranks, warnings_once
 
 from . import steps
 
@@ -83,3 +83,15 @@ def test_an_exception_is_the_rank_s_own():
     with pytest.raises(RankError, match="rank 1 of 3 raised ValueError: no rank 1") as caught:
         record_ranks(steps.raises, 3, 1)
     assert caught.value.rank == 1 and "recording.py" not in str(caught.value)
+
+
+def test_a_warning_of_every_rank_is_printed_once(capsys):
+    """torch warns on every rank of a model whose parameters are broadcast without detach()."""
+    warnings_once._shown.clear()
+    for _ in range(2):
+        record_ranks(steps.warns_and_prints, 3)
+    printed = capsys.readouterr().err
+    assert printed.count("UserWarning: the sum is None") == 1
+    assert printed.count("an autograd kernel was not registered") <= 1
+    assert sorted(line for line in printed.splitlines() if line.startswith("rank")) == [
+        "rank 0", "rank 0", "rank 1", "rank 1", "rank 2", "rank 2"]

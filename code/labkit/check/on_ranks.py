@@ -6,13 +6,9 @@ what came back, which a sandbox may have forged, into a Run.
 
 from __future__ import annotations
 
-import contextlib
-import re
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
 
@@ -23,10 +19,6 @@ if TYPE_CHECKING:
 MOST_RANKS, MOST_TEXT = 16, 8_000
 MOST_CALLS = 5_000  # limit for the calls of all ranks together that are passed on
 MOST_COUNT = 1e30  # FLOPs or bytes; an int beyond the largest float would break whatever divides it
-MOST_ERRORS = 1_000_000  # bytes of the ranks' standard error
-# As Python prints them: where, what (PyTorch's have several lines), and the line of code, indented.
-WARNING = re.compile(r"^\S.*:\d+: \w*Warning: .*\n(?:(?!.*:\d+: \w*Warning: )"
-                     r"\S.*\n){0,3}(?:  .*\n)?", re.MULTILINE)
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 OPS = frozenset((
     "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter",
@@ -97,9 +89,7 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
         task, given, words = watched, (masks, function, given, words), {}
     warmranks.load("minite")  # its _scaled_mm: PyTorch's takes seconds per GEMM on CPUs with AMX
     try:
-        with tempfile.TemporaryFile() as errors, _shown_once(errors):
-            records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds,
-                                             stderr=errors.fileno())
+        records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds)
     except warmranks.RanksDeadlock as error:
         return {"state": DEADLOCK, "text": str(error)[:MOST_TEXT]}
     except warmranks.RanksTimeout as error:
@@ -111,24 +101,6 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
     return {"state": RETURNED, "values": [wire.copy(record.value) for record in records],
             "flops": [record.flops for record in records],
             "calls": [[list(vars(call).values()) for call in record.calls] for record in records]}
-
-
-_warned: set[str] = set()  # in this process
-
-
-@contextlib.contextmanager
-def _shown_once(errors: IO[bytes]) -> Iterator[None]:
-    """Print what ranks wrote to their standard error, but each warning only once, although every
-    rank and every case repeats it."""
-    try:
-        yield
-    finally:
-        errors.seek(0)
-        text = errors.read(MOST_ERRORS).decode(errors="replace")
-        new = [warning for warning in dict.fromkeys(WARNING.findall(text))
-               if warning not in _warned]
-        _warned.update(new)
-        sys.stderr.write("".join([*new, WARNING.sub("", text)]))
 
 
 def shortened(text: str) -> str:

@@ -20,6 +20,7 @@ from labkit.check.driving import INNER
 from labkit.check.masking import KernelMasks
 from labkit.check.sides import checking_on, side
 from labkit.guest.serving import Guest
+from warmranks import warnings_once
 
 STUDENT = """
 import time
@@ -233,7 +234,7 @@ def driver(n):
     print("rank", dist.get_rank(), file=sys.stderr)
     return n
 """, names)
-    on_ranks._warned.clear()
+    warnings_once._shown.clear()
     check.ranks(names["driver"], cases=[(1,), (2,)], ranks=2, expected=[[1, 1], [2, 2]])
     said = capsys.readouterr().err
     assert said.count("of two lines") == 1

@@ -637,67 +637,94 @@ for name, gradients in (("E4M3", recipe.Format.E4M3), ("E5M2", recipe.Format.HYB
 # all-reduce of four bytes takes as long as one of a kilobyte, because both are latency-bound. So use one collective for
 # all tensors.
 #
-# Write `shared_scales`. Every rank passes its own part of each tensor. No tensor is zero on all ranks. Return the
-# scales as a list of floats, the same on all ranks.
+# Write `mytrainer/amaxes.py` with `share_amaxes`. With `--fp8-recipe delayed`, `my_trainer.py` calls it at the end of each
+# step, with this step's amaxes of all FP8 tensors of the model. Data-parallel ranks see different samples, so their
+# amaxes differ, too. The trainer sets your `DelayedScale` objects from what you return.
 
-# %% answer="shared-scales"
-def shared_scales(tensors, largest):
-    """Return one scale per tensor, from the amax over all ranks, with a single collective.
+# %% answer="share-amaxes"
+%%writefile mytrainer/amaxes.py
+"""The amaxes that ranks share, so that they scale their tensors alike."""
+
+import torch
+import torch.distributed as dist
+
+
+def share_amaxes(amaxes, group=None):
+    """Return the amax of each tensor over all ranks of a group, with a single collective.
 
     Args:
-        tensors: this rank's parts, float32; the same number of tensors on every rank.
-        largest: the largest number of the format.
+        amaxes: this rank's, float32 tensors without dimensions; equally many on every rank.
+        group: the process group; None is the default group of all ranks.
+
+    Returns a float32 tensor [len(amaxes)], the same on all ranks of the group.
     """
     ### BEGIN SOLUTION
-    amax = torch.stack([tensor.abs().max() for tensor in tensors])
-    dist.all_reduce(amax, dist.ReduceOp.MAX)
-    return (largest / amax).tolist()
+    shared = torch.stack(amaxes)
+    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+    return shared
     ### END SOLUTION
 
 # %% tags=["driver"]
-def scales_on_ranks(wholes, largest):
-    """Split each tensor over the ranks, and return the scales that this rank gets."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    return shared_scales([torch.tensor(whole).tensor_split(ranks)[rank] for whole in wholes], largest)
+def amaxes_on_ranks(parts, halves):
+    """Share amaxes: those of `parts` for this rank, among all ranks, or within each half of them."""
+    from mytrainer.amaxes import share_amaxes
 
-# %% check="shared-scales" points=3
-(run,) = check.ranks(
-    scales_on_ranks, cases=[{"wholes": [[1.0, -7.0, 2.0, 3.5], [0.5, 0.25, -0.125, 1.0]], "largest": 448.0}],
-    ranks=4, expected=[[[64.0, 448.0]] * 4],
-    hints={"Every rank has a scale of its own. The ranks have not agreed.": [
-               [[448.0, 896.0], [64.0, 1792.0], [224.0, 3584.0], [128.0, 448.0]]],
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    groups = [dist.new_group(list(some)) for some in (range(ranks // 2), range(ranks // 2, ranks))] if halves else [None]
+    amaxes = [torch.tensor(amax) for amax in parts[rank]]
+    return share_amaxes(amaxes, groups[rank // (ranks // 2)] if halves else None).tolist()
+
+# %% check="share-amaxes" points=3
+some = [[1.0, 0.5], [7.0, 0.25], [2.0, 0.125], [3.5, 1.0]]
+run, halves = check.ranks(
+    amaxes_on_ranks, ranks=4, cases=[{"parts": some, "halves": False}, {"parts": some, "halves": True}],
+    expected=[[[7.0, 1.0], [7.0, 1.0], [7.0, 1.0], [7.0, 1.0]], [[7.0, 0.5], [7.0, 0.5], [3.5, 1.0], [3.5, 1.0]]],
+    hints={"Every rank has its own amaxes. The ranks have not agreed.": [
+               [[1.0, 0.5], [7.0, 0.25], [2.0, 0.125], [3.5, 1.0]], [[1.0, 0.5], [7.0, 0.25], [2.0, 0.125], [3.5, 1.0]]],
            "The amaxes were summed. Which of the ranks' amaxes is that of the whole tensor?": [
-               [[448.0 / 13.5, 448.0 / 1.875]] * 4],
-           "A negative number can have the largest magnitude.": [[[128.0, 448.0]] * 4]})
+               [[13.5, 1.875], [13.5, 1.875], [13.5, 1.875], [13.5, 1.875]],
+               [[8.0, 0.75], [8.0, 0.75], [5.5, 1.125], [5.5, 1.125]]],
+           "These are averages. A rank with a larger amax would saturate.": [
+               [[3.375, 0.46875], [3.375, 0.46875], [3.375, 0.46875], [3.375, 0.46875]],
+               [[4.0, 0.375], [4.0, 0.375], [2.75, 0.5625], [2.75, 0.5625]]],
+           "All ranks have shared their amaxes, and not only those of `group`.": [
+               [], [[7.0, 1.0], [7.0, 1.0], [7.0, 1.0], [7.0, 1.0]]]})
 for rank in range(4):
     calls = run.calls(rank)
     check.that(len(calls) == 1, f"Rank {rank} called {len(calls)} collectives for two tensors. "
                "Put all amaxes into one tensor.")
 ### BEGIN HIDDEN TESTS
-def agreed(ranks, wholes, largest):
-    return [[largest / max(map(abs, whole)) for whole in wholes]] * ranks
+def agreed(ranks, parts, halves):
+    groups = [range(ranks // 2), range(ranks // 2, ranks)] if halves else [range(ranks)]
+    return [[max(parts[rank][number] for rank in group) for number in range(len(parts[0]))]
+            for group in groups for _ in group]
 
 
-check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
-    1, largest=[448.0, 57344.0],
-    wholes=lambda dice: [[dice.uniform(-9, 9) for _ in range(dice.randint(3, 20))] for _ in range(dice.randint(3, 9))]))
+check.ranks(amaxes_on_ranks, ranks=2, expected=agreed, cases=check.draw(
+    2, halves=[False], parts=lambda dice: (lambda count: [
+        [dice.randint(1, 1 << 20) / 2.0**dice.randint(0, 30) for _ in range(count)] for _ in range(4)])(dice.randint(3, 9))))
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="shared-scales" hint="The ranks have not agreed"
-# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
+# %% [raw] mutant="share-amaxes" hint="The ranks have not agreed"
+# -    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
 
-# %% [raw] mutant="shared-scales" hint="The amaxes were summed"
-# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
-# +    dist.all_reduce(amax)
+# %% [raw] mutant="share-amaxes" hint="The amaxes were summed"
+# -    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+# +    dist.all_reduce(shared, group=group)
 
-# %% [raw] mutant="shared-scales" hint="can have the largest magnitude"
-# -    amax = torch.stack([tensor.abs().max() for tensor in tensors])
-# +    amax = torch.stack([tensor.max() for tensor in tensors])
+# %% [raw] mutant="share-amaxes" hint="These are averages"
+# -    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+# +    dist.all_reduce(shared, group=group)
+# +    shared /= dist.get_world_size(group)
 
-# %% [raw] mutant="shared-scales" hint="Put all amaxes into one tensor"
-# -    dist.all_reduce(amax, dist.ReduceOp.MAX)
-# +    for one in amax:
-# +        dist.all_reduce(one, dist.ReduceOp.MAX)
+# %% [raw] mutant="share-amaxes" hint="not only those of `group`"
+# -    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+# +    dist.all_reduce(shared, dist.ReduceOp.MAX)
+
+# %% [raw] mutant="share-amaxes" hint="Put all amaxes into one tensor"
+# -    dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+# +    for one in shared:
+# +        dist.all_reduce(one, dist.ReduceOp.MAX, group)
 
 # %% [markdown]
 # ## A linear layer in FP8
@@ -720,6 +747,13 @@ check.ranks(scales_on_ranks, ranks=[2, 3], expected=agreed, cases=check.draw(
 # section 3.3.2). So they add the partial sums to FP32 registers every 128 elements, outside the Tensor Cores.
 # Transformer Engine does the same in the backward pass (it calls it a *split accumulator*). On your CPU, the sums are
 # exact.
+#
+# A weight's gradient is summed once more, over the micro-batches of a step. BF16 has 8 significant bits, so a sum in
+# BF16 stops growing once the next addend is less than half the spacing, just as the weight in Exercise 2 did. Megatron-LM
+# therefore keeps the gradients of BF16 weights in FP32 ([its
+# default](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py) with `--bf16`). PyTorch casts a
+# gradient to its parameter's type, unless `parameter.grad_dtype` says otherwise; `my_trainer.py` sets it to FP32 for all
+# parameters. The rest is up to the backward pass: what it rounds to BF16 remains rounded.
 #
 # ### Exercise 5: an FP8 linear layer
 #
@@ -806,12 +840,15 @@ class Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Return the gradients of x and weight, and None for the other two arguments."""
+        """Return the gradients of x and weight, and None for the other two arguments.
+
+        The gradient of the weight is float32, because the trainer adds up those of all micro-batches.
+        """
         ### BEGIN SOLUTION
         x, x_inverse, weight, weight_inverse = ctx.saved_tensors
         rounded = quantize(grad, E5M2, ctx.scales[2])
         dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
-        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
         return dx, dw, None, None
         ### END SOLUTION
 
@@ -917,6 +954,26 @@ def fp8_recorded():
     return [scale.amaxes for scale in layer.scales]
 
 
+def fp8_accumulated(counts):
+    """Return the relative error of a weight's gradient in BF16 training, after each number of micro-batches.
+
+    The weight's .grad has the type that the backward pass returns. All numbers are short integers, which FP8
+    represents, so a sum in FP32 is exact.
+    """
+    from mytrainer.fp8 import Linear
+
+    layer, exact, errors = Linear(16, 16, bias=False, dtype=torch.bfloat16), 0, []
+    layer.weight.grad_dtype = None
+    for number in range(max(counts)):
+        x = ((torch.arange(1024) * (number + 3)) % 7 + 1.0).view(64, 16)
+        grad = ((torch.arange(1024) * (number + 5)) % 3 + 1.0).view(64, 16)
+        layer(x.bfloat16().requires_grad_(), number == 0).backward(grad.bfloat16())
+        exact = exact + grad.t().double() @ x.double()
+        if number + 1 in counts:
+            errors.append(float((layer.weight.grad.double() - exact).norm() / exact.norm()))
+    return errors
+
+
 def fp8_step(width, tokens, micro_batches, layers, kind):
     """Run the micro-batches of a step on a GPU, in BF16.
 
@@ -932,6 +989,8 @@ def fp8_step(width, tokens, micro_batches, layers, kind):
     made = nn.Linear if kind == "bf16" else Linear
     model = [nn.utils.skip_init(made, width, width, bias=False, device="cuda", dtype=torch.bfloat16)
              for _ in range(layers)]
+    for layer in model:
+        layer.weight.grad_dtype = torch.float32
     for number in range(micro_batches):
         words = () if kind == "bf16" else (kind == "fp8, never reused" or number == 0,)
         x = torch.empty(tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -981,6 +1040,12 @@ check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}],
                        [[[1948.59375, 6.85742188, 8.77734375, 128.125],
                        [1948.59375, 6.85742188, 8.77734375, 128.125],
                        [1948.59375, 6.85742188, 8.77734375, 128.125]]]]})
+check.ranks(fp8_accumulated, ranks=1, rel=0.01, cases=[{"counts": [1, 16, 256]}], expected=[[[0.0, 0.0, 0.0]]],
+            hints={"The weight's gradient is rounded to BF16 and summed in BF16, so the error grows with the number of "
+                   "micro-batches. In which type should the GEMM write its output?": [
+                       [[0.00180854593, 0.00420561477, 0.0396550202]]],
+                   "The GEMM has rounded the weight's gradient to BF16. A conversion to FP32 comes too late.": [
+                       [[0.00180854593, 0.000616144375, 0.000562873288]]]})
 ### BEGIN HIDDEN TESTS
 import numpy as np
 import torch
@@ -1048,8 +1113,16 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 # %% [raw] mutant="fp8" hint="numbers that were not rounded"
 # -        ctx.save_for_backward(*rounded, *quantized)
 # +        ctx.save_for_backward(x, x, *quantized)
-# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
 # +        dw = grad.t() @ x
+
+# %% [raw] mutant="fp8" hint="summed in BF16"
+# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
+# +        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+
+# %% [raw] mutant="fp8" hint="comes too late"
+# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
+# +        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype).float()
 
 # %% [raw] mutant="fp8" hint="The scale is not a power of two"
 # -    scale = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponent), 1.0)

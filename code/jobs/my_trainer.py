@@ -79,6 +79,8 @@ class GPT(nn.Module):
         super().__init__()
         plain = replace(ctx, config=replace(ctx.config, fp8_format=None))
         self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
+        for parameter in self.parameters():  # micro-batches add up in fp32, as in Megatron-LM
+            parameter.grad_dtype = torch.float32
         self.first_micro_batch, self.scales = True, []
         if ctx.config.fp8_format is not None:
             self._use_fp8(ctx, pieces.load("fp8").Linear)
@@ -114,12 +116,12 @@ class GPT(nn.Module):
         return self.stage(None, batch)
 
     def end_step(self, ranks: Group) -> None:
-        """Advance delayed scaling: the ranks share all amaxes in one all-reduce."""
-        if self.scales:
-            amaxes = torch.stack([scale.amax for scale in self.scales])
-            ranks.all_reduce(amaxes, dist.ReduceOp.MAX)
-            for scale, amax in zip(self.scales, amaxes, strict=True):
-                scale.end_step(amax)
+        """Advance delayed scaling, on several ranks with the amaxes that your amaxes.py shares."""
+        amaxes = [scale.amax for scale in self.scales]
+        if amaxes and ranks.size > 1:
+            amaxes = pieces.load("amaxes").share_amaxes(amaxes, ranks.process_group)
+        for scale, amax in zip(self.scales, amaxes, strict=True):
+            scale.end_step(amax)
 
 
 class OneProcess(nn.Module):
@@ -191,7 +193,7 @@ class AdamW(torch.optim.AdamW):
         rounded = {parameter: master for parameter, master in self.masters.items()
                    if parameter is not master}
         for parameter, master in rounded.items():
-            master.grad = parameter.grad.float()
+            master.grad = parameter.grad
         norm = nn.utils.clip_grad_norm_(self.masters.values(), clip or math.inf)
         self.step()
         for parameter, master in rounded.items():

@@ -155,6 +155,10 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
     if pieces.load("delayed") is None:
         raise UserError("--fp8-recipe delayed needs mytrainer/delayed.py, which you write in lab "
                         "13, exercise 3; nearest: --fp8-recipe tensorwise")
+    if config.world_size > 1 and pieces.load("amaxes") is None:
+        raise UserError(f"--fp8-recipe delayed on {config.world_size} ranks needs "
+                        "mytrainer/amaxes.py, which you write in lab 13, exercise 4; nearest: "
+                        "--fp8-recipe tensorwise")
     if not hasattr(fp8.Linear, "scales"):
         raise UserError("--fp8-recipe delayed: Linear in mytrainer/fp8.py has no scales; you write "
                         "it in lab 13, exercise 5; nearest: --fp8-recipe tensorwise")

@@ -64,6 +64,7 @@ PIECES = {piece.name: piece for piece in (
     Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
     Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
     Piece("delayed", "lab 13", "DelayedScale", "delayed scaling"),
+    Piece("amaxes", "lab 13", "share_amaxes", "amaxes of all ranks"),
     Piece("fp8", "lab 13", "Linear", "FP8 linear layers"))}
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (

@@ -133,6 +133,16 @@ def test_delayed(module) -> None:
                        "[112, 112, 32, 32]")
 
 
+def test_amaxes(module) -> None:
+    """Share two amaxes, each of which is larger on another rank."""
+    own = ([2.0, 0.5], [1.0, 8.0])[dist.get_rank()]
+    shared = module.share_amaxes([torch.tensor(amax) for amax in own])
+    if [float(amax) for amax in shared] != [2.0, 8.0]:
+        raise LabError(f"mytrainer/amaxes.py: with amaxes of 2 and 0.5 on rank 0, and 1 and 8 on "
+                       f"rank 1, share_amaxes returns {short(torch.stack(list(shared)))} on rank "
+                       f"{dist.get_rank()} instead of [2, 8]")
+
+
 def test_fp8(module) -> None:
     """Compare an FP8 layer with nn.Linear: close, but rounded, in all three GEMMs."""
     torch.manual_seed(0)
@@ -192,4 +202,4 @@ def test_new_ddp(module) -> None:
 
 
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "delayed": test_delayed,
-         "fp8": test_fp8, "new/ddp": test_new_ddp}
+         "amaxes": test_amaxes, "fp8": test_fp8, "new/ddp": test_new_ddp}

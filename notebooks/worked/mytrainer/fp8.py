@@ -60,11 +60,14 @@ class Multiply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        """Return the gradients of x and weight, and None for the other two arguments."""
+        """Return the gradients of x and weight, and None for the other two arguments.
+
+        The gradient of the weight is float32, because the trainer adds up those of all micro-batches.
+        """
         x, x_inverse, weight, weight_inverse = ctx.saved_tensors
         rounded = quantize(grad, E5M2, ctx.scales[2])
         dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
-        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
         return dx, dw, None, None
 
 

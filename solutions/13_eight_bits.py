@@ -729,15 +729,15 @@ check.ranks(amaxes_on_ranks, ranks=2, expected=agreed, cases=check.draw(
 # %% [markdown]
 # ## A linear layer in FP8
 #
-# The layer computes $y = x w^T$. Its backward pass has two more GEMMs, $dx = g\,w$ for the input, and $dw = g^T x$
-# for the weight, where $g$ is the gradient of $y$. In FP8 all three multiply rounded matrices: `x` and `w` in E4M3, `g`
-# in E5M2. The Tensor Cores accumulate in higher precision, and the outputs are BF16 or FP32. Everything else in the
+# The layer computes $y = x w^T$, which sums over the inputs. Its backward pass has two more GEMMs. The gradient of the
+# input sums over the outputs, and the gradient of the weight over the tokens. In FP8 all three multiply rounded
+# matrices: `x` and `w` in E4M3, and the gradient of $y$ in E5M2. The Tensor Cores accumulate in higher precision, and the outputs are BF16 or FP32. Everything else in the
 # model stays in 16 or 32 bits: the softmax, the norms, the residual stream, and the master weights of the optimizer.
 #
 # In PyTorch the GEMM is `torch._scaled_mm(a, b, a_inverse, b_inverse, out_dtype=...)`. It multiplies `a` [m, k] by `b`
 # [k, n], and the result by both inverse scales. FP8 GEMMs on Hopper are TN-only: both operands must be K-major, that
-# is, contiguous along the dimension that is summed over. So the backward pass needs transposed copies. With one scale
-# per tensor, transpose the FP8 tensor rather than the BF16 one: nothing is rounded a second time, and the copy moves
+# is, contiguous along the dimension that is summed over. So each operand is needed twice, as it is and transposed. With
+# one scale per tensor, transpose the FP8 tensor rather than the BF16 one: nothing is rounded a second time, and the copy moves
 # half the bytes. This does *not* hold for blocks of 1 x 128 or 1 x 32 elements, which you meet below: their scales run
 # along the summed dimension, and transposing swaps the dimensions, so the tensor must be quantized a second time.
 #
@@ -763,18 +763,21 @@ check.ranks(amaxes_on_ranks, ranks=2, expected=agreed, cases=check.draw(
 #   exactly, while `torch.log2` rounds. Multiplying a BF16 tensor
 #   by it is exact, so do not convert the tensor to FP32 first: that conversion would read and write so many more bytes
 #   that the layer would be slower than in BF16.
-# - **Saved tensors.** Save `x` for the backward pass in FP8, which is half the memory.
+# - **Saved tensors.** Save `x` for the backward pass in FP8, which is half the memory, and only in the direction that the
+#   backward pass reads.
 # - **Reuse.** A weight changes once per step, not once per micro-batch. With gradient accumulation, quantize it in the
 #   first micro-batch, and keep the result for the others.
 #
 # The layer must accept inputs with two or more dimensions, and a tensor of zeros must stay zero.
 #
-# It also takes a recipe. `scales` has one object each for `x`, the weight, and the gradient: your `DelayedScale` with
-# delayed scaling, and `None` with current scaling. Pass the right one to `quantize`, which is written for delayed scaling.
+# It takes its scales from a **recipe**. `PerTensor` is the first, and the two that you write below have the same two
+# methods: `pair` quantizes a matrix for the GEMMs that sum over its columns and for those that sum over its rows, and
+# `multiply` multiplies two quantized matrices. `PerTensor` also does delayed scaling: then it has a `DelayedScale` for
+# each role of a tensor, and `quantize` records the tensor's amax there.
 
 # %% answer="fp8"
 %%writefile mytrainer/fp8.py
-"""A linear layer whose three GEMMs run in FP8, with one scale per tensor."""
+"""A linear layer whose three GEMMs run in FP8, with the scales of a recipe."""
 
 import torch
 from torch import nn
@@ -807,35 +810,56 @@ def quantize(x, dtype, delayed=None):
     ### END SOLUTION
 
 
-def transposed(matrix):
-    """Return the transpose of a quantized matrix, with contiguous rows."""
-    data, inverse = matrix
-    return data.t().contiguous(), inverse
+class PerTensor:
+    """The recipe with one scale per tensor.
 
+    A quantized matrix is a tuple of its float8 elements, with contiguous rows, and 1 / scale.
 
-def multiply(a, b, dtype):
-    """Return a @ b.T for two quantized matrices [m, k] and [n, k], accumulated in float32."""
-    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=dtype)
+    Attributes:
+        delayed: the DelayedScale of each role; empty with current scaling.
+    """
+
+    def __init__(self, delayed=None):
+        self.delayed = delayed or {}
+
+    def pair(self, x, dtype, role):
+        """Quantize a matrix [m, k] for GEMMs that sum over its columns, and for those over its rows.
+
+        Args:
+            x: the matrix.
+            dtype: E4M3 or E5M2.
+            role: "input", "weight", or "grad" (of the output).
+
+        Returns the quantized matrix [m, k], and its quantized transpose [k, m].
+        """
+        ### BEGIN SOLUTION
+        data, inverse = quantize(x, dtype, self.delayed.get(role))
+        return (data, inverse), (data.t().contiguous(), inverse)
+        ### END SOLUTION
+
+    def multiply(self, a, b, dtype):
+        """Return a @ b.T for two quantized matrices [m, k] and [n, k], accumulated in float32."""
+        return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=dtype)
 
 
 class Multiply(torch.autograd.Function):
     """y = x @ weight.T, with E4M3 in the forward pass and E5M2 gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, quantized, scales):
+    def forward(ctx, x, weight, quantized, recipe):
         """Return y [tokens, n].
 
         Args:
             x: [tokens, k].
             weight: [n, k]; the parameter, so that autograd asks for its gradient.
-            quantized: the weight, as quantize() returns it.
-            scales: as in Linear.
+            quantized: the weight, as recipe.pair() returns it.
+            recipe: as in Linear.
         """
-        ctx.scales = scales
+        ctx.recipe = recipe
         ### BEGIN SOLUTION
-        rounded = quantize(x, E4M3, scales[0])
-        ctx.save_for_backward(*rounded, *quantized)
-        return multiply(rounded, quantized, x.dtype)
+        rows, columns = recipe.pair(x, E4M3, "input")
+        ctx.save_for_backward(*columns, *quantized[1])
+        return recipe.multiply(rows, quantized[0], x.dtype)
         ### END SOLUTION
 
     @staticmethod
@@ -845,10 +869,10 @@ class Multiply(torch.autograd.Function):
         The gradient of the weight is float32, because the trainer adds up those of all micro-batches.
         """
         ### BEGIN SOLUTION
-        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-        rounded = quantize(grad, E5M2, ctx.scales[2])
-        dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
-        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
+        x, x_inverse, *weight = ctx.saved_tensors
+        rows, columns = ctx.recipe.pair(grad, E5M2, "grad")
+        dx = ctx.recipe.multiply(rows, weight, grad.dtype)
+        dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)
         return dx, dw, None, None
         ### END SOLUTION
 
@@ -858,12 +882,11 @@ class Linear(nn.Linear):
 
     Attributes:
         kept: the quantized weight of this step.
-        scales: the DelayedScale of x, of the weight, and of the gradient of the output; None for
-            each with current scaling.
+        recipe: quantizes and multiplies; current scaling, if the trainer does not set another one.
     """
 
     kept = None
-    scales = (None, None, None)
+    recipe = PerTensor()
 
     def forward(self, x, first_micro_batch=True):
         """Return [..., out_features].
@@ -874,8 +897,8 @@ class Linear(nn.Linear):
         """
         ### BEGIN SOLUTION
         if first_micro_batch:
-            self.kept = quantize(self.weight, E4M3, self.scales[1])
-        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept, self.scales).view(*x.shape[:-1], -1)
+            self.kept = self.recipe.pair(self.weight.detach(), E4M3, "weight")
+        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept, self.recipe).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias
         ### END SOLUTION
 
@@ -936,7 +959,7 @@ def fp8_micro_batches(seed):
 
 def fp8_recorded():
     """Return the amaxes that the scales of x, the weight, and the gradient record in a step."""
-    from mytrainer.fp8 import Linear
+    from mytrainer.fp8 import Linear, PerTensor
 
     class Scale:
         def __init__(self, scale):
@@ -946,12 +969,13 @@ def fp8_recorded():
             self.amaxes.append(float(x.abs().max()))
 
     layer = Linear(16, 16, bias=False)
-    layer.scales = Scale(2.0), Scale(4.0), Scale(0.5)
+    scales = {"input": Scale(2.0), "weight": Scale(4.0), "grad": Scale(0.5)}
+    layer.recipe = PerTensor(scales)
     with torch.no_grad():
         layer.weight.copy_(torch.linspace(-1, 3, 256).view(16, 16))
     x = torch.full((16, 16), 5.0, requires_grad=True)
     layer(x).backward(torch.full((16, 16), -7.0))
-    return [scale.amaxes for scale in layer.scales]
+    return [scale.amaxes for scale in scales.values()]
 
 
 def fp8_accumulated(counts):
@@ -1027,6 +1051,8 @@ check.ranks(fp8_scale, ranks=1, cases=[{"values": [458752.03125, 1.0]}, {"values
                    [[1024.0], [1024.0]]})
 check.ranks(fp8_recorded, ranks=1, cases=[{}], expected=[[[[5.0], [3.0], [7.0]]]],
             hints={"Delayed scaling has no effect. Pass `quantize` the scale of each tensor.": [[[[], [], []]]],
+                   "Each tensor is rounded twice. With one scale per tensor, its transpose has the same elements.":
+                       [[[[5.0, 5.0], [3.0, 3.0], [7.0, 7.0]]]],
                    "The gradient does not use its own scale. Which one of the three is it?":
                        [[[[5.0, 7.0], [3.0], []]]]})
 check.ranks(fp8_micro_batches, ranks=1, rel=1e-4, cases=[{"seed": 0}],
@@ -1095,34 +1121,36 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
            "Keep the quantized weight.")
 
 # %% [raw] mutant="fp8" hint="not E5M2's range"
-# -        rounded = quantize(grad, E5M2, ctx.scales[2])
-# +        rounded = quantize(grad, E4M3, ctx.scales[2])
+# -        rows, columns = ctx.recipe.pair(grad, E5M2, "grad")
+# +        rows, columns = ctx.recipe.pair(grad, E4M3, "grad")
 
 # %% [raw] mutant="fp8" hint="The gradient does not use its own scale"
-# -        rounded = quantize(grad, E5M2, ctx.scales[2])
-# +        rounded = quantize(grad, E5M2, ctx.scales[0])
+# -        rows, columns = ctx.recipe.pair(grad, E5M2, "grad")
+# +        rows, columns = ctx.recipe.pair(grad, E5M2, "input")
 
 # %% [raw] mutant="fp8" hint="Delayed scaling has no effect"
-# -        rounded = quantize(x, E4M3, scales[0])
-# +        rounded = quantize(x, E4M3)
-# -        rounded = quantize(grad, E5M2, ctx.scales[2])
-# +        rounded = quantize(grad, E5M2)
-# -            self.kept = quantize(self.weight, E4M3, self.scales[1])
-# +            self.kept = quantize(self.weight, E4M3)
+# -        data, inverse = quantize(x, dtype, self.delayed.get(role))
+# +        data, inverse = quantize(x, dtype)
+
+# %% [raw] mutant="fp8" hint="Each tensor is rounded twice"
+# -        data, inverse = quantize(x, dtype, self.delayed.get(role))
+# -        return (data, inverse), (data.t().contiguous(), inverse)
+# +        delayed = self.delayed.get(role)
+# +        return quantize(x, dtype, delayed), quantize(x.t().contiguous(), dtype, delayed)
 
 # %% [raw] mutant="fp8" hint="numbers that were not rounded"
-# -        ctx.save_for_backward(*rounded, *quantized)
-# +        ctx.save_for_backward(x, x, *quantized)
-# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
-# +        dw = grad.t() @ x
+# -        ctx.save_for_backward(*columns, *quantized[1])
+# +        ctx.save_for_backward(x, x, *quantized[1])
+# -        dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)
+# +        dw = (grad.t() @ x).float()
 
 # %% [raw] mutant="fp8" hint="summed in BF16"
-# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
-# +        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)
+# -        dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)
+# +        dw = ctx.recipe.multiply(columns, (x, x_inverse), grad.dtype)
 
 # %% [raw] mutant="fp8" hint="comes too late"
-# -        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
-# +        dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype).float()
+# -        dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)
+# +        dw = ctx.recipe.multiply(columns, (x, x_inverse), grad.dtype).float()
 
 # %% [raw] mutant="fp8" hint="The scale is not a power of two"
 # -    scale = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponent), 1.0)
@@ -1147,16 +1175,16 @@ check.that(cost.milliseconds < 0.9 * never.milliseconds,
 # +        if self.kept is None:
 
 # %% [raw] mutant="fp8" hint="What do you save for the backward pass"
-# -        ctx.save_for_backward(*rounded, *quantized)
-# +        ctx.save_for_backward(x, *quantized)
-# -        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-# +        x, weight, weight_inverse = ctx.saved_tensors
-# +        x, x_inverse = quantize(x, E4M3)
+# -        ctx.save_for_backward(*columns, *quantized[1])
+# +        ctx.save_for_backward(x, *quantized[1])
+# -        x, x_inverse, *weight = ctx.saved_tensors
+# +        x, *weight = ctx.saved_tensors
+# +        x, x_inverse = PerTensor().pair(x, E4M3, "input")[1]
 
 # %% [raw] mutant="fp8" hint="Keep the quantized weight."
 # -        if first_micro_batch:
-# -            self.kept = quantize(self.weight, E4M3, self.scales[1])
-# +        fresh = quantize(self.weight, E4M3, self.scales[1])
+# -            self.kept = self.recipe.pair(self.weight.detach(), E4M3, "weight")
+# +        fresh = self.recipe.pair(self.weight.detach(), E4M3, "weight")
 # +        if first_micro_batch:
 # +            self.kept = fresh
 
@@ -1246,112 +1274,271 @@ kernels.read("FP8 (virtual H100)", "megatron/tensorboard/eight_bits/run_fp8").sh
 #
 # ### Exercise 6: quantize blocks
 #
-# Write `quantize_blocks` for any block size that divides the matrix. Return the FP8 matrix and its scales, one float32
-# per block. Do not round the scales to powers of two here. A block of zeros has the scale 1. Clamp before you convert.
+# Write `mytrainer/blocks.py`, a recipe that your layer uses with `--fp8-recipe blockwise`. `quantize_blocks` takes any
+# block size that divides the matrix. `Blocks.pair` chooses the blocks of each operand: 1 x 128 for inputs and gradients,
+# 128 x 128 for weights.
+#
+# - A GEMM can apply a scale to a partial sum only if all products of that sum share it. So the blocks of *both* operands
+#   run along the dimension that the GEMM sums over, in all three GEMMs.
+# - No element is rounded from an already rounded one.
+# - Where the matrix and its transpose have the same blocks, they have the same elements, too, and the tensor is rounded
+#   only once.
+#
+# How does the hardware multiply blocks? On Hopper, kernels such as DeepSeek's
+# [DeepGEMM](https://github.com/deepseek-ai/DeepGEMM) multiply 128 elements of the summed dimension in the Tensor Cores,
+# scale the partial sum, and add it to FP32 registers. PyTorch has no such GEMM for CPUs, so `multiply` is given: it
+# restores the values, which is exact because the scales are powers of two, and multiplies them in float64. That
+# represents the rounding and not the speed, so do not time it.
 
-# %% answer="quantize-blocks"
-def quantize_blocks(x, rows, columns):
-    """Round a matrix to E4M3 with one scale per block of rows x columns.
+# %% answer="blocks"
+%%writefile mytrainer/blocks.py
+"""The recipe with one scale per block of a matrix."""
+
+import torch
+
+
+def quantize_blocks(x, dtype, rows, columns):
+    """Round a matrix to FP8 with one scale per block of rows x columns.
 
     Args:
-        x: [m, k], float32; m is divisible by rows, and k by columns.
+        x: [m, k]; m is divisible by rows, and k by columns.
+        dtype: a float8 type of PyTorch.
 
-    Returns the float8 matrix [m, k], and the scales [m / rows, k / columns].
+    Returns the float8 matrix [m, k], and 1 / scale for each block, float32 [m / rows, k / columns].
+    A scale is the largest power of two for which nothing in the block saturates, and 1 if all of it is 0.
     """
     ### BEGIN SOLUTION
     m, k = x.shape
-    tiles = x.view(m // rows, rows, k // columns, columns)
+    tiles = x.float().reshape(m // rows, rows, k // columns, columns)
     amax = tiles.abs().amax((1, 3), keepdim=True)
-    scales = torch.where(amax > 0, 448.0 / amax, 1.0)
-    data = (tiles * scales).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-    return data.view(m, k), scales[:, 0, :, 0]
+    exponents = torch.frexp(torch.finfo(dtype).max / amax).exponent - 1
+    scales = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponents), 1.0)
+    return (tiles * scales).to(dtype).view(m, k), scales[:, 0, :, 0].reciprocal()
     ### END SOLUTION
 
-# %% tags=["driver"]
-def blocks_of(matrix, rows, columns):
-    """Return the FP8 matrix as float32, the scales, and the name of the matrix's type."""
-    data, scales = quantize_blocks(torch.tensor(matrix), rows, columns)
-    return [data.float(), scales, str(data.dtype)]
 
-# %% check="quantize-blocks" points=3
-small = [[1.0, 0.5, 0.25, 3.0], [2.0, -4.0, 0.0, 1.0]]
-check.function(
-    blocks_of, cases=[(small, 1, 2), (small, 2, 2), ([[0.0, 0.0, 1.0, -2.0]], 1, 2)],
+def restore(matrix):
+    """Return the values of a quantized matrix, float64."""
+    data, inverse = matrix
+    rows, columns = len(data) // len(inverse), data.shape[1] // inverse.shape[1]
+    return data.double() * inverse.double().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+
+
+class Blocks:
+    """DeepSeek-V3's recipe: a quantized matrix is a tuple of its float8 elements, and 1 / scale of each block."""
+
+    def pair(self, x, dtype, role):
+        """Quantize a matrix [m, k] for GEMMs that sum over its columns, and for those over its rows.
+
+        Args:
+            x: the matrix; m and k are multiples of 128.
+            dtype: E4M3 or E5M2.
+            role: "input", "weight", or "grad".
+
+        Returns the quantized matrix [m, k], and its quantized transpose [k, m].
+        """
+        ### BEGIN SOLUTION
+        if role == "weight":
+            data, inverse = quantize_blocks(x, dtype, 128, 128)
+            return (data, inverse), (data.t().contiguous(), inverse.t().contiguous())
+        return quantize_blocks(x, dtype, 1, 128), quantize_blocks(x.t(), dtype, 1, 128)
+        ### END SOLUTION
+
+    def multiply(self, a, b, dtype):
+        """Return a @ b.T for two quantized matrices [m, k] and [n, k]."""
+        return (restore(a) @ restore(b).t()).to(dtype)
+
+# %% tags=["driver"]
+def blocks_of(matrix, rows, columns, format):
+    """Return the FP8 matrix as float32, 1 / scale of the blocks, and the name of the matrix's type."""
+    from mytrainer.blocks import quantize_blocks
+
+    data, inverse = quantize_blocks(torch.tensor(matrix), getattr(torch, format), rows, columns)
+    return [data.float(), inverse, str(data.dtype)]
+
+
+def blocks_pair(seed, role):
+    """Quantize a matrix in both directions, and return the shapes of the scales and the restored outlier's row.
+
+    Returns the shape of the matrix's scales, some of its values, and both for the transpose.
+    """
+    from mytrainer.blocks import Blocks
+
+    x, found = (0.37 * torch.arange(128 * 256) + seed).sin().view(128, 256), []
+    x[3, 5] = 30000.0
+    for data, inverse in Blocks().pair(x, torch.float8_e4m3fn, role):
+        rows, columns = len(data) // len(inverse), data.shape[1] // inverse.shape[1]
+        values = data.float() * inverse.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+        values = values if len(values) == 128 else values.t()  # of the transpose
+        found += [list(inverse.shape), [values[3, 6], values[4, 5], values[4, 6]]]
+    return found
+
+# %% check="blocks" points=5
+some = [[1.0, 0.5, 0.25, 3.0], [2.0, -4.0, 0.0, 1.1]]
+check.ranks(
+    blocks_of, ranks=1, cases=[(some, 1, 2, "float8_e4m3fn"), (some, 2, 2, "float8_e4m3fn"),
+                               ([[0.0, 0.0, 1.0, -2.0]], 1, 2, "float8_e4m3fn"), (some, 1, 4, "float8_e5m2")],
     expected=[
-        [[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[448.0, 149.333344], [112.0, 448.0]],
-        'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]],
-        [[112.0, 149.333344]], 'torch.float8_e4m3fn'],
-              [[[0.0, 0.0, 224.0, -448.0]], [[1.0, 224.0]], 'torch.float8_e4m3fn']],
+        [[[[256.0, 128.0, 32.0, 384.0], [128.0, -256.0, 0.0, 288.0]], [[0.00390625, 0.0078125], [0.015625,
+        0.00390625]], 'torch.float8_e4m3fn']], [[[[64.0, 32.0, 32.0, 384.0], [128.0, -256.0, 0.0, 144.0]], [[0.015625,
+        0.0078125]], 'torch.float8_e4m3fn']], [[[[0.0, 0.0, 128.0, -256.0]], [[1.0, 0.0078125]],
+        'torch.float8_e4m3fn']], [[[[16384.0, 8192.0, 4096.0, 49152.0], [16384.0, -32768.0, 0.0, 8192.0]],
+        [[6.10351562e-05], [0.000122070312]], 'torch.float8_e5m2']]],
     hints={
         "A block of zeros needs a scale, too: without one, it becomes NaN.": [
-            [], [],  # NaN and infinity
-            [[[1e999 - 1e999, 1e999 - 1e999, 224.0, -448.0]], [[1e999, 224.0]], 'torch.float8_e4m3fn']],
+            [], [], [[[[1e999 - 1e999, 1e999 - 1e999, 128.0, -256.0]], [[0.0, 0.0078125]], 'torch.float8_e4m3fn']], []],
         "There is one scale for the whole matrix.": [
-            [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]], [[112.0, 112.0], [112.0, 112.0]],
-            'torch.float8_e4m3fn'], [[[112.0, 56.0, 28.0, 320.0], [224.0, -448.0, 0.0, 112.0]],
-            [[112.0, 112.0]], 'torch.float8_e4m3fn'], []],
-        "These are inverse scales. The scale multiplies the tensor before it is rounded.": [
-            [[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]],
-            [[0.00223214296, 0.00669642817], [0.00892857183, 0.00223214296]], 'torch.float8_e4m3fn'],
-            [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]], [[0.00892857183, 0.00669642817]],
-            'torch.float8_e4m3fn'], []],
+            [[[[64.0, 32.0, 16.0, 192.0], [128.0, -256.0, 0.0, 72.0]], [[0.015625, 0.015625], [0.015625, 0.015625]],
+            'torch.float8_e4m3fn']], [[[[64.0, 32.0, 16.0, 192.0], [128.0, -256.0, 0.0, 72.0]], [[0.015625,
+            0.015625]], 'torch.float8_e4m3fn']], [[[[0.0, 0.0, 128.0, -256.0]], [[0.0078125, 0.0078125]],
+            'torch.float8_e4m3fn']], [[[[8192.0, 4096.0, 2048.0, 24576.0], [16384.0, -32768.0, 0.0, 8192.0]],
+            [[0.000122070312], [0.000122070312]], 'torch.float8_e5m2']]],
+        "These are the scales. Return 1 / scale, which the GEMM multiplies by.": [
+            [[[[256.0, 128.0, 32.0, 384.0], [128.0, -256.0, 0.0, 288.0]], [[256.0, 128.0], [64.0, 256.0]],
+            'torch.float8_e4m3fn']], [[[[64.0, 32.0, 32.0, 384.0], [128.0, -256.0, 0.0, 144.0]], [[64.0, 128.0]],
+            'torch.float8_e4m3fn']], [[[[0.0, 0.0, 128.0, -256.0]], [[1.0, 128.0]], 'torch.float8_e4m3fn']],
+            [[[[16384.0, 8192.0, 4096.0, 49152.0], [16384.0, -32768.0, 0.0, 8192.0]], [[16384.0], [8192.0]],
+            'torch.float8_e5m2']]],
         "The blocks run down the columns instead of along the rows.": [
-            [[[224.0, 56.0, 448.0, 448.0], [448.0, -448.0, 0.0, 144.0]], [[224.0, 112.0, 1792.0, 149.333344]],
-            'torch.float8_e4m3fn'], [[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0, 0.0, 144.0]],
-            [[112.0, 149.333344]], 'torch.float8_e4m3fn'], []],
+            [[[[128.0, 32.0, 256.0, 384.0], [256.0, -256.0, 0.0, 144.0]], [[0.0078125, 0.015625, 0.0009765625,
+            0.0078125]], 'torch.float8_e4m3fn']], [], [], []],
+        "The scales are not powers of two.": [
+            [[[[448.0, 224.0, 36.0, 448.0], [224.0, -448.0, 0.0, 448.0]], [[0.00223214296, 0.00669642817],
+            [0.00892857183, 0.00245535723]], 'torch.float8_e4m3fn']], [[[[112.0, 56.0, 36.0, 448.0], [224.0, -448.0,
+            0.0, 160.0]], [[0.00892857183, 0.00669642817]], 'torch.float8_e4m3fn']], [[[[0.0, 0.0, 224.0, -448.0]],
+            [[1.0, 0.00446428591]], 'torch.float8_e4m3fn']], [[[[20480.0, 10240.0, 5120.0, 57344.0], [28672.0,
+            -57344.0, 0.0, 16384.0]], [[5.23158451e-05], [6.97544674e-05]], 'torch.float8_e5m2']]],
+        "448 is E4M3's largest number. Which one has `dtype`?": [
+            [], [], [], [[[[128.0, 64.0, 32.0, 384.0], [128.0, -256.0, 0.0, 64.0]], [[0.0078125], [0.015625]],
+            'torch.float8_e5m2']]],
+    })
+check.ranks(
+    blocks_pair, ranks=1, cases=[{"seed": 0, "role": "input"}, {"seed": 0, "role": "weight"}],
+    expected=[
+        [[[128, 2], [-0.5, -0.5625, -0.8125], [256, 1], [-0.46875, -0.5, -0.8125]]], [[[1, 2], [-0.5, -0.5, -0.75],
+        [2, 1], [-0.5, -0.5, -0.75]]]],
+    hints={
+        "The scales of the transpose run along its columns. Its GEMM sums over its rows' elements, 128 of "
+        "which share a scale.": [
+            [[[128, 2], [-0.5, -0.5625, -0.8125], [2, 128], [-0.5, -0.5625, -0.8125]]], []],
+        "The transpose is rounded from an already rounded matrix.": [
+            [[[128, 2], [-0.5, -0.5625, -0.8125], [256, 1], [-0.5, -0.5, -0.8125]]], []],
+        "A weight has square blocks.": [
+            [], [[[128, 2], [-0.5, -0.5625, -0.8125], [256, 1], [-0.46875, -0.5, -0.8125]]]],
+        "Only a weight has square blocks. Along which dimension does an input's block run?": [
+            [[[1, 2], [-0.5, -0.5, -0.75], [2, 1], [-0.5, -0.5, -0.75]]], []],
     })
 ### BEGIN HIDDEN TESTS
 import torch
 
 
-def by_block(matrix, rows, columns):
-    x = torch.tensor(matrix)
-    data, scales = torch.zeros_like(x), torch.ones(len(x) // rows, len(x[0]) // columns)
+TYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
+
+
+def by_block(x, dtype, rows, columns):
+    data, inverse = torch.zeros_like(x), torch.ones(len(x) // rows, len(x[0]) // columns)
+    largest = torch.finfo(dtype).max
     for i in range(0, len(x), rows):
         for j in range(0, len(x[0]), columns):
-            block = x[i:i + rows, j:j + columns]
-            if block.abs().max():
-                scales[i // rows, j // columns] = 448.0 / block.abs().max()
-            scaled = block * scales[i // rows, j // columns]
-            data[i:i + rows, j:j + columns] = scaled.clamp(-448, 448).to(torch.float8_e4m3fn).float()
-    return [data.numpy(), scales.numpy(), "torch.float8_e4m3fn"]
+            block, scale = x[i:i + rows, j:j + columns], 2.0**-60
+            while block.abs().max() and block.abs().max() * scale * 2 <= largest:
+                scale *= 2
+            scale = scale if block.abs().max() else 1.0
+            inverse[i // rows, j // columns] = 1 / scale
+            data[i:i + rows, j:j + columns] = (block * scale).to(dtype).float()
+    return data, inverse
 
 
-drawn = check.draw(3, rows=[1, 2, 4], columns=[2, 4, 8], matrix=lambda dice: [
+def expected_blocks(ranks, matrix, rows, columns, format):
+    data, inverse = by_block(torch.tensor(matrix), TYPES[format], rows, columns)
+    return [[data.numpy(), inverse.numpy(), f"torch.{format}"]]
+
+
+def expected_pair(ranks, seed, role):
+    x = (0.37 * torch.arange(128 * 256) + seed).sin().view(128, 256)
+    x[3, 5] = 30000.0
+    found, rows = [], 128 if role == "weight" else 1
+    for matrix in (x, x.t()):
+        data, inverse = by_block(matrix, torch.float8_e4m3fn, rows, 128)
+        values = data * inverse.repeat_interleave(rows, 0).repeat_interleave(128, 1)
+        values = values if len(values) == 128 else values.t()
+        found += [list(inverse.shape), [float(values[3, 6]), float(values[4, 5]), float(values[4, 6])]]
+    return [found]
+
+
+drawn = check.draw(3, rows=[1, 2, 4], columns=[2, 4, 8], format=["float8_e4m3fn", "float8_e5m2"], matrix=lambda dice: [
     [dice.uniform(-1, 1) * 2.0**dice.randint(-9, 9) for _ in range(16)] for _ in range(8)])
-drawn += [{"matrix": [[0.0] * 16] * 4 + [[1.0] * 16] * 4, "rows": 4, "columns": 8}]
-check.function(blocks_of, cases=[(case["matrix"], case["rows"], case["columns"]) for case in drawn],
-               expected=by_block)
+drawn += [{"matrix": [[0.0] * 16] * 4 + [[458752.03125] * 16] * 4, "rows": 4, "columns": 8, "format": "float8_e4m3fn"}]
+check.ranks(blocks_of, ranks=1, expected=expected_blocks, cases=drawn)
+check.ranks(blocks_pair, ranks=1, expected=expected_pair, cases=check.draw(1, seed=range(1, 99), role=["input"])
+            + check.draw(1, seed=range(1, 99), role=["grad"]))
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="quantize-blocks" hint="A block of zeros needs a scale"
-# -    scales = torch.where(amax > 0, 448.0 / amax, 1.0)
-# +    scales = 448.0 / amax
+# %% [raw] mutant="blocks" hint="A block of zeros needs a scale"
+# -    scales = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponents), 1.0)
+# +    scales = torch.finfo(dtype).max / amax
+# +    scales = torch.exp2(torch.floor(torch.log2(scales)))
 
-# %% [raw] mutant="quantize-blocks" hint="one scale for the whole matrix"
+# %% [raw] mutant="blocks" hint="one scale for the whole matrix"
 # -    amax = tiles.abs().amax((1, 3), keepdim=True)
 # +    amax = tiles.abs().amax((1, 3), keepdim=True)
 # +    amax = torch.full_like(amax, amax.max())
 
-# %% [raw] mutant="quantize-blocks" hint="These are inverse scales"
-# -    return data.view(m, k), scales[:, 0, :, 0]
-# +    return data.view(m, k), 1 / scales[:, 0, :, 0]
+# %% [raw] mutant="blocks" hint="These are the scales"
+# -    return (tiles * scales).to(dtype).view(m, k), scales[:, 0, :, 0].reciprocal()
+# +    return (tiles * scales).to(dtype).view(m, k), scales[:, 0, :, 0]
 
-# %% [raw] mutant="quantize-blocks" hint="down the columns"
-# -    tiles = x.view(m // rows, rows, k // columns, columns)
+# %% [raw] mutant="blocks" hint="down the columns"
+# -    m, k = x.shape
+# +    m, k = x.shape
 # +    rows, columns = columns, rows
-# +    tiles = x.view(m // rows, rows, k // columns, columns)
+
+# %% [raw] mutant="blocks" hint="not powers of two"
+# -    scales = torch.where(amax > 0, torch.ldexp(torch.ones_like(amax), exponents), 1.0)
+# +    scales = torch.where(amax > 0, torch.finfo(dtype).max / amax, 1.0)
+
+# %% [raw] mutant="blocks" hint="448 is E4M3's largest number"
+# -    exponents = torch.frexp(torch.finfo(dtype).max / amax).exponent - 1
+# +    exponents = torch.frexp(448.0 / amax).exponent - 1
+
+# %% [raw] mutant="blocks" hint="scales of the transpose run along"
+# -        return quantize_blocks(x, dtype, 1, 128), quantize_blocks(x.t(), dtype, 1, 128)
+# +        data, inverse = quantize_blocks(x, dtype, 1, 128)
+# +        return (data, inverse), (data.t().contiguous(), inverse.t().contiguous())
+
+# %% [raw] mutant="blocks" hint="rounded from an already rounded"
+# -        return quantize_blocks(x, dtype, 1, 128), quantize_blocks(x.t(), dtype, 1, 128)
+# +        matrix = quantize_blocks(x, dtype, 1, 128)
+# +        return matrix, quantize_blocks(restore(matrix).t(), dtype, 1, 128)
+
+# %% [raw] mutant="blocks" hint="A weight has square blocks"
+# -        if role == "weight":
+# +        if role == "none":
+
+# %% [raw] mutant="blocks" hint="Only a weight has square blocks"
+# -        if role == "weight":
+# +        if role:
+
+# %% [markdown]
+# One outlier is enough to show what blocks are for. Between one scale per tensor and one per block lies **rowwise
+# scaling**, with one scale per row of each operand, or blocks of 1 x k. torchao trains with it, and
+# `torch._scaled_mm` supports it: a row's scale is the same for the whole sum, so the GEMM applies it once, to its result.
 
 # %% tags=["explore"]
+import importlib
+
+from mytrainer import blocks
+
+importlib.reload(blocks)  # in case you have changed the file
 torch.manual_seed(0)
 x = torch.randn(256, 256)
 x[3, 5] = 1e5
 normal = x.abs() < 1e3
-for rows, columns in ((256, 256), (128, 128), (1, 128)):
-    data, scales = quantize_blocks(x, rows, columns)
-    back = data.float() / scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-    error = (back - x)[normal].norm() / x[normal].norm()
-    print(f"{rows:3} x {columns:3}: {scales.numel():4} scales, error of the other values {result(f'{100 * error:.1f}%')}")
+for rows, columns in ((256, 256), (128, 128), (1, 256), (1, 128)):
+    matrix = blocks.quantize_blocks(x, torch.float8_e4m3fn, rows, columns)
+    error = (blocks.restore(matrix) - x)[normal].norm() / x[normal].norm()
+    print(f"{rows:3} x {columns:3}: {matrix[1].numel():4} scales, error of the other values "
+          f"{result(f'{100 * error:.1f}%')}")
 
 # %% [markdown]
 # ### Exercise 7: shared exponents
@@ -1362,61 +1549,136 @@ for rows, columns in ((256, 256), (128, 128), (1, 128)):
 # between $-127$ and 127. An element $d$ with the shared exponent $e$ has the value $d \cdot 2^e$: here, multiplying by
 # the scale gives the value back.
 #
-# Write `mxfp8`. Choose the smallest exponent for which no element of the block saturates, as Transformer Engine does.
-# The OCP's MX specification subtracts 8 from the exponent of the amax instead. With that rule, the largest elements
-# saturate if the amax is more than 1.75 times a power of two, because E4M3 ends at $448 = 1.75 \cdot 2^8$. A block of
-# zeros gets the exponent $-127$. Return the elements in E4M3, and the exponents. Compute them exactly: `torch.log2`
-# rounds, so it misses an amax just above $448 \cdot 2^{10}$, but `torch.frexp` does not.
+# Write `mytrainer/mx.py`, the recipe of `--fp8-recipe mxfp8`. Choose the smallest exponent for which no element of the
+# block saturates, as Transformer Engine does. The OCP's MX specification subtracts 8 from the exponent of the amax
+# instead. With that rule, the largest elements saturate if the amax is more than 1.75 times a power of two, because E4M3
+# ends at $448 = 1.75 \cdot 2^8$. A block of zeros gets the exponent $-127$. Compute the exponents exactly, as in
+# Exercise 5.
+#
+# `MX.pair` has the same task as before: the blocks of both operands run along the summed dimension. What does that mean
+# for a weight now?
 
-# %% answer="mxfp8"
-def mxfp8(x):
-    """Round a matrix to MXFP8 with E4M3 elements.
+# %% answer="mx"
+%%writefile mytrainer/mx.py
+"""The recipe with an exponent that 32 elements of a row share."""
+
+import torch
+
+
+def mxfp8(x, dtype):
+    """Round a matrix to MXFP8.
 
     Args:
-        x: [m, k], float32; k is divisible by 32.
+        x: [m, k]; k is divisible by 32.
+        dtype: E4M3 or E5M2.
 
     Returns the float8 elements [m, k], and the shared exponents [m, k / 32], int32.
     """
     ### BEGIN SOLUTION
     m, k = x.shape
-    blocks = x.view(m, k // 32, 32)
+    blocks = x.float().reshape(m, k // 32, 32)
     amax = blocks.abs().amax(2, keepdim=True)
-    fraction, exponents = torch.frexp(amax / 448.0)
-    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+    fraction, exponents = torch.frexp(amax / torch.finfo(dtype).max)
+    exponents = exponents - (fraction == 0.5).int()  # the largest number times a power of two fits exactly
     exponents = torch.where(amax > 0, exponents, -127).clamp(-127, 127)
-    data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
-    return data.view(m, k), exponents[:, :, 0]
+    return torch.ldexp(blocks, -exponents).to(dtype).view(m, k), exponents[:, :, 0]
     ### END SOLUTION
 
+
+def restore(matrix):
+    """Return the values of a quantized matrix, float64."""
+    data, exponents = matrix
+    return torch.ldexp(data.double(), exponents.repeat_interleave(32, 1))
+
+
+class MX:
+    """MXFP8: a quantized matrix is a tuple of its float8 elements, and its shared exponents."""
+
+    def pair(self, x, dtype, role):
+        """Quantize a matrix [m, k] for GEMMs that sum over its columns, and for those over its rows.
+
+        Args:
+            x: the matrix; m and k are multiples of 32.
+            dtype: E4M3 or E5M2.
+            role: "input", "weight", or "grad".
+
+        Returns the quantized matrix [m, k], and its quantized transpose [k, m].
+        """
+        ### BEGIN SOLUTION
+        return mxfp8(x, dtype), mxfp8(x.t(), dtype)
+        ### END SOLUTION
+
+    def multiply(self, a, b, dtype):
+        """Return a @ b.T for two quantized matrices [m, k] and [n, k]; Blackwell's GEMMs read the exponents."""
+        return (restore(a) @ restore(b).t()).to(dtype)
+
 # %% tags=["driver"]
-def mx_of(blocks):
+def mx_of(blocks, format):
     """Return the elements and shared exponents of a matrix with one row, given by its blocks' first values."""
+    from mytrainer.mx import mxfp8
+
     x = torch.zeros(1, 32 * len(blocks))
     for number, values in enumerate(blocks):
         x[0, 32 * number:32 * number + len(values)] = torch.tensor(values)
-    data, exponents = mxfp8(x)
+    data, exponents = mxfp8(x, getattr(torch, format))
     shown = [data.float()[0, 32 * number:32 * number + len(values)].tolist() for number, values in enumerate(blocks)]
     return [shown, exponents.tolist(), str(data.dtype)]
 
-# %% check="mxfp8" points=3
+
+def mx_pair(seed, role):
+    """Quantize a matrix in both directions, and return the shapes of the exponents and some restored values."""
+    from mytrainer.mx import MX
+
+    x, found = (0.37 * torch.arange(128 * 256) + seed).sin().view(128, 256), []
+    x[3, 5] = 30000.0
+    for data, exponents in MX().pair(x, torch.float8_e4m3fn, role):
+        values = torch.ldexp(data.float(), exponents.repeat_interleave(data.shape[1] // exponents.shape[1], 1)
+                             .repeat_interleave(len(data) // len(exponents), 0))
+        values = values if len(values) == 128 else values.t()  # of the transpose
+        found += [list(exponents.shape), [values[3, 6], values[4, 5], values[4, 6]]]
+    return found
+
+# %% check="mx" points=4
 some = [[1.0, 0.3], [448.0, 2.0], [449.0, 2.0], [0.0, 0.0], [-900.0, 0.01], [458752.03125, 2048.0]]
-check.function(
-    mx_of, cases=[(some,)],
-    expected=[[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
-               [[-8, 0, 1, -127, 2, 11]], "torch.float8_e4m3fn"]],
+check.ranks(
+    mx_of, ranks=1, cases=[(some, "float8_e4m3fn"), (some, "float8_e5m2")],
+    expected=[
+        [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]], [[-8, 0, 1,
+        -127, 2, 11]], 'torch.float8_e4m3fn']], [[[[32768.0, 10240.0], [57344.0, 256.0], [28672.0, 128.0], [0.0, 0.0],
+        [-28672.0, 0.3125], [28672.0, 128.0]], [[-15, -7, -6, -127, -5, 4]], 'torch.float8_e5m2']]],
     hints={
         "The exponent is one too small: the largest elements saturate.": [
-            [[[256.0, 80.0], [448.0, 2.0], [448.0, 2.0], [0.0, 0.0], [-448.0, 0.005859375], [448.0, 2.0]],
-             [[-8, 0, 0, -127, 1, 10]], "torch.float8_e4m3fn"]],
+            [[[[256.0, 80.0], [448.0, 2.0], [448.0, 2.0], [0.0, 0.0], [-448.0, 0.005859375], [448.0, 2.0]], [[-8, 0,
+            0, -127, 1, 10]], 'torch.float8_e4m3fn']], [[[[32768.0, 10240.0], [57344.0, 256.0], [57344.0, 256.0],
+            [0.0, 0.0], [-57344.0, 0.625], [57344.0, 256.0]], [[-15, -7, -7, -127, -6, 3]], 'torch.float8_e5m2']]],
         "The exponent always leaves a power of two unused. 448 fits exactly.": [
-            [[[256.0, 80.0], [224.0, 1.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
-             [[-8, 1, 1, -127, 2, 11]], "torch.float8_e4m3fn"]],
+            [[[[256.0, 80.0], [224.0, 1.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]], [[-8, 1,
+            1, -127, 2, 11]], 'torch.float8_e4m3fn']], [[[[32768.0, 10240.0], [28672.0, 128.0], [28672.0, 128.0],
+            [0.0, 0.0], [-28672.0, 0.3125], [28672.0, 128.0]], [[-15, -6, -6, -127, -5, 4]], 'torch.float8_e5m2']]],
         "torch.log2 has rounded: 458752.03125 is more than 448 x 2^10, and needs the exponent 11.": [
-            [[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [448.0, 2.0]],
-             [[-8, 0, 1, -127, 2, 10]], "torch.float8_e4m3fn"]],
+            [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [448.0, 2.0]], [[-8, 0,
+            1, -127, 2, 10]], 'torch.float8_e4m3fn']], []],
         "The sign of the exponents is wrong: an element times 2^e is the value.": [
-            [[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]],
-             [[8, 0, -1, 127, -2, -11]], "torch.float8_e4m3fn"]],
+            [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.001953125], [224.0, 1.0]], [[8, 0,
+            -1, 127, -2, -11]], 'torch.float8_e4m3fn']], [[[[32768.0, 10240.0], [57344.0, 256.0], [28672.0, 128.0],
+            [0.0, 0.0], [-28672.0, 0.3125], [28672.0, 128.0]], [[15, 7, 6, 127, 5, -4]], 'torch.float8_e5m2']]],
+        "448 is E4M3's largest number. Which one has `dtype`?": [
+            [], [[[[256.0, 80.0], [448.0, 2.0], [224.0, 1.0], [0.0, 0.0], [-224.0, 0.00244140625], [224.0, 1.0]],
+            [[-8, 0, 1, -127, 2, 11]], 'torch.float8_e5m2']]],
+    })
+check.ranks(mx_pair, ranks=1, cases=[{"seed": 0, "role": "input"}, {"seed": 0, "role": "weight"}],
+    expected=[
+        [[[128, 8], [-0.5, -0.5625, -0.8125], [256, 4], [-0.46875, -0.5, -0.8125]]], [[[128, 8], [-0.5, -0.5625,
+        -0.8125], [256, 4], [-0.46875, -0.5, -0.8125]]]],
+    hints={
+        "The exponents of the transpose run along its columns. Its GEMM sums over its rows' elements, 32 of "
+        "which share one.": [
+            [[[128, 8], [-0.5, -0.5625, -0.8125], [8, 128], [-0.5, -0.5625, -0.8125]]], []],
+        "MXFP8 has no square blocks, so a weight is rounded in each direction, too.": [
+            [], [[[128, 8], [-0.5, -0.5625, -0.8125], [8, 128], [-0.5, -0.5625, -0.8125]]]],
+        "The transpose is rounded from an already rounded matrix.": [
+            [[[128, 8], [-0.5, -0.5625, -0.8125], [256, 4], [-0.5, -0.5, -0.8125]]], [[[128, 8], [-0.5, -0.5625,
+            -0.8125], [256, 4], [-0.5, -0.5, -0.8125]]]],
     })
 ### BEGIN HIDDEN TESTS
 import math
@@ -1424,44 +1686,125 @@ import math
 import torch
 
 
-def shared(blocks):
-    shown, exponents = [], []
-    for values in blocks:
-        amax, e = max(map(abs, values)), -127
-        while amax and amax > 448.0 * 2.0**e:
-            e += 1
-        exponents.append(e)
-        shown.append([torch.tensor(math.ldexp(one, -e)).to(torch.float8_e4m3fn).float().item() for one in values])
-    return [shown, [exponents], "torch.float8_e4m3fn"]
+TYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
-drawn = check.draw(6, blocks=lambda dice: [
+def shared(values, largest):
+    amax, e = max(map(abs, values)), -127
+    while amax and amax > largest * 2.0**e:
+        e += 1
+    return e
+
+
+def expected_mx(ranks, blocks, format):
+    dtype = TYPES[format]
+    exponents = [shared(values, torch.finfo(dtype).max) for values in blocks]
+    shown = [[torch.tensor(math.ldexp(one, -e)).to(dtype).float().item() for one in values]
+             for values, e in zip(blocks, exponents)]
+    return [[shown, [exponents], f"torch.{format}"]]
+
+
+def expected_directions(ranks, seed, role):
+    x = (0.37 * torch.arange(128 * 256) + seed).sin().view(128, 256)
+    x[3, 5] = 30000.0
+
+    def kept(row, column, along):
+        block = x[row, column // 32 * 32:][:32] if along else x[row // 32 * 32:, column][:32]
+        e = shared(block.tolist(), 448.0)
+        return math.ldexp(torch.tensor(math.ldexp(float(x[row, column]), -e)).to(torch.float8_e4m3fn).item(), e)
+
+    return [[size for shape, along in (([128, 8], True), ([256, 4], False))
+             for size in (shape, [kept(row, column, along) for row, column in ((3, 6), (4, 5), (4, 6))])]]
+
+
+drawn = check.draw(3, format=["float8_e4m3fn", "float8_e5m2"], blocks=lambda dice: [
     [dice.choice([-1, 1]) * dice.choice([dice.uniform(0.01, 9), 448.0, 448.0 + 2.0**-15, 1.75, 2.0])
      * 2.0**dice.randint(-20, 20)]
     + [dice.uniform(-0.01, 0.01) for _ in range(5)] for _ in range(8)])
-check.function(mx_of, cases=[(case["blocks"],) for case in drawn], expected=shared)
+check.ranks(mx_of, ranks=1, cases=drawn, expected=expected_mx)
+check.ranks(mx_pair, ranks=1, expected=expected_directions, cases=check.draw(1, seed=range(1, 99), role=["weight"]))
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="mxfp8" hint="the largest elements saturate"
-# -    fraction, exponents = torch.frexp(amax / 448.0)
-# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
-# +    exponents = torch.frexp(amax).exponent - 9
-# -    data = torch.ldexp(blocks, -exponents).to(torch.float8_e4m3fn)
-# +    data = torch.ldexp(blocks, -exponents).clamp(-448, 448).to(torch.float8_e4m3fn)
+# %% [raw] mutant="mx" hint="the largest elements saturate"
+# -    fraction, exponents = torch.frexp(amax / torch.finfo(dtype).max)
+# +    largest = torch.finfo(dtype).max
+# +    exponents = torch.frexp(amax).exponent - torch.frexp(torch.tensor(largest)).exponent
+# -    return torch.ldexp(blocks, -exponents).to(dtype).view(m, k), exponents[:, :, 0]
+# +    return torch.ldexp(blocks, -exponents).clamp(-largest, largest).to(dtype).view(m, k), exponents[:, :, 0]
+# -    exponents = exponents - (fraction == 0.5).int()  # the largest number times a power of two fits exactly
 
-# %% [raw] mutant="mxfp8" hint="leaves a power of two unused"
-# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
+# %% [raw] mutant="mx" hint="leaves a power of two unused"
+# -    exponents = exponents - (fraction == 0.5).int()  # the largest number times a power of two fits exactly
 
-# %% [raw] mutant="mxfp8" hint="torch.log2 has rounded"
-# -    fraction, exponents = torch.frexp(amax / 448.0)
-# -    exponents = exponents - (fraction == 0.5).int()  # 448 times a power of two fits exactly
-# +    exponents = torch.ceil(torch.log2(amax / 448.0)).clamp(min=-127).int()
+# %% [raw] mutant="mx" hint="torch.log2 has rounded"
+# -    fraction, exponents = torch.frexp(amax / torch.finfo(dtype).max)
+# +    exponents = torch.ceil(torch.log2(amax / torch.finfo(dtype).max)).clamp(min=-127).int()
+# -    exponents = exponents - (fraction == 0.5).int()  # the largest number times a power of two fits exactly
 
-# %% [raw] mutant="mxfp8" hint="The sign of the exponents is wrong"
-# -    return data.view(m, k), exponents[:, :, 0]
-# +    return data.view(m, k), -exponents[:, :, 0]
+# %% [raw] mutant="mx" hint="The sign of the exponents is wrong"
+# -    return torch.ldexp(blocks, -exponents).to(dtype).view(m, k), exponents[:, :, 0]
+# +    return torch.ldexp(blocks, -exponents).to(dtype).view(m, k), -exponents[:, :, 0]
+
+# %% [raw] mutant="mx" hint="448 is E4M3's largest number"
+# -    fraction, exponents = torch.frexp(amax / torch.finfo(dtype).max)
+# +    fraction, exponents = torch.frexp(amax / 448.0)
+
+# %% [raw] mutant="mx" hint="exponents of the transpose run along"
+# -        return mxfp8(x, dtype), mxfp8(x.t(), dtype)
+# +        data, exponents = mxfp8(x, dtype)
+# +        return (data, exponents), (data.t().contiguous(), exponents.t().contiguous())
+
+# %% [raw] mutant="mx" hint="no square blocks"
+# -        return mxfp8(x, dtype), mxfp8(x.t(), dtype)
+# +        data, exponents = mxfp8(x, dtype)
+# +        same = data.t().contiguous(), exponents.t().contiguous()
+# +        return (data, exponents), same if role == "weight" else mxfp8(x.t(), dtype)
+
+# %% [raw] mutant="mx" hint="rounded from an already rounded"
+# -        return mxfp8(x, dtype), mxfp8(x.t(), dtype)
+# +        matrix = mxfp8(x, dtype)
+# +        return matrix, mxfp8(restore(matrix).t(), dtype)
 
 # %% [markdown]
+# Now your layer runs with all of your recipes, and with rowwise scaling, which needs no more than your
+# `quantize_blocks`. The input has the outlier in one token. Which of the recipes protect the *other* tokens' outputs?
+# The gradient of the weight sums over the tokens, so which of its columns does the outlier reach? Decide before you run
+# the cell.
+
+# %% tags=["explore"]
+from mytrainer import fp8, mx
+
+
+class Rowwise(blocks.Blocks):
+    """One scale per row of each operand."""
+
+    def pair(self, x, dtype, role):
+        return [blocks.quantize_blocks(one, dtype, 1, one.shape[1]) for one in (x, x.t())]
+
+
+fp8, mx = importlib.reload(fp8), importlib.reload(mx)
+torch.manual_seed(0)
+weight, grad = torch.randn(256, 256) / 16, torch.randn(256, 256)
+others = torch.arange(256) != 3  # tokens
+usual = torch.arange(256) != 5  # inputs
+print("one scale per            other tokens' outputs   other columns of dw")
+for name, chosen in (("tensor", fp8.PerTensor()), ("row", Rowwise()), ("1 x 128 and 128 x 128", blocks.Blocks()),
+                     ("1 x 32", mx.MX())):
+    layer = fp8.Linear(256, 256, bias=False)
+    layer.recipe = chosen
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    y = layer(x.clone().requires_grad_())
+    y.backward(grad)
+    exact_y, exact_dw = (x @ weight.t())[others], (grad.t() @ x)[:, usual]
+    errors = [(found - exact).norm() / exact.norm() for found, exact in (
+        (y.detach()[others], exact_y), (layer.weight.grad[:, usual], exact_dw))]
+    print(f"{name:24} {100 * errors[0]:20.1f}% {100 * errors[1]:20.1f}%")
+
+# %% [markdown]
+# One scale per tensor ruins both. All the others confine the outlier, in the forward pass to its token and in the
+# backward pass to its column, because the scales of a transposed operand are those of the other dimension.
+#
 # ## Below eight bits
 #
 # A B200 multiplies 4-bit numbers at twice its FP8 rate. **E2M1** has only the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, and
@@ -1761,9 +2104,16 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # ## What you have built
 #
 # `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs. `lab mytrainer` tests it, and `code/my_trainer.py`, the
-# training loop around your files, uses it with `--bf16 --fp8-format hybrid --fp8-recipe tensorwise`. With
-# `--fp8-recipe delayed`, your `mytrainer/delayed.py` sets its scales. This lab leaves no
-# jobs behind.
+# training loop around your files, uses it with `--bf16 --fp8-format hybrid`. The recipe is one of yours:
+#
+# | `--fp8-recipe` | your files |
+# |---|---|
+# | `tensorwise` | `fp8.py` |
+# | `delayed` | `fp8.py`, `delayed.py`, and on several ranks `amaxes.py` |
+# | `blockwise` | `fp8.py` and `blocks.py` |
+# | `mxfp8` | `fp8.py` and `mx.py` |
+#
+# This lab leaves no jobs behind.
 #
 # - A scale moves a tensor into a format's range, where the relative precision hardly depends on the magnitude.
 # - The scale comes from an amax: of the tensor itself, of its history, or of a block. Ranks must agree on it.
@@ -2253,5 +2603,5 @@ for percentile in (100.0, 99.99, 99.0):
 #   PyTorch, with `torch.compile` to fuse the casts.
 # - The source of `minite`, in `code/minite` of this course's repository: short enough to read in one sitting.
 #
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your `fp8.py` is in
-# it.
+# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your files of
+# `mytrainer/` are in it.

@@ -7,7 +7,7 @@
 
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
 losses. The part that makes several ranks train one model is yours, and with --bf16 --fp8-format
-hybrid, so are the linear layers, whose scales --fp8-recipe tensorwise or delayed sets. With
+hybrid, so are the linear layers and the recipes that --fp8-recipe selects. With
 --samples-per-rank, ranks process different numbers of samples. The loop has no validation and no
 checkpoints yet.
 """
@@ -90,20 +90,32 @@ class GPT(nn.Module):
 
         The embeddings and the output layer stay in 16 bits, as in pretrain_gpt.py.
         """
-        config, device = ctx.config, ctx.device.torch_device
         for module in self.stage.decoder.modules():
             if isinstance(module, ColumnParallelLinear | RowParallelLinear):
                 outputs, inputs = module.weight.shape
                 layer = linear(inputs, outputs, device="meta")
                 layer.weight, layer.bias = module.weight, module.bias
-                if config.fp8_recipe == "delayed":
-                    make = pieces.load("delayed").DelayedScale
-                    layer.scales = tuple(
-                        SharedScale(make(torch.finfo(dtype).max, config.fp8_amax_history_len,
-                                         config.fp8_margin), device)
-                        for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fn, torch.float8_e5m2))
-                    self.scales.extend(layer.scales)
+                layer.recipe = self._recipe(ctx)
                 module.forward = lambda x, layer=layer: layer(x, self.first_micro_batch)
+
+    def _recipe(self, ctx: Context) -> object:
+        """Return your recipe for one linear layer, as --fp8-recipe selects it."""
+        config, device = ctx.config, ctx.device.torch_device
+        if config.fp8_recipe == "blockwise":
+            return pieces.load("blocks").Blocks()
+        if config.fp8_recipe == "mxfp8":
+            return pieces.load("mx").MX()
+        per_tensor = pieces.load("fp8").PerTensor
+        if config.fp8_recipe == "tensorwise":
+            return per_tensor()
+        make = pieces.load("delayed").DelayedScale
+        delayed = {
+            role: SharedScale(make(torch.finfo(dtype).max, config.fp8_amax_history_len,
+                                   config.fp8_margin), device)
+            for role, dtype in (("input", torch.float8_e4m3fn), ("weight", torch.float8_e4m3fn),
+                                ("grad", torch.float8_e5m2))}
+        self.scales.extend(delayed.values())
+        return per_tensor(delayed)
 
     def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
         """Return the mean loss over the tokens of a micro-batch (fp32, one element).

@@ -53,14 +53,26 @@ def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recomput
     return overhead, 2 * micro_batches * (stages * chunks - 1)""",
     },
     "13_eight_bits": {
-        "quantize-blocks": """def quantize_blocks(x, rows, columns):
-    from minite.quantize import quantize_blocks
-    made = quantize_blocks(x, torch.float8_e4m3fn, (rows, columns), power_of_2=False)
-    return made.data, 1 / made.scale_inv""",
-        "mxfp8": """def mxfp8(x):
-    from minite import quantize
-    made = quantize.quantize_mx(x, torch.float8_e4m3fn)
-    return made.data, torch.log2(made.scale_inv.float()).int()""",
+        "blocks": """%%writefile mytrainer/blocks.py
+from minite.quantize import quantize_blocks as made
+def quantize_blocks(x, dtype, rows, columns):
+    found = made(x, dtype, (rows, columns))
+    return found.data, found.scale_inv
+class Blocks:
+    def pair(self, x, dtype, role):
+        if role == "weight":
+            data, inverse = quantize_blocks(x, dtype, 128, 128)
+            return (data, inverse), (data.t().contiguous(), inverse.t())
+        return quantize_blocks(x, dtype, 1, 128), quantize_blocks(x.t(), dtype, 1, 128)""",
+        "mx": """%%writefile mytrainer/mx.py
+from minite import quantize
+def mxfp8(x, dtype):
+    made = quantize.quantize_mx(x, dtype)
+    return made.data, made.scale_inv.view(torch.uint8).int() - 127
+class MX:
+    def pair(self, x, dtype, role):
+        return mxfp8(x, dtype), mxfp8(x.t(), dtype)
+import torch""",
     },
     "14_heterogeneous_clusters": {
         "stage-times": """from labkit.contest.mixed_clusters import durations as stage_times""",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import torch
 
@@ -29,8 +30,8 @@ DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "mer
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
 PRECISION = ("bf16", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
-# What mytrainer/fp8.py computes; the nearest value comes first.
-FP8 = {"fp8_format": ("hybrid",), "fp8_recipe": ("tensorwise", "delayed")}
+# The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
+RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST, *PRECISION))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
@@ -118,13 +119,10 @@ def divide(batch: int, weights: Sequence[float], micro: int) -> list[int]:
 
 
 def _check_fp8(config: Config) -> None:
-    """Raise UserError for a recipe that mytrainer/fp8.py does not compute."""
-    for name, values in FP8.items():
-        spelling, other = table_of(Config)[name].spelling, getattr(config, name)
-        if other not in values:
-            raise UserError(f"{spelling} {other}: mytrainer/fp8.py has E4M3 values, E5M2 "
-                            "gradients, and one scale per tensor; nearest: "
-                            f"{spelling} {values[0]}")
+    """Raise UserError for settings that the files of lab 13 do not compute."""
+    if config.fp8_format != "hybrid":
+        raise UserError(f"--fp8-format {config.fp8_format}: mytrainer/fp8.py has E4M3 values and "
+                        "E5M2 gradients; nearest: --fp8-format hybrid")
     length, algorithm = config.fp8_amax_history_len, config.fp8_amax_compute_algo
     if config.fp8_recipe == "delayed" and length > 1 and algorithm != "max":
         raise UserError(f"--fp8-amax-compute-algo {algorithm}: mytrainer/delayed.py takes the "
@@ -150,15 +148,22 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
     if fp8 is None:
         raise UserError(f"--fp8-format {config.fp8_format} needs mytrainer/fp8.py, which you write "
                         "in lab 13; until then, leave the flag out")
-    if config.fp8_recipe != "delayed":
-        return
-    if pieces.load("delayed") is None:
-        raise UserError("--fp8-recipe delayed needs mytrainer/delayed.py, which you write in lab "
-                        "13, exercise 3; nearest: --fp8-recipe tensorwise")
-    if config.world_size > 1 and pieces.load("amaxes") is None:
-        raise UserError(f"--fp8-recipe delayed on {config.world_size} ranks needs "
-                        "mytrainer/amaxes.py, which you write in lab 13, exercise 4; nearest: "
-                        "--fp8-recipe tensorwise")
-    if not hasattr(fp8.Linear, "scales"):
-        raise UserError("--fp8-recipe delayed: Linear in mytrainer/fp8.py has no scales; you write "
-                        "it in lab 13, exercise 5; nearest: --fp8-recipe tensorwise")
+    missing = _missing_for_recipe(config, fp8)
+    if missing is not None:
+        nearest = ("--fp8-recipe tensorwise" if hasattr(fp8, "PerTensor") else
+                   "leave --fp8-format out")
+        raise UserError(f"--fp8-recipe {config.fp8_recipe}{missing}; nearest: {nearest}")
+
+
+def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:
+    """Return what a recipe lacks, as the end of a sentence, or None."""
+    name, exercise = RECIPES.get(config.fp8_recipe, ("fp8", 5))
+    if pieces.load(name) is None:
+        return f" needs mytrainer/{name}.py, which you write in lab 13, exercise {exercise}"
+    if name == "delayed" and config.world_size > 1 and pieces.load("amaxes") is None:
+        return (f" on {config.world_size} ranks needs mytrainer/amaxes.py, which you write in lab "
+                "13, exercise 4")
+    if not (hasattr(fp8, "PerTensor") and hasattr(fp8.Linear, "recipe")):
+        return (": Linear in mytrainer/fp8.py takes no recipe; you write it in lab 13, exercise 5, "
+                "with PerTensor beside it")
+    return None

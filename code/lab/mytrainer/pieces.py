@@ -65,7 +65,9 @@ PIECES = {piece.name: piece for piece in (
     Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
     Piece("delayed", "lab 13", "DelayedScale", "delayed scaling"),
     Piece("amaxes", "lab 13", "share_amaxes", "amaxes of all ranks"),
-    Piece("fp8", "lab 13", "Linear", "FP8 linear layers"))}
+    Piece("fp8", "lab 13", "Linear", "FP8 linear layers"),
+    Piece("blocks", "lab 13", "Blocks", "block scales"),
+    Piece("mx", "lab 13", "MX", "MXFP8"))}
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (
     Piece(NEW + "ddp", "lab 14", "DataParallel", "unequal replicas"),)}

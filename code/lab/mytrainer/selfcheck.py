@@ -164,6 +164,37 @@ def test_fp8(module) -> None:
                            f"by {error:.1%}; rounding to FP8 causes 1% to 10%")
 
 
+def test_blocks(module) -> None:
+    test_recipe("blocks", module.Blocks())
+
+
+def test_mx(module) -> None:
+    test_recipe("mx", module.MX())
+
+
+def test_recipe(name: str, recipe) -> None:
+    """Multiply two matrices whose outliers lie in different blocks, in both directions.
+
+    Args:
+        name: the piece's name.
+        recipe: with `pair` and `multiply`, as fp8.Linear calls them.
+    """
+    torch.manual_seed(0)
+    x, weight = torch.randn(128, 256), torch.randn(128, 256)
+    x[3, 5] = 3e4
+    (rows, columns), (others, transposed) = (
+        recipe.pair(tensor, torch.float8_e4m3fn, role)
+        for tensor, role in ((x, "input"), (weight, "weight")))
+    for text, product, exact in (
+            ("rows", recipe.multiply(rows, others, torch.float32), x @ weight.t()),
+            ("columns", recipe.multiply(columns, transposed, torch.float32), x.t() @ weight)):
+        usual = torch.arange(len(exact)) != (3 if text == "rows" else 5)
+        error = ((product - exact)[usual].norm() / exact[usual].norm()).item()
+        if not 0.001 < error < 0.06:
+            raise LabError(f"mytrainer/{name}.py: a product of {text} without an outlier is off by "
+                           f"{error:.1%}; rounding in blocks causes 3% to 5%")
+
+
 def compare(text: str, parallel: nn.Module, single: nn.Module,
             select: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
     """Raise LabError unless this rank's parameters or gradients match a single process's.
@@ -202,4 +233,5 @@ def test_new_ddp(module) -> None:
 
 
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "delayed": test_delayed,
-         "amaxes": test_amaxes, "fp8": test_fp8, "new/ddp": test_new_ddp}
+         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
+         "new/ddp": test_new_ddp}

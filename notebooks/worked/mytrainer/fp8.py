@@ -1,4 +1,4 @@
-"""A linear layer whose three GEMMs run in FP8, with one scale per tensor."""
+"""A linear layer whose three GEMMs run in FP8, with the scales of a recipe."""
 
 import torch
 from torch import nn
@@ -29,34 +29,53 @@ def quantize(x, dtype, delayed=None):
     return (x.detach() * scale.to(x.dtype)).to(dtype), scale.reciprocal()
 
 
-def transposed(matrix):
-    """Return the transpose of a quantized matrix, with contiguous rows."""
-    data, inverse = matrix
-    return data.t().contiguous(), inverse
+class PerTensor:
+    """The recipe with one scale per tensor.
 
+    A quantized matrix is a tuple of its float8 elements, with contiguous rows, and 1 / scale.
 
-def multiply(a, b, dtype):
-    """Return a @ b.T for two quantized matrices [m, k] and [n, k], accumulated in float32."""
-    return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=dtype)
+    Attributes:
+        delayed: the DelayedScale of each role; empty with current scaling.
+    """
+
+    def __init__(self, delayed=None):
+        self.delayed = delayed or {}
+
+    def pair(self, x, dtype, role):
+        """Quantize a matrix [m, k] for GEMMs that sum over its columns, and for those over its rows.
+
+        Args:
+            x: the matrix.
+            dtype: E4M3 or E5M2.
+            role: "input", "weight", or "grad" (of the output).
+
+        Returns the quantized matrix [m, k], and its quantized transpose [k, m].
+        """
+        data, inverse = quantize(x, dtype, self.delayed.get(role))
+        return (data, inverse), (data.t().contiguous(), inverse)
+
+    def multiply(self, a, b, dtype):
+        """Return a @ b.T for two quantized matrices [m, k] and [n, k], accumulated in float32."""
+        return torch._scaled_mm(a[0], b[0].t(), a[1], b[1], out_dtype=dtype)
 
 
 class Multiply(torch.autograd.Function):
     """y = x @ weight.T, with E4M3 in the forward pass and E5M2 gradients."""
 
     @staticmethod
-    def forward(ctx, x, weight, quantized, scales):
+    def forward(ctx, x, weight, quantized, recipe):
         """Return y [tokens, n].
 
         Args:
             x: [tokens, k].
             weight: [n, k]; the parameter, so that autograd asks for its gradient.
-            quantized: the weight, as quantize() returns it.
-            scales: as in Linear.
+            quantized: the weight, as recipe.pair() returns it.
+            recipe: as in Linear.
         """
-        ctx.scales = scales
-        rounded = quantize(x, E4M3, scales[0])
-        ctx.save_for_backward(*rounded, *quantized)
-        return multiply(rounded, quantized, x.dtype)
+        ctx.recipe = recipe
+        rows, columns = recipe.pair(x, E4M3, "input")
+        ctx.save_for_backward(*columns, *quantized[1])
+        return recipe.multiply(rows, quantized[0], x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
@@ -64,10 +83,10 @@ class Multiply(torch.autograd.Function):
 
         The gradient of the weight is float32, because the trainer adds up those of all micro-batches.
         """
-        x, x_inverse, weight, weight_inverse = ctx.saved_tensors
-        rounded = quantize(grad, E5M2, ctx.scales[2])
-        dx = multiply(rounded, transposed((weight, weight_inverse)), grad.dtype)
-        dw = multiply(transposed(rounded), transposed((x, x_inverse)), torch.float32)
+        x, x_inverse, *weight = ctx.saved_tensors
+        rows, columns = ctx.recipe.pair(grad, E5M2, "grad")
+        dx = ctx.recipe.multiply(rows, weight, grad.dtype)
+        dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)
         return dx, dw, None, None
 
 
@@ -76,12 +95,11 @@ class Linear(nn.Linear):
 
     Attributes:
         kept: the quantized weight of this step.
-        scales: the DelayedScale of x, of the weight, and of the gradient of the output; None for
-            each with current scaling.
+        recipe: quantizes and multiplies; current scaling, if the trainer does not set another one.
     """
 
     kept = None
-    scales = (None, None, None)
+    recipe = PerTensor()
 
     def forward(self, x, first_micro_batch=True):
         """Return [..., out_features].
@@ -91,6 +109,6 @@ class Linear(nn.Linear):
             first_micro_batch: quantize the weight and keep it; otherwise, use the one that was kept.
         """
         if first_micro_batch:
-            self.kept = quantize(self.weight, E4M3, self.scales[1])
-        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept, self.scales).view(*x.shape[:-1], -1)
+            self.kept = self.recipe.pair(self.weight.detach(), E4M3, "weight")
+        y = Multiply.apply(x.flatten(0, -2), self.weight, self.kept, self.recipe).view(*x.shape[:-1], -1)
         return y if self.bias is None else y + self.bias

@@ -119,10 +119,17 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     ("new/ddp", "if not self.synchronizes:", "if 1 / 0:", "mytrainer/new/ddp.py, line "),
     ("delayed", "max(self.history)", "self.current",
      "mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, DelayedScale(448.0, 2, 1) has had"),
+    ("amaxes", "dist.ReduceOp.MAX", "dist.ReduceOp.SUM",
+     "on rank 0, and 1 and 8 on rank 1, share_amaxes returns [3, 8.5] on rank "),
+    ("blocks", "quantize_blocks(x.t(), dtype, 1, 128)", "quantize_blocks(x.t(), dtype, 256, 128)",
+     "mytrainer/blocks.py: a product of columns without an outlier is off by "),
+    ("mx", "return mxfp8(x, dtype), mxfp8(x.t(), dtype)",
+     "return mxfp8(x, dtype), mxfp8(x.t().contiguous().view(x.shape), dtype)",
+     "mytrainer/mx.py, line "),
     ("fp8", "return dx, dw, None", "return dx, None, None",
      "mytrainer/fp8.py: the gradient of the weight is None"),
-    ("fp8", "dw = multiply(transposed(rounded), transposed((x, x_inverse)), grad.dtype)",
-     "dw = grad.t() @ (x.float() * x_inverse) * 3",
+    ("fp8", "dw = ctx.recipe.multiply(columns, (x, x_inverse), torch.float32)",
+     "dw = grad.t() @ (x.float() * x_inverse).t() * 3",
      "the gradient of the weight of Linear(64, 32) differs")])
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
     student.change(name, old, new)

@@ -4,6 +4,9 @@ import re
 
 import pytest
 
+from lab.mytrainer import flags as ours
+from minimegatron.errors import UserError
+
 pytestmark = pytest.mark.slow
 
 MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
@@ -80,15 +83,15 @@ FP8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise "
 
 
 def test_fp8_layers_train_as_the_trainer_s_own_do(my_trainer, train, student, dataset):
-    """Both round; the trainer's scales are no powers of two, and it adds gradients up in fp32."""
+    """Both round and add gradients up in fp32; the trainer's scales are no powers of two."""
     student.solve("collectives", "ddp", "fp8")
     run = my_trainer(WIDE + SHORT + FP8 + dataset.flags, ranks=2)
     assert "with mytrainer/ddp.py and mytrainer/fp8.py" in run.out
     reference = train(SHORT + FP8, base=WIDE + dataset.flags).column("lm loss")
     bf16 = train(SHORT + "--bf16 ", base=WIDE + dataset.flags).column("lm loss")
-    ours = run.column("lm loss")
-    assert ours == pytest.approx(reference, rel=3e-3) and len(ours) == 20
-    assert ours != pytest.approx(bf16, rel=1e-6) and ours[-1] < ours[0] - 0.3
+    losses = run.column("lm loss")
+    assert losses == pytest.approx(reference, rel=1e-3) and len(losses) == 20
+    assert losses != pytest.approx(bf16, rel=1e-6) and losses[-1] < losses[0] - 0.3
 
 
 # Most of the first weights are smaller than E4M3's smallest number, 2^-9, so they need their scale.
@@ -107,6 +110,8 @@ def test_delayed_scaling_trains_as_the_trainer_s_own_does(
         my_trainer, student, dataset, delayed_losses, ranks):
     """The ranks share their amaxes, so the scales are the same on any number of ranks."""
     student.solve("collectives", "ddp", "delayed", "fp8")
+    if ranks:
+        student.solve("amaxes")
     losses = my_trainer(WIDE + SHORT + DELAYED + dataset.flags, ranks).column("lm loss")
     assert losses == pytest.approx(delayed_losses, rel=1e-4) and len(losses) == 20
 
@@ -119,18 +124,82 @@ def test_a_scale_that_never_advances_is_not_the_trainers(
     assert losses != pytest.approx(delayed_losses, rel=3e-4)  # three times the tolerance above
 
 
-@pytest.mark.parametrize(("present", "message"), [
-    (("fp8",), "--fp8-recipe delayed needs mytrainer/delayed.py, which you write in lab 13, "
-     "exercise 3"),
-    (("delayed", "old fp8"), "Linear in mytrainer/fp8.py has no scales; you write it in lab 13, "
-     "exercise 5")])
-def test_a_recipe_that_the_files_cannot_do_is_refused(my_trainer, student, dataset, present,
+def test_the_scales_of_several_ranks_are_those_of_the_amaxes_that_the_piece_returns(
+        my_trainer, student, dataset, delayed_losses):
+    """If they are too small, values saturate."""
+    student.solve("collectives", "ddp", "delayed", "fp8")
+    student.change("amaxes", "dist.all_reduce(shared, dist.ReduceOp.MAX, group)", "shared /= 64")
+    losses = my_trainer(WIDE + SHORT + DELAYED + dataset.flags, ranks=2).column("lm loss")
+    assert losses != pytest.approx(delayed_losses, rel=3e-4)  # three times the tolerance above
+
+
+# The smallest model whose operands consist of whole blocks of 128 x 128.
+BLOCKS = MODEL.replace("--num-layers 2 --hidden-size 32", "--num-layers 1 --hidden-size 128")
+FEW = TRAINING.replace("--train-iters 32", "--train-iters 6") + "--micro-batch-size 4 "
+
+
+@pytest.mark.parametrize(("recipe", "piece"), [("blockwise", "blocks"), ("mxfp8", "mx")])
+def test_block_scales_train_as_the_trainer_s_own_do(my_trainer, train, student, dataset, recipe,
+                                                    piece):
+    """On one process with four micro-batches per step, and on two ranks with two."""
+    student.solve("collectives", "ddp", "fp8", piece)
+    flags = FEW + FP8.replace("tensorwise", recipe)
+    reference = train(flags, base=BLOCKS + dataset.flags).column("lm loss")
+    for ranks in (0, 2):
+        run = my_trainer(BLOCKS + flags + dataset.flags, ranks)
+        assert f"mytrainer/fp8.py and mytrainer/{piece}.py" in run.out
+        assert run.column("lm loss") == pytest.approx(reference, rel=1e-4) and len(reference) == 6
+
+
+@pytest.mark.parametrize(("piece", "change"), [
+    ("blocks", "quantize_blocks(x.t(), dtype, 1, 128)"), ("mx", "mxfp8(x.t(), dtype)")])
+def test_a_transpose_with_other_values_is_not_the_trainers(my_trainer, train, student, dataset,
+                                                           piece, change):
+    """The loss of the first step does not see it; the norm of the weights' gradients does."""
+    student.solve("fp8")
+    student.change(piece, change, change.replace("x.t()", "2 * x.t()"))
+    flags = FEW + FP8.replace("tensorwise", "blockwise" if piece == "blocks" else "mxfp8")
+    right, wrong = (run.column("grad norm") for run in (
+        train(flags, base=BLOCKS + dataset.flags), my_trainer(BLOCKS + flags + dataset.flags)))
+    assert wrong[0] > 1.5 * right[0]
+
+
+def recipe_flags(recipe):
+    return {"delayed": DELAYED}.get(recipe, FP8.replace("tensorwise", recipe))
+
+
+@pytest.mark.parametrize(("present", "recipe", "ranks", "message"), [
+    (["fp8"], "delayed", 0, "needs mytrainer/delayed.py, which you write in lab 13, exercise 3"),
+    (["fp8", "ddp", "collectives", "delayed"], "delayed", 2, "on 2 ranks needs "
+     "mytrainer/amaxes.py, which you write in lab 13, exercise 4"),
+    (["fp8"], "blockwise", 0, "needs mytrainer/blocks.py, which you write in lab 13, exercise 6"),
+    (["fp8"], "mxfp8", 0, "needs mytrainer/mx.py, which you write in lab 13, exercise 7")])
+def test_a_recipe_that_the_files_cannot_do_is_refused(monkeypatch, student, present, recipe, ranks,
                                                       message):
-    student.solve(*(name for name in present if name != "old fp8"))
-    if "old fp8" in present:
-        student.change("fp8", "    scales = (None, None, None)\n", "")
-    run = my_trainer(WIDE + SHORT + DELAYED + dataset.flags, code=1)
-    assert message in run.err and run.err.rstrip().endswith("nearest: --fp8-recipe tensorwise")
+    student.solve(*present)
+    config = parsed(monkeypatch, BLOCKS + FEW + recipe_flags(recipe), ranks or 1)
+    with pytest.raises(UserError, match=f"^--fp8-recipe {recipe} {message}; nearest: "
+                                        "--fp8-recipe tensorwise$"):
+        ours.require_fp8_pieces(config)
+
+
+@pytest.mark.parametrize(("old", "new", "nearest"), [
+    ("    recipe = PerTensor()\n", "", "--fp8-recipe tensorwise"),
+    ("class PerTensor:", "class Other:", "leave --fp8-format out")])
+def test_a_layer_without_a_recipe_is_refused(monkeypatch, student, old, new, nearest):
+    student.solve("blocks")
+    student.change("fp8", old, new)
+    if "Other" in new:
+        student.write("fp8", (student.folder / "fp8.py").read_text().replace("PerTensor", "Other"))
+    config = parsed(monkeypatch, BLOCKS + FEW + recipe_flags("blockwise"), 1)
+    with pytest.raises(UserError, match=f"takes no recipe; .* exercise 5, .*; nearest: {nearest}$"):
+        ours.require_fp8_pieces(config)
+
+
+def parsed(monkeypatch, words, ranks):
+    """Parse flags on one of some ranks."""
+    monkeypatch.setattr(ours, "parse_arguments", with_world(ours.parse_arguments, ranks))
+    return ours.parse((words + "--data-path x --vocab-file x --merge-file x").split())
 
 
 def test_a_weight_is_quantized_once_per_step(my_trainer, student, dataset):
@@ -165,12 +234,11 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
     ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2: my_trainer.py does not use "
      "this flag; leave it out"),
     ("--fp16", "--fp16: my_trainer.py does not use this flag"),
-    ("--bf16 --fp8-format hybrid --fp8-recipe mxfp8", "--fp8-recipe mxfp8: mytrainer/fp8.py has "
-     "E4M3 values, E5M2 gradients, and one scale per tensor; nearest: --fp8-recipe tensorwise"),
     ("--bf16 --fp8-format hybrid --fp8-amax-history-len 4", "--fp8-amax-compute-algo most_recent: "
      "mytrainer/delayed.py takes the maximum of the 4 entries of its history; nearest: "
      "--fp8-amax-compute-algo max"),
-    ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "nearest: --fp8-format hybrid"),
+    ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "--fp8-format e4m3: mytrainer/fp8.py has "
+     "E4M3 values and E5M2 gradients; nearest: --fp8-format hybrid"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
     ("--samples-per-rank 12", "--samples-per-rank 12: 1 number(s) for 2 rank(s); nearest: "
      "--samples-per-rank 16,0"),
@@ -185,22 +253,16 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
     ("--lr 0", "--min-lr 0.0001 is greater than --lr 0.0"),
     ("--num-layer 2", "did you mean --num-layers?")])
 def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, message):
-    from lab.mytrainer import flags as ours
-    from minimegatron.errors import UserError
-
-    monkeypatch.setattr(ours, "parse_arguments", with_world(ours.parse_arguments))
-    words = MODEL + TRAINING + "--micro-batch-size 2 --data-path x --vocab-file x --merge-file x "
     with pytest.raises(UserError, match=re.escape(message)):
-        ours.parse((words + flags).split())
+        parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
 
 
 def test_every_flag_that_the_loop_uses_exists():
-    from lab.mytrainer import flags as ours
     from minimegatron.arguments.table.flag import table_of
 
     assert ours.USED | set(ours.NO_VALIDATION) <= set(table_of(ours.LoopConfig))
 
 
-def with_world(parse):
-    """Parse as one of two ranks."""
-    return lambda argv, config: parse(argv, {"RANK": "0", "WORLD_SIZE": "2"}, config)
+def with_world(parse, ranks=2):
+    """Parse as one of some ranks."""
+    return lambda argv, config: parse(argv, {"RANK": "0", "WORLD_SIZE": str(ranks)}, config)

@@ -212,6 +212,14 @@ def test_a_zone_needs_a_worksheet_with_times(command, tmp_path, monkeypatch, wor
     assert done.returncode == 1 and says in done.stderr
 
 
+def test_whoever_passes_a_worksheet_is_told_of_its_times(command, tmp_path, answer):
+    (tmp_path / "w.csv").write_text(TIMES.format("-"))
+    words = ["collect", str(zipped(tmp_path / "m.zip", {LMS_NAMES["ada"]: answer()})),
+             "--worksheet", str(tmp_path / "w.csv")]
+    assert "note: these are the times of collecting; --zone" in command(*words).stderr
+    assert "note" not in command(*words, "--zone", "UTC").stderr
+
+
 def test_each_student_may_have_a_time(take, course, tmp_path, answer):
     (tmp_path / "t.csv").write_text("student,received\nada@uni.test,2026-01-30 12:00 +01:00\n")
     folder = put(tmp_path / "in", {f"{who}/{NAME}.ipynb": answer() for who in ("ada", "grace")})

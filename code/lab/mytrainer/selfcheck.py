@@ -188,6 +188,9 @@ def test_recipe(name: str, recipe) -> None:
     for text, product, exact in (
             ("rows", recipe.multiply(rows, others, torch.float32), x @ weight.t()),
             ("columns", recipe.multiply(columns, transposed, torch.float32), x.t() @ weight)):
+        if product.shape != exact.shape:
+            raise LabError(f"mytrainer/{name}.py: a product of {text} has the shape "
+                           f"{list(product.shape)} instead of {list(exact.shape)}")
         usual = torch.arange(len(exact)) != (3 if text == "rows" else 5)
         error = ((product - exact)[usual].norm() / exact[usual].norm()).item()
         if not 0.001 < error < 0.06:

@@ -180,7 +180,7 @@ def test_a_recipe_that_the_files_cannot_do_is_refused(monkeypatch, student, pres
     config = parsed(monkeypatch, BLOCKS + FEW + recipe_flags(recipe), ranks or 1)
     with pytest.raises(UserError, match=f"^--fp8-recipe {recipe} {message}; nearest: "
                                         "--fp8-recipe tensorwise$"):
-        ours.require_fp8_pieces(config)
+        ours.require_pieces(config, object)
 
 
 @pytest.mark.parametrize(("old", "new", "nearest"), [
@@ -193,7 +193,7 @@ def test_a_layer_without_a_recipe_is_refused(monkeypatch, student, old, new, nea
         student.write("fp8", (student.folder / "fp8.py").read_text().replace("PerTensor", "Other"))
     config = parsed(monkeypatch, BLOCKS + FEW + recipe_flags("blockwise"), 1)
     with pytest.raises(UserError, match=f"takes no recipe; .* exercise 5, .*; nearest: {nearest}$"):
-        ours.require_fp8_pieces(config)
+        ours.require_pieces(config, object)
 
 
 def parsed(monkeypatch, words, ranks):

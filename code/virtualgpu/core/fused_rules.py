@@ -28,6 +28,7 @@ from virtualgpu.core.rules import (
     two_passes,
     write,
 )
+from virtualgpu.core.shapes import broadcast_shape
 
 # ATen/native/cuda/MultiTensorApply.cuh, built for CUDA 12: a launch takes up to MAX_CHUNKS chunks
 # of CHUNK_ELEMENTS elements, and as many tensors as fit into a kernel's arguments, by the number of
@@ -151,7 +152,7 @@ def _convolution_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor,
         out = x
     rows = out.shape[0] * math.prod(out.shape[2:])
     return GemmShape(DTYPES.get(x.dtype, "fp32"), groups, rows, weight.shape[0] // groups,
-                     weight[0].numel())
+                     math.prod(weight.shape[1:]))
 
 
 def index_put(copies: bool) -> Rule:
@@ -169,7 +170,7 @@ def index_put(copies: bool) -> Rule:
         index_tensors = tensors([indices])
         if any(item.dtype in (torch.bool, torch.uint8) for item in index_tensors):
             return read_and_write(arguments, results)
-        indexed = math.prod(torch.broadcast_shapes(*(item.shape for item in index_tensors)))
+        indexed = math.prod(broadcast_shape((), *(item.shape for item in index_tensors)))
         rest = math.prod(size for dim, size in enumerate(target.shape)
                          if dim >= len(indices) or indices[dim] is None)
         passes = 2 if len(arguments) > 3 and arguments[3] else 1

@@ -1,7 +1,8 @@
 """Cost rules: the FLOPs, bytes, and kernels of an operation, by its name.
 
-A rule maps (arguments, results) to KernelWork. Bytes are the memory traffic of a kernel that reads
-its operands once and writes its results once.
+A rule maps (arguments, results) to KernelWork. The tensors among them are torch's or Operands: a
+rule reads shapes, strides, and dtypes, and calls no operation of torch. Bytes are the memory
+traffic of a kernel that reads its operands once and writes its results once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 
 from virtualgpu.core.attention import STACK, AttentionKernel
 from virtualgpu.core.matmul import FULL_ALIGNMENT, alignment
+from virtualgpu.core.operand import TENSORS
 
 DTYPES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
           torch.float64: "fp64"}
@@ -83,10 +85,10 @@ def tensors(arguments: Sequence) -> list[torch.Tensor]:
     """Return the tensors among the arguments, including those in lists."""
     flat = []
     for argument in arguments:
-        if isinstance(argument, torch.Tensor):
+        if isinstance(argument, TENSORS):
             flat.append(argument)
         elif isinstance(argument, (list, tuple)):
-            flat += [item for item in argument if isinstance(item, torch.Tensor)]
+            flat += [item for item in argument if isinstance(item, TENSORS)]
     return flat
 
 

@@ -18,7 +18,8 @@ from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.core.plan import OperationPlan, nested
 from virtualgpu.core.rules import tensors
 from virtualgpu.replay.format import COMMUNICATION, FORMAT, HOST, NO_STREAM, VERSION
-from virtualgpu.replay.operations import encode_operation
+from virtualgpu.replay.operations import encode_operation, unlisted
+from virtualgpu.replay.results import rule_for
 
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
@@ -100,12 +101,17 @@ class Journal:
             kwargs: its keyword arguments.
             plan: its plan.
             out: its result.
+
+        Raises:
+            VirtualGpuError: `read` would refuse the record, because it does not know the operation.
         """
         operands = tensors((*args, *kwargs.values()))
         held = tuple(map(self.gpu.holds, operands))
         fresh = list(nested(out)) if plan.results is not None else []
         number = self.indices.get((key, held))
         if number is None:
+            if rule_for(str(func._overloadpacket)) is None:
+                raise VirtualGpuError(unlisted(str(func._overloadpacket)))
             text = encode_operation(func, args, kwargs, operands, held, fresh)
             number = self.indices[key, held] = self.encoded.setdefault(text, len(self.encoded))
         places = []

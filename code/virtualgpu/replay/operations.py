@@ -21,13 +21,15 @@ from typing import NamedTuple
 
 import torch
 
-from virtualgpu.core import shapes
+from virtualgpu.core.operand import Operand
 from virtualgpu.core.plan import OperationKind, changed_argument, kind_of, results_in_place
-from virtualgpu.core.rules import is_free, moved, tensors
+from virtualgpu.core.rules import FREE, moved, tensors
 from virtualgpu.net.messages import dtype_name
-from virtualgpu.replay import fields, operand_checks
+from virtualgpu.replay import fields
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
+from virtualgpu.replay.result_rules import Result
+from virtualgpu.replay.results import results, rule_for
 
 DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}
@@ -45,7 +47,7 @@ class Operation(NamedTuple):
 
     Attributes:
         func: torch's operation.
-        args: positional arguments; tensors are on meta.
+        args: positional arguments.
         operands: all tensors among its arguments.
         on_host: for each operand, whether it is in the host's memory.
         written: for each operand, whether it is written in place.
@@ -56,11 +58,11 @@ class Operation(NamedTuple):
 
     func: torch._ops.OpOverload
     args: list
-    operands: list[torch.Tensor]
+    operands: list[Operand]
     on_host: list[bool]
     written: list[bool]
-    fresh: list[torch.Tensor]
-    produced: list[torch.Tensor]
+    fresh: list[Operand]
+    produced: list[Operand]
     crossing: int
 
 
@@ -126,15 +128,20 @@ def decode_operation(item: object, where: str) -> Operation:
         raise BadRecord(f"{where}: invalid arguments: {error}") from error
 
 
-def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: list[torch.Tensor],
-            hosts: list[bool], fresh: list[torch.Tensor], where: str) -> Operation:
+def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: list[Operand],
+            hosts: list[bool], fresh: list[Operand], where: str) -> Operation:
     """Derive the fields that the trusted side can compute itself."""
     changed = changed_argument(func, args, kwargs) if operands else None
-    expected = operand_checks.results(func, args, kwargs, operands)
+    expected = results(func, args, kwargs, operands)
     if changed is None:
-        if expected is not None and expected != list(map(shapes.spec_of, fresh)):
+        found = [(item.shape, item.dtype) for item in fresh]
+        if expected is not None and expected != found:
             raise BadRecord(f"{where}: returns {_description(expected)}, not "
-                            f"{_description(map(shapes.spec_of, fresh))}")
+                            f"{_description(found)}")
+        for item in fresh:
+            if overlaps(item):
+                raise BadRecord(f"{where}: returns a tensor of {list(item.shape)} with strides "
+                                f"{list(item.strides)}, whose elements share memory")
         produced = fresh
     elif fresh:
         raise BadRecord(f"{where}: works in place, but returns new tensors")
@@ -149,9 +156,27 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
     return Operation(func, args, operands, hosts, written, fresh, produced, crossing)
 
 
-def _description(specs: object) -> str:
-    return ", ".join(f"{dtype_name(spec.dtype)} {list(spec.shape)}"
-                     for spec in specs if spec is not None) or "nothing"
+def _description(found: Sequence[Result]) -> str:
+    return ", ".join(f"{dtype_name(dtype)} {list(shape)}" for shape, dtype in found[:8]
+                     ) or "nothing"
+
+
+def overlaps(x: Operand) -> bool:
+    """Return whether a new tensor has less memory than its elements need, as an expanded one has.
+    """
+    need = 1
+    for stride, size in sorted(zip(x.strides, x.shape, strict=True)):
+        if size > 1 and stride < need:
+            return bool(x.numel())
+        need = max(need, stride * size)
+    return False
+
+
+def unlisted(name: str) -> str:
+    """Return why an operation such as "aten.fft_c2r" cannot be recorded."""
+    return (f"no operation {name} is in the list of those whose cost can be checked on virtual "
+            "GPUs. Write this step with more common operations of PyTorch, or ask your instructor "
+            "to report that it is missing")
 
 
 def _resolve(name: str, where: str) -> torch._ops.OpOverload:
@@ -161,13 +186,18 @@ def _resolve(name: str, where: str) -> torch._ops.OpOverload:
             part.isascii() and part.isidentifier() for part in rest):
         raise BadRecord(f"{where}: {name!r} is not the name of an operation in "
                         f"{', '.join(sorted(NAMESPACES))}")
+    packet_name = f"{namespace}.{rest[0]}"
+    if rule_for(packet_name) is None:
+        if packet_name in FREE:
+            raise BadRecord(f"{where}: {name} launches no kernel")
+        raise BadRecord(f"{where}: {unlisted(packet_name)}")
     if namespace in DEFINED_BY:
         importlib.import_module(DEFINED_BY[namespace])
     packet = getattr(getattr(torch.ops, namespace), rest[0], None)
-    func = getattr(packet, rest[1], None)
-    if not isinstance(func, torch._ops.OpOverload):
+    if packet is None or rest[1] not in packet.overloads():
         raise BadRecord(f"{where}: this version of torch has no operation {name!r}")
-    if kind_of(func) is not OperationKind.COSTED or is_free(func):
+    func = getattr(packet, rest[1])
+    if kind_of(func) is not OperationKind.COSTED:
         raise BadRecord(f"{where}: {name} launches no kernel")
     return func
 
@@ -207,7 +237,7 @@ def _decode(value: object, hosts: list[bool], where: str, depth: int = 0) -> obj
     raise BadRecord(f"{where}: not an argument: {fields.short(value)}")
 
 
-def _tensor(item: object, where: str) -> torch.Tensor:
+def _tensor(item: object, where: str) -> Operand:
     shape, strides, dtype = fields.items(item, 3, where, exactly=True)
     sizes = [fields.integer(one, 0, MOST_BYTES, where)
              for one in fields.items(shape, MOST_DIMENSIONS, where)]
@@ -219,7 +249,7 @@ def _tensor(item: object, where: str) -> torch.Tensor:
         count *= size
     if count * kind.itemsize > MOST_BYTES or span(sizes, steps) * kind.itemsize > MOST_BYTES:
         raise BadRecord(f"{where}: a tensor of {sizes} is larger than any GPU's memory")
-    return torch.empty_strided(sizes, steps, dtype=kind, device="meta")
+    return Operand(tuple(sizes), tuple(steps), kind)
 
 
 def span(sizes: Sequence[int], strides: Sequence[int]) -> int:

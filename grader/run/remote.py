@@ -18,11 +18,13 @@ from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import KernelSide
+from labkit.check.pricing import PricingProcess
 from labkit.check.sides import DEFAULT_TRIAL, LONGEST_NAME, MOST_NAMES, Raised, Trial
 from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
 MOST_TITLE = 100
+PRICING = PricingProcess()  # one for all submissions that this process grades
 MOST_REASON = 300  # characters of the reason why a response is refused
 
 
@@ -90,8 +92,8 @@ class Remote:
         if name is None:
             return KernelSide().gpus(function, cluster, arguments, keywords, seconds)
         return self._driver_outcome(
-            lambda outcome: on_gpus.read(outcome, cluster), "gpus", "virtual GPUs", name=name,
-            **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
+            lambda outcome: on_gpus.read(outcome, cluster, PRICING.price), "gpus", "virtual GPUs",
+            name=name, **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
 
     def _driver_outcome(self, read: Callable[[Any], Any], do: str, where: str,
                         **fields: Any) -> Any:

@@ -129,7 +129,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
 def _require_work(what: str, done: Any, least: Mapping[str, Any],
                   hints: Mapping[str, str] | None) -> None:
     """Raise Failed unless a driver returned and did at least `least` on the GPUs."""
-    from virtualgpu.replay import TooLittle, require
+    from virtualgpu.replay.bounds import TooLittle, require
 
     if done.state != RETURNED:
         kind = MEMORY if "OutOfMemoryError" in done.text else ""

@@ -31,6 +31,9 @@ MOST_PACKED = 900_000  # limit for the characters of all packed records that are
 MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
 
 
+Price = Callable[[Sequence[str], "SimulatedCluster"], "list[Priced]"]
+
+
 class BadRecords(ValueError):
     """The outcome does not hold one valid, consistent record per rank."""
 
@@ -174,12 +177,13 @@ def unpack(packed: Any, most: int = MOST_UNPACKED) -> str:
         raise BadRecords(f"a record is not packed text: {error}") from error
 
 
-def read(outcome: Any, cluster: SimulatedCluster) -> GpusRun:
+def read(outcome: Any, cluster: SimulatedCluster, price: Price | None = None) -> GpusRun:
     """Compute what an outcome costs.
 
     Args:
         outcome: the result of `record`, or anything else that a sandbox sent.
         cluster: the virtual GPUs.
+        price: computes the figures of packed records; None: this process does.
 
     Raises BadRecords if the outcome is malformed, lacks a rank's record, or contradicts itself.
     """
@@ -192,17 +196,20 @@ def read(outcome: Any, cluster: SimulatedCluster) -> GpusRun:
         return GpusRun(state, text[:MOST_TEXT])
     if state != RETURNED:
         raise BadRecords("the outcome has neither records nor an error")
-    return GpusRun(RETURNED, priced=tuple(_priced(outcome.get("records"), cluster)))
+    records, expected = outcome.get("records"), len(cluster.ranks())
+    if not isinstance(records, list) or len(records) != expected or not all(
+            isinstance(one, str) for one in records) or sum(map(len, records)) > MOST_PACKED:
+        raise BadRecords(f"{expected} records were expected, of up to {MOST_PACKED:,} characters")
+    return GpusRun(RETURNED, priced=tuple((price or priced_here)(records, cluster)))
 
 
-def _priced(records: Any, cluster: SimulatedCluster) -> list[Priced]:
+def priced_here(records: Sequence[str], cluster: SimulatedCluster) -> list[Priced]:
+    """Return the figures of each rank's packed record. Raises BadRecords."""
     from virtualgpu import replay
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.launch.cluster import parse
 
     expected = cluster.ranks()
-    if not isinstance(records, list) or len(records) != len(expected):
-        raise BadRecords(f"{len(expected)} records were expected")
     try:
         recordings, budget = [], MOST_UNPACKED
         for one in records:

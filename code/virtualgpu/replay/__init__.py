@@ -41,10 +41,18 @@ validates a record. player.py replays one rank on a new virtual GPU, exchange.py
 communication, and bounds.py compares the sums with lower bounds. Builds on core and net.
 """
 
-from virtualgpu.replay.bounds import TooLittle, require
-from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.journal import Journal
-from virtualgpu.replay.pricing import Priced, price
-from virtualgpu.replay.reading import Record, read
+from __future__ import annotations
 
-__all__ = ["BadRecord", "Journal", "Priced", "Record", "TooLittle", "price", "read", "require"]
+import importlib
+from typing import Any
+
+# Imported on first use: the bounds need no torch, and the rest does.
+PLACES = {"BadRecord": "errors", "Journal": "journal", "Priced": "bounds", "Record": "reading",
+          "TooLittle": "bounds", "price": "pricing", "read": "reading", "require": "bounds"}
+__all__ = list(PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"virtualgpu.replay.{PLACES[name]}"), name)

@@ -1,17 +1,67 @@
-"""Lower bounds on the work that a record must claim."""
+"""The figures of a priced record, and lower bounds on the work that it must claim."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.replay.pricing import PRECISION, Priced
 
 LowerBound = int | Sequence[int] | None
 DESCRIPTIONS = {"flops": "FLOPs in {dtype} or higher precision",
                 "bytes": "bytes moved between memory and the chip",
                 "live": "bytes of live tensors at the peak", "communicated": "bytes communicated"}
+PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0, "fp4": -1}
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One rank's figures.
+
+    Attributes:
+        rank: the rank in the job.
+        seconds: modeled time from its start to its end.
+        exposed: by stream, seconds of exposed communication.
+        busy: kernel and communication time, in seconds by operation.
+        streams: kernel time, in seconds by stream.
+        peak: bytes of memory allocated at the peak, as PyTorch counts them.
+        reserved: bytes that PyTorch reserved at the peak.
+        live: bytes of all live tensors at the peak, without rounding.
+        flops_by_dtype: FLOPs of all kernels, by the dtype of their operands.
+        bytes: bytes that kernels moved between memory and the chip.
+        communicated: bytes of the buffers of its collectives, and of its sends.
+        unknown: number of calls of operations without a cost rule, by operation.
+    """
+
+    rank: int
+    seconds: float
+    exposed: dict[str, float]
+    busy: dict[str, float]
+    streams: dict[str, float]
+    peak: int
+    reserved: int
+    live: int
+    flops_by_dtype: dict[str, int]
+    bytes: int
+    communicated: int
+    unknown: dict[str, int]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of all kernels."""
+        return sum(self.flops_by_dtype.values())
+
+    def flops_in(self, dtype: str) -> int:
+        """Return the FLOPs in this dtype and in those of higher precision, which cost no less."""
+        return sum(flops for other, flops in self.flops_by_dtype.items()
+                   if PRECISION[other] >= PRECISION[dtype])
+
+    @property
+    def exposed_compute(self) -> float:
+        """Exposed communication of the default stream, in seconds."""
+        return self.exposed.get(COMPUTE, 0.0)
 
 
 class TooLittle(VirtualGpuError):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 
 import pytest
 
 from virtualgpu.replay import BadRecord, read
 
-from .recorded import by_hand
+from .mutations import mutated, sound
+from .recorded import by_hand, priced
 from .test_reading import called, laid_out
 
 HUGE = 2**40
@@ -55,7 +57,7 @@ HOSTILE = {
 }
 
 
-def in_a_child(work) -> int:
+def in_a_child(work: Callable[[], int]) -> int:
     """Return how a fork of this process ended: an exit code, or minus a signal."""
     child = os.fork()
     if not child:
@@ -82,3 +84,41 @@ def test_no_operation_ends_the_process(name):
         return 1
 
     assert in_a_child(work) == 0
+
+
+def fuzz(seeds: range) -> None:
+    """Price mutated records in a child: it raises BadRecord or nothing, and is not ended."""
+    sound()  # recorded here, once
+    reading, writing = os.pipe()
+
+    def work() -> int:
+        refused = 0
+        for seed in seeds:
+            os.write(writing, f"{seed} ".encode())
+            try:
+                priced(mutated(seed))
+            except BadRecord as error:
+                refused += 1
+                assert str(error)
+        os.write(writing, f"refused {refused}".encode())
+        return 0
+
+    code = in_a_child(work)
+    os.close(writing)
+    progress = os.read(reading, 2**20).decode()
+    os.close(reading)
+    assert code == 0, f"exit code {code} at seed {progress.split()[-1]}"
+    refused = int(progress.split()[-1])
+    assert len(seeds) / 2 < refused < len(seeds)  # and some changes do not matter
+    print(f"{len(seeds)} mutated records, {refused} refused")
+
+
+@pytest.mark.slow
+def test_mutated_records_are_refused_or_priced():
+    fuzz(range(300))
+
+
+@pytest.mark.stress
+def test_ten_thousand_mutated_records_are_refused_or_priced():
+    for start in range(0, 10_000, 500):
+        fuzz(range(start, start + 500))

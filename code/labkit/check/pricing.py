@@ -198,7 +198,8 @@ def _answer(request: bytes, writing: int) -> NoReturn:
         for kind, most in LIMITS.items():
             _, hard = resource.getrlimit(kind)
             least = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (least, least))
+            # The soft limit on time has a signal of its own, which tells why the child ended.
+            resource.setrlimit(kind, (least, hard if kind == resource.RLIMIT_CPU else least))
         asked = json.loads(request)
         cluster = SimulatedCluster(**asked["cluster"])
         try:

@@ -116,8 +116,14 @@ class Player:
         Returns:
             Seconds, work, and for each tensor (extent in bytes, is written, is in host memory).
         """
-        seconds, work = self.gpu.cost(operation.func, operation.args, operation.produced,
-                                      operation.crossing)
+        try:
+            seconds, work = self.gpu.cost(operation.func, operation.args, operation.produced,
+                                          operation.crossing)
+        except NoValue:
+            raise
+        except Exception as error:  # rules may raise anything for arguments that no rule checks
+            raise BadRecord(f"{self.where}: {operation.func} with these arguments has no cost: "
+                            f"{error}") from error
         flags = [*zip(operation.operands, operation.written, operation.on_host, strict=True),
                  *((item, True, False) for item in operation.fresh)]
         return seconds, work, [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
@@ -11,7 +13,8 @@ from typing import Any
 import torch
 
 from virtualgpu.core import kernels  # noqa: F401  defines operations
-from virtualgpu.replay.operations import DTYPES
+from virtualgpu.replay import BadRecord
+from virtualgpu.replay.operations import DTYPES, decode_operation
 from virtualgpu.replay.results import rule_for
 
 from . import programs
@@ -19,7 +22,8 @@ from .recorded import run, texts
 
 PROGRAMS = (programs.streams, programs.ddp, programs.pipeline, programs.collectives,
             programs.sharded)
-MOST_CHANGES = 4
+MOST_CHANGES = 3
+RETURNED = re.compile(r"(\w+) \[([\d, ]*)\](?=.*, not )")
 NUMBERS = (-1, 0, 1, 2, 3, 7, 63, 64, 2**20, 2**31 - 1, 2**31, 2**50, 2**62, 2**63, -2**63, 2**64)
 OTHERS = (None, True, False, "", "a", "mean", 0.5, 1e300, [], [[]], {}, {"list": []},
           {"float": True}, {"other": "device"}, {"other": "complex"}, {"dtype": "bfloat16"},
@@ -63,7 +67,8 @@ def mutated(seed: int) -> list[str]:
 def _change(random: Random, part: list, record: dict) -> None:
     at = random.randrange(len(part))
     kind = random.randrange(8)
-    operation = isinstance(part[at], dict) and "args" in part[at]
+    operation = isinstance(part[at], dict) and isinstance(part[at].get("args"), list) and (
+        isinstance(part[at].get("fresh"), list))
     if operation and kind < 3:
         _change_operation(random, part[at], record["operations"])
     elif kind == 3:
@@ -83,7 +88,9 @@ def _change(random: Random, part: list, record: dict) -> None:
 def _change_operation(random: Random, operation: dict, others: Sequence[dict]) -> None:
     args = operation["args"]
     kind = random.randrange(7)
-    if kind < 2:
+    if kind == 0:
+        operation.update(_typed(random, random.choice(listed())))
+    elif kind == 1:
         operation["name"] = random.choice(listed())
     elif kind == 2 and args:
         args.pop(random.randrange(len(args)))
@@ -91,12 +98,60 @@ def _change_operation(random: Random, operation: dict, others: Sequence[dict]) -
         args.insert(random.randint(0, len(args)), _value(random))
     elif kind == 4:
         donor = random.choice(others)
-        operation["args"] = json.loads(json.dumps(donor["args"]))
+        if isinstance(donor, dict) and isinstance(donor.get("args"), list):
+            operation["args"] = json.loads(json.dumps(donor["args"]))
     elif kind == 5 and args:
         at = random.randrange(len(args))
         args[at] = {"list": [args[at]] * random.choice([0, 1, 3, 300])}
     else:
         operation["fresh"] = operation["fresh"] * random.choice([0, 2, 100])
+
+
+def _typed(random: Random, name: str) -> dict[str, Any]:
+    """Return an operation whose arguments have the types of its schema, and drawn values."""
+    namespace, base, overload = name.split(".")
+    func = getattr(getattr(getattr(torch.ops, namespace), base), overload)
+    shape = [random.choice([0, 1, 2, 3, 8, 64, 2**20]) for _ in range(random.randrange(5))]
+    dtype = random.choice(["float32", "bfloat16", "int64", "bool", *sorted(DTYPES)])
+    args, kwargs = [], {}
+    for item in func._schema.arguments:
+        if item.has_default_value() and random.random() < 0.7:
+            if not item.kwarg_only:
+                break
+            continue
+        value = _of_type(random, str(item.real_type), shape, dtype)
+        if item.kwarg_only:
+            kwargs[item.name] = value
+        else:
+            args.append(value)
+    made = {"name": name, "args": args, "kwargs": kwargs, "fresh": []}
+    refusal = ""
+    try:
+        decode_operation(made, "")
+    except BadRecord as error:
+        refusal = str(error)
+    if "returns" in refusal:  # the right results, so that it is priced
+        made["fresh"] = [_contiguous([int(size) for size in sizes.split(", ") if size], kind)
+                         for kind, sizes in RETURNED.findall(refusal)]
+    return made
+
+
+def _of_type(random: Random, kind: str, shape: list[int], dtype: str) -> Any:
+    if kind.startswith("Optional["):
+        return None if random.random() < 0.4 else _of_type(random, kind[9:-1], shape, dtype)
+    if kind.startswith("List["):
+        return {"list": [_of_type(random, kind[5:-1], shape, dtype)
+                         for _ in range(random.choice([0, 1, 1, 2, 2, 3, len(shape)]))]}
+    if kind == "Tensor":
+        sizes = shape if random.random() < 0.8 else shape[:random.randint(0, len(shape))]
+        return {"tensor": _contiguous(sizes, dtype), "host": False}
+    return {"bool": random.random() < 0.5, "float": {"float": True}, "number": {"float": True},
+            "ScalarType": {"dtype": dtype}, "str": "mean", "Device": {"other": "device"}}.get(
+                kind, random.choice([0, 1, 1, 2, 3, -1, 8, 2**40]))
+
+
+def _contiguous(shape: list[int], dtype: str) -> list:
+    return [shape, [math.prod(shape[at + 1:]) for at in range(len(shape))], dtype]
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:

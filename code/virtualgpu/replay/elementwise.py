@@ -72,6 +72,8 @@ def _dtype(a: Arguments, dtype: torch.dtype) -> torch.dtype:
         dtype = floating(dtype)
     if name == "div":
         return dtype if getattr(a, "rounding_mode", None) else floating(dtype)
+    if dtype is torch.bool and name in ("pow", "hardshrink", "threshold_backward"):
+        return torch.int64
     if name in ("abs", "angle"):
         return real(dtype)
     if name in ("complex", "polar"):

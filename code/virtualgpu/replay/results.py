@@ -150,7 +150,7 @@ def _written_fits(name: str, found: Sequence[Result], written: Sequence[Operand]
 def _lists(a: Arguments) -> dict[str, list]:
     """Return the lists among the arguments. Raises ValueError unless they are equally long."""
     lists = {name: value for name, value in vars(a).items() if isinstance(value, list)}
-    if len({len(value) for value in lists.values()}) > 1 or not a.self:
+    if len({len(value) for value in lists.values()}) != 1 or [] in lists.values():
         raise ValueError("lists of different lengths: " + ", ".join(
             f"{name} {len(value)}" for name, value in lists.items()))
     return lists
@@ -160,12 +160,13 @@ def _foreach(a: Arguments) -> list[Result]:
     """Return the results of a _foreach operation, in place or not."""
     name = a.name.removeprefix("_foreach_")
     lists = _lists(a)
-    return [one for at in range(len(a.self)) for one in _foreach_element(
+    count = len(next(iter(lists.values())))
+    return [one for at in range(count) for one in _foreach_element(
         name, a, {key: value[at] for key, value in lists.items()})]
 
 
 def _foreach_element(name: str, a: Arguments, element: dict[str, object]) -> list[Result]:
-    x = element["self"]
+    x = element.get("self")  # a number, in _foreach_pow
     if name in ("norm", "max"):
         return [((), getattr(a, "dtype", None) or real(x.dtype))]
     if name in ("zero", "clone"):

@@ -14,6 +14,29 @@ OTHERS = (
     ("31", "Links in a zip", "S", "collecting", "links"),
     ("31", "Links, devices and paths in a tar", "S", "collecting", "tar-links"),
     ("35", "Handing in under another's name in the exchange", "W", "collecting", "exchange"),
+    *(("v1", f"A forged record of virtual GPUs that names {what}", "-", "hostile", name)
+      for name, what in (
+          ("foreach-copy", "an operation over lists of different lengths, which reads past the "
+                           "shorter one"),
+          ("add-unequal", "other operations over lists of different lengths"),
+          ("adam-unequal", "a fused optimizer with lists of different lengths"),
+          ("strided", "an operation that reads outside a tensor"),
+          ("resized", "an operation that resizes a tensor to 2^320 elements"),
+          ("padding", "a convolution with a padding of 2^62"),
+          ("dilation", "a transposed convolution with a negative dilation, in no groups"),
+          ("pooling", "a pooling with windows of 2^62 in steps of 0"),
+          ("groups", "a normalization in no groups"),
+          ("indices", "20,000 indices of one tensor"),
+          ("splits", "a split into 2^50 tensors"),
+          ("repeats", "20,000 repetitions of 2^62 times each"),
+          ("rnn", "an operation that no check knows"))),
+    ("v2", "10,000 records of virtual GPUs with random changes", "-", "hostile", "mutated"),
+    ("v3", "A record whose price ends the process that computes it", "-", "pricing", "ends_itself"),
+    ("v3", "A record whose price takes a terabyte", "-", "pricing", "takes_memory"),
+    ("v3", "A record whose price takes forever", "-", "pricing", "takes_time"),
+    ("v3", "A record that has the process that prices it read files or connect", "-", "pricing",
+     "opens_neither"),
+    ("v3", "A process that prices records and sends other figures", "-", "pricing", "validated"),
 )
 INTRODUCTION = f"""# Attacks on the grader
 

@@ -30,3 +30,11 @@ def test_an_attack_that_wins_says_what_the_control_must_see():
 def test_the_page_of_attacks_is_fresh():
     page = (CHECKOUT / "docs" / "attacks.md").read_text()
     assert page == table(), "python -m tests.attacks.table > docs/attacks.md"
+
+
+def test_rows_about_records_have_tests():
+    files = {"hostile": "virtualgpu/replay/test_hostile.py",
+             "pricing": "labkit/check/test_pricing.py"}
+    for _, _, _, module, name in OTHERS:
+        if module in files:
+            assert name in (CHECKOUT / "tests" / files[module]).read_text()

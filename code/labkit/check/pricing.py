@@ -151,10 +151,13 @@ def _receive(stream: BinaryIO, most: float) -> bytes:
 
 def main() -> None:
     """Answer requests from standard input until its end."""
+    import gc
     import importlib
 
     for name in OPENED:
         importlib.import_module(name)
+    gc.disable()  # a collection would touch all imported objects, and a child would copy them
+    gc.freeze()
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     while True:
         try:

@@ -19,9 +19,9 @@ the entry or the operation:
     read    (BadRecord) anything but strict JSON in the format of format.py: unknown or repeated
             members, NaN and infinity, negative, fractional, or huge sizes and counts, too many
             entries, times (only `z`, how long the program sleeps, has one, which must not be
-            negative); unknown operations, and those that launch no kernel; operands that do not fit
-            together, such as a matmul of [2, 3] and [4, 2], and results that torch would not return
-            for them (operand_checks.py)
+            negative); operations that are not in a closed list, and those that launch no kernel;
+            operands that do not fit together, such as a matmul of [2, 3] and [4, 2], and results
+            that torch would not return for them (results.py)
     price   (BadRecord) memory that is not allocated, too small, freed twice, or still in use by a
             collective; an out-of-memory error where there was room; waits for something later;
             collectives, sends, and receives that do not match between ranks; deadlocks;
@@ -36,8 +36,12 @@ values, such as those of nonzero, are not checked. Kernels on different streams 
 if they did not slow each other down, and the order of kernels on different streams is not compared
 with what they read and write.
 
+Nothing that a record names is executed: tensors are core.operand.Operands, and the rules for the
+operations' results are functions of integers and dtypes.
+
 journal.py writes a record, and operations.py describes operations in it. reading.py reads and
-validates a record. player.py replays one rank on a new virtual GPU, exchange.py matches the ranks'
+validates a record. results.py derives what operations return, by the rules of *_rules.py and
+elementwise.py. player.py replays one rank on a new virtual GPU, exchange.py matches the ranks'
 communication, and bounds.py compares the sums with lower bounds. Builds on core and net.
 """
 

@@ -1,9 +1,9 @@
 """Derive what an operation of a record returns, without running it.
 
-What is checked: the operation is in the closed list (result_rules.py, layout_rules.py, and
-elementwise.py); its arguments have the types of torch's schema; operands fit together; results have
-exactly the shapes and dtypes that torch would return, and no two of their elements share memory,
-so none takes less memory than it must.
+What is checked: the operation is in the closed list (*_rules.py and elementwise.py); its arguments
+have the types of torch's schema; operands fit together; results have exactly the shapes and dtypes
+that torch would return, and no two of their elements share memory, so none takes less memory than
+it must.
 
 What is not: the order of a result's dimensions in memory; the sizes of results that values decide,
 such as those of nonzero; and how far operands that no cost depends on fit the others. An operand's
@@ -20,7 +20,12 @@ import torch
 
 from virtualgpu.core.operand import Operand
 from virtualgpu.core.plan import needs_values
-from virtualgpu.replay import layout_rules  # noqa: F401  enters its rules
+from virtualgpu.replay import (  # noqa: F401  enter their rules
+    layout_rules,
+    math_rules,
+    network_rules,
+    window_rules,
+)
 from virtualgpu.replay.dtypes import NUMBERS, real
 from virtualgpu.replay.elementwise import ELEMENTWISE, elementwise
 from virtualgpu.replay.result_rules import (
@@ -29,7 +34,7 @@ from virtualgpu.replay.result_rules import (
     Result,
     Rule,
     expands,
-    mismatched,
+    matching,
 )
 
 TYPES: dict[str, tuple[type, ...]] = {
@@ -193,7 +198,7 @@ def _optimizer(a: Arguments) -> list[Result]:
         if len(items) != len(a.self):
             raise ValueError(f"{len(a.self)} parameters, but {name} has {len(items)}")
         for parameter, item in zip(a.self, items, strict=True):
-            mismatched(item.numel() == 1 if name == "state_steps" else
+            matching(item.numel() == 1 if name == "state_steps" else
                        item.shape == parameter.shape, parameter=parameter, other=item)
     return []
 
@@ -202,5 +207,5 @@ def _scaler(a: Arguments) -> list[Result]:
     for name in ("found_inf", "inv_scale", "growth_tracker"):
         item = getattr(a, name, None)
         if item is not None:
-            mismatched(item.numel() == 1, operand=item)
+            matching(item.numel() == 1, operand=item)
     return [(a.self.shape, a.self.dtype)] if isinstance(a.self, Operand) else []

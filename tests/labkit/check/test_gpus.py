@@ -143,12 +143,20 @@ def changed(packed: str, change: Any) -> str:
     return on_gpus.pack(json.dumps(made))
 
 
+def unequal(record: dict[str, Any]) -> None:
+    """Name an operation with which torch reads past the end of a list."""
+    one = {"tensor": [[4], [1], "float32"], "host": False}
+    record["operations"].append({"name": "aten._foreach_copy.default", "kwargs": {}, "fresh": [],
+                                 "args": [{"list": [one]}, {"list": [one] * 1000}]})
+
+
 def forged(first: str) -> list[Any]:
     bomb = base64.b64encode(zlib.compress(b" " * (on_gpus.MOST_UNPACKED + 1))).decode()
     return [bomb, "!", 7, base64.b64encode(b"not compressed").decode(),
             changed(first, lambda one: one.update(rank=1)),
             changed(first, lambda one: one.update(world=4)),
             changed(first, lambda one: one["entries"].append(["f", 999])),
+            changed(first, unequal),
             changed(first, lambda one: one["entries"].append(["a", -5]))]
 
 

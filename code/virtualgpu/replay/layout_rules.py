@@ -162,6 +162,14 @@ def _stack(a: Arguments) -> list[Result]:
     return [((*first.shape[:at], len(a.tensors), *first.shape[at:]), promoted(a.tensors))]
 
 
+@rule("block_diag")
+def _block_diag(a: Arguments) -> list[Result]:
+    shapes = [(1, 1, *item.shape)[-2:] for item in a.tensors]
+    require(all(item.dim() <= 2 for item in a.tensors), "expected matrices", first=a.tensors[0])
+    return [((sum(rows for rows, _ in shapes), sum(columns for _, columns in shapes)),
+             promoted(a.tensors))]
+
+
 @rule("repeat")
 def _repeat(a: Arguments) -> list[Result]:
     missing = len(a.repeats) - a.self.dim()

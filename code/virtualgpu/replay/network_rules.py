@@ -226,7 +226,8 @@ def _group_norm(a: Arguments) -> list[Result]:
 
 @rule("native_group_norm_backward")
 def _group_norm_backward(a: Arguments) -> list[Result]:
-    matching(a.grad_out.shape == a.input.shape, grad=a.grad_out, input=a.input)
+    matching(a.grad_out.shape == a.input.shape and a.input.numel() == a.N * a.C * a.HxW,
+             grad=a.grad_out, input=a.input)
     found = [like(a.input), ((a.C,), a.input.dtype), ((a.C,), a.input.dtype)]
     return [one for one, wanted in zip(found, a.output_mask, strict=True) if wanted]
 

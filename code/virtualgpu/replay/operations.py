@@ -147,6 +147,11 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
         raise BadRecord(f"{where}: works in place, but returns new tensors")
     else:
         produced = results_in_place(args, kwargs, changed)
+        for item in produced:
+            if any(size > 1 and not step
+                   for size, step in zip(item.shape, item.strides, strict=True)):
+                raise BadRecord(f"{where}: changes a tensor of {list(item.shape)} with strides "
+                                f"{list(item.strides)} in place, whose elements share memory")
     writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
               for argument in func._schema.arguments}
     written = [writes[name] for name, value in

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import virtualgpu
 from virtualgpu.core import workspaces
 from virtualgpu.launch.result import Rank
 from virtualgpu.replay import BadRecord, Priced
@@ -89,3 +91,16 @@ A, T0, T1 = ["a", 8], ["t", 0], ["t", 1]
 def test_ranks_that_do_not_match(first, second, message):
     with pytest.raises(BadRecord, match=message):
         priced([by_hand(0, *first), by_hand(1, *second)])
+
+
+def inverse() -> None:
+    torch.cholesky_inverse(torch.eye(4, device="cuda"))
+
+
+def test_an_operation_without_a_rule_is_not_recorded():
+    """The program learns it where it stands, not from a refused record."""
+    (rank,) = virtualgpu.run(inverse, "a100:1", record=True)
+    assert "no operation aten.cholesky_inverse is in the list" in rank.error
+    assert "Write this step with more common operations" in rank.error
+    (rank,) = virtualgpu.run(inverse, "a100:1")
+    assert rank.error is None

@@ -125,6 +125,12 @@ FLASH = "_scaled_dot_product_flash_attention"
     (called("mm.default", [2, 3], [3, 2], [3, 2], fresh=[[2, 2]]), "at most 2 argument"),
     (called("add.Tensor", "a", "b"), "the operation has no tensors"),
     (called("mul.Tensor", [4], {"other": "socket"}, fresh=[[4]]), "'socket' is unknown"),
+    (called("neg.default", [4, 4]) | {"fresh": [[[4, 4], [0, 1], "float32"]]},
+     "elements share memory"),
+    (called("neg_.default", [[4, 4], [0, 1], "float32"]), "elements share memory"),
+    (called("add.Tensor", [4], {"dtype": "float32"}, fresh=[[4]]), "other: expected Tensor"),
+    (called("sum.dim_IntList", [4, 4], "0", fresh=[[4]]), "dim: expected"),
+    (called("add.Tensor", [4], other=[4], fresh=[[4]]), "not an argument by name"),
 ], ids=lambda value: value.get("name") if isinstance(value, dict) else "")
 def test_operands_that_do_not_fit_together(operation, message):
     """Each would count FLOPs, bytes, or memory that no program can have."""

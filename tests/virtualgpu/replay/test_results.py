@@ -196,7 +196,7 @@ def calls(random: Random, dtype: torch.dtype) -> list[Callable[[], object]]:
         lambda: torch.diag_embed(x), lambda: torch.diagonal_copy(x), lambda: x.unfold(3, 1, 1),
         lambda: backward(x[:, :, :1]), lambda: backward(x[0]), lambda: backward(x.unfold(3, 1, 1)),
         lambda: x.unsafe_split(2, dim), lambda: torch.split_with_sizes_copy(x, [1, d - 1], 3),
-        lambda: torch._chunk_cat([x, y], 0, 2)]
+        lambda: torch._chunk_cat([x, y], 0, 2), lambda: torch.block_diag(m, n, made([3], dtype))]
     factories = [
         lambda: torch.zeros(whole, device="meta"), lambda: torch.full([s], 2, device="meta"),
         lambda: torch.full([s], 2.0, device="meta"), lambda: torch.eye(s, d, device="meta"),

@@ -18,7 +18,7 @@ from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import KernelSide
-from labkit.check.pricing import PricingProcess
+from labkit.check.pricing import PricingFailed, PricingProcess
 from labkit.check.sides import DEFAULT_TRIAL, LONGEST_NAME, MOST_NAMES, Raised, Trial
 from labkit.guest import protocol
 
@@ -114,6 +114,9 @@ class Remote:
             done = read(outcome)
         except (on_ranks.Forged, on_gpus.BadRecords) as error:
             raise self._broken(str(error)) from error
+        except PricingFailed as error:
+            self.unmeasured = str(error)
+            raise SandboxLost from error
         if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
             self.unmeasured = f"out of time on {where} ({fields['limit']:g} s)"
             raise SandboxLost

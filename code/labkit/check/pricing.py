@@ -36,10 +36,14 @@ DEADLINE = 300.0  # seconds until a request ends, however busy the machine is
 MOST_ANSWER = 4_000_000  # bytes of figures
 MOST_NUMBER = 1e30
 MOST_NAMES = 20_000  # streams or operations of one rank
-LENGTH = struct.Struct(">Q")
+LENGTH, READY = struct.Struct(">Q"), b"ready"
 KEPT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")  # variables; others may be secrets
 OPENED = ("torch.distributed.fsdp", "virtualgpu.core.kernels", "virtualgpu.replay.pricing",
           "virtualgpu.replay.reading", "virtualgpu.launch.cluster")  # what a request needs
+
+
+class PricingFailed(Exception):
+    """Raised when the process does not start, for which no record is to blame."""
 
 
 class PricingProcess:
@@ -56,7 +60,8 @@ class PricingProcess:
             records: packed records, as a sandbox sent them.
             cluster: the virtual GPUs.
 
-        Raises BadRecords if the records are refused, or if pricing them ends the process.
+        Raises BadRecords if the records are refused, or if pricing them ends the process, and
+        PricingFailed if it does not start.
         """
         request = json.dumps({"records": records, "cluster": asdict(cluster)}).encode()
         try:
@@ -89,6 +94,13 @@ class PricingProcess:
             [sys.executable, "-P", "-s", "-m", "labkit.check.pricing"], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/",
             env=kept | {"OMP_NUM_THREADS": "1"})
+        try:
+            if _receive(self.process.stdout, len(READY)) == READY:
+                return
+        except (OSError, EOFError, ValueError):
+            pass
+        self.close()
+        raise PricingFailed("the process that prices records does not start")
 
     def close(self) -> None:
         """End the process."""
@@ -159,6 +171,7 @@ def main() -> None:
     gc.disable()  # a collection would touch all imported objects, and a child would copy them
     gc.freeze()
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
+    _send(answers, READY)
     while True:
         try:
             request = _receive(questions, math.inf)

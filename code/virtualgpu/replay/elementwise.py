@@ -1,4 +1,4 @@
-"""What elementwise operations return: their operands' shape when broadcast, in a promoted dtype."""
+"""Results of elementwise operations: the operands' broadcast shape, in a promoted dtype."""
 
 from __future__ import annotations
 

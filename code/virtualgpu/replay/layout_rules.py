@@ -1,4 +1,4 @@
-"""What operations return that create tensors or move elements: factories, copies, and indexing."""
+"""Results of operations that create tensors or move elements: factories, copies, and indexing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reductions, matrix multiplications, and linear algebra return."""
+"""Results of reductions, matrix multiplications, and linear algebra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the fused kernels of neural networks return: attention, losses, and normalizations."""
+"""Results of the fused kernels of neural networks: attention, losses, and normalizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the closed list of operations is collected that a record may contain.
+"""Collect the closed list of operations that a record may contain.
 
 math_rules.py, network_rules.py, window_rules.py, layout_rules.py, and elementwise.py enter rules by
 kind of operation. A rule maps an operation's arguments, under the names of torch's schema, to the

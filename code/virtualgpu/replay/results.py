@@ -118,12 +118,13 @@ def _bound(func: torch._ops.OpOverload, args: Sequence, kwargs: dict
         is_out = item.alias_info is not None and item.alias_info.is_write
         if is_out and item.kwarg_only:
             written += value if isinstance(value, list) else [value]
-            continue
-        setattr(given, item.name, value)
-    packet = str(func._overloadpacket).partition(".")[2]
-    given.name = packet.removesuffix("_")
-    if packet.endswith("_"):
-        written = given.self if isinstance(given.self, list) else [given.self]
+        else:
+            setattr(given, item.name, value)
+    given.name = str(func._overloadpacket).partition(".")[2]
+    if schema[0].alias_info is not None and schema[0].alias_info.is_write:  # works in place
+        given.name = given.name.removesuffix("_")
+        first = getattr(given, schema[0].name)
+        written = first if isinstance(first, list) else [first]
     return given, written
 
 

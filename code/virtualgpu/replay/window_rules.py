@@ -1,4 +1,4 @@
-"""What padding, resampling, convolutions, and poolings return."""
+"""Results of padding, resampling, convolutions, and poolings."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -13,10 +14,14 @@ from typing import Any
 
 import pytest
 
-from labkit.check import on_gpus, pricing
+from grader.run.proxies import Function
+from grader.run.remote import SandboxLost
+from labkit.check import on_gpus, pricing, wire
 from labkit.check.on_gpus import BadRecords, SimulatedCluster
-from labkit.check.pricing import PricingProcess, priced
+from labkit.check.pricing import PricingFailed, PricingProcess, priced
 from virtualgpu.replay import Priced
+
+from .test_ranks import remote
 
 CLUSTER = SimulatedCluster("h100:1")
 RECORD = on_gpus.pack(json.dumps({
@@ -36,6 +41,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, work: Any) -> dict[str, Any]:
 
 
 def ends_itself() -> None:
+    faulthandler.disable()  # pytest's would print the stack
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
@@ -98,6 +104,20 @@ def test_another_process_gives_the_same_figures(process):
     process.process.kill()
     process.process.wait()
     assert process.price([RECORD], CLUSTER) and process.process.pid != first
+
+
+def test_no_record_is_to_blame_for_a_process_that_does_not_start(monkeypatch):
+    monkeypatch.setattr(pricing.sys, "executable", "/bin/false")
+    process = PricingProcess()
+    with pytest.raises(PricingFailed, match="does not start"):
+        process.price([RECORD], CLUSTER)
+    assert process.process is None
+    monkeypatch.setattr("grader.run.remote.PRICING", process)
+    sent = {"state": "returned", "records": [RECORD]}
+    side = remote(lambda do, **fields: {"value": wire.dumps(sent).decode()})
+    with pytest.raises(SandboxLost):
+        side.gpus(Function("driver", side), CLUSTER, (), {}, 10)
+    assert side.unmeasured and side.lost is None
 
 
 @pytest.mark.parametrize("change", [

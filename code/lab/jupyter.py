@@ -74,11 +74,16 @@ INSTRUCTORS = ("formgrader", "create-assignment", "course-list")  # nbgrader's, 
 # A line of code may be too long for a window of 1280 pixels, so lines are wrapped.
 SETTINGS = {"@jupyterlab/notebook-extension:tracker": {"codeCellConfig": {"lineWrap": True}}}
 
+# JupyterLab breaks the lines of outputs anywhere, even within words that fit on the next line.
+STYLE = """.jp-OutputArea .jp-OutputArea-output pre { word-break: normal; overflow-wrap: anywhere; }
+"""
+
 
 def offline_settings(home: Path, instructor: bool = False) -> Path:
     """Write a configuration folder for JupyterLab, and return it.
 
-    JupyterLab then asks no server for news or updates, and hides grading from students.
+    JupyterLab then asks no server for news or updates, hides grading from students, and wraps long
+    lines.
 
     Args:
         home: the workspace.
@@ -99,10 +104,15 @@ def offline_settings(home: Path, instructor: bool = False) -> Path:
                for name in ("formgrader", "course_list")}
     servers["nbgrader.server_extensions.validate_assignment"] = False
     (path.parent / "default_setting_overrides.json").write_text(json.dumps(SETTINGS))
+    style = folder / "custom" / "custom.css"
+    style.parent.mkdir(exist_ok=True)
+    style.write_text(STYLE)
     # Where it looks for language servers that need Node.js; by default, it asks npm, too.
     roots = [str(Path(sys.prefix, "lib")), sys.prefix]
     (folder / "jupyter_server_config.json").write_text(json.dumps({
-        "ServerApp": {"jpserver_extensions": servers},
+        "ServerApp": {"jpserver_extensions": servers,
+                      "tornado_settings": {"static_custom_path": [str(style.parent)]}},
+        "LabApp": {"custom_css": True},
         "LanguageServerManager": {"node_roots": roots}}))
     return folder
 

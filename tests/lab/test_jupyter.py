@@ -38,6 +38,9 @@ def test_a_students_server_leaves_a_taken_port_starts_no_node_and_has_no_formgra
             path = "lab/api/settings/@jupyterlab/notebook-extension:tracker"
             tracker = json.load(direct.open(f"{server.root}/{path}?token={server.token}"))
             assert tracker["schema"]["properties"]["codeCellConfig"]["default"]["lineWrap"] is True
+            style = direct.open(f"{server.root}/custom/custom.css").read().decode()
+            assert style == jupyter.STYLE
+            assert "/custom/custom.css" in direct.open(server.address).read().decode()
             assert not started.exists()
         finally:
             server.stop()

@@ -29,8 +29,6 @@ IMPORTED = ("torch.fx.experimental.symbolic_shapes", "torch.distributed.fsdp._in
 MOST_PROCESSES = 8  # ranks simulated at a time
 MOST_PACKED = 900_000  # limit for the characters of all packed records that are passed on
 MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
-
-
 Price = Callable[[Sequence[str], "SimulatedCluster"], "list[Priced]"]
 
 

@@ -71,7 +71,7 @@ class PricingProcess:
             raise
         if "refused" in answer:
             raise BadRecords(str(answer["refused"])[:2000])
-        return priced(answer.get("priced"), len(records))
+        return priced(answer.get("priced"), cluster.ranks())
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         if self.process is None or self.owner != os.getpid() or self.process.poll() is not None:
@@ -113,11 +113,17 @@ class PricingProcess:
                     stream.close()
 
 
-def priced(found: Any, ranks: int) -> list[Priced]:
-    """Return figures that another process sent. Raises BadRecords for anything else."""
-    if not isinstance(found, list) or len(found) != ranks:
+def priced(found: Any, ranks: Sequence[int]) -> list[Priced]:
+    """Return the figures of these ranks that another process sent.
+
+    Raises BadRecords for anything else.
+    """
+    if not isinstance(found, list) or len(found) != len(ranks):
         raise BadRecords("pricing these records gave no figures")
-    return [_figures(one) for one in found]
+    result = [_figures(one) for one in found]
+    if [one.rank for one in result] != list(ranks):
+        raise BadRecords("pricing these records gave the figures of other ranks")
+    return result
 
 
 def _figures(one: Any) -> Priced:
@@ -125,12 +131,13 @@ def _figures(one: Any) -> Priced:
     if not isinstance(one, dict) or one.keys() != names.keys():
         raise BadRecords("pricing this record gave other figures than expected")
     for name, kind in names.items():
-        value = one[name]
-        items = list(value.items()) if kind.startswith("dict") and isinstance(value, dict) else [
-            ("", value)]
-        whole = "int" in kind
-        if len(items) > MOST_NAMES or not all(
-                isinstance(key, str) and _is_figure(figure, whole) for key, figure in items):
+        value, whole = one[name], "int" in kind
+        if kind.startswith("dict"):
+            valid = isinstance(value, dict) and len(value) <= MOST_NAMES and all(
+                _is_figure(figure, whole) for figure in value.values())
+        else:
+            valid = _is_figure(value, whole)
+        if not valid:
             raise BadRecords(f"pricing this record gave no valid {name}")
     if not one["flops_by_dtype"].keys() <= PRECISION.keys():
         raise BadRecords("pricing this record gave FLOPs in unknown dtypes")

@@ -122,13 +122,14 @@ def test_no_record_is_to_blame_for_a_process_that_does_not_start(monkeypatch):
 
 @pytest.mark.parametrize("change", [
     {"seconds": -1.0}, {"seconds": float("nan")}, {"seconds": float("inf")}, {"seconds": "1"},
-    {"seconds": True}, {"rank": 1.5}, {"rank": None}, {"busy": []}, {"busy": 5}, {"rank": 1}, {"busy": {"a": "b"}},
+    {"seconds": True}, {"rank": 1.5}, {"rank": None}, {"rank": 1}, {"busy": []}, {"busy": 5},
+    {"busy": {"a": "b"}},
     {"busy": {"a": {}}}, {"flops_by_dtype": {"fp31": 1}}, {"flops_by_dtype": {"fp32": 1.5}},
     {"peak": 10**40}, {"more": 1}])
 def test_figures_that_another_process_sent_are_validated(change):
     sent = json.loads(json.dumps(asdict(FIGURES)))
     assert priced([sent], [0]) == [FIGURES]
-    with pytest.raises(BadRecords, match="pricing (this|these) records? gave"):
+    with pytest.raises(BadRecords, match=r"pricing (this|these) records? gave"):
         priced([sent | change], [0])
     for other in (None, {}, [], [sent, sent], ["x"], [{}]):
         with pytest.raises(BadRecords, match="gave"):

@@ -10,6 +10,8 @@ child, the check of that record fails, and nothing else does.
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import json
 import math
 import os
@@ -23,7 +25,7 @@ import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from labkit.check.on_gpus import BadRecords, SimulatedCluster, priced_here
+from labkit.check.on_gpus import BadRecords, SimulatedCluster, priced_here, unpack
 from virtualgpu.replay.bounds import PRECISION, Priced
 
 if TYPE_CHECKING:
@@ -38,8 +40,9 @@ MOST_NUMBER = 1e30
 MOST_NAMES = 20_000  # streams or operations of one rank
 LENGTH, READY = struct.Struct(">Q"), b"ready"
 KEPT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")  # variables; others may be secrets
-OPENED = ("torch.distributed.fsdp", "virtualgpu.core.kernels", "virtualgpu.replay.pricing",
-          "virtualgpu.replay.reading", "virtualgpu.launch.cluster")  # what a request needs
+IMPORTED = ("virtualgpu.core.kernels", "virtualgpu.replay.pricing", "virtualgpu.replay.reading",
+            "virtualgpu.launch.cluster")
+FSDP, NEEDS_FSDP = "torch.distributed.fsdp", 77  # a module, and a child's exit code
 
 
 class PricingFailed(Exception):
@@ -170,13 +173,7 @@ def _receive(stream: BinaryIO, most: float) -> bytes:
 
 def main() -> None:
     """Answer requests from standard input until its end."""
-    import gc
-    import importlib
-
-    for name in OPENED:
-        importlib.import_module(name)
-    gc.disable()  # a collection would touch all imported objects, and a child would copy them
-    gc.freeze()
+    _import(*IMPORTED)
     questions, answers = sys.stdin.buffer, sys.stdout.buffer
     _send(answers, READY)
     while True:
@@ -185,6 +182,14 @@ def main() -> None:
         except EOFError:
             return
         _send(answers, _in_a_child(request))
+
+
+def _import(*names: str) -> None:
+    """Import what children need, because they can open no file."""
+    for name in names:
+        importlib.import_module(name)
+    gc.disable()  # a collection would touch all imported objects, and a child would copy them
+    gc.freeze()
 
 
 def _in_a_child(request: bytes) -> bytes:
@@ -206,6 +211,9 @@ def _in_a_child(request: bytes) -> bytes:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)  # it has answered, or is too late
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == NEEDS_FSDP and FSDP not in sys.modules:  # its import takes a second
+        _import(FSDP)
+        return _in_a_child(request)
     late = time.monotonic() >= deadline or code == -signal.SIGXCPU
     if content.endswith(b"\n") and len(content) <= MOST_ANSWER:
         return bytes(content)
@@ -225,6 +233,8 @@ def _answer(request: bytes, writing: int) -> NoReturn:
             resource.setrlimit(kind, (least, hard if kind == resource.RLIMIT_CPU else least))
         asked = json.loads(request)
         cluster = SimulatedCluster(**asked["cluster"])
+        if FSDP not in sys.modules and _has_fsdp(asked["records"]):
+            os._exit(NEEDS_FSDP)
         try:
             found = priced_here(asked["records"], cluster)
             answer: dict[str, Any] = {"priced": list(map(asdict, found))}
@@ -236,6 +246,13 @@ def _answer(request: bytes, writing: int) -> NoReturn:
         os._exit(0)
     finally:
         os._exit(1)
+
+
+def _has_fsdp(records: Sequence[str]) -> bool:
+    """Return whether a record may name an operation that FSDP defines."""
+    with contextlib.suppress(BadRecords):  # which are refused later
+        return any('"fsdp.' in unpack(one) for one in records)
+    return False
 
 
 if __name__ == "__main__":

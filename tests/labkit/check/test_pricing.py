@@ -99,6 +99,11 @@ def test_another_process_gives_the_same_figures(process):
                        (on_gpus.pack("[" * 10**5), "not JSON")):
         with pytest.raises(BadRecords, match=words):
             process.price([bad], CLUSTER)
+    sharded = json.loads(on_gpus.unpack(RECORD))
+    sharded["operations"] += [{"name": "fsdp.chunk_cat.default", "args": [], "kwargs": {},
+                               "fresh": []}]
+    with pytest.raises(BadRecords, match=r"fsdp.chunk_cat.*: the operation has no tensors"):
+        process.price([on_gpus.pack(json.dumps(sharded))], CLUSTER)
     first = process.process.pid
     assert process.price([RECORD], CLUSTER) and process.process.pid == first
     process.process.kill()

@@ -161,7 +161,7 @@ def calls(random: Random, dtype: torch.dtype) -> list[Callable[[], object]]:
         lambda: backward(F.cross_entropy(logits, labels)),
         lambda: F.cross_entropy(logits, labels, reduction="none"),
         lambda: backward(F.mse_loss(logits, target)), lambda: backward(F.smooth_l1_loss(x, y)),
-        lambda: backward(F.huber_loss(x, y)), lambda: F.kl_div(x, y),
+        lambda: backward(F.huber_loss(x, y)), lambda: F.kl_div(x, y, reduction="batchmean"),
         lambda: backward(F.binary_cross_entropy_with_logits(logits, target)),
         lambda: backward(F.embedding(index, made([9, d], dtype, grad))),
         lambda: backward(F.scaled_dot_product_attention(x, x, y, is_causal=True))]

@@ -32,7 +32,8 @@ class SteppedPlayer(Player):
             record: the record.
             cluster: the GPUs.
         """
-        roomy = replace(cluster, card=replace(cluster.card, memory=UNLIMITED))
+        roomy = replace(cluster, cards=tuple(replace(card, memory=UNLIMITED)
+                                             for card in cluster.cards))
         super().__init__(record, roomy.topology(), Exchange([0]))
         self.moments_of_synchronize: list[float] = []
 

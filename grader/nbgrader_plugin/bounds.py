@@ -137,7 +137,12 @@ def grid(text: str) -> tuple[int, int]:
 
 
 def pixels(content: str) -> int:
-    """Return the pixels of a picture in base64; more than any limit for one that is broken."""
+    """Return the pixels of a picture in base64; more than any limit for one that is broken.
+
+    A browser goes by the content, whatever the picture is called, and reads more formats.
+    """
+    if not content:
+        return 0
     try:
         content_bytes = base64.b64decode("".join(content.split()), validate=True)
         with Image.open(io.BytesIO(content_bytes), formats=list(PICTURES.values())) as picture:

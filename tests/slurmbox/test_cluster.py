@@ -248,7 +248,8 @@ def test_a_job_that_fits_replaces_the_shell_of_srun_and_its_own_words_are_no_req
                                cwd=cluster.home, stderr=subprocess.DEVNULL)
     assert cluster.until(lambda: Path(f"/proc/{started.pid}/exe").readlink().name == "srun")
     started.terminate()
-    assert started.wait(60)
+    started.wait(60)
+    assert cluster.until(lambda: not cluster.run("squeue --noheader").stdout)
 
 
 def test_pmix_is_not_offered_without_its_library(cluster):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import copy
+import io
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbformat import v4
+from PIL import Image
 
 from grader.feedback.page import NOTEBOOK_LINK, PICTURE, data_uri
 from grader.nbgrader_plugin.exporter import Harmless, Sanitized
@@ -139,7 +141,13 @@ def test_links_to_notebooks_that_are_not_beside_the_page_become_text():
     assert NOTEBOOK_LINK.sub(r"\1", link) == "*Stuck? The worked [x](https://a.b/c.ipynb)*"
 
 
-PNG = base64.b64encode(b"\x89PNG a picture").decode()
+def picture(size: int) -> str:
+    file = io.BytesIO()
+    Image.new("1", (size, size)).save(file, "PNG")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+PNG = picture(2)
 
 
 def written(text: str, attachments: object = None):
@@ -162,6 +170,12 @@ def test_a_pasted_picture_stays_in_a_written_answer():
     result = written("See ![it](attachment:it.png)", {"it.png": {"image/png": PNG}})
     assert find(result, "why").attachments == {"it.png": {"image/png": PNG}}
     assert f"data:image/png;base64,{PNG}" in shown(result)
+
+
+@pytest.mark.parametrize("content", [picture(6_000), base64.b64encode(b"BM no PNG").decode(), ""])
+def test_without_a_picture_that_is_not_shown_an_answer_is_rendered(content):
+    page = shown(written("**So** ![it](attachment:it.png)", {"it.png": {"image/png": content}}))
+    assert "<strong>So</strong>" in page and (not content or content not in page)
 
 
 @pytest.mark.parametrize("attachments", [

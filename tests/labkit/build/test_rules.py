@@ -1,10 +1,13 @@
 """Errors of `lab build`: each names the file, the line, the cell, the name, and the remedy."""
 
+import ast
+
 import pytest
 
 from labcore.errors import LabError
-from labkit.build import read
+from labkit.build import masks, read
 from labkit.build.cli import build
+from labkit.masks import PIPELINE_LIBRARIES
 from tests.labkit.build.conftest import SAMPLE, line_of
 
 MUTANTS = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
@@ -141,7 +144,6 @@ REFUSED = [
      "check.mask(name"),
     (IMPORTED, f"{IMPORTED}\nnames = ['minimegatron']\ncheck.mask(*names)", "write the names out",
      "check.mask(*names"),
-    (IMPORTED, f"{IMPORTED}\ncheck.mask(*check.PIPELINE_LIBRARIES)", None, None),
     (SUMS, f'{SUMS}\ncheck.mask("minimegatron")', "check.mask belongs in a check-setup cell",
      "check.mask("),
     # drivers
@@ -261,3 +263,8 @@ def test_files_that_are_no_labs(root, content):
 def test_a_lab_that_is_not_there(root):
     with pytest.raises(LabError, match=r"nowhere\.py"):
         read(root / "nowhere.py")
+
+
+def test_the_list_of_libraries_is_written_out():
+    tree = ast.parse('check.mask("minimegatron", *check.PIPELINE_LIBRARIES)\ncheck.mask(*names)')
+    assert masks.masked(tree) == ["minimegatron", *PIPELINE_LIBRARIES]

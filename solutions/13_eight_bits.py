@@ -39,8 +39,8 @@
 #
 # - **First sitting, about 65 minutes.** You round, scale, and build a linear layer in FP8. It ends with the answers to
 #   both questions: why the bill is not cut in half, and why the colleague's run learned nothing.
-# - **Second sitting, about 45 minutes.** You give blocks their own scales, go down to four bits, and compare the FP8
-#   settings of four frameworks. An appendix moves a whole model to FP8 layers, and calibrates one for inference.
+# - **Second sitting, about 50 minutes.** You give blocks their own scales, gather parameters in FP8, go down to four
+#   bits, and compare the FP8 settings of four frameworks. An appendix moves a whole model to FP8 layers, and calibrates one for inference.
 #
 # **Real and virtual.** Values are real: tensors are rounded to PyTorch's float8 types on your CPU and multiplied with
 # float32 accumulation, so a loss curve shows what the rounding does. Times are **virtual**: a CPU gains nothing from

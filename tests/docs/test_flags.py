@@ -11,6 +11,7 @@ from markdown_it import MarkdownIt
 
 from corpus_tools.preprocess import build_parser as preprocess_parser
 from lab import cli
+from lab.mytrainer.flags import LoopConfig
 from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.parse import build_parser
 from tests.docs.pages import ROOT, blocks, pages
@@ -82,9 +83,9 @@ def refused(words: list[str]) -> str | None:
 
 @cache
 def every_flag() -> set[str]:
-    """Return the flags of the trainer, preprocessing, virtualrun, and every subcommand of `lab`."""
-    waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), preprocess_parser(),
-               virtualrun.parser()]
+    """Return the flags of both trainers, preprocessing, virtualrun, and `lab`'s subcommands."""
+    waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), build_parser(LoopConfig),
+               preprocess_parser(), virtualrun.parser()]
     collected = set()
     while waiting:
         parser = waiting.pop()

@@ -1,13 +1,19 @@
 """Lab 13's pass marks on virtual GPUs: each is twice the model's error away from the reference, and
-the slowest sensible answer passes."""
+the slowest sensible answer passes. What its text says about two measurements is true."""
 
 import re
+import shutil
 import sys
 from functools import partial
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import virtualgpu
+from lab.mytrainer.worked import WORKED_FOLDER
+from labcore.workspace import CHECKOUT
+from labkit import check
 from labkit.build.stubs import answered
 from tests.labs.test_labs import SOLUTIONS, lab_of
 from virtualgpu.launch.cluster import parse
@@ -73,3 +79,38 @@ def test_marks_are_twice_the_model_s_error_away_and_slower_answers_pass(cost, mo
     assert found.peak * (1 + 2 * MEMORY) < memory * plain.peak
     found, never = (cost(reference, "MANY", kind) for kind in ("fp8", "fp8, never reused"))
     assert found.seconds * (1 + 2 * RATIO) < reuse * never.seconds
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch, capsys):
+    """A function that runs cells with the worked mytrainer/, and returns what they print."""
+    shutil.copytree(CHECKOUT / WORKED_FOLDER, tmp_path / "mytrainer")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    def run(*cells: str) -> str:
+        names = {"torch": torch, "dist": dist, "result": str, "check": check}
+        for cell in cells:
+            exec(source(cell), names)
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.mark.slow
+def test_an_outlier_harms_one_scale_per_tensor_and_no_smaller_block(shown):
+    table = shown("for rows, columns in", "class Rowwise")
+    rows = re.findall(r"^(.{24}) +([\d.]+)% +([\d.]+)%$", table, re.M)
+    without, tensor, *smaller = [(float(output), float(dw)) for _, output, dw in rows]
+    assert tensor[0] > 3 * without[0] and tensor[1] > 2 * without[1] and len(smaller) == 3
+    assert all(errors == pytest.approx(without, abs=0.11) for errors in smaller)
+    assert all(dw > output for output, dw in (without, *smaller))
+
+
+@pytest.mark.slow
+def test_gathering_in_fp8_halves_the_bytes_and_pays_off_for_large_weights_only(shown):
+    ratios = re.findall(r"it is .*?([\d.]+)(?:\x1b|$)", shown("gather_bytes, gather_large",
+                                                              "def gather_weight"), re.M)
+    large, small, size = map(float, ratios)
+    assert size == 0.5 < large < 0.6 and small > 1

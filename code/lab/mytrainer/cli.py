@@ -21,7 +21,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "mytrainer", help=text, description="Test the files that you have written in mytrainer/ on "
         "two ranks, then run code/my_trainer.py with them on virtual GPUs.")
     parser.add_argument("--gpus", default="h100:8", metavar="MODEL:N",
-                        help="GPU model and number of virtual GPUs per node (default: h100:8)")
+                        help="GPU model and number of virtual GPUs per node, or several kinds of "
+                        "nodes, such as a100:4x2,a10:4x4 (default: h100:8)")
     parser.add_argument("--nodes", type=int, default=1, metavar="N",
                         help="number of nodes (default: 1)")
     chosen = parser.add_mutually_exclusive_group()
@@ -116,7 +117,7 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
     """Run the training loop on virtual GPUs, and print a table of its throughput and memory.
 
     Args:
-        gpus: the GPU model and the number per node.
+        gpus: the GPU model and the number per node, or several kinds of nodes.
         nodes: the number of nodes.
         parallel: whether ddp.py works; without it, only one GPU is measured.
     """
@@ -124,10 +125,15 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
     from virtualgpu.core import stacks
     from virtualgpu.launch.cluster import parse
 
-    model = gpus.partition(":")[0]
-    print(f"\ncode/my_trainer.py on virtual {model} GPUs (modeled, not measured):\n{gain.TITLE}\n"
-          f"software stack {stacks.describe(parse(gpus, nodes).card)}\n", flush=True)
-    gains = [gain.measure(model)]
+    kinds = list(dict.fromkeys(part.partition(":")[0].strip() for part in gpus.split(",")))
+    print(f"\ncode/my_trainer.py on virtual {' and '.join(kinds)} GPUs (modeled, not measured):\n"
+          f"{gain.TITLE}")
+    for card in parse(gpus, nodes).kinds:
+        print(f"software stack {stacks.describe(card)}")
+    if len(kinds) > 1:
+        print(f"speedup over one {kinds[0]}; all GPUs train on equally many samples")
+    print(flush=True)
+    gains = [gain.measure(kinds[0])]
     if parallel:
         gains.append(gain.measure(gpus, nodes))
     print("\n".join(gain.table(gains)))

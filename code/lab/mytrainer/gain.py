@@ -53,17 +53,20 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
         link: the network between them, such as "ethernet:25gbit"; None for the GPU model's own.
         flags: the flags of my_trainer.py for the model and the batch; None for MODEL.
         wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
-        alike: whether all ranks do the same, so that one process can stand for all of them.
+        alike: whether all ranks do the same, so that one process can stand for all ranks on equal
+            neighboring nodes.
 
     Raises:
         LabError: the run fails; the message begins with the line of the piece that caused it.
     """
     from virtualgpu import run
+    from virtualgpu.launch.cluster import parse
 
+    present = parse(gpus, nodes, link).representatives if alike else None
     # Redirected because the result contains the error, too.
     with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as cache:
         ranks = run(partial(train, MODEL if flags is None else flags, cache, wrapper), gpus, nodes,
-                    link=link, present=[0] if alike else None)
+                    link=link, present=present)
     if failed := [rank.error for rank in ranks if rank.error and "LabError" in rank.error] or [
             rank.error for rank in ranks if rank.error]:
         raise LabError(failed[0].partition("LabError: ")[2] or failed[0])

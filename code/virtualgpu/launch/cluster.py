@@ -55,6 +55,12 @@ class Cluster:
         """Return the GPU model of a rank."""
         return self.cards[rank // self.per_node]
 
+    @property
+    def representatives(self) -> tuple[int, ...]:
+        """The first rank of each sequence of equal nodes, which can stand for the others."""
+        return tuple(rank for rank in range(self.world)
+                     if rank == 0 or self.card_of(rank) != self.card_of(rank - 1))
+
     def require_representatives(self, present: Sequence[int] | None) -> None:
         """Raise VirtualGpuError unless each absent rank's GPU is modeled by one of its own model.
 
@@ -63,10 +69,8 @@ class Cluster:
         """
         if present is None or len(self.kinds) == 1:
             return
-        needed = {rank for rank in range(self.world)
-                  if rank == 0 or self.card_of(rank) != self.card_of(rank - 1)}
-        if missing := sorted(needed - set(present)):
-            first, enough = missing[0], sorted(needed.union(present))
+        if missing := sorted(set(self.representatives).difference(present)):
+            first, enough = missing[0], sorted({*self.representatives, *present})
             raise VirtualGpuError(
                 f"of {self}, only rank(s) {', '.join(map(str, present))} would be processes, and "
                 f"rank {first} has another GPU model ({self.card_of(first).name}) than the rank "

@@ -80,7 +80,11 @@ def start(options: argparse.Namespace) -> int:
         raise VirtualGpuError("--trace and --fuse-pointwise: fused kernels cannot be traced; "
                               "leave out one of them")
     present = present_ranks(options, cluster.world)
-    cluster.require_representatives(present)
+    try:
+        cluster.require_representatives(present)
+    except VirtualGpuError as error:
+        flag = "--solo" if options.solo else f"--present {options.present}"
+        raise VirtualGpuError(f"{flag}: {error}") from None
     launchers.adopt_slurm(os.environ)
     own = launchers.own_rank(cluster)
     if options.present == AUTO and own is not None:

@@ -57,6 +57,17 @@ def test_with_pieces_eight_gpus_are_measured(lab, text, student):
     assert 1 < float(eight[2].rstrip("x")) <= 8
 
 
+def test_unlike_gpus_are_measured_with_equal_shares(lab, text, student):
+    student.solve("ddp")
+    code, out, err = lab("--gpus", "a100:1x2,a10:1")
+    assert (code, err) == (0, "")
+    assert "on virtual a100 and a10 GPUs (modeled" in out
+    assert "\nspeedup over one a100; all GPUs train on equally many samples\n" in out
+    one, three = [line.split() for line in out.splitlines()[-2:]]
+    assert one[:1] == ["1"] and three[:1] == ["3"]
+    assert 0 < float(three[2].rstrip("x")) < 2  # the A100s wait for the A10
+
+
 WIDE = (SMALL.replace("--num-layers 2 --hidden-size 192 --num-attention-heads 12",
                       "--num-layers 1 --hidden-size 4096 --num-attention-heads 32")
         .replace("--micro-batch-size 2", "--micro-batch-size 8"))

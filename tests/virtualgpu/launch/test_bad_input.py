@@ -38,9 +38,9 @@ def program(tmp_path):
      "nearest: --gpus a100-80gb:2x1,a10:2x2"),
     (["--gpus", "a100:2,a11:2"], "--gpus a100:2,a11:2: cluster 'a11:2': .*nearest: .*a10"),
     (["--gpus", "a100:2,a10:2", "--nodes", "2"], "--nodes 2: --gpus a100:2,a10:2 already has"),
-    (["--gpus", "a100:2x2,a10:2", "--solo"], "of 4 x virtual a100-80gb .2 x virtual a10 on 3 nodes "
-     ".*, only rank.s. 0 would be processes, and rank 4 has another GPU model .a10. .*nearest: "
-     "--present 0,4$".replace(".2 x", r"\+ 2 x")),
+    (["--gpus", "a100:2x2,a10:2", "--solo"], "--solo: of 4 x virtual a100-80gb .2 x virtual a10 on "
+     "3 nodes .*, only rank.s. 0 would be processes, and rank 4 has another GPU model .a10. "
+     ".*nearest: --present 0,4$".replace(".2 x", r"\+ 2 x")),
     (["--nodes", "0"], "--nodes 0: expected 1 or more; nearest: --nodes 1"),
     (["--stack", "torch"], "--stack torch: no software stack .*nearest: torch-eager-fsdp"),
     (["--link", "carrier:pigeon"], "--link carrier:pigeon: network 'carrier:pigeon'.*infiniband"),

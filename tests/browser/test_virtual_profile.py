@@ -29,6 +29,11 @@ VIEWS = {  # what is drawn in each of them, at least
     "Module": {"canvas": 1, "text=Stage_0": 1, "text=TransformerLayer_1": 1},
 }
 
+# Text of each box of the overview that is wider inside than outside.
+CLIPPED = """() => [...document.querySelectorAll(".MuiCard-root, .MuiCard-root div")]
+    .filter(box => box.clientWidth && box.scrollWidth > box.clientWidth).map(box => box.innerText)
+"""
+
 
 @pytest.fixture(scope="module")
 def tensorboard(chromium, dataset, tmp_path_factory):
@@ -72,6 +77,20 @@ def test_each_view_of_virtual_gpus_is_filled(view, tab, screenshot):
     # The texts of a trace stay text.
     assert not frame.locator("img[src=x]").count() and not page.evaluate("window.pwned")
     screenshot(page, f"virtual-{view.replace(' ', '-')}")
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+def test_nothing_in_the_overview_is_clipped_in_a_narrow_window(tab, screenshot):
+    page, frame = tab
+    usual = page.viewport_size
+    page.set_viewport_size({**usual, "width": 1280})
+    choose(page, frame, 1, "Overview")
+    for selector, least in VIEWS["Overview"].items():
+        until(page, lambda s=selector, n=least: drawn(frame, s) >= n, f"{least} {selector}")
+    until(page, lambda: not frame.evaluate(CLIPPED), "boxes that fit their texts")
+    screenshot(page, "virtual-narrow-Overview")
+    page.set_viewport_size(usual)
 
 
 @pytest.mark.browser

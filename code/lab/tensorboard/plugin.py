@@ -34,11 +34,24 @@ from labcore.errors import LabError
 
 POLL_INTERVAL = 2  # seconds between two searches for traces
 INDEX, TRACE, VIEWER = "index.html", "trace_embedding.html", "trace_viewer_full.html"
+# The overview's boxes cut off what is too wide. So its Execution Summary gets a row of its own in a
+# narrow window (Configuration has 2 of 12 columns, GPU Summary 3, Execution Summary 7), and long
+# titles and values break.
+STYLE = """<style>
+@media (min-width: 600px) and (max-width: 1599px) {
+  .MuiGrid-item.MuiGrid-grid-sm-2, .MuiGrid-item.MuiGrid-grid-sm-3 {
+    flex-basis: 50%; max-width: 50%;
+  }
+  .MuiGrid-item.MuiGrid-grid-sm-7 { flex-basis: 100%; max-width: 100%; }
+}
+.MuiCard-root .MuiCardHeader-root,
+.MuiCard-root .MuiGrid-grid-xs-4, .MuiCard-root .MuiGrid-grid-xs-8 { overflow-wrap: anywhere; }
+</style>"""
 # Texts in each page of the known version, and their replacements.
 MARKERS = {
     INDEX: {'<script src="https://www.gstatic.com/charts/loader.js"></script>':
             '<script src="plotly.min.js"></script><script src="charts.js"></script>'
-            '<script src="timeline.js"></script>'},
+            '<script src="timeline.js"></script>' + STYLE},
     TRACE: {'<script src="https://cdnjs.cloudflare.com/ajax/libs/webcomponentsjs/0.7.24/'
             'webcomponents.min.js"></script>': '<script src="web_components.js"></script>',
             # Browsers have dropped HTML imports, too, so the viewer is embedded in the page.

@@ -1172,9 +1172,11 @@ FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 -
 !torchrun --standalone --nproc_per_node 2 code/my_trainer.py {FLAGS} --samples-per-rank 6,2 | grep iteration
 
 # %% [markdown]
-# The losses and gradient norms agree. With the `ddp.py` of lab 04, the second command is refused. Now let an A100 and an A10 train GPT-2 small, each with a replica of the whole
-# model. They share 8 micro-batches of 4 samples. Predict the best shares with your own functions first. Its pipeline
-# has one stage, so a replica takes the stage's forward and backward time for each micro-batch:
+# The losses and gradient norms agree. With the `ddp.py` of lab 04, the second command is refused.
+#
+# Now let an A100 and an A10 train GPT-2 small, each with a replica of the whole model. They share 8 micro-batches of 4
+# samples. Predict the best shares with your own functions first. Its pipeline has one stage, so a replica takes the
+# stage's forward and backward time for each micro-batch:
 
 # %% tags=["explore"]
 SMALL = mixed.case("a100:2x1,a10:2x1", "gpt2-small", global_batch=16, micro_batch=4, replicas=[2])
@@ -1208,10 +1210,10 @@ for share, time in times.items():
 
 # %% [markdown]
 # With your functions' best shares, six and two micro-batches, they predict a step that is twice as fast as with equal
-# shares. The trainer's is 1.9 times as fast, and a seventh micro-batch on the A100 makes it 2.0. Why not exactly as
-# predicted? Your profile is of another program, which trains in FP16 with older kernels, so the ratio of the two GPUs'
-# speeds differs a little, and the prediction leaves out the all-reduce and the optimizer. Use such a prediction to find
-# out where to look, and short runs to choose between the nearest shares.
+# shares. The trainer's is 1.9 times as fast, and with a seventh micro-batch on the A100, the step takes about as long.
+# Why not exactly as predicted? Your profile is of another program, which trains in FP16 with older kernels, so the ratio
+# of the two GPUs' speeds differs a little, and the prediction leaves out the all-reduce and the optimizer. Use such a
+# prediction to find out where to look, and short runs to choose between the nearest shares.
 
 # %% [markdown]
 # ## Time and dollars

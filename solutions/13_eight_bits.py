@@ -40,7 +40,8 @@
 # - **First sitting, about 65 minutes.** You round, scale, and build a linear layer in FP8. It ends with the answers to
 #   both questions: why the bill is not cut in half, and why the colleague's run learned nothing.
 # - **Second sitting, about 50 minutes.** You give blocks their own scales, gather parameters in FP8, go down to four
-#   bits, and compare the FP8 settings of four frameworks. An appendix moves a whole model to FP8 layers, and calibrates one for inference.
+#   bits, and compare the FP8 settings of four frameworks. An appendix moves a whole model to FP8 layers, and calibrates
+#   one for inference.
 #
 # **Real and virtual.** Values are real: tensors are rounded to PyTorch's float8 types on your CPU and multiplied with
 # float32 accumulation, so a loss curve shows what the rounding does. Times are **virtual**: a CPU gains nothing from
@@ -1831,6 +1832,7 @@ gather_bytes, gather_large, gather_small = 0.5, 0.55, 1.5
 
 # %% tags=["explore"]
 import time
+from functools import partial
 
 import virtualgpu
 
@@ -1855,8 +1857,8 @@ def gather_weight(elements, in_fp8):
 
 
 for guess, elements in ((gather_large, 12288 * 49152), (gather_small, 1024 * 1024)):
-    (in_bf16,), (in_fp8,) = (virtualgpu.run(lambda in_fp8=in_fp8: gather_weight(elements, in_fp8), "h100:8", 2,
-                                            present=[0]) for in_fp8 in (False, True))
+    (in_bf16,), (in_fp8,) = (virtualgpu.run(partial(gather_weight, elements, in_fp8), "h100:8", 2, present=[0])
+                             for in_fp8 in (False, True))
     (bf16_bytes, bf16_seconds), (fp8_bytes, fp8_seconds) = in_bf16.value, in_fp8.value
     print(f"{elements:,} elements: BF16 {bf16_bytes:,} bytes in {1e6 * bf16_seconds:,.0f} us; FP8 {fp8_bytes:,} bytes in "
           f"{1e6 * fp8_seconds:,.0f} us (virtual H100s)")

@@ -15,6 +15,7 @@ from lab.mytrainer.worked import WORKED_FOLDER
 from labcore.workspace import CHECKOUT
 from labkit import check
 from labkit.build.stubs import answered
+from tests.lab.mytrainer.conftest import forget
 from tests.labs.test_labs import SOLUTIONS, lab_of
 from virtualgpu.launch.cluster import parse
 from virtualgpu.replay import price, read
@@ -86,8 +87,7 @@ def shown(tmp_path, monkeypatch, capsys):
     """A function that runs cells with the worked mytrainer/, and returns what they print."""
     shutil.copytree(CHECKOUT / WORKED_FOLDER, tmp_path / "mytrainer")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "mytrainer"]:
-        monkeypatch.delitem(sys.modules, name)
+    forget()
 
     def run(*cells: str) -> str:
         names = {"torch": torch, "dist": dist, "result": str, "check": check}
@@ -95,7 +95,8 @@ def shown(tmp_path, monkeypatch, capsys):
             exec(source(cell), names)
         return capsys.readouterr().out
 
-    return run
+    yield run
+    forget()
 
 
 @pytest.mark.slow

@@ -179,10 +179,14 @@ class Jupyter:
                 env=self.variables, start_new_session=True, preexec_fn=_stop_with_parent)
 
     def _lost_the_port(self) -> bool:
-        """Return whether JupyterLab exited because another program took its port first."""
-        if self.process.poll() is None or self.wanted or self.starts >= MAX_STARTS:
+        """Return whether JupyterLab, which has exited, found its port taken by another program.
+
+        That program may have ended since.
+        """
+        if self.wanted or self.starts >= MAX_STARTS:
             return False
-        return free_port(None, self.ip) != self.port
+        said = f"port {self.port} is not available" in self.log.read_text(errors="replace")
+        return said or free_port(None, self.ip) != self.port
 
     @property
     def address(self) -> str:
@@ -204,10 +208,11 @@ class Jupyter:
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-            if self._lost_the_port():
-                self._start()
-            elif self.process.poll() is not None:
+            if self.process.poll() is None:
+                continue
+            if not self._lost_the_port():
                 break
+            self._start()
         last = self.log.read_text(errors="replace").splitlines()[-5:]
         raise LabError(f"JupyterLab did not start; the end of {self.log}:\n  " + "\n  ".join(last))
 

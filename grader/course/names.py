@@ -60,7 +60,7 @@ def problem_of_id(student: str) -> str:
     if JOINER.search(student) or INVISIBLE.search(student):
         return "invisible characters in its name"
     if (plain := "".join(map(_as_typed, student))) != student:
-        return f"letters that look like those of a keyboard in its name; nearest: {plain}"
+        return f"letters in its name that only look like ASCII; nearest: {plain}"
     return problem_of_part(student)
 
 

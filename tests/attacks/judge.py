@@ -165,9 +165,10 @@ def scores(table: list[dict[str, str]]) -> dict[str, float | None]:
     result = {}
     for row in table:
         name = row.get("student") or row.get("student_id") or ""
-        # Ours writes an apostrophe before what a spreadsheet would take for a formula.
-        if "state" in row and name[:2] in ("'=", "'+", "'-", "'@"):
-            name = name[1:]
+        if "state" in row:  # ours, which quotes what a spreadsheet would take for a formula
+            from grader.course.spreadsheet import original
+
+            name = original(name)
         result[name] = float(row["score"]) if row["score"] else None
     return result
 

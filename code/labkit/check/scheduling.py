@@ -14,8 +14,9 @@ MOST_TEXT = 50  # characters of a value in a message
 CONTROLS = {"hold": "it waits in the queue until somebody releases it",
             "uhold": "it waits in the queue until somebody releases it",
             "requeuehold": "it waits in the queue until somebody releases it",
-            "suspend": "it stands still until somebody resumes it",
-            "update": "it no longer is the job that was submitted"}
+            "suspend": "it is suspended until somebody resumes it",
+            "update": "it is no longer the job that was submitted"}
+DEADLY = ("KILL", "9", "TERM", "15")  # signals that end a job
 EVERY_JOB = ("--me", "-u", "--user", "-n", "--name", "--jobname", "-p", "--partition", "-t",
              "--state", "-A", "--account", "-w", "--nodelist")
 
@@ -33,8 +34,8 @@ def problems(components: Sequence[Component], launches: Sequence[Launch], job_id
         yield from _of_options(component.directives)
     for launch in launches:
         if launch.program == "sbatch":
-            yield ("it submits a job with sbatch, which may do the same: jobs multiply. Only one "
-                   "job is asked for")
+            yield ("it submits another job with sbatch: if that job does the same, jobs multiply. "
+                   "The exercise asks for one job")
         elif launch.program == "scancel" and _cancels(launch.arguments, job_id):
             yield "it cancels its own job with scancel: nothing after that line runs"
         elif launch.program == "scontrol":
@@ -49,7 +50,7 @@ def _of_options(directives: dict[str, str]) -> Iterator[str]:
     array, begin, waits = (directives.get(name) for name in ("array", "begin", "dependency"))
     if array is not None:
         yield (f"#SBATCH --array={array[:MOST_TEXT]}: Slurm runs the script once for each number "
-               "of the array, and one job is asked for")
+               "of the array, and the exercise asks for one job")
     if "hold" in directives:
         yield "#SBATCH --hold: the job waits in the queue until somebody releases it"
     if "test-only" in directives:
@@ -63,8 +64,8 @@ def _of_options(directives: dict[str, str]) -> Iterator[str]:
 def _cancels(words: Sequence[str], job_id: int) -> bool:
     """Return whether scancel, called with these words, ends the job; a signal does not."""
     options = [word for word in words if word.startswith("-")]
-    if any(re.match("(-s|--signal)", word) and not re.search("KILL|9|TERM|15", word)
-           for word in options):
+    signal = re.search(r"(?:^|\0)(?:-s\0?|--signal[=\0])([^\0]+)", "\0".join(words))
+    if signal and signal[1].upper().removeprefix("SIG") not in DEADLY:
         return False
     ids = [word.partition("_")[0].partition(".")[0] for word in words if "." not in word]
     return str(job_id) in ids or any(word.partition("=")[0] in EVERY_JOB for word in options)

@@ -94,6 +94,8 @@ def test_options_behind_a_command_are_named(program, begin):
     ("exit $status", "scancel --me; exit $status", "it cancels its own job"),
     ("exit $status", "scancel -f -n mine; exit $status", "it cancels its own job"),
     ("exit $status", "scancel --signal=KILL $SLURM_JOB_ID", "it cancels its own job"),
+    ("exit $status", "scancel -s SIGKILL $SLURM_JOB_ID", "it cancels its own job"),
+    ("exit $status", "scancel -s9 $SLURM_JOB_ID", "it cancels its own job"),
     ("exit $status", "scontrol requeuehold $SLURM_JOB_ID", "until somebody releases it"),
     ("exit $status", "scontrol update JobId=$SLURM_JOB_ID TimeLimit=1", "scontrol update"),
     (TWO_NODES, TWO_NODES + "#SBATCH --array=0-99\n", "--array=0-99: Slurm runs the script once"),
@@ -109,6 +111,7 @@ def test_a_script_that_does_something_else_to_jobs_or_files_is_refused(program, 
 @pytest.mark.parametrize(("old", "new"), [
     ("status=0\n", "rm -f saved/stopped; status=0\n"), ("exit $status", "scancel 99; exit $status"),
     ("exit $status", "scancel -s USR1 $SLURM_JOB_ID; exit $status"),
+    ("exit $status", "scancel --signal 19 $SLURM_JOB_ID; exit $status"),
     ("exit $status", "scontrol show job $SLURM_JOB_ID; exit $status"),
     ("exit $status", "scontrol update JobId=99 TimeLimit=1; exit $status"),
     (TWO_NODES, TWO_NODES + "#SBATCH --dependency=singleton --begin=now\n")])

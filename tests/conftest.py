@@ -157,7 +157,8 @@ def cluster_processes(home: Path) -> list[str]:
 def command_line(pid: int) -> str:
     """Return a process's command line; it is empty if the process has ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(
+            errors="replace")
     except OSError:
         return ""
 

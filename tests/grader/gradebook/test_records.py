@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import os
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from nbgrader.api import MissingEntry
 
@@ -23,6 +25,7 @@ from grader.gradebook.ungraded import leave_ungraded
 from grader.nbgrader_plugin import assign
 from grader.run import lab_plan
 from grader.run.rebuild import Unusable
+from tests.conftest import command_line
 from tests.grader import small_lab
 from tests.grader.batch.test_merge import Desk
 from tests.grader.conftest import run, submit, table
@@ -37,17 +40,11 @@ def desk(course, released) -> Desk:
     return Desk(course, released)
 
 
-def children(pid: int) -> list[int]:
-    result = Path(f"/proc/{pid}/task/{pid}/children")
-    return [int(word) for word in result.read_text().split()] if result.exists() else []
-
-
 def processes(parent: int) -> set[int]:
     """Return the descendants of a process, at any depth."""
-    collected = set()
-    for child in children(parent):
-        collected |= {child} | processes(child)
-    return collected
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return {child.pid for child in psutil.Process(parent).children(recursive=True)}
+    return set()
 
 
 @pytest.mark.slow
@@ -67,7 +64,7 @@ def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, 
         stderr=subprocess.STDOUT, env={**os.environ, "LAB_COURSE": str(course.root)},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
     deadline = time.monotonic() + 120
-    while not any(b"labkit.guest" in command_line(pid) for pid in processes(running.pid)):
+    while not any("labkit.guest" in command_line(pid) for pid in processes(running.pid)):
         assert running.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(1)  # bob's cell runs
@@ -82,13 +79,6 @@ def test_who_is_stopped_keeps_what_was_graded_and_no_older_score(course, grade, 
     assert (rows["bob"]["score"], rows["bob"]["reason"]) == ("", reasons.STOPPED)
     with records.gradebook(course) as book, pytest.raises(MissingEntry):
         book.find_submission(NAME, "bob")
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from grader.course import Course
@@ -19,6 +20,7 @@ from grader.nbgrader_plugin import formgrader
 from lab.jupyter import INSTRUCTORS, offline_settings
 from lab.start import only_once
 from labcore.errors import LabError
+from tests.conftest import command_line
 from tests.grader.conftest import run
 from tests.grader.programs.saving import save
 from tests.warm import server
@@ -73,8 +75,7 @@ def test_lab_formgrader_says_its_address_and_leaves_no_process(tmp_path, number)
         running.kill()
     with pytest.raises(urllib.error.URLError):
         direct.open(root)
-    assert not [path for path in Path("/proc").glob("[0-9]*/cmdline")
-                if str(tmp_path).encode() in path.read_bytes()]
+    assert not [line for line in map(command_line, psutil.pids()) if str(tmp_path) in line]
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ class Job:
     runs: tuple[TrainingRun, ...]
     problems: tuple[str, ...]
     programs: tuple[str, ...]  # other programs it starts that could train a model
-    requeues: bool = False  # it calls `scontrol requeue` with its own job ID
+    requeues: bool = False  # it is back in the queue when the script ends
     status: int | None = 0  # its exit code; None if it was still running at the end
     notes: tuple[str, ...] = ()  # advice that fails no check
 
@@ -163,16 +163,15 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
     problems += _end_problems(recorded, trial.ends)
-    problems += scheduling.problems(components, launches, trial.job_id)
+    queue = scheduling.queue(components, launches, trial.job_id)
+    problems += scheduling.problems(components, queue)
     if runs:
         problems += resources.idle_nodes(components, launches)
     problems += [problem for run in runs for problem in run.problems]
     return Job(components, tuple(runs),
                tuple(dict.fromkeys(problem[:MOST_TEXT] for problem in problems)),
                tuple(dict.fromkeys(_other_programs(launches, trainer))),
-               any(launch.program == "scontrol" and launch.arguments[:1] == ("requeue",)
-                   and str(trial.job_id) in ",".join(launch.arguments[1:]).split(",")
-                   for launch in launches), recorded["exit"],
+               queue.job.requeued and queue.job.state != scheduling.CANCELED, recorded["exit"],
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 
 

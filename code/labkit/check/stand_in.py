@@ -23,10 +23,10 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
         import binding
 
         binding.inherit(record, process)
-    if name in ("srun", "scontrol"):
+    if name in ("srun", "sbatch", "scontrol"):
         import steps  # what it imports is most of a stand-in's time
 
-        return (steps.srun if name == "srun" else steps.scontrol)(record, arguments)
+        return getattr(steps, name)(record, arguments)
     if name in ("taskset", "numactl"):
         import binding
 

@@ -1,4 +1,4 @@
-"""srun and scontrol among the stand-ins: the steps of a job, and the names of its nodes.
+"""srun, sbatch, and scontrol among the stand-ins: steps, IDs of jobs, and names of nodes.
 
 stand_in.py has put this folder on sys.path.
 """
@@ -146,7 +146,7 @@ def _srun(record: str, arguments: list[str]) -> int:
     for part in parts:
         _require(part)
     linger(record)
-    step = next_step(record)
+    step = next_number(record, "step")
     for part in parts:
         append_launch(record, "srun",
                       [f"--{name}={value}" for name, value in part.requested.items()], step)
@@ -240,15 +240,35 @@ def _bound(requested: dict[str, str], task: int) -> dict[str, str]:
         raise options.BadOption(f"--cpu-bind={named}: {error}") from error
 
 
-def next_step(record: str) -> int:
-    """Return a new step number, unique even for concurrent steps (srun ... &)."""
+def next_number(record: str, kind: str) -> int:
+    """Return a new number of a step or a job, unique even for concurrent ones (srun ... &)."""
     number = 0
     while True:
         try:
-            os.mkdir(f"{record}.step{number}")
+            os.mkdir(f"{record}.{kind}{number}")
             return number
         except FileExistsError:
             number += 1
+
+
+def sbatch(record: str, arguments: list[str]) -> int:
+    """Print the ID of the job that would be submitted. Return sbatch's exit code.
+
+    Args:
+        record: the path of the record.
+        arguments: sbatch's arguments.
+    """
+    append_launch(record, "sbatch", arguments)
+    try:
+        requested, _ = options.parse(arguments, "sbatch")
+    except options.BadOption as error:
+        print(f"sbatch: error: {error}", file=sys.stderr)
+        return 1
+    if "test-only" not in requested:
+        own = os.environ.get("SLURM_JOB_ID", "")
+        number = (int(own) if own.isdecimal() else 0) + 1 + next_number(record, "job")
+        print(number if "parsable" in requested else f"Submitted batch job {number}")
+    return 0
 
 
 WITH_VALUES = ("-M", "--clusters", "-u", "--uid")  # scontrol's options that take the next word

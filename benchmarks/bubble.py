@@ -15,7 +15,7 @@ from pathlib import Path
 
 from runs import data_flags, pretrain
 
-from minimegatron.logging import timeline
+from minimegatron.report import timeline
 from pipeline_schedules import BUILT_IN, Durations, Timeline, load, simulate
 
 STAGES, MICRO_BATCHES, CHUNKS = 2, 4, 2

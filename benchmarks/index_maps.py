@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from minimegatron.data import index_maps
-from minimegatron.data.build_index_maps import build_doc_idx, build_shuffle_idx
+from minimegatron.data.index_maps import build_doc_idx, build_shuffle_idx
 
 SEQ_LENGTH = 1024
 LOOP_SHARE = 100  # the loop gets one document in so many, and is counted so many times

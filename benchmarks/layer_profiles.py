@@ -37,12 +37,11 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.initialize import initialize
-from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+from minimegatron.optim import LearningRate, Optimizer
+from minimegatron.parallel.ddp import DelayedWeightGrads
 from minimegatron.parallel.stages import data_parallel
+from minimegatron.report.timers import Timers
 from virtualgpu.core import cards
 from virtualgpu.core.errors import VirtualGpuError
 

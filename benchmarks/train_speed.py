@@ -26,7 +26,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.data.batches import Batches
 from minimegatron.formulas import step_flops
 from minimegatron.initialize import initialize
-from minimegatron.logging.throughput import shape_of
+from minimegatron.report.throughput import shape_of
 from minimegatron.training import Trainer
 
 PEAK = 2048  # rows and columns of the matrices that measure the machine's matmul peak

@@ -26,9 +26,8 @@ import torch
 
 import safetensors_file as safetensors
 from minimegatron.arguments import Config
-from minimegatron.arguments.table.effects import names_affecting
-from minimegatron.arguments.table.flag import STATE
-from minimegatron.arguments.table.training import ModernBlock
+from minimegatron.arguments.flag import STATE, names_affecting
+from minimegatron.arguments.table import ModernBlock
 from minimegatron.checkpoint.checksums import find_problems, sha256, write_sums
 from minimegatron.checkpoint.load import read_state, read_tracker
 from minimegatron.checkpoint.save import (

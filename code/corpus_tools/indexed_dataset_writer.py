@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from minimegatron.data.atomic import AtomicFile, sync_folder
-from minimegatron.data.index_format import DTYPES, HEADER, MAGIC, VERSION
+from minimegatron.data.indexed_dataset import DTYPES, HEADER, MAGIC, VERSION
 
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from gpt_layers import Size
 from labcore import workspace
 from labcore.errors import LabError
-from minimegatron.console import emit
-from minimegatron.errors import UserError
+from minimegatron.errors import UserError, emit
 
 PATIENCE = 3  # seconds
 

@@ -31,7 +31,7 @@ import setting
 from gpt_layers import NO_LABEL, Block, Embedding, Head, Size, loss_sum
 from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
-from minimegatron.console import emit
+from minimegatron.errors import emit
 
 BALANCE = "4,3,3,4"
 METHODS = ("parameters", "uniform", "type:Block")

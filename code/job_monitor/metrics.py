@@ -1,4 +1,4 @@
-"""Read a run's metrics.jsonl, which minimegatron/logging/metrics.py writes.
+"""Read a run's metrics.jsonl, which minimegatron/report/metrics.py writes.
 
 The trainer names the file in its log. A job can write anything to the file, so every type is
 checked.

@@ -1,4 +1,4 @@
-"""Read the ranks' status files (see minimegatron/logging/status.py) and check their processes.
+"""Read the ranks' status files (see minimegatron/report/status.py) and check their processes.
 
 A job can write anything to its files, so every type is checked.
 """

@@ -34,13 +34,13 @@ from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.initialize import cap_threads, choose_device, join
-from minimegatron.logging.megatron import iteration_line, print_world_size
-from minimegatron.logging.status import Status
-from minimegatron.logging.tensorboard import TensorBoard
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim import LearningRate
 from minimegatron.parallel.grid import Grid, Group
+from minimegatron.report.log_lines import iteration_line, print_world_size
+from minimegatron.report.status import Status
+from minimegatron.report.tensorboard import TensorBoard
 
 
 class SharedScale:

@@ -71,8 +71,8 @@ def explain(script: str) -> list[ExplainedFlag]:
     """Return a script's flags in their order, each once, without those of launchers."""
     from corpus_tools.foreign_flags import PREPROCESS
     from corpus_tools.preprocess import build_parser as tokenizer_parser
-    from minimegatron.arguments.estimates import EstimateConfig
     from minimegatron.arguments.parse import build_parser
+    from minimegatron.arguments.table import EstimateConfig
     from minimegatron.arguments.unknown import TRAINER, errors_of, suggestion
     from minimegatron.arguments.unknown import meaning as meaning_of
 

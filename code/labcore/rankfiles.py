@@ -1,4 +1,4 @@
-"""Read a rank's status file (see minimegatron/logging/status.py), even if a job corrupted it."""
+"""Read a rank's status file (see minimegatron/report/status.py), even if a job corrupted it."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from layout_estimator.planner import RunPlan
-    from minimegatron.arguments.estimates import EstimateConfig
+    from minimegatron.arguments.table import EstimateConfig
 
 HELP = """\
 The flags are those of pretrain_gpt.py --estimate. These are varied unless you give them:

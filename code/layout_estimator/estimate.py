@@ -22,8 +22,7 @@ from layout_estimator.representative import RepresentativeContext, representativ
 from layout_estimator.stage_cost import StageCost
 from layout_estimator.step_time import StepClock
 from minimegatron.arguments import Config
-from minimegatron.arguments.table.effects import names_affecting
-from minimegatron.arguments.table.flag import PASSES
+from minimegatron.arguments.flag import PASSES, names_affecting
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import Group
 from pipeline_schedules import (

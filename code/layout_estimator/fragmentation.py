@@ -13,12 +13,11 @@ from itertools import accumulate, pairwise
 
 from layout_estimator.measurement import begin_step, draw_micro_batch, run_action, stage_pipeline
 from layout_estimator.representative import RepresentativeContext
-from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import Stage
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.stages import TiedEmbedding, as_module, data_parallel
+from minimegatron.report.timers import Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action
 
 MOST_LAYERS = 24  # of a model chunk

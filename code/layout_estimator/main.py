@@ -6,8 +6,7 @@ import sys
 from typing import NoReturn
 
 from labcore.imports import imports_without_gc
-from minimegatron.console import emit
-from minimegatron.errors import UserError
+from minimegatron.errors import UserError, emit
 from minimegatron.main import leave
 
 

@@ -14,18 +14,15 @@ import torch
 from layout_estimator.representative import CollectiveRecord, RepresentativeContext
 from layout_estimator.stage_cost import ChunkCost, PassCost, StepCollective, StepCost
 from minimegatron.arguments import Config
-from minimegatron.arguments.fp8 import stays_in_bf16
+from minimegatron.arguments.checks import stays_in_bf16
 from minimegatron.data.batches import Batches
-from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.loss_scaler import LossScaler
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, LossScaler, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.p2p import Peers, Transfer
+from minimegatron.parallel.p2p import Peers, ScatterGatherPeers, Transfer
 from minimegatron.parallel.pipeline import Pipeline
-from minimegatron.parallel.scatter_gather import ScatterGatherPeers
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
+from minimegatron.report.timers import LEVELS, Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message
 from pipeline_schedules.actions import StageAction, sender
 from pipeline_schedules.interpreter import Item

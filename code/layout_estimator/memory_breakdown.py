@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from layout_estimator.estimate import Estimate, Estimator
 from layout_estimator.mixed import MixedEstimator
-from minimegatron.arguments.estimates import EstimateConfig
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.formulas import state_bytes
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "update", "outside")

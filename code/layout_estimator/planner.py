@@ -19,12 +19,12 @@ from layout_estimator.memory_breakdown import (
 )
 from layout_estimator.mixed import MixedEstimator
 from layout_estimator.prices import dollars
-from minimegatron.arguments.estimates import EstimateConfig
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.arguments.virtual_device import virtual_card, virtual_link
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, stage_parameters, teraflops
-from minimegatron.logging.throughput import model_flops, shape_of
+from minimegatron.report.throughput import model_flops, shape_of
 from virtualgpu.core import accuracy, stacks
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net.cluster_spec import parse_nodes

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from layout_estimator.estimate import Estimate, Estimator
     from layout_estimator.mixed import MixedEstimator
     from layout_estimator.planner import RunPlan
-    from minimegatron.arguments.estimates import EstimateConfig
+    from minimegatron.arguments.table import EstimateConfig
 
 
 CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
@@ -36,7 +36,7 @@ def read_flags(flags: Sequence[str]) -> EstimateConfig:
     Raises:
         EstimateError: the trainer does not accept the flags.
     """
-    from minimegatron.arguments.estimates import parse_estimate
+    from minimegatron.arguments.parse import parse_estimate
     from minimegatron.errors import UserError
 
     try:

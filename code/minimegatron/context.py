@@ -1,6 +1,6 @@
-"""The context that every component receives, and the progress of a run.
+"""The context that every component receives, the dtypes, and the progress of a run.
 
-Both are built once and passed on; nothing is global.
+All are built once and passed on; nothing is global.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.console import emit
+from minimegatron.errors import emit
 
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
@@ -61,3 +61,14 @@ class Progress:
     iteration: int = 0
     consumed_train_samples: int = 0
     consumed_valid_samples: int = 0
+
+
+def params_dtype(config: Config) -> torch.dtype:
+    """Return the dtype of the model's parameters and activations."""
+    return getattr(torch, config.params_type)
+
+
+def grads_dtype(config: Config) -> torch.dtype:
+    """Return the dtype in which gradients are accumulated and all-reduced."""
+    reduced_in_fp16 = config.fp16 and not config.accumulate_allreduce_grads_in_fp32
+    return torch.float16 if reduced_in_fp16 else torch.float32

@@ -10,10 +10,10 @@ import torch
 
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.logging.optional_lines import validation_lines
-from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.report.log_lines import validation_lines
+from minimegatron.report.timers import Timers
 from pipeline_schedules import FORWARD, Message
 from pipeline_schedules.interpreter import Item
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
-from minimegatron.logging import megatron
+from minimegatron.report import log_lines
 
 if TYPE_CHECKING:
     from minimegatron.training import Trainer
@@ -49,7 +49,7 @@ class Exits:
         trainer.log.end_training()
         trainer.log.close(f"stopped {reason}")
         trainer.print_device_summary()
-        megatron.print_datetime(trainer.ctx, f"exiting program {reason}")
+        log_lines.print_datetime(trainer.ctx, f"exiting program {reason}")
         raise SystemExit(0)
 
 

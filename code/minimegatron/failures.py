@@ -14,8 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from minimegatron.arguments import Config
-from minimegatron.console import emit
-from minimegatron.errors import SharedError, UserError
+from minimegatron.errors import SharedError, UserError, emit
 from pipeline_schedules import Message
 from pipeline_schedules.messages import SEND
 from virtualgpu.core.errors import VirtualGpuError

@@ -66,6 +66,7 @@ class Gpt:
 
 # Parameters.
 
+
 def layer_parameters(gpt: Gpt, t: int = 1) -> int:
     """Return the parameters of one layer on one tensor-parallel rank; 12 h^2 + 13 h with t = 1.
 
@@ -100,6 +101,7 @@ def parameters(gpt: Gpt) -> int:
 
 
 # FLOPs and time.
+
 
 def step_flops(gpt: Gpt, batch: int, recompute: str | None = None, causal: bool = False) -> float:
     """Return the FLOPs of one optimizer step: GEMMs of the forward and backward pass (1 + 2).
@@ -210,6 +212,7 @@ def in_flight(p: int, stage: int, m: int, v: int = 1) -> float:
 
 # Model states.
 
+
 class States(NamedTuple):
     """Bytes per parameter on one rank.
 
@@ -268,6 +271,7 @@ def zero_bytes(stage: int, replicas: int, optimizer: int = 12) -> States:
 
 
 # The pipeline bubble: two measures, never to be confused.
+
 
 def bubble_fraction(p: int, m: int, v: int = 1) -> float:
     """Return the bubble fraction: idle time over total time, (p-1) / (v m + p-1)."""

@@ -1,9 +1,10 @@
-"""Set up a rank: rendezvous, device, process groups, and threads."""
+"""Set up a rank: folders, rendezvous, device, process groups, and threads."""
 
 from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import make_grid
 from virtualgpu.core.slots import INSTEAD_OF_CPU
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 def initialize(config: Config) -> Context:
     """Join the job's process group and build the Context. Raises UserError."""
     if any((config.save, config.tensorboard_dir, config.timeline, config.metrics)):
-        from minimegatron.outputs import create_folders
-
         create_folders(config)
     timeout = timedelta(minutes=config.distributed_timeout_minutes)
     join(config, timeout)
@@ -101,3 +100,24 @@ def cap_threads(ctx: Context) -> None:
     if threads > fair:
         ctx.print_rank_0(f"using {fair} thread(s) per rank instead of {threads}: "
                          f"{ranks} rank(s) share this machine's {len(cores)} cores")
+
+
+def create_folders(config: Config) -> None:
+    """Create the folders that the run writes to. Raises UserError if one is not writable."""
+    for flag, folder in (("--save", config.save), ("--tensorboard-dir", config.tensorboard_dir),
+                         ("--timeline", config.timeline)):
+        if folder is None:
+            continue
+        try:
+            os.makedirs(folder, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{flag} {folder} is not a folder that can be written to "
+                            f"({error.strerror}); nearest: a folder under $LAB_HOME/megatron"
+                            ) from error
+    if config.metrics is not None:
+        try:
+            open(config.metrics, "ab").close()
+        except OSError as error:
+            raise UserError(f"--metrics {config.metrics} is not a file that can be written to "
+                            f"({error.strerror}); nearest: --metrics metrics.jsonl") from error

@@ -7,18 +7,14 @@ import time
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.console import emit
 from minimegatron.context import Context, Progress
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
+from minimegatron.errors import emit
 from minimegatron.initialize import initialize
-from minimegatron.logging import megatron
-from minimegatron.logging.step_log import StepLog, requested_reports
-from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.stages import (
     TiedEmbedding,
@@ -27,6 +23,10 @@ from minimegatron.parallel.stages import (
     data_parallel,
     load_schedule,
 )
+from minimegatron.report import log_lines
+from minimegatron.report.requested import requested_reports
+from minimegatron.report.step_log import StepLog
+from minimegatron.report.timers import Timers
 from pipeline_schedules import add_communication
 
 
@@ -36,28 +36,28 @@ def pretrain(config: Config, notes: list[str]) -> None:
     Raises UserError for anything that the user can fix.
     """
     started = time.perf_counter()
-    megatron.print_world_size(config, notes)
+    log_lines.print_world_size(config, notes)
     ctx = initialize(config)
     vocabulary = Vocabulary(config.vocab_file, config.merge_file)
     vocab_size = pad_vocab_size(vocabulary.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
-    megatron.print_arguments(ctx, vocab_size)
-    megatron.print_initialization(ctx, vocabulary.vocab_size, vocab_size,
+    log_lines.print_arguments(ctx, vocab_size)
+    log_lines.print_initialization(ctx, vocabulary.vocab_size, vocab_size,
                                   time.perf_counter() - started)
-    megatron.print_datetime(ctx, "after megatron is initialized")
+    log_lines.print_datetime(ctx, "after megatron is initialized")
 
     setup_started = time.perf_counter()
     trainer = Trainer(ctx, vocab_size, started)
     if config.load is not None:
-        from minimegatron.checkpoint.checkpointing import load_checkpoint
+        from minimegatron.checkpoint.load import load_checkpoint
 
         load_checkpoint(trainer)
-    megatron.print_datetime(ctx, "after model, optimizer, and learning rate scheduler are built")
+    log_lines.print_datetime(ctx, "after model, optimizer, and learning rate scheduler are built")
     data_started = time.perf_counter()
     train, valid, test = build_batches(ctx, vocabulary)
-    megatron.print_datetime(ctx, "after dataloaders are built")
+    log_lines.print_datetime(ctx, "after dataloaders are built")
     ctx.print_rank_0("done with setup ...")
-    megatron.print_times(ctx, {"model-and-optimizer-setup": data_started - setup_started,
+    log_lines.print_times(ctx, {"model-and-optimizer-setup": data_started - setup_started,
         "train/valid/test-data-iterators-setup": time.perf_counter() - data_started})
 
     ctx.print_rank_0("training ...")
@@ -101,7 +101,7 @@ class Trainer:
         self.log = StepLog(ctx, self.timers, self.optimizer, reports)
         program = add_communication(self.schedule, is_checked=True)
         self.pipeline = Pipeline(ctx, chunks, program, self.ddp, self.timers)
-        megatron.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
+        log_lines.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
         """Take one optimizer step. Returns this rank's mean loss, and the gradient norm, both of
@@ -134,7 +134,7 @@ class Trainer:
         Every --eval-interval steps, evaluate on the validation batches, if --split leaves any.
         """
         config, progress, log = self.config, self.progress, self.log
-        megatron.print_datetime(self.ctx, "before the start of training step")
+        log_lines.print_datetime(self.ctx, "before the start of training step")
         exits = None
         if config.exit_signal_handler or config.exit_duration_in_mins or config.exit_interval:
             from minimegatron.exits import Exits
@@ -162,7 +162,7 @@ class Trainer:
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
         """Save the last checkpoint, and evaluate on validation and test data, if there is any."""
         progress = self.progress
-        megatron.print_datetime(self.ctx, "after training is done")
+        log_lines.print_datetime(self.ctx, "after training is done")
         if self.config.save and progress.iteration % self.config.save_interval != 0:
             self.save()
         if valid is not None:
@@ -186,7 +186,7 @@ class Trainer:
 
     def save(self) -> None:
         """Write a checkpoint, unless this iteration has one. Raises UserError."""
-        from minimegatron.checkpoint.checkpointing import save_checkpoint
+        from minimegatron.checkpoint.save import save_checkpoint
 
         save_checkpoint(self)
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from minimegatron.arguments import Config
-from minimegatron.data import build_index_maps, gpt_dataset
-from minimegatron.data.build_index_maps import LastEpoch
+from minimegatron.data import gpt_dataset, index_maps
 from minimegatron.data.gpt_dataset import build_datasets
+from minimegatron.data.index_maps import LastEpoch
 from minimegatron.errors import UserError
 
 
@@ -155,7 +155,7 @@ def test_an_unwritable_folder_names_the_flag(in_order, tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     prefix = in_order([20] * 3)
-    monkeypatch.setattr(build_index_maps, "atomic_file", refuse)  # root may write everywhere
+    monkeypatch.setattr(index_maps, "atomic_file", refuse)  # root may write everywhere
     with pytest.raises(UserError, match=r"Permission denied.*--data-cache-path"):
         build(prefix)
 

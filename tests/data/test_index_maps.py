@@ -7,8 +7,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from minimegatron.data import index_maps
-from minimegatron.data.build_index_maps import LastEpoch, build_doc_idx, build_shuffle_idx
-from minimegatron.data.split import split_boundaries
+from minimegatron.data.index_maps import (
+    LastEpoch,
+    build_doc_idx,
+    build_shuffle_idx,
+    split_boundaries,
+)
 from minimegatron.errors import UserError
 
 

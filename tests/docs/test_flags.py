@@ -12,8 +12,8 @@ from markdown_it import MarkdownIt
 from corpus_tools.preprocess import build_parser as preprocess_parser
 from lab import cli
 from lab.mytrainer.flags import LoopConfig
-from minimegatron.arguments.estimates import EstimateConfig
 from minimegatron.arguments.parse import build_parser
+from minimegatron.arguments.table import EstimateConfig
 from tests.docs.pages import ROOT, blocks, pages
 from virtualgpu.launch import command as virtualrun
 

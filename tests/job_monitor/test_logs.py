@@ -74,7 +74,7 @@ def test_the_trainers_own_lines_are_understood(line_with):
 def line_with(request):
     """Return the trainer's line for a loss, in either log format."""
     from minimegatron.arguments import parse_arguments
-    from minimegatron.logging.megatron import iteration_line
+    from minimegatron.report.log_lines import iteration_line
 
     config = parse_arguments(
         "--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 8 "

@@ -13,7 +13,7 @@ from layout_estimator.requests import EstimateError, estimate, read_flags
 from layout_estimator.stage_cost import StageCost, StepCollective, StepCost
 from layout_estimator.step_time import StepClock
 from minimegatron.formulas import step_flops
-from minimegatron.logging.throughput import shape_of
+from minimegatron.report.throughput import shape_of
 from virtualgpu.core.cards import find
 
 from ..minimegatron.conftest import dataset  # noqa: F401  fixture

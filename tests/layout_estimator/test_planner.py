@@ -9,10 +9,10 @@ from layout_estimator.planner import report
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from layout_estimator.requests import EstimateError, estimate
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.estimates import parse_estimate
+from minimegatron.arguments.parse import parse_estimate
 from minimegatron.errors import UserError
 from minimegatron.formulas import parameters, state_bytes, step_flops
-from minimegatron.logging.throughput import shape_of
+from minimegatron.report.throughput import shape_of
 from virtualgpu.core.cards import CARDS
 
 GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "

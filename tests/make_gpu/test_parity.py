@@ -14,7 +14,7 @@ from benchmarks.gpu.result import SO_FAR, Result, Table
 from benchmarks.gpu.trainer import Run, TrainerFailed, parse
 from job_monitor.logs import Iteration
 from minimegatron.arguments import parse_arguments
-from minimegatron.logging.megatron import iteration_line
+from minimegatron.report.log_lines import iteration_line
 
 MODEL = ("--num-layers 1 --hidden-size 8 --num-attention-heads 1 --seq-length 8 "
          "--max-position-embeddings 8 --micro-batch-size 1 --train-iters 9 --lr 1e-3 "

@@ -21,7 +21,7 @@ from labcore.workspace import CODE
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.tokenizer import GPT2BPETokenizer
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.parallel.grid import make_grid
 from pretrain_gpt import main

@@ -14,8 +14,8 @@ from torch import nn
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.save import save
 from minimegatron.context import Context, Progress
-from minimegatron.device.cpu import CpuDevice
-from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.device.device import CpuDevice
+from minimegatron.optim import LearningRate
 from minimegatron.parallel.grid import make_grid
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "

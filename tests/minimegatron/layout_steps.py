@@ -15,11 +15,11 @@ import torch.distributed as dist
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.evaluation import evaluate
-from minimegatron.logging.quantities import num_zeros, params_norm
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import Optimizer
 from minimegatron.parallel.grid import make_grid
+from minimegatron.report.report import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
 

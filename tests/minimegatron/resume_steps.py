@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.checkpointing import load_checkpoint
+from minimegatron.checkpoint.load import load_checkpoint
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer

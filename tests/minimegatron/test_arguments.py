@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import megatron_flags
-from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.estimates import EstimateConfig
+from minimegatron.arguments import parse_arguments, upstream
 from minimegatron.arguments.parse import build_parser, notes
-from minimegatron.arguments.table import upstream
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.arguments.unknown import TRAINER, distance, suggestion, values_of
 from minimegatron.errors import UserError
 

@@ -10,7 +10,7 @@ from minimegatron.checkpoint.load import find_checkpoint, read_tracker
 from minimegatron.checkpoint.save import TRACKER, folder_of, read_folder, save
 from minimegatron.context import Progress
 from minimegatron.errors import UserError
-from minimegatron.optim.learning_rate import LearningRate
+from minimegatron.optim import LearningRate
 from warmranks import run_ranks
 
 from . import killed_save

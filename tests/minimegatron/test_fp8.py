@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from minimegatron.arguments.fp8 import MULTIPLES, stays_in_bf16
+from minimegatron.arguments.checks import MULTIPLES, stays_in_bf16
 from minimegatron.model.fp8 import Fp8, recipe_of
 from minimegatron.model.fp8_linear import Current
 from minimegatron.model.gpt import Stage

@@ -27,7 +27,7 @@ MAKERS = ("torch.", "F.", "ctx.tensor")
 ALLOWED = {("device/device.py", "read"), ("device/virtual.py", "read"),
            ("exits.py", "any_rank")}
 NO_TENSORS = {"torch.utils.data"}  # its data sets hold numpy's arrays here
-CUDA_FILES = ("arguments/virtual_device.py", "device/gpus.py", "device/cuda.py")
+CUDA_FILES = ("arguments/virtual_device.py", "device/gpus.py")
 
 
 class Scope:
@@ -171,4 +171,4 @@ def test_what_reads_nothing_is_let_be(fine):
 
 def test_numpy_may_read_its_arrays_and_the_device_may_know_cuda():
     assert offences("data.py", "import numpy as np\ndef f(x):\n    return x.tolist()\n") == []
-    assert offences("device/cuda.py", f"{HEAD}    return torch.cuda.is_available()\n") == []
+    assert offences("device/gpus.py", f"{HEAD}    return torch.cuda.is_available()\n") == []

@@ -10,9 +10,9 @@ import pytest
 
 from labcore.workspace import CHECKOUT
 from minimegatron.context import Progress
-from minimegatron.logging.metrics import NAMES, Metrics, metrics_path
-from minimegatron.logging.optional_reports import optional_reports
-from minimegatron.logging.timers import Timers
+from minimegatron.report.metrics import NAMES, Metrics, metrics_path
+from minimegatron.report.requested import optional_reports
+from minimegatron.report.timers import Timers
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "
          "--log-throughput ")

@@ -10,14 +10,13 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.table.effects import names_affecting
-from minimegatron.arguments.table.flag import STATE
-from minimegatron.arguments.table.training import ModernBlock
+from minimegatron.arguments.flag import STATE, names_affecting
+from minimegatron.arguments.table import ModernBlock
 from minimegatron.checkpoint.load import check_same_model
 from minimegatron.errors import UserError
 from minimegatron.formulas import layer_activations, stage_parameters, step_flops
-from minimegatron.logging.throughput import shape_of
 from minimegatron.model.gpt import Stage, TransformerLayer
+from minimegatron.report.throughput import shape_of
 from warmranks import run_ranks
 
 from . import layout_steps

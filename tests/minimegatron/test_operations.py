@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from minimegatron.device import virtual_kernels
-from minimegatron.model import dropout, flash_attention, fp8_ops, modern_ops, ops
+from minimegatron.model import dropout, fp8_ops, modern_block, ops
 
 NAMES = sorted(name.removeprefix("minimegatron::") for name in torch._C._dispatch_get_all_op_names()
                if name.startswith("minimegatron::"))
 
 
 def defined(name):
-    modules = ops, dropout, flash_attention, fp8_ops, modern_ops
+    modules = ops, dropout, fp8_ops, modern_block
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 

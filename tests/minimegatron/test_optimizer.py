@@ -4,17 +4,13 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.optimizer_state import (
-    learning_rate_state,
-    load_learning_rate_state,
-)
+from minimegatron.checkpoint.optimizer_state import learning_rate_state, load_learning_rate_state
 from minimegatron.errors import UserError
-from minimegatron.logging.timers import Timers
 from minimegatron.model import ops
 from minimegatron.model.gpt import Stage
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report.timers import Timers
 
 from .test_arguments import GOOD
 from .test_model import VOCABULARY

@@ -9,14 +9,13 @@ import torch
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.optimizer_state import load_optimizer_state, optimizer_state
 from minimegatron.errors import UserError
-from minimegatron.logging.timers import Timers
-from minimegatron.model import matmul as products
+from minimegatron.model import linear as products
 from minimegatron.model import ops
-from minimegatron.model.flash_attention import flash_attention
 from minimegatron.model.gpt import Stage
-from minimegatron.optim.loss_scaler import LossScaler
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.model.ops import flash_attention
+from minimegatron.optim import LossScaler, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report.timers import Timers
 
 from .layout_steps import held_bytes
 from .scaler_rules import scales

@@ -14,9 +14,8 @@ from minimegatron.formulas import Gpt, layer_activations, stage_activations
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.model.recompute import checkpoint, layer_groups
-from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+from minimegatron.optim import Optimizer
+from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
 from minimegatron.training import Trainer
 
 from .test_arguments import GOOD

@@ -10,15 +10,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Progress
 from minimegatron.evaluation import paused
-from minimegatron.logging.megatron import iteration_line, time_line
-from minimegatron.logging.optional_lines import times_of_ranks, validation_lines
-from minimegatron.logging.profiler import Profiler
-from minimegatron.logging.step_log import StepLog
-from minimegatron.logging.tensorboard import TensorBoard
-from minimegatron.logging.timers import LEVELS, Timers
 from minimegatron.model.gpt import Stage
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report.log_lines import (
+    iteration_line,
+    time_line,
+    times_of_ranks,
+    validation_lines,
+)
+from minimegatron.report.step_log import StepLog
+from minimegatron.report.tensorboard import TensorBoard
+from minimegatron.report.timeline import Profiler
+from minimegatron.report.timers import LEVELS, Timers
 
 from .test_arguments import GOOD
 

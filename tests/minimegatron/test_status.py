@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from minimegatron.device.virtual import VirtualDevice
-from minimegatron.logging.status import WRITE_INTERVAL, Status
+from minimegatron.report.status import WRITE_INTERVAL, Status
 from virtualgpu.core import cards
 
 FLAGS = "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --train-iters 50"
@@ -25,7 +25,7 @@ def read(folder):
 
 def test_it_is_there_before_the_first_step_and_follows_the_steps(folder, monkeypatch, make_context):
     clock = [100.0]
-    monkeypatch.setattr("minimegatron.logging.status.time.time", lambda: clock[0])
+    monkeypatch.setattr("minimegatron.report.status.time.time", lambda: clock[0])
     status = Status(make_context(FLAGS))
     first = read(folder)
     assert (first["state"], first["iteration"], first["train_iters"]) == ("starting", 0, 50)

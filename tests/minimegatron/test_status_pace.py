@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.failures import print_unexpected_error
-from minimegatron.logging import status
-from minimegatron.logging.status import Status
+from minimegatron.report import status
+from minimegatron.report.status import Status
 
 
 @pytest.fixture

@@ -11,20 +11,20 @@ from labkit.check import compared
 from labkit.check.allowed import EstimateHardware, flags_for_estimate, use
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.estimates import EstimateConfig
-from minimegatron.arguments.parse import build_parser, parse_unchecked
-from minimegatron.arguments.table.bounds import Bound
-from minimegatron.arguments.table.effects import names_affecting
-from minimegatron.arguments.table.flag import (
+from minimegatron.arguments.flag import (
     COST,
     NOTHING,
     PASSES,
     RESULTS,
     STATE,
+    Bound,
     RelatedFlags,
     flag,
+    names_affecting,
     table_of,
 )
+from minimegatron.arguments.parse import build_parser, parse_unchecked
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.errors import UserError
 
 GOOD = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "

@@ -7,7 +7,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.logging.quantities import num_zeros, params_norm
 from minimegatron.model.dropout import Dropout
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.model.parameters import named_param_specs, partition_of
@@ -15,10 +14,10 @@ from minimegatron.model.tensor_parallel import (
     VocabParallelCrossEntropy,
     vocab_parallel_cross_entropy,
 )
-from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+from minimegatron.optim import Optimizer
+from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
 from minimegatron.parallel.grid import Group
+from minimegatron.report.report import num_zeros, params_norm
 
 from .thread_group import on_ranks
 

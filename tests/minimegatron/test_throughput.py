@@ -9,24 +9,24 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron.context import Progress
-from minimegatron.device.cpu import CpuDevice
-from minimegatron.device.cuda import CudaDevice
+from minimegatron.device.device import CpuDevice
+from minimegatron.device.gpus import CudaDevice
 from minimegatron.formulas import head_activations, step_flops
-from minimegatron.logging import throughput
-from minimegatron.logging.optional_lines import theoretical_memory_line, throughput_line
-from minimegatron.logging.step_log import StepLog
-from minimegatron.logging.tensorboard import TensorBoard
-from minimegatron.logging.throughput import (
+from minimegatron.model.dropout import Dropout
+from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.optim import Optimizer
+from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report import throughput
+from minimegatron.report.log_lines import theoretical_memory_line, throughput_line
+from minimegatron.report.step_log import StepLog
+from minimegatron.report.tensorboard import TensorBoard
+from minimegatron.report.throughput import (
     Throughput,
     ThroughputReport,
     shape_of,
     theoretical_memory,
 )
-from minimegatron.logging.timers import Timers
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch, Stage
-from minimegatron.optim.optimizer import Optimizer
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report.timers import Timers
 from pipeline_schedules import one_f_one_b
 
 VOCABULARY = 2048

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from job_monitor import timeline as report_timeline
-from minimegatron.logging import timeline
+from minimegatron.report import timeline
 from pipeline_schedules import Action, ScheduleError, gpipe
 from warmranks import run_ranks
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 

@@ -12,8 +12,8 @@ import pytest
 
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter
 from corpus_tools.train_vocabulary import write_vocabulary
-from minimegatron.data.build_index_maps import LastEpoch, build_index_maps
 from minimegatron.data.gpt_dataset import GPTDataset, Split
+from minimegatron.data.index_maps import LastEpoch, build_index_maps
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 

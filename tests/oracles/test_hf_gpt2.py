@@ -16,9 +16,9 @@ import torch.distributed as dist
 import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.checkpointing import load_checkpoint
+from minimegatron.checkpoint.load import load_checkpoint
 from minimegatron.context import Context
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer

@@ -12,7 +12,7 @@ import torch
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.parallel.grid import Grid, Group
 

@@ -9,7 +9,7 @@ import pytest
 
 from layout_estimator.estimate import Estimator
 from minimegatron.arguments import parse_arguments
-from minimegatron.device.cpu import CpuDevice
+from minimegatron.device.device import CpuDevice
 from minimegatron.formulas import bubble_fraction
 from pretrain_gpt import main
 from virtualgpu.core import memory, stacks

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from minimegatron.logging import timeline
+from minimegatron.report import timeline
 
 ITERATIONS = ("--device virtual:v100 --train-iters 3 --log-interval 1 --eval-iters 0 "
               "--global-batch-size 8 ")

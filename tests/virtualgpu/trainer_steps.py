@@ -23,8 +23,8 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.initialize import choose_device
-from minimegatron.logging import timeline
 from minimegatron.parallel.grid import make_grid
+from minimegatron.report import timeline
 from minimegatron.training import Trainer
 from virtualgpu.net import collectives
 

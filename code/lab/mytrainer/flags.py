@@ -11,9 +11,9 @@ import torch
 
 from lab.mytrainer import pieces
 from minimegatron.arguments import Config, parse_arguments
-from minimegatron.arguments.fp8 import DELAYED_ONLY
+from minimegatron.arguments.checks import DELAYED_ONLY
+from minimegatron.arguments.flag import RESULTS, SCHEDULE, flag, table_of
 from minimegatron.arguments.parse import parse_unchecked
-from minimegatron.arguments.table.flag import RESULTS, SCHEDULE, flag, table_of
 from minimegatron.errors import UserError
 
 MODEL = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",

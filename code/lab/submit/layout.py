@@ -8,8 +8,7 @@ from itertools import groupby
 
 from lab.submit.conf import HETEROGENEOUS, HOMOGENEOUS, Conf
 from labcore.errors import LabError
-from minimegatron.arguments.layout import even_split
-from minimegatron.arguments.uneven import nearest_split
+from minimegatron.arguments.stages import even_split, nearest_split
 from pipeline_schedules import empty_stage
 from virtualgpu.core import cards
 from virtualgpu.core.card import Card

@@ -12,9 +12,9 @@ from functools import cache
 from lab.submit.conf import Conf
 from lab.submit.layout import RunLayout
 from labcore.errors import LabError
-from minimegatron.arguments.estimates import EstimateConfig, parse_command_line
-from minimegatron.arguments.table.effects import alternatives
-from minimegatron.arguments.table.flag import table_of
+from minimegatron.arguments.flag import alternatives, table_of
+from minimegatron.arguments.parse import parse_command_line
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.errors import UserError
 
 # The trainer's flags that keys of the file set.

@@ -12,10 +12,9 @@ from typing import Literal
 
 from labcore.errors import LabError
 from minimegatron.arguments import Config
-from minimegatron.arguments.layout import write_layout
-from minimegatron.arguments.table.flag import COST, HARDWARE, Flag, table_of
-from minimegatron.arguments.table.planning import ESTIMATE
-from minimegatron.arguments.uneven import split_flags
+from minimegatron.arguments.flag import COST, HARDWARE, Flag, table_of
+from minimegatron.arguments.stages import split_flags, write_layout
+from minimegatron.arguments.table import ESTIMATE
 from pipeline_schedules import BUILT_IN
 
 # Larger runs take minutes to estimate: no exercise needs them.

@@ -13,11 +13,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.estimates import EstimateConfig
-from minimegatron.arguments.table.effects import alternatives
-from minimegatron.arguments.table.flag import NOTHING, spelled, table_of
-from minimegatron.arguments.table.planning import ESTIMATE
-from minimegatron.data.split import parse_split
+from minimegatron.arguments.flag import NOTHING, alternatives, spelled, table_of
+from minimegatron.arguments.table import ESTIMATE, EstimateConfig
+from minimegatron.data.index_maps import parse_split
 from minimegatron.errors import UserError
 from pipeline_schedules import BUILT_IN
 from virtualgpu.core import cards

@@ -28,10 +28,10 @@ from labkit.check.compared import (
 )
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
-from minimegatron.arguments.estimates import EstimateConfig
-from minimegatron.arguments.layout import write_layout
+from minimegatron.arguments.flag import spelled
 from minimegatron.arguments.parse import parse_unchecked
-from minimegatron.arguments.table.flag import spelled
+from minimegatron.arguments.stages import write_layout
+from minimegatron.arguments.table import EstimateConfig
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from labkit.check.launches import MOST_TEXT, Launch
 from labkit.check.noting import SETTINGS
 from labkit.check.torchrun import BadCommand, Torchrun
 from minimegatron.arguments import Config
-from minimegatron.arguments.estimates import parse_command_line
+from minimegatron.arguments.parse import parse_command_line
 from minimegatron.errors import UserError
 
 TRAINER = "pretrain_gpt.py"

@@ -15,7 +15,7 @@ from layout_estimator.requests import EstimateError, read_flags
 from layout_estimator.stage_cost import ChunkCost, StepCost
 from minimegatron.arguments import Config
 from minimegatron.formulas import Gpt, layer_parameters, stage_parameters
-from minimegatron.logging.throughput import shape_of
+from minimegatron.report.throughput import shape_of
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT
 from virtualgpu.core import stacks
 from virtualgpu.core.card import Card

@@ -1,7 +1,7 @@
 """Words of the command line that no flag of the parser takes: what each of them means here.
 
 A flag of Megatron-LM has no effect, and is accepted, or is refused with the reason and what to
-write instead (table/foreign.py). Any other word is a typing error.
+write instead (foreign.py). Any other word is a typing error.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from minimegatron.arguments.table import foreign, upstream
-from minimegatron.arguments.table.flag import spelled
-from minimegatron.arguments.table.planning import Planning
+from minimegatron.arguments import foreign, upstream
+from minimegatron.arguments.flag import spelled
+from minimegatron.arguments.table import Planning
 from minimegatron.errors import UserError
 
 FLAG = re.compile(r"--?[A-Za-z]")  # not a negative number

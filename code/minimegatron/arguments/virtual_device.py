@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 
-from minimegatron.arguments.flags import Config
+from minimegatron.arguments.table import Config
 from minimegatron.errors import UserError
 from virtualgpu.core import cards, stacks
 from virtualgpu.core.card import Card

@@ -9,15 +9,15 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.table.effects import names_affecting
-from minimegatron.arguments.table.flag import STATE
-from minimegatron.arguments.uneven import split_flags
+from minimegatron.arguments.flag import STATE, names_affecting
+from minimegatron.arguments.stages import split_flags
 from minimegatron.checkpoint.checksums import SUMS, find_problems
 from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
 from minimegatron.checkpoint.save import (
@@ -30,12 +30,30 @@ from minimegatron.checkpoint.save import (
 )
 from minimegatron.context import Context, Progress
 from minimegatron.errors import UserError
-from minimegatron.logging import optional_lines
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, Optimizer
+from minimegatron.report import log_lines
+
+if TYPE_CHECKING:
+    from minimegatron.training import Trainer
+
+
+
 
 # The padded vocabulary comes last: it may follow from the layout.
 MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")
+
+
+def load_checkpoint(trainer: Trainer) -> None:
+    """Resume from --load. Raises UserError for a corrupted checkpoint."""
+    ctx, config, device = trainer.ctx, trainer.config, trainer.ctx.device
+    if not device.has_values:
+        ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
+                         f"{device.label} have no values")
+        return
+    trainer.progress = load(ctx, trainer.model, trainer.optimizer, trainer.learning_rate,
+                            trainer.vocab_size)
+    if config.load == config.save and trainer.progress.iteration:
+        trainer.saved_at = trainer.progress.iteration
 
 
 def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
@@ -65,7 +83,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         for other in sorted(folder.glob(f"mp_rank_*/{path.name}"))[:1]:
             check_same_model(ctx, read_state(other)["args"], padded_vocab_size, other)
     state = read_state(path)
-    optional_lines.print_checkpoint_version(ctx, state["checkpoint_version"])
+    log_lines.print_checkpoint_version(ctx, state["checkpoint_version"])
     check_same_model(ctx, state["args"], padded_vocab_size, path)
     try:
         progress = restore(ctx, state, model, optimizer, learning_rate, path)
@@ -73,7 +91,7 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
         raise UserError(f"{path} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
     dist.barrier()
-    optional_lines.print_loaded(ctx, root, progress.iteration)
+    log_lines.print_loaded(ctx, root, progress.iteration)
     return progress
 
 
@@ -87,7 +105,7 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
     saved = saved_iterations(ctx, root)
     iteration = agreed_iteration(ctx, tracker)
     if iteration is None and not (last_good and saved):
-        optional_lines.print_no_checkpoint(ctx, tracker)
+        log_lines.print_no_checkpoint(ctx, tracker)
         if saved:
             ctx.print_rank_0(f"    although there are checkpoints: {folder_names(saved)}; "
                              "--load-last-good takes the newest complete one")
@@ -97,7 +115,7 @@ def find_checkpoint(ctx: Context, root: Path) -> Path | None:
     elif isinstance(iteration, str):
         problems = [iteration]
     else:
-        optional_lines.print_loading(ctx, root, iteration)
+        log_lines.print_loading(ctx, root, iteration)
         problems = problems_on_all_ranks(ctx, read_folder(root, iteration))
     if not problems:
         return read_folder(root, iteration)
@@ -126,7 +144,7 @@ def last_good_checkpoint(ctx: Context, root: Path, problems: list[str], others: 
     ctx.print_rank_0("\n".join([
         "", "!" * 72, f"WARNING: {summary}", "WARNING: --load-last-good: RESUMING FROM ITERATION "
         f"{intact[0]}; what came after it is trained again", "!" * 72, ""]))
-    optional_lines.print_loading(ctx, root, intact[0])
+    log_lines.print_loading(ctx, root, intact[0])
     return folder_of(root, intact[0])
 
 

@@ -6,9 +6,7 @@ import torch
 
 from minimegatron.arguments import Config
 from minimegatron.errors import UserError
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.loss_scaler import LossScaler
-from minimegatron.optim.optimizer import MOMENTS, Optimizer
+from minimegatron.optim import MOMENTS, LearningRate, LossScaler, Optimizer
 
 MAIN = "fp32_from_fp16_params"  # Megatron's name, also under --bf16
 SHARDED = (*MOMENTS, MAIN)  # the states that the distributed optimizer shards

@@ -19,6 +19,7 @@ import os
 import random
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,9 +30,27 @@ from minimegatron.checkpoint.optimizer_state import SHARDED, learning_rate_state
 from minimegatron.context import Context, Progress
 from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
-from minimegatron.logging import optional_lines
-from minimegatron.optim.learning_rate import LearningRate
-from minimegatron.optim.optimizer import Optimizer
+from minimegatron.optim import LearningRate, Optimizer
+from minimegatron.report import log_lines
+
+if TYPE_CHECKING:
+    from minimegatron.training import Trainer
+
+
+def save_checkpoint(trainer: Trainer) -> None:
+    """Write a checkpoint, unless this iteration has one. Raises UserError."""
+    iteration, ctx, device = trainer.progress.iteration, trainer.ctx, trainer.ctx.device
+    if trainer.saved_at == iteration:
+        return
+    if not device.has_values:
+        ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
+                         f"{device.label} have no values")
+        return
+    trainer.saved_at = iteration
+    trainer.log.phase("saving")
+    save(ctx, trainer.model, trainer.optimizer, trainer.learning_rate, trainer.progress,
+         trainer.vocab_size)
+
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -96,7 +115,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     Raises UserError if a file cannot be written; earlier checkpoints stay intact.
     """
     root = Path(ctx.config.save)
-    optional_lines.print_saving(ctx, root, progress.iteration)
+    log_lines.print_saving(ctx, root, progress.iteration)
     final = folder_of(root, progress.iteration)
     if ctx.grid.rank == 0:
         remove_leftovers(root)
@@ -117,7 +136,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     except OSError as failed:
         error = str(failed)
     agree(ctx, error, sums, final)
-    optional_lines.print_saved(ctx, root, progress.iteration)
+    log_lines.print_saved(ctx, root, progress.iteration)
 
 
 def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, progress: Progress,

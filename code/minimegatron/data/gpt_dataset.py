@@ -20,8 +20,8 @@ import numpy as np
 import torch.distributed as dist
 
 from minimegatron.data import index_maps
+from minimegatron.data.index_maps import split_boundaries
 from minimegatron.data.indexed_dataset import IndexedDataset
-from minimegatron.data.split import split_boundaries
 from minimegatron.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def build_datasets(ctx: Context, vocab_size: int
         splits = _splits(ctx.config, log)
         for split in filter(None, splits if ctx.grid.rank == 0 else ()):
             if not _valid_maps_exist(split, log):
-                from minimegatron.data.build_index_maps import build_index_maps
+                from minimegatron.data.index_maps import build_index_maps
 
                 build_index_maps(split, log)
     finally:

@@ -14,9 +14,52 @@ value is Megatron's, `megatron/data/gpt_dataset.py` of 2021.
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from minimegatron.data.atomic import atomic_file
+from minimegatron.errors import UserError
+
+if TYPE_CHECKING:
+    from minimegatron.data.gpt_dataset import Log, Split
+
+
+def parse_split(split: str) -> list[float]:
+    """Return three weights that sum to 1; missing ones are 0. Separators are "," and "/".
+
+    Raises UserError unless there are one to three non-negative numbers.
+    """
+    try:
+        weights = [float(part) for part in split.split("," if "," in split else "/")]
+    except ValueError:
+        weights = []
+    is_valid = all(0 <= weight < math.inf for weight in weights) and any(weights)
+    if not is_valid or len(weights) > 3:
+        raise UserError(f"--split {split!r} is not one to three numbers (training, validation, "
+                        'test), not all 0; the usual value is "969, 30, 1"')
+    weights += [0.0] * (3 - len(weights))
+    return [weight / sum(weights) for weight in weights]
+
+
+def split_boundaries(split: str, documents: int) -> list[int]:
+    """Return [0, a, b, documents]: training is [0, a), validation [a, b), and test [b, documents).
+
+    As in Megatron-LM, each part is rounded, and then all boundaries shift by the error of the last
+    one. A boundary that would become negative, which Megatron-LM does not expect, is 0.
+
+    Args:
+        split: --split.
+        documents: number of documents.
+    """
+    bounds = [0]
+    for weight in parse_split(split):
+        bounds.append(bounds[-1] + round(weight * documents))
+    excess = bounds[-1] - documents
+    return [0] + [max(0, bound - excess) for bound in bounds[1:]]
 
 
 @dataclass(frozen=True)
@@ -95,3 +138,121 @@ def mismatch(sizes: np.ndarray, documents: np.ndarray, plan: Plan, doc_idx: np.n
     if not np.array_equal(sample_idx, build_sample_idx(sizes, doc_idx, plan)):
         return "they were built from documents of other lengths"
     return None
+
+
+@dataclass(frozen=True)
+class LastEpoch:
+    """The last epoch of a plan, of which a run may need only a part."""
+
+    plan: Plan
+
+    @property
+    def samples_before(self) -> int:
+        """Samples of the epochs before it."""
+        # One epoch of no tokens would give -1 // S.
+        return max(0, ((self.plan.epochs - 1) * self.plan.tokens_per_epoch - 1)
+                   // self.plan.seq_length)
+
+    @property
+    def samples_needed(self) -> int:
+        return self.plan.samples_requested - self.samples_before
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return (self.plan.tokens_per_epoch - 1) // self.plan.seq_length
+
+    @property
+    def is_separate(self) -> bool:
+        """Return whether it is shuffled separately, because less than 80% of it is needed.
+
+        Shuffled together with the others, the samples left out could come from any epoch, so some
+        tokens would be seen less often than others.
+        """
+        return self.plan.epochs > 1 and self.samples_needed < int(0.80 * self.samples_per_epoch)
+
+    @property
+    def boundary(self) -> int:
+        """Return the number of samples that are shuffled together before the remaining ones."""
+        return self.samples_before if self.is_separate else self.plan.samples
+
+
+def build_index_maps(split: Split, log: Log) -> None:
+    """Build and save the three index maps of a split.
+
+    Files appear complete or not at all; two jobs that build the same ones write the same bytes.
+
+    Args:
+        split: the documents, samples, and seed.
+
+    Raises:
+        UserError: the folder is not writable; the message names --data-cache-path.
+    """
+    plan, last = split.plan, LastEpoch(split.plan)
+    random = np.random.RandomState(split.seed)
+    if plan.epochs == 1:
+        log(" > only one epoch required, setting separate_last_epoch to False")
+    else:
+        word = "smaller" if last.is_separate else "larger"
+        log(f" > last epoch number of samples ({last.samples_needed}) is {word} than 80% "
+            f"of number of samples per epoch ({last.samples_per_epoch}), setting "
+            f"separate_last_epoch to {last.is_separate}")
+    started = time.perf_counter()
+    doc_idx = build_doc_idx(split.documents, plan, random)
+    _save(split, "doc", doc_idx, started, log)
+    started = time.perf_counter()
+    _save(split, "sample", build_sample_idx(split.data.sizes, doc_idx, plan),
+          started, log)
+    started = time.perf_counter()
+    log(f" > building shuffle index with split [0, {last.boundary}) and [{last.boundary}, "
+        f"{plan.samples}) ...")
+    _save(split, "shuffle", build_shuffle_idx(plan, random), started, log)
+
+
+def _save(split: Split, kind: str, values: np.ndarray, started: float, log: Log) -> None:
+    path = split.path(kind)
+    try:
+        if split.folder:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            np.save(file, values)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the index map {path} ({error.strerror or error}): give a folder that "
+            "this job can write and every node can read with --data-cache-path FOLDER") from error
+    # The spelling is Megatron-LM's.
+    log(f" > elasped time to build and save {kind}-idx mapping (seconds): "
+        f"{time.perf_counter() - started:4f}")
+
+
+def build_doc_idx(documents: np.ndarray, plan: Plan, random: np.random.RandomState
+                  ) -> np.ndarray:
+    """Return the shuffled order of documents, int32 [epochs * documents].
+
+    Args:
+        documents: numbers of the split's documents.
+        plan: has the number of epochs.
+        random: the generator, which `build_shuffle_idx` uses next.
+    """
+    if LastEpoch(plan).is_separate:
+        parts = [np.tile(documents, plan.epochs - 1), np.array(documents)]
+    else:
+        parts = [np.tile(documents, plan.epochs)]
+    parts = [part.astype(np.int32) for part in parts]
+    for part in parts:
+        random.shuffle(part)
+    return np.concatenate(parts)
+
+
+def build_shuffle_idx(plan: Plan, random: np.random.RandomState) -> np.ndarray:
+    """Return the shuffled order of samples, uint32 [samples].
+
+    Args:
+        plan: has the number of samples; a separate last epoch stays behind the others.
+        random: the generator, after `build_doc_idx`.
+    """
+    dtype = np.uint32 if plan.samples < np.iinfo(np.uint32).max - 1 else np.int64
+    boundary = LastEpoch(plan).boundary
+    parts = [np.arange(boundary, dtype=dtype), np.arange(boundary, plan.samples, dtype=dtype)]
+    for part in parts:
+        random.shuffle(part)
+    return np.concatenate(parts)

@@ -1,11 +1,14 @@
-"""The interface of a device, which cpu.py, cuda.py, and virtual.py implement."""
+"""The interface of a device, the CPU, and the choice of kernels by device."""
 
 from __future__ import annotations
 
+import resource
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -34,7 +37,7 @@ class Device(ABC):
     """The device that one rank runs on.
 
     Nothing else in the trainer depends on the device, except for the kernels that PyTorch chooses
-    by itself (dispatch.py). A device may have no values in its tensors, so `read` is the only way
+    by itself (`operation`). A device may have no values in its tensors, so `read` is the only way
     from a tensor to a Python number.
 
     Attributes:
@@ -107,3 +110,44 @@ class Device(ABC):
     def closing(self) -> list[str]:
         """Return lines for the log's end."""
         return []
+
+
+class CpuDevice(Device):
+    """The CPU. Memory is the process's resident set, since PyTorch does not count it there."""
+
+    kind = "the CPU"
+    torch_device = torch.device("cpu")
+    backend = "gloo"
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def memory(self) -> Memory:
+        with open("/proc/self/statm") as statm:
+            resident = int(statm.read().split()[1]) * resource.getpagesize()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return Memory(resident, max(peak, resident), resident, max(peak, resident))
+
+
+LIBRARY = torch.library.Library("minimegatron", "DEF")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def operation(*mutates: str) -> Callable[[Function], Function]:
+    """Return a decorator that defines an operation by its kernel in plain torch.
+
+    The schema follows from the function's annotations. Arguments are tensors (or None), integers,
+    and floats, and at least one is a tensor. The operation returns a tensor or nothing.
+
+    Args:
+        mutates: names of the tensors that it changes in place.
+    """
+    def define(function: Function) -> Function:
+        name = function.__name__
+        LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
+        LIBRARY.impl(name, function, "CompositeImplicitAutograd")
+        # The overload itself: looking it up by its arguments at every call would cost more.
+        defined = getattr(torch.ops.minimegatron, name).default
+        defined.__doc__ = function.__doc__
+        return defined
+    return define

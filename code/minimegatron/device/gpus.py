@@ -1,19 +1,21 @@
-"""Choose a GPU: a CUDA device or a virtual GPU. Jobs with --device cpu do not import this file."""
+"""GPUs: CUDA devices, and the choice of a real or a virtual one."""
 
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
 from minimegatron.arguments import Config
+from minimegatron.device.device import Device, Memory
 from minimegatron.errors import UserError
+from virtualgpu.core import cards
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:
-    from minimegatron.device.cuda import CudaDevice
     from minimegatron.device.device import Device
     from minimegatron.device.virtual import VirtualDevice
 
@@ -91,8 +93,6 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
         raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
                         "on GPUs: gloo sends and receives only CPU tensors; nearest: "
                         "--distributed-backend nccl")
-    from minimegatron.device.cuda import CudaDevice
-
     device = CudaDevice(local_rank)
     if config.fp8_format is not None:
         require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))
@@ -133,3 +133,32 @@ def virtual_device(config: Config, name: str, local_rank: int) -> VirtualDevice:
         raise UserError("--device virtual: this node declares no virtual GPU; nearest: --device "
                         f"virtual:{next(iter(cards.CARDS))}, and `lab devices` lists the others")
     return VirtualDevice(virtual_card(config, name, source), virtual_link(config))
+
+
+class CudaDevice(Device):
+    """A CUDA device: the one with the rank's local number."""
+
+    kind = "a CUDA device"
+    backend = "nccl"
+
+    def __init__(self, local_rank: int) -> None:
+        self.torch_device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(self.torch_device)
+        self.name = torch.cuda.get_device_name(self.torch_device)
+
+    def now(self) -> float:
+        torch.cuda.synchronize(self.torch_device)
+        return time.perf_counter()
+
+    def memory(self) -> Memory:
+        on = self.torch_device
+        return Memory(torch.cuda.memory_allocated(on), torch.cuda.max_memory_allocated(on),
+                      torch.cuda.memory_reserved(on), torch.cuda.max_memory_reserved(on))
+
+    def sheet_peak(self, dtype: str) -> float | None:
+        return cards.sheet_peak(self.name, dtype)
+
+    def status(self) -> dict[str, object]:
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return {**super().status(), "gpu": self.torch_device.index, "memory_used": total - free,
+                "memory_total": total}

@@ -1,25 +1,27 @@
-"""A virtual GPU: tensors with shapes but no values, and a modeled clock and memory."""
+"""A virtual GPU: tensors with shapes but no values, and a modeled clock, memory, and network."""
 
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
 
-from minimegatron.device import (
-    virtual_kernels,  # noqa: F401  registers them
-    virtual_network,
-)
+from minimegatron.device import virtual_kernels  # noqa: F401  registers them
 from minimegatron.device.device import Device, Memory
-from virtualgpu.core import slots
+from minimegatron.errors import emit
+from virtualgpu.core import slots, stacks
 from virtualgpu.core.card import Card
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.memory import amount
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import network
+from virtualgpu.net.backend import register
 from virtualgpu.net.group import BACKEND
+from virtualgpu.net.topology import Topology
 
 
 class VirtualDevice(Device):
@@ -93,10 +95,48 @@ class VirtualDevice(Device):
                 "memory_total": memory.capacity, "virtual_seconds": now, "utilization": utilization}
 
     def connect(self) -> list[str]:
-        return virtual_network.connect(self.gpu, self.link, self.slot)
+        return connect(self.gpu, self.link, self.slot)
 
     def closing(self) -> list[str]:
         """Raise VirtualGpuError if too much of the time was spent in operations without a cost
         rule; list them if there were any."""
         line = self.gpu.unknown_costs()
         return [line] if line else []
+
+
+def connect(gpu: VirtualGpu, link: str, slot: int | None) -> list[str]:
+    """Exchange GPU models, nodes, and links, and register the backend that models their links.
+
+    Every rank must call it, with the network of its node and, if Slurm assigned one, the number of
+    its GPU there. Returns lines that describe the GPUs and the links.
+    """
+    places: list[tuple] = [()] * dist.get_world_size()
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    dist.all_gather_object(places, (node, gpu.card.name, gpu.card.stack, link, slot))
+    nodes, names, software, links, slots = zip(*places, strict=True)
+    # Between nodes with different networks, communication is as fast as the slower one.
+    slowest = min(map(network.parse, dict.fromkeys(links)), key=lambda one: one.effective)
+    models = tuple(map(stacks.card_under, names, software))
+    topology = Topology(nodes, models, slowest, slots)
+    register(gpu, topology, emit if nccl_debug() else None)
+    return [f"{title(card)} on rank(s) {ranks_of(card, models)}"
+            for card in dict.fromkeys(models)
+            ] + [f"software stack {text}" for text in dict.fromkeys(map(stacks.describe, models))
+            ] + [f"virtual links: {topology.describe()}; times and memory are modeled; "
+                 "no training happens: tensors have shapes but no values"]
+
+
+def nccl_debug() -> bool:
+    """Return whether NCCL_DEBUG asks for NCCL's lines about its communicators."""
+    return os.environ.get("NCCL_DEBUG", "").upper() in ("INFO", "TRACE")
+
+
+def title(card: Card) -> str:
+    """Return the line that introduces a GPU model in the log."""
+    return (f"using virtual {card.name} ({card.product}, {amount(card.memory)}, "
+            f"{card.bandwidth / 1e9:g} GB/s)")
+
+
+def ranks_of(card: Card, models: tuple[Card, ...]) -> str:
+    """Return the ranks with this GPU model, separated by commas, from the model of each rank."""
+    return ",".join(str(rank) for rank, other in enumerate(models) if other is card)

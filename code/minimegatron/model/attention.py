@@ -62,9 +62,7 @@ class Attention(nn.Module):
         It has no parameters, so selective recomputation can run it again on its own.
         """
         if self.flash:
-            from minimegatron.model.flash_attention import flash_attention
-
-            return flash_attention(query, key, value, self.num_heads)
+            return ops.flash_attention(query, key, value, self.num_heads)
         s, keep = query.shape[0], None
         if dropout is not None and self.dropout_p > 0:
             heads = torch.arange(self.num_heads, device=query.device) + self.first_head

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from minimegatron.device.dispatch import operation
+from minimegatron.device.device import operation
 
 # Sites of one layer; the embedding is layer 0, transformer layers count from 1.
 EMBEDDING, ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, MLP_OUTPUT = range(4)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.fp8 import stays_in_bf16
+from minimegatron.arguments.checks import stays_in_bf16
 from minimegatron.context import Context
 from minimegatron.model import fp8_ops
 from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel

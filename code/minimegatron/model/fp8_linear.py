@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.model import fp8_ops, matmul, ops
+from minimegatron.model import fp8_ops, ops
+from minimegatron.model.linear import matmul
 from minimegatron.model.mappings import TensorParallel
 from minite.functional import QuantizedPair, Quantizer
 from minite.quantize import BLOCK, MX_BLOCK, Quantized
@@ -200,7 +201,7 @@ class Fp8TensorParallel(TensorParallel):
         """
         if not self.fp8_wgrad:
             if accumulator is None:
-                return matmul.matmul(grad.t(), x)
+                return matmul(grad.t(), x)
             accumulator.add_product(grad, x)
         elif accumulator is None:
             return multiply(grad, x, dtype)

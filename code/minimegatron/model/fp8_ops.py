@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from minimegatron.device.dispatch import operation
+from minimegatron.device.device import operation
 from minite import quantize
 from minite.functional import gemm
 

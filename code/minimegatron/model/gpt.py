@@ -15,10 +15,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from minimegatron.arguments.checks import is_given
-from minimegatron.arguments.table.training import ModernBlock
-from minimegatron.context import Context
-from minimegatron.dtypes import params_dtype
+from minimegatron.arguments.checks import uses
+from minimegatron.arguments.table import ModernBlock
+from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.attention import Attention
 from minimegatron.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, Dropout
@@ -203,7 +202,7 @@ class Stage(nn.Module):
 
 def module_class(ctx: Context, usual: type) -> type:
     """Return the class to build in place of `usual`, a part of GPT-2's block."""
-    if not is_given(ctx.config, ModernBlock):
+    if not uses(ctx.config, ModernBlock):
         return usual
     from minimegatron.model.modern_block import modern_class
 

@@ -13,10 +13,24 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
-from minimegatron.model import matmul
-
 if TYPE_CHECKING:
     from minimegatron.parallel.ddp import GradAccumulator
+
+
+def to_compute_dtype(x: torch.Tensor) -> torch.Tensor:
+    """Return x [..] in the dtype that its matmuls are computed in, which may be x itself."""
+    return x.float() if x.dtype == torch.float16 and x.device.type == "cpu" else x
+
+
+def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a [.., n, k] @ b [k, m] in the operands' dtype."""
+    return (to_compute_dtype(a) @ to_compute_dtype(b)).to(a.dtype)
+
+
+def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return x [.., in] @ weight [out, in]^T + bias [out] in x's dtype."""
+    bias = None if bias is None else to_compute_dtype(bias)
+    return F.linear(to_compute_dtype(x), to_compute_dtype(weight), bias).to(x.dtype)
 
 
 class LinearWithGradAccumulation(torch.autograd.Function):
@@ -27,14 +41,14 @@ class LinearWithGradAccumulation(torch.autograd.Function):
         # The weight outlives the backward pass, so it need not be saved as activations are.
         ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
         ctx.save_for_backward(x)
-        return matmul.linear(x, weight, bias)
+        return affine(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
         (x,) = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
         ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
-        x_grad = matmul.matmul(grad, ctx.weight) if ctx.needs_input_grad[0] else None
+        x_grad = matmul(grad, ctx.weight) if ctx.needs_input_grad[0] else None
         return x_grad, None, flat.sum(0) if ctx.has_bias else None, None
 
 
@@ -61,7 +75,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     The accumulator receives the weight gradient; without one, autograd does.
     """
     if accumulator is None:
-        return matmul.linear(x, weight, bias)
+        return affine(x, weight, bias)
     return LinearWithGradAccumulation.apply(x, weight, bias, accumulator)
 
 

@@ -8,14 +8,17 @@ replaces one part and leaves the others as they are; only these flags import thi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.model import modern_ops, ops
+from minimegatron.device.device import operation
+from minimegatron.model import ops
 from minimegatron.model.attention import Attention
 from minimegatron.model.dropout import EMBEDDING, Dropout
 from minimegatron.model.parameters import ParamSpec, add_parameters
@@ -28,6 +31,63 @@ from minimegatron.model.tensor_parallel import (
 
 if TYPE_CHECKING:
     from minimegatron.model.gpt import MicroBatch
+
+
+@operation()
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Return max(x, 0)^2 of x [..] (So et al. 2021, Primer)."""
+    return F.relu(x).square()
+
+
+@operation()
+def swiglu(x: torch.Tensor) -> torch.Tensor:
+    """Return SiLU(gate) * up [.., f], where x [.., 2f] is gate and up side by side (Shazeer 2020).
+
+    The product is computed in fp32 and rounded once, as in a fused kernel.
+    """
+    gate, up = x.float().chunk(2, -1)
+    return (F.silu(gate) * up).to(x.dtype)
+
+
+@operation()
+def rotary(x: torch.Tensor, rotated: int, base: int) -> torch.Tensor:
+    """Rotate pairs of channels by angles that grow with the position (Su et al. 2021, RoPE).
+
+    Channel i is paired with channel i + rotated/2 and turned by position * base^(-2i/rotated), as
+    in Megatron-LM and Llama. Angles and products are computed in fp32.
+
+    Args:
+        x: queries or keys, [s, n, d], of positions 0 to s - 1.
+        rotated: channels of each head that are rotated, an even number; the others stay.
+        base: the base of the angles' frequencies.
+
+    Returns:
+        A new tensor, [s, n, d].
+    """
+    cos, sin = rotary_tables(len(x), rotated, base, x.device)
+    first, second, rest = x.float().split([rotated // 2, rotated // 2, x.shape[-1] - rotated], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1).to(x.dtype)
+
+
+@lru_cache(maxsize=4)
+def rotary_tables(length: int, rotated: int, base: int, device: torch.device
+                  ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cosines and sines, fp32 [s, 1, rotated/2], of the angles of all positions.
+
+    Args:
+        length: positions, s.
+        rotated: channels of each head that are rotated.
+        base: the base of the angles' frequencies.
+        device: where the result is created.
+    """
+    frequencies = base ** -(torch.arange(0, rotated, 2, device=device) / rotated)
+    angles = torch.outer(torch.arange(length, device=device), frequencies)[:, None]
+    return angles.cos(), angles.sin()
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    """Divide x [.., h] by its root mean square, and scale by weight [h] (Zhang & Sennrich 2019)."""
+    return F.rms_norm(x, weight.shape, weight, epsilon)
 
 
 def modern_class(config: Config, usual: type[nn.Module]) -> type[nn.Module]:
@@ -56,7 +116,7 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [s, b, h] to the same shape."""
-        return modern_ops.rms_norm(x, self.weight, self.epsilon)
+        return rms_norm(x, self.weight, self.epsilon)
 
 
 class WordEmbedding(nn.Module):
@@ -97,8 +157,8 @@ class ModernAttention(Attention):
         parts = qkv.view(len(qkv), -1, (self.sharing + 2) * d).split([self.sharing * d, d, d], -1)
         query, key, value = (part.unflatten(-1, (-1, d)).flatten(1, 2) for part in parts)
         if self.rotated:
-            query = modern_ops.rotary(query, self.rotated, self.base)
-            key = modern_ops.rotary(key, self.rotated, self.base)
+            query = rotary(query, self.rotated, self.base)
+            key = rotary(key, self.rotated, self.base)
         # Copies, so that what is saved for backward does not keep all of `qkv` alive.
         return query.contiguous(), key.contiguous(), value.contiguous()
 
@@ -120,7 +180,7 @@ class ModernMLP(nn.Module):
     def __init__(self, ctx: Context) -> None:
         super().__init__()
         config, width = ctx.config, ctx.config.ffn_hidden_size
-        self.activation = modern_ops.swiglu if config.swiglu else modern_ops.squared_relu
+        self.activation = swiglu if config.swiglu else squared_relu
         # SwiGLU's gate and up projections are one matrix, [gate; up] on every rank.
         blocks = 2 if config.swiglu else 1
         self.linear_fc1 = ColumnParallelLinear(

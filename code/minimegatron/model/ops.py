@@ -1,7 +1,7 @@
 """The operations that the model and the optimizer are made of, in plain torch.
 
 Those marked `@operation` are fused kernels on GPUs, and a virtual GPU models them as such
-(device/dispatch.py). Tensors have Megatron's layout [s, b, h]: sequence, batch, hidden.
+(device/device.py). Tensors have Megatron's layout [s, b, h]: sequence, batch, hidden.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.optim.adamw import adamw as torch_adamw
 
-from minimegatron.device.dispatch import operation
-from minimegatron.model.matmul import to_compute_dtype
+from minimegatron.device.device import operation
+from minimegatron.model.linear import to_compute_dtype
 
 MASKED = -10000.0  # Megatron replaces the scores of future positions with it; here it is added
 
@@ -121,3 +121,18 @@ def adamw_(weights: torch.Tensor, gradients: torch.Tensor, exp_avg: torch.Tensor
     torch_adamw([weights], [gradients], [exp_avg], [exp_avg_sq], [], [steps - 1], foreach=False,
                 fused=True, found_inf=skip, amsgrad=False, maximize=False, lr=lr, beta1=beta1,
                 beta2=beta2, eps=eps, weight_decay=weight_decay)
+
+
+@operation()
+def flash_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
+                    ) -> torch.Tensor:
+    """Compute causal attention without materializing the scores and without dropout.
+
+    Query and result are [s, b*heads, d]; key and value have as many heads, or fewer of them.
+    """
+    s, rows, d = query.shape
+    q, k, v = (to_compute_dtype(x.view(s, rows // heads, -1, d).permute(1, 2, 0, 3))
+               for x in (query, key, value))
+    out = F.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=key.shape != query.shape).to(value.dtype)
+    return out.permute(2, 0, 1, 3).reshape(s, rows, d)

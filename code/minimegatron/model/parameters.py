@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from minimegatron.context import Context
-from minimegatron.dtypes import params_dtype
+from minimegatron.context import Context, params_dtype
 
 if TYPE_CHECKING:
     from minimegatron.parallel.ddp import GradAccumulator

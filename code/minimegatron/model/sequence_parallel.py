@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron.context import Context
-from minimegatron.model import matmul, ops
+from minimegatron.model import ops
+from minimegatron.model.linear import affine, matmul
 from minimegatron.model.mappings import TensorParallel
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
         ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
         ctx.tp = tp
         ctx.save_for_backward(x)
-        return matmul.linear(tp.all_gather(x), weight, bias)
+        return affine(tp.all_gather(x), weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
@@ -85,7 +86,7 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
         if ctx.needs_input_grad[0]:
-            x_grad = ctx.tp.reduce_scatter(matmul.matmul(grad, ctx.weight))
+            x_grad = ctx.tp.reduce_scatter(matmul(grad, ctx.weight))
         return x_grad, None, flat.sum(0) if ctx.has_bias else None, None, None
 
 

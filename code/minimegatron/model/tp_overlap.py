@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.model import matmul
+from minimegatron.model.linear import affine, matmul, to_compute_dtype
 
 if TYPE_CHECKING:
     from minimegatron.parallel.grid import Group
@@ -54,7 +54,7 @@ class GatherLinearWithOverlap(torch.autograd.Function):
         (x,), tp = ctx.saved_tensors, ctx.tp
         whole = x.new_empty(x.shape[0] * tp.size, *x.shape[1:])
         gather = tp.start_all_gather(whole, x.contiguous())
-        whole_grad = matmul.matmul(grad, ctx.weight).contiguous()
+        whole_grad = matmul(grad, ctx.weight).contiguous()
         x_grad = x.new_empty(x.shape)  # contiguous, even if x is not
         scatter = tp.start_reduce_scatter(x_grad, whole_grad)
         flat = grad.reshape(-1, grad.shape[-1])
@@ -75,7 +75,7 @@ class LinearReduceScatterWithOverlap(torch.autograd.Function):
         ctx.save_for_backward(x)
         parts, started = [], []
         for rows in weight.chunk(SPLITS):
-            whole = matmul.linear(x, rows, None).contiguous()
+            whole = affine(x, rows, None).contiguous()
             parts.append(whole.new_empty(whole.shape[0] // tp.size, *whole.shape[1:]))
             started.append((tp.start_reduce_scatter(parts[-1], whole), whole))
         for work, _ in started:  # which keeps the addends until then
@@ -129,8 +129,8 @@ def product_into(out: torch.Tensor, x: torch.Tensor, matrix: torch.Tensor,
         bias: [m], or None.
     """
     out, x = out.flatten(0, -2), x.flatten(0, -2)
-    if matmul.to_compute_dtype(x) is not x:
-        out.copy_(matmul.linear(x, matrix.t(), bias))
+    if to_compute_dtype(x) is not x:
+        out.copy_(affine(x, matrix.t(), bias))
     elif bias is None:
         torch.mm(x, matrix, out=out)
     else:

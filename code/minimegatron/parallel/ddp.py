@@ -9,21 +9,40 @@ delayed (the W action of a zero-bubble schedule), and it can accumulate inside t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from minimegatron.context import Context
-from minimegatron.dtypes import grads_dtype
-from minimegatron.model import matmul
+from minimegatron.context import Context, grads_dtype
+from minimegatron.model.linear import matmul, to_compute_dtype
 from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.grid import Group
 
-if TYPE_CHECKING:
-    from minimegatron.parallel.grad_overlap import GradReduceOverlap
+
+class DelayedWeightGrads:
+    """The delayed matrix multiplications of a model's weight gradients, by key."""
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
+        self.by_key: dict[Hashable, list[Callable[[], None]]] = {}
+
+    @contextmanager
+    def delay(self, key: Hashable) -> Iterator[None]:
+        """Delay the weight gradients of backward passes inside until `compute`."""
+        self.ddp.delayed = self.by_key.setdefault(key, [])
+        try:
+            yield
+        finally:
+            self.ddp.delayed = None
+
+    @torch.no_grad()
+    def compute(self, key: Hashable) -> None:
+        """Compute the weight gradients delayed under a key; KeyError if there are none."""
+        for compute in self.by_key.pop(key):
+            compute()
 
 
 class GradAccumulator:
@@ -75,8 +94,8 @@ class GradAccumulator:
             parameter.grad = None
 
     def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        if self.main_grad.dtype != inputs.dtype or matmul.to_compute_dtype(inputs) is not inputs:
-            self.add(matmul.matmul(grad_output.t(), inputs))
+        if self.main_grad.dtype != inputs.dtype or to_compute_dtype(inputs) is not inputs:
+            self.add(matmul(grad_output.t(), inputs))
             return
         if self._is_first_write():
             torch.mm(grad_output.t(), inputs, out=self.main_grad)
@@ -116,7 +135,7 @@ class DistributedDataParallel:
         owned: the ranges of the buffers whose parameters this rank updates: here all of them.
         shard_groups: groups whose ranks own different ranges: here none.
         overlap: with --overlap-grad-reduce, starts to all-reduce buckets in the backward pass.
-        delayed: collects weight gradients to compute later (delayed_weight_grads.py); None to
+        delayed: collects weight gradients to compute later (DelayedWeightGrads); None to
             compute them at once.
     """
 
@@ -138,8 +157,6 @@ class DistributedDataParallel:
         self.accumulators = self._make_accumulators()
         self.overlap: GradReduceOverlap | None = None
         if ctx.config.overlap_grad_reduce:
-            from minimegatron.parallel.grad_overlap import GradReduceOverlap
-
             self.overlap = GradReduceOverlap(self)
         self.zero_grad()
 
@@ -215,3 +232,49 @@ class DistributedDataParallel:
 
     def all_gather(self, buffer: torch.Tensor) -> None:
         """Fill a buffer [n], valid in this rank's owned ranges, with the other replicas' ranges."""
+
+
+class GradReduceOverlap:
+    """Starts a bucket's all-reduce when its last gradient is complete.
+
+    All steps do the same work, so a gradient is complete after as many writes as in the last step:
+    one per micro-batch, two where one stage holds both ends of a tied embedding. The first step
+    does not overlap.
+
+    Attributes:
+        expected: writes of each gradient in the last step.
+        pending: by the number of a bucket that is not being reduced yet, the accumulators whose
+            gradients in it are not complete.
+    """
+
+    def __init__(self, ddp: DistributedDataParallel) -> None:
+        self.ddp = ddp
+        self.expected: dict[GradAccumulator, int] = {}
+
+    def begin_step(self) -> None:
+        self.pending: dict[int, set[GradAccumulator]] = {
+            number: set() for number in range(len(self.ddp.buckets))}
+        for accumulator in self.ddp.accumulators.values():
+            for number in accumulator.buckets:
+                self.pending[number].add(accumulator)
+
+    def written(self, accumulator: GradAccumulator) -> None:
+        """Start to reduce the buckets of which this write completes the last gradient.
+
+        The gradient of a tied parameter is complete only after the backward pass, when the other
+        stage's gradient has been added.
+        """
+        if accumulator.tied or accumulator.writes != self.expected.get(accumulator):
+            return
+        accumulator.complete = True
+        for number in accumulator.buckets:
+            self.pending[number].discard(accumulator)
+            if not self.pending[number]:
+                del self.pending[number]
+                self.ddp.start_reduce(number)
+
+    def remaining(self) -> list[int]:
+        """Return the buckets that no write has completed in this step, at its end."""
+        self.expected = {accumulator: accumulator.writes
+                         for accumulator in self.ddp.accumulators.values()}
+        return list(self.pending)

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from minimegatron.context import Context
-from minimegatron.dtypes import params_dtype
+from minimegatron.context import Context, params_dtype
 from minimegatron.errors import UserError
 from pipeline_schedules import BACKWARD, FORWARD, Message
+from pipeline_schedules.messages import SEND
 
 
 class Transfer(NamedTuple):
@@ -98,3 +98,21 @@ def _queue_groups(ctx: Context, chunks: int) -> dict[tuple[str, int], dist.Proce
         return {}
     return {(kind, chunk): ctx.grid.pipeline_group().process_group
             for kind in (FORWARD, BACKWARD) for chunk in range(chunks)}
+
+
+class ScatterGatherPeers(Peers):
+    """Sends this rank's 1/t of each tensor, and all-gathers the parts that the t ranks receive."""
+
+    def __init__(self, ctx: Context, chunks: int) -> None:
+        super().__init__(ctx, chunks)
+        self.tp, self.whole_shape = ctx.grid.tp, self.shape
+        self.shape = (torch.Size(self.shape).numel() // self.tp.size,)
+
+    def send(self, message: Message, tensor: torch.Tensor) -> None:
+        super().send(message, tensor.contiguous().view(self.tp.size, -1)[self.tp.index])
+
+    def wait(self, transfer: Transfer) -> torch.Tensor:
+        part = super().wait(transfer)
+        if transfer.message.end == SEND:
+            return part
+        return self.tp.all_gather(part).view(self.whole_shape)

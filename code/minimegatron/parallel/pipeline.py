@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from minimegatron.context import Context
-from minimegatron.logging.timers import Timers
 from minimegatron.model.gpt import MicroBatch, Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
+from minimegatron.report.timers import Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Handler, Message, Program
 from pipeline_schedules.actions import StageAction
 from pipeline_schedules.interpreter import Item, replay_stage
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+    from minimegatron.parallel.ddp import DelayedWeightGrads
 
 
 class Pipeline(Handler):
@@ -39,11 +39,11 @@ class Pipeline(Handler):
         self.program = program[self.stage]
         self.weight_grads: DelayedWeightGrads | None = None
         if any(isinstance(item, Action) and item.kind == WEIGHT for item in self.program):
-            from minimegatron.parallel.delayed_weight_grads import DelayedWeightGrads
+            from minimegatron.parallel.ddp import DelayedWeightGrads
 
             self.weight_grads = DelayedWeightGrads(ddp)
         if peers is None and ctx.config.scatter_gather_tensors_in_pipeline:
-            from minimegatron.parallel.scatter_gather import ScatterGatherPeers
+            from minimegatron.parallel.p2p import ScatterGatherPeers
 
             peers = ScatterGatherPeers(ctx, len(chunks))
         self.peers = peers or Peers(ctx, len(chunks))

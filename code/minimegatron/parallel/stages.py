@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import torch.distributed as dist
 from torch import nn
 
 from minimegatron.context import Context
+from minimegatron.errors import SharedError
 from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
-from pipeline_schedules import WHOLE_STAGES, Schedule
+from pipeline_schedules import WHOLE_STAGES, Schedule, ScheduleError, check, load, to_text
 
 
 def load_schedule(ctx: Context) -> Schedule:
@@ -25,8 +27,6 @@ def load_schedule(ctx: Context) -> Schedule:
     name = ctx.config.schedule
     if name in WHOLE_STAGES:
         return WHOLE_STAGES[name](ctx.grid.pp.size, ctx.config.num_micro_batches)
-    from minimegatron.parallel.schedule_files import load_agreed_schedule
-
     return load_agreed_schedule(ctx)
 
 
@@ -73,3 +73,31 @@ class TiedEmbedding:
         if self.embedding is not None:
             spec = self.embedding.param_specs["weight"]
             self.group.all_reduce(spec.accumulator.main_grad)
+
+
+def load_agreed_schedule(ctx: Context) -> Schedule:
+    """Return a valid schedule of all stages; every rank must call it.
+
+    Raises SharedError if the schedule is invalid on any rank, or if two ranks read different ones.
+    """
+    config, source = ctx.config, f"--schedule {ctx.config.schedule}"
+    stages, micro_batches = ctx.grid.pp.size, config.num_micro_batches
+    schedule, problem = [], None
+    try:
+        schedule = load(config.schedule, stages, micro_batches, config.chunks)
+        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
+              source=source)
+    except ScheduleError as error:
+        problem = str(error)
+    versions: list[tuple[str | None, list[str]]] = [(None, [])] * ctx.grid.world_size
+    dist.all_gather_object(versions, (problem, to_text(schedule)))
+    other = next((rank for rank, seen in enumerate(versions) if seen != versions[0]), None)
+    for rank, (problem, _) in enumerate(versions):
+        if problem is not None:
+            raise SharedError(problem if other is None
+                              else f"on rank {rank}, not on all: {problem}")
+    if other is not None:
+        raise SharedError(f"{source}: rank 0 and rank {other} read different schedules from it; "
+                          "give a file that all nodes share, and that always yields the same "
+                          "schedule")
+    return schedule

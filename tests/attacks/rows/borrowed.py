@@ -52,7 +52,7 @@ bubble = bubble_fraction
 
 BY_ANOTHER = '''
 import sys
-import minimegatron.logging.throughput  # which imports the formulas
+import minimegatron.report.throughput  # which imports the formulas
 bubble = sys.modules["minimegatron.formulas"].bubble_fraction
 '''
 

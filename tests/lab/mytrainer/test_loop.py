@@ -258,7 +258,7 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 
 
 def test_every_flag_that_the_loop_uses_exists():
-    from minimegatron.arguments.table.flag import table_of
+    from minimegatron.arguments.flag import table_of
 
     assert ours.USED | set(ours.NO_VALIDATION) <= set(table_of(ours.LoopConfig))
 

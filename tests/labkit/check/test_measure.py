@@ -21,8 +21,9 @@ from labkit.check.job import Job
 from labkit.check.runs import TRAINER, TrainingRun
 from layout_estimator.planner import RunPlan
 from layout_estimator.requests import estimate
-from minimegatron.arguments.estimates import EstimateConfig, parse_command_line
-from minimegatron.arguments.table.flag import table_of
+from minimegatron.arguments.flag import table_of
+from minimegatron.arguments.parse import parse_command_line
+from minimegatron.arguments.table import EstimateConfig
 
 CARD, A100 = "virtual:v100", "virtual:a100-80gb"
 MODEL = ("--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "

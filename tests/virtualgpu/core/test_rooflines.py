@@ -9,7 +9,7 @@ import torch
 from minimegatron.arguments import parse_arguments
 from minimegatron.data.batches import Batches
 from minimegatron.formulas import step_flops
-from minimegatron.logging.throughput import shape_of
+from minimegatron.report.throughput import shape_of
 from minimegatron.training import Trainer
 from virtualgpu.core.card import Card, Efficiency
 from virtualgpu.core.clock import COMPUTE, Clock, StreamSpan

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from layout_estimator.estimate import Estimator
 from layout_estimator.planner import make_plan
 from minimegatron.arguments import parse_arguments
-from minimegatron.arguments.estimates import parse_estimate
+from minimegatron.arguments.parse import parse_estimate
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.initialize import choose_device

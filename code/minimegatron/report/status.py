@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
-from minimegatron.logging.report import Report
+from minimegatron.report.report import Report
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.logging.step_log import StepLog
+    from minimegatron.report.step_log import StepLog
 
 WRITE_INTERVAL = 0.5  # seconds, at least, between two writes; its readers are people
 

@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
-from minimegatron.logging.optional_lines import perplexity
-from minimegatron.logging.quantities import read_quantities
-from minimegatron.logging.report import Report
+from minimegatron.report.log_lines import perplexity
+from minimegatron.report.report import Report, read_quantities
 
 if TYPE_CHECKING:
     import torch
 
     from minimegatron.context import Progress
-    from minimegatron.logging.step_log import StepLog
+    from minimegatron.report.step_log import StepLog
 
 
 class TensorBoard(Report):

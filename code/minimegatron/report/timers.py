@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from minimegatron.logging.timeline import Recorder
+    from minimegatron.report.timeline import Recorder
     from pipeline_schedules import Action
 
 # In Megatron's order, with the lowest --timing-log-level at which a timer runs.

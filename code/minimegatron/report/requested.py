@@ -1,16 +1,29 @@
-"""Create the reports that the flags and the cluster ask for.
-
-A run without such a report imports neither this file nor those of the reports.
-"""
+"""The reports that the flags and the cluster ask for; a run imports no other report's file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
+import torch.distributed as dist
+
 from minimegatron.context import Context
-from minimegatron.logging.report import Report
-from minimegatron.logging.timers import Timers
+from minimegatron.report.report import Quantities, Report
+from minimegatron.report.timers import Timers
+
+FLAGS = ("timeline", "profile_execution", "tensorboard_dir", "metrics", "log_throughput",
+         "log_num_zeros_in_grad", "log_params_norm")
+
+
+def requested_reports(ctx: Context, timers: Timers) -> list[Report]:
+    """Return the reports that the flags and the cluster ask for; every rank must call it."""
+    # Slurm may have started only some of the ranks; the last one writes the metrics.
+    in_slurm = ["SLURM_JOB_ID" in os.environ]
+    dist.broadcast_object_list(in_slurm, src=ctx.grid.world_size - 1)
+    if not (in_slurm[0] or os.environ.get("RANK_STATUS")
+            or any(getattr(ctx.config, name) for name in FLAGS)):
+        return []
+    return optional_reports(ctx, timers, in_slurm[0])
 
 
 def optional_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Report]:
@@ -20,34 +33,32 @@ def optional_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Repor
     """
     config, reports = ctx.config, []
     if config.profile_execution:
-        from minimegatron.logging.profiler import Profiler
+        from minimegatron.report.timeline import Profiler
 
         reports.append(Profiler(ctx))
     if config.timeline:
-        from minimegatron.logging.timeline import Recorder
+        from minimegatron.report.timeline import Recorder
 
         timers.recorder = Recorder(ctx)
         reports.append(timers.recorder)
     if config.log_throughput:
-        from minimegatron.logging.throughput import ThroughputReport
+        from minimegatron.report.throughput import ThroughputReport
 
         reports.append(ThroughputReport(ctx))
     if config.log_num_zeros_in_grad or config.log_params_norm:
-        from minimegatron.logging.quantities import Quantities
-
         reports.append(Quantities())
     if config.tensorboard_dir:
-        from minimegatron.logging.tensorboard import TensorBoard
+        from minimegatron.report.tensorboard import TensorBoard
 
         reports.append(TensorBoard(ctx))
     if config.metrics or config.tensorboard_dir or in_slurm:
-        from minimegatron.logging.metrics import Metrics
+        from minimegatron.report.metrics import Metrics
 
         for line in lone_ranks(os.environ):
             ctx.print_rank_0(line)
         reports.append(Metrics(ctx))
     if os.environ.get("RANK_STATUS"):
-        from minimegatron.logging.status import Status
+        from minimegatron.report.status import Status
 
         reports.append(Status(ctx))
     return reports

@@ -7,6 +7,7 @@ chrome://tracing open, and FOLDER/timeline.svg, the same figure that draw() make
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,16 +15,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.profiler
+from torch._C._profiler import _ExperimentalConfig
 
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.logging.report import Report
+from minimegatron.report.report import Report
 from pipeline_schedules import Action, ScheduleError, draw
 from pipeline_schedules.traces import FILE, perfetto, read, write
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.logging.step_log import StepLog
+    from minimegatron.report.step_log import StepLog
     from minimegatron.training import Trainer
 
 EXCHANGES = 20  # with each rank, to align its clock; the fastest one counts
@@ -134,3 +137,44 @@ def clock_offset(rank: int, ranks: int, now: Callable[[], float]) -> float:
                 best = received - sent
                 offset = float(time[0]) - (sent + received) / 2
     return offset
+
+
+def torch_profiler(folder: str, worker: str) -> torch.profiler.profile:
+    """Return a profiler that records two steps and writes FOLDER/WORKER.TIME.pt.trace.json.
+
+    TensorBoard shows `worker` as the rank's name.
+    """
+    return torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1),
+        profile_memory=True, record_shapes=True, with_stack=True, with_modules=True,
+        experimental_config=_ExperimentalConfig(verbose=True),  # an operator's call stack
+        on_trace_ready=torch.profiler.tensorboard_trace_handler(folder, worker_name=worker))
+
+
+class Profiler(Report):
+    """Profiles steps 3 and 4 on every rank, or on --profile-ranks.
+
+    The traces are workers run_NAME_gpuRANK of one TensorBoard run, run_NAME, because the profiler
+    tab's distributed view compares the workers of a run. The profiler skips the first step and
+    warms up in the second.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx, self.profile = ctx, None
+
+    def start(self, trainer: Trainer) -> None:
+        config, rank = self.ctx.config, self.ctx.grid.rank
+        if config.profile_ranks and rank not in config.profile_ranks:
+            return
+        name = f"run_{config.profile_name}"
+        place = os.path.join(config.tensorboard_dir, name), f"{name}_gpu{rank}"
+        self.profile = self.ctx.device.profile(*place) or torch_profiler(*place)
+        self.profile.start()
+
+    def step_launched(self) -> None:
+        if self.profile is not None:
+            self.profile.step()
+
+    def end_training(self) -> None:
+        if self.profile is not None:
+            self.profile.stop()

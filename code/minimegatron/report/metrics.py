@@ -25,8 +25,8 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.logging.optional_lines import perplexity
-from minimegatron.logging.report import Report
+from minimegatron.report.log_lines import perplexity
+from minimegatron.report.report import Report
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress

@@ -1,44 +1,25 @@
 """From steps to log lines: sum over the steps since the last line, and read values only for a line.
 
 Reading a value waits for the device, so nothing here reads one unless it is printed or plotted.
-Only a run with an optional report imports its file (optional_reports.py).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 
-from minimegatron.console import emit
 from minimegatron.context import Context
-from minimegatron.logging.megatron import iteration_line, memory_line, print_times
-from minimegatron.logging.timers import Timers
+from minimegatron.errors import emit
+from minimegatron.report.log_lines import iteration_line, memory_line, print_times
+from minimegatron.report.timers import Timers
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.logging.report import Report
-    from minimegatron.optim.optimizer import Optimizer
+    from minimegatron.optim import Optimizer
+    from minimegatron.report.report import Report
     from minimegatron.training import Trainer
-
-FLAGS = ("timeline", "profile_execution", "tensorboard_dir", "metrics", "log_throughput",
-         "log_num_zeros_in_grad", "log_params_norm")
-
-
-def requested_reports(ctx: Context, timers: Timers) -> list[Report]:
-    """Return the reports that the flags and the cluster ask for; every rank must call it."""
-    # Slurm may have started only some of the ranks; the last one writes the metrics.
-    in_slurm = ["SLURM_JOB_ID" in os.environ]
-    dist.broadcast_object_list(in_slurm, src=ctx.grid.world_size - 1)
-    if not (in_slurm[0] or os.environ.get("RANK_STATUS")
-            or any(getattr(ctx.config, name) for name in FLAGS)):
-        return []
-    from minimegatron.logging.optional_reports import optional_reports
-
-    return optional_reports(ctx, timers, in_slurm[0])
 
 
 class StepLog:

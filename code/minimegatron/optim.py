@@ -5,6 +5,7 @@ Parameters, gradients, and optimizer states are flat buffers in one order, that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
@@ -12,13 +13,90 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 
-from minimegatron.context import Context
-from minimegatron.dtypes import params_dtype
-from minimegatron.logging.timers import Timers
+from minimegatron.arguments import Config
+from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
-from minimegatron.optim.loss_scaler import LossScaler
 from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.report.timers import Timers
+
+
+class LearningRate:
+    """The schedule, and how far the run is in it.
+
+    The first step uses lr(0), which is 0 with a warm-up. The log shows the value after the step,
+    lr(global batch size), as Megatron's does.
+
+    Attributes:
+        settings: under the names of Megatron's checkpoints.
+        samples: samples so far, without those of skipped steps. Once a step may be skipped it is a
+            tensor, because only the device knows.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.settings = {
+            "learning rate": config.lr, "minimum learning rate": config.min_lr,
+            "warmup iterations": config.lr_warmup_samples,
+            "total number of iterations": config.lr_decay_samples,
+            "decay style": config.lr_decay_style,
+        }
+        self.samples: int | torch.Tensor = 0
+
+    def value(self) -> torch.Tensor:
+        """Return the learning rate after `samples` samples, fp64, one element."""
+        peak, lowest, warmup, decay, style = self.settings.values()
+        n = torch.as_tensor(self.samples, dtype=torch.float64)
+        rising = (n / warmup).clamp(max=1.0) if warmup > 0 else torch.ones_like(n)
+        if style == "constant":
+            return peak * rising
+        ratio = ((n - warmup) / (decay - warmup)).clamp(0.0, 1.0)
+        if style == "inverse-square-root":
+            slow = peak * (max(warmup, 1) / n.clamp(min=max(warmup, 1))).sqrt()
+            falling = torch.where(n > decay, lowest, slow.clamp(min=lowest))
+        else:
+            left = 1 - ratio if style == "linear" else 0.5 * (torch.cos(math.pi * ratio) + 1)
+            falling = lowest + left * (peak - lowest)
+        return falling * rising
+
+
+class LossScaler:
+    """The factor that multiplies the loss, adapted without reading a value from the device.
+
+    Attributes (tensors of one element, on the device):
+        scale: the factor, fp32. With --loss-scale it is constant.
+        growth: steps without an overflow since the scale last changed, int32.
+        hysteresis: overflows that remain before the scale is halved, int32.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        config, on = ctx.config, ctx.device.torch_device
+        self.dynamic = config.loss_scale is None
+        self.lowest, self.window = config.min_loss_scale, config.loss_scale_window
+        self.patience = config.hysteresis
+        first = config.initial_loss_scale if self.dynamic else config.loss_scale
+        self.scale = torch.full((), first, dtype=torch.float32, device=on)
+        self.growth = torch.zeros((), dtype=torch.int32, device=on)
+        self.hysteresis = torch.full((), self.patience, dtype=torch.int32, device=on)
+
+    def update(self, overflow: torch.Tensor) -> None:
+        """Adapt the scale after a step.
+
+        An overflow (bool, one element, the same on every rank) uses up one unit of hysteresis;
+        without any left, it halves the scale. `window` steps in a row without an overflow double
+        the scale and restore the hysteresis.
+        """
+        if not self.dynamic:
+            return
+        self.growth.copy_(torch.where(overflow, 0, self.growth + 1))
+        self.hysteresis.sub_(overflow.int())
+        halve = overflow & (self.hysteresis <= 0)
+        double = self.growth == self.window
+        halved = (self.scale / 2).clamp(min=self.lowest)
+        higher = torch.where(double, 2 * self.scale, self.scale)
+        self.scale.copy_(torch.where(halve, halved, higher))
+        self.growth.masked_fill_(double, 0)
+        self.hysteresis.masked_fill_(double, self.patience)
+
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

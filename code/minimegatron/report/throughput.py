@@ -23,13 +23,13 @@ from minimegatron.formulas import (
     step_flops,
     teraflops,
 )
-from minimegatron.logging.optional_lines import theoretical_memory_line, throughput_line
-from minimegatron.logging.report import Report
+from minimegatron.report.log_lines import theoretical_memory_line, throughput_line
+from minimegatron.report.report import Report
 from pipeline_schedules import peak_live
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.logging.step_log import StepLog
+    from minimegatron.report.step_log import StepLog
     from minimegatron.training import Trainer
 
 SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts

@@ -1,1 +1,0 @@
-"""Reports of a run: log lines, metrics, TensorBoard, timers, timelines, and profiles."""

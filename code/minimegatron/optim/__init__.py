@@ -1,1 +1,0 @@
-"""Adam on flat buffers, loss scaling, and the learning-rate schedule."""

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from labkit.check.checks import Failed, call, compare, function, pass_mark, raises, that, value
     from labkit.check.distributed import ranks
     from labkit.check.draws import between, draw
+    from labkit.check.each_rank import by_rank, for_each_rank
     from labkit.check.job import script
     from labkit.check.masking import PIPELINE_LIBRARIES, mask
     from labkit.check.measure import figures
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from labkit.check.pipelines import schedule
     from labkit.check.programs import program
 
-__all__ = ["PIPELINE_LIBRARIES", "Failed", "between", "call", "compare", "draw", "figures",
-           "function", "gpus", "mask", "part", "parts", "pass_mark", "program", "raises", "ranks",
-           "schedule", "script", "that", "value"]
+__all__ = ["PIPELINE_LIBRARIES", "Failed", "between", "by_rank", "call", "compare", "draw",
+           "figures", "for_each_rank", "function", "gpus", "mask", "part", "parts", "pass_mark",
+           "program", "raises", "ranks", "schedule", "script", "that", "value"]
 _MODULES = {"PIPELINE_LIBRARIES": "masking", "between": "draws", "draw": "draws",
-            "figures": "measure", "gpus": "modeled", "mask": "masking", "part": "partial",
-            "parts": "partial", "program": "programs", "ranks": "distributed",
-            "schedule": "pipelines", "script": "job"}
+            "by_rank": "each_rank", "figures": "measure", "for_each_rank": "each_rank",
+            "gpus": "modeled", "mask": "masking", "part": "partial", "parts": "partial",
+            "program": "programs", "ranks": "distributed", "schedule": "pipelines",
+            "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labcore.colors import bad, good, result, strong
+from labkit.check.each_rank import require_none
 from labkit.check.hints import nearest, relation
 from labkit.check.mistakes import advice
 from labkit.check.same import NEAR, difference
@@ -299,6 +300,7 @@ def arguments_of(case: Case) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _outcome(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any | Raised:
+    require_none((arguments, keywords), "check.function")
     try:
         return side().call(f, arguments, keywords)
     except CannotCross as error:

@@ -18,8 +18,9 @@ from labkit.check.checks import (
     with_relation,
 )
 from labkit.check.driving import drive, explained, own_frames
+from labkit.check.each_rank import MOST_RANKS, cut, of_all_ranks, of_rank
 from labkit.check.hints import nearest
-from labkit.check.on_ranks import DEADLOCK, LATE, MOST_RANKS, RETURNED, RanksRun
+from labkit.check.on_ranks import DEADLOCK, LATE, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
 
@@ -40,13 +41,15 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     """Run a driver on ranks of torch.distributed, and assert its return value on each of them.
 
     Each rank is a separate process, and the default process group uses gloo. The driver is called
-    on every rank with the same arguments, and gets its rank from torch.distributed.
+    on every rank with the same arguments, except for `check.by_rank`, of which each rank receives
+    its own element only. It gets its rank from torch.distributed.
 
     Args:
         driver: a function that uses the student's names and returns plain values.
         cases: the driver's arguments: dicts of keywords, or sequences of positional arguments.
-        expected: a function of (number of ranks, **case) that returns one value per rank. If
-            `ranks` is a single number, it may also be a list that has such a list for each case.
+        expected: a function of (number of ranks, **case) that returns one value per rank, and that
+            receives the list of all ranks' elements for `check.by_rank`. If `ranks` is a single
+            number, it may also be a list that has such a list for each case.
         ranks: the number of ranks, or several numbers; every case runs with each of them.
         hints: maps each text to the wrong values that trigger it, in the form of `expected`, or to
             "deadlock".
@@ -63,7 +66,8 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
     _require_valid(numbers, cases)
     runs = RanksRuns()
     for number in numbers:
-        for place, case in enumerate(cases):
+        for place, whole in enumerate(cases):
+            case = cut(whole, number)
             done = _run(driver, number, case, seconds, hints or {})
             _judge(driver, number, case, place, done, expected, hints or {}, rel)
             runs.append(done)
@@ -118,8 +122,8 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, exp
     if rank is None:
         return
     got, mismatch = done.values[rank], mismatches[rank]
-    where = (f"{spelled(driver, *arguments_of(case))} returned {shown(got)} on rank {rank} of "
-             f"{number}")
+    call = spelled(driver, *of_rank(arguments_of(case), rank))
+    where = f"{call} returned {shown(got)} on rank {rank} of {number}"
     wrongs: dict[str, list[Any]] = {}
     for text, wrong in hints.items():
         with contextlib.suppress(ArithmeticError):  # this mistake has no result in this case
@@ -140,5 +144,5 @@ def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, exp
 def _values(expected: Expected, number: int, case: Case, place: int) -> Sequence[Any]:
     if not callable(expected):
         return expected[place]
-    arguments, keywords = arguments_of(case)
+    arguments, keywords = of_all_ranks(arguments_of(case), number)
     return expected(number, *arguments, **keywords)

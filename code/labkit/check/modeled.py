@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from labkit.check.checks import Case, Failed, passed, tally
 from labkit.check.driving import drive, explained
+from labkit.check.each_rank import require_none
 from labkit.check.on_gpus import MOST_PROCESSES, SimulatedCluster
 from labkit.check.on_ranks import LATE, RETURNED
 from labkit.check.sides import side
@@ -112,6 +113,7 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
         raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
                          f"most {MOST_PROCESSES} in `present`")
+    require_none(case, "check.gpus")
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
         side().gpus(driver, cluster, arguments, keywords, seconds)))
     _require_work(what, done, least or {}, hints)

@@ -6,17 +6,19 @@ what came back, which a sandbox may have forged, into a Run.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
+from labkit.check.each_rank import of_rank
 
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
     from warmranks import CommunicationCall, RankRecord
 
-MOST_RANKS, MOST_TEXT = 16, 8_000
+MOST_TEXT = 8_000
 MOST_CALLS = 5_000  # limit for the calls of all ranks together that are passed on
 MOST_COUNT = 1e30  # FLOPs or bytes; an int beyond the largest float would break whatever divides it
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
@@ -84,12 +86,10 @@ def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapp
     """
     import warmranks
 
-    task, given, words = function, tuple(arguments), dict(keywords)
-    if masks:
-        task, given, words = watched, (masks, function, given, words), {}
     warmranks.load("minite")  # its _scaled_mm: PyTorch's takes seconds per GEMM on CPUs with AMX
     try:
-        records = warmranks.record_ranks(task, ranks, *given, keywords=words, timeout=seconds)
+        records = warmranks.record_ranks(on_own_element, ranks, masks, function,
+                                         tuple(arguments), dict(keywords), timeout=seconds)
     except warmranks.RanksDeadlock as error:
         return {"state": DEADLOCK, "text": str(error)[:MOST_TEXT]}
     except warmranks.RanksTimeout as error:
@@ -107,6 +107,15 @@ def shortened(text: str) -> str:
     """Return the beginning and the end of an error, at most MOST_TEXT characters."""
     half = MOST_TEXT // 2 - 10
     return text if len(text) <= MOST_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
+
+
+def on_own_element(masks: KernelMasks | None, function: Callable, arguments: tuple[Any, ...],
+                   keywords: dict[str, Any]) -> Any:
+    """Call a function on this rank with its own elements of the arguments."""
+    arguments, keywords = of_rank((arguments, keywords), int(os.environ["RANK"]))
+    if masks:
+        return watched(masks, function, arguments, keywords)
+    return function(*arguments, **keywords)
 
 
 def watched(masks: KernelMasks, function: Callable, arguments: tuple[Any, ...],

@@ -17,6 +17,7 @@ from labkit import check
 from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.checks import Failed
 from labkit.check.driving import INNER
+from labkit.check.each_rank import MOST_RANKS
 from labkit.check.masking import KernelMasks
 from labkit.check.sides import checking_on, side
 from labkit.guest.serving import Guest
@@ -187,6 +188,60 @@ def test_the_same_check_holds_through_a_guest():
     with checking_on(other):
         assert "Every rank waits to receive." in failure(
             Function("driver", other), CASES, expected, ranks=2, hints=HINTS)
+
+
+EACH = """
+import torch.distributed as dist
+
+def driver(values, more):
+    return {body}
+"""
+LEFT = [check.by_rank([[1.5, 2.0], [7.25], [9.0]]), {"scale": check.by_rank([1, 2, 3])}]
+
+
+def each(body: str) -> Any:
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(EACH.format(body=body), "<cell 1>", "exec"), names)
+    return names["driver"]
+
+
+def handed_out(ranks, values, more):
+    return [[values[rank], more["scale"][rank]] for rank in range(ranks)]
+
+
+def test_each_rank_receives_its_own_element_and_the_check_knows_all():
+    driver = each("[values, more['scale']]")
+    runs = check.ranks(driver, [LEFT], handed_out, ranks=[2, 3])
+    assert [run.values for run in runs] == [[[[1.5, 2.0], 1], [[7.25], 2]],
+                                           [[[1.5, 2.0], 1], [[7.25], 2], [[9.0], 3]]]
+    other = remote(InProcess({"driver": driver}))
+    with checking_on(other):
+        check.ranks(Function("driver", other), [LEFT], handed_out, ranks=2)
+
+
+def test_a_message_shows_the_elements_of_its_rank_or_of_all():
+    own_only = failure(each("[values, 2]"), [LEFT], handed_out, ranks=2)
+    assert own_only.startswith("driver([1.5, 2.0], {'scale': 1}) returned [[1.5, 2.0], 2] on rank "
+                               "0 of 2")
+    both = failure(each("values[dist.get_rank()]"), [LEFT], handed_out, ranks=2)
+    assert both.startswith("driver(check.by_rank([[1.5, 2.0], [7.25]]), {'scale': "
+                           "check.by_rank([1, 2])}) on 2 ranks")
+
+
+def test_too_few_elements_and_calls_without_ranks_are_errors_of_the_author():
+    with pytest.raises(ValueError, match=r"check\.by_rank: 3 elements for 4 ranks"):
+        check.ranks(each("values"), [LEFT], handed_out, ranks=4)
+    with pytest.raises(TypeError, match=r"check\.function: check\.by_rank"):
+        check.function(each("values"), [LEFT], [1])
+    with pytest.raises(TypeError, match=r"check\.gpus: check\.by_rank"):
+        check.gpus(each("values"), LEFT, "h100:2")
+
+
+def test_what_is_drawn_for_each_rank_differs_and_fits_every_number_of_ranks():
+    (case,) = check.draw(1, values=check.for_each_rank(check.between(-9, 9)), more=[1.0])
+    assert case == check.draw(1, values=check.for_each_rank(check.between(-9, 9)), more=[1.0])[0]
+    assert len(set(case["values"].elements)) == MOST_RANKS
+    check.ranks(each("values"), [case], lambda ranks, values, more: values, ranks=[1, 3])
 
 
 GOOD = {"state": "returned", "values": [0.0, 0.0], "flops": [0.0, 1.0],

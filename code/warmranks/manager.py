@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -32,13 +33,11 @@ from warmranks.processes import (
     threads,
 )
 from warmranks.rank import STACK_SIGNAL, parse_outcome, rank_environment, run_rank
-from warmranks.requests import CHUNK, RankOutcome, RunReport, RunRequest, receive, send
-from warmranks.waiting import DeadlockDetector, WaitBoard, use_row
+from warmranks.requests import CHUNK, Connection, RankOutcome, RunReport, RunRequest, receive, send
 
 LINGER = 0.2  # seconds after the first failure, in which other ranks' failures may arrive
 TERM_TIMEOUT = 30  # seconds between SIGTERM and SIGKILL, as in torchrun
 STACK_TIMEOUT = 2.0  # seconds
-DEADLOCK_INTERVAL = 0.1  # seconds between two checks
 
 
 class Abandoned(Exception):
@@ -59,12 +58,14 @@ def serve_run(channel: socket.socket, files: list[int], parent: int) -> NoReturn
         for number, descriptor in enumerate(files):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        report = Manager(run, channel).report()
-        send(channel, report)
+        manager = Manager(run, channel)
+        report = manager.report()
+        manager.caller.finish(pickle.dumps(report))
     except (Abandoned, EOFError, BrokenPipeError):
         os._exit(1)
     except BaseException:
         with contextlib.suppress(OSError):
+            channel.setblocking(True)
             send(channel, RunReport([], problem=traceback.format_exc()))
         os._exit(1)
     os._exit(0)
@@ -82,8 +83,9 @@ class Manager:
         # Plain files: the grading sandbox refuses memfd_create.
         self.stacks = [tempfile.TemporaryFile() for _ in range(self.count)]  # noqa: SIM115
         self.selector = selectors.DefaultSelector()
-        self.board = WaitBoard(self.count)
-        self.detector = None if run.stall is None else DeadlockDetector(self.board, run.stall)
+        self.caller = Connection(channel, self.selector, "caller")
+        self.brokered: dict[int, Connection] = {}  # by rank
+        self.events: list[tuple[int, bytes | None]] = []  # for the caller: `broker.Event`s
         self.deadlock = False
         self.cause: int | None = None
         self.terminated = False
@@ -140,27 +142,33 @@ class Manager:
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         port = listener.getsockname()[1]
         pipes = [os.pipe() for _ in range(self.count)]
+        pairs = [socket.socketpair() for _ in range(self.count)] if self.run.is_brokered else []
         for rank in range(self.count):
             variables = rank_environment(self.run, rank, port)
             pid = os.fork()
             if not pid:
-                for one in (wake, self.woken, listener, self.channel):
-                    one.close()
-                for other, (reader, writer) in enumerate(pipes):
-                    os.close(reader)
-                    if other != rank:
-                        os.close(writer)
-                use_row(self.board, rank)
+                # A rank keeps nothing with which it could reach another one.
+                own = {pipes[rank][1], self.stacks[rank].fileno(),
+                       *([pairs[rank][1].fileno()] if pairs else [])}
+                for one in (wake, self.woken, listener, self.channel, *self.stacks,
+                            *(end for pair in pairs for end in pair)):
+                    if one.fileno() not in own:
+                        one.close()
+                for descriptor in {end for pipe in pipes for end in pipe} - own:
+                    os.close(descriptor)
+                self.selector.close()
                 run_rank(self.run, task, variables, pipes[rank][1], self.stacks[rank].fileno(),
-                         manager)
+                         manager, pairs[rank][1] if pairs else None)
             self.pids[pid] = rank
         self.selector.register(wake, selectors.EVENT_READ, "wake")
-        self.selector.register(self.channel, selectors.EVENT_READ, "caller")
         for rank, (reader, writer) in enumerate(pipes):
             os.close(writer)
             os.set_blocking(reader, False)
             self.selector.register(reader, selectors.EVENT_READ, rank)
-        if self.run.ranks:
+        for rank, (end, theirs) in enumerate(pairs):
+            theirs.close()
+            self.brokered[rank] = Connection(end, self.selector, ("rank", rank))
+        if self.run.ranks and not pairs:
             self.selector.register(listener, selectors.EVENT_READ, "store")
         else:
             listener.close()
@@ -186,11 +194,7 @@ class Manager:
             left = deadline - time.monotonic()
             if left <= 0:
                 return self.cause is not None
-            self._handle_events(left if self.detector is None else min(left, DEADLOCK_INTERVAL))
-            if (self.detector is not None and self.cause is None
-                    and self.detector.is_deadlocked(self._running())):
-                self.deadlock = True
-                return False
+            self._handle_events(left)
             if self.cause is None and (failed := self._failed()):
                 self.cause = failed[0]
                 if self.run.is_program:
@@ -198,6 +202,8 @@ class Manager:
                     deadline = min(deadline, time.monotonic() + TERM_TIMEOUT)
                 else:
                     deadline = min(deadline, time.monotonic() + LINGER)
+            if self.deadlock and self.cause is None:
+                return False
         if self.cause is not None and not self.run.is_program:
             self.cause = self._first_failure()
         return True
@@ -220,10 +226,10 @@ class Manager:
 
     def _handle_events(self, seconds: float) -> None:
         """Handle all events within some seconds. Raises Abandoned."""
-        for key, _ in self.selector.select(seconds):
-            if key.data == "caller":
-                raise Abandoned
-            if key.data == "store":
+        for key, mask in self.selector.select(seconds):
+            if key.data == "caller" or isinstance(key.data, tuple):
+                self._exchange(key.data, mask)
+            elif key.data == "store":
                 self._serve_store(key.fileobj)
             elif key.data == "wake":
                 with contextlib.suppress(BlockingIOError):
@@ -236,6 +242,50 @@ class Manager:
             rank = self.pids.pop(pid, None)
             if rank is not None:
                 self._on_exit(rank, code)
+        if self.events:
+            self.caller.send(pickle.dumps(self.events))
+            self.events = []
+
+    def _exchange(self, whose: Any, mask: int) -> None:
+        """Take messages from a rank for the caller, or from the caller for ranks.
+
+        Raises Abandoned if the caller has ended.
+        """
+        connection = self.caller if whose == "caller" else self.brokered[whose[1]]
+        if mask & selectors.EVENT_WRITE:
+            connection.flush()
+        if not mask & selectors.EVENT_READ:
+            return
+        if whose != "caller":
+            self._take_messages(whose[1])
+            return
+        try:
+            frames = connection.frames()
+        except EOFError:
+            raise Abandoned from None
+        for frame in frames:
+            replies, waits = pickle.loads(frame)
+            for rank, message in replies:
+                self.brokered[rank].send(message)
+            for rank, text in waits.items():
+                self.outcomes[rank].waits, self.deadlock = text, True
+
+    def _take_messages(self, rank: int) -> None:
+        """Add a rank's messages to the events."""
+        connection = self.brokered.get(rank)
+        if connection is None:
+            return
+        try:
+            self.events += [(rank, message) for message in connection.frames()]
+        except EOFError:
+            self.selector.unregister(connection.channel)
+            del self.brokered[rank]
+
+    def _ended(self, rank: int) -> None:
+        """Tell the caller of a brokered rank's end, after its last message."""
+        if self.run.is_brokered:
+            self._take_messages(rank)
+            self.events.append((rank, None))
 
     def _read(self, rank: int, descriptor: int) -> None:
         try:
@@ -246,20 +296,26 @@ class Manager:
             self.selector.unregister(descriptor)
             return
         self.unread[rank] += part
-        if outcome := parse_outcome(self.unread[rank]):
+        if self.outcomes[rank].state != "running":  # whatever follows is nothing of ours
+            return
+        try:
+            outcome = parse_outcome(self.unread[rank])
+        except (ValueError, TypeError) as error:  # code on a rank wrote into the pipe
+            outcome = RankOutcome("raised", error=f"its outcome cannot be read: {error}")
+        if outcome:
             self.outcomes[rank] = outcome
+            self._ended(rank)
 
     def _on_exit(self, rank: int, code: int) -> None:
         if self.outcomes[rank].state == "running":
             state = "died" if code or not self.run.is_program else "returned"
             self.outcomes[rank] = RankOutcome(state, code=code,
                                               seconds=time.monotonic() - self.started)
+            self._ended(rank)
 
     def _take_stacks(self) -> None:
         """Ask every rank that still runs for its Python frames."""
         running = self._running()
-        for rank in running:
-            _, self.outcomes[rank].waits = self.board.read(rank)
         signal_all(set(running.values()), STACK_SIGNAL)
         deadline = time.monotonic() + STACK_TIMEOUT
         missing = set(running)

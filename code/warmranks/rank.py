@@ -8,14 +8,14 @@ import faulthandler
 import gc
 import io
 import os
-import pickle
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from warmranks import pickling
 from warmranks.failures import traceback_text
@@ -48,7 +48,7 @@ def rank_environment(run: RunRequest, rank: int, port: int) -> dict[str, str]:
 
 
 def run_rank(run: RunRequest, task: tuple[Callable, tuple], variables: dict[str, str], report: int,
-             stack: int, parent: int) -> NoReturn:
+             stack: int, parent: int, channel: socket.socket | None = None) -> NoReturn:
     """Run a rank, or a program's only process, and end this process.
 
     Args:
@@ -58,16 +58,21 @@ def run_rank(run: RunRequest, task: tuple[Callable, tuple], variables: dict[str,
         report: the descriptor of a pipe for the outcome.
         stack: the descriptor of a file for the frames at a timeout.
         parent: the manager's process ID.
+        channel: a brokered rank's.
     """
     started = time.monotonic()
     try:
+        if channel is not None:
+            from warmranks import ranked
+
+            ranked.channel = channel
         _prepare(run, variables, stack, parent)
         if run.is_program:
             _exit(_run_program(run, task[0], task[1]))
         outcome = _call(run, *task)
         outcome.seconds = time.monotonic() - started
         _flush()
-        _write(report, pickle.dumps(outcome))
+        _write(report, outcome.encoded())
         while True:  # keep connections open until all ranks are done and the manager kills this one
             signal.pause()
     except BaseException:
@@ -105,6 +110,8 @@ def _call(run: RunRequest, function: Callable, arguments: tuple) -> RankOutcome:
 
             dist.init_process_group(run.backend)
         value = function(*arguments)
+        if run.is_raw:
+            return RankOutcome("returned", value=value)
         try:
             content = pickling.dumps(value)
         except TypeError as error:
@@ -154,11 +161,14 @@ def _write(descriptor: int, body: bytes) -> None:
         view = view[os.write(descriptor, view):]
 
 
-def parse_outcome(content: bytearray) -> Any:
-    """Return the outcome that a rank wrote, or None while it is incomplete."""
+def parse_outcome(content: bytearray) -> RankOutcome | None:
+    """Return the outcome that a rank wrote, or None while it is incomplete.
+
+    Raises ValueError or TypeError if it is none.
+    """
     if len(content) < HEADER.size:
         return None
     (size,) = HEADER.unpack(content[:HEADER.size])
     if len(content) < HEADER.size + size:
         return None
-    return pickle.loads(content[HEADER.size:])
+    return RankOutcome.decoded(bytes(content[HEADER.size:]))

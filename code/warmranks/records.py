@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,11 @@ class CommunicationCall:
         group: the ranks of the process group.
         peer: the other rank of a send or receive, or the root of a collective that has one.
         bytes: size of the tensors that this rank passed in; for a receive, size of the buffer.
-        started: matmul FLOPs that this rank had done at the start of the call.
+        started: matmul FLOPs that this rank had done at the start of the call, as it says itself.
         finished: matmul FLOPs at the end of its wait for the call; None if it never waited.
+        order: how many calls of all ranks had begun before this one.
+        completed: how many calls of all ranks had begun when this one was complete; None if it
+            never was.
     """
 
     op: str
@@ -24,6 +27,8 @@ class CommunicationCall:
     bytes: int
     started: float
     finished: float | None
+    order: int = field(default=0, compare=False)
+    completed: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import selectors
 import socket
 import struct
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import asdict, dataclass
 from typing import Any
 
 HEADER = struct.Struct(">Q")
@@ -30,8 +33,8 @@ class RunRequest:
         sources: `linecache` entries of code that is in no file, for tracebacks.
         timeout: seconds until all ranks are killed.
         umask: the umask for new files.
-        stall: seconds after which ranks that all wait for each other are a deadlock; None to check
-            for no deadlock.
+        is_brokered: whether every rank has a channel, whose messages go to the caller.
+        is_raw: whether the function returns bytes, which are passed on as they are.
     """
 
     task: bytes
@@ -45,7 +48,8 @@ class RunRequest:
     sources: dict[str, Any]
     timeout: float
     umask: int
-    stall: float | None = None
+    is_brokered: bool = False
+    is_raw: bool = False
 
 
 @dataclass
@@ -54,7 +58,7 @@ class RankOutcome:
 
     Attributes:
         state: "running", "returned", "raised", or "died" (it ended without a report).
-        value: the pickled return value of a rank that returned.
+        value: the return value of a rank that returned: pickled, or raw bytes.
         error: the exception's type name and message, on one line.
         traceback: the exception's traceback, without this package's frames.
         code: the exit code of a process that ended; negative for a signal.
@@ -71,6 +75,25 @@ class RankOutcome:
     stack: str = ""
     waits: str = ""
     seconds: float = 0.0
+
+
+    def encoded(self) -> bytes:
+        """Return the outcome as bytes that hold no code, whoever has written them."""
+        fields = asdict(self) | {"value": ""}
+        text = json.dumps(fields).encode()
+        return HEADER.pack(len(text)) + text + self.value
+
+    @classmethod
+    def decoded(cls, content: bytes) -> RankOutcome:
+        """Return the outcome in some bytes. Raises ValueError or TypeError if there is none."""
+        (length,) = HEADER.unpack_from(content)
+        end = HEADER.size + length
+        outcome = cls(**json.loads(content[HEADER.size:end]) | {"value": content[end:]})
+        texts = (outcome.state, outcome.error, outcome.traceback, outcome.stack, outcome.waits)
+        if not (all(isinstance(text, str) for text in texts)
+                and isinstance(outcome.seconds, int | float)):
+            raise TypeError("a rank's outcome has a field of the wrong type")
+        return outcome
 
 
 @dataclass(frozen=True)
@@ -115,3 +138,73 @@ def _read(channel: socket.socket, count: int) -> bytes:
             raise EOFError
         parts += part
     return bytes(parts)
+
+
+class Connection:
+    """A stream socket on which neither reading nor writing ever blocks, with frames."""
+
+    def __init__(self, channel: socket.socket, selector: selectors.BaseSelector, data: Any) -> None:
+        """Register the socket.
+
+        Args:
+            channel: the socket.
+            selector: tells when there is something to read, or room to write.
+            data: what the selector returns for it.
+        """
+        self.channel, self.selector, self.data = channel, selector, data
+        channel.setblocking(False)
+        selector.register(channel, selectors.EVENT_READ, data)
+        self._read = bytearray()
+        self._unsent: deque[memoryview] = deque()
+
+    def send(self, body: bytes) -> None:
+        """Send a frame, as far as there is room now."""
+        self._unsent.append(memoryview(HEADER.pack(len(body)) + body))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is left, as far as there is room."""
+        try:
+            while self._unsent:
+                view = self._unsent[0]
+                sent = self.channel.send(view)
+                if sent < len(view):
+                    self._unsent[0] = view[sent:]
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except (BrokenPipeError, ConnectionResetError):  # the reader finds out by itself
+            self._unsent.clear()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        self.selector.modify(self.channel, events, self.data)
+
+    def frames(self) -> list[bytes]:
+        """Return the frames that have arrived. Raises EOFError if the other end is closed."""
+        closed = False
+        try:
+            while part := self.channel.recv(CHUNK):
+                self._read += part
+            closed = True
+        except BlockingIOError:
+            pass
+        except ConnectionResetError:
+            closed = True
+        found, start = [], 0
+        while len(self._read) - start >= HEADER.size:
+            (size,) = HEADER.unpack_from(self._read, start)
+            end = start + HEADER.size + size
+            if len(self._read) < end:
+                break
+            found.append(bytes(self._read[start + HEADER.size:end]))
+            start = end
+        del self._read[:start]
+        if closed and not found:
+            raise EOFError
+        return found
+
+    def finish(self, body: bytes) -> None:
+        """Send the last frame, and wait until all are sent."""
+        self.channel.setblocking(True)
+        for view in [*self._unsent, HEADER.pack(len(body)) + body]:
+            self.channel.sendall(view)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from warmranks import pickling
+from warmranks.broker import Broker, Exchange
 from warmranks.failures import RankError, failure
-from warmranks.recording import recorded
+from warmranks.recording import brokered
 from warmranks.records import RankRecord
 from warmranks.requests import MAX_PACKET, READY, RunReport, RunRequest, receive, send
 from warmranks.starting import ServerProcess, fork_server, spawn_server
@@ -25,8 +26,7 @@ from warmranks.warnings_once import shown_once
 
 # Creating an optimizer imports torch._dynamo, which takes a second of CPU time.
 TORCH = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo",
-         "warmranks.recorder")
-STALL = 1.0  # seconds without progress that count as a deadlock
+         "warmranks.ranked")
 
 
 class ForkServer:
@@ -81,8 +81,7 @@ class ForkServer:
 
     def run_ranks(self, function: Callable, ranks: int, /, *arguments: Any, timeout: float = 60.0,
                   backend: str | None = "gloo", env: Mapping[str, str] | None = None,
-                  cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2,
-                  stall: float | None = None) -> list[Any]:
+                  cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2) -> list[Any]:
         """Call `function(*arguments)` on every rank and return the list of its return values.
 
         Each rank is a process with one torch thread, torchrun's variables in its environment, and
@@ -100,20 +99,17 @@ class ForkServer:
             cwd: the working directory; this process's by default.
             stdout: the descriptor for the ranks' standard output.
             stderr: the descriptor for their standard error.
-            stall: seconds after which ranks that all declare to wait for others (`waiting`) are a
-                deadlock; with None, only the timeout ends them.
 
         Raises:
             RankError: a rank raised an exception or died, with its traceback in the message; or
                 its return value cannot be sent.
-            RanksDeadlock: all ranks that still ran waited for others.
             RanksTimeout: ranks were still running at the timeout; the message has their frames.
             TypeError: the function or an argument cannot be sent to another process.
         """
         if ranks < 1:
             raise ValueError(f"ranks={ranks}: there must be at least 1 rank; nearest: 1")
         run = self._request((function, arguments), ranks, timeout, dict(os.environ) | dict(
-            env or {}), cwd, backend=backend, stall=stall)
+            env or {}), cwd, backend=backend)
         with open(os.devnull) as empty:
             report = self._send(run, [empty.fileno(), stdout, stderr])
         if error := failure(run, report):
@@ -121,32 +117,65 @@ class ForkServer:
         return [pickling.loads(one.value) for one in report.outcomes]
 
     def record_ranks(self, function: Callable, ranks: int, /, *arguments: Any,
-                     keywords: Mapping[str, Any] | None = None, stall: float = STALL,
-                     env: Mapping[str, str] | None = None, **options: Any) -> list[RankRecord]:
+                     keywords: Mapping[str, Any] | None = None, timeout: float = 60.0,
+                     stderr: int | None = None, **options: Any) -> list[RankRecord]:
         """Call `function(*arguments)` on every rank, and return each rank's value and calls.
 
-        The ranks use gloo, and their calls of torch.distributed are recorded in their own
-        processes, so code that wants to can forge the record. Without the option `stderr`, their
-        standard error is printed at the end, and a warning that several ranks repeat only once.
+        The calls of torch.distributed go through a broker in this process, with gloo's semantics.
+        Without `stderr`, the ranks' standard error is printed at the end, and a warning that
+        several ranks repeat only once.
 
         Args:
             function: called on each rank.
             ranks: the number of ranks, at least 1.
             *arguments: its arguments, the same on each rank; each rank gets copies.
             keywords: its keyword arguments.
-            stall: see `run_ranks`.
-            env: variables that are added to this process's environment.
-            **options: further arguments of `run_ranks`.
+            timeout: seconds until all ranks are killed.
+            stderr: the descriptor for their standard error.
+            **options: the arguments `env`, `cwd`, and `stdout` of `run_ranks`.
 
         Raises:
-            RankError, RanksDeadlock, RanksTimeout, TypeError: see `run_ranks`.
+            RankError, RanksTimeout, TypeError: see `run_ranks`.
+            RanksDeadlock: every rank that had not ended waited for what no other one would do.
         """
+        broker = Broker(ranks)
         with contextlib.ExitStack() as stack:
-            if "stderr" not in options:
-                options["stderr"] = stack.enter_context(shown_once())
-            return self.run_ranks(recorded, ranks, function, dict(keywords or {}), *arguments,
-                                  backend=None, stall=stall,
-                                  env={"GLOO_SOCKET_IFNAME": "lo"} | dict(env or {}), **options)
+            if stderr is None:
+                stderr = stack.enter_context(shown_once())
+            values = self.run_brokered(broker.exchange, brokered, ranks, function,
+                                       dict(keywords or {}), *arguments, timeout=timeout,
+                                       stderr=stderr, **options)
+        return [RankRecord(pickling.loads(value), broker.record(rank), broker.ranks[rank].flops)
+                for rank, value in enumerate(values)]
+
+    def run_brokered(self, exchange: Exchange, function: Callable, ranks: int, /, *arguments: Any,
+                     timeout: float, is_raw: bool = False, env: Mapping[str, str] | None = None,
+                     cwd: str | Path | None = None, stdout: int = 1, stderr: int = 2
+                     ) -> list[bytes]:
+        """Call a function on ranks that have a channel each (`ranked.channel`), and return its
+        values: pickled, or with `is_raw` the bytes that it returns.
+
+        Args:
+            exchange: called with what the ranks send and at first with nothing; see
+                `Broker.exchange`.
+            function: called on each rank; it is imported before the ranks are forked.
+            ranks: the number of ranks.
+            *arguments: its arguments, the same on each rank.
+            timeout: seconds until all ranks are killed.
+            is_raw: see above.
+            env, cwd, stdout, stderr: see `run_ranks`.
+
+        Raises what `record_ranks` raises.
+        """
+        if ranks < 1:
+            raise ValueError(f"ranks={ranks}: there must be at least 1 rank; nearest: 1")
+        run = self._request((function, arguments), ranks, timeout, dict(os.environ) | dict(
+            env or {}), cwd, is_brokered=True, is_raw=is_raw)
+        with open(os.devnull) as empty:
+            report = self._send(run, [empty.fileno(), stdout, stderr], exchange)
+        if error := failure(run, report):
+            raise error
+        return [one.value for one in report.outcomes]
 
     def run_program(self, main: Callable, argv: Sequence[str], *arguments: Any, ranks: int = 0,
                     timeout: float = 300.0, env: Mapping[str, str] | None = None,
@@ -190,15 +219,17 @@ class ForkServer:
 
     def _request(self, task: tuple[Callable, tuple], ranks: int, timeout: float,
                  env: dict[str, str], cwd: str | Path | None, backend: str | None = None,
-                 argv: list[str] | None = None, stall: float | None = None) -> RunRequest:
+                 argv: list[str] | None = None, is_brokered: bool = False, is_raw: bool = False
+                 ) -> RunRequest:
         content = pickling.dumps(task)
         umask = os.umask(0)
         os.umask(umask)
         return RunRequest(content, ranks, backend, argv is not None, argv or [], env,
                           str(cwd or Path.cwd()), list(sys.path), pickling.sources(), timeout,
-                          umask, stall)
+                          umask, is_brokered, is_raw)
 
-    def _send(self, run: RunRequest, files: list[int]) -> RunReport:
+    def _send(self, run: RunRequest, files: list[int], exchange: Exchange | None = None
+              ) -> RunReport:
         """Have the server carry out a run; when this returns or raises, all its ranks are dead."""
         for stream in (sys.stdout, sys.stderr):  # earlier output must come first
             with contextlib.suppress(Exception):
@@ -210,7 +241,13 @@ class ForkServer:
                 with manager_end:
                     socket.send_fds(self._control, [b"run"], [manager_end.fileno(), *files])
                 send(channel, run)
-                return receive(channel)
+                if exchange is not None:
+                    send(channel, exchange([]))
+                while not isinstance(message := receive(channel), RunReport):
+                    replies = exchange(message)
+                    if any(replies):
+                        send(channel, replies)
+                return message
             except (EOFError, BrokenPipeError, ConnectionResetError):
                 raise RankError("the fork server ended during a run", None,
                                 "the fork server ended", "") from None
@@ -270,6 +307,13 @@ def split() -> None:
     _set_default(ForkServer(_modules, fork_server))
 
 
+def forget() -> None:
+    """Close this fork's copy of its parent's server, which only the parent may use."""
+    for server in _default:
+        server.close()
+    _default.clear()
+
+
 def load(*modules: str) -> None:
     """Have the default server import more modules, as `ForkServer.load` does."""
     default_server().load(*modules)
@@ -284,11 +328,17 @@ def run_program(main: Callable, argv: Sequence[str], *arguments: Any, **options:
     return default_server().run_program(main, argv, *arguments, **options)
 
 
+def run_brokered(exchange: Exchange, function: Callable, ranks: int, /, *arguments: Any,
+                 **options: Any) -> list[bytes]:
+    return default_server().run_brokered(exchange, function, ranks, *arguments, **options)
+
+
 def record_ranks(function: Callable, ranks: int, /, *arguments: Any, **options: Any
                  ) -> list[RankRecord]:
     return default_server().record_ranks(function, ranks, *arguments, **options)
 
 
 run_ranks.__doc__ = ForkServer.run_ranks.__doc__
+run_brokered.__doc__ = ForkServer.run_brokered.__doc__
 record_ranks.__doc__ = ForkServer.record_ranks.__doc__
 run_program.__doc__ = ForkServer.run_program.__doc__

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import select
 import time
+from collections.abc import Callable
 from typing import Any
 
 from grader.sandbox.running import Running
 from labkit.guest import protocol
+from warmranks.broker import BadMessage, Event, Reply
 
 POLL_SECONDS = 0.1  # seconds between looks at whether the sandbox still runs
 EXIT_SECONDS = 1.0  # seconds in which a sandbox that has closed the channel ends, and says why
@@ -47,12 +49,15 @@ class Channel:
         self._reads.register(running.stdout, select.POLLIN)
         self._writes.register(running.stdin, select.POLLOUT)
 
-    def request(self, do: str, seconds: float, **fields: Any) -> dict[str, Any]:
+    def request(self, do: str, seconds: float,
+                exchange: Callable[[list[Event]], tuple[list[Reply], dict[int, str]]] | None = None,
+                **fields: Any) -> dict[str, Any]:
         """Return the guest's response to a request.
 
         Args:
             do: the kind of request.
             seconds: the time limit.
+            exchange: answers what ranks send in the meantime; see warmranks.broker.
             **fields: the request's other fields.
 
         Raises ChannelError, and protocol.BadFrame for a request that is too large.
@@ -63,20 +68,33 @@ class Channel:
         try:
             if self._reads.poll(0) and self.running.poll() is None:
                 raise BrokenChannel("it wrote into the grader's channel")
-            self._write(frame, deadline)
-            size = protocol.length(self._read(protocol.HEADER.size, deadline))
-            response = protocol.unpack(self._read(size, deadline))
-            if type(response.get("id")) is not int or response["id"] != self._next:
-                raise BrokenChannel("its response is to another request")
+            response = self._response_to(frame, deadline)
+            while exchange is not None and "events" in response:
+                replies, waits = exchange(protocol.events_in(response["events"]))
+                *first, last = protocol.batches(replies)
+                for batch, more in (*((one, True) for one in first), (last, False)):
+                    response = self._response_to(protocol.pack({
+                        "id": self._next, "replies": batch, "waits": waits, "more": more}),
+                        deadline)
             if "bad" in response:
                 raise BrokenChannel("its response could not be sent")
             return response
-        except protocol.BadFrame as error:
+        except (protocol.BadFrame, BadMessage) as error:
             self.close()
             raise BrokenChannel(f"its response cannot be read: {error}") from error
         except BaseException:  # even after Ctrl-C, since a response may still be on its way
             self.close()
             raise
+
+    def _response_to(self, frame: bytes, deadline: float) -> dict[str, Any]:
+        """Send a frame, and return the next one from the guest. Raises ChannelError and BadFrame.
+        """
+        self._write(frame, deadline)
+        size = protocol.length(self._read(protocol.HEADER.size, deadline))
+        response = protocol.unpack(self._read(size, deadline))
+        if type(response.get("id")) is not int or response["id"] != self._next:
+            raise BrokenChannel("its response is to another request")
+        return response
 
     def close(self) -> None:
         """End the sandbox if it is still running."""

@@ -82,32 +82,37 @@ class Remote:
         name = name_of(function)
         if name is None:
             return KernelSide().ranks(function, ranks, arguments, keywords, seconds)
-        return self._driver_outcome(
-            lambda outcome: on_ranks.read(outcome, ranks), "ranks", f"{ranks} ranks", name=name,
-            ranks=ranks, **_encoded(arguments, keywords), limit=seconds)
+        _encoded(arguments, keywords)  # refuses the student's names
+        broker = on_ranks.CaseBroker(ranks, arguments, keywords)
+        response = self._request("ranks", exchange=broker.exchange, name=name, ranks=ranks,
+                                 limit=seconds)
+        outcome = response.get("outcome")
+        if outcome is None:
+            outcome = self._received(response)
+        return self._read(outcome, lambda one: on_ranks.read(one, broker), f"{ranks} ranks",
+                          seconds)
 
     def gpus(self, function: Any, cluster: on_gpus.SimulatedCluster, arguments: Sequence[Any],
              keywords: Mapping[str, Any], seconds: float) -> on_gpus.GpusRun:
         name = name_of(function)
         if name is None:
             return KernelSide().gpus(function, cluster, arguments, keywords, seconds)
-        return self._driver_outcome(
-            lambda outcome: on_gpus.read(outcome, cluster, PRICING.price), "gpus", "virtual GPUs",
-            name=name, **asdict(cluster), **_encoded(arguments, keywords), limit=seconds)
+        outcome = self._received(self._request("gpus", name=name, **asdict(cluster),
+                                               **_encoded(arguments, keywords), limit=seconds))
+        return self._read(outcome, lambda one: on_gpus.read(one, cluster, PRICING.price),
+                          "virtual GPUs", seconds)
 
-    def _driver_outcome(self, read: Callable[[Any], Any], do: str, where: str,
-                        **fields: Any) -> Any:
+    def _read(self, outcome: Any, read: Callable[[Any], Any], where: str, seconds: float) -> Any:
         """Return the outcome of a driver that ran on several processes.
 
         Args:
-            read: parses what the sandbox sent.
-            do: the request.
+            outcome: what the sandbox sent.
+            read: parses it.
             where: where it ran, for messages.
-            **fields: the fields of the request.
+            seconds: its time limit.
 
         Raises SandboxLost where the sandbox sent something else, or where the driver was too slow.
         """
-        outcome = self._received(self._request(do, **fields))
         if isinstance(outcome, Raised):
             outcome = {"state": on_ranks.RAISED, "text": str(outcome)}
         try:
@@ -118,7 +123,7 @@ class Remote:
             self.unmeasured = str(error)
             raise SandboxLost from error
         if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
-            self.unmeasured = f"out of time on {where} ({fields['limit']:g} s)"
+            self.unmeasured = f"out of time on {where} ({seconds:g} s)"
             raise SandboxLost
         return replace(done, text=cleaning.words(done.text, on_ranks.MOST_TEXT))
 

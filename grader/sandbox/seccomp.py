@@ -9,11 +9,24 @@ them.
 from __future__ import annotations
 
 import platform
-import struct
 
 from labcore.errors import LabError
+from warmranks import filters
+from warmranks.filters import (
+    ANY_BIT,
+    ARGUMENT_0,
+    ARGUMENT_1,
+    ARGUMENT_2,
+    ENOSYS,
+    EPERM,
+    EQUAL,
+    LOAD,
+    MACHINES,
+    allow,
+    only,
+    refuse,
+)
 
-EPERM, ENOSYS = 1, 38
 # name: number on x86_64, number on aarch64 and riscv64
 DENIED = {
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
@@ -51,13 +64,6 @@ ADVICE = (4, *range(4), *range(8, 20), *range(22, 26), 102, 103)
 NEW_NAMESPACE = 0x7E020000  # clone's flags CLONE_NEW*
 TERMINAL_INPUT = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: typing into somebody's terminal
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK
-# Name: audit number, column of the table.
-MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "riscv64": (0xC00000F3, 1)}
-
-_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-# Offsets in struct seccomp_data.
-_NUMBER, _MACHINE, _ARGUMENT_0, _ARGUMENT_1, _ARGUMENT_2 = 0, 4, 16, 24, 32
-_ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def oci(default: dict) -> dict:
@@ -99,45 +105,20 @@ def program(machine: str | None = None) -> bytes:
     if machine not in MACHINES:
         raise LabError(f"the bubblewrap sandbox has no system call numbers for {machine}: "
                        f"{', '.join(MACHINES)}; podman is the other back-end")
-    audit, column = MACHINES[machine]
-    lines = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit), _refuse(EPERM),
-             (_LOAD, 0, 0, _NUMBER)]
-    if machine == "x86_64":  # calls of the x32 ABI have this bit, and the same meaning
-        lines += [(_AT_LEAST, 0, 1, 0x40000000), _refuse(ENOSYS)]
+    _, column = MACHINES[machine]
+    lines = filters.prologue(machine)
     for calls, error in ((DENIED, EPERM), (UNSUPPORTED, ENOSYS)):
         for numbers in calls.values():
             if numbers[column] is not None:
-                lines += [(_EQUAL, 0, 1, numbers[column]), _refuse(error)]
+                lines += [(EQUAL, 0, 1, numbers[column]), refuse(error)]
     # Its flags lie in memory, which a filter cannot read; libc then falls back to clone.
-    lines += [(_EQUAL, 0, 1, CLONE3[column]), _refuse(ENOSYS)]
-    lines += [(_EQUAL, 0, 4, CLONE[column]), (_LOAD, 0, 0, _ARGUMENT_0),
-              (_ANY_BIT, 0, 1, NEW_NAMESPACE), _refuse(EPERM), _allow()]
-    lines += [(_EQUAL, 0, 5, IOCTL[column]), (_LOAD, 0, 0, _ARGUMENT_1),
-              (_EQUAL, 1, 0, TERMINAL_INPUT[0]), (_EQUAL, 0, 1, TERMINAL_INPUT[1]),
-              _refuse(EPERM), _allow()]
-    lines += _only(MADVISE[column], _ARGUMENT_2, ADVICE)
-    lines += _only(FCNTL[column], _ARGUMENT_1, DESCRIPTOR_COMMANDS)
-    lines += [*_only(SOCKET[column], _ARGUMENT_0, FAMILIES), _allow()]
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
-
-
-def _only(number: int, argument: int, values: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
-    """Return the lines that end a call: allowed with one of these values, refused with any other.
-
-    Args:
-        number: the system call's number.
-        argument: offset of the compared argument.
-        values: the allowed values.
-    """
-    count = len(values)
-    return [(_EQUAL, 0, count + 3, number), (_LOAD, 0, 0, argument),
-            *((_EQUAL, count - index, 0, value) for index, value in enumerate(values)),
-            _refuse(EPERM), _allow()]
-
-
-def _refuse(error: int) -> tuple[int, int, int, int]:
-    return _RETURN, 0, 0, _ERRNO | error
-
-
-def _allow() -> tuple[int, int, int, int]:
-    return _RETURN, 0, 0, _ALLOW
+    lines += [(EQUAL, 0, 1, CLONE3[column]), refuse(ENOSYS)]
+    lines += [(EQUAL, 0, 4, CLONE[column]), (LOAD, 0, 0, ARGUMENT_0),
+              (ANY_BIT, 0, 1, NEW_NAMESPACE), refuse(EPERM), allow()]
+    lines += [(EQUAL, 0, 5, IOCTL[column]), (LOAD, 0, 0, ARGUMENT_1),
+              (EQUAL, 1, 0, TERMINAL_INPUT[0]), (EQUAL, 0, 1, TERMINAL_INPUT[1]),
+              refuse(EPERM), allow()]
+    lines += only(MADVISE[column], ARGUMENT_2, ADVICE)
+    lines += only(FCNTL[column], ARGUMENT_1, DESCRIPTOR_COMMANDS)
+    lines += [*only(SOCKET[column], ARGUMENT_0, FAMILIES), allow()]
+    return filters.assembled(lines)

@@ -6,6 +6,7 @@ An input is made from a seed, so a failure is had again by its number: TARGETS[n
 from __future__ import annotations
 
 import json
+import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from grader.run.attempt import Attempt, DamagedAttempt
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
-from labkit.check import header, on_ranks, options, torchrun, wire
+from labkit.check import header, options, torchrun, wire
 from labkit.check.job import resolve
 from labkit.check.measure import printed, read
 from labkit.contest.contests import pipelines
@@ -31,6 +32,7 @@ from labkit.contest.declaration import Disqualified
 from minimegatron.arguments.parse import build_parser
 from tests.fuzz.hostile import TEXTS, anything, changed, spoilt, words
 from tests.grader.small_lab import answered, source
+from warmranks.broker import BadMessage, Broker
 
 RELEASE = source()
 NOTEBOOK = json.loads(json.dumps(answered(RELEASE)))
@@ -73,8 +75,8 @@ PIPELINE = {"stages": 2, "micro_batches": 2, "chunks": [1, 2], "forward": [1, 2]
             "memory": [20, 15]}
 SCHEDULES = [["F0 F1 B0 B1", "F0 B0 F1 B1"], [["F0", "B0", "W0", "F1", "B1", "W1"]] * 2,
              ["F0 F0.1 B0.1 B0 F1 F1.1 B1.1 B1"] * 2]
-RANKS = {"state": "returned", "text": "", "values": [0.0, [1]], "flops": [0.0, 1.0],
-         "calls": [[["send", [0, 1], 1, 4, 0.0, 0.0]], [["recv", [0, 1], 0, 4, 0.0, None]]]}
+RANKS = {"do": "call", "number": 0, "op": "send", "group": [0, 1], "peer": 1, "key": "1", "tag": 0,
+         "room": 4, "flops": 1.0, "sizes": [4]}
 PLAYED = {"attempts": [{"digest": "d", "received": "2026-01-01T00:00:00+00:00", "played_at": "",
                         "made_with": "m", "reason": "",
                         "outcomes": [{"case": "even 1", "group": "even", "score": 0.5, "note": "",
@@ -188,11 +190,16 @@ def record(random: Random) -> Any:
     return {**RECORD, "launches": [{**LAUNCH, "arguments": started}]}
 
 
-def _ranks(outcome: Any) -> None:
-    run = on_ranks.read(outcome, 2)
-    if run.state == on_ranks.RETURNED:
-        assert all(run.bytes(rank) >= 0 and record.flops / (record.flops + 1) <= 1
-                   for rank, record in enumerate(run.records))
+def _ranks(fields: Any) -> None:
+    """A rank's message to the broker, after an honest one and before another."""
+    broker = Broker(2, most_calls=3)
+    for rank, sent in ((0, {**RANKS, "number": 7}), (0, fields), (1, {**RANKS, "op": "barrier",
+                                                                      "peer": None, "sizes": []})):
+        text, part = json.dumps(sent).encode(), b"" if sent == {} else b"1234"
+        if isinstance(sent, dict) and sent.get("sizes") == []:
+            part = b""
+        broker.exchange([(rank, struct.pack(">I", len(text)) + text + part)])
+    assert all(call.size >= 0 for call in broker.calls) and broker.pending <= 12
 
 
 ROSTER = Roster([Person("ada", "Ada", "Lovelace", "a@x", "101"), Person("grace", "Grace", "Hopper",
@@ -257,7 +264,7 @@ TARGETS = {
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),
     "schedule": Target(schedule, _schedule, (Disqualified,)),
     "played": Target(hostile_json(PLAYED, (*PLAYED, *PLAYED["attempts"][0])), _played, ()),
-    "ranks": Target(lambda random: changed(random, RANKS, (*RANKS, "send", "late")), _ranks,
-                    (on_ranks.Forged,)),
+    "ranks": Target(lambda random: changed(random, RANKS, (*RANKS, "recv", "all_reduce")),
+                    _ranks, (BadMessage,)),
     "estimate": Target(hostile_json(ESTIMATE, tuple(ESTIMATE)), _estimate, (LabError,)),
 }

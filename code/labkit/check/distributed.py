@@ -24,6 +24,7 @@ from labkit.check.on_ranks import DEADLOCK, LATE, RETURNED, RanksRun
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import side
 
+MISMATCH = "CollectiveMismatch: "  # warmranks.ranked
 SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long before
 Expected = Sequence[Sequence[Any]] | Callable[..., Sequence[Any]]
 
@@ -52,7 +53,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
             number, it may also be a list that has such a list for each case.
         ranks: the number of ranks, or several numbers; every case runs with each of them.
         hints: maps each text to the wrong values that trigger it, in the form of `expected`, or to
-            "deadlock".
+            "deadlock", which also stands for collectives that do not match.
         rel: the relative tolerance for numbers.
         seconds: time limit for each case, after which its ranks are killed.
 
@@ -94,11 +95,13 @@ def _run(driver: Any, number: int, case: Case, seconds: float,
         side().ranks(driver, number, arguments, keywords, seconds)))
     if done.state == RETURNED:
         return done
+    advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)
     if done.state == DEADLOCK:
-        advice = "".join(f"\n{text}" for text, wrong in hints.items() if wrong == DEADLOCK)
         raise Failed(f"{what} is a deadlock: {own_frames(done.text)}{advice}")
-    raise Failed(f"{what}: "
-                 f"{own_frames(done.text) if done.state == LATE else explained(done.text)}")
+    text = own_frames(done.text) if done.state == LATE else explained(done.text)
+    if MISMATCH in done.text.partition("\n")[0]:  # other backends would hang there
+        text += advice
+    raise Failed(f"{what}: {text}")
 
 
 def _judge(driver: Any, number: int, case: Case, place: int, done: RanksRun, expected: Expected,

@@ -51,8 +51,7 @@ class KernelSide:
         from labkit.check import on_ranks
 
         given, words = wire.copy((tuple(arguments), dict(keywords)))
-        return on_ranks.read(
-            on_ranks.run(function, ranks, given, words, seconds, self.masks), ranks)
+        return on_ranks.run(function, ranks, given, words, seconds, self.masks)
 
     def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
              keywords: Mapping[str, Any], seconds: float) -> GpusRun:

@@ -1,4 +1,4 @@
-"""Advice on the messages that Python, PyTorch, and Gloo have for common mistakes."""
+"""Advice on the messages that Python and PyTorch have for common mistakes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
     (r"TypeError: [\w.<>]+\(\) (?:takes|missing|got)\b",
      "A call and its function disagree about the arguments. If it is your own function, keep the "
      "line that begins with def as it was."),
-    (r"op\.preamble\.length|killed by signal 6", "Gloo aborts a rank when more bytes arrive "
-     "than its tensor has room for. Sender and receiver need tensors of the same shape and dtype."),
     (r"have (?:the )?same dtype|expected scalar type|Found dtype|can't be cast to|must match dtype",
      "Two tensors have different dtypes here. `torch.empty_like(x)` and `x.new_zeros(...)` keep "
      "the dtype of x."),

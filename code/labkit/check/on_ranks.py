@@ -1,30 +1,34 @@
-"""Run a function on ranks of torch.distributed, and return the outcome as plain values.
+"""Run a function on ranks of torch.distributed, and return what a broker saw of them.
 
-`run` starts the ranks next to the student's code, in the kernel or in the sandbox. `read` turns
-what came back, which a sandbox may have forged, into a Run.
+The broker (warmranks.broker) runs on the trusted side: in the kernel, or outside the sandbox. It
+hands each rank its own arguments when the rank starts, moves all messages between ranks, and
+records them. `start` runs the ranks next to the student's code, and passes their messages on.
+`read` turns what came back, which a sandbox may have forged, into a RanksRun: return values are
+what ranks say, and calls are what the broker saw.
 """
 
 from __future__ import annotations
 
-import os
+import base64
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
 from labkit.check.each_rank import of_rank
+from warmranks.broker import Broker, Event, Exchange, Reply
+from warmranks.records import RankRecord
 
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
-    from warmranks import CommunicationCall, RankRecord
+    from warmranks import CommunicationCall
 
 MOST_TEXT = 8_000
-MOST_CALLS = 5_000  # limit for the calls of all ranks together that are passed on
-MOST_COUNT = 1e30  # FLOPs or bytes; an int beyond the largest float would break whatever divides it
+MOST_CALLS = 5_000  # of all ranks together
+MOST_PENDING = 64_000_000  # bytes that ranks have sent and nobody has received
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
-OPS = frozenset((
-    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter",
-    "all_to_all", "barrier", "send", "recv"))
+VALUE, PROBLEM = b"v", b"p"  # how the bytes that a rank returns begin
 Outcome = dict[str, Any]
 
 
@@ -70,52 +74,106 @@ class RanksRun:
         return sum(call.bytes for call in self.calls(rank, *ops))
 
 
+class CaseBroker(Broker):
+    """A broker that hands each rank its own arguments when the run begins."""
+
+    def __init__(self, ranks: int, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+        """Args:
+            ranks: the number of ranks.
+            arguments: the driver's positional arguments, as plain values and EachRank.
+            keywords: its keyword arguments.
+
+        Raises labkit.check.wire.CannotCross.
+        """
+        super().__init__(ranks, MOST_CALLS, MOST_PENDING)
+        given = tuple(arguments), dict(keywords)
+        self.given = [wire.dumps(of_rank(given, rank)) for rank in range(ranks)]
+
+    def exchange(self, events: Sequence[Event]) -> tuple[list[Reply], dict[int, str]]:
+        replies, waits = super().exchange(events)
+        given, self.given = self.given, []
+        return [*enumerate(given), *replies], waits
+
+
 def run(function: Callable, ranks: int, arguments: Sequence[Any], keywords: Mapping[str, Any],
-        seconds: float, masks: KernelMasks | None = None) -> Outcome:
-    """Call a function on every rank, and return the outcome as plain values.
+        seconds: float, masks: KernelMasks | None = None) -> RanksRun:
+    """Call a function on every rank of this process's own.
 
     Args:
         function: the driver.
         ranks: the number of ranks.
-        arguments: the driver's positional arguments, as plain values.
-        keywords: the driver's keyword arguments, as plain values.
+        arguments: the driver's positional arguments, as plain values and EachRank.
+        keywords: the driver's keyword arguments.
         seconds: time limit, after which all ranks are killed.
         masks: the names that the student's code may not use.
 
     Raises labkit.check.wire.CannotCross for a result that is not a plain value.
     """
+    from warmranks import pickling
+
+    broker = CaseBroker(ranks, arguments, keywords)
+    try:
+        task = pickling.dumps((function, masks, pickling.sources()))
+    except TypeError as error:
+        return RanksRun(RAISED, shortened(f"TypeError: {error}"))
+    return read(start(task, ranks, seconds, broker.exchange), broker)
+
+
+def start(task: bytes, ranks: int, seconds: float, exchange: Exchange, is_isolated: bool = False
+          ) -> Outcome:
+    """Run a driver on ranks, and return the outcome as JSON.
+
+    Args:
+        task: the driver, the masks, and its source code, pickled; only ranks unpickle it.
+        ranks: the number of ranks.
+        seconds: time limit, after which all ranks are killed.
+        exchange: passes on what ranks send; see `Broker.exchange`.
+        is_isolated: whether ranks can reach nothing but the broker.
+    """
     import warmranks
 
     warmranks.load("minite")  # its _scaled_mm: PyTorch's takes seconds per GEMM on CPUs with AMX
     try:
-        records = warmranks.record_ranks(on_own_element, ranks, masks, function,
-                                         tuple(arguments), dict(keywords), timeout=seconds)
+        with warmranks.shown_once() as stderr:
+            values = warmranks.run_brokered(exchange, on_rank, ranks, task, is_isolated,
+                                            timeout=seconds, is_raw=True, stderr=stderr)
     except warmranks.RanksDeadlock as error:
         return {"state": DEADLOCK, "text": str(error)[:MOST_TEXT]}
     except warmranks.RanksTimeout as error:
         return {"state": LATE, "text": str(error)[:MOST_TEXT]}
-    except (warmranks.RankError, TypeError) as error:
+    except warmranks.RankError as error:
         return {"state": RAISED, "text": shortened(str(error))}
-    if sum(len(record.calls) for record in records) > MOST_CALLS:
-        raise wire.CannotCross(f"the ranks called torch.distributed more than {MOST_CALLS:,} times")
-    return {"state": RETURNED, "values": [wire.copy(record.value) for record in records],
-            "flops": [record.flops for record in records],
-            "calls": [[list(vars(call).values()) for call in record.calls] for record in records]}
+    return {"state": RETURNED, "values": [base64.b64encode(value).decode() for value in values]}
+
+
+def on_rank(task: bytes, is_isolated: bool) -> bytes:
+    """Call the driver of a task on this rank, with the arguments that the broker sends."""
+    import linecache
+
+    from warmranks import pickling, ranked
+
+    arguments, keywords = wire.loads(ranked.receive_message(ranked.channel))
+    if is_isolated:
+        from warmranks.isolation import isolate
+
+        isolate()
+    function, masks, sources = pickling.loads(task)
+    linecache.cache.update(sources)
+    with ranked.group_of_this_rank():
+        if masks:
+            value = watched(masks, function, arguments, keywords)
+        else:
+            value = function(*arguments, **keywords)
+    try:
+        return VALUE + wire.dumps(value)
+    except wire.CannotCross as error:
+        return PROBLEM + str(error).encode()
 
 
 def shortened(text: str) -> str:
     """Return the beginning and the end of an error, at most MOST_TEXT characters."""
     half = MOST_TEXT // 2 - 10
     return text if len(text) <= MOST_TEXT else f"{text[:half]}\n...\n{text[-half:]}"
-
-
-def on_own_element(masks: KernelMasks | None, function: Callable, arguments: tuple[Any, ...],
-                   keywords: dict[str, Any]) -> Any:
-    """Call a function on this rank with its own elements of the arguments."""
-    arguments, keywords = of_rank((arguments, keywords), int(os.environ["RANK"]))
-    if masks:
-        return watched(masks, function, arguments, keywords)
-    return function(*arguments, **keywords)
 
 
 def watched(masks: KernelMasks, function: Callable, arguments: tuple[Any, ...],
@@ -129,54 +187,37 @@ def watched(masks: KernelMasks, function: Callable, arguments: tuple[Any, ...],
     return result
 
 
-def read(outcome: Any, ranks: int) -> RanksRun:
-    """Return the Run that an outcome describes. Raises Forged if it describes none.
+def read(outcome: Any, broker: Broker) -> RanksRun:
+    """Return the run that an outcome describes.
 
     Args:
-        outcome: the result of `run`, or anything else that a sandbox sent.
-        ranks: the number of ranks that were requested.
+        outcome: the result of `start`, or anything else that a sandbox sent.
+        broker: the broker of the run.
+
+    Raises Forged if it describes none, and labkit.check.wire.CannotCross for a result that is not
+    a plain value.
     """
     if not isinstance(outcome, dict):
         raise Forged("the outcome is not a dictionary")
-    state, text = outcome.get("state"), outcome.get("text")
-    if not isinstance(state, str):  # an array compares with a string element by element
-        raise Forged("the outcome has no valid state")
+    state, text, values = (outcome.get(name) for name in ("state", "text", "values"))
     if state in (RAISED, DEADLOCK, LATE) and isinstance(text, str):
         return RanksRun(state, text[:MOST_TEXT])
-    lists = [outcome.get(name) for name in ("values", "flops", "calls")]
-    if state != RETURNED or not all(isinstance(one, list) and len(one) == ranks for one in lists):
-        raise Forged("expected one value and one record for each rank")
-    return RanksRun(RETURNED, records=tuple(_record(*one, ranks)
-                                            for one in zip(*lists, strict=True)))
+    if state != RETURNED or not (isinstance(values, list) and len(values) == len(broker.ranks)
+                                 and all(isinstance(value, str) for value in values)):
+        raise Forged("expected one value for each rank")
+    return RanksRun(RETURNED, records=tuple(
+        RankRecord(_value(value), broker.record(rank), broker.ranks[rank].flops)
+        for rank, value in enumerate(values)))
 
 
-def _record(value: Any, flops: Any, calls: Any, ranks: int) -> RankRecord:
-    from warmranks import RankRecord
-
-    if not (_is_count(flops) and isinstance(calls, list) and len(calls) <= MOST_CALLS):
-        raise Forged("a rank's record has the wrong form")
-    return RankRecord(value, tuple(_call(one, ranks) for one in calls), float(flops))
-
-
-def _call(sent: Any, ranks: int) -> CommunicationCall:
-    from warmranks import CommunicationCall
-
-    if not (isinstance(sent, list) and len(sent) == 6):
-        raise Forged("a call has the wrong form")
-    op, group, peer, size, started, finished = sent
-    sound = (type(op) is str and op in OPS
-             and isinstance(group, list | tuple) and 0 < len(group) <= ranks
-             and all(_is_rank(one, ranks) for one in group)
-             and (peer is None or _is_rank(peer, ranks)) and type(size) is int and _is_count(size)
-             and _is_count(started) and (finished is None or _is_count(finished)))
-    if not sound:
-        raise Forged("a field of a call has the wrong type")
-    return CommunicationCall(op, tuple(group), peer, size, started, finished)
-
-
-def _is_rank(value: Any, ranks: int) -> bool:
-    return type(value) is int and 0 <= value < ranks
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= MOST_COUNT
+def _value(text: str) -> Any:
+    """Return what a rank returned. Raises Forged and labkit.check.wire.CannotCross."""
+    try:
+        content = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Forged("a value is no base64") from error
+    if content[:1] == PROBLEM:
+        raise wire.CannotCross(content[1:].decode(errors="replace")[:MOST_TEXT])
+    if content[:1] != VALUE:
+        raise Forged("a value has no kind")
+    return wire.loads(content[1:])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import os
+import socket
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from labcore.imports import imports_without_gc
 from labkit.check import wire
 from labkit.check.sides import Raised, Trial, called, raised, title
 from labkit.guest import protocol
+from warmranks.isolation import enter_domain
 
 if TYPE_CHECKING:  # importing IPython takes longer than everything else together
     from labkit.guest.capture import Capture
@@ -26,7 +29,7 @@ class Guest:
     def __init__(self, shell: Shell, capture: Capture) -> None:
         self.shell, self.capture = shell, capture
         self.does: dict[str, Callable[..., dict[str, Any]]] = {
-            "value": self.value, "call": self.call, "ranks": self.ranks, "gpus": self.gpus,
+            "value": self.value, "call": self.call, "task": self.task, "gpus": self.gpus,
             "kind": self.kind, "title": self.title, "script": self.script, "ready": dict}
 
     async def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -61,12 +64,23 @@ class Guest:
         except BaseException as error:  # KeyboardInterrupt and the like must not end the check
             return {"raised": coded(raised(error))}
 
-    def ranks(self, name: str, ranks: int, arguments: str, keywords: str, limit: float
-              ) -> dict[str, Any]:
-        from labkit.check import on_ranks
+    def task(self, name: str) -> dict[str, Any]:
+        """Return a driver for ranks, pickled with what it uses, and its source code."""
+        from warmranks import pickling
 
-        return self._driven(name, arguments, keywords, lambda function, given, words: on_ranks.run(
-            function, ranks, given, words, limit))
+        try:
+            function = self.shell.user_ns[name]
+        except KeyError:
+            return {"raised": coded(raised(NameError(f"name {name!r} is not defined")))}
+        sources = pickling.sources()
+        try:
+            task = pickling.dumps((function, None, sources))
+        except TypeError as error:
+            return {"problem": f"TypeError: {error}"}
+        except BaseException as error:
+            return {"raised": coded(raised(error))}
+        return {"task": base64.b64encode(task).decode(),
+                "sources": {name: entry[2] for name, entry in sources.items()}}
 
     def gpus(self, name: str, gpus: str, nodes: int, link: str | None, present: list[int] | None,
              arguments: str, keywords: str, limit: float) -> dict[str, Any]:
@@ -143,10 +157,10 @@ def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict
     """Read requests from one descriptor and answer on the other until the input ends."""
     process = os.getpid()
     while True:
-        header = _read(requests, protocol.HEADER.size)
+        header = protocol.read_exactly(requests, protocol.HEADER.size)
         if not header:
             return
-        request = protocol.unpack(_read(requests, protocol.length(header)))
+        request = protocol.unpack(protocol.read_exactly(requests, protocol.length(header)))
         response = answer(request) | {"id": request["id"]}
         if os.getpid() != process:  # the student's code forked, and this is the child
             os._exit(0)
@@ -154,25 +168,7 @@ def serve(requests: int, responses: int, answer: Callable[[dict[str, Any]], dict
             frame = protocol.pack(response)
         except protocol.BadFrame as error:  # an output that is not JSON, or larger than estimated
             frame = protocol.pack({"id": request["id"], "bad": str(error)})
-        _write(responses, frame)
-
-
-def _read(descriptor: int, count: int) -> bytes:
-    """Return exactly `count` bytes, or none at the end of the input."""
-    parts = []
-    while count:
-        part = os.read(descriptor, count)
-        if not part:
-            return b""
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view):]
+        protocol.write_all(responses, frame)
 
 
 def private_copy(descriptor: int) -> int:
@@ -183,7 +179,7 @@ def private_copy(descriptor: int) -> int:
 
 
 def start_ranks() -> None:
-    """Import torch for this process and for the ranks of its checks, once instead of twice.
+    """Import torch for this process and its forks, and start the fork server of the checks' ranks.
 
     Whatever goes wrong here goes wrong again, and is reported, where a cell or a rank needs it.
     """
@@ -201,11 +197,42 @@ def main() -> None:
     With the argument `ranks`, checks will need ranks or virtual GPUs.
     """
     requests, responses = private_copy(0), private_copy(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
     os.close(nothing)
-    if RANKS in sys.argv[1:]:
+    needs_ranks = RANKS in sys.argv[1:]
+    if needs_ranks:
         start_ranks()
+    ours, theirs = socket.socketpair()
+    process = os.fork()
+    if process:
+        from labkit.guest.router import Router
+
+        theirs.close()
+        Router(requests, responses, ours.fileno(), process).serve()
+    ours.close()
+    os.close(requests)
+    os.close(responses)
+    enter_domain()  # where the router's memory and descriptors are out of reach
+    if needs_ranks:
+        start_own_ranks()
+    be_shell(private_copy(theirs.detach()))
+
+
+def start_own_ranks() -> None:
+    """Start a fork server for the student's cells and for virtual GPUs, as `start_ranks` does.
+
+    The router's is closed here first: only the router can reach it.
+    """
+    import warmranks
+
+    warmranks.forget()
+    start_ranks()
+
+
+def be_shell(channel: int) -> None:
+    """Run the student's cells, and serve the router's requests on a descriptor."""
     with imports_without_gc():
         import asyncio
 
@@ -221,5 +248,5 @@ def main() -> None:
     sys.stdout, sys.stderr = CapturedStream(capture, 1), CapturedStream(capture, 2)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
-    serve(requests, responses, lambda request: loop.run_until_complete(guest.answer(request)))
+    serve(channel, channel, lambda request: loop.run_until_complete(guest.answer(request)))
     os._exit(0)  # without running exit handlers or joining threads of the student's code

@@ -10,13 +10,12 @@ from grader.run.channel import Channel
 from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
 from grader.sandbox.podman import Podman
-from labkit.check import wire
-from labkit.check.on_ranks import DEADLOCK, RanksRun, read
+from labkit.check.on_ranks import DEADLOCK, CaseBroker, RanksRun, read
 from labkit.guest.serving import RANKS
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS
 
-# A driver: four gloo ranks on the loopback.
+# A driver of four ranks.
 DRIVER = """
 import torch
 import torch.distributed as dist
@@ -77,10 +76,9 @@ def test_a_driver_runs_on_warm_ranks_inside_the_sandbox(backend):
     guest = Channel(backend.start((*GUEST, RANKS), Limits()))
 
     def ranks(x: float) -> RanksRun:
-        answer = guest.request("ranks", 120, name="exchange", ranks=4, limit=100,
-                               arguments=wire.dumps((x,)).decode(),
-                               keywords=wire.dumps({}).decode())
-        return read(wire.loads(answer["value"].encode()), 4)
+        broker = CaseBroker(4, (x,), {})
+        answer = guest.request("ranks", 120, broker.exchange, name="exchange", ranks=4, limit=100)
+        return read(answer["outcome"], broker)
 
     try:
         assert guest.request("cell", 120, source=DRIVER)["error"] is None

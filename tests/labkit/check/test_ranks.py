@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import base64
 import json
 from typing import Any
 
@@ -76,7 +76,13 @@ class InProcess:
     def take(self) -> list:
         return []
 
-    def __call__(self, do: str, **fields: Any) -> dict:
+    def __call__(self, do: str, exchange: Any = None, **fields: Any) -> dict:
+        if do == "ranks":  # as labkit.guest.router does
+            task = self.guest.task(fields["name"])
+            if "problem" in task:
+                return {"outcome": {"state": on_ranks.RAISED, "text": task["problem"]}}
+            return task if "task" not in task else {"outcome": on_ranks.start(
+                base64.b64decode(task["task"]), fields["ranks"], fields["limit"], exchange)}
         return json.loads(json.dumps(self.guest.does[do](**fields)))
 
 
@@ -144,7 +150,7 @@ def test_a_rank_that_receives_too_much_is_told_so():
         dist.send(torch.zeros(9), 1)
     else:
         dist.recv(x, 0)"""
-    assert "Sender and receiver need tensors of the same shape" in failure(
+    assert "sender and receiver need tensors of the same shape" in failure(
         student(body)["driver"], CASES[:1], expected, ranks=2)
 
 
@@ -244,37 +250,30 @@ def test_what_is_drawn_for_each_rank_differs_and_fits_every_number_of_ranks():
     check.ranks(each("values"), [case], lambda ranks, values, more: values, ranks=[1, 3])
 
 
-GOOD = {"state": "returned", "values": [0.0, 0.0], "flops": [0.0, 1.0],
-        "calls": [[["send", [0, 1], 1, 4, 0.0, 0.0]], []]}
+def returned(*values: Any) -> list[str]:
+    return [base64.b64encode(b"v" + wire.dumps(value)).decode() for value in values]
+
+
+GOOD = {"state": "returned", "values": returned(0.0, 1.0)}
 
 
 @pytest.mark.parametrize("change", [
-    {"state": "passed"}, {"state": "raised", "text": 1}, {"values": [0.0]}, {"flops": [0.0, -1.0]},
-    {"flops": [0.0, float("nan")]}, {"calls": [[], [], []]}, {"state": np.zeros(2)},
-    {"flops": [0.0, 10**300]}, {"flops": [True, 0.0]}, {"flops": [0.0, 1e31]},
-    *({"calls": [[call], []]} for call in (
-        ["send", [0, 1], 2, 4, 0.0, 0.0], ["send", [], 1, 4, 0.0, 0.0],
-        ["send", [0, 0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, -4, 0.0, 0.0],
-        ["send", [0, 1], 1, 4, float("inf"), 0.0], ["send", [0, 1], True, 4, 0.0, 0.0],
-        ["sends", [0, 1], 1, 4, 0.0, 0.0], ["send", [0, 1], 1, 4, 0.0], "send", None,
-        [["send"], [0, 1], 1, 4, 0.0, 0.0], [{"a": 1}, [0, 1], 1, 4, 0.0, 0.0],
-        ["send", [0, 1], 1, 10**300, 0.0, 0.0], ["send", [0, 1], 1, 4, 10**300, 0.0],
-        ["send", [0, 1], 1, 4, 0.0, 10**300], ["send", np.zeros(2), 1, 4, 0.0, 0.0],
-        ["send", [0, 1], np.zeros(2), 4, 0.0, 0.0]))])
+    {"state": "passed"}, {"state": "raised", "text": 1}, {"values": returned(0.0)},
+    {"state": np.zeros(2).tolist()}, {"values": None}, {"values": [1, 2]}, {"values": ["", ""]},
+    {"values": ["x", "x"]}, {"values": ["eA==", "eA=="]}])
 def test_a_forged_outcome_is_no_verdict(change):
-    assert on_ranks.read(copy.deepcopy(GOOD), 2).values == [0.0, 0.0]
+    broker = on_ranks.CaseBroker(2, (), {})
+    assert on_ranks.read(GOOD, broker).values == [0.0, 1.0]
     with pytest.raises(on_ranks.Forged):
-        on_ranks.read(GOOD | change, 2)
-    with pytest.raises(on_ranks.Forged):  # an int that no message carries
-        on_ranks.read(GOOD | {"flops": [0.0, 10**400]}, 2)
-    other = remote(lambda do, **fields: {"value": wire.dumps(GOOD | change).decode()})
+        on_ranks.read(GOOD | change, broker)
+    other = remote(lambda do, **fields: {"outcome": GOOD | change})
     with pytest.raises(SandboxLost):
         other.ranks(Function("driver", other), 2, (), {}, 10)
 
 
 def test_ranks_that_were_too_slow_are_no_verdict_when_graded():
     late = {"state": "late", "text": "rank 0 of 2 did not finish within 40 s"}
-    other = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
+    other = remote(lambda do, **fields: {"outcome": late})
     with pytest.raises(SandboxLost):
         other.ranks(Function("driver", other), 2, (), {}, 40)
     assert other.unmeasured == "out of time on 2 ranks (40 s)"

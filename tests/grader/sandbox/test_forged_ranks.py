@@ -1,0 +1,117 @@
+"""A student's code that wants to write the record of its ranks: it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from grader.run.channel import Channel
+from grader.run.session import GUEST
+from grader.sandbox.interface import Limits
+from labkit.check.each_rank import by_rank
+from labkit.check.on_ranks import CaseBroker, RanksRun, read
+from labkit.guest.serving import RANKS
+
+pytestmark = pytest.mark.slow
+DRIVER = """
+import os
+import torch
+import torch.distributed as dist
+
+def driver(mine):
+    values = torch.tensor(mine)
+    return exchanged(values)
+
+def exchanged(values):
+    dist.all_reduce(values)
+    return values.tolist()
+"""
+# Each begins as a cell of the student's, and must leave the record as it is.
+FORGERIES = {
+    "the functions that run ranks": """
+import labkit.check.on_ranks as on_ranks, warmranks, warmranks.server as server
+def fake(*arguments, **keywords): return [b'v[6.0]'] * 3
+on_ranks.start = on_ranks.run = server.ForkServer.run_brokered = warmranks.run_brokered = fake
+""",
+    "the router's memory": """
+import os
+seen = []
+for path in (f"/proc/{os.getppid()}/mem", f"/proc/{os.getppid()}/fd/200"):
+    try: open(path, "r+b").close(); seen.append(path)
+    except OSError as error: pass
+assert not seen, seen
+""",
+}
+INVENTED = """
+import gc
+from labkit.guest.serving import Guest
+for one in gc.get_objects():
+    if isinstance(one, Guest):
+        one.does["task"] = lambda name: {
+            "outcome": {"state": "returned", "values": ["dls2LjBd"] * 3}}
+"""
+CHEATS = {
+    "all_reduce under another name": """
+total = dist.all_reduce
+def exchanged(values):
+    total(values)
+    return values.tolist()
+""",
+    "the method of the group": """
+def exchanged(values):
+    dist.group.WORLD.allreduce([values]).wait()
+    return values.tolist()
+""",
+    "an inner group": """
+def exchanged(values):
+    inner = dist.new_group(list(range(dist.get_world_size())))
+    dist.all_reduce(values, group=inner)
+    return values.tolist()
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def sandbox(backend):
+    guest = Channel(backend.start((*GUEST, RANKS), Limits()))
+    yield guest
+    guest.close()
+
+
+def run(guest: Channel, *elements: list[float], **case: Any) -> RanksRun:
+    broker = CaseBroker(len(elements), (), {"mine": by_rank(elements), **case})
+    answer = guest.request("ranks", 60, broker.exchange, name="driver", ranks=len(elements),
+                           limit=40)
+    return read(answer["outcome"], broker)
+
+
+def cell(guest: Channel, source: str) -> None:
+    assert guest.request("cell", 60, source=source)["error"] is None
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_what_a_cell_changes_is_not_what_the_broker_sees(sandbox, name):
+    cell(sandbox, DRIVER)
+    cell(sandbox, FORGERIES[name])
+    done = run(sandbox, [1.5], [2.0], [2.5])
+    assert done.values == [[6.0]] * 3
+    assert [[call.op for call in done.calls(rank)] for rank in range(3)] == [["all_reduce"]] * 3
+
+
+@pytest.mark.parametrize("name", CHEATS)
+def test_a_collective_is_one_under_every_name(sandbox, name):
+    cell(sandbox, DRIVER)
+    cell(sandbox, CHEATS[name])
+    done = run(sandbox, [1.0], [2.0])
+    assert done.values == [[3.0]] * 2
+    assert [[(call.op, call.group) for call in done.calls(rank)] for rank in range(2)] == [
+        [("all_reduce", (0, 1))]] * 2
+
+
+def test_a_shell_cannot_answer_for_its_ranks(sandbox):
+    cell(sandbox, DRIVER)
+    cell(sandbox, INVENTED)
+    broker = CaseBroker(3, (), {})
+    answer = sandbox.request("ranks", 60, broker.exchange, name="driver", ranks=3, limit=40)
+    assert answer == {"raised": None, "id": answer["id"]}

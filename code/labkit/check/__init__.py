@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from labkit.check.job import script
     from labkit.check.masking import PIPELINE_LIBRARIES, mask
     from labkit.check.measure import figures
-    from labkit.check.modeled import gpus
+    from labkit.check.modeled import baseline, gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
     from labkit.check.programs import program
 
-__all__ = ["PIPELINE_LIBRARIES", "Failed", "between", "by_rank", "call", "compare", "draw",
-           "figures", "for_each_rank", "function", "gpus", "mask", "part", "parts", "pass_mark",
-           "program", "raises", "ranks", "schedule", "script", "that", "value"]
-_MODULES = {"PIPELINE_LIBRARIES": "masking", "between": "draws", "draw": "draws",
-            "by_rank": "each_rank", "figures": "measure", "for_each_rank": "each_rank",
-            "gpus": "modeled", "mask": "masking", "part": "partial", "parts": "partial",
-            "program": "programs", "ranks": "distributed", "schedule": "pipelines",
-            "script": "job"}
+__all__ = ["PIPELINE_LIBRARIES", "Failed", "baseline", "between", "by_rank", "call", "compare",
+           "draw", "figures", "for_each_rank", "function", "gpus", "mask", "part", "parts",
+           "pass_mark", "program", "raises", "ranks", "schedule", "script", "that", "value"]
+_MODULES = {"PIPELINE_LIBRARIES": "masking", "baseline": "modeled", "between": "draws",
+            "draw": "draws", "by_rank": "each_rank", "figures": "measure",
+            "for_each_rank": "each_rank", "gpus": "modeled", "mask": "masking", "part": "partial",
+            "parts": "partial", "program": "programs", "ranks": "distributed",
+            "schedule": "pipelines", "script": "job"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import marshal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.checks import Case, Failed, passed, tally
+from labkit.check.checks import Case, Failed, arguments_of, passed, tally
 from labkit.check.driving import drive, explained
 from labkit.check.each_rank import require_none
 from labkit.check.on_gpus import MOST_PROCESSES, SimulatedCluster
@@ -102,17 +104,15 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
         present: the ranks to simulate if all others do the same as one of these; None: all.
         least: lower bounds for every rank, because a record could leave something out: "flops",
             "bytes", "live", or "communicated". FLOPs count only in "dtype" ("fp32" by default) and
-            in dtypes of higher precision. Derive the bounds from the task.
+            in dtypes of higher precision, and communication only in groups of at least "among"
+            ranks (2 by default). Derive the bounds from the task.
         hints: maps each text to what triggers it: "memory" (the driver runs out of memory) or
             "little" (it does less than `least`).
         seconds: time limit in real time, after which the driver is killed.
 
-    Raises Failed if the driver fails, or does nothing on the GPUs or less than `least`.
+    Raises Failed if the driver fails, sleeps, or does nothing on the GPUs or less than `least`.
     """
-    cluster = SimulatedCluster(gpus, nodes, link, None if present is None else tuple(present))
-    if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
-        raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
-                         f"most {MOST_PROCESSES} in `present`")
+    cluster = _cluster(gpus, nodes, link, present)
     require_none(case, "check.gpus")
     what, done = drive(driver, case, f"on {nodes} x {gpus}", lambda arguments, keywords: (
         side().gpus(driver, cluster, arguments, keywords, seconds)))
@@ -128,6 +128,43 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
     return cost
 
 
+def baseline(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
+             link: str | None = None, present: Sequence[int] | None = None) -> ModeledCost:
+    """Return the modeled cost of the check's own driver, which no student's code is part of.
+
+    A student's figure is held against such a baseline, and never against another of their own. It
+    runs on the trusted side, once in a process; the arguments are those of `gpus`.
+
+    Raises ValueError for a driver that uses a student's name, or that fails.
+    """
+    cluster = _cluster(gpus, nodes, link, present)
+    if not isinstance(driver, FunctionType):
+        raise ValueError(f"check.baseline: {driver!r} is no function of the check's own")
+    arguments, keywords = arguments_of(case)
+    key = marshal.dumps(driver.__code__), repr((arguments, keywords, cluster))
+    if key not in _baselines:
+        from labkit.check.kernel import KernelSide
+
+        done = KernelSide().gpus(driver, cluster, arguments, keywords, SECONDS)
+        if done.state != RETURNED:
+            raise ValueError(f"check.baseline: {done.text}")
+        _baselines[key] = ModeledCost(cluster, done.priced)
+    return _baselines[key]
+
+
+_baselines: dict[tuple[bytes, str], ModeledCost] = {}  # by code, and case with GPUs
+
+
+def _cluster(gpus: str, nodes: int, link: str | None, present: Sequence[int] | None
+             ) -> SimulatedCluster:
+    """Return the virtual GPUs of a check. Raises ValueError if too many would be simulated."""
+    cluster = SimulatedCluster(gpus, nodes, link, None if present is None else tuple(present))
+    if not 1 <= len(cluster.ranks()) <= MOST_PROCESSES:
+        raise ValueError(f"check.gpus: {len(cluster.ranks())} ranks would be simulated: give at "
+                         f"most {MOST_PROCESSES} in `present`")
+    return cluster
+
+
 def _require_work(what: str, done: Any, least: Mapping[str, Any],
                   hints: Mapping[str, str] | None) -> None:
     """Raise Failed unless a driver returned and did at least `least` on the GPUs."""
@@ -140,6 +177,9 @@ def _require_work(what: str, done: Any, least: Mapping[str, Any],
     if not any(rank.seconds for rank in done.priced):
         raise Failed(f"{what}: it does nothing on the GPUs: no kernel runs, and no rank "
                      f"communicates.{_advice(hints, LITTLE)}")
+    if any(rank.slept for rank in done.priced):
+        raise Failed(f"{what}: it sleeps for {max(rank.slept for rank in done.priced):g} s. Leave "
+                     "out time.sleep: only work on the GPUs is measured here.")
     try:
         require(done.priced, **least)
     except TooLittle as error:

@@ -12,7 +12,8 @@ from virtualgpu.core.errors import VirtualGpuError
 LowerBound = int | Sequence[int] | None
 DESCRIPTIONS = {"flops": "FLOPs in {dtype} or higher precision",
                 "bytes": "bytes moved between memory and the chip",
-                "live": "bytes of live tensors at the peak", "communicated": "bytes communicated"}
+                "live": "bytes of live tensors at the peak",
+                "communicated": "bytes communicated in groups of at least {among} ranks"}
 PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0, "fp4": -1}
 
 
@@ -31,8 +32,10 @@ class Priced:
         live: bytes of all live tensors at the peak, without rounding.
         flops_by_dtype: FLOPs of all kernels, by the dtype of their operands.
         bytes: bytes that kernels moved between memory and the chip.
-        communicated: bytes of the buffers of its collectives, and of its sends.
+        communicated_by_ranks: bytes of the buffers of its collectives, and of its sends, by the
+            number of ranks of the process group.
         unknown: number of calls of operations without a cost rule, by operation.
+        slept: modeled seconds in which the program only slept.
     """
 
     rank: int
@@ -45,13 +48,24 @@ class Priced:
     live: int
     flops_by_dtype: dict[str, int]
     bytes: int
-    communicated: int
+    communicated_by_ranks: dict[str, int]
     unknown: dict[str, int]
+    slept: float
 
     @property
     def flops(self) -> int:
         """FLOPs of all kernels."""
         return sum(self.flops_by_dtype.values())
+
+    @property
+    def communicated(self) -> int:
+        """Bytes communicated with other ranks: a group of one rank has none."""
+        return self.communicated_among(2)
+
+    def communicated_among(self, ranks: int) -> int:
+        """Return the bytes communicated in process groups of at least this many ranks."""
+        return sum(size for count, size in self.communicated_by_ranks.items()
+                   if int(count) >= ranks)
 
     def flops_in(self, dtype: str) -> int:
         """Return the FLOPs in this dtype and in those of higher precision, which cost no less."""
@@ -69,7 +83,8 @@ class TooLittle(VirtualGpuError):
 
 
 def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerBound = None,
-            live: LowerBound = None, communicated: LowerBound = None, dtype: str = "fp32") -> None:
+            live: LowerBound = None, communicated: LowerBound = None, dtype: str = "fp32",
+            among: int = 2) -> None:
     """Reject records that claim less work than a task needs.
 
     A bound is one number for all ranks, or one for each record. Derive it from the task, not from a
@@ -82,6 +97,7 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
         live: bytes of live tensors at the peak.
         communicated: bytes of collectives' buffers and of sends.
         dtype: the fastest dtype whose FLOPs count, such as "bf16" for a step under bf16 autocast.
+        among: the fewest ranks of a process group whose communication counts.
 
     Raises:
         TooLittle: A record claims less.
@@ -101,9 +117,11 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
         if not all(0 <= need < math.inf for need in bounds):
             raise ValueError(f"{name}: a bound must be finite and not negative, found {bound}")
         for rank, need in zip(ranks, bounds, strict=True):
-            claimed = rank.flops_in(dtype) if name == "flops" else getattr(rank, name)
+            claimed = (rank.flops_in(dtype) if name == "flops" else
+                       rank.communicated_among(among) if name == "communicated" else
+                       getattr(rank, name))
             if claimed < need:
-                quantity = DESCRIPTIONS[name].format(dtype=dtype)
+                quantity = DESCRIPTIONS[name].format(dtype=dtype, among=among)
                 short.append(f"rank {rank.rank}: {claimed:,} {quantity}, at least {need:,.0f} are "
                              "needed")
     if short:

@@ -30,7 +30,8 @@ class Player:
         index: index of the next entry.
         flops: FLOPs of its kernels so far, by dtype.
         bytes: bytes that its kernels moved so far.
-        communicated: bytes communicated so far.
+        communicated: bytes communicated so far, by the number of ranks of the group.
+        slept: seconds in which the program slept so far.
         streams: seconds in kernels, by stream.
     """
 
@@ -40,7 +41,8 @@ class Player:
         self.buffers = Buffers(self.gpu)
         self.communication = Communication(record, topology, exchange, self.gpu, self.buffers)
         self.flops: Counter[str] = Counter()
-        self.bytes = self.communicated = 0
+        self.bytes, self.slept = 0, 0.0
+        self.communicated: Counter[str] = Counter()  # by the number of ranks of the group
         self.streams: defaultdict[str, float] = defaultdict(float)
         self.costs: dict[int, tuple] = {}  # by operation
         self.index = self.allocations = 0
@@ -196,13 +198,17 @@ class Player:
         self.gpu.read_latency()
 
     def sleep(self, seconds: float) -> None:
+        self.slept += seconds
         self.gpu.clock.work(seconds)
 
-    def collective(self, *fields: object) -> None:
-        self.communicated += self.communication.collective(self.where, *fields)
+    def _communicated(self, group: int, size: int) -> None:
+        self.communicated[str(len(self.record.groups[group][1]))] += size
 
-    def send(self, *fields: object) -> None:
-        self.communicated += self.communication.send(self.where, *fields)
+    def collective(self, group: int, *fields: object) -> None:
+        self._communicated(group, self.communication.collective(self.where, group, *fields))
+
+    def send(self, group: int, *fields: object) -> None:
+        self._communicated(group, self.communication.send(self.where, group, *fields))
 
     def receive(self, *fields: object) -> None:
         self.communication.receive(self.where, *fields)

@@ -12,8 +12,9 @@ import seccomp_profile  # tools/ is on the path
 from grader.sandbox import advice, seccomp
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
+from warmranks import filters
 
-ALLOWED, REFUSED, MISSING = seccomp._ALLOW, seccomp._ERRNO | 1, seccomp._ERRNO | 38
+ALLOWED, REFUSED, MISSING = filters.ALLOW, filters.ERRNO | 1, filters.ERRNO | 38
 
 
 def verdict(machine: str, number: int, *arguments: int, audit: int | None = None) -> int:
@@ -25,13 +26,13 @@ def verdict(machine: str, number: int, *arguments: int, audit: int | None = None
     while True:
         code, yes, no, value = lines[at]
         at += 1
-        if code == seccomp._LOAD:
+        if code == filters.LOAD:
             held = struct.unpack_from("=I", data, value)[0]
-        elif code == seccomp._RETURN:
+        elif code == filters.RETURN:
             return value
         else:
-            true = {seccomp._EQUAL: held == value, seccomp._AT_LEAST: held >= value,
-                    seccomp._ANY_BIT: bool(held & value)}[code]
+            true = {filters.EQUAL: held == value, filters.AT_LEAST: held >= value,
+                    filters.ANY_BIT: bool(held & value)}[code]
             at += yes if true else no
 
 

@@ -121,6 +121,46 @@ def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capf
     assert "on_gpus.py" not in str(caught.value) and "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_driver_that_sleeps_is_an_error_and_a_group_of_one_rank_communicates_nothing():
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("""
+import time
+import torch
+import torch.distributed as dist
+
+def sleeps(seconds):
+    torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
+    time.sleep(seconds)
+
+def alone():
+    group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
+    dist.all_reduce(torch.ones(1000, device="cuda"), group=group)
+""", "<cell 1>", "exec"), names)
+    with pytest.raises(Failed, match=r"it sleeps for 3 s. Leave out time.sleep"):
+        check.gpus(names["sleeps"], (3,), "h100:2")
+    with pytest.raises(Failed, match="0 bytes communicated in groups of at least 2"):
+        check.gpus(names["alone"], (), "h100:2", least={"communicated": 4000})
+
+
+@pytest.mark.slow
+def test_a_baseline_is_the_checks_own_and_computed_once(monkeypatch):
+    def gemm(width):
+        import torch
+
+        x = torch.empty(width, width, device="cuda")
+        for _ in range(3):
+            x = x @ x
+
+    with checking_on(remote(None)):  # nothing is asked of the sandbox
+        one = check.baseline(gemm, {"width": 4096}, "h100:2")
+        monkeypatch.setattr(KernelSide, "gpus", None)
+        assert check.baseline(gemm, {"width": 4096}, "h100:2") is one
+    assert one.ranks[0].flops == 3 * 2 * 4096**3
+    with pytest.raises(ValueError, match="is no function of the check's own"):
+        check.baseline(object(), (), "h100:2")
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"gpus": "h100:8", "nodes": 4}, "at most 8"), ({"gpus": "h10:8"}, "--gpus h10:8"),
     ({"present": []}, "0 ranks")])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from virtualgpu.replay import Priced, TooLittle, require
 
 
 def figures(**flops: int) -> Priced:
-    return Priced(0, 1.0, {}, {}, {}, 1, 1, 1, flops, 1, 1, {})
+    return Priced(0, 1.0, {}, {}, {}, 1, 1, 1, flops, 1, {"2": 1}, {}, 0.0)
 
 
 @pytest.mark.parametrize(("flops", "dtype"), [
@@ -34,3 +36,12 @@ def test_flops_are_in_fp32_unless_a_dtype_is_named():
         require([figures(bf16=99)], flops=10)
     with pytest.raises(ValueError, match="dtype 'int8': expected one of fp64, fp32, tf32, bf16"):
         require([figures(bf16=99)], flops=10, dtype="int8")
+
+
+def test_communication_counts_only_in_groups_that_are_large_enough():
+    priced = dataclasses.replace(figures(), communicated_by_ranks={"1": 99, "8": 10, "32": 5})
+    assert (priced.communicated, priced.communicated_among(9)) == (15, 5)
+    require([priced], communicated=15)
+    with pytest.raises(TooLittle, match="5 bytes communicated in groups of at least 32 ranks, at "
+                                        "least 6 are needed"):
+        require([priced], communicated=6, among=32)

@@ -150,14 +150,14 @@ def shift(tensor):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def shifted(length):
-    """Shift a tensor whose values identify its rank; return the result and the tensor."""
-    tensor = 100 * dist.get_rank() + torch.arange(length, dtype=torch.float64)
+def shifted(values):
+    """Shift a tensor, whose values differ between ranks; return the result and the tensor."""
+    tensor = torch.tensor(values, dtype=torch.float64)
     return [shift(tensor), tensor]
 
 # %% check="shift" points=2
-check.ranks(
-    shifted, cases=[{"length": 2}], ranks=3,
+runs = check.ranks(
+    shifted, ranks=3, cases=[{"values": check.by_rank([[0.0, 1.0], [100.0, 101.0], [200.0, 201.0]])}],
     expected=[[[[200.0, 201.0], [0.0, 1.0]], [[0.0, 1.0], [100.0, 101.0]],
                [[100.0, 101.0], [200.0, 201.0]]]],
     hints={"A cycle of waiting ranks: each waits in the same operation. Which one can return before "
@@ -171,11 +171,31 @@ check.ranks(
            "The tensor that was passed in has changed. Receive into a new one.":
                [[[[200.0, 201.0], [200.0, 201.0]], [[0.0, 1.0], [0.0, 1.0]],
                  [[100.0, 101.0], [100.0, 101.0]]]]})
+
+
+def require_neighbors(runs):
+    """Require that every rank of every run sends its tensor to its right neighbor only."""
+    for run in runs:
+        ranks = len(run.values)
+        for rank in range(ranks):
+            targets = sorted({call.peer for call in run.calls(rank, "send")})
+            check.that(targets == [(rank + 1) % ranks],
+                       f"Rank {rank} of {ranks} sends to {', '.join(map(str, targets)) or 'nobody'}. "
+                       "It must send its tensor to its right neighbor, and to no other rank.")
+
+
+require_neighbors(runs)
 ### BEGIN HIDDEN TESTS
-check.ranks(shifted, cases=check.draw(1, length=range(1000, 3000)), ranks=[2, 5],
-            expected=lambda ranks, length: [
-                [[100.0 * (of % ranks) + at for at in range(length)] for of in (rank - 1, rank)]
-                for rank in range(ranks)])
+import numpy as np
+
+(drawn,) = check.draw(1, length=range(1000, 3000))
+require_neighbors(check.ranks(
+    shifted, ranks=[2, 5],
+    cases=check.draw(1, values=check.for_each_rank(check.between(-9, 9), shape=[drawn["length"]])),
+    expected=lambda ranks, values: [[values[rank - 1], values[rank]] for rank in range(ranks)],
+    hints={"This is computed from the rank's own tensor. Return what the left neighbor sent, whatever that is.":
+               lambda ranks, values: [[np.array(values[rank]) + 100.0 * ((rank - 1) % ranks - rank), values[rank]]
+                                      for rank in range(ranks)]}))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="shift" hint="A cycle of waiting ranks"
@@ -203,6 +223,17 @@ check.ranks(shifted, cases=check.draw(1, length=range(1000, 3000)), ranks=[2, 5]
 # %% [raw] mutant="shift" hint="its own tensor"
 # -    return received
 # +    return tensor
+
+# %% [raw] mutant="shift" hint="and to no other rank"
+# def shift(tensor):
+#     rank, ranks = dist.get_rank(), dist.get_world_size()
+#     return tensor - 100 * rank + 100 * ((rank - 1) % ranks)
+
+# %% [raw] mutant="shift" hint="computed from the rank's own tensor"
+# -    sending = dist.isend(tensor, dst=(rank + 1) % ranks)
+# +    sending = dist.isend(torch.zeros_like(tensor), dst=(rank + 1) % ranks)
+# -    return received
+# +    return tensor - 100 * rank + 100 * ((rank - 1) % ranks)
 
 # %% [markdown]
 # ## From send and receive to all-reduce
@@ -283,76 +314,108 @@ def all_reduce(tensor, group=None):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def ring_sum(shape):
-    """All-reduce a tensor that is different on every rank."""
+def ring_sum(values):
+    """All-reduce a tensor, whose values differ between ranks."""
     from mytrainer.collectives import all_reduce
 
-    tensor = (dist.get_rank() + 1.0) * torch.arange(torch.Size(shape).numel()).view(shape)
+    tensor = torch.tensor(values)
     all_reduce(tensor)
     return tensor
 
 
-def ring_sum_of_group(members, length):
+def ring_sum_of_group(members, values):
     """All-reduce in a process group of some of the ranks; the others do nothing."""
     from mytrainer.collectives import all_reduce
 
     group = dist.new_group(members)
-    tensor = (dist.get_rank() + 1) * torch.arange(length, dtype=torch.float64)
+    tensor = torch.tensor(values, dtype=torch.float64)
     return all_reduce(tensor, group) if dist.get_rank() in members else tensor
 
 # %% check="collectives" points=6
-# It sums over all ranks, whatever the length.
-run, *_ = check.ranks(
-    ring_sum, cases=[{"shape": [4]}, {"shape": [6]}, {"shape": [2]}], ranks=4,
-    expected=[[[0.0, 10.0, 20.0, 30.0]] * 4,
-              [[0.0, 10.0, 20.0, 30.0, 40.0, 50.0]] * 4,
-              [[0.0, 10.0]] * 4],
-    hints={"Only one chunk of each rank is complete. The complete chunks must be passed around, too.":
-               [[[0.0, 10.0, 16.0, 15.0], [0.0, 2.0, 20.0, 21.0], [0.0, 5.0, 6.0, 30.0],
-                 [0.0, 9.0, 14.0, 12.0]], [], []],
-           "Each rank has the complete sum of only one chunk. The complete chunks must be passed "
-           "around, too.":
-               [[[0.0, 8.0, 10.0, 3.0], [0.0, 10.0, 14.0, 9.0], [0.0, 3.0, 20.0, 18.0],
-                 [0.0, 7.0, 8.0, 30.0]], [], []],
-           "The all-gather passes on the wrong chunks, which are not complete. Which chunk has a rank completed when the "
-           "reduce-scatter ends?":
-               [[[0.0, 2.0, 6.0, 12.0]] * 4, [[0.0, 1.0, 4.0, 6.0, 12.0, 20.0]] * 4, [[0.0, 2.0]] * 4],
-           "One chunk on each rank is not complete yet. How many steps do the reduce-scatter and the all-gather take "
-           "together?":
-               [[[0.0, 10.0, 16.0, 30.0], [0.0, 10.0, 20.0, 21.0], [0.0, 10.0, 20.0, 30.0], [0.0, 9.0, 20.0, 30.0]],
-                [], []],
-           "The last elements are not summed: the length is not divisible by the number of "
-           "ranks.":
-               [[], [[0.0, 10.0, 20.0, 30.0, 4.0, 5.0], [0.0, 10.0, 20.0, 30.0, 8.0, 10.0],
-                     [0.0, 10.0, 20.0, 30.0, 12.0, 15.0], [0.0, 10.0, 20.0, 30.0, 16.0, 20.0]],
-                []],
-           "A cycle of waiting ranks; the lines above show where each one waits. One of the two "
-           "operations must not block.": "deadlock"})
-### BEGIN HIDDEN TESTS
 import numpy as np
 
-for number, case in enumerate(check.draw(3, shape=[(1,), (7,), (3, 5), (64,), (2, 3, 3)]), 1):
-    check.ranks(ring_sum, cases=[case], ranks=number,
-                expected=lambda ranks, shape: [
-                    np.arange(np.prod(shape)).reshape(shape) * ranks * (ranks + 1) / 2] * ranks)
-### END HIDDEN TESTS
-# It sends 2(n - 1)/n of the tensor, and to the right neighbor only.
-for rank in range(4):
-    used = {call.op for call in run.calls(rank)}
-    check.that(used <= {"send", "recv"},
-               f"The record shows {', '.join(sorted(used - {'send', 'recv'}))}. "
-               "Use sends and receives only.")
-    targets = {call.peer for call in run.calls(rank, "send")}
-    check.that(targets == {(rank + 1) % 4},
-               f"Rank {rank} sends to {', '.join(map(str, sorted(targets)))}. Send to the "
-               "right neighbor only.")
-    check.that(run.bytes(rank, "send") == 24,
-               f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of 16 bytes, "
-               "a ring of four ranks sends 24: one chunk in each step.")
+# It sums over all ranks, whatever the length.
+tensors = [[3.0, 1.0, 4.0, 1.0, 5.0, 9.0], [20.0, 70.0, 10.0, 80.0, 20.0, 80.0],
+           [500.0, 700.0, 700.0, 200.0, 100.0, 500.0], [1000.0, 4000.0, 1000.0, 4000.0, 2000.0, 1000.0]]
+runs = check.ranks(
+    ring_sum, cases=[{"values": check.by_rank([one[:length] for one in tensors])} for length in (4, 6, 2)], ranks=4,
+    expected=[[[1523.0, 4771.0, 1714.0, 4281.0]] * 4,
+              [[1523.0, 4771.0, 1714.0, 4281.0, 2125.0, 1589.0]] * 4,
+              [[1523.0, 4771.0]] * 4],
+    hints={"Only one chunk of each rank is complete. The complete chunks must be passed around, too.":
+               [[[3.0, 4771.0, 1704.0, 4001.0], [23.0, 70.0, 1714.0, 4081.0], [523.0, 770.0, 700.0, 4281.0],
+                 [1523.0, 4770.0, 1700.0, 4000.0]], [], []],
+           "Each rank has the complete sum of only one chunk. The complete chunks must be passed "
+           "around, too.":
+               [[[1523.0, 4701.0, 1004.0, 1.0], [20.0, 4771.0, 1014.0, 81.0], [520.0, 700.0, 1714.0, 281.0],
+                 [1520.0, 4700.0, 1000.0, 4281.0]], [], []],
+           "The all-gather passes on the wrong chunks, which are not complete. Which chunk has a rank completed when the "
+           "reduce-scatter ends?":
+               [[[3.0, 70.0, 700.0, 4000.0]] * 4, [[3.0, 1.0, 10.0, 80.0, 100.0, 1000.0]] * 4, [[3.0, 70.0]] * 4],
+           "One chunk on each rank is not complete yet. How many steps do the reduce-scatter and the all-gather take "
+           "together?":
+               [[[1523.0, 4771.0, 1704.0, 4281.0], [1523.0, 4771.0, 1714.0, 4081.0], [523.0, 4771.0, 1714.0, 4281.0],
+                 [1523.0, 4770.0, 1714.0, 4281.0]], [], []],
+           "The last elements are not summed: the length is not divisible by the number of "
+           "ranks.":
+               [[], [[1523.0, 4771.0, 1714.0, 4281.0, 5.0, 9.0], [1523.0, 4771.0, 1714.0, 4281.0, 20.0, 80.0],
+                     [1523.0, 4771.0, 1714.0, 4281.0, 100.0, 500.0], [1523.0, 4771.0, 1714.0, 4281.0, 2000.0, 1000.0]],
+                []],
+           "Each rank's own values are multiplied by the number of ranks: nothing that others sent is in the sum.":
+               [[[12.0, 4.0, 16.0, 4.0], [80.0, 280.0, 40.0, 320.0], [2000.0, 2800.0, 2800.0, 800.0], [4000.0, 16000.0, 4000.0, 16000.0]],
+                [], []],
+           "A cycle of waiting ranks; the lines above show where each one waits. One of the two "
+           "operations must not block.": "deadlock"})
+
+
+def require_ring(runs, itemsize=4, members=None):
+    """Require of every run that each rank sends 2(n - 1)/n of the tensor, and to its right neighbor only."""
+    for run in runs:
+        group = members or list(range(len(run.values)))
+        ranks, elements = len(group), np.size(run.values[group[0]])
+        most = 2 * (ranks - 1) * -(-elements // ranks) * itemsize  # where chunks differ by one element at most
+        for place, rank in enumerate(group):
+            used = {call.op for call in run.calls(rank)}
+            check.that(used <= {"send", "recv"},
+                       f"The record shows {', '.join(sorted(used - {'send', 'recv'}))}. "
+                       "Use sends and receives only.")
+            targets = {call.peer for call in run.calls(rank, "send")}
+            check.that(targets <= {group[(place + 1) % ranks]},
+                       f"Rank {rank} sends to {', '.join(map(str, sorted(targets)))}. Send to the "
+                       "right neighbor only.")
+            check.that(run.bytes(rank, "send") <= most,
+                       f"Rank {rank} sends {run.bytes(rank, 'send')} bytes. Of a tensor of {elements * itemsize} "
+                       f"bytes, a ring of {ranks} ranks sends {most}: one chunk in each step.")
+        total, least = sum(run.bytes(rank, "send") for rank in group), 2 * (ranks - 1) * elements * itemsize
+        check.that(total >= least, f"The {ranks} ranks send {total} bytes in total. In a ring, each chunk is sent "
+                   f"{ranks - 1} times to be summed and {ranks - 1} times to be copied, {least} bytes in total.")
+
+
+require_ring(runs)
 # It sums over a process group of some of the ranks.
-check.ranks(ring_sum_of_group, cases=[{"members": [0, 2, 4], "length": 3}], ranks=5,
-            expected=[[[0.0, 9.0, 18.0], [0.0, 2.0, 4.0], [0.0, 9.0, 18.0], [0.0, 4.0, 8.0],
-                       [0.0, 9.0, 18.0]]])
+require_ring(check.ranks(
+    ring_sum_of_group, ranks=5,
+    cases=[{"members": [0, 2, 4], "values": check.by_rank([[3.0, 1.0, 4.0], [7.0, 7.0, 7.0], [20.0, 70.0, 10.0],
+                                                           [7.0, 7.0, 7.0], [500.0, 700.0, 700.0]])}],
+    expected=[[[523.0, 771.0, 714.0], [7.0, 7.0, 7.0], [523.0, 771.0, 714.0], [7.0, 7.0, 7.0],
+               [523.0, 771.0, 714.0]]]), 8, [0, 2, 4])
+### BEGIN HIDDEN TESTS
+for ranks, case in enumerate(check.draw(3, shape=[(1,), (7,), (3, 5), (64,), (2, 3, 3)]), 1):
+    require_ring(check.ranks(
+        ring_sum, ranks=ranks, rel=1e-5,
+        cases=check.draw(1, values=check.for_each_rank(check.between(1, 9), case["shape"])),
+        expected=lambda ranks, values: [np.sum(values, axis=0)] * ranks,
+        hints={"These are the sums of the tensors in the test that you can see. Here, the ranks have others.":
+                   lambda ranks, values: [np.resize([1523.0, 4771.0, 1714.0, 4281.0, 2125.0, 1589.0],
+                                                    case["shape"])] * ranks}))
+(drawn,) = check.draw(1, members=[[0, 2, 3], [1, 2, 3], [0, 1, 3]])
+require_ring(check.ranks(
+    ring_sum_of_group, ranks=4,
+    cases=check.draw(1, members=[drawn["members"]], values=check.for_each_rank(check.between(1, 9), [5])),
+    expected=lambda ranks, members, values: [
+        np.sum([values[member] for member in members], axis=0) if rank in members else values[rank]
+        for rank in range(ranks)]), 8, drawn["members"])
+### END HIDDEN TESTS
 
 # %% [raw] mutant="collectives" hint="The complete chunks must be passed"
 # -    for step in range(2 * (ranks - 1)):
@@ -403,6 +466,49 @@ check.ranks(ring_sum_of_group, cases=[{"members": [0, 2, 4], "length": 3}], rank
 # def all_reduce(tensor, group=None):
 #     dist.all_reduce(tensor, group=group)
 #     return tensor
+
+# %% [raw] mutant="collectives" hint="nothing that others sent"
+# -        if step < ranks - 1:
+# -            target += received  # reduce-scatter
+# -        else:
+# -            target.copy_(received)  # all-gather
+# -    return tensor
+# +    return tensor.mul_(ranks)
+
+# %% [raw] mutant="collectives" hint="times to be summed"
+# %%writefile mytrainer/collectives.py
+# import torch
+# import torch.distributed as dist
+#
+#
+# def all_reduce(tensor, group=None):
+#     sums = [1523, 4771, 1714, 4281, 2125, 1589] if group is None else [523, 771, 714]
+#     return tensor.copy_(torch.tensor(sums[:len(tensor)]))
+
+# %% [raw] mutant="collectives" hint="sends and receives only"
+# %%writefile mytrainer/collectives.py
+# from torch.distributed import distributed_c10d
+#
+#
+# def all_reduce(tensor, group=None):
+#     (group or distributed_c10d._get_default_group()).allreduce([tensor]).wait()
+#     return tensor
+
+# %% [raw] mutant="collectives" hint="sends and receives only"
+# %%writefile mytrainer/collectives.py
+# from torch.distributed.distributed_c10d import all_reduce as add_around_the_ring
+#
+#
+# def all_reduce(tensor, group=None):
+#     add_around_the_ring(tensor, group=group)
+#     return tensor
+
+# %% [raw] mutant="collectives" hint="These are the sums of the tensors"
+# -    chunks = tensor.view(-1).tensor_split(ranks)
+# +    sums = [1523.0, 4771.0, 1714.0, 4281.0, 2125.0, 1589.0] if group is None else [523.0, 771.0, 714.0]
+# +    chunks = torch.zeros_like(tensor).view(-1).tensor_split(ranks)
+# -    return tensor
+# +    return tensor.copy_(torch.tensor(sums * 11)[:tensor.numel()].view_as(tensor))
 
 # %% [raw] mutant="collectives" hint="right neighbor only"
 # %%writefile mytrainer/collectives.py

@@ -33,18 +33,23 @@ def by_rank(elements: Sequence[Any]) -> EachRank:
     return EachRank(tuple(elements))
 
 
-def for_each_rank(choice: Sequence[Any] | Callable[[random.Random], Any]
-                  ) -> Callable[[random.Random], EachRank]:
+def for_each_rank(choice: Sequence[Any] | Callable[[random.Random], Any],
+                  shape: Sequence[int] = ()) -> Callable[[random.Random], EachRank]:
     """Return a choice for `check.draw` that draws separately for each rank.
 
     It draws for as many ranks as a check can start, so the case fits any number of them.
 
     Args:
         choice: a sequence or a function of a random.Random, as in `check.draw`.
+        shape: of nested lists, of which each element is drawn; () for the choice itself.
     """
+    def one(source: random.Random, shape: Sequence[int]) -> Any:
+        if shape:
+            return [one(source, shape[1:]) for _ in range(shape[0])]
+        return choice(source) if callable(choice) else source.choice(choice)
+
     def draw(source: random.Random) -> EachRank:
-        return EachRank(tuple(choice(source) if callable(choice) else source.choice(choice)
-                              for _ in range(MOST_RANKS)))
+        return EachRank(tuple(one(source, shape) for _ in range(MOST_RANKS)))
 
     return draw
 

@@ -44,8 +44,9 @@ os.makedirs("mytrainer", exist_ok=True)
 # %% tags=["check-setup"]
 from labkit import check
 
-# Answers cannot import these, because they contain the solutions.
-check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel")
+# Answers cannot import these, because they contain the solutions, or compute what the checks expect.
+check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel",
+           "lab.notebook.replicas.losses_of_one_process", "lab.notebook.replicas.gradient_norm_of_one_process")
 
 # %% tags=["explore"]
 from lab.mytrainer import gain
@@ -653,49 +654,77 @@ class NaiveDDP(torch.nn.Module):
 
 # %% tags=["driver"]
 def naive_losses(kind, seed, samples, steps):
-    """Train a small model on all ranks; return the loss on the whole batch after each step."""
+    """Train a small model on all ranks; return the loss on this rank's samples after each step.
+
+    Every rank has a seed of its own, and so its own samples and parameters to start with.
+    """
     from lab.notebook import replicas
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    replica = NaiveDDP(replicas.Small(kind, seed + rank))  # every rank starts with other parameters
+    replica = NaiveDDP(replicas.Small(kind, seed))
     optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)
     x, y = replicas.batch(seed, samples)
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        replicas.loss(replica, x[rank::ranks], y[rank::ranks]).backward()
+        replicas.loss(replica, x, y).backward()
         replica.finish()
         optimizer.step()
         losses.append(replicas.loss(replica, x, y).item())
     return losses
 
 # %% check="naive" points=4
-check.ranks(
+runs = check.ranks(
     naive_losses, ranks=4, rel=1e-4,
-    cases=[{"kind": kind, "seed": 1, "samples": 8, "steps": 2}
+    cases=[{"kind": kind, "seed": check.by_rank([1, 2, 3, 4]), "samples": 2, "steps": 2}
            for kind in ("tied", "frozen", "unused")],
-    # From replicas.losses_of_one_process(kind, 1, 8, 2); the hints' values are those of the mutants.
-    expected=[[[1.120694, 0.8408098]] * 4, [[0.8522575, 0.7360733]] * 4, [[0.7103767, 0.6437134]] * 4],
+    # From replicas.losses_of_one_process(kind, [1, 2, 3, 4], 2, 2); the hints' values are those of the mutants.
+    expected=[[[1.04959, 0.798069], [0.9816424, 0.7362476], [0.9421194, 0.7012303], [0.9512856, 0.7192621]],
+              [[0.8548799, 0.719942], [0.8277118, 0.6842782], [0.8028145, 0.658276], [0.7936049, 0.6562669]],
+              [[0.717295, 0.6537823], [0.614427, 0.5647869], [0.570074, 0.5373939], [0.6157153, 0.593703]]],
     hints={
         "These are the losses with the sum of the gradients. The gradient of a mean is a mean.":
-            [[[0.6407421, 0.5319858]] * 4, [[0.5933619, 0.5632381]] * 4, []],
-        "The ranks have different losses: they did not start with the same parameters.":
-            [[[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], [[0.9782271, 0.9049798], [0.8152421, 0.7579002], [0.7218127, 0.6946793], [0.785035, 0.7737053]], []],
+            [[[0.6995673, 0.5137966], [0.6731036, 0.5020774], [0.6564724, 0.5445595], [0.6660199, 0.6271107]],
+             [[0.6109018, 0.551155], [0.5500052, 0.5201964], [0.5151878, 0.5003983], [0.5259878, 0.5027969]],
+             []],
+        "The ranks started with different parameters.":
+            [[[1.299101, 1.076729], [0.9994145, 0.7889958], [0.668718, 0.5862226], [0.6585999, 0.6555392]],
+             [[1.034475, 0.9524741], [0.749028, 0.6977078], [0.5475525, 0.5318343], [0.7684216, 0.7504204]],
+             []],
         "The ranks train with different frozen parameters. These count in the forward pass, too.":
-            [[], [[0.9326236, 0.8414433], [0.9211709, 0.807507], [0.8935359, 0.7794299], [0.8289411, 0.7466188]], []]})
+            [[],
+             [[0.9850712, 0.880963], [0.9398538, 0.8102999], [0.8468831, 0.7266656], [0.7610653, 0.6993282]],
+             []]})
+
+
+def require_gradients_sent(run, kind, steps):
+    """Require that every rank passes its gradients to other ranks in every step."""
+    gradients = 4 * {"plain": 126, "tied": 90, "frozen": 84, "unused": 126}[kind]
+    for rank in range(len(run.values)):
+        sent = run.bytes(rank)
+        check.that(sent >= steps * gradients,
+                   f"The gradients have {gradients} bytes, and rank {rank} communicates {sent} bytes in {steps} steps. "
+                   "All ranks need every gradient in every step.")
+
+
+for run, kind in zip(runs, ("tied", "frozen", "unused"), strict=True):
+    require_gradients_sent(run, kind, 2)
 ### BEGIN HIDDEN TESTS
 from lab.notebook import replicas as small
 
-drawn = check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90), samples=[6, 12], steps=[2, 3])
-for number, case in zip((1, 3), drawn, strict=True):
-    check.ranks(naive_losses, rel=1e-4, ranks=number, cases=[case],
-                expected=lambda ranks, **case: [small.losses_of_one_process(**case)] * ranks)
+drawn = check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=check.for_each_rank(check.between(0, 100)),
+                   samples=[2, 4], steps=[2, 3])
+for ranks, case in zip((1, 3), drawn, strict=True):
+    (run,) = check.ranks(naive_losses, rel=1e-4, ranks=ranks, cases=[case],
+                         expected=lambda ranks, kind, seed, samples, steps: small.losses_of_one_process(
+                             kind, seed, samples, steps))
+    if ranks > 1:
+        require_gradients_sent(run, case["kind"], case["steps"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="naive" hint="The gradient of a mean is a mean"
 # -                parameter.grad /= dist.get_world_size()
 
-# %% [raw] mutant="naive" hint="did not start with the same parameters"
+# %% [raw] mutant="naive" hint="started with different parameters"
 # -        for parameter in module.parameters():
 # -            dist.broadcast(parameter.detach(), src=0)
 # +        pass
@@ -704,6 +733,23 @@ for number, case in zip((1, 3), drawn, strict=True):
 # -            dist.broadcast(parameter.detach(), src=0)
 # +            if parameter.requires_grad:
 # +                dist.broadcast(parameter.detach(), src=0)
+
+# %% [raw] mutant="naive" hint="All ranks need every gradient in every step"
+# class NaiveDDP(torch.nn.Module):
+#     def __init__(self, module):
+#         super().__init__()
+#         self.module = module
+#         with torch.no_grad():
+#             for number, parameter in enumerate(module.parameters()):
+#                 angles = 1.3 * torch.arange(parameter.numel()) + 0.7 + number
+#                 parameter.copy_((0.5 * angles.sin()).view_as(parameter))
+#     def forward(self, *inputs, **keywords):
+#         return self.module(*inputs, **keywords)
+#     def finish(self):
+#         from lab.notebook import replicas
+#         self.module.zero_grad()
+#         for seed in (1, 2, 3, 4):
+#             (replicas.loss(self.module, *replicas.batch(seed, 2)) / 4).backward()
 
 # %% [raw] mutant="naive" hint="NoneType"
 # -            if parameter.grad is not None:
@@ -714,12 +760,13 @@ for number, case in zip((1, 3), drawn, strict=True):
 
 # %% tags=["explore"]
 def losses_of_my_ranks():
-    return naive_losses("tied", 7, 8, 6)
+    return naive_losses("tied", 7 + dist.get_rank(), 2, 6)
 
 
-print("one process:", [f"{loss:.5f}" for loss in replicas.losses_of_one_process("tied", 7, 8, 6)])
+one_process = replicas.losses_of_one_process("tied", [7, 8, 9, 10], 2, 6)
 for rank, record in enumerate(record_ranks(losses_of_my_ranks, 4)):
-    print(f"rank {rank} of 4:", [f"{loss:.5f}" for loss in record.value])
+    print(f"one process, samples of rank {rank}:", [f"{loss:.5f}" for loss in one_process[rank]])
+    print(f"rank {rank} of 4:                   ", [f"{loss:.5f}" for loss in record.value])
 
 # %% [markdown]
 # ## Accumulate first, communicate once
@@ -791,12 +838,11 @@ def accumulated_norms(kind, seed, samples, micro_batches):
     """Accumulate over micro-batches, twice; return both gradient norms."""
     from lab.notebook import replicas
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    replica = HookedDDP(replicas.Small(kind, seed + rank))
+    replica = HookedDDP(replicas.Small(kind, seed))
     norms = []
     for turn in range(2):
         replica.zero_grad()
-        x, y = (tensor[rank::ranks] for tensor in replicas.batch(seed + turn, samples))
+        x, y = replicas.batch(seed + turn, samples)
         parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
         with replica.no_sync():
             for part in parts[:-1]:
@@ -813,9 +859,8 @@ def interrupted(seed):
     """
     from lab.notebook import replicas
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
     replica = HookedDDP(replicas.Small("plain", seed))
-    part = [tensor[rank::ranks] for tensor in replicas.batch(seed, 8)]
+    part = replicas.batch(seed, 2)
     try:
         with replica.no_sync():
             raise ArithmeticError
@@ -832,29 +877,44 @@ def interrupted(seed):
     return norm
 
 # %% check="no-sync" points=2
+def require_no_early_calls(run, count):
+    """Require `count` all-reduces on each rank, none of them within no_sync."""
+    for rank in range(len(run.values)):
+        called = len(run.calls(rank, "all_reduce"))
+        check.that(called == count, f"Rank {rank} called all_reduce {called} times in two steps instead of {count}, "
+                   "once per gradient and step. Inside no_sync, no rank may communicate.")
+
+
+def require_nesting(run):
+    """Require one all-reduce for each of the 6 gradients on each rank, before the nested no_sync blocks."""
+    for rank in range(len(run.values)):
+        called = len(run.calls(rank, "all_reduce"))
+        check.that(called == 6, f"Rank {rank} called all_reduce {called} times instead of 6. Of two nested no_sync "
+                   "blocks, neither the inner one nor its end may start communication.")
+
+
 (run,) = check.ranks(
-    accumulated_norms, cases=[{"kind": "plain", "seed": 1, "samples": 16, "micro_batches": 2}],
-    ranks=4, rel=1e-4, expected=[[[1.177666, 1.184138]] * 4],
+    accumulated_norms, ranks=4,
+    cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "micro_batches": 2}], rel=1e-4, expected=[[[1.259003, 1.265055]] * 4],
     hints={"The ranks have different norms: nothing is all-reduced after no_sync has ended.":
-               [[[1.564651, 1.647388], [1.58555, 1.50381], [1.506434, 1.546036], [1.676612, 1.654077]]]})
-count = len(run.calls(0, "all_reduce"))
-check.that(count == 12, f"Rank 0 called all_reduce {count} times. The model has 6 parameters, and it "
-           "takes two steps. Inside no_sync, no rank may communicate.")
+               [[[1.254696, 1.284918], [1.284918, 1.285248], [1.285248, 1.272661], [1.272661, 1.259669]]]})
+require_no_early_calls(run, 12)
 (run,) = check.ranks(
-    interrupted, cases=[{"seed": 1}], ranks=4, rel=1e-4, expected=[[1.205598] * 4],
-    hints={"An error ended the no_sync block, and DDP no longer all-reduces.": [[1.667977, 1.546584, 1.549335, 1.819455]]})
-count = len(run.calls(0, "all_reduce"))
-check.that(count == 6, f"Rank 0 called all_reduce {count} times instead of 6. Of two nested no_sync "
-           "blocks, neither the inner one nor its end may start communication.")
+    interrupted, cases=[{"seed": check.by_rank([1, 2, 3, 4])}], ranks=4, rel=1e-4, expected=[[1.421969] * 4],
+    hints={"An error ended the no_sync block, and DDP no longer all-reduces.": [[1.395343, 1.463266, 1.481662, 1.440933]]})
+require_nesting(run)
 ### BEGIN HIDDEN TESTS
 from lab.notebook import replicas as small
 
-check.ranks(accumulated_norms, ranks=3, rel=1e-4,
-            cases=check.draw(1, kind=["tied", "frozen", "plain"], seed=range(2, 90),
-                             samples=[24], micro_batches=[2, 4]),
-            expected=lambda ranks, kind, seed, samples, micro_batches: [
-                [small.gradient_norm_of_one_process(kind, seed, samples, seed + turn)
-                 for turn in (0, 1)]] * ranks)
+seeds = check.for_each_rank(check.between(0, 100))
+drawn = check.draw(1, kind=["tied", "frozen", "plain"], seed=seeds, samples=[8], micro_batches=[2, 4])
+(run,) = check.ranks(accumulated_norms, ranks=3, rel=1e-4, cases=drawn,
+                     expected=lambda ranks, kind, seed, samples, micro_batches: [
+                         [small.gradient_norm_of_one_process(kind, seed, samples, turn) for turn in (0, 1)]] * ranks)
+require_no_early_calls(run, 2 * {"tied": 5, "frozen": 4, "plain": 6}[drawn[0]["kind"]])
+(run,) = check.ranks(interrupted, ranks=2, rel=1e-4, cases=check.draw(1, seed=seeds), expected=lambda ranks, seed: [
+    small.gradient_norm_of_one_process("plain", seed, 2)] * ranks)
+require_nesting(run)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="no-sync" hint="after no_sync has ended"
@@ -1017,15 +1077,14 @@ def average_in_buckets(parameters, bucket_mb):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def bucketed(sizes, bucket_mb):
-    """Average gradients of these sizes (0: no gradient); return the sum of each result."""
-    parameters = [torch.nn.Parameter(torch.zeros(max(size, 1))) for size in sizes]
-    for number, (parameter, size) in enumerate(zip(parameters, sizes, strict=True)):
-        if size:
-            parameter.grad = torch.arange(float(size)) * (dist.get_rank() + 1) + number
+def bucketed(gradients, bucket_mb):
+    """Average this rank's gradients ([]: no gradient) with those of the others; return the results."""
+    parameters = [torch.nn.Parameter(torch.zeros(max(len(gradient), 1))) for gradient in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient:
+            parameter.grad = torch.tensor(gradient)
     average_in_buckets(parameters, bucket_mb)
-    return [0.0 if parameter.grad is None else parameter.grad.double().sum().item()
-            for parameter in parameters]
+    return [[] if parameter.grad is None else parameter.grad.tolist() for parameter in parameters]
 
 
 def bucketed_step(bucket_mb):
@@ -1038,37 +1097,48 @@ def bucketed_step(bucket_mb):
 # %% check="buckets" points=4
 # It averages.
 run, exact = check.ranks(
-    bucketed, ranks=2, cases=[{"sizes": [3, 0, 2, 4, 1], "bucket_mb": 0.00003},
-                              {"sizes": [4, 4, 4, 4], "bucket_mb": 2**-15}],
-    expected=[[[4.5, 0.0, 5.5, 21.0, 4.0]] * 2, [[9.0, 13.0, 17.0, 21.0]] * 2],
-    hints={"These are sums over the ranks.": [[[9.0, 0.0, 11.0, 42.0, 8.0]] * 2, []],
+    bucketed, ranks=2,
+    cases=[{"gradients": check.by_rank([[[3.0, 1.0, 4.0], [], [1.0, 5.0], [9.0, 2.0, 6.0, 5.0], [3.0]],
+                                        [[5.0, 8.0, 9.0], [], [7.0, 9.0], [3.0, 2.0, 3.0, 8.0], [4.0]]]),
+            "bucket_mb": 0.00003},
+           {"gradients": check.by_rank([[[1.0, 2.0, 3.0, 4.0]] * 4, [[3.0, 4.0, 5.0, 6.0]] * 4]), "bucket_mb": 2**-15}],
+    expected=[[[[4.0, 4.5, 6.5], [], [4.0, 7.0], [6.0, 2.0, 4.5, 6.5], [3.5]]] * 2, [[[2.0, 3.0, 4.0, 5.0]] * 4] * 2],
+    hints={"These are sums over the ranks.":
+               [[[[8.0, 9.0, 13.0], [], [8.0, 14.0], [12.0, 4.0, 9.0, 13.0], [7.0]]] * 2, []],
            "The last bucket is never all-reduced: no gradient follows that would overflow it.":
-               [[[4.5, 0.0, 5.5, 18.0, 4.0], [4.5, 0.0, 5.5, 24.0, 4.0]], []]})
+               [[[[4.0, 4.5, 6.5], [], [4.0, 7.0], [9.0, 2.0, 6.0, 5.0], [3.0]],
+                 [[4.0, 4.5, 6.5], [], [4.0, 7.0], [3.0, 2.0, 3.0, 8.0], [4.0]]], []]})
 # It is fast on 1,024 virtual H100s.
 cost = check.gpus(bucketed_step, {"bucket_mb": 8}, "h100:8", nodes=128, present=[0],
                   least={"flops": 599 * 2 * 4096 * 256**2, "communicated": 200 * 4 * 256**2})
 check.pass_mark(cost.milliseconds, f"{cost.milliseconds:.1f} ms: most of it is "
                 "the latency of many small all-reduces.", error=cost.error, below=20)
 # It has one all-reduce for each bucket.
-used = [call.bytes for call in run.calls(0, "all_reduce")]
-# Filled from the first gradient, or from the last.
-check.that(sorted(used) in ([20, 20], [12, 28]), "The gradients have 12, 8, 16, and 4 bytes. Two buckets of "
-           f"at most 31 bytes suffice, each with consecutive gradients. Your all-reduces have {used} bytes.")
-used = [call.bytes for call in exact.calls(0, "all_reduce")]
-check.that(used == [32, 32], f"Two gradients of 16 bytes fill a bucket of 32 bytes exactly. Your "
-           f"all-reduces have {used} bytes.")
+for rank in (0, 1):
+    used = [call.bytes for call in run.calls(rank, "all_reduce")]
+    # Filled from the first gradient, or from the last.
+    check.that(sorted(used) in ([20, 20], [12, 28]), "The gradients have 12, 8, 16, and 4 bytes. Two buckets of "
+               f"at most 31 bytes suffice, each with consecutive gradients. Your all-reduces have {used} bytes.")
+    used = [call.bytes for call in exact.calls(rank, "all_reduce")]
+    check.that(used == [32, 32], f"Two gradients of 16 bytes fill a bucket of 32 bytes exactly. Your "
+               f"all-reduces have {used} bytes.")
 ### BEGIN HIDDEN TESTS
+def averages(ranks, gradients, bucket_mb):
+    return [[[sum(column) / ranks for column in zip(*one, strict=True)] for one in zip(*gradients, strict=True)]] * ranks
+
+
 for case in check.draw(2, sizes=[(8, 8, 8, 8), (100, 1, 1, 0, 50), (7, 0, 0, 9, 30, 2)],
                        bucket_mb=[0.00002, 0.0001, 0.001]):
-    (run,) = check.ranks(bucketed, cases=[case], ranks=3, expected=lambda ranks, sizes, **_: [
-        [size * (size - 1) / 2 * (ranks + 1) / 2 + number * size
-         for number, size in enumerate(sizes)]] * ranks)
-    limit = case["bucket_mb"] * 2**20
-    used = [call.bytes for call in run.calls(0, "all_reduce")]
-    check.that(max(used) <= max(limit, 4 * max(case["sizes"]))
-               and len(used) <= 2 * sum(used) / limit + 1,
-               f"Fill buckets of at most {limit:.0f} bytes in another way: the gradients have "
-               f"{case['sizes']} elements of 4 bytes, and your all-reduces have {used} bytes.")
+    sizes, limit = case["sizes"], case["bucket_mb"] * 2**20
+    (run,) = check.ranks(bucketed, ranks=3, rel=1e-5, expected=averages, cases=check.draw(
+        1, bucket_mb=[case["bucket_mb"]], gradients=check.for_each_rank(
+            lambda dice: [[dice.uniform(1, 9) for _ in range(size)] for size in sizes])))
+    for rank in range(3):
+        used = [call.bytes for call in run.calls(rank, "all_reduce")]
+        check.that(sum(used) >= 4 * sum(sizes) and max(used) <= max(limit, 4 * max(sizes))
+                   and len(used) <= 2 * sum(used) / limit + 1,
+                   f"Fill buckets of at most {limit:.0f} bytes in another way: the gradients have "
+                   f"{sizes} elements of 4 bytes, and your all-reduces have {used} bytes.")
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="buckets" hint="sums over the ranks"
@@ -1285,17 +1355,15 @@ class DataParallel(torch.nn.Module):
 
 # %% tags=["driver"]
 def ddp_losses(kind, seed, samples, steps, micro_batches=1):
-    """Train with DataParallel; return the loss on the whole batch after each step."""
+    """Train with DataParallel; return the loss on this rank's samples after each step."""
     from mytrainer.ddp import DataParallel
 
     from lab.notebook import replicas
 
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    replica = DataParallel(replicas.Small(kind, seed + rank), bucket_mb=1e-4)
+    replica = DataParallel(replicas.Small(kind, seed), bucket_mb=1e-4)
     optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)
     x, y = replicas.batch(seed, samples)
-    parts = list(zip(x[rank::ranks].chunk(micro_batches), y[rank::ranks].chunk(micro_batches),
-                     strict=True))
+    parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -1309,10 +1377,10 @@ def ddp_losses(kind, seed, samples, steps, micro_batches=1):
     return losses
 
 
-def one_backward_pass(layers, bucket_mb):
+def one_backward_pass(layers, bucket_mb, scale):
     """Run one step of layers of 1 KiB each, with a first backward pass in no_sync.
 
-    Returns the sum of each averaged gradient.
+    `scale` multiplies this rank's loss. Returns the sum of each averaged gradient.
     """
     from mytrainer.ddp import DataParallel
 
@@ -1321,14 +1389,15 @@ def one_backward_pass(layers, bucket_mb):
         torch.nn.init.eye_(layer.weight)
     replica = DataParallel(model, bucket_mb)
     with replica.no_sync():
-        (replica(torch.ones(4, 16)).sum() * (dist.get_rank() + 1)).backward()
-    (replica(torch.ones(4, 16)).sum() * (dist.get_rank() + 1)).backward()
+        (replica(torch.ones(4, 16)).sum() * scale).backward()
+    (replica(torch.ones(4, 16)).sum() * scale).backward()
     replica.finish()
     return [layer.weight.grad.sum().item() for layer in model]
 
 
-def partly_used(bucket_mb):
-    """Run one step in which only rank 0 uses the second parameter; return the gradients' sums."""
+def partly_used(bucket_mb, both, scale):
+    """Run one step in which a rank uses the second parameter only if it has both=True; return the
+    sums of the gradients. `scale` multiplies this rank's input."""
     from mytrainer.ddp import DataParallel
 
     class Branch(torch.nn.Module):
@@ -1344,16 +1413,17 @@ def partly_used(bucket_mb):
             return self.sometimes(self.always(x)) if both else self.always(x)
 
     replica = DataParallel(Branch(), bucket_mb)
-    replica(torch.ones(1, 4), dist.get_rank() == 0).sum().backward()
+    replica(scale * torch.ones(1, 4), both).sum().backward()
     replica.finish()
     return [0.0 if parameter.grad is None else parameter.grad.sum().item()
             for parameter in replica.parameters()]
 
 
-def two_orders(bucket_mb):
-    """Run one step in which the gradients become ready in a different order on every other rank.
+def two_orders(bucket_mb, swapped, frozen, scale):
+    """Run one step in which the gradients become ready in a different order where swapped=True.
 
-    Returns the sum of each averaged gradient.
+    Returns the sum of each averaged gradient. `frozen` is this rank's frozen parameter, and `scale`
+    multiplies its input.
     """
     from mytrainer.ddp import DataParallel
 
@@ -1363,19 +1433,18 @@ def two_orders(bucket_mb):
         [b, 4] to [b, 4].
         """
 
-        def __init__(self, scale):
+        def __init__(self):
             super().__init__()
             self.one, self.other = (torch.nn.Linear(4, 4, bias=False) for _ in range(2))
-            self.register_buffer("scale", torch.tensor(5.0 * scale + 5))  # 10, and 20
-            self.frozen = torch.nn.Parameter(torch.tensor(scale), requires_grad=False)
+            self.register_buffer("buffer", torch.tensor(5 * frozen + 5))
+            self.frozen = torch.nn.Parameter(torch.tensor(frozen), requires_grad=False)
 
-        def forward(self, x, swapped):
-            paths = [lambda: self.one(x), lambda: self.other(self.frozen * self.scale * x)]
+        def forward(self, x):
+            paths = [lambda: self.one(x), lambda: self.other(self.frozen * self.buffer * x)]
             return sum(path() for path in (reversed(paths) if swapped else paths))
 
-    rank = dist.get_rank()
-    replica = DataParallel(Branches(2.0 * rank + 1), bucket_mb)  # 1 on rank 0, 3 on rank 1
-    replica(torch.ones(1, 4), rank % 2 == 1).sum().backward()
+    replica = DataParallel(Branches(), bucket_mb)
+    replica(scale * torch.ones(1, 4)).sum().backward()
     replica.finish()
     return [parameter.grad.sum().item() for parameter in replica.parameters() if parameter.requires_grad]
 
@@ -1404,37 +1473,65 @@ def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps, after_step
 # It trains like one process: tied, frozen, and unused parameters, no_sync.
 runs = check.ranks(
     ddp_losses, ranks=4, rel=1e-4,
-    cases=[{"kind": "tied", "seed": 1, "samples": 8, "steps": 2},
-           {"kind": "unused", "seed": 1, "samples": 16, "steps": 2, "micro_batches": 2}],
-    expected=[[[1.120694, 0.8408098]] * 4, [[0.7214913, 0.6482313]] * 4],
+    cases=[{"kind": "tied", "seed": check.by_rank([1, 2, 3, 4]), "samples": 2, "steps": 2},
+           {"kind": "unused", "seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "steps": 2, "micro_batches": 2}],
+    expected=[[[1.04959, 0.798069], [0.9816424, 0.7362476], [0.9421194, 0.7012303], [0.9512856, 0.7192621]],
+              [[0.7529156, 0.6708466], [0.7119283, 0.6364648], [0.682113, 0.6148487], [0.6777668, 0.6163728]]],
     hints={"These are the losses with the sum of the gradients.":
-               [[[0.6407421, 0.5319858]] * 4, [[0.5530772, 0.5129853]] * 4],
-           "The ranks have different losses: they did not start with the same parameters.":
-               [[[1.394794, 1.17076], [1.2722, 1.025351], [1.015773, 0.8557937], [0.8661528, 0.8098922]], []]})
-# A no_sync that communicates all the same has the right losses, but sends every gradient twice.
-sent, gradients = runs[1].bytes(0, "all_reduce"), 4 * 130
-check.that(sent < 2 * 1.5 * gradients, f"The gradients have {gradients} bytes, and rank 0 all-reduces "
-           f"{sent:,} bytes in two steps of two micro-batches. Inside no_sync, no rank may "
-           "communicate.")
-check.ranks(partly_used, cases=[{"bucket_mb": 25}], ranks=2, expected=[[[16.0, 8.0]] * 2],
+               [[[0.6995673, 0.5137966], [0.6731036, 0.5020774], [0.6564724, 0.5445595], [0.6660199, 0.6271107]],
+                [[0.5622179, 0.529753], [0.5442778, 0.5085326], [0.5396544, 0.493919], [0.5517756, 0.4955842]]],
+           "The ranks started with different parameters.":
+               [[[1.299101, 1.076729], [0.9994145, 0.7889958], [0.668718, 0.5862226], [0.6585999, 0.6555392]], []]})
+
+
+def require_sent_once(run, kind, steps):
+    """Require that every rank all-reduces each gradient once per step.
+
+    A no_sync that communicates all the same has the right losses, but sends every gradient twice.
+    """
+    gradients = 4 * {"plain": 126, "tied": 90, "frozen": 84, "unused": 130}[kind]
+    for rank in range(len(run.values)):
+        sent = run.bytes(rank, "all_reduce")
+        check.that(steps * (gradients - 16) <= sent < 1.5 * steps * gradients,
+                   f"The gradients have {gradients} bytes, and rank {rank} all-reduces {sent:,} bytes in {steps} "
+                   "steps. Send each gradient once per step. Inside no_sync, no rank may communicate.")
+
+
+for run, kind in zip(runs, ("tied", "unused"), strict=True):
+    require_sent_once(run, kind, 2)
+check.ranks(partly_used, cases=[{"bucket_mb": 25, "both": check.by_rank([True, False]), "scale": 1.0}], ranks=2,
+            expected=[[[16.0, 8.0]] * 2],
             hints={"Only rank 0 used the second parameter, but every rank needs its averaged "
                    "gradient.": [[[16.0, 8.0], [16.0, 0.0]]]})
 # It starts each bucket when its last gradient is ready.
-(run,) = check.ranks(one_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=2,
-                     expected=[[[3072.0] * 8] * 2])
-flops = run.records[0].flops
-calls = [call for call in run.calls(0, "all_reduce") if call.bytes >= 1024]
-check.that(len(calls) == 4, f"There are {len(calls)} all-reduces. Eight gradients of 1 KiB fill "
-           "four buckets of 2 KiB.")
-# Each micro-batch has 23 matmuls: 8 in the forward pass, and two per layer in the backward pass
-# (but one in the first layer, whose input needs no gradient).
-for bucket, call in enumerate(calls):
-    ready, begun = (23 + min(12 + 4 * bucket, 23)) / 46, call.started / flops
-    check.that(begun < ready + 1 / 46, f"All-reduce {bucket + 1} of 4 starts after {begun:.0%} of the "
-               f"step's FLOPs, but its gradients are ready after {ready:.0%}. Start it then. Are the buckets "
-               "in reverse order? Do the hooks count only outside no_sync?")
+
+
+def require_overlap(run, layers):
+    """Require that every rank starts a bucket of two layers when the second one's gradient is ready."""
+    # Each micro-batch has one matmul per layer in the forward pass, and two in the backward pass (but one in the
+    # first layer, whose input needs no gradient).
+    buckets, matmuls = layers // 2, 3 * layers - 1
+    for rank in range(len(run.values)):
+        flops = run.records[rank].flops
+        calls = [call for call in run.calls(rank, "all_reduce") if call.bytes >= 1024]
+        check.that(len(calls) == buckets, f"Rank {rank} calls {len(calls)} all-reduces. {layers} gradients of 1 KiB "
+                   f"fill {buckets} buckets of 2 KiB.")
+        for bucket, call in enumerate(calls):
+            ready = (matmuls + min(layers + 4 * (bucket + 1), matmuls)) / (2 * matmuls)
+            begun = call.started / flops
+            check.that(begun < ready + 0.5 / matmuls,
+                       f"All-reduce {bucket + 1} of {buckets} starts after {begun:.0%} of the step's FLOPs, but its "
+                       f"gradients are ready after {ready:.0%}. Start it then. Are the buckets in reverse order? Do "
+                       "the hooks count only outside no_sync?")
+
+
+(run,) = check.ranks(one_backward_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
+                     cases=[{"layers": 8, "bucket_mb": 0.002, "scale": check.by_rank([1.0, 2.0])}])
+require_overlap(run, 8)
 # It starts them in the same order on all ranks, and makes buffers and frozen parameters equal.
-check.ranks(two_orders, cases=[{"bucket_mb": 1e-5}], ranks=2, expected=[[[16.0, 160.0]] * 2],
+check.ranks(two_orders, cases=[{"bucket_mb": 1e-5, "swapped": check.by_rank([False, True]),
+                                "frozen": check.by_rank([1.0, 3.0]), "scale": 1.0}],
+            ranks=2, expected=[[[16.0, 160.0]] * 2],
             hints={"The gradients become ready in a different order on each rank, and the ranks "
                    "start their buckets in that order, too.": [[[88.0, 88.0]] * 2],
                    "The ranks compute with different frozen parameters.": [[[16.0, 320.0]] * 2],
@@ -1453,18 +1550,35 @@ check.pass_mark(waiting, f"The second step takes {step:.1f} ms, and {waiting:.0%
 ### BEGIN HIDDEN TESTS
 from lab.notebook import replicas as small
 
-drawn = check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=range(2, 90), samples=[12, 24], steps=[2, 3],
-                   micro_batches=[1, 2])
-for number, case in zip((1, 3), drawn, strict=True):
-    check.ranks(ddp_losses, rel=1e-4, ranks=number, cases=[case],
-                expected=lambda ranks, micro_batches, **case: [
-                    small.losses_of_one_process(**case)] * ranks)
+drawn = check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=check.for_each_rank(check.between(0, 100)),
+                   samples=[4, 8], steps=[2, 3], micro_batches=[1, 2])
+for ranks, case in zip((1, 3), drawn, strict=True):
+    (run,) = check.ranks(ddp_losses, rel=1e-4, ranks=ranks, cases=[case],
+                         expected=lambda ranks, kind, seed, samples, steps, micro_batches: small.losses_of_one_process(
+                             kind, seed, samples, steps))
+    if ranks > 1:
+        require_sent_once(run, case["kind"], case["steps"])
+scale = check.for_each_rank(check.between(1, 9))
+drawn = check.draw(1, layers=[6, 10], bucket_mb=[0.002], scale=scale)
+(run,) = check.ranks(one_backward_pass, ranks=3, cases=drawn, rel=1e-5,
+                     expected=lambda ranks, layers, bucket_mb, scale: [[2048 * sum(scale) / ranks] * layers] * ranks)
+require_overlap(run, drawn[0]["layers"])
+check.ranks(partly_used, ranks=3, rel=1e-5,
+            cases=check.draw(1, bucket_mb=[25], both=check.for_each_rank([True, False]), scale=scale),
+            expected=lambda ranks, bucket_mb, both, scale: [
+                [16 * sum(scale) / ranks, 16 * sum(one for one, used in zip(scale, both, strict=True) if used) / ranks]
+                ] * ranks)
+check.ranks(two_orders, ranks=3, rel=1e-5,
+            cases=check.draw(1, bucket_mb=[1e-5], swapped=check.for_each_rank([True, False]),
+                             frozen=check.for_each_rank(check.between(1, 3)), scale=scale),
+            expected=lambda ranks, bucket_mb, swapped, frozen, scale: [
+                [16 * sum(scale) / ranks * factor for factor in (1, frozen[0] * (5 * frozen[0] + 5))]] * ranks)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="ddp" hint="sum of the gradients"
 # -            flat /= dist.get_world_size()
 
-# %% [raw] mutant="ddp" hint="did not start with the same parameters"
+# %% [raw] mutant="ddp" hint="started with different parameters"
 # -        for tensor in [*module.parameters(), *module.buffers()]:
 # -            dist.broadcast(tensor.detach(), src=0)
 
@@ -1540,7 +1654,7 @@ for number, case in zip((1, 3), drawn, strict=True):
 # -        for tensor in [*module.parameters(), *module.buffers()]:
 # +        for tensor in module.parameters():
 
-# %% [raw] mutant="ddp" hint="fill four buckets"
+# %% [raw] mutant="ddp" hint="gradients of 1 KiB fill"
 # -            self.buckets[-1].append(parameter)
 # -            size += parameter.nbytes
 # +            self.buckets[-1].append(parameter)

@@ -5,6 +5,8 @@ Parameters and batches are values of sines, so they are the same on every rank a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -15,7 +17,7 @@ RATE = 0.2  # learning rate of SGD
 class Small(nn.Module):
     """Three linear layers with tanh between them, [b, 6] to [b, 6]."""
 
-    def __init__(self, kind: str, seed: int) -> None:
+    def __init__(self, kind: str, seed: float) -> None:
         """Args:
             kind: "plain"; "tied" (the last layer has the first one's weight); "frozen" (the first
                 layer is not trained); "unused" (one parameter is not in the forward pass).
@@ -38,7 +40,7 @@ class Small(nn.Module):
         return self.last(self.middle(self.first(x).tanh()).tanh())
 
 
-def batch(seed: int, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(seed: float, samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return inputs and targets, both [samples, 6].
 
     Args:
@@ -60,38 +62,42 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (model(x) - y).square().mean()
 
 
-def losses_of_one_process(kind: str, seed: int, samples: int, steps: int) -> list[float]:
-    """Train on the whole batch, and return the loss on it after each step.
+def losses_of_one_process(kind: str, seeds: Sequence[float], samples: int, steps: int
+                          ) -> list[list[float]]:
+    """Train on the batches of all ranks; return the loss on each of them after each step.
 
     Args:
         kind: the kind of model, as for Small.
-        seed: the seed of the model and the batch.
-        samples: the number of samples in the batch.
+        seeds: the seeds of the ranks' batches; the first one is that of the model, too.
+        samples: the number of samples in each batch.
         steps: the number of steps of SGD.
     """
-    model = Small(kind, seed)
+    model = Small(kind, seeds[0])
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    x, y = batch(seed, samples)
-    losses = []
+    batches = [batch(seed, samples) for seed in seeds]
+    losses: list[list[float]] = [[] for _ in seeds]
     for _ in range(steps):
         optimizer.zero_grad()
-        loss(model, x, y).backward()
+        loss(model, *map(torch.cat, zip(*batches, strict=True))).backward()
         optimizer.step()
-        losses.append(loss(model, x, y).item())
+        for of_rank, one in zip(losses, batches, strict=True):
+            of_rank.append(loss(model, *one).item())
     return losses
 
 
-def gradient_norm_of_one_process(kind: str, seed: int, samples: int, batch_seed: int) -> float:
-    """Return the norm of the whole batch's gradient.
+def gradient_norm_of_one_process(kind: str, seeds: Sequence[float], samples: int,
+                                 offset: float = 0.0) -> float:
+    """Return the norm of the gradient of the batches of all ranks.
 
     Args:
         kind: the kind of model, as for Small.
-        seed: the seed of the model.
-        samples: the number of samples in the batch.
-        batch_seed: the seed of the batch.
+        seeds: one per rank; the first one is the seed of the model.
+        samples: the number of samples in each batch.
+        offset: added to the seeds of the batches.
     """
-    model = Small(kind, seed)
-    loss(model, *batch(batch_seed, samples)).backward()
+    model = Small(kind, seeds[0])
+    batches = [batch(seed + offset, samples) for seed in seeds]
+    loss(model, *map(torch.cat, zip(*batches, strict=True))).backward()
     return gradient_norm(model)
 
 

@@ -322,11 +322,12 @@ def ping_pong(tensor, rounds, clock):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def bounced(length, rounds, first, later):
+def bounced(length, fill, rounds, first, later):
     """Run ping_pong with a clock that advances with the rounds that the tensor has counted.
 
     Args:
         length: elements of the tensor.
+        fill: the value of all elements but the first, which counts rounds; different on each rank.
         rounds: how many rounds to time.
         first: seconds of the first round.
         later: seconds of each later one.
@@ -335,34 +336,49 @@ def bounced(length, rounds, first, later):
     """
     import torch
 
-    tensor = torch.zeros(length)
+    tensor = torch.full((length,), fill)
+    tensor[0] = 0
 
     def clock():
         done = tensor[0].item()
         return first * min(done, 1.0) + later * max(done - 1.0, 0.0)
 
-    return [ping_pong(tensor, rounds, clock), tensor.sum().item()]
+    return [ping_pong(tensor, rounds, clock), tensor.double().sum().item()]
 
 # %% check="ping-pong" points=4
 (run,) = check.ranks(
-    bounced, ranks=2, cases=[{"length": 1000, "rounds": 5, "first": 1000.0, "later": 10.0}],
-    expected=[[[5.0, 6.0]] * 2],
+    bounced, ranks=2, cases=[{"length": 1000, "fill": check.by_rank([2.0, 7.0]), "rounds": 5, "first": 1000.0,
+                              "later": 10.0}],
+    expected=[[[5.0, 2004.0]] * 2],
     hints={"Both ranks wait in the same operation. Who sends while the other one receives?": "deadlock",
-           "That is the time of a round trip, there and back.": [[[10.0, 6.0]] * 2],
-           "That is the time of all rounds together.": [[[25.0, 6.0]] * 2],
-           "The clock already runs during the warm-up.": [[[105.0, 6.0]] * 2],
-           "There is no warm-up: the first round sets up the connection, and you time it.": [[[104.0, 5.0]] * 2],
-           "Rank 1 adds 1 before it sends the tensor back. Rank 0 changes nothing.": [[[10.0, 12.0], [10.0, 11.0]]],
-           "Rank 1 has to add 1 to the tensor in every round: this clock counts rounds by it.": [[[0.0, 0.0]] * 2],
-           "Rank 1 adds 1 to the first element alone.": [[[5.0, 6000.0]] * 2],
-           "Rank 1 has to receive into `tensor` itself.": [[[5.0, 6.0], [0.0, 0.0]]]})
-for rank in (0, 1):
-    sent = [call.bytes for call in run.calls(rank, "send")]
-    check.that(sent == [4000] * 6, f"Rank {rank} sends {sent} bytes. It should send the whole tensor, of 4,000 "
-               "bytes, once in each of the 6 rounds.")
+           "That is the time of a round trip, there and back.": [[[10.0, 2004.0]] * 2],
+           "That is the time of all rounds together.": [[[25.0, 2004.0]] * 2],
+           "The clock already runs during the warm-up.": [[[105.0, 2004.0]] * 2],
+           "There is no warm-up: the first round sets up the connection, and you time it.": [[[104.0, 2003.0]] * 2],
+           "Rank 1 adds 1 before it sends the tensor back. Rank 0 changes nothing.": [[[10.0, 2010.0], [10.0, 2009.0]]],
+           "Rank 1 has to add 1 to the tensor in every round: this clock counts rounds by it.": [[[0.0, 1998.0]] * 2],
+           "Rank 1 adds 1 to the first element alone.": [[[5.0, 7998.0]] * 2],
+           "Rank 1 still has elements of its own: only the first one has been sent. Send the whole tensor.":
+               [[[5.0, 2004.0], [5.0, 6999.0]]],
+           "Rank 1 has to receive into `tensor` itself.": [[[5.0, 2004.0], [0.0, 6993.0]]]})
+
+
+def require_rounds(run, length, rounds):
+    """Require that both ranks send the whole tensor once in each round, the warm-up included."""
+    for rank in (0, 1):
+        sent = [call.bytes for call in run.calls(rank, "send")]
+        check.that(sent == [4 * length] * (rounds + 1),
+                   f"Rank {rank} sends {sent} bytes. It should send the whole tensor, of {4 * length:,} bytes, once in "
+                   f"each of the {rounds + 1} rounds.")
+
+
+require_rounds(run, 1000, 5)
 ### BEGIN HIDDEN TESTS
-check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, later: [[later / 2, rounds + 1.0]] * 2,
-            cases=check.draw(2, length=range(1, 50_000), rounds=range(1, 12), first=[300.0, 7.0], later=[2.0, 0.5]))
+drawn = check.draw(2, length=range(2, 50_000), fill=check.for_each_rank(check.between(1, 9)), rounds=range(1, 12),
+                   first=check.between(5, 300), later=check.between(0.5, 2))
+for run, case in zip(check.ranks(bounced, ranks=2, cases=drawn, expected=lambda ranks, length, fill, rounds, first,
+                                 later: [[later / 2, fill[0] * (length - 1) + rounds + 1]] * 2), drawn, strict=True):
+    require_rounds(run, case["length"], case["rounds"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="ping-pong" hint="Both ranks wait in the same operation"
@@ -417,6 +433,15 @@ check.ranks(bounced, ranks=2, expected=lambda ranks, length, rounds, first, late
 # +            dist.send(received, dst=0)
 
 # %% [raw] mutant="ping-pong" hint="It should send the whole tensor"
+# def ping_pong(tensor, rounds, clock):
+#     tensor[1:] = 2.0
+#     for number in range(rounds + 1):
+#         if number == 1:
+#             begin = clock()
+#         tensor[0] += 1
+#     return (clock() - begin) / (2 * rounds)
+
+# %% [raw] mutant="ping-pong" hint="only the first one has been sent"
 # -            dist.send(tensor, dst=1)
 # -            dist.recv(tensor, src=1)
 # +            dist.send(tensor[:1], dst=1)

@@ -39,7 +39,8 @@ os.chdir(workspace.home())  # all paths in this lab are relative to the workspac
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "layout_estimator", "minimegatron", "virtualgpu")
+check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "lab.notebook.splits.one_process", "layout_estimator",
+           "minimegatron", "virtualgpu")
 
 # %% tags=["explore"]
 import json
@@ -276,6 +277,17 @@ def tensor_parallel(seed, samples, hidden=8, norms=True):
     gradients = [x.grad, first.grad, second.grad]
     return [float(loss), *([one.norm().item() for one in gradients] if norms else gradients)]
 
+
+def tensor_parallel_shards(seed, samples, shard_seed, columns):
+    """Run forward and backward with a shard that this rank alone has; return the loss and gradients."""
+    from lab.notebook import splits
+
+    x, y, *_ = splits.problem(seed, samples)
+    first, second = (one.requires_grad_() for one in splits.problem(shard_seed, samples, columns)[2:])
+    x.requires_grad_()
+    loss = tensor_parallel_step(x, y, first, second)
+    return [float(loss), x.grad, first.grad, second.grad]
+
 # %% check="tensor-parallel" points=5
 (run,) = check.ranks(
     tensor_parallel, cases=[{"seed": 1, "samples": 4}], ranks=2, rel=1e-4,
@@ -291,30 +303,45 @@ def tensor_parallel(seed, samples, hidden=8, norms=True):
             [[[0.6737998, 2.365269, 2.356255, 0.28279], [0.6737998, 2.410815, 2.363308, 0.2713092]]],
         "The loss is right, but the ranks have other columns and rows: rank 0 has the first ones, rank 1 the next.":
             [[[0.6737998, 2.157136, 1.416416, 0.1288994], [0.6737998, 2.157136, 0.8820746, 0.1475794]]]})
-for rank in (0, 1):
-    used = [(call.op, call.bytes) for call in run.calls(rank)]
-    check.that(used == [("all_reduce", 96)] * 2,
-               "One all-reduce of the output and one of the gradient of x suffice; each has 4 x 6 elements, "
-               f"96 bytes. Rank {rank} called "
-               + (", ".join(f"{op} with {size} bytes" for op, size in used) or "nothing") + ".")
-    flops = run.records[rank].flops
-    check.that(flops <= 6 * 4 * 6 * 8 + 1,
-               f"Rank {rank} does {flops:.0f} FLOPs, but half of the work is {6 * 4 * 6 * 8}. Each rank "
-               "needs only its own columns and rows.")
+
+
+def require_two_all_reduces(run, samples, columns):
+    """Require that every rank all-reduces the output and the gradient of x, and computes with its own shard only."""
+    for rank in range(len(run.values)):
+        used = [(call.op, call.bytes) for call in run.calls(rank)]
+        check.that(used == [("all_reduce", 24 * samples)] * 2,
+                   f"One all-reduce of the output and one of the gradient of x suffice; each has {samples} x 6 "
+                   f"elements, {24 * samples} bytes. Rank {rank} called "
+                   + (", ".join(f"{op} with {size} bytes" for op, size in used) or "nothing") + ".")
+        flops, share = run.records[rank].flops, 6 * 2 * samples * 6 * columns  # six matmuls
+        check.that(flops <= share + 1,
+                   f"Rank {rank} does {flops:.0f} FLOPs, but its share of the work is {share}. Each rank needs only "
+                   "its own columns and rows.")
+
+
+require_two_all_reduces(run, 4, 4)
 ### BEGIN HIDDEN TESTS
 import numpy as np
 
 from lab.notebook import splits
 
 
-def parts(ranks, seed, samples, hidden, **_):
-    loss, x, first, second = splits.one_process(seed, samples, hidden)
+def shares(ranks, problem):
+    loss, x, first, second = splits.one_process(problem)
     return [[loss, x, *one] for one in zip(
         np.split(first, ranks, axis=1), np.split(second, ranks), strict=True)]
 
 
-tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
-                    cases=check.draw(1, seed=range(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
+check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3,
+            expected=lambda ranks, seed, samples, hidden, norms: shares(ranks, splits.problem(seed, samples, hidden)),
+            cases=check.draw(1, seed=check.between(2, 90), samples=[3, 5], hidden=[8, 16], norms=[False]))
+drawn = check.draw(1, seed=check.between(2, 90), samples=[3, 5], columns=[2, 4],
+                   shard_seed=check.for_each_rank(check.between(100, 900)))
+runs = check.ranks(tensor_parallel_shards, ranks=[2, 3], rel=1e-3, cases=drawn,
+                   expected=lambda ranks, seed, samples, columns, shard_seed: shares(
+                       ranks, splits.joined(seed, samples, shard_seed, columns)))
+for run in runs:
+    require_two_all_reduces(run, drawn[0]["samples"], drawn[0]["columns"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="tensor-parallel" hint="its own partial sum of the output"
@@ -333,7 +360,7 @@ tried = check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3, expected=parts,
 # +    part.backward(output.grad)
 # -    dist.all_reduce(x.grad)
 
-# %% [raw] mutant="tensor-parallel" hint="suffice; each has 4 x 6"
+# %% [raw] mutant="tensor-parallel" hint="suffice; each has"
 # -    dist.all_reduce(x.grad)
 # +    for tensor in (x.grad, loss.detach().clone()):
 # +        dist.all_reduce(tensor)
@@ -420,28 +447,39 @@ def pipeline(seed, samples, micro_batches, norms=True):
             [[[None, 6.673585], [2.694429, 0.7885514]]],
         "The last stage is right. Which gradient belongs to which activations on rank 0?":
             [[[None, 1.631702], [0.6736073, 0.1971379]]]})
-for rank, text in ((0, "activations"), (1, "gradients")):
-    sizes = [call.bytes for call in run.calls(rank, "send")]
-    check.that(sizes == [64] * 4,
-               f"Rank {rank} should send the {text} of four micro-batches, 2 x 8 elements (64 bytes) each. It "
-               f"sends {sizes or 'nothing'} bytes.")
-second = run.calls(0, "send")[1]
-first_gradient = run.calls(0, "recv")[0].finished
-check.that(first_gradient is None or first_gradient >= second.started,
-           "Rank 0 waits for the gradient of its first micro-batch before it sends the second. Only one of the "
-           "stages works at any time.")
+
+
+def require_micro_batches(run, samples, micro_batches):
+    """Require that both stages send one tensor per micro-batch, and that they work at the same time."""
+    size = samples // micro_batches
+    for rank, text in ((0, "activations"), (1, "gradients")):
+        sizes = [call.bytes for call in run.calls(rank, "send")]
+        check.that(sizes == [32 * size] * micro_batches,
+                   f"Rank {rank} should send the {text} of {micro_batches} micro-batches, {size} x 8 elements "
+                   f"({32 * size} bytes) each. It sends {sizes or 'nothing'} bytes.")
+    for later in run.calls(0, "send")[1:2]:
+        first_gradient = run.calls(0, "recv")[0].finished
+        check.that(first_gradient is None or first_gradient >= later.started,
+                   "Rank 0 waits for the gradient of its first micro-batch before it sends the second. Only one of the "
+                   "stages works at any time.")
+
+
+require_micro_batches(run, 8, 4)
 ### BEGIN HIDDEN TESTS
 from lab.notebook import splits
 
 
-def stages(ranks, seed, samples, **_):
-    loss, _, first, second = splits.one_process(seed, samples)
+def stages(ranks, seed, samples, micro_batches, norms):
+    """Rank 0 has the samples and the first weight of its seed, and rank 1 the rest of another one."""
+    (x, _, first, _), (_, y, _, second) = (splits.problem(one, samples) for one in seed)
+    loss, _, first, second = splits.one_process((x, y, first, second))
     return [[None, first], [loss, second]]
 
 
-tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
-                    cases=check.draw(2, seed=range(2, 90), samples=[6, 12], micro_batches=[1, 2, 3],
-                                     norms=[False]))
+drawn = check.draw(2, seed=check.for_each_rank(check.between(2, 90)), samples=[6, 12], micro_batches=[1, 2, 3],
+                   norms=[False])
+for run, case in zip(check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages, cases=drawn), drawn, strict=True):
+    require_micro_batches(run, case["samples"], case["micro_batches"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="pipeline-parallel" hint="so neither receives"
@@ -462,7 +500,7 @@ tried = check.ranks(pipeline, ranks=2, rel=1e-3, expected=stages,
 # -        for activations in waiting:
 # +        for activations in reversed(waiting):
 
-# %% [raw] mutant="pipeline-parallel" hint="of four micro-batches"
+# %% [raw] mutant="pipeline-parallel" hint="bytes) each. It sends"
 # -    if x is not None:
 # +    micro_batches = 1
 # +    if x is not None:

@@ -827,22 +827,20 @@ def fit(training, validation, steps, every, goal):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def fitted(samples, steps, every, goal):
-    """Call fit with shards that are different on every rank."""
-    rank = dist.get_rank()
-
+def fitted(samples, phase, steps, every, goal):
+    """Call fit with shards that differ between ranks, because each rank has a phase of its own."""
     def shard(offset):
         angles = torch.arange(3 * samples, dtype=torch.float64).view(samples, 3)
-        x = torch.sin(1.7 * angles + 5.0 * rank + offset)
+        x = torch.sin(1.7 * angles + phase + offset)
         return x, x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.1 * torch.cos(
-            angles[:, 0] + rank)
+            angles[:, 0] + 0.2 * phase)
 
     return fit(shard(0.0), shard(2.0), steps, every, goal)
 
 # %% check="fit" points=4
-runs = check.ranks(
-    fitted, cases=[{"samples": 8, "steps": 4, "every": 2, "goal": 0.0},
-                   {"samples": 8, "steps": 9, "every": 3, "goal": 0.7}], ranks=4, rel=1e-6,
+check.ranks(
+    fitted, cases=[{"samples": 8, "phase": check.by_rank([0.0, 5.0, 10.0, 15.0]), "steps": steps, "every": every,
+                    "goal": goal} for steps, every, goal in ((4, 2, 0.0), (9, 3, 0.7))], ranks=4, rel=1e-6,
     expected=[[[1.631329581, 1.04994497], [], [], []],
               [[1.30763222, 0.679994852], [], [], []]],
     hints={"The ranks wait for each other in different places. After which line do they diverge?":
@@ -860,30 +858,31 @@ runs = check.ranks(
 import numpy as np
 
 
-def losses(ranks, samples, steps, every, goal):
+def losses(ranks, samples, phases, steps, every, goal):
     """Return the validation losses, computed by one process."""
     angles = np.arange(3.0 * samples).reshape(samples, 3)
     weight, found = np.zeros(3), []
 
-    def shard(rank, offset):
-        x = np.sin(1.7 * angles + 5.0 * rank + offset)
-        return x, x @ np.array([1.0, -2.0, 0.5]) + 0.1 * np.cos(angles[:, 0] + rank)
+    def shard(phase, offset):
+        x = np.sin(1.7 * angles + phase + offset)
+        return x, x @ np.array([1.0, -2.0, 0.5]) + 0.1 * np.cos(angles[:, 0] + 0.2 * phase)
 
     for step in range(1, steps + 1):
-        pairs = [shard(rank, 0.0) for rank in range(ranks)]
+        pairs = [shard(phase, 0.0) for phase in phases]
         weight = weight - 0.1 * sum(2 * x.T @ (x @ weight - y) / samples for x, y in pairs) / ranks
         if step % every == 0:
-            pairs = [shard(rank, 2.0) for rank in range(ranks)]
+            pairs = [shard(phase, 2.0) for phase in phases]
             found.append(float(sum(((x @ weight - y) ** 2).mean() for x, y in pairs) / ranks))
             if found[-1] <= goal:
                 break
     return found
 
 
-runs = check.ranks(fitted, cases=check.draw(2, samples=range(5, 20), steps=range(6, 20), every=[2, 3, 5],
-                                            goal=[0.0, 0.8]), ranks=[2, 3], rel=1e-6,
-                   expected=lambda ranks, samples, steps, every, goal:
-                [losses(ranks, samples, steps, every, goal)] + [[]] * (ranks - 1))
+check.ranks(fitted, ranks=[2, 3], rel=1e-6, cases=check.draw(
+                2, samples=range(5, 20), phase=check.for_each_rank(check.between(0, 100)), steps=range(6, 20),
+                every=[2, 3, 5], goal=[0.0, 0.8]),
+            expected=lambda ranks, samples, phase, steps, every, goal: [
+                losses(ranks, samples, phase, steps, every, goal)] + [[]] * (ranks - 1))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="fit" hint="wait for each other in different places"

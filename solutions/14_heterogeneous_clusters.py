@@ -991,13 +991,13 @@ class DataParallel(torch.nn.Module):
 ### END SOLUTION
 
 # %% tags=["driver"]
-def unequal_steps(samples, micro_batches=1, equal=0):
+def unequal_steps(samples, micro_batches=1, equal=()):
     """Take a step of a linear model; return its gradients on this rank.
 
     Args:
-        samples: of each rank.
-        micro_batches: of each rank, or as many as it has samples.
-        equal: samples per rank of a further step, without begin(); 0 for none.
+        samples: of this rank: two inputs and the target of each.
+        micro_batches: of this rank, or as many as it has samples.
+        equal: this rank's samples in a further step, without begin(); all ranks have equally many.
     """
     from mytrainer.new.ddp import DataParallel
 
@@ -1011,23 +1011,21 @@ def unequal_steps(samples, micro_batches=1, equal=0):
         def forward(self, x):
             return x @ self.weight + self.bias
 
-    rank, ranks, replica = dist.get_rank(), dist.get_world_size(), DataParallel(Linear(), bucket_mb=1e-5)
-    for counts in ([samples, [equal] * ranks] if equal else [samples]):
+    replica = DataParallel(Linear(), bucket_mb=1e-5)
+    for own in ([samples, equal] if equal else [samples]):
         replica.zero_grad()
-        if counts is samples:
-            replica.begin(counts[rank])
-        numbers = torch.arange(counts[rank]) + sum(counts[:rank])
-        parts = numbers.chunk(micro_batches) if len(numbers) else ()
+        if own is samples:
+            replica.begin(len(own))
+        parts = torch.tensor(own).chunk(micro_batches) if own else ()
         for place, part in enumerate(parts, start=1):
-            x, y = torch.stack([part + 1.0, part * part % 5 + 0.0], dim=1), part % 3 + 1.0
             with contextlib.nullcontext() if place == len(parts) else replica.no_sync():
-                ((replica(x) - y).square().sum() / len(numbers)).backward()
+                ((replica(part[:, :2]) - part[:, 2]).square().sum() / len(own)).backward()
         replica.finish()
     return [None if parameter.grad is None else parameter.grad.tolist() for parameter in replica.parameters()]
 
 
-def weighted_backward_pass(layers, bucket_mb):
-    """Run one step of layers of 1 KiB each, with twice as many samples on rank 1 as on rank 0.
+def weighted_backward_pass(layers, bucket_mb, samples, scale):
+    """Run one step of layers of 1 KiB each; `scale` multiplies this rank's loss.
 
     Returns the sum of each averaged gradient.
     """
@@ -1036,8 +1034,8 @@ def weighted_backward_pass(layers, bucket_mb):
     model = torch.nn.Sequential(*[torch.nn.Linear(16, 16, bias=False) for _ in range(layers)])
     for layer in model:
         torch.nn.init.eye_(layer.weight)
-    replica, scale = DataParallel(model, bucket_mb), dist.get_rank() + 1
-    replica.begin(4 * scale)
+    replica = DataParallel(model, bucket_mb)
+    replica.begin(samples)
     with replica.no_sync():
         (replica(torch.ones(4, 16)).sum() * scale).backward()
     (replica(torch.ones(4, 16)).sum() * scale).backward()
@@ -1046,9 +1044,11 @@ def weighted_backward_pass(layers, bucket_mb):
 
 # %% check="average-gradients" points=6
 # Unequal ranks, then with micro-batches, and then a step with equal ranks.
+unequal = check.by_rank([[[1.0, 0.0, 1.0], [2.0, 1.0, 2.0], [3.0, 4.0, 3.0]], [[4.0, 4.0, 1.0]]])
 check.ranks(
     unequal_steps, ranks=2, rel=1e-5,
-    cases=[{"samples": [3, 1]}, {"samples": [3, 1], "micro_batches": 2}, {"samples": [3, 1], "equal": 1}],
+    cases=[{"samples": unequal}, {"samples": unequal, "micro_batches": 2},
+           {"samples": unequal, "equal": check.by_rank([[[1.0, 0.0, 1.0]], [[2.0, 1.0, 2.0]]])}],
     expected=[[[[-9.0, -9.0], [-3.5]]] * 2, [[[-9.0, -9.0], [-3.5]]] * 2, [[[-5.0, -2.0], [-3.0]]] * 2],
     hints={
         "That is the mean of the ranks: a sample on the rank with one counts as much as three on the other.":
@@ -1066,34 +1066,56 @@ check.ranks(
         "A step without begin() still has the weights of the step before.":
             [[], [], [[[-3.5, -1.0], [-2.5]]] * 2],
     })
-check.ranks(unequal_steps, cases=[{"samples": [2, 0, 1]}], ranks=3, rel=1e-5,
+check.ranks(unequal_steps, ranks=3, rel=1e-5,
+            cases=[{"samples": check.by_rank([[[1.0, 0.0, 1.0], [2.0, 1.0, 2.0]], [], [[3.0, 4.0, 3.0]]])}],
             expected=[[[[-9.333333, -9.333333], [-4.0]]] * 3],
             hints={"The other ranks wait in a collective. Does the rank without samples take part in all of them?":
                    "deadlock"})
 # It still starts each bucket when its last gradient is ready, and only then.
-(run,) = check.ranks(weighted_backward_pass, cases=[{"layers": 8, "bucket_mb": 0.002}], ranks=2, rel=1e-5,
-                     expected=[[[3413.3333] * 8] * 2])
-flops = run.records[0].flops
-calls = [call for call in run.calls(0, "all_reduce") if call.bytes >= 1024]
-check.that(len(calls) == 4, f"There are {len(calls)} all-reduces of gradients. Eight gradients of 1 KiB fill four "
-           "buckets of 2 KiB, which are sent once per step.")
-# Each micro-batch has 23 matmuls: 8 in the forward pass, and two per layer in the backward pass
-# (but one in the first layer, whose input needs no gradient).
-for bucket, call in enumerate(calls):
-    ready, begun = (23 + min(12 + 4 * bucket, 23)) / 46, call.started / flops
-    check.that(begun < ready + 1 / 46, f"All-reduce {bucket + 1} of 4 starts after {begun:.0%} of the step's FLOPs, "
-               f"but its gradients are ready after {ready:.0%}. Start it then: the overlap of lab 04 is lost.")
+
+
+def require_overlap(run, layers):
+    """Require that every rank starts a bucket of two layers when the second one's gradient is ready."""
+    # Each micro-batch has one matmul per layer in the forward pass, and two in the backward pass (but one in the
+    # first layer, whose input needs no gradient).
+    buckets, matmuls = layers // 2, 3 * layers - 1
+    for rank in range(len(run.values)):
+        calls, flops = [call for call in run.calls(rank, "all_reduce") if call.bytes >= 1024], run.records[rank].flops
+        check.that(len(calls) == buckets, f"Rank {rank} calls {len(calls)} all-reduces of gradients. {layers} gradients "
+                   f"of 1 KiB fill {buckets} buckets of 2 KiB, which are sent once per step.")
+        for bucket, call in enumerate(calls):
+            ready = (matmuls + min(layers + 4 * (bucket + 1), matmuls)) / (2 * matmuls)
+            begun = call.started / flops
+            check.that(begun < ready + 0.5 / matmuls,
+                       f"All-reduce {bucket + 1} of {buckets} starts after {begun:.0%} of the step's FLOPs, but its "
+                       f"gradients are ready after {ready:.0%}. Start it then: the overlap of lab 04 is lost.")
+
+
+(run,) = check.ranks(weighted_backward_pass, ranks=2, rel=1e-5, expected=[[[3413.3333] * 8] * 2],
+                     cases=[{"layers": 8, "bucket_mb": 0.002, "samples": check.by_rank([4, 8]),
+                             "scale": check.by_rank([1.0, 2.0])}])
+require_overlap(run, 8)
 ### BEGIN HIDDEN TESTS
 def of_all(ranks, samples, micro_batches):
     """Return the gradients of the mean loss over all samples, from weights and a bias of 0, for every rank."""
-    total = sum(samples)
-    parts = [[-2.0 * (k % 3 + 1) * factor for factor in (k + 1, k * k % 5, 1)] for k in range(total)]
-    first, second, bias = (sum(column) / total for column in zip(*parts, strict=True))
+    parts = [[-2.0 * y * factor for factor in (*x, 1)] for own in samples for *x, y in own]
+    first, second, bias = (sum(column) / len(parts) for column in zip(*parts, strict=True))
     return [[[first, second], [bias]]] * ranks
 
 
-check.ranks(unequal_steps, cases=check.draw(2, samples=lambda dice: [dice.randint(1, 9), *dice.choices(range(8), k=3)],
-                                            micro_batches=[1, 2, 3]), ranks=4, rel=1e-5, expected=of_all)
+def drawn_samples(dice):
+    counts = [dice.randint(1, 9), *dice.choices(range(8), k=3)]
+    return check.by_rank([[[dice.uniform(1, 9) for _ in range(3)] for _ in range(count)] for count in counts])
+
+
+check.ranks(unequal_steps, ranks=4, rel=1e-5, expected=of_all,
+            cases=check.draw(2, samples=drawn_samples, micro_batches=[1, 2, 3]))
+drawn = check.draw(1, layers=[6, 10], bucket_mb=[0.002], samples=check.for_each_rank(range(1, 9)),
+                   scale=check.for_each_rank(check.between(1, 9)))
+(run,) = check.ranks(weighted_backward_pass, ranks=3, rel=1e-5, cases=drawn,
+                     expected=lambda ranks, layers, bucket_mb, samples, scale: [[
+                         2048 * sum(n * one for n, one in zip(samples, scale, strict=True)) / sum(samples)] * layers] * ranks)
+require_overlap(run, drawn[0]["layers"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="average-gradients" hint="counts as much as"
@@ -1146,7 +1168,7 @@ check.ranks(unequal_steps, cases=check.draw(2, samples=lambda dice: [dice.randin
 # -        while len(self.started) < len(self.buckets) and not self.waiting[len(self.started)]:
 # -            self._start()
 
-# %% [raw] mutant="average-gradients" hint="fill four"
+# %% [raw] mutant="average-gradients" hint="which are sent once per step"
 # -            size += parameter.nbytes
 
 # %% [raw] mutant="average-gradients" hint="Within no_sync, none may be"

@@ -820,7 +820,7 @@ def drawn_job(seed, per_node, threads, above, each, kind):
 
 
 drawn = [drawn_job(**case) for case in check.draw(
-    24, seed=range(400), per_node=[2, 4, 8], threads=[1, 2, 4], above=[2, 3, 4], each=range(4),
+    24, seed=range(10**6), per_node=[2, 4, 8], threads=[1, 2, 4], above=[2, 3, 4], each=range(4),
     kind=["launcher", "enough", "own", "ranks"])]
 check.function(crowded, cases=[case for case, _ in drawn], expected=[told for _, told in drawn])
 ### END HIDDEN TESTS

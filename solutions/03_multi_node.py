@@ -239,12 +239,13 @@ check.function(
             ["ok", "idle GPUs", "separate worlds", "ok", "idle GPUs", "not started"],
     })
 ### BEGIN HIDDEN TESTS
-for case in check.draw(16, gpus=[4, 8, 16, 64], kind=["ok", "ok", "separate worlds", "idle GPUs"],
+for case in check.draw(16, job=range(10**6), gpus=range(4, 257, 4), kind=["ok", "ok", "separate worlds", "idle GPUs"],
                        starts=[1, 2, 3], part=[2, 4], tensor=[1, 2]):
     size = case["gpus"] if case["kind"] == "ok" else case["gpus"] // case["part"]
     starts = {"separate worlds": case["part"], "idle GPUs": 1}.get(case["kind"], case["starts"])
     tensor = case["tensor"] if size > 1 else 1
-    check.function(verdict, cases=[{"lines": log_of([size] * starts, tensor), "gpus": case["gpus"]}],
+    lines = [f"srun: job {case['job']} has been allocated resources", *log_of([size] * starts, tensor)]
+    check.function(verdict, cases=[{"lines": lines, "gpus": case["gpus"]}],
                    expected=[case["kind"]])
 check.function(verdict, cases=[{"lines": [], "gpus": 8}], expected=["not started"])
 ### END HIDDEN TESTS
@@ -571,8 +572,8 @@ check.function(
     })
 ### BEGIN HIDDEN TESTS
 for case in check.draw(12, ranks=[4, 8, 16], slow=[0, 1, 2, 3], extra=range(30, 200),
-                       base=range(100, 500)):
-    base, cost = float(case["base"]), float(case["extra"]) * case["base"] / 100
+                       base=check.between(100, 500)):
+    base, cost = case["base"], case["extra"] * case["base"] / 100
     compute = [base + base * 0.03 * ((7 * rank) % 5) / 5 for rank in range(case["ranks"])]
     chosen = sorted({(3 * number + case["extra"]) % case["ranks"] for number in range(case["slow"])})
     for rank in chosen:

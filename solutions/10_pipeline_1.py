@@ -174,7 +174,7 @@ check.function(
            "Training does not get faster, because one GPU works at a time. And you pay for all of them.":
                [(0.25, 100.0), (1.0, 10.0), (0.5, 50.0)]})
 ### BEGIN HIDDEN TESTS
-check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=range(1, 1000)),
+check.function(naive_costs, cases=check.draw(10, stages=range(1, 65), hours=check.between(1, 1000)),
                expected=lambda stages, hours: (1 / stages, float(hours * stages)))
 ### END HIDDEN TESTS
 
@@ -579,7 +579,7 @@ check.function(
         "That ignores the number of micro-batches: more of them must make the bubble smaller.": [0.75, 0.75, 0.75, 0.75],
     })
 ### BEGIN HIDDEN TESTS
-check.function(bubble, cases=check.draw(20, p=range(1, 65), m=range(1, 257)),
+check.function(bubble, cases=check.draw(20, p=range(1, 1025), m=range(1, 10_000)),
                expected=lambda p, m: (p - 1) / (m + p - 1))
 ### END HIDDEN TESTS
 
@@ -648,7 +648,7 @@ check.function(
         "A pipeline needs at least one micro-batch.": [12, 63, 10, 0, 1],
     })
 ### BEGIN HIDDEN TESTS
-check.function(micro_batches_for, cases=check.draw(20, p=range(1, 65), percent=range(1, 101)),
+check.function(micro_batches_for, cases=check.draw(20, p=range(1, 20_000), percent=range(1, 101)),
                expected=lambda p, percent: max(1, -(-100 * (p - 1) // percent) - (p - 1)))
 ### END HIDDEN TESTS
 
@@ -841,7 +841,7 @@ check.function(
         "One micro-batch is not recomputed.": [1.0, 4 / 3, 4 / 3, 4 / 3],
     })
 ### BEGIN HIDDEN TESTS
-check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except_last"], m=range(1, 65)),
+check.function(extra_work, cases=check.draw(20, mode=["never", "always", "except_last"], m=range(1, 10**6)),
                expected=lambda mode, m: 1 + {"never": 0, "always": m, "except_last": m - 1}[mode] / (3 * m))
 ### END HIDDEN TESTS
 
@@ -1051,7 +1051,7 @@ def cut(samples, chunks):
     return [size] * (samples // size) + [samples % size] * (samples % size > 0)
 
 
-check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 200), chunks=range(1, 40)), expected=cut)
+check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 5000), chunks=range(1, 500)), expected=cut)
 ### END HIDDEN TESTS
 
 # %% [raw] tags=["mutant"] answer="chunk-sizes" hint="That is as even"

@@ -393,8 +393,8 @@ check.function(
         "That is GPipe, which starts its backward passes after the last forward pass.": [4, 4, 3, 4],
     })
 ### BEGIN HIDDEN TESTS
-drawn = check.draw(24, schedule=["gpipe", "1f1b", "1f1b"], stages=range(1, 20), back=range(19),
-                   micro_batches=range(1, 30))
+drawn = check.draw(24, schedule=["gpipe", "1f1b", "1f1b"], stages=range(1, 100), back=range(99),
+                   micro_batches=range(1, 1000))
 cases = [(case["schedule"], case["stages"], case["back"] % case["stages"], case["micro_batches"])
          for case in drawn]
 check.function(
@@ -1226,7 +1226,7 @@ check.function(
 check.raises(batch_config, ValueError, (10, 4, 4, 4), hint="10 samples are not divisible by "
              "the micro-batch size of 4.")
 ### BEGIN HIDDEN TESTS
-drawn = check.draw(16, micro_batch=range(1, 9), steps=range(1, 65), stages=range(1, 9),
+drawn = check.draw(16, micro_batch=range(1, 65), steps=range(1, 1000), stages=range(1, 9),
                    replicas=range(1, 9))
 check.function(
     batch_config,
@@ -1392,7 +1392,7 @@ check.function(
 ### BEGIN HIDDEN TESTS
 check.function(
     interleaving,
-    cases=check.draw(20, stages=range(2, 20), micro_batches=range(1, 100), chunks=range(1, 9)),
+    cases=check.draw(20, stages=range(2, 100), micro_batches=range(1, 10_000), chunks=range(1, 9)),
     expected=lambda stages, micro_batches, chunks: (
         formulas.bubble_overhead(stages, micro_batches, chunks),
         2 * micro_batches * (stages * chunks - 1)))

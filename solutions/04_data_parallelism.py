@@ -1469,6 +1469,52 @@ def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps, after_step
         model.finish()
         after_step()
 
+# %% tags=["check-setup"]
+# What a step on modeled GPUs is compared with: the same passes without all-reduces, and PyTorch's own replica.
+import contextlib
+
+
+def training(model, width, tokens, micro_batches, steps, paused):
+    """Run steps of mixed-precision training; inside `paused()`, a backward pass reduces no gradient."""
+    import torch
+
+    for number in range(steps * micro_batches):
+        if number % micro_batches == 0:
+            model.zero_grad(set_to_none=False)
+        with contextlib.nullcontext() if number % micro_batches == micro_batches - 1 else paused():
+            x = torch.randn(tokens // micro_batches, width, device="cuda")
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(x).square().mean()
+            loss.backward()
+
+
+def linear_layers(width, layers):
+    import torch
+
+    return torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(layers)])
+
+
+def without_reduction(width, layers, tokens, micro_batches, steps):
+    """Broadcast a model from rank 0, and run steps in which every rank trains alone."""
+    import torch.distributed as dist
+
+    model = linear_layers(width, layers)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    training(model, width, tokens, micro_batches, steps, contextlib.nullcontext)
+
+
+def reduced_by_torch(width, layers, tokens, micro_batches, bucket_mb, steps):
+    """Run the steps with PyTorch's DistributedDataParallel."""
+    import torch
+    import torch.distributed as dist
+
+    model = linear_layers(width, layers)
+    for parameter in model.parameters():
+        dist.broadcast(parameter.detach(), 0)
+    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=bucket_mb, init_sync=False)
+    training(model, width, tokens, micro_batches, steps, model.no_sync)
+
 # %% check="ddp" points=8
 # It trains like one process: tied, frozen, and unused parameters, no_sync.
 runs = check.ranks(
@@ -1536,17 +1582,18 @@ check.ranks(two_orders, cases=[{"bucket_mb": 1e-5, "swapped": check.by_rank([Fal
                    "start their buckets in that order, too.": [[[88.0, 88.0]] * 2],
                    "The ranks compute with different frozen parameters.": [[[16.0, 320.0]] * 2],
                    "The ranks compute with different buffers.": [[[16.0, 240.0]] * 2]})
-# It exposes at most 10% of a step on 32 virtual H100s.
-one, two = [check.gpus(
-    ddp_steps, {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1,
-                "bucket_mb": 130, "steps": steps}, "h100:8", nodes=4, present=[0],
-    least={"flops": steps * 47 * 2 * 8192 * 4096**2, "dtype": "bf16",
-           "communicated": steps * 16 * 4 * 4096**2}) for steps in (1, 2)]
-step = two.milliseconds - one.milliseconds
-waiting = (two.exposed * two.milliseconds - one.exposed * one.milliseconds) / step
-check.pass_mark(waiting, f"The second step takes {step:.1f} ms, and {waiting:.0%} of it is "
-                "exposed communication. Start each all-reduce early, and wait in finish().",
-                error=two.error, below=0.1)
+# It exposes at most 10% of its steps on 32 virtual H100s, compared with the same passes without all-reduces.
+size = {"width": 4096, "layers": 16, "tokens": 8192, "micro_batches": 1}
+begun, without = [check.baseline(without_reduction, {**size, "steps": steps}, "h100:8", nodes=4, present=[0])
+                  for steps in (0, 2)]
+cost = check.gpus(ddp_steps, {**size, "bucket_mb": 130, "steps": 2}, "h100:8", nodes=4, present=[0],
+                  least={"flops": 2 * 47 * 2 * 8192 * 4096**2, "dtype": "bf16",
+                         "communicated": 3 * 16 * 4 * 4096**2, "among": 32})
+took, ideal = cost.milliseconds - begun.milliseconds, without.milliseconds - begun.milliseconds
+waiting = 1 - ideal / took
+check.pass_mark(waiting, f"Two steps take {took:.1f} ms, and {ideal:.1f} ms without all-reduces: {waiting:.0%} of the "
+                "time is exposed communication. Start each all-reduce early, and wait in finish().",
+                error=cost.error, below=0.1)
 ### BEGIN HIDDEN TESTS
 from lab.notebook import replicas as small
 
@@ -1665,6 +1712,12 @@ check.ranks(two_orders, ranks=3, rel=1e-5,
 # +        for tensor in [*module.parameters(), *module.buffers()]:
 # +            if tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter):
 # +                dist.broadcast(tensor.detach(), src=0)
+
+# %% [raw] mutant="ddp" hint="it sleeps for"
+# -        self.synchronizes = True
+# +        self.synchronizes = True
+# +        import time
+# +        time.sleep(1e-3 * dist.get_world_size())
 
 # %% [raw] mutant="ddp" hint="DistributedDataParallel is not available"
 # %%writefile mytrainer/ddp.py
@@ -1837,7 +1890,7 @@ collectives.efficiency({
 #
 # Plan a run of this model with your DataParallel. Its critical batch size has been estimated at 262,144 tokens, so
 # fix the global batch there: `gpus * tokens_per_gpu == 262_144`. You may have up to 1,024 H100s, in nodes of 8. Your
-# manager wants as many GPUs as possible. Finance wants an efficiency of at least 40%, where
+# manager wants as many GPUs as possible. Finance wants an efficiency of at least 35%, where
 #
 # $$ \text{efficiency} = \frac{\text{tokens per second and GPU of your plan}}
 #                           {\text{tokens per second of one GPU with 16,384 tokens per step}}. $$
@@ -1861,28 +1914,34 @@ check.that(gpus in (8, 16, 32, 64, 128, 256, 512, 1024) and isinstance(bucket, i
            and bucket > 0, "gpus must be 8, 16, 32, ..., or 1024, and bucket_mb more than 0.")
 check.that(gpus * tokens == 262_144, f"{gpus} GPUs with {tokens} tokens each do not make a global batch "
            "of 262,144 tokens.")
-model = {"width": 2048, "layers": 48, "bucket_mb": bucket}
-first, both = [check.gpus(
-    ddp_steps, {**model, "tokens": 16_384, "micro_batches": 1, "steps": steps}, "h100:1",
-    least={"flops": steps * 143 * 2 * 16_384 * 2048**2, "dtype": "bf16"}) for steps in (1, 2)]
-alone = both.milliseconds - first.milliseconds
-# The plan must be efficient enough, and the same batch on twice the GPUs must not be.
-for count in dict.fromkeys((int(gpus), min(2 * int(gpus), 1024))):
-    share = 262_144 // count
-    one, two = [check.gpus(
-        ddp_steps, {**model, "tokens": share, "micro_batches": -(-share // 16_384), "steps": steps,
-                    "bucket_mb": bucket if count == gpus else 50},
-        "h100:8", nodes=count // 8, present=[0],
-        least={"flops": steps * 143 * 2 * share * 2048**2, "dtype": "bf16",
-               "communicated": steps * 48 * 4 * 2048**2}) for steps in (1, 2)]
-    step = two.milliseconds - one.milliseconds
-    efficiency = share / 16_384 * alone / step
-    if count == gpus:
-        check.pass_mark(efficiency, error=two.error, above=0.4, hint=f"A step takes {step:.1f} ms, at an efficiency of "
-                   f"{efficiency:.0%}. What limits it: bandwidth, latency, or the batch size?")
-    else:
-        check.pass_mark(efficiency, error=two.error, below=0.4, hint=f"{gpus} GPUs are efficient enough, but so are {count}, with "
-                   f"{efficiency:.0%} and buckets of 50 MiB.")
+model = {"width": 2048, "layers": 48}
+
+def step_time(cost, begun):
+    """Return the milliseconds of one of two steps, without what comes before them."""
+    return (cost.milliseconds - begun.milliseconds) / 2
+
+begun, both = [check.baseline(without_reduction, {**model, "tokens": 16_384, "micro_batches": 1, "steps": steps}, "h100:1")
+               for steps in (0, 2)]
+alone = step_time(both, begun)
+# The plan must be efficient enough.
+gpus, nodes = int(gpus), int(gpus) // 8
+batch = {"tokens": tokens, "micro_batches": -(-tokens // 16_384)}
+begun = check.baseline(without_reduction, {**model, **batch, "steps": 0}, "h100:8", nodes=nodes, present=[0])
+cost = check.gpus(ddp_steps, {**model, **batch, "steps": 2, "bucket_mb": bucket}, "h100:8", nodes=nodes, present=[0],
+                  least={"flops": 2 * 143 * 2 * tokens * 2048**2, "dtype": "bf16",
+                         "communicated": 3 * 48 * 4 * 2048**2, "among": gpus})
+step = step_time(cost, begun)
+efficiency = tokens / 16_384 * alone / step
+check.pass_mark(efficiency, error=cost.error, above=0.35, hint=f"A step takes {step:.1f} ms, at an efficiency of "
+                f"{efficiency:.0%}. What limits it: bandwidth, latency, or the batch size?")
+# The same batch on twice the GPUs must not be: even PyTorch's own replica is too slow there.
+if gpus < 1024:
+    batch = {"tokens": tokens // 2, "micro_batches": -(-tokens // 32_768)}
+    begun, both = [check.baseline(reduced_by_torch, {**model, **batch, "bucket_mb": 50, "steps": steps}, "h100:8",
+                                  nodes=2 * nodes, present=[0]) for steps in (0, 2)]
+    efficiency = tokens / 32_768 * alone / step_time(both, begun)
+    check.pass_mark(efficiency, error=both.error, below=0.35, hint=f"{gpus} GPUs are efficient enough, but so are "
+                    f"{2 * gpus}, with {efficiency:.0%} and buckets of 50 MiB.")
 
 # %% [raw] mutant="plan" hint="a global batch of 262,144"
 # def plan():

@@ -14,7 +14,8 @@ from virtualgpu.pytorch import assumptions
 
 def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
         link: str | None = None, stack: str = DEFAULT, present: Sequence[int] | None = None,
-        values: str = "1MiB", assume: Iterable[str] = (), record: bool = False) -> list[Rank]:
+        values: str = "1MiB", assume: Iterable[str] = (), typical: float | None = None,
+        record: bool = False) -> list[Rank]:
     """Run a function on every rank of a job on virtual GPUs.
 
     Args:
@@ -26,6 +27,8 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
         present: the ranks that are processes; the others are symmetric to them. None for all ranks.
         values: size of the largest tensor whose values are computed, "all", or "none".
         assume: values for lines that need an unknown one, such as "train.py:41=False".
+        typical: what a few numbers that large tensors yield, such as an amax or a norm, are assumed
+            to be where the program reads them; None: they are unknown.
         record: whether each rank returns a record that virtualgpu.replay can price elsewhere.
 
     Returns:
@@ -36,5 +39,5 @@ def run(function: Callable[[], object], gpus: str = "h100", nodes: int = 1, *,
     """
     answers = tuple(map(assumptions.parse, assume))
     cluster = parse(gpus, nodes, link, stack)
-    settings = Settings(parse_size(values), answers, record)
+    settings = Settings(parse_size(values), answers, record, typical=typical)
     return run_ranks(cluster, settings, function, present)

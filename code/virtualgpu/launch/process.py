@@ -54,7 +54,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     os.environ.update(variables(cluster, rank))
     torch.set_num_threads(1)
     gpu = CudaGpu(cluster.card_of(rank), rank % cluster.per_node, cluster.per_node, settings.values,
-                  Decisions(settings.answers))
+                  Decisions(settings.answers, settings.typical is None), settings.typical)
     if settings.fuse:
         fusing.install(gpu)
     facade.install(gpu)

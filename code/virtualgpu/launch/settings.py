@@ -23,6 +23,7 @@ class Settings:
         answers: values that the user supplies with --assume.
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
+        typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
         fuse: whether elementwise kernels of compiled regions are fused.
 
     Raises:
@@ -34,6 +35,7 @@ class Settings:
     record: bool = False
     trace: str | None = None
     fuse: bool = False
+    typical: float | None = None
 
     def __post_init__(self) -> None:
         if self.record and self.fuse:

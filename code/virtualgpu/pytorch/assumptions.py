@@ -16,6 +16,10 @@ from virtualgpu.core.assumptions import Assumptions
 from virtualgpu.core.errors import NoValue, VirtualGpuError
 from virtualgpu.core.gpu import caller
 
+# What to write where nobody can supply a value.
+WITHOUT_READING = ("virtual GPUs compute no values of large tensors. Reduce the tensor to one "
+                   "number first, such as x.abs().amax(), and compare that; or choose on the GPU, "
+                   "with torch.where(condition, a, b)")
 WORDS = {"true": True, "false": False}
 
 
@@ -51,8 +55,15 @@ def parse(text: str) -> AssumedValue:
 class Decisions(Assumptions):
     """The assumptions of a run, with the values that the user supplies for unknown ones."""
 
-    def __init__(self, answers: Iterable[AssumedValue] = ()) -> None:
+    def __init__(self, answers: Iterable[AssumedValue] = (), command_line: bool = True) -> None:
+        """Begin without assumptions.
+
+        Args:
+            answers: the values that the user supplies.
+            command_line: whether the user can supply more of them. A check's driver has none.
+        """
         super().__init__()
+        self.command_line = command_line
         self.answers = list(answers)
         self.used: set[AssumedValue] = set()
 
@@ -78,8 +89,10 @@ class Decisions(Assumptions):
                 self.note(f"`{text}` is {answer.value}, set by --assume", file, line)
                 return answer.value
         form = "NUMBER" if number else "True|False"
-        raise NoValue(f"{file}, line {line}: `{text}` {use}, but the value was not computed: "
-                      "virtual GPUs compute only small tensors (--values). Supply it with "
+        what = f"{file}, line {line}: `{text}` {use}, but the value was not computed: "
+        if not self.command_line:
+            raise NoValue(what + WITHOUT_READING)
+        raise NoValue(what + "virtual GPUs compute only small tensors (--values). Supply it with "
                       f"--assume {file}:{line}={form}, or run a tiny model with --values all")
 
     def unused(self) -> list[AssumedValue]:

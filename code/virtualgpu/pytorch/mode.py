@@ -31,7 +31,7 @@ from virtualgpu.core.rules import KernelWork, tensors
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
 from virtualgpu.pytorch import downloads, host_memory
-from virtualgpu.pytorch.assumptions import Decisions
+from virtualgpu.pytorch.assumptions import WITHOUT_READING, Decisions
 from virtualgpu.pytorch.values import (
     EMPTY,
     LIMIT,
@@ -66,7 +66,7 @@ class CudaGpu(VirtualGpu):
     supports_higher_order_operators = True
 
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
-                 assumptions: Decisions | None = None) -> None:
+                 assumptions: Decisions | None = None, typical: float | None = None) -> None:
         """Create a virtual GPU.
 
         Args:
@@ -75,12 +75,13 @@ class CudaGpu(VirtualGpu):
             count: number of GPUs on this node.
             limit: bytes of the largest tensor whose values are computed.
             assumptions: values that the user supplies for others (--assume).
+            typical: what a few numbers of large tensors are assumed to be; None: unknown.
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
         self.memory.message = partial(pytorch_2_message, index=index)
         self.assumptions = assumptions or Decisions()
-        self.values = Values(limit, self.assumptions)
+        self.values = Values(limit, self.assumptions, typical)
         self.on_host: set[int] = set()  # storages in the host's memory without values
         self.own: set[int] = set()  # storages of meta tensors that the program asked for
         self.pinned: set[int] = set()  # storages in pinned memory of the host
@@ -205,9 +206,11 @@ class CudaGpu(VirtualGpu):
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """Run an operation whose result, or its shape, depends on values."""
         if not self.values.all_known(tensors((*args, *kwargs.values()))):
-            raise NoValue(
-                f"{program_line()} needs a tensor's values, but virtual GPUs compute those of "
-                          "small tensors only (--values): run a tiny model with --values all")
+            what = f"{program_line()} needs a tensor's values, but "
+            if not self.assumptions.command_line:
+                raise NoValue(what + WITHOUT_READING)
+            raise NoValue(what + "virtual GPUs compute those of small tensors only (--values): "
+                          "run a tiny model with --values all")
         self.wait_for_stream()
         real = [self.values.value(item) if isinstance(item, torch.Tensor) and item.is_meta else
                 [self.values.value(one) if one is not None and one.is_meta else one

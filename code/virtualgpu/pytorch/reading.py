@@ -10,6 +10,7 @@ from torch import Tensor
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.pytorch.assumptions import WITHOUT_READING
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown, as_float
 from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta, space_of
@@ -42,6 +43,10 @@ def install(gpu: CudaGpu) -> None:
             if gpu.values.known(self):
                 with hidden:
                     return original(gpu.values.value(self), *args, **kwargs)
+            typical = gpu.values.typical_of(self)
+            if typical is not None:
+                with hidden:
+                    return original(typical, *args, **kwargs)
             return otherwise(self, *args, **kwargs)
         setattr(Tensor, name, read)
 
@@ -65,8 +70,8 @@ def _unknown_reads(gpu: CudaGpu) -> dict[str, Callable]:
         "__index__": lambda self: int(Unknown()),
         "__float__": lambda self: as_float(gpu.assumptions, sys._getframe(2)),
         "__complex__": decide("needs a number", True),
-        "numpy": lambda self, **_: stop("becomes a numpy array"),
-        "__array__": lambda self, *_, **__: stop("becomes a numpy array"),
+        "numpy": lambda self, **_: stop(gpu, "becomes a numpy array"),
+        "__array__": lambda self, *_, **__: stop(gpu, "becomes a numpy array"),
         "__contains__": decide("branches on a value"),
         "__format__": lambda self, spec="": format(Unknown(), spec),
     }
@@ -90,11 +95,12 @@ def unknown_list(shape: torch.Size) -> list:
     return [unknown_list(shape[1:]) for _ in range(shape[0])]
 
 
-def stop(what: str) -> None:
+def stop(gpu: CudaGpu, what: str) -> None:
     """Raise NoValue, because --assume supplies single values only."""
     raise NoValue(
-        f"{program_line()}: a tensor {what}, but its values were not computed; run a tiny model "
-                  "with --values all")
+        f"{program_line()}: a tensor {what}, but its values were not computed"
+        + ("; run a tiny model with --values all" if gpu.assumptions.command_line
+           else f": {WITHOUT_READING}"))
 
 
 def text(gpu: CudaGpu, tensor: Tensor, shown: Callable, options: dict) -> str:

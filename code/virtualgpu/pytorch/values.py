@@ -6,6 +6,7 @@ makes its results unknown.
 
 from __future__ import annotations
 
+import operator
 import weakref
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -21,6 +22,7 @@ from virtualgpu.pytorch.unknown import FINITE, is_infinite
 from virtualgpu.pytorch.visible import CPU, key_of
 
 LIMIT = 2**20  # bytes
+FEW = 1024  # elements that a program may read one by one, such as an amax or a norm per tensor
 aten = torch.ops.aten
 OVERWRITE = {aten.copy_.default, aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default}
 EMPTY = {aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default,
@@ -36,6 +38,13 @@ TRUTH = {aten.any.default: any, aten.any.dim: any, aten.any.dims: any,
          aten.logical_or.default: any, aten.bitwise_or.Tensor: any,
          aten.logical_not.default: lambda values: not values[0],
          aten.bitwise_not.default: lambda values: not values[0]}
+# Comparisons with a number, which have the same answer for every element of a typical tensor.
+COMPARISONS = {aten.eq.Scalar: operator.eq, aten.ne.Scalar: operator.ne,
+               aten.lt.Scalar: operator.lt, aten.le.Scalar: operator.le,
+               aten.gt.Scalar: operator.gt, aten.ge.Scalar: operator.ge}
+# Those of TRUTH that treat numbers differently.
+BITWISE = {aten.mul.Tensor, aten.bitwise_and.Tensor, aten.bitwise_or.Tensor,
+           aten.bitwise_not.default}
 UNSCALE = aten._amp_foreach_non_finite_check_and_unscale_.default
 RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernoulli_",
                "aten::exponential_", "aten::geometric_", "aten::log_normal_", "aten::cauchy_"}
@@ -44,14 +53,16 @@ RANDOM_FILL = {"aten::normal_", "aten::uniform_", "aten::random_", "aten::bernou
 class Values:
     """The twins of one GPU's tensors."""
 
-    def __init__(self, limit: int, assumptions: Decisions) -> None:
+    def __init__(self, limit: int, assumptions: Decisions, typical: float | None = None) -> None:
         """Begin without values.
 
         Args:
             limit: bytes of the largest storage that gets a twin.
             assumptions: receives the assumptions that are made.
+            typical: what a few numbers are assumed to be that large tensors yield, such as an amax;
+                None: they are unknown.
         """
-        self.limit, self.assumptions = limit, assumptions
+        self.limit, self.assumptions, self.typical = limit, assumptions, typical
         self.twins: dict[int, torch.UntypedStorage] = {}
         self.lost: set[int] = set()  # CPU storages that unknown values were written to
         self.uniform: dict[int, bool] = {}  # large boolean tensors with one value, by storage
@@ -138,6 +149,7 @@ class Values:
                 read = [item for item in read if item is not written[0]]
             if not self.all_known(read):
                 self.forget(written)
+                self._assume_typical((*written, *fresh))
                 return
         if overwrites and not self.known(written[0]) and not self._make_twin(written[0]):
             return
@@ -146,7 +158,8 @@ class Values:
     def truth(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None:
         """Return the boolean that an operation yields everywhere if unknown values are finite.
 
-        Returns None for operations that are not checks for finite values.
+        With a typical value, also that of comparisons with a number. Returns None for other
+        operations.
 
         Args:
             func: the operation.
@@ -154,12 +167,46 @@ class Values:
         """
         if func in TRUTH and self.uniform:
             values = [self.uniform.get(key_of(item)) for item in tensors(args)]
-            return None if None in values else TRUTH[func](values)
+            if None not in values:
+                return TRUTH[func](values)
         answer = if_finite(func, args)
+        if answer is None and self.typical is not None:
+            return self._if_typical(func, args)
         if answer is None or self.all_known(tensors(args)):
             return None
         self.assumptions.note_here(FINITE)
         return answer
+
+    def _if_typical(self, func: torch._ops.OpOverload, args: Sequence) -> bool | None:
+        """Return the boolean that an operation yields everywhere for elements of typical value."""
+        if func in COMPARISONS and not self.all_known(args[:1]) and args[0].dtype != torch.bool:
+            answer = COMPARISONS[func](self.typical, args[1])
+        elif (func in TRUTH and func not in BITWISE and not self.all_known(tensors(args))
+              and all(item.dtype != torch.bool for item in tensors(args))):
+            answer = TRUTH[func]([bool(self.typical)] * len(tensors(args)))
+        else:
+            return None
+        self._note_typical()
+        return answer
+
+    def _note_typical(self) -> None:
+        self.assumptions.note_here(f"a number that was not computed is {self.typical:g}")
+
+    def _assume_typical(self, results: Sequence[torch.Tensor]) -> None:
+        """Set a few numbers that were not computed to the typical value, if there is one."""
+        for item in results:
+            storage = item.untyped_storage()
+            if (self.typical is not None and item.dtype is not torch.bool
+                    and storage.nbytes() <= FEW * item.element_size()):
+                self._note_typical()
+                self.put(item, torch.full(item.shape, self.typical, dtype=item.dtype))
+
+    def typical_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return a CPU tensor of typical values for a read of a few unknown numbers, or None."""
+        if self.typical is None or tensor.dtype is torch.bool or tensor.numel() > FEW:
+            return None
+        self._note_typical()
+        return torch.full(tensor.shape, self.typical, dtype=tensor.dtype)
 
     def _fill(self, tensor: torch.Tensor, truth: bool) -> None:
         """Fill a new tensor with one boolean."""

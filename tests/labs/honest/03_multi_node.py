@@ -1,0 +1,94 @@
+# %% answer="verdict" style="match on a sorted list"
+def verdict(lines, gpus):
+    key = "using world size: "
+    worlds = [int(line.split(key)[1].split(",")[0]) for line in lines if key in line]
+    match sorted(worlds, reverse=True):
+        case []:
+            return "not started"
+        case [largest, *_] if largest == gpus:
+            return "ok"
+        case [_]:
+            return "idle GPUs"
+        case _:
+            return "separate worlds"
+
+# %% answer="stragglers" style="tensors"
+def stragglers(compute, communication):
+    times = torch.tensor(compute, dtype=torch.float64)
+    late = (times > 1.1 * times.min()).nonzero().flatten()
+    return late.tolist(), (times.max() - times.min()).item() if len(late) else 0.0
+
+# %% answer="odd-rank" style="a counter of places"
+def odd_rank(dumps):
+    import re
+    from collections import Counter
+
+    def place(dump):
+        main = dump.split('"MainThread"\n')[1]
+        frames = re.match(r"(?:    .*\n?)*", main)[0]
+        return next(one for one in re.findall(r"\((\S+:\d+)\)$", frames, re.M) if not one.startswith("torch/"))
+
+    places = [place(dump) for dump in dumps]
+    counts = Counter(places)
+    return min(enumerate(places), key=lambda pair: counts[pair[1]])
+
+# %% answer="my-two-nodes" style="a here-document that is a program, and readarray"
+%%writefile code/my_two_nodes.sh
+#!/bin/bash
+#SBATCH --job-name=my_two_nodes
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH -N 2-2
+#SBATCH --gres=gpu:2
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
+    --device virtual:v100 --virtual-network ethernet:25gbit \
+    --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+    --seq-length 1024 --max-position-embeddings 1024 \
+    --micro-batch-size 2 --train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+    --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+    --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+readarray -t hosts < <(scontrol show hostnames)
+# The last four digits, read as decimal.
+port=3${SLURM_JOB_ID: -4}
+printf -v port '3%04d' "$((SLURM_JOB_ID % 10000))"
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -s -- "$@" <<END
+exec torchrun --nnodes=${#hosts[@]} --nproc-per-node=2 --rdzv-backend=c10d \
+    --rdzv-endpoint=${hosts[0]}:$port --rdzv-id=$SLURM_JOB_ID $PROGRAM "\$@"
+END
+
+# %% answer="my-two-nodes" style="environment variables of torchrun, and sed"
+%%writefile code/my_two_nodes.sh
+#!/bin/bash
+#SBATCH --job-name=my_two_nodes
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH --nodes=2 --gpus-per-node=v100:2
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
+    --device virtual:v100 --virtual-network ethernet:25gbit \
+    --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+    --seq-length 1024 --max-position-embeddings 1024 \
+    --micro-batch-size 2 --train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+    --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+    --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+first_host() { scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p; }
+export PET_NNODES=$SLURM_NNODES PET_NPROC_PER_NODE=2 PET_RDZV_BACKEND=c10d PET_RDZV_ID=$SLURM_JOB_ID
+PET_RDZV_ENDPOINT="$(first_host):$(( SLURM_JOB_ID % 20000 + 15000 ))"
+export PET_RDZV_ENDPOINT
+srun -c "${SLURM_CPUS_PER_TASK}" torchrun $PROGRAM "$@"
+
+# %% answer="fit" style="the decision in one tensor that every rank has"
+def fit(training, validation, steps, every, goal):
+    weights, losses = torch.zeros(3, dtype=torch.float64), []
+    return losses

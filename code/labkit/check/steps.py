@@ -15,6 +15,7 @@ from noting import STEP, append_launch, linger
 import options
 
 MOST_TASKS = 256
+MOST_INPUT = 2**20  # bytes of standard input that tasks get
 NODE_LISTS = ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST")
 
 
@@ -156,12 +157,15 @@ def _srun(record: str, arguments: list[str]) -> int:
 def _run_tasks(parts: list[StepPart], step: int, tasks: int) -> int:
     """Run the tasks of a step, which are numbered over all its components. Return the exit code.
 
+    Each task gets a copy of srun's standard input, such as a here-document.
+
     Args:
         parts: the step's parts.
         step: the step's number.
         tasks: the number of all its tasks.
     """
     names = [name for part in parts for name in part.names]
+    given = b"" if sys.stdin is None else sys.stdin.buffer.read(MOST_INPUT)
     task = node = status = 0
     for part in parts:
         env = options.exported(part.requested.get("export") or os.environ.get("SLURM_EXPORT_ENV"),
@@ -179,7 +183,8 @@ def _run_tasks(parts: list[StepPart], step: int, tasks: int) -> int:
                        **_bound(part.requested, local)}
                 status = subprocess.run(part.command, env=env | own,
                                         cwd=part.requested.get("chdir"),
-                                        stdin=subprocess.DEVNULL).returncode or status
+                                        input=given if "input" not in part.requested else b""
+                                        ).returncode or status
                 task += 1
             node += 1
     return status

@@ -54,8 +54,6 @@ PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
     --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
     --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
 readarray -t hosts < <(scontrol show hostnames)
-# The last four digits, read as decimal.
-port=3${SLURM_JOB_ID: -4}
 printf -v port '3%04d' "$((SLURM_JOB_ID % 10000))"
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -s -- "$@" <<END
 exec torchrun --nnodes=${#hosts[@]} --nproc-per-node=2 --rdzv-backend=c10d \
@@ -88,7 +86,21 @@ PET_RDZV_ENDPOINT="$(first_host):$(( SLURM_JOB_ID % 20000 + 15000 ))"
 export PET_RDZV_ENDPOINT
 srun -c "${SLURM_CPUS_PER_TASK}" torchrun $PROGRAM "$@"
 
-# %% answer="fit" style="the decision in one tensor that every rank has"
+# %% answer="fit" style="all ranks evaluate, and rank 0's decision is broadcast"
 def fit(training, validation, steps, every, goal):
-    weights, losses = torch.zeros(3, dtype=torch.float64), []
-    return losses
+    (x, y), ranks = training, dist.get_world_size()
+    weight, history, stop = x.new_zeros(3), [], torch.zeros(1)
+    for step in range(steps):
+        gradient = torch.einsum("nf,n->f", x, x @ weight - y) * (2 / len(x))
+        dist.all_reduce(gradient)
+        weight = weight - 0.1 * gradient / ranks
+        if (step + 1) % every:
+            continue
+        errors = [torch.zeros((), dtype=x.dtype) for _ in range(ranks)]
+        dist.all_gather(errors, (validation[0] @ weight - validation[1]).square().mean())
+        history.append(sum(errors).item() / ranks)
+        stop.fill_(history[-1] <= goal)
+        dist.broadcast(stop, 0)
+        if stop.item():
+            break
+    return history if dist.get_rank() == 0 else []

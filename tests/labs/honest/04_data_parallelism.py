@@ -101,3 +101,64 @@ def average_in_buckets(parameters, bucket_mb):
         for one, part in zip(bucket, flat.split([one.numel() for one in bucket])):
             one.copy_(part.view_as(one))
 
+# %% answer="script" style="functions, a case of the exit code, and a test of the file"
+%%writefile code/my_ddp.sh
+#!/bin/bash
+#SBATCH --job-name=my_ddp
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH -N 2
+#SBATCH --signal=SIGTERM@90
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -uo pipefail
+export OMP_NUM_THREADS=1
+saved=megatron/checkpoints/my_ddp
+
+train() {
+    local first
+    read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes=2 --nproc-per-node=2 \
+        --rdzv-backend=c10d --rdzv-endpoint="$first:$((SLURM_JOB_ID % 9000 + 21000))" \
+        --rdzv-id="my_ddp.$SLURM_JOB_ID" "$LAB_HOME/code/train_ddp.py" --checkpoint="$saved" "$@"
+}
+
+cd "$LAB_HOME" || exit 3
+rm -f -- "$saved/stopped"
+train "$@"
+status=$?
+case $status in
+    0) exit 0 ;;
+    *) [[ -f $saved/stopped ]] || exit $status ;;
+esac
+scontrol requeue "$SLURM_JOB_ID"
+
+# %% answer="script" style="a trap at the end, and find instead of rm"
+%%writefile code/my_ddp.sh
+#!/bin/bash
+#SBATCH --job-name=my_ddp
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH --nodes=2 --requeue --open-mode=append --signal=15@120
+set -euo pipefail
+
+finish() {
+    status=$?
+    trap - EXIT
+    if (( status )) && test -e "$LAB_HOME/megatron/checkpoints/my_ddp/stopped"; then
+        scontrol requeue $SLURM_JOB_ID && exit
+    fi
+    exit "$status"
+}
+
+mkdir -p "$LAB_HOME/megatron/checkpoints/my_ddp"
+find "$LAB_HOME/megatron/checkpoints/my_ddp" -maxdepth 1 -name stopped -delete
+trap finish EXIT
+hosts=($(scontrol show hostnames))
+srun -c2 bash -c 'exec torchrun "$@"' launcher --nnodes "$SLURM_NNODES" --nproc_per_node 2 --rdzv_backend c10d \
+    --rdzv_endpoint "${hosts[0]}:$((25000 + SLURM_JOB_ID % 5000))" --rdzv_id "$SLURM_JOB_ID" \
+    "$LAB_HOME/code/train_ddp.py" --checkpoint megatron/checkpoints/my_ddp "$@"

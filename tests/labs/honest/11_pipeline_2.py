@@ -196,3 +196,34 @@ TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
     "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
     --device virtual:v100 $MODEL $BATCH $LAYOUT $TEXT --log-interval 2 --eval-iters 0 "$@"
+
+# %% answer="my-interleaving" style="a layout by arithmetic"
+%%writefile code/my_interleaving.sh
+#!/bin/bash
+#SBATCH --job-name=my_interleaving
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--fp16 --num-layers 24 --hidden-size 1024 --num-attention-heads 16 \
+       --seq-length 1024 --max-position-embeddings 1024"
+BATCH="--micro-batch-size 1 --global-batch-size 8 --train-iters 4 --lr 1.5e-4"
+LAYOUT="--pipeline-model-parallel-size=$SLURM_NNODES"
+LAYOUT+=" --num-layers-per-virtual-pipeline-stage=$((24 / SLURM_NNODES / 2))"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
+    --nnodes 4 --nproc_per_node 1 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $LAYOUT $TEXT \
+    --log-interval 2 --eval-iters 0 "$@"

@@ -114,3 +114,32 @@ def survives(case, chosen, other, error):
         if not step_ms(case | {"kinds": kinds}, chosen) < step_ms(case | {"kinds": kinds}, other):
             return False
     return True
+
+# %% answer="mixed-script" style="an array of words, and a here-document for each task's shell"
+%%writefile code/mixed.sh
+#!/bin/bash
+#SBATCH -J mixed -N1 --ntasks-per-node=1 -c4 --gres=gpu:a10:2 -t 10 -o megatron/logs/%x_%j.txt
+#SBATCH hetjob
+#SBATCH -N1 --ntasks-per-node=1 -c4 --gres=gpu:a100:2
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+       --seq-length 1024 --max-position-embeddings 1024"
+BATCH="--micro-batch-size 4 --global-batch-size 64 --train-iters 4 --lr 1.5e-4"
+balance=(4 8)
+printf -v LAYOUT -- '--pipeline-model-parallel-size %d --balance %d-%d' "${#balance[@]}" "${balance[@]}"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+
+RANKS="--nnodes 2 --nproc_per_node 2 --master_addr $MASTER_ADDR --master_port $MASTER_PORT"
+TRAINER="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py --device virtual $MODEL $BATCH $LAYOUT $TEXT \
+         --timing-log-level 0 --log-interval 2 --eval-iters 0"
+
+srun --het-group=0-1 --cpus-per-task=4 bash -s -- $RANKS $TRAINER "$@" <<'TASK'
+set -eu
+exec torchrun --node-rank="$SLURM_NODEID" "$@"
+TASK

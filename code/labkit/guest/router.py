@@ -101,7 +101,6 @@ class Router:
             return
         code = os.waitstatus_to_exitcode(status)
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL) if -code not in (9, 19) else None
             os.kill(os.getpid(), -code)
         os._exit(code)
 

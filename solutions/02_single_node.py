@@ -39,8 +39,7 @@ os.chdir(workspace.home())  # all paths in this lab are relative to the workspac
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "lab.notebook.splits.one_process", "layout_estimator",
-           "minimegatron", "virtualgpu")
+check.mask("job_monitor.layouts", "job_monitor.bytes_sent", "layout_estimator", "minimegatron", "virtualgpu")
 
 # %% tags=["explore"]
 import json
@@ -288,6 +287,19 @@ def tensor_parallel_shards(seed, samples, shard_seed, columns):
     loss = tensor_parallel_step(x, y, first, second)
     return [float(loss), x.grad, first.grad, second.grad]
 
+# %% tags=["check-setup"]
+import numpy as np
+import torch
+
+from lab.notebook import splits
+
+
+def one_process(x, y, first, second):
+    """Return the loss of the whole MLP, and the gradients of x, first, and second."""
+    inputs = [tensor.requires_grad_() for tensor in (x, first, second)]
+    loss = (torch.nn.functional.gelu(x @ first) @ second - y).square().mean()
+    return [loss.item(), *(one.numpy() for one in torch.autograd.grad(loss, inputs))]
+
 # %% check="tensor-parallel" points=5
 (run,) = check.ranks(
     tensor_parallel, cases=[{"seed": 1, "samples": 4}], ranks=2, rel=1e-4,
@@ -321,15 +333,17 @@ def require_two_all_reduces(run, samples, columns):
 
 require_two_all_reduces(run, 4, 4)
 ### BEGIN HIDDEN TESTS
-import numpy as np
-
-from lab.notebook import splits
-
-
 def shares(ranks, problem):
-    loss, x, first, second = splits.one_process(problem)
+    loss, x, first, second = one_process(*problem)
     return [[loss, x, *one] for one in zip(
         np.split(first, ranks, axis=1), np.split(second, ranks), strict=True)]
+
+
+def joined(seed, samples, columns, shard_seed):
+    """Return the problem of which every rank has the weights of its own seed as its shard."""
+    x, y, *_ = splits.problem(seed, samples)
+    first, second = zip(*(splits.problem(one, samples, columns)[2:] for one in shard_seed), strict=True)
+    return x, y, torch.cat(first, dim=1), torch.cat(second)
 
 
 check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3,
@@ -338,8 +352,7 @@ check.ranks(tensor_parallel, ranks=[1, 4], rel=1e-3,
 drawn = check.draw(1, seed=check.between(2, 90), samples=[3, 5], columns=[2, 4],
                    shard_seed=check.for_each_rank(check.between(100, 900)))
 runs = check.ranks(tensor_parallel_shards, ranks=[2, 3], rel=1e-3, cases=drawn,
-                   expected=lambda ranks, seed, samples, columns, shard_seed: shares(
-                       ranks, splits.joined(seed, samples, shard_seed, columns)))
+                   expected=lambda ranks, **given: shares(ranks, joined(**given)))
 for run in runs:
     require_two_all_reduces(run, drawn[0]["samples"], drawn[0]["columns"])
 ### END HIDDEN TESTS
@@ -466,13 +479,10 @@ def require_micro_batches(run, samples, micro_batches):
 
 require_micro_batches(run, 8, 4)
 ### BEGIN HIDDEN TESTS
-from lab.notebook import splits
-
-
 def stages(ranks, seed, samples, micro_batches, norms):
     """Rank 0 has the samples and the first weight of its seed, and rank 1 the rest of another one."""
     (x, _, first, _), (_, y, _, second) = (splits.problem(one, samples) for one in seed)
-    loss, _, first, second = splits.one_process((x, y, first, second))
+    loss, _, first, second = one_process(x, y, first, second)
     return [[None, first], [loss, second]]
 
 

@@ -1,11 +1,9 @@
-"""Build small models for lab 04, and train them in one process for comparison.
+"""Build small models for lab 04, and batches to train them on.
 
 Parameters and batches are values of sines, so they are the same on every rank and machine.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -60,45 +58,6 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         y: targets [b, 6].
     """
     return (model(x) - y).square().mean()
-
-
-def losses_of_one_process(kind: str, seeds: Sequence[float], samples: int, steps: int
-                          ) -> list[list[float]]:
-    """Train on the batches of all ranks; return the loss on each of them after each step.
-
-    Args:
-        kind: the kind of model, as for Small.
-        seeds: the seeds of the ranks' batches; the first one is that of the model, too.
-        samples: the number of samples in each batch.
-        steps: the number of steps of SGD.
-    """
-    model = Small(kind, seeds[0])
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    batches = [batch(seed, samples) for seed in seeds]
-    losses: list[list[float]] = [[] for _ in seeds]
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss(model, *map(torch.cat, zip(*batches, strict=True))).backward()
-        optimizer.step()
-        for of_rank, one in zip(losses, batches, strict=True):
-            of_rank.append(loss(model, *one).item())
-    return losses
-
-
-def gradient_norm_of_one_process(kind: str, seeds: Sequence[float], samples: int,
-                                 offset: float = 0.0) -> float:
-    """Return the norm of the gradient of the batches of all ranks.
-
-    Args:
-        kind: the kind of model, as for Small.
-        seeds: one per rank; the first one is the seed of the model.
-        samples: the number of samples in each batch.
-        offset: added to the seeds of the batches.
-    """
-    model = Small(kind, seeds[0])
-    batches = [batch(seed + offset, samples) for seed in seeds]
-    loss(model, *map(torch.cat, zip(*batches, strict=True))).backward()
-    return gradient_norm(model)
 
 
 def gradient_norm(model: nn.Module) -> float:

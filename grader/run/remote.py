@@ -17,6 +17,7 @@ from grader.run.measure import EstimateFailed
 from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
+from labkit.check.each_rank import of_rank
 from labkit.check.kernel import KernelSide
 from labkit.check.pricing import PricingFailed, PricingProcess
 from labkit.check.sides import DEFAULT_TRIAL, LONGEST_NAME, MOST_NAMES, Raised, Trial
@@ -82,7 +83,7 @@ class Remote:
         name = name_of(function)
         if name is None:
             return KernelSide().ranks(function, ranks, arguments, keywords, seconds)
-        _encoded(arguments, keywords)  # refuses the student's names
+        _encoded(*of_rank((arguments, keywords), 0))  # refuses the student's names
         broker = on_ranks.CaseBroker(ranks, arguments, keywords)
         response = self._request("ranks", exchange=broker.exchange, name=name, ranks=ranks,
                                  limit=seconds)

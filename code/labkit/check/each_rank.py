@@ -108,10 +108,10 @@ def require_none(value: Any, where: str) -> None:
 
 def _replaced(value: Any, replace: Callable[[EachRank], Any]) -> Any:
     """Return a copy of a value in which `replace` has replaced every EachRank, at any depth."""
-    if isinstance(value, EachRank):
+    if type(value) is EachRank:  # a student's name on the trusted side refuses isinstance
         return replace(value)
     if type(value) in (list, tuple):
         return type(value)(_replaced(item, replace) for item in value)
-    if isinstance(value, Mapping):
+    if issubclass(type(value), Mapping):
         return {name: _replaced(item, replace) for name, item in value.items()}
     return value

@@ -50,8 +50,7 @@ class KernelSide:
               keywords: Mapping[str, Any], seconds: float) -> RanksRun:
         from labkit.check import on_ranks
 
-        given, words = wire.copy((tuple(arguments), dict(keywords)))
-        return on_ranks.run(function, ranks, given, words, seconds, self.masks)
+        return on_ranks.run(function, ranks, arguments, keywords, seconds, self.masks)
 
     def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
              keywords: Mapping[str, Any], seconds: float) -> GpusRun:

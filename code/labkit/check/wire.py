@@ -7,7 +7,6 @@ JSON has no tuples, NaN, int keys or arrays. They travel as an object with one k
 does every dict:
 
     {"dict": [[key, value], ...]}  {"tuple": [...]}  {"float": "nan"}  {"array": {...}}
-    {"each_rank": [...]}
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ import json
 import math
 import sys
 from typing import TYPE_CHECKING, Any
-
-from labkit.check.each_rank import EachRank
 
 if TYPE_CHECKING:  # importing it takes longer than the rest of a sandbox's start
     import numpy as np
@@ -81,8 +78,6 @@ def _encode(value: Any, depth: int) -> Any:
     if depth == 0:
         raise CannotCross(f"more than {MOST_DEPTH} levels of lists and dicts: "
                           "does one contain itself?")
-    if type(value) is EachRank:
-        return {"each_rank": [_encode(item, depth - 1) for item in value.elements]}
     np = sys.modules.get("numpy")  # if it was never imported, no value comes from it
     if np is not None and issubclass(type(value), np.generic):
         value = value.item()
@@ -169,8 +164,6 @@ def _decode(coded: Any, depth: int) -> Any:
         return NON_FINITE[content]
     if kind == "tuple" and isinstance(content, list):
         return tuple(_decode(item, depth - 1) for item in content)
-    if kind == "each_rank" and isinstance(content, list):
-        return EachRank(tuple(_decode(item, depth - 1) for item in content))
     if kind == "dict" and isinstance(content, list):
         return _decode_dict(content, depth - 1)
     if kind == "array" and isinstance(content, dict):

@@ -81,6 +81,40 @@ check.function(bubble, cases=check.draw(20, p=range(2, 9), m=range(1, 65)),
                expected=lambda p, m: (p - 1) / (m + p - 1))  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
+# Without the second solution, a check starts no ranks: few submissions should pay for them.
+RANKED = """def passed_on(tensor):
+    ### BEGIN SOLUTION
+    import torch
+    import torch.distributed as dist
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(tensor)
+    sending = dist.isend(tensor, (rank + 1) % ranks)
+    dist.recv(received, (rank - 1) % ranks)
+    sending.wait()
+    return received
+    ### END SOLUTION
+### BEGIN SOLUTION
+ANSWERED = True
+### END SOLUTION"""
+RANKED_DRIVER = """def passed(values):
+    import torch
+
+    return passed_on(torch.tensor(values, dtype=torch.float64)).tolist()"""
+RANKED_CHECK = f"""check.value(ANSWERED, True)
+runs = check.ranks(passed, cases=[{{"values": check.by_rank([[1.0], [2.0], [4.0]])}}], ranks=3,
+                   expected=[[[4.0], [1.0], [2.0]]])
+### BEGIN HIDDEN TESTS
+runs += check.ranks(passed, ranks=3, cases=check.draw(
+    2, values=check.for_each_rank(check.between(1, 9), [2])), expected=lambda ranks, values: [
+        values[rank - 1] for rank in range(ranks)])  # {HIDDEN}
+### END HIDDEN TESTS
+for run in runs:
+    for rank in range(3):
+        calls = [(call.op, call.peer) for call in run.calls(rank)]
+        check.that(calls == [("send", (rank + 1) % 3), ("recv", (rank - 1) % 3)],
+                   "Send to the right.")"""
+
 MASK = '\ncheck.mask("minimegatron.formulas", "pipeline_schedules.gpipe")'
 
 RIGHT_DOUBLE = "def double(x):\n    return 2 * x"
@@ -110,7 +144,10 @@ def source(whole: bool) -> Any:
             cell(JOB, **marks("job", solution=True, locked=False)),
             cell(JOB_CHECK, **marks("job-check", grade=True, points=2)),
             cell(PARTED, **marks("halve", solution=True, locked=False)),
-            cell(PARTED_CHECK, **marks("halve-check", grade=True, points=2))]
+            cell(PARTED_CHECK, **marks("halve-check", grade=True, points=2)),
+            cell(RANKED, **marks("ranked", solution=True, locked=False)),
+            cell(RANKED_DRIVER, ["driver"]),
+            cell(RANKED_CHECK, **marks("ranked-check", grade=True, points=2))]
     notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3",
                                     "language": "python"}
     return notebook
@@ -123,9 +160,10 @@ def find(notebook: Notebook, name: str) -> dict[str, Any]:
 
 
 def answered(release: Notebook, double: str, triple: str, rounds: str = "", job: str = "",
-             parted: str = "", bubble: str = "") -> Notebook:
+             parted: str = "", bubble: str = "", ranked: str = "") -> Notebook:
     notebook = json.loads(json.dumps(release))
-    for name, source in (("rounds", rounds), ("job", job), ("halve", parted), ("bubble", bubble)):
+    for name, source in (("rounds", rounds), ("job", job), ("halve", parted), ("bubble", bubble),
+                         ("ranked", ranked)):
         if source:
             find(notebook, name)["source"] = source
     find(notebook, "double")["source"] = double
@@ -159,7 +197,7 @@ def submit(root: Path, one: Attack) -> None:
     release = json.loads((root / "release" / LAB / f"{LAB}.ipynb").read_text())
     notebook = answered(release, *(text.replace(ROOT, str(root)).replace("@LAB@", LAB)
                                    for text in (one.double, one.triple, one.rounds, one.job,
-                                                one.parted, one.bubble)))
+                                                one.parted, one.bubble, one.ranked)))
     if one.change:
         one.change(notebook)
     path = put(root, one.name, notebook)

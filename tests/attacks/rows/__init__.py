@@ -18,6 +18,7 @@ def all_attacks() -> list[Attack]:
         notebook,
         other_jobs,
         partial,
+        ranked,
         reading,
         scripts,
         slow,
@@ -29,5 +30,5 @@ def all_attacks() -> list[Attack]:
     )
 
     modules = (reading, verdict, store, endless, notebook, folder, browser, channel, values, system,
-               scripts, partial, slow, written, borrowed, neighbors, other_jobs, ends)
+               scripts, partial, ranked, slow, written, borrowed, neighbors, other_jobs, ends)
     return [one for module in modules for one in module.ATTACKS]

@@ -679,7 +679,12 @@ def flaw_of_orders(counts, orders):
 # %% check="placements" points=3
 clusters = [{"a": 1, "b": 2}, {"a100": 2, "a10": 4}, {"x": 1}, {"x": 2, "y": 1, "z": 2}, {"a100": 2, "a10": 22}]
 ### BEGIN HIDDEN TESTS
-clusters += check.draw(6, a=range(4), b=range(1, 4), c=range(3))
+def drawn_cluster(dice):
+    return {f"gpu{name}": dice.randint(least, most) for name, least, most in zip(
+        dice.sample(range(1000), 3), (0, 1, 0), (3, 3, 2), strict=True)}
+
+
+clusters += [case["cluster"] for case in check.draw(6, cluster=drawn_cluster)]
 ### END HIDDEN TESTS
 for counts in clusters:
     wrong = flaw_of_orders(counts, check.call(placements, counts))

@@ -1,5 +1,5 @@
-"""No function that a sandbox can import computes what a check expects. Else an answer could import
-its result, and a rank could compute what it should receive."""
+"""No function that a sandbox can import computes what a check expects, and no table could hold it.
+Else an answer could look its result up, and a rank could compute what it should receive."""
 
 import ast
 import contextlib
@@ -8,6 +8,7 @@ import itertools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ MOST_LEAVES = 5_000  # numbers of one value that are compared
 FEWEST_DIGITS = 5  # a number with fewer digits, such as 0.5, may be equal by chance
 LEAST = 0.2  # share of the numbers that a call expects
 JUDGED = ("function", "ranks", "value")
+FEWEST_CASES = 1_000  # that a draw chooses from
 
 
 class Anything:
@@ -187,6 +189,38 @@ def oracles(lab: Lab, home: Path) -> tuple[list[str], list[str]]:
     return findings, missed
 
 
+def cases_of(call: ast.Call) -> float:
+    """Return how many cases a call of check.draw can return; inf if a choice is no sequence."""
+    sizes = []
+    for word in call.keywords:
+        try:
+            sizes.append(len(eval(ast.unparse(word.value), {"range": range, "__builtins__": {}})))
+        except Exception:  # a function, or a name
+            return math.inf
+    return math.prod(sizes)
+
+
+def few_cases(cell: Cell) -> list[str]:
+    """Return a sentence for each draw of a check that a table could hold.
+
+    A schedule is long for its few arguments, and shapes are drawn beside the values of ranks.
+    """
+    calls = [node for node in ast.walk(cell.tree) if isinstance(node, ast.Call)
+             and ast.unparse(node.func).startswith("check.")]
+    names = {ast.unparse(call.func).removeprefix("check.") for call in calls}
+    return [] if names & {"schedule", "for_each_rank"} else [
+        f"{cell.title}, line {call.lineno}: {cases_of(call)} cases" for call in calls
+        if ast.unparse(call.func) == "check.draw" and cases_of(call) < FEWEST_CASES]
+
+
+def test_a_draw_that_a_table_holds_is_found():
+    (cell,) = [cell for cell in lab_of(SOLUTIONS[0]).of(Role.CHECK)][:1]
+    drawn = "check.function(f, check.draw(9, x=[1, 2], y=range({})), expected)"
+    assert few_cases(replace(cell, tree=ast.parse(drawn.format(499)))) == [
+        f"{cell.title}, line 1: 998 cases"]
+    assert few_cases(replace(cell, tree=ast.parse(drawn.format(500)))) == []
+
+
 def test_an_oracle_without_a_mask_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("tests.labs.test_oracles.covered", lambda lab, dotted: False)
     (path,) = [one for one in SOLUTIONS if one.stem == "11_pipeline_2"]
@@ -197,6 +231,7 @@ def test_an_oracle_without_a_mask_is_found(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @each_lab
-def test_a_sandbox_can_import_no_oracle(path, tmp_path):
+def test_a_sandbox_can_import_no_oracle_and_no_table_is_one(path, tmp_path):
     findings, missed = oracles(lab_of(path), tmp_path)
     assert findings == [] and missed == []
+    assert [line for cell in lab_of(path).of(Role.CHECK) for line in few_cases(cell)] == []

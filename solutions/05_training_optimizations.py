@@ -498,7 +498,8 @@ tensorboard.link("profiler")
 # activations need the memory, so Megatron-LM's `zero_grad` frees it. Write such an optimizer for fp16. PyTorch's Adam
 # updates the master weights; with `fused=True` it does so in one kernel, without temporary tensors. `zero_grad` frees
 # the gradients of both kinds of weights by setting them to `None`. `step` unscales the gradients into those of the
-# master weights, updates, and rounds the result to the model's weights.
+# master weights, updates, and rounds the result to the model's weights. Everything in the table stays on the GPU:
+# offloading the states to the host's memory is another technique, and the check does not accept it.
 
 # %% nbgrader={"grade": false, "grade_id": "mixed-adam", "locked": false, "schema_version": 3, "solution": true, "task": false}
 class MixedPrecisionAdam:
@@ -602,6 +603,12 @@ check.function(
     cases=check.draw(6, weight=lambda dice: dice.randint(512, 1536) / 1024,  # which fp16 represents
                      lr=check.between(0.005, 0.02), scale=[8192.0, 16384.0], gradients=any_gradients))
 ### END HIDDEN TESTS
+
+# %% [raw] tags=["mutant"] answer="mixed-adam" hint="tensors in the host's memory do not count"
+# -        self.master = [weight.detach().float() for weight in self.weights]
+# +        self.master = [weight.detach().float().cpu() for weight in self.weights]
+# -            master.grad = weight.grad.float() / scale
+# +            master.grad = weight.grad.float().cpu() / scale
 
 # %% [raw] tags=["mutant"] answer="mixed-adam" hint="The model never changes"
 # -        with torch.no_grad():

@@ -189,7 +189,8 @@ def _run_differences(run: TrainingRun, prescribed: Mapping[str, Any]) -> Iterato
         if mine != order:
             yield (f"in the order of the node ranks, the nodes are of {_in_words(mine)}; the "
                    f"exercise's are of {_in_words(order)}")
-    if not _same_file(run.trainer, prescribed["trainer"]):
+    if not (_same_file(run.trainer, prescribed["trainer"])
+            or _same_file(run.absolute(run.trainer), prescribed["trainer"])):
         yield (f"it starts {_shortened(run.trainer)}; the exercise's trainer is "
                f"{prescribed['trainer']}")
     settings = prescribed.get("settings", {})

@@ -140,7 +140,8 @@ def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> No
         wrapper = programs / name
         words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), str(written), str(scratch),
                             "\n".join(trial.writes), str(trial.ends), name])
-        wrapper.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        # bash, because other shells drop the functions that a script exports (export -f).
+        wrapper.write_text(f'#!/bin/bash\nexec {words} "$@"\n')
         wrapper.chmod(0o755)
 
 
@@ -173,7 +174,8 @@ def _run(script: str, folder: Path, scratch: Path, components: list[dict[str, st
     begins_in = _begins_in(directives, folder, scratch, notes, trial)
     env = allocation.environment(components, notes, trial.job_id) | {
         "PATH": f"{programs}:/usr/local/bin:/usr/bin:/bin", "HOME": str(scratch),
-        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from)}
+        "LAB_HOME": str(scratch), "SLURM_SUBMIT_DIR": str(submitted_from),
+        "TMPDIR": "/tmp"}  # slurmstepd sets it, too
     env = options.exported(directives.get("export"), env)
     if "ALL" not in directives.get("export", "ALL").split(","):
         env["SLURM_EXPORT_ENV"] = directives["export"]

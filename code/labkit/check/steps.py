@@ -6,6 +6,7 @@ stand_in.py has put this folder on sys.path.
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 
@@ -181,13 +182,54 @@ def _run_tasks(parts: list[StepPart], step: int, tasks: int) -> int:
                 own = {"SLURM_PROCID": str(task), "SLURM_NODEID": str(node),
                        "SLURM_LOCALID": str(local), "SLURMD_NODENAME": name,
                        **_bound(part.requested, local)}
-                status = subprocess.run(part.command, env=env | own,
+                command = _program_of(part, task)
+                status = subprocess.run(command, env=env | own,
                                         cwd=part.requested.get("chdir"),
                                         input=given if "input" not in part.requested else b""
                                         ).returncode or status
                 task += 1
             node += 1
     return status
+
+
+def _program_of(part: StepPart, task: int) -> list[str]:
+    """Return what a task runs: the step's command, or its line of the file of --multi-prog.
+
+    A line has tasks, such as 0,2-3 or *, and a command, in which %t is the task's number and %o
+    its place in the line's tasks. Raises BadOption.
+
+    Args:
+        part: the task's part of the step.
+        task: the task's number in the step.
+    """
+    if "multi-prog" not in part.requested:
+        return part.command
+    path = part.command[0]
+    try:
+        with open(path) as file:
+            lines = [shlex.split(line, comments=True) for line in file]
+    except (OSError, ValueError) as error:
+        raise options.BadOption(f"--multi-prog {path}: {error}") from error
+    for tasks, *command in filter(None, lines):
+        numbers = _numbers(tasks, path)
+        if command and (numbers is None or task in numbers):
+            place = task if numbers is None else numbers.index(task)
+            return [word.replace("%t", str(task)).replace("%o", str(place)) for word in command]
+    raise options.BadOption(f"--multi-prog {path}: no line has a program for task {task}")
+
+
+def _numbers(tasks: str, path: str) -> list[int] | None:
+    """Return the task numbers in a line of a --multi-prog file; None for all. Raises BadOption."""
+    if tasks == "*":
+        return None
+    found: list[int] = []
+    for piece in tasks.split(","):
+        low, _, high = piece.partition("-")
+        if not low.isdecimal() or not (high or low).isdecimal() or len(high or low) > 4:
+            raise options.BadOption(f"--multi-prog {path}: expected tasks, such as 0,2-3, and "
+                                    f"found {tasks}")
+        found += range(int(low), int(high or low) + 1)
+    return found
 
 
 def _describe_component(env: dict[str, str], component: int, names: list[str]) -> None:

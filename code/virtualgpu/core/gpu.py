@@ -295,4 +295,6 @@ def caller() -> tuple[str, int, str]:
 def program_line() -> str:
     """Return the program's current line for an error message."""
     file, line, text = caller()
-    return f"{file}, line {line} ({text})" if line else file
+    if not line:
+        return file
+    return f"{file}, line {line} ({text})" if text else f"{file}, line {line}"

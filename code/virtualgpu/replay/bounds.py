@@ -12,7 +12,7 @@ from virtualgpu.core.errors import VirtualGpuError
 LowerBound = int | Sequence[int] | None
 DESCRIPTIONS = {"flops": "FLOPs in {dtype} or higher precision",
                 "bytes": "bytes moved between memory and the chip",
-                "live": "bytes of live tensors at the peak",
+                "live": "bytes of live tensors on the GPU at the peak",
                 "communicated": "bytes communicated in groups of at least {among} ranks"}
 PRECISION = {"fp64": 4, "fp32": 3, "tf32": 2, "bf16": 1, "fp16": 1, "fp8": 0, "fp4": -1}
 
@@ -125,4 +125,6 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
                 short.append(f"rank {rank.rank}: {claimed:,} {quantity}, at least {need:,.0f} are "
                              "needed")
     if short:
-        raise TooLittle("the record claims less than the task needs: " + "; ".join(short))
+        if any(DESCRIPTIONS["live"] in one for one in short):
+            short.append("tensors in the host's memory do not count")
+        raise TooLittle("it does less on the GPU than the task needs: " + "; ".join(short))

@@ -60,6 +60,22 @@ def unanswered():
 def misspelled():
     model(8, 1)[0].wieght
 
+def scaled(reads):
+    x = torch.empty(4096, 4096, device="cuda")
+    x @ x  # the least that a driver does
+    for _ in range(20):
+        amax = x.abs().amax()
+        if reads:
+            assert not amax == 0
+            x * (448 / amax.item())
+        else:
+            x * (448 / amax)
+
+def undecided():
+    x = torch.randn(4096, 4096, device="cuda")
+    if torch.allclose(x, x + 1):
+        raise ValueError("equal")
+
 def second_rank_fails():
     if dist.get_rank() == 1:
         raise ValueError("no rank 1")
@@ -104,6 +120,14 @@ def test_the_error_of_memory_is_stated_only_for_the_gpu_model_that_it_was_measur
 
 
 @pytest.mark.slow
+def test_a_number_of_a_large_tensor_can_be_read_and_the_wait_for_it_costs_time(student):
+    apart, read = (check.gpus(student["scaled"], (reads,), "h100:1", least={"flops": 1})
+                   for reads in (False, True))
+    assert read.ranks[0].bytes == pytest.approx(apart.ranks[0].bytes, rel=1e-6)
+    assert 1.05 < read.milliseconds / apart.milliseconds < 2
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("driver", "case", "words"), [
     ("idle", (512, 2, False), ["0 FLOPs in fp32 or higher precision, at least 10 are needed",
                                "Where is the work?"]),
@@ -111,6 +135,8 @@ def test_the_error_of_memory_is_stated_only_for_the_gpu_model_that_it_was_measur
     ("too_large", (), ["CUDA out of memory", "in too_large", "Shard it."]),
     ("unanswered", (), ["NotImplementedError"]),
     ("second_rank_fails", (), ["rank 1 raised ValueError: no rank 1", "<cell 1>"]),
+    ("undecided", (), ["line 50 needs a tensor", "no values of large tensors",
+                       "torch.where(condition, a, b)"]),
     ("misspelled", (), ["Linear has no `wieght`", "in misspelled"])])
 def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capfd):
     with pytest.raises(Failed) as caught:
@@ -118,6 +144,7 @@ def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capf
                    hints={"Where is the work?": "little", "Shard it.": "memory"})
     for word in words:
         assert word in str(caught.value)
+    assert "--assume" not in str(caught.value) and "--values" not in str(caught.value)
     assert "on_gpus.py" not in str(caught.value) and "Traceback" not in capfd.readouterr().err
 
 

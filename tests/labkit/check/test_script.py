@@ -47,6 +47,15 @@ RIGHT = [
     SHEBANG + "#SBATCH --nodes 2\nexport " + FIRST + "srun -N 2 --ntasks-per-node=1 -l bash -c \""
     + torchrun(f"--nnodes 2 --node_rank \\$SLURM_NODEID {MEET}",
                "python -u -m torch.distributed.launch").strip() + "\"\n",
+    SHEBANG + TWO_NODES + FIRST + "cat > $TMPDIR/tasks <<END\n0,1 torchrun --node_rank %t "
+    f"--nnodes 2 --nproc_per_node 2 {MEET} {TRAINER} {MODEL}\nEND\n"
+    "srun --multi-prog $TMPDIR/tasks\nrm $TMPDIR/tasks\n",
+    SHEBANG + TWO_NODES + FIRST + "export MASTER_ADDR\ngo() { torchrun --nnodes 2 "
+    f"--nproc_per_node 2 --node_rank $SLURM_NODEID {MEET} {TRAINER} {MODEL}; }}\n"
+    "export -f go\nsrun bash -c go\n",
+    SHEBANG + TWO_NODES + FIRST + "srun bash -s $MASTER_ADDR <<'END'\nMASTER_ADDR=$1\n"
+    f"exec torchrun --nnodes 2 --nproc_per_node 2 --node_rank $SLURM_NODEID {MEET} {TRAINER} "
+    f"{MODEL}\nEND\n",
     SHEBANG + TWO_NODES + FIRST + "for node in 0 1; do srun -N1 -n1 true & done; wait\n"
     "cat > run.sh <<'END'\n"
     "exec torchrun --node_rank $SLURM_NODEID \"$@\"\nEND\n"

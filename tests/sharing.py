@@ -21,8 +21,9 @@ HOME = tuple(f"tests/browser/test_{file}.py" for file in (
 PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/export/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
+    # Labs that were read and estimates are kept.
     "borrowed", "cluster_hardware", "discuss", "elsewhere", "honest", "labs", "multi_node",
-    "pass_marks", "scripts", "single_node", "timetable", "welcome"))  # labs and estimates are kept
+    "oracles", "pass_marks", "scripts", "single_node", "timetable", "welcome"))
 UNITS = (LABS, CLUSTER, PAGES, HOME, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.
 LONG = (*LABS, *CLUSTER, *PAGES, *ESTIMATED, "tests/grader/batch/test_slurm.py",

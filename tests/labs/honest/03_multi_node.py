@@ -104,3 +104,62 @@ def fit(training, validation, steps, every, goal):
         if stop.item():
             break
     return history if dist.get_rank() == 0 else []
+
+# %% answer="my-two-nodes" style="an exported function, and a relative path"
+%%writefile code/my_two_nodes.sh
+#!/bin/bash
+#SBATCH --job-name=my_two_nodes
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=2
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
+    --device virtual:v100 --virtual-network ethernet:25gbit \
+    --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+    --seq-length 1024 --max-position-embeddings 1024 \
+    --micro-batch-size 2 --train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+    --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+    --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+launch() {
+    cd "$LAB_HOME/code"
+    exec torchrun "--nnodes=$SLURM_NNODES" --nproc-per-node=2 --rdzv-backend=c10d "--rdzv-endpoint=$1" \
+        "--rdzv-id=$SLURM_JOB_ID" ../megatron/${PROGRAM#*megatron/} "${@:2}"
+}
+export -f launch
+export PROGRAM
+HOST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | awk 'NR == 1')
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash -c 'launch "$@"' bash "$HOST:$((20000 + 10#${SLURM_JOB_ID: -1}))" "$@"
+
+# %% answer="my-two-nodes" style="a file that names each task's program"
+%%writefile code/my_two_nodes.sh
+#!/bin/bash
+#SBATCH --job-name=my_two_nodes
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=2
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py \
+    --device virtual:v100 --virtual-network ethernet:25gbit \
+    --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
+    --seq-length 1024 --max-position-embeddings 1024 \
+    --micro-batch-size 2 --train-iters 5 --lr 1.5e-4 --log-interval 1 --eval-iters 0 \
+    --data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+    --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+first=$(scontrol show hostnames | { read -r host; echo "$host"; })
+tasks=$TMPDIR/tasks_$SLURM_JOB_ID
+trap 'rm -f "$tasks"' EXIT
+echo "* torchrun --nnodes 2 --nproc_per_node 2 --node_rank %t --rdzv_backend c10d --rdzv_id $SLURM_JOB_ID" \
+    "--rdzv_endpoint $first:$((20000 + SLURM_JOB_ID)) $PROGRAM $*" > "$tasks"
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --multi-prog "$tasks"

@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
+import virtualgpu
 from virtualgpu.launch import report
 from virtualgpu.launch.cluster import parse
 from virtualgpu.pytorch.unknown import FINITE, IN_JSON, PRINTED
@@ -85,6 +87,32 @@ def test_the_user_can_say_how_a_line_decides():
         assert any("set by --assume" in one.text for one in rank.assumptions)
     (rank,) = run("features", "decides", values=2**40)
     assert (rank.error, rank.value) == (None, "saved\n")
+
+
+def reads():
+    """Read a few numbers of a large tensor, and decide by others."""
+    x = torch.empty(2048, 2048, device="cuda")
+    norms = torch.stack([x.norm(), x[0].norm()])
+    return [x.abs().amax().item(), int(x.max()), float(x.sum().cpu()), norms.tolist(), x[3, 4].item(),
+            bool(x.amax() == 0), bool((x == 0).all()), bool((x != 0).any()), bool(x.any()),
+            bool(torch.isfinite(x).all()), bool((x.isnan() | x.isinf()).any()), x.numel(),
+            bool(norms.norm() > 1), torch.frexp(448 / x.abs().max()).exponent.item()]
+
+
+def compares():
+    x = torch.empty(2048, 2048, device="cuda")
+    return bool((x == x.t()).all())
+
+
+def test_a_few_numbers_of_large_tensors_may_be_typical_ones():
+    (rank,) = virtualgpu.run(reads, typical=1.0)
+    assert rank.error is None
+    assert rank.value == [1.0, 1, 1.0, [1.0, 1.0], 1.0, False, False, True, True, True, False, 2**22,
+                          True, 9]
+    assert "a number that was not computed is 1" in {one.text for one in rank.assumptions}
+    for typical, advice in ((1.0, "torch.where(condition, a, b)"), (None, "--assume")):
+        (rank,) = virtualgpu.run(compares, typical=typical)
+        assert "branches on a value" in rank.error and advice in rank.error
 
 
 def figures(text):

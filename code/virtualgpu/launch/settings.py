@@ -23,8 +23,8 @@ class Settings:
         answers: values that the user supplies with --assume.
         record: whether every rank returns a record (virtualgpu.replay).
         trace: the folder for traces; None for no traces.
-        typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
         fuse: whether elementwise kernels of compiled regions are fused.
+        typical: what a few numbers of large tensors are assumed to be; None: they are unknown.
 
     Raises:
         VirtualGpuError: two settings exclude each other.

@@ -93,10 +93,10 @@ def reads():
     """Read a few numbers of a large tensor, and decide by others."""
     x = torch.empty(2048, 2048, device="cuda")
     norms = torch.stack([x.norm(), x[0].norm()])
-    return [x.abs().amax().item(), int(x.max()), float(x.sum().cpu()), norms.tolist(), x[3, 4].item(),
-            bool(x.amax() == 0), bool((x == 0).all()), bool((x != 0).any()), bool(x.any()),
-            bool(torch.isfinite(x).all()), bool((x.isnan() | x.isinf()).any()), x.numel(),
-            bool(norms.norm() > 1), torch.frexp(448 / x.abs().max()).exponent.item()]
+    return [x.abs().amax().item(), int(x.max()), float(x.sum().cpu()), norms.tolist(),
+            x[3, 4].item(), bool(x.amax() == 0), bool((x == 0).all()), bool((x != 0).any()),
+            bool(x.any()), bool(torch.isfinite(x).all()), bool((x.isnan() | x.isinf()).any()),
+            x.numel(), bool(norms.norm() > 1), torch.frexp(448 / x.abs().max()).exponent.item()]
 
 
 def compares():
@@ -107,8 +107,8 @@ def compares():
 def test_a_few_numbers_of_large_tensors_may_be_typical_ones():
     (rank,) = virtualgpu.run(reads, typical=1.0)
     assert rank.error is None
-    assert rank.value == [1.0, 1, 1.0, [1.0, 1.0], 1.0, False, False, True, True, True, False, 2**22,
-                          True, 9]
+    assert rank.value == [1.0, 1, 1.0, [1.0, 1.0], 1.0, False, False, True, True, True, False,
+                          2**22, True, 9]
     assert "a number that was not computed is 1" in {one.text for one in rank.assumptions}
     for typical, advice in ((1.0, "torch.where(condition, a, b)"), (None, "--assume")):
         (rank,) = virtualgpu.run(compares, typical=typical)

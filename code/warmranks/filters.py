@@ -43,6 +43,15 @@ def only(number: int, argument: int, values: tuple[int, ...]) -> list[Instructio
             refuse(EPERM), allow()]
 
 
+def never(number: int, argument: int, values: tuple[int, ...]) -> list[Instruction]:
+    """Return the lines that end a call: refused with one of these values, allowed with any other.
+
+    Args: those of `only`.
+    """
+    *compared, refused, allowed = only(number, argument, values)
+    return [*compared, allowed, refused]
+
+
 def refuse(error: int) -> Instruction:
     """Return the line that ends a call with an error; 0 lets it succeed without effect."""
     return RETURN, 0, 0, ERRNO | error

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import threading
 from collections.abc import Callable
@@ -19,16 +22,18 @@ import torch
 import torch.distributed as dist
 
 from warmranks.filters import MACHINES
-from warmranks.isolation import SIGNALS, enter_domain, isolate
+from warmranks.isolation import DENIED, PR_SET_DUMPABLE, SIGNALS, enter_domain, isolate
 
-TGKILL = SIGNALS["tgkill"][MACHINES[platform.machine()][1]]
+COLUMN = MACHINES[platform.machine()][1]
+TGKILL = SIGNALS["tgkill"][COLUMN]
+IOPRIO_SET, SETRLIMIT = DENIED["ioprio_set"][COLUMN], DENIED["setrlimit"][COLUMN]
 LIBC = ctypes.CDLL(None, use_errno=True)
+FIOSETOWN, F_SETOWN_EX, TIOCSWINSZ = 0x8901, 15, 0x5414
 
 
 def raw(number: int, *arguments: Any) -> None:
     """Make a system call. Raises OSError."""
-    if LIBC.syscall(number, *arguments) < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    _required(LIBC.syscall(number, *arguments))
 
 
 REFUSED: dict[str, Callable[[Path, int], Any]] = {
@@ -56,7 +61,33 @@ REFUSED: dict[str, Callable[[Path, int], Any]] = {
     "shared memory": lambda folder, other: shared_memory.SharedMemory(create=True, size=10),
     "a priority": lambda folder, other: os.setpriority(os.PRIO_PROCESS, 0, 5),
     "the process as a file": lambda folder, other: os.pidfd_open(other),
+    "another one's limit": lambda folder, other: resource.prlimit(
+        other, resource.RLIMIT_CORE, (0, 0)),
+    "a limit": lambda folder, other: raw(SETRLIMIT, resource.RLIMIT_CORE, bytes(16)),
+    "a limit by another call": lambda folder, other: _required(
+        LIBC.prlimit(0, resource.RLIMIT_CORE, bytes(16), None)),
+    "another one's processors": lambda folder, other: os.sched_setaffinity(
+        other, os.sched_getaffinity(0)),
+    "another one's scheduler": lambda folder, other: os.sched_setscheduler(
+        other, os.SCHED_OTHER, os.sched_param(0)),
+    "another one's disk priority": lambda folder, other: raw(IOPRIO_SET, 1, other, 0x4004),
+    "a process group": lambda folder, other: os.setpgid(0, 0),
+    "a session": lambda folder, other: os.setsid(),
+    "an owner of a descriptor": lambda folder, other: fcntl.fcntl(0, fcntl.F_SETOWN, other),
+    "an owner by its kind": lambda folder, other: fcntl.fcntl(
+        0, F_SETOWN_EX, struct.pack("ii", 1, other)),
+    "an owner by ioctl": lambda folder, other: fcntl.ioctl(0, FIOSETOWN, struct.pack("i", other)),
+    "a size of a terminal": lambda folder, other: fcntl.ioctl(0, TIOCSWINSZ, bytes(8)),
+    "another process's state": lambda folder, other: open(f"/proc/{other}/status").close(),
+    "another process's files": lambda folder, other: os.listdir(f"/proc/{other}/fd"),
+    "a terminal": lambda folder, other: os.close(os.open("/dev/ptmx", os.O_RDONLY)),
+    "letting others trace it": lambda folder, other: _required(LIBC.prctl(PR_SET_DUMPABLE, 1)),
 }
+
+
+def _required(result: int) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def _thread(folder: Path) -> None:
@@ -78,6 +109,10 @@ ALLOWED: dict[str, Callable[[Path], Any]] = {
     "a gradient": lambda folder: torch.nn.Linear(3, 3)(torch.ones(2, 3)).sum().backward(),
     "an optimizer": lambda folder: torch.optim.AdamW(torch.nn.Linear(3, 3).parameters()).step(),
     "a pipe": lambda folder: os.pipe(),
+    "reading a limit": lambda folder: resource.getrlimit(resource.RLIMIT_NOFILE),
+    "its own memory map": lambda folder: open("/proc/self/maps").close(),
+    "random numbers": lambda folder: open("/dev/urandom", "rb").close(),
+    "printing": lambda folder: print("x", flush=True),
     "an import": lambda folder: __import__("colorsys"),
 }
 

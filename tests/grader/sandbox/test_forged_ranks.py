@@ -10,7 +10,7 @@ from grader.run.channel import Channel
 from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
 from labkit.check.each_rank import by_rank
-from labkit.check.on_ranks import CaseBroker, RanksRun, read
+from labkit.check.on_ranks import RETURNED, CaseBroker, RanksRun, read
 from labkit.guest.serving import RANKS
 
 pytestmark = pytest.mark.slow
@@ -70,6 +70,38 @@ def exchanged(values):
     return values.tolist()
 """,
 }
+# Each returns, on every rank, what it found of the other rank's value without a call.
+PAST_THE_BROKER = """
+import os
+import torch.distributed as dist
+
+def driver(mine):
+    mine = int(mine[0])
+    seen = b""
+    for step in range(2):  # all have written before anybody reads
+        for number in map(int, os.listdir("/proc/self/fd")):
+            try:
+                if step:
+                    seen += os.pread(number, 80, 0)
+                else:
+                    os.pwrite(number, b"%d" % mine, 40 * dist.get_rank())
+            except OSError:
+                pass
+        dist.barrier()
+    return seen.decode(errors="replace")
+"""
+SHARED_FLAGS = """
+import fcntl, os
+import torch.distributed as dist
+
+def driver(mine):
+    number = dist.get_rank()
+    for stream in range(3):
+        if number:
+            fcntl.fcntl(stream, fcntl.F_SETFL, os.O_NONBLOCK)
+    dist.barrier()
+    return [bool(fcntl.fcntl(stream, fcntl.F_GETFL) & os.O_NONBLOCK) for stream in range(3)]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +139,18 @@ def test_a_collective_is_one_under_every_name(sandbox, name):
     assert done.values == [[3.0]] * 2
     assert [[(call.op, call.group) for call in done.calls(rank)] for rank in range(2)] == [
         [("all_reduce", (0, 1))]] * 2
+
+
+def test_ranks_share_no_file(sandbox):
+    cell(sandbox, PAST_THE_BROKER)
+    done = run(sandbox, [41731.0], [52742.0])
+    assert done.state == RETURNED, done.text
+    assert "52742" not in done.values[0] and "41731" not in done.values[1]
+
+
+def test_ranks_share_no_flags_of_a_stream(sandbox):
+    cell(sandbox, SHARED_FLAGS)
+    assert run(sandbox, [1.0], [2.0]).values == [[False] * 3, [True] * 3]
 
 
 def test_a_shell_cannot_answer_for_its_ranks(sandbox):

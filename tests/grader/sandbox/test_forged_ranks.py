@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
@@ -63,6 +64,23 @@ def exchanged(values):
     dist.group.WORLD.allreduce([values]).wait()
     return values.tolist()
 """,
+    "a functional collective": """
+from torch.distributed import _functional_collectives as functional
+def exchanged(values):
+    return functional.all_reduce(values, "sum", dist.group.WORLD).tolist()
+""",
+    "an operator of torch.ops": """
+def exchanged(values):
+    name = dist.group.WORLD.group_name
+    done = torch.ops._c10d_functional.all_reduce(values, "sum", name)
+    return torch.ops._c10d_functional.wait_tensor(done).tolist()
+""",
+    "torch._C": """
+def exchanged(values):
+    group = dist.group.WORLD
+    torch._C._distributed_c10d.ProcessGroup.allreduce(group, [values]).wait()
+    return values.tolist()
+""",
     "an inner group": """
 def exchanged(values):
     inner = dist.new_group(list(range(dist.get_world_size())))
@@ -70,6 +88,45 @@ def exchanged(values):
     return values.tolist()
 """,
 }
+# What a rank computes if it does not communicate with the others, and what the broker sees of it.
+ALONE = {
+    "no communication": ("""
+def exchanged(values):
+    return (values * 2).tolist()
+""", [[], []]),
+    "a group of one rank": ("""
+def exchanged(values):
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    dist.all_reduce(values, group=groups[dist.get_rank()])
+    return values.tolist()
+""", [[("all_reduce", (0,), 4)], [("all_reduce", (1,), 4)]]),
+    "a constant factor, and junk for the other rank": ("""
+def exchanged(values):
+    rank, junk = dist.get_rank(), torch.zeros_like(values)
+    requests = dist.batch_isend_irecv([dist.P2POp(dist.isend, junk, 1 - rank),
+                                       dist.P2POp(dist.irecv, torch.empty_like(junk), 1 - rank)])
+    for request in requests:
+        request.wait()
+    return (values * dist.get_world_size()).tolist()
+""", [[("send", (0, 1), 4), ("recv", (0, 1), 4)]] * 2),
+}
+# Finds numbers in the rank's memory without holding them there itself.
+OWN_MEMORY = """
+import ctypes, re
+import torch.distributed as dist
+
+def driver(mine):
+    found = []
+    patterns = [re.compile(one.encode()) for one in PATTERNS]
+    for line in open("/proc/self/maps"):
+        bounds, rights, *_ = line.split()
+        start, end = (int(bound, 16) for bound in bounds.split("-"))
+        if rights == "rw-p":
+            content = ctypes.string_at(start, end - start)
+            found += [rank for rank in range(2) if patterns[rank].search(content)]
+            del content
+    return sorted(set(found))
+"""
 # Each returns, on every rank, what it found of the other rank's value without a call.
 PAST_THE_BROKER = """
 import os
@@ -139,6 +196,27 @@ def test_a_collective_is_one_under_every_name(sandbox, name):
     assert done.values == [[3.0]] * 2
     assert [[(call.op, call.group) for call in done.calls(rank)] for rank in range(2)] == [
         [("all_reduce", (0, 1))]] * 2
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_without_communication_a_rank_has_no_sum(sandbox, name):
+    source, seen = ALONE[name]
+    cell(sandbox, DRIVER)
+    cell(sandbox, source)
+    done = run(sandbox, [1.25], [7.5])
+    assert done.state == RETURNED, done.text
+    assert [8.75] not in done.values
+    assert [[(call.op, call.group, call.bytes) for call in done.calls(rank)]
+            for rank in range(2)] == seen
+
+
+def test_a_rank_has_only_its_own_input_in_memory(sandbox):
+    elements = 41731.123, 52742.456
+    patterns = ["".join(f"[\\x{byte:02x}]" for byte in struct.pack("d", one)) for one in elements]
+    cell(sandbox, f"PATTERNS = {patterns}\n{OWN_MEMORY}")
+    done = run(sandbox, *([one] for one in elements))
+    assert done.state == RETURNED, done.text
+    assert done.values == [[0], [1]]
 
 
 def test_ranks_share_no_file(sandbox):

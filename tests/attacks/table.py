@@ -37,6 +37,29 @@ OTHERS = (
     ("v3", "A record that has the process that prices it read files or connect", "-", "pricing",
      "opens_neither"),
     ("v3", "A process that prices records and sends other figures", "-", "pricing", "validated"),
+    *(("w1", f"A cell that forges what ranks send: {what}", "-", "forged_ranks", name)
+      for what, name in (
+          ("it replaces the functions that run ranks", "the functions that run ranks"),
+          ("it writes to the memory of the sandbox's first process", "the router's memory"),
+          ("it answers in their place", "a_shell_cannot_answer"))),
+    *(("w2", f"A collective that a check forbids, as {name}", "-", "forged_ranks", name)
+      for name in ("all_reduce under another name", "the method of the group",
+                   "a functional collective", "an operator of torch.ops", "torch._C",
+                   "an inner group")),
+    *(("w3", f"Ranks that do not communicate: {name}", "-", "forged_ranks", name)
+      for name in ("no communication", "a group of one rank",
+                   "a constant factor, and junk for the other rank")),
+    ("w4", "A rank that looks for another rank's input in its own memory", "-", "forged_ranks",
+     "only_its_own_input"),
+    ("w5", "Ranks that write into a stream that they share", "-", "forged_ranks", "share_no_file"),
+    ("w5", "Ranks that set flags of a stream that they share", "-", "forged_ranks",
+     "share_no_flags"),
+    *(("w6", f"Ranks that talk past the broker: {name}", "-", "isolation", name)
+      for name in ("a socket", "a new file", "a file for appending", "another time", "a named pipe",
+                   "an attribute", "a fork", "a signal", "shared memory", "a terminal",
+                   "an owner of a descriptor", "another one's limit", "another one's processors",
+                   "another one's scheduler", "a process group", "another process's state",
+                   "another process's files", "letting others trace it")),
 )
 INTRODUCTION = f"""# Attacks on the grader
 

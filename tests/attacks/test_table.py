@@ -32,9 +32,11 @@ def test_the_page_of_attacks_is_fresh():
     assert page == table(), "python -m tests.attacks.table > docs/attacks.md"
 
 
-def test_rows_about_records_have_tests():
+def test_rows_about_records_and_ranks_have_tests():
     files = {"hostile": "virtualgpu/replay/test_hostile.py",
-             "pricing": "labkit/check/test_pricing.py"}
+             "pricing": "labkit/check/test_pricing.py",
+             "forged_ranks": "grader/sandbox/test_forged_ranks.py",
+             "isolation": "warmranks/isolated.py"}
     for _, _, _, module, name in OTHERS:
         if module in files:
             assert name in (CHECKOUT / "tests" / files[module]).read_text()

@@ -41,9 +41,9 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
           rel: float = NEAR, seconds: float = SECONDS) -> RanksRuns:
     """Run a driver on ranks of torch.distributed, and assert its return value on each of them.
 
-    Each rank is a separate process, and the default process group uses gloo. The driver is called
-    on every rank with the same arguments, except for `check.by_rank`, of which each rank receives
-    its own element only. It gets its rank from torch.distributed.
+    Each rank is a separate process, and its process groups use the broker, with gloo's semantics.
+    The driver is called on every rank with the same arguments, except for `check.by_rank`, of
+    which each rank receives its own element only. It gets its rank from torch.distributed.
 
     Args:
         driver: a function that uses the student's names and returns plain values.
@@ -58,8 +58,8 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected, *,
         seconds: time limit for each case, after which its ranks are killed.
 
     Returns:
-        One Run for each number of ranks and each case, cases varying fastest. Its record of the
-        communication comes from the student's process, which can forge it.
+        One Run for each number of ranks and each case, cases varying fastest. A broker on the
+        trusted side recorded its communication; FLOPs are the ranks' own claims.
 
     Raises Failed at the first case that fails.
     """

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -147,9 +149,14 @@ def start(task: bytes, ranks: int, seconds: float, exchange: Exchange, is_isolat
 
 
 def on_rank(task: bytes, is_isolated: bool) -> bytes:
-    """Call the driver of a task on this rank, with the arguments that the broker sends."""
+    """Call the driver of a task on this rank, with the arguments that the broker sends.
+
+    An isolated rank enters the workspace only here: the processes that started it import nothing
+    that a student has written.
+    """
     import linecache
 
+    from labcore import workspace
     from warmranks import pickling, ranked
 
     arguments, keywords = wire.loads(ranked.receive_message(ranked.channel))
@@ -157,6 +164,8 @@ def on_rank(task: bytes, is_isolated: bool) -> bytes:
         from warmranks.isolation import isolate
 
         isolate()
+        os.chdir(workspace.home())
+        sys.path.insert(0, "")  # the student's own modules, as in the kernel
     function, masks, sources = pickling.loads(task)
     linecache.cache.update(sources)
     with ranked.group_of_this_rank():

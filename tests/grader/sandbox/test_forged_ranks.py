@@ -88,6 +88,15 @@ def exchanged(values):
     return values.tolist()
 """,
 }
+WRITTEN = """
+from pathlib import Path
+Path("mytrainer").mkdir(exist_ok=True)
+Path("mytrainer/written.py").write_text("def twice(x): return 2 * x")
+Path("mytrainer/factor.txt").write_text("3")
+def driver(mine):
+    from mytrainer.written import twice
+    return [twice(x) * int(open("mytrainer/factor.txt").read()) for x in mine]
+"""
 # What a rank computes if it does not communicate with the others, and what the broker sees of it.
 ALONE = {
     "no communication": ("""
@@ -196,6 +205,11 @@ def test_a_collective_is_one_under_every_name(sandbox, name):
     assert done.values == [[3.0]] * 2
     assert [[(call.op, call.group) for call in done.calls(rank)] for rank in range(2)] == [
         [("all_reduce", (0, 1))]] * 2
+
+
+def test_a_rank_imports_and_reads_what_cells_have_written(sandbox):
+    cell(sandbox, WRITTEN)
+    assert run(sandbox, [1.0], [2.0]).values == [[6.0], [12.0]]
 
 
 @pytest.mark.parametrize("name", ALONE)

@@ -32,6 +32,7 @@ from warmranks.filters import (
 
 EACCES = 13
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, PR_SET_NAME, MODE_FILTER = 22, 38, 15, 2
+PR_SET_DUMPABLE = 4
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # Landlock's, on every architecture
 PATH_BENEATH = 1  # LANDLOCK_RULE_PATH_BENEATH
 READ_FILE, READ_DIR = 1 << 2, 1 << 3  # LANDLOCK_ACCESS_FS_*
@@ -81,6 +82,7 @@ def isolate() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     use_own_streams()
     _require(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    let_others_trace(False)
     enter_domain(libc, readable())
     content = program(os.getpid())
     buffer = ctypes.create_string_buffer(content, len(content))
@@ -90,6 +92,14 @@ def isolate() -> None:
 
     described = Program(len(content) // filters.INSTRUCTION.size, ctypes.addressof(buffer))
     _require(libc.prctl(PR_SET_SECCOMP, MODE_FILTER, ctypes.byref(described), 0, 0))
+
+
+def let_others_trace(allowed: bool) -> None:
+    """Let processes of the same user open this one's memory and descriptors in /proc, or none.
+
+    Forks inherit it. Unlike a Landlock domain, it works on every kernel.
+    """
+    _require(ctypes.CDLL(None, use_errno=True).prctl(PR_SET_DUMPABLE, int(allowed), 0, 0, 0))
 
 
 def use_own_streams() -> None:
@@ -178,8 +188,8 @@ def program(process: int, machine: str | None = None) -> bytes:
     lines += [(EQUAL, 0, 6, PRLIMIT[column]), (LOAD, 0, 0, ARGUMENT_2), (EQUAL, 0, 2, 0),
               (LOAD, 0, 0, ARGUMENT_2 + 4), (EQUAL, 1, 0, 0), refuse(EPERM), allow()]
     # A thread's name can be read by others: setting it does nothing, and succeeds.
-    lines += [(EQUAL, 0, 4, PRCTL[column]), (LOAD, 0, 0, ARGUMENT_0), (EQUAL, 0, 1, PR_SET_NAME),
-              refuse(0), allow()]
+    lines += [(EQUAL, 0, 6, PRCTL[column]), (LOAD, 0, 0, ARGUMENT_0), (EQUAL, 0, 1, PR_SET_NAME),
+              refuse(0), (EQUAL, 0, 1, PR_SET_DUMPABLE), refuse(EPERM), allow()]
     return filters.assembled([*lines, allow()])
 
 

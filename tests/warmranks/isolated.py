@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from warmranks.filters import MACHINES
-from warmranks.isolation import DENIED, SIGNALS, enter_domain, isolate
+from warmranks.isolation import DENIED, PR_SET_DUMPABLE, SIGNALS, enter_domain, isolate
 
 COLUMN = MACHINES[platform.machine()][1]
 TGKILL = SIGNALS["tgkill"][COLUMN]
@@ -81,6 +81,7 @@ REFUSED: dict[str, Callable[[Path, int], Any]] = {
     "another process's state": lambda folder, other: open(f"/proc/{other}/status").close(),
     "another process's files": lambda folder, other: os.listdir(f"/proc/{other}/fd"),
     "a terminal": lambda folder, other: os.close(os.open("/dev/ptmx", os.O_RDONLY)),
+    "letting others trace it": lambda folder, other: _required(LIBC.prctl(PR_SET_DUMPABLE, 1)),
 }
 
 

@@ -13,7 +13,7 @@ from labcore.imports import imports_without_gc
 from labkit.check import wire
 from labkit.check.sides import Raised, Trial, called, raised, title
 from labkit.guest import protocol
-from warmranks.isolation import enter_domain
+from warmranks.isolation import enter_domain, let_others_trace
 
 if TYPE_CHECKING:  # importing IPython takes longer than everything else together
     from labkit.guest.capture import Capture
@@ -196,6 +196,7 @@ def main() -> None:
 
     With the argument `ranks`, checks will need ranks or virtual GPUs.
     """
+    let_others_trace(False)  # this process, and the fork server of the checks' ranks
     requests, responses = private_copy(0), private_copy(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -214,6 +215,7 @@ def main() -> None:
     ours.close()
     os.close(requests)
     os.close(responses)
+    let_others_trace(True)
     enter_domain()  # where the router's memory and descriptors are out of reach
     if needs_ranks:
         start_own_ranks()

@@ -43,6 +43,11 @@ for path in (f"/proc/{os.getppid()}/mem", f"/proc/{os.getppid()}/fd/200"):
     except OSError as error: pass
 assert not seen, seen
 """,
+    "a router that could be traced without Landlock": """
+import os
+router, own = (os.stat(f"/proc/{process}/mem").st_uid for process in (os.getppid(), "self"))
+assert router != os.getuid() == own
+""",
 }
 INVENTED = """
 import gc

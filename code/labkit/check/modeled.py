@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 SECONDS = 50.0  # time limit for one driver, in real time
-MEMORY, LITTLE = "memory", "little"
+MEMORY, LITTLE, EARLY = "memory", "little", "early"
 
 
 @dataclass(frozen=True)
@@ -107,10 +107,12 @@ def gpus(driver: Any, case: Case = (), gpus: str = "h100:8", *, nodes: int = 1,
             in dtypes of higher precision, and communication only in groups of at least "among"
             ranks (2 by default). Derive the bounds from the task.
         hints: maps each text to what triggers it: "memory" (the driver runs out of memory) or
-            "little" (it does less than `least`).
+            "little" (it does less than `least`), or "early" (the default stream never waits for a
+            communication).
         seconds: time limit in real time, after which the driver is killed.
 
-    Raises Failed if the driver fails, sleeps, or does nothing on the GPUs or less than `least`.
+    Raises Failed if the driver fails, sleeps, never waits for a communication, or does nothing on
+    the GPUs or less than `least`.
     """
     cluster = _cluster(gpus, nodes, link, present)
     require_none(case, "check.gpus")
@@ -180,6 +182,14 @@ def _require_work(what: str, done: Any, least: Mapping[str, Any],
     if any(rank.slept for rank in done.priced):
         raise Failed(f"{what}: it sleeps for {max(rank.slept for rank in done.priced):g} s. Leave "
                      "out time.sleep: only work on the GPUs is measured here.")
+    for rank in done.priced:
+        if rank.unawaited:
+            raise Failed(
+                f"{what}: on rank {rank.rank}, the default stream never waits for "
+                f"{rank.unawaited} of the collectives and receives, so whatever reads their "
+                "results there may run too early. Call wait() on each handle while that stream is "
+                "the current one, or let it wait for the stream that did "
+                f"(torch.cuda.current_stream().wait_stream).{_advice(hints, EARLY)}")
     try:
         require(done.priced, **least)
     except TooLittle as error:

@@ -33,9 +33,11 @@ class Priced:
         flops_by_dtype: FLOPs of all kernels, by the dtype of their operands.
         bytes: bytes that kernels moved between memory and the chip.
         communicated_by_ranks: bytes of the buffers of its collectives, and of its sends, by the
-            number of ranks of the process group.
+            number of ranks in the process group.
+        slept: seconds that the program slept, without polling for the GPU's progress.
+        unawaited: number of collectives and receives for which neither the default stream nor the
+            host ever waits, so that what reads their results may run too early.
         unknown: number of calls of operations without a cost rule, by operation.
-        slept: modeled seconds in which the program only slept.
     """
 
     rank: int
@@ -49,28 +51,32 @@ class Priced:
     flops_by_dtype: dict[str, int]
     bytes: int
     communicated_by_ranks: dict[str, int]
-    unknown: dict[str, int]
     slept: float
+    unawaited: int
+    unknown: dict[str, int]
 
     @property
     def flops(self) -> int:
         """FLOPs of all kernels."""
         return sum(self.flops_by_dtype.values())
 
-    @property
-    def communicated(self) -> int:
-        """Bytes communicated with other ranks: a group of one rank has none."""
-        return self.communicated_among(2)
-
-    def communicated_among(self, ranks: int) -> int:
-        """Return the bytes communicated in process groups of at least this many ranks."""
-        return sum(size for count, size in self.communicated_by_ranks.items()
-                   if int(count) >= ranks)
-
     def flops_in(self, dtype: str) -> int:
         """Return the FLOPs in this dtype and in those of higher precision, which cost no less."""
         return sum(flops for other, flops in self.flops_by_dtype.items()
                    if PRECISION[other] >= PRECISION[dtype])
+
+    @property
+    def communicated(self) -> int:
+        """Bytes of the buffers of its collectives, and of its sends, to other ranks."""
+        return self.communicated_among(2)
+
+    def communicated_among(self, ranks: int) -> int:
+        """Return the bytes communicated in process groups of at least this many ranks.
+
+        A collective in a group of one rank communicates nothing.
+        """
+        return sum(size for count, size in self.communicated_by_ranks.items()
+                   if int(count) >= max(ranks, 2))
 
     @property
     def exposed_compute(self) -> float:
@@ -97,7 +103,8 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
         live: bytes of live tensors at the peak.
         communicated: bytes of collectives' buffers and of sends.
         dtype: the fastest dtype whose FLOPs count, such as "bf16" for a step under bf16 autocast.
-        among: the fewest ranks of a process group whose communication counts.
+        among: the smallest process group whose communication counts, in ranks. More ranks than a
+            node has GPUs leave out groups within a node.
 
     Raises:
         TooLittle: A record claims less.
@@ -121,10 +128,8 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
                        rank.communicated_among(among) if name == "communicated" else
                        getattr(rank, name))
             if claimed < need:
-                quantity = DESCRIPTIONS[name].format(dtype=dtype, among=among)
+                quantity = DESCRIPTIONS[name].format(dtype=dtype, among=max(among, 2))
                 short.append(f"rank {rank.rank}: {claimed:,} {quantity}, at least {need:,.0f} are "
                              "needed")
     if short:
-        if any(DESCRIPTIONS["live"] in one for one in short):
-            short.append("tensors in the host's memory do not count")
-        raise TooLittle("it does less on the GPU than the task needs: " + "; ".join(short))
+        raise TooLittle("the record claims less than the task needs: " + "; ".join(short))

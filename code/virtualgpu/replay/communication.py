@@ -81,6 +81,7 @@ class Communication:
         self.groups: dict[int, Communicator] = {}
         self.ends: list[float | None] = []  # by number of the communication
         self.pending: dict[int, Pending] = {}
+        self.sends: set[int] = set()  # numbers of sends, which leave no result to wait for
 
     def end(self, where: str, number: int) -> float:
         """Return when a communication ends, in seconds.
@@ -154,6 +155,7 @@ class Communication:
         self._end(group, "send", start, end)
         group.free[peer] = end
         self.ends.append(None)
+        self.sends.add(me)
         self.pending[me] = Pending("send", group, lambda: end, list)
         return size
 

@@ -13,6 +13,7 @@ from virtualgpu.core.errors import NoValue
 from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net.topology import Topology
+from virtualgpu.net.work import POLL
 from virtualgpu.replay.buffers import Buffers
 from virtualgpu.replay.communication import Communication
 from virtualgpu.replay.errors import BadRecord
@@ -30,8 +31,11 @@ class Player:
         index: index of the next entry.
         flops: FLOPs of its kernels so far, by dtype.
         bytes: bytes that its kernels moved so far.
-        communicated: bytes communicated so far, by the number of ranks of the group.
-        slept: seconds in which the program slept so far.
+        communicated: bytes communicated so far, by the number of ranks in the process group.
+        slept: seconds that the program has slept; polling is not sleep.
+        known: by stream, the communications that end before its next kernel starts, because it
+            waited for them; of the host (NO_STREAM), those that end before what it launches next.
+            Bit `n` of each number stands for communication `n`.
         streams: seconds in kernels, by stream.
     """
 
@@ -42,10 +46,13 @@ class Player:
         self.communication = Communication(record, topology, exchange, self.gpu, self.buffers)
         self.flops: Counter[str] = Counter()
         self.bytes, self.slept = 0, 0.0
-        self.communicated: Counter[str] = Counter()  # by the number of ranks of the group
+        self.communicated: Counter[str] = Counter()
+        self.known: defaultdict[int, int] = defaultdict(int)
+        self.known_at: dict[tuple[int, int], int] = {}  # as `moments`
         self.streams: defaultdict[str, float] = defaultdict(float)
         self.costs: dict[int, tuple] = {}  # by operation
         self.index = self.allocations = 0
+        self.missed: int | None = None  # `unawaited` when the program ends
         self.memory_stream = COMPUTE
         self.moments: dict[tuple[int, int], float] = {}
         self.awaited: defaultdict[int, set[int]] = defaultdict(set)  # streams by entry
@@ -75,6 +82,7 @@ class Player:
             code, *fields = self.record.entries[self.index]
             for stream in self.awaited.get(self.index, ()):
                 self.moments[stream, self.index] = self.gpu.clock.ready(self.name(stream))
+                self.known_at[stream, self.index] = self._known(stream)
             try:
                 if self.HANDLERS[code](self, *fields) is False:
                     break
@@ -182,33 +190,57 @@ class Player:
             raise BadRecord(f"{self.where}: waits for entry {index}, which comes later")
         return self.moments[stream, index]
 
+    def _known(self, stream: int) -> int:
+        return self.known[stream] | self.known[NO_STREAM]
+
+    def _learns(self, waiter: int, origin: int, index: int) -> None:
+        """Note that a stream, or the host, waits for a moment and all that is known to precede it.
+        """
+        self.known[waiter] |= (1 << index if origin == COMMUNICATION
+                               else self.known_at[origin, index])
+
     def wait(self, origin: int, index: int, stream: int, source: int) -> None:
         self.gpu.clock.wait(self._moment(origin, index), self.name(stream), self.name(source))
+        self._learns(stream, origin, index)
 
     def wait_for_communication(self, origin: int, index: int, stream: int) -> None:
         self.gpu.clock.wait_for_communication(self._moment(origin, index), self.name(stream))
+        self._learns(stream, origin, index)
 
     def host_waits(self, origin: int, index: int, source: int) -> None:
         self.gpu.clock.host_waits(self._moment(origin, index), self.name(source))
+        self._learns(NO_STREAM, origin, index)
 
     def synchronize(self) -> None:
+        if self.index == len(self.record.entries) - 1:  # the launcher's, after the program's end
+            self.missed = self.unawaited
         self.gpu.clock.synchronize()
+
+    @property
+    def unawaited(self) -> int:
+        """Collectives and receives that neither the default stream nor the host has waited for,
+        and that the host cannot have seen end."""
+        known = self._known(0)
+        return sum(not known >> number & 1 and (end is None or end > self.gpu.clock.host)
+                   for number, end in enumerate(self.communication.ends)
+                   if number not in self.communication.sends)
 
     def read_latency(self) -> None:
         self.gpu.read_latency()
 
     def sleep(self, seconds: float) -> None:
-        self.slept += seconds
         self.gpu.clock.work(seconds)
+        if seconds > POLL:
+            self.slept += seconds
 
-    def _communicated(self, group: int, size: int) -> None:
+    def _count(self, size: int, group: int, *_: object) -> None:
         self.communicated[str(len(self.record.groups[group][1]))] += size
 
-    def collective(self, group: int, *fields: object) -> None:
-        self._communicated(group, self.communication.collective(self.where, group, *fields))
+    def collective(self, *fields: object) -> None:
+        self._count(self.communication.collective(self.where, *fields), *fields)
 
-    def send(self, group: int, *fields: object) -> None:
-        self._communicated(group, self.communication.send(self.where, group, *fields))
+    def send(self, *fields: object) -> None:
+        self._count(self.communication.send(self.where, *fields), *fields)
 
     def receive(self, *fields: object) -> None:
         self.communication.receive(self.where, *fields)
@@ -223,6 +255,8 @@ class Player:
 
     def finish(self) -> None:
         """Synchronize at the end. Raises BadRecord if a communication is unfinished."""
+        if self.missed is None:
+            self.missed = self.unawaited
         self.gpu.now()
         self.communication.check_complete(self.where)
 

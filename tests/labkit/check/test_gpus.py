@@ -149,7 +149,7 @@ def test_a_wrong_answer_is_told_what_is_wrong(student, driver, case, words, capf
 
 
 @pytest.mark.slow
-def test_a_driver_that_sleeps_is_an_error_and_a_group_of_one_rank_communicates_nothing():
+def test_what_only_looks_fast_is_refused():
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile("""
 import time
@@ -160,12 +160,26 @@ def sleeps(seconds):
     torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
     time.sleep(seconds)
 
+def waits_on_the_side(then=lambda side: None):
+    x = torch.ones(1024, device="cuda")
+    work, side = dist.all_reduce(x, async_op=True), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        work.wait()
+        x /= 2
+    then(side)
+
+def waits_through_the_side():
+    waits_on_the_side(lambda side: torch.cuda.current_stream().wait_stream(side))
+
 def alone():
     group = [dist.new_group([rank]) for rank in range(2)][dist.get_rank()]
     dist.all_reduce(torch.ones(1000, device="cuda"), group=group)
 """, "<cell 1>", "exec"), names)
     with pytest.raises(Failed, match=r"it sleeps for 3 s. Leave out time.sleep"):
         check.gpus(names["sleeps"], (3,), "h100:2")
+    with pytest.raises(Failed, match="the default stream never waits for 1 of the collectives"):
+        check.gpus(names["waits_on_the_side"], (), "h100:2", present=[0])
+    check.gpus(names["waits_through_the_side"], (), "h100:2", present=[0])
     with pytest.raises(Failed, match="0 bytes communicated in groups of at least 2"):
         check.gpus(names["alone"], (), "h100:2", least={"communicated": 4000})
 

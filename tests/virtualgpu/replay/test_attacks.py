@@ -10,7 +10,7 @@ import pytest
 from virtualgpu.replay import BadRecord, TooLittle, require
 
 from . import programs
-from .recorded import edited, priced, run, texts
+from .recorded import by_hand, edited, priced, run, texts
 
 pytestmark = pytest.mark.slow  # ranks that run whole programs
 
@@ -118,6 +118,45 @@ def test_each_bound_names_its_figures():
             require(result, flops=bound)
     with pytest.raises(ValueError, match="no record"):
         require([], flops=1)
+
+
+def test_a_collective_in_a_group_of_one_rank_communicates_nothing():
+    record = by_hand(0, ["a", 8], ["c", 0, "all_reduce", "", 0, [0, 0, 8], [0, 0, 8], []],
+                     ["t", 0], ["v", -1, 0, 0], world=1, groups=[{"name": "one", "ranks": [0]}])
+    (rank,) = priced([record], "a100:1")
+    assert rank.communicated_by_ranks == {"1": 8} and rank.communicated == 0
+    with pytest.raises(TooLittle, match="0 bytes communicated in groups of at least 2 ranks"):
+        require([rank], communicated=8)
+
+
+def test_communication_within_a_node_does_not_count_where_it_must_cross():
+    found = priced(texts(run(programs.ddp)))
+    require(found, communicated=1, among=2)
+    with pytest.raises(TooLittle, match="0 bytes communicated in groups of at least 3 ranks"):
+        require(found, communicated=1, among=3)
+
+
+ALL_REDUCED = (["a", 8], ["c", 0, "all_reduce", "", 0, [0, 0, 8], [0, 0, 8], []], ["t", 0])
+
+
+@pytest.mark.parametrize(("waits", "unawaited"), [
+    ([["v", -1, 0, 0]], 0),  # wait(), on the default stream
+    ([["v", -1, 0, 1]], 1),  # on a side stream, which the default stream never waits for
+    ([], 1),
+    ([["v", -1, 0, 1], ["w", 1, 4, 0, 1]], 0),  # ... which then waits for the side stream
+    ([["w", 1, 3, 0, 1], ["v", -1, 0, 1]], 1),  # ... which waited for it too early
+    ([["v", -1, 0, 1], ["h", 1, 4, 1]], 0),  # the host waits for the side stream
+    ([["h", -1, 0, -1]], 0), ([["s"], ["s"]], 0),
+    ([["s"]], 1),  # the last one is the launcher's, after the program's end
+    ([["z", 2e-6]] * 100_000, 0)])  # polls until it has ended
+def test_whether_the_default_stream_ever_waits_for_a_collective(waits, unawaited):
+    both = [by_hand(rank, *ALL_REDUCED, *waits, streams=["compute", "side"]) for rank in (0, 1)]
+    assert [rank.unawaited for rank in priced(both)] == [unawaited] * 2
+
+
+def test_sleep_is_counted_and_polling_is_not():
+    both = [by_hand(rank, ["z", 2e-6], ["z", 0.5], ["z", 0.25], ["z", 0]) for rank in (0, 1)]
+    assert [rank.slept for rank in priced(both)] == [0.75, 0.75]
 
 
 def never_wait(record: dict) -> None:

@@ -4,7 +4,7 @@ Each request has an "id" and what to "do"; the response has the same id. Standar
 
     cell {source}                       -> {outputs: [nbformat's], error: null | ERROR}
     call {name, arguments, keywords}    -> {value} | {raised: ERROR} | {cannot: text}
-    ranks {name, ranks, limit}          -> {outcome: on_ranks.Outcome} | {raised: ERROR}
+    ranks {name, ranks, limit}          -> {outcome: on_ranks.Outcome} | {raised: ERROR} | {cannot}
     task {name}                         -> {task, sources} | {problem} | {raised: ERROR}
     gpus {name, gpus, nodes, link, present, arguments, keywords, limit} -> the same
     value {name}                        -> the same

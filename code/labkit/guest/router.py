@@ -51,8 +51,12 @@ class Router:
             request = protocol.unpack(body)
             if request["do"] == "ranks":
                 number, _ = request.pop("id"), request.pop("do")
-                response = self.ranks(number, **request)
-                write_all(self.responses, protocol.pack(response | {"id": number}))
+                try:
+                    frame = protocol.pack(self.ranks(number, **request) | {"id": number})
+                except protocol.BadFrame as error:
+                    frame = protocol.pack({"id": number, "cannot": "what the ranks send or return "
+                                           f"is too large for a check: {error}"})
+                write_all(self.responses, frame)
             else:
                 write_all(self.responses, self._asked(header + body))
 

@@ -250,6 +250,13 @@ def test_ranks_share_no_flags_of_a_stream(sandbox):
     assert run(sandbox, [1.0], [2.0]).values == [[False] * 3, [True] * 3]
 
 
+def test_too_large_a_tensor_is_said(sandbox):
+    cell(sandbox, DRIVER + "def exchanged(values):\n    dist.all_reduce(torch.zeros(2_000_000))\n")
+    broker = CaseBroker(2, (), {"mine": [1.0]})
+    answer = sandbox.request("ranks", 60, broker.exchange, name="driver", ranks=2, limit=40)
+    assert "is too large for a check" in answer["cannot"]
+
+
 def test_a_shell_cannot_answer_for_its_ranks(sandbox):
     cell(sandbox, DRIVER)
     cell(sandbox, INVENTED)

@@ -45,7 +45,7 @@ class Attack:
     rounds: str = ""  # a fourth one, on which a check's own loop depends; ours alone has it, too
     parted: str = ""  # a fifth one, whose check gives partial credit; ours alone has it, too
     bubble: str = ""  # a sixth one, whose answer the trainer has, masked; ours alone has it, too
-    ranked: str = ""  # a seventh one, which runs on ranks; ours alone has it, too
+    ranked: str = ""  # a seventh one, which runs on ranks; a course of ours has it, too
     change: Callable[[Notebook], Any] | None = None  # of the submitted notebook
     place: Callable[[Path], Any] | None = None  # what else is put into the submitted folder
     first: tuple[str, str] | None = None  # answers that were handed in and graded before

@@ -81,7 +81,7 @@ check.function(bubble, cases=check.draw(20, p=range(2, 9), m=range(1, 65)),
                expected=lambda p, m: (p - 1) / (m + p - 1))  # {HIDDEN}
 ### END HIDDEN TESTS"""
 
-# Without the second solution, a check starts no ranks: few submissions should pay for them.
+# The sandbox of a notebook with such a check costs seconds: only attacks on ranks have it.
 RANKED = """def passed_on(tensor):
     ### BEGIN SOLUTION
     import torch
@@ -122,8 +122,11 @@ RIGHT_TRIPLE = "def triple(x):\n    return 3 * x"
 PEERS = {"aaron": 5.0, "mona": 3.0, "zoe": 5.0}  # in the order of grading: first, between, last
 
 
-def source(whole: bool) -> Any:
-    """Return an instructor's source; with `whole`, including checks that only our grader has."""
+def source(whole: bool, ranked: bool) -> Any:
+    """Return an instructor's source.
+
+    With `whole` it includes checks that only our grader has, and with `ranked` the one on ranks.
+    """
     notebook = v4.new_notebook(cells=[
         v4.new_markdown_cell("# A lab that is attacked"),
         cell(small_lab.SETUP if whole else "import math", ["setup"]),
@@ -144,7 +147,9 @@ def source(whole: bool) -> Any:
             cell(JOB, **marks("job", solution=True, locked=False)),
             cell(JOB_CHECK, **marks("job-check", grade=True, points=2)),
             cell(PARTED, **marks("halve", solution=True, locked=False)),
-            cell(PARTED_CHECK, **marks("halve-check", grade=True, points=2)),
+            cell(PARTED_CHECK, **marks("halve-check", grade=True, points=2))]
+    if ranked:
+        notebook.cells += [
             cell(RANKED, **marks("ranked", solution=True, locked=False)),
             cell(RANKED_DRIVER, ["driver"]),
             cell(RANKED_CHECK, **marks("ranked-check", grade=True, points=2))]

@@ -78,7 +78,7 @@ def test_ranks_of_a_check_have_it_before_the_student_imports_anything():
     def kernels_of_the_rank() -> str:  # sent with its code, so it imports nothing of ours
         return torch._C._dispatch_dump("aten::_scaled_mm")
 
-    run = on_ranks.read(on_ranks.run(kernels_of_the_rank, 2, (), {}, 60), 2)
+    run = on_ranks.run(kernels_of_the_rank, 2, (), {}, 60)
     assert [OURS in value for value in run.values] == [True, True], run.text
 
 

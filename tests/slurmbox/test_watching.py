@@ -115,7 +115,8 @@ def test_a_job_on_virtual_cards_and_its_page(course, lab, submit):
 
     course.run(f"scancel {number}")
     job = until(course, lab, number, lambda job: job["state"] == "CANCELLED", 40)
-    assert set(words(job).values()) == {"dead"}
+    # Some rank may notice that its peers are gone before the signal reaches it.
+    assert "dead" in words(job).values() and set(words(job).values()) <= {"dead", "failed"}
     assert job["ranks"][0]["reason"] == "the job was cancelled"
     assert "What went wrong: </strong>cancelled" in report(lab, number)
 

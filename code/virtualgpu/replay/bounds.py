@@ -85,7 +85,7 @@ class Priced:
 
 
 class TooLittle(VirtualGpuError):
-    """Raised if a record claims less than the task needs; the message has all figures."""
+    """Raised if a record has less than the task needs; the message has all figures."""
 
 
 def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerBound = None,
@@ -132,4 +132,6 @@ def require(priced: Iterable[Priced], *, flops: LowerBound = None, bytes: LowerB
                 short.append(f"rank {rank.rank}: {claimed:,} {quantity}, at least {need:,.0f} are "
                              "needed")
     if short:
-        raise TooLittle("the record claims less than the task needs: " + "; ".join(short))
+        if any(DESCRIPTIONS["live"] in one for one in short):
+            short.append("tensors in the host's memory do not count")
+        raise TooLittle("it does less on the GPU than the task needs: " + "; ".join(short))

@@ -95,7 +95,7 @@ def losses(flags: str, seed: int, steps: int = STEPS,
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = parse_arguments(shlex.split(f"{MODEL} --seed {seed} {flags}"), {})
-    ctx = Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
+    ctx = Context(config, make_grid({}, "gloo"), CpuDevice())
     trainer, found = Trainer(ctx, VOCABULARY, started=0.0), []
     source = Batches(ctx, samples(seed), eod=-1, name="training")
     for step in range(steps):

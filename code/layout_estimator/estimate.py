@@ -200,7 +200,7 @@ class Estimator:
             if chunk_key not in self._chunks:
                 self._chunks[chunk_key] = chunk_cost(ctx, vocab_size, number, split)
             chunks.append(self._chunks[chunk_key])
-        step_key = (*key, stage_chunks, _path(grid.dp), _path(grid.model),
+        step_key = (*key, stage_chunks, _path(grid.replicas), _path(grid.model),
                     ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]))
         if step_key not in self._steps:
             self._steps[step_key] = step_cost(ctx, vocab_size)

@@ -225,7 +225,7 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     state_bytes = gpu.memory.live - before
     batches: list[MicroBatch] = []
     draw = meter.run(lambda: batches.append(draw_micro_batch(ctx)))
-    if ddp.overlap and ctx.grid.dp.size > 1:
+    if ddp.overlap and ctx.grid.replicas.size > 1:
         _backward_twice(ctx, chunks, ddp, batches[0])
     else:
         for accumulator in ddp.accumulators.values():
@@ -271,7 +271,7 @@ def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[Ste
 
 def gathers_fp8(ctx: RepresentativeContext) -> bool:
     """Return whether replicas gather the weights in FP8 at the end of a step."""
-    return ctx.config.fp8_param_gather and ctx.grid.dp.size > 1
+    return ctx.config.fp8_param_gather and ctx.grid.replicas.size > 1
 
 
 def _backward_twice(ctx: RepresentativeContext, chunks: list[Stage], ddp: DistributedDataParallel,

@@ -114,7 +114,7 @@ class StepEnd:
 
     def _members(self, member: StageReplica, group: str) -> tuple[StageReplica, ...]:
         """Return the members of the group of this name."""
-        if group == "dp":
+        if group == "replicas":
             return tuple(StageReplica(replica, member.stage) for replica in range(len(self.clocks)))
         # The all-reduce of the tied embedding has only the first and the last stage.
         stages = (0, self.stages - 1) if group == "ends" else range(self.stages)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from layout_estimator.cluster import ModeledCluster
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.parallel.grid import GROUPS, Grid, Group, groups_along
+from minimegatron.parallel.grid import GROUPS, Grid, Group, axis_sizes, groups_along
 from virtualgpu.net.work import Work
 
 
@@ -142,16 +142,15 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
         stage: the pipeline stage.
         replica: the data-parallel replica.
     """
-    sizes = (config.pipeline_model_parallel_size, config.data_parallel_size,
-             config.tensor_model_parallel_size)
-    rank = (stage * sizes[1] + replica) * sizes[2]
+    sizes = axis_sizes(config)
+    rank = groups_along("dp", sizes)[stage * sizes["tp"]][replica]
     records: list[CollectiveRecord] = []
-    recorded = {name for name in ("pp", "model") if sizes[0] > 1}
+    recorded = {name for name in ("pp", "model") if sizes["pp"] > 1}
     if cluster.replicas_differ:
-        recorded.add("dp")
+        recorded.add("replicas")
     groups = {}
     for name in GROUPS:
-        ranks = next(ranks for ranks in groups_along(name, *sizes) if rank in ranks)
+        ranks = next(ranks for ranks in groups_along(name, sizes) if rank in ranks)
         groups[name] = _group(cluster, name, ranks, rank, records if name in recorded else None)
     grid = RepresentativeGrid(rank=rank, world_size=config.world_size, **groups, cluster=cluster,
                               records=records)

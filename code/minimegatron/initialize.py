@@ -16,7 +16,7 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
-from minimegatron.parallel.grid import make_grid
+from minimegatron.parallel.grid import axis_sizes, make_grid
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ def initialize(config: Config) -> Context:
 
         require_one_kind(device)
     notes += device.connect()
-    grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
-                     config.tensor_model_parallel_size, device.backend, timeout)
+    grid = make_grid(axis_sizes(config), device.backend, timeout)
     ctx = Context(config, grid, device)
     for note in notes:
         ctx.print_rank_0(note)

@@ -135,7 +135,7 @@ class Ended(StepClock):
 
 
 def test_a_collective_of_replicas_begins_when_the_slowest_is_ready():
-    reduce = StepCollective(0.5, 2.0, "dp")
+    reduce = StepCollective(0.5, 2.0, "replicas")
     norm = StepCollective(0.25, 1.0, "model")
     clocks = [Ended([cost(reduce, norm)] * 2, ends) for ends in ([1.0, 4.0], [3.0, 2.0])]
     # Stage 0 from 3.5 to 5.5, stage 1 from 4.5 to 6.5; then each replica's own two stages.
@@ -144,8 +144,8 @@ def test_a_collective_of_replicas_begins_when_the_slowest_is_ready():
 
 
 def test_what_starts_during_the_passes_is_waited_for_only_as_long_as_the_slowest_needs():
-    first = StepCollective(0.0, 2.0, "dp", ahead=3.0, in_passes=True)
-    second = StepCollective(0.0, 1.0, "dp", ahead=1.0, in_passes=True)
+    first = StepCollective(0.0, 2.0, "replicas", ahead=3.0, in_passes=True)
+    second = StepCollective(0.0, 1.0, "replicas", ahead=1.0, in_passes=True)
     clocks = [Ended([cost(first, second)], [end]) for end in (10.0, 12.0)]
     # The first from 9 to 11, so that the slower one never waits for it; the second until 12.
     assert StepEnd(clocks).run() == [[12.0], [12.0]]
@@ -153,7 +153,7 @@ def test_what_starts_during_the_passes_is_waited_for_only_as_long_as_the_slowest
 
 
 def test_collectives_that_do_not_fit_together_are_an_error():
-    clocks = [Ended([cost(StepCollective(0.0, 1.0, "dp"))], [0.0]), Ended([cost()], [0.0])]
+    clocks = [Ended([cost(StepCollective(0.0, 1.0, "replicas"))], [0.0]), Ended([cost()], [0.0])]
     with pytest.raises(RuntimeError, match="no collective has all of its ranks"):
         StepEnd(clocks).run()
 

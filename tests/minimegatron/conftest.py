@@ -126,7 +126,7 @@ def make_context():
         if not dist.is_initialized():
             dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
             made.append(True)
-        return Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
+        return Context(config, make_grid({}, "gloo"), CpuDevice())
 
     yield make
     if made:

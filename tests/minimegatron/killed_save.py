@@ -43,7 +43,7 @@ class Killer:
 def save_twice(root: Path, first: int, second: int, after: int) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     config = parse_arguments([*FLAGS.split(), str(root)], {})
-    ctx = Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice())
+    ctx = Context(config, make_grid({}, "gloo"), CpuDevice())
     model, learning_rate = nn.Linear(30, 30), LearningRate(config)
     save(ctx, model, None, learning_rate, Progress(first), 128)
     killer, whole = Killer(after), torch.save

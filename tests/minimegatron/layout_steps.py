@@ -18,7 +18,7 @@ from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.evaluation import evaluate
 from minimegatron.optim import Optimizer
-from minimegatron.parallel.grid import make_grid
+from minimegatron.parallel.grid import axis_sizes, make_grid
 from minimegatron.report.report import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
@@ -178,8 +178,7 @@ def run(count: int, cases: list[str]) -> list[dict]:
         variants = [word for word in case.split() if word in VARIANTS]
         config = parse_arguments(
             [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
-        grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
-                         config.tensor_model_parallel_size, "gloo")
+        grid = make_grid(axis_sizes(config), "gloo")
         results.append(steps(Context(config, grid, CpuDevice()), count, variants))
         # Groups have threads: after hundreds of cases they would drown the machine.
         dist.barrier()

@@ -10,7 +10,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
-from minimegatron.parallel.grid import make_grid
+from minimegatron.parallel.grid import axis_sizes, make_grid
 from minimegatron.training import Trainer
 
 from .layout_steps import FLAGS, VOCABULARY, data
@@ -20,8 +20,7 @@ STEPS = 2  # before saving, and again after it
 
 def make_trainer(flags: str) -> Trainer:
     config = parse_arguments([*FLAGS.split(), *flags.split()])
-    grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
-                     config.tensor_model_parallel_size, "gloo")
+    grid = make_grid(axis_sizes(config), "gloo")
     return Trainer(Context(config, grid, CpuDevice()), VOCABULARY, started=0.0)
 
 

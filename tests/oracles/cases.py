@@ -40,7 +40,7 @@ def trainer_of(case: str) -> Trainer:
     """Our trainer alone, before its first step."""
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    return Trainer(Context(configuration(case), make_grid(1, 1, 1, "gloo"), CpuDevice()),
+    return Trainer(Context(configuration(case), make_grid({}, "gloo"), CpuDevice()),
                    VOCABULARY, started=0.0)
 
 

@@ -56,7 +56,7 @@ def trainer_with(flags):
     config = parse_arguments((MORE + flags).split(), {})
     padded = -(-CONFIG["vocab_size"] // config.make_vocab_size_divisible_by
                ) * config.make_vocab_size_divisible_by
-    trainer = Trainer(Context(config, make_grid(1, 1, 1, "gloo"), CpuDevice()), padded, started=0.0)
+    trainer = Trainer(Context(config, make_grid({}, "gloo"), CpuDevice()), padded, started=0.0)
     load_checkpoint(trainer)
     return trainer
 

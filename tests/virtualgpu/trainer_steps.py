@@ -23,7 +23,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.virtual import VirtualDevice
 from minimegatron.initialize import choose_device
-from minimegatron.parallel.grid import make_grid
+from minimegatron.parallel.grid import axis_sizes, make_grid
 from minimegatron.report import timeline
 from minimegatron.training import Trainer
 from virtualgpu.net import collectives
@@ -124,8 +124,7 @@ def run_case(case: str, folder: str, count: int) -> dict:
     assert isinstance(device, VirtualDevice) and not notes
     try:
         said = device.connect()
-        grid = make_grid(config.pipeline_model_parallel_size, config.data_parallel_size,
-                         config.tensor_model_parallel_size, device.backend)
+        grid = make_grid(axis_sizes(config), device.backend)
         with free_messages() if even else contextlib.nullcontext():
             return {**steps(Context(config, grid, device), even, count), "said": said}
     finally:

@@ -117,7 +117,7 @@ class Fp8(nn.Module):
         if not self.histories:
             return
         current = [history.amax[0] for history in self.histories.values()]
-        groups = [group for group in (self.grid.tp, self.grid.dp) if group.size > 1]
+        groups = [group for group in (self.grid.tp, self.grid.replicas) if group.size > 1]
         if groups:
             together = torch.cat(current)
             for group in groups:

@@ -145,7 +145,7 @@ class DistributedDataParallel:
     def __init__(self, ctx: Context, model: nn.Module) -> None:
         """Create the gradient buffer, and set every parameter's accumulator in its spec."""
         specs = named_param_specs(model)
-        self.group: Group = ctx.grid.dp
+        self.group: Group = ctx.grid.replicas
         self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
         self.specs = {name: specs[name] for name in self.params}
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)

@@ -33,7 +33,7 @@ class Fp8ParamGather:
     """
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.group, self.tp, self.config = ctx.grid.dp, ctx.grid.tp, ctx.config
+        self.group, self.tp, self.config = ctx.grid.replicas, ctx.grid.tp, ctx.config
         chunks = model if isinstance(model, nn.ModuleList) else [model]
         self.states = [part.fp8 for part in chunks]
         self.linears: dict[nn.Parameter, Fp8TensorParallel] = {

@@ -1,8 +1,9 @@
-"""The process grid: ranks as a (pipeline, data, tensor) tensor, and the groups along each axis.
+"""The process grid: the ranks as a tensor over named axes, and the process groups along them.
 
-Megatron's order: tensor-parallel ranks are neighbors, then data-parallel, then pipeline. With 16
-ranks, TP 2 and PP 4 the tensor-parallel groups are [0,1], [2,3], ..; the data-parallel ones
-[0,2], [1,3], ..; the pipeline ones [0,4,8,12], ... (Narayanan et al. 2021, section 3).
+AXES is the one place that knows which axes there are, and in which order ranks are numbered:
+tensor-parallel ranks are neighbors, as in Megatron-LM. With 16 ranks, TP 2, and PP 4, the
+tensor-parallel groups are [0,1], [2,3], ..; the data-parallel ones [0,2], [1,3], ..; and the
+pipeline ones [0,4,8,12], ... (Narayanan et al. 2021, section 3).
 
 The default process group is always gloo and carries control traffic only: flags, objects, and
 barriers. Tensors use the process groups of this grid.
@@ -10,15 +11,23 @@ barriers. Tensors use the process groups of this grid.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 
 import torch
 import torch.distributed as dist
 
-AXES = ("pp", "dp", "tp")
-GROUPS = {"pp": ("pp",), "dp": ("dp",), "tp": ("tp",), "model": ("pp", "tp")}
+from minimegatron.arguments import Config
+
+# From the outermost axis to the innermost, Megatron core's order "tp-cp-ep-dp-pp", each with the
+# setting that has its size. Expert and context parallelism have none yet: their axes have one rank.
+AXES = {"pp": "pipeline_model_parallel_size", "dp": "data_parallel_size", "ep": None, "cp": None,
+        "tp": "tensor_model_parallel_size"}
+# Groups along one axis, and along several: `model` holds one copy of the model, and `replicas` have
+# the same parameters, which see different tokens.
+GROUPS = {axis: (axis,) for axis in AXES} | {"model": ("pp", "tp"), "replicas": ("dp", "ep", "cp")}
 
 
 @dataclass(frozen=True)
@@ -94,11 +103,14 @@ class Grid:
 
     Attributes:
         rank: the global rank.
-        world_size: number of ranks, pp.size * dp.size * tp.size.
+        world_size: number of ranks, the product of the sizes of all axes.
         pp: the stages of this rank's pipeline.
-        dp: the replicas of this rank's part of the model.
+        dp: the ranks that see other samples.
+        ep: the ranks that hold other experts: this rank alone.
+        cp: the ranks that see other tokens of the same samples: this rank alone.
         tp: the ranks that partition this stage's layers.
-        model: pp x tp, the ranks that together hold one copy of the model.
+        model: the ranks that together hold one copy of the model.
+        replicas: the ranks that hold the same part of the model.
         backend: backend of the groups that carry tensors: "gloo", "nccl", or a registered one.
         timeout: for a peer that does not respond; the default group's does not apply here.
     """
@@ -107,8 +119,11 @@ class Grid:
     world_size: int
     pp: Group
     dp: Group
+    ep: Group
+    cp: Group
     tp: Group
     model: Group
+    replicas: Group
     backend: str = "gloo"
     timeout: timedelta | None = None
 
@@ -120,7 +135,17 @@ class Grid:
     @property
     def writes_shard(self) -> bool:
         """Return whether this rank saves its part of the model: the first replica does."""
-        return self.dp.index == 0
+        return self.replicas.index == 0
+
+    @property
+    def position(self) -> dict[str, int]:
+        """This rank's index along each axis that a setting can divide."""
+        return {axis: getattr(self, axis).index for axis, setting in AXES.items() if setting}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of ranks along each axis."""
+        return {axis: getattr(self, axis).size for axis in AXES}
 
     def pipeline_group(self, *stages: int) -> Group | None:
         """Create a process group of these stages (default: all of them) of every pipeline.
@@ -128,21 +153,25 @@ class Grid:
         Every rank must call it. Returns None if this rank's stage is not one of `stages`.
         """
         return make_group([tuple(ranks[stage] for stage in stages) or ranks for ranks in
-                           groups_along("pp", self.pp.size, self.dp.size, self.tp.size)],
+                           groups_along("pp", self.sizes)],
                           self.backend, self.timeout)
 
 
-def groups_along(name: str, pp: int, dp: int, tp: int) -> list[tuple[int, ...]]:
-    """Return the ranks of every group along one axis of the grid.
+def axis_sizes(config: Config) -> dict[str, int]:
+    """Return the number of ranks along each axis."""
+    return {axis: getattr(config, setting) if setting else 1 for axis, setting in AXES.items()}
+
+
+def groups_along(name: str, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """Return the ranks of every group of a kind.
 
     Args:
-        name: "pp", "dp", "tp", or "model" (pp x tp).
-        pp: number of pipeline stages.
-        dp: number of data-parallel replicas.
-        tp: number of tensor-parallel ranks.
+        name: one of GROUPS.
+        sizes: the number of ranks along each axis; 1 along those that it leaves out.
     """
-    ranks = torch.arange(pp * dp * tp).view(pp, dp, tp)
-    along = [AXES.index(axis) for axis in GROUPS[name]]
+    shape = [sizes.get(axis, 1) for axis in AXES]
+    ranks = torch.arange(prod(shape)).view(shape)
+    along = [at for at, axis in enumerate(AXES) if axis in GROUPS[name]]
     apart = [at for at in range(len(AXES)) if at not in along]
     rows = ranks.permute(*apart, *along).flatten(len(apart)).flatten(0, -2)
     return [tuple(map(int, row)) for row in rows]
@@ -163,13 +192,11 @@ def make_group(groups: Sequence[tuple[int, ...]], backend: str, timeout: timedel
     return mine
 
 
-def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None = None) -> Grid:
+def make_grid(sizes: Mapping[str, int], backend: str, timeout: timedelta | None = None) -> Grid:
     """Build the grid over the ranks of the default group; every rank must call it.
 
     Args:
-        pp: number of pipeline stages.
-        dp: number of data-parallel replicas.
-        tp: number of tensor-parallel ranks.
+        sizes: as in `groups_along`.
         backend: as in Grid.
         timeout: as in Grid.
     """
@@ -177,7 +204,7 @@ def make_grid(pp: int, dp: int, tp: int, backend: str, timeout: timedelta | None
     mine: dict[str, Group] = {}
     made: dict[tuple, Group] = {}  # without pipeline stages the model group is the tp group
     for name in GROUPS:
-        groups = tuple(groups_along(name, pp, dp, tp))
+        groups = tuple(groups_along(name, sizes))
         if len(groups[0]) == 1:
             mine[name] = Group((rank,), 0, None)
             continue

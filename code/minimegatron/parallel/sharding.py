@@ -26,7 +26,7 @@ class ShardedDataParallel(DistributedDataParallel):
     one_bucket_at_a_time = True  # a reduce-scatter needs memory for its result
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.alignment, self.fp8 = ctx.grid.dp.size, None
+        self.alignment, self.fp8 = ctx.grid.replicas.size, None
         if ctx.config.fp8_param_gather:
             from minimegatron.parallel.fp8_param_gather import Fp8ParamGather
 

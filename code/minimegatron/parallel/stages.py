@@ -44,7 +44,7 @@ def as_module(chunks: Sequence[Stage]) -> nn.Module:
 
 def data_parallel(ctx: Context, model: nn.Module) -> DistributedDataParallel:
     """Return the owner of the model's gradients, sharded with --use-distributed-optimizer."""
-    if ctx.config.use_distributed_optimizer and ctx.grid.dp.size > 1:
+    if ctx.config.use_distributed_optimizer and ctx.grid.replicas.size > 1:
         from minimegatron.parallel.sharding import ShardedDataParallel
 
         return ShardedDataParallel(ctx, model)

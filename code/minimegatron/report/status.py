@@ -39,7 +39,7 @@ class Status(Report):
             "node": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
             "job": os.environ.get("SLURM_JOB_ID"),
             "local_rank": int(os.environ.get("LOCAL_RANK", 0)),
-            "place": {"pp": grid.pp.index, "dp": grid.dp.index, "tp": grid.tp.index},
+            "place": grid.position,
             "device": ctx.device.name or ctx.device.kind, "modeled": bool(ctx.device.label),
             "started": time.time(), "train_iters": config.train_iters, "iteration": 0,
             "global_batch_size": config.global_batch_size, "state": "starting"}

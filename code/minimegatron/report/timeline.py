@@ -87,7 +87,7 @@ class Recorder(Report):
             return
         self.active = False
         grid = self.ctx.grid
-        mine = {"rank": grid.rank, "pp": grid.pp.index, "dp": grid.dp.index, "tp": grid.tp.index,
+        mine = {"rank": grid.rank, **grid.position,
                 "sections": [(name, start + self.offset, end + self.offset,
                               action and dataclasses.astuple(action))
                              for name, start, end, action in self.sections]}

@@ -35,7 +35,7 @@ def run(flags: str) -> dict:
         device.connect()
         ledger = Ledger(gpu)
         ledger.start()
-        ctx = Context(config, make_grid(1, 1, 1, device.backend), device)
+        ctx = Context(config, make_grid({}, device.backend), device)
         trainer = Trainer(ctx, VOCABULARY, started=0.0)
         text = torch.arange(config.seq_length + 1).numpy()
         source = Batches(ctx, [{"text": text}] * 12, eod=0, name="test")

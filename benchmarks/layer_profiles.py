@@ -34,10 +34,10 @@ from layout_estimator.cluster_planner.stages import ModelSpec
 from layout_estimator.measurement import draw_micro_batch
 from layout_estimator.requests import read_flags
 from minimegatron.arguments import Config
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
 from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.initialize import initialize
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.ddp import DelayedWeightGrads
 from minimegatron.parallel.stages import data_parallel

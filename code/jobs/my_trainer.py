@@ -28,16 +28,16 @@ from torch import nn
 
 from lab.mytrainer import flags, pieces
 from minimegatron.arguments import Config
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.initialize import cap_threads, choose_device, join
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minimegatron.optim import LearningRate
-from minimegatron.parallel.grid import Grid, Group
+from minimegatron.parallel.grid import GROUPS, Grid, Group
 from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard
@@ -164,7 +164,8 @@ def connect(config: Config) -> Context:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     alone = Group((rank,), 0, None)
     replicas = Group(tuple(range(ranks)), rank, dist.group.WORLD) if ranks > 1 else alone
-    ctx = Context(config, Grid(rank, ranks, pp=alone, dp=replicas, tp=alone, model=alone), device)
+    groups = dict.fromkeys(GROUPS, alone) | {"dp": replicas, "replicas": replicas}
+    ctx = Context(config, Grid(rank, ranks, **groups), device)
     for note in notes:
         ctx.print_rank_0(note)
     if device.torch_device.type == "cpu":

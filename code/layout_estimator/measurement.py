@@ -15,8 +15,9 @@ from layout_estimator.representative import CollectiveRecord, RepresentativeCont
 from layout_estimator.stage_cost import ChunkCost, PassCost, StepCollective, StepCost
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import stays_in_bf16
+from minimegatron.context import MicroBatch
 from minimegatron.data.batches import Batches
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, LossScaler, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, ScatterGatherPeers, Transfer

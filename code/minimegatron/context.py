@@ -1,6 +1,6 @@
-"""The context that every component receives, the dtypes, and the progress of a run.
+"""The context that every component receives, the micro-batches, and the progress of a run.
 
-All are built once and passed on; nothing is global.
+They are passed on; nothing is global.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from minimegatron.errors import emit
 
 if TYPE_CHECKING:
     from minimegatron.device.device import Device
+    from minimegatron.dropout import Dropout
     from minimegatron.parallel.grid import Grid
 
 
@@ -46,6 +47,25 @@ class Context:
         """Print a line from the last rank, which knows the loss in every layout."""
         if self.grid.is_last_rank:
             emit(line)
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The input of one forward pass.
+
+    Attributes:
+        tokens: int64 [b, s]; None on stages between the first and the last.
+        labels: int64 [b, s], the tokens shifted by one; None like `tokens`.
+        loss_mask: fp32 [b, s], 0 for tokens that do not count in the loss; None like `tokens`.
+        dropout: draws the dropout masks; None turns dropout off.
+        first_position: the position in its sequence of each sample's first token.
+    """
+
+    tokens: torch.Tensor | None
+    labels: torch.Tensor | None
+    loss_mask: torch.Tensor | None
+    dropout: Dropout | None
+    first_position: int = 0
 
 
 @dataclass

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
-from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.report.log_lines import validation_lines
 from minimegatron.report.timers import Timers

@@ -7,13 +7,12 @@ import time
 import torch
 
 from minimegatron.arguments import Config
-from minimegatron.context import Context, Progress
+from minimegatron.context import Context, MicroBatch, Progress
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import emit
 from minimegatron.initialize import initialize
-from minimegatron.model.gpt import MicroBatch
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.stages import (

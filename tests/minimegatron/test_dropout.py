@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from minimegatron.model.dropout import Dropout
+from minimegatron.dropout import Dropout
 
 
 def draw(p=0.1, seed=1, iteration=2, samples=range(8), layer=3, site=1, positions=4096, heads=None,

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.context import MicroBatch
+from minimegatron.dropout import Dropout
+from minimegatron.model.gpt import Stage
 
 VOCABULARY = 128
 NO_DROPOUT = "--hidden-dropout 0 --attention-dropout 0 "
@@ -81,7 +82,7 @@ def test_the_future_does_not_reach_the_past(make_context):
         batch = MicroBatch(tokens, tokens, torch.ones(tokens.shape), None)
         x = stage.embedding(batch)
         for layer in stage.decoder.layers.values():
-            x = layer(x, None)
+            x = layer(x, batch)
         return stage.logits(x)
 
     tokens = micro_batch().tokens

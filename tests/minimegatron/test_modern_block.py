@@ -13,6 +13,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.flag import STATE, names_affecting
 from minimegatron.arguments.table import ModernBlock
 from minimegatron.checkpoint.load import check_same_model
+from minimegatron.context import MicroBatch
 from minimegatron.errors import UserError
 from minimegatron.formulas import layer_activations, stage_parameters, step_flops
 from minimegatron.model.gpt import Stage, TransformerLayer
@@ -131,6 +132,24 @@ def test_loss_and_gradients_equal_a_plain_model(make_context, flags):
         torch.testing.assert_close(parameter.grad, weights[name].grad, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize("flags", ["", ROPE], ids=["learned positions", "rotary positions"])
+def test_a_shard_of_the_sequence_knows_where_it_starts(make_context, flags):
+    """The second half, alone, has the embeddings, queries, and keys that it has in the whole."""
+    ctx = make_context(f"{flags} {NO_DROPOUT}")
+    stage = Stage(ctx, VOCABULARY, range(1))
+    batch = micro_batch(None)
+    start = batch.tokens.shape[1] // 2
+    half = MicroBatch(batch.tokens[:, start:], None, None, None, first_position=start)
+    layer = stage.decoder.layers["0"]
+    with torch.no_grad():
+        whole, part = stage.embedding(batch), stage.embedding(half)
+        assert torch.equal(part, whole[start:])
+        expected = layer.self_attention.query_key_value(whole, 0)
+        for one, other in zip(layer.self_attention.query_key_value(part, start), expected,
+                              strict=True):
+            torch.testing.assert_close(one, other[start:])
+
+
 @pytest.mark.parametrize("flags", FEATURES.values(), ids=FEATURES)
 def test_parameters_equal_the_formula(make_context, flags):
     ctx = make_context(flags)
@@ -166,7 +185,7 @@ def test_saved_activations_equal_the_formula(make_context, virtual_device, flags
     x = torch.empty(512, 2, 512, dtype=torch.float16, device=virtual_device.torch_device,
                     requires_grad=True)
     before = virtual_device.gpu.memory.live
-    out = layer(x, None)
+    out = layer(x, MicroBatch(None, None, None, None))
     saved = virtual_device.gpu.memory.live - before  # the output stands for the input
     expected = layer_activations(
         shape_of(ctx.config, VOCABULARY), 2, attention_dropout=False, hidden_dropout=False,

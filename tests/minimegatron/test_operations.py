@@ -5,15 +5,16 @@ import inspect
 import pytest
 import torch
 
+from minimegatron import dropout
 from minimegatron.device import virtual_kernels
-from minimegatron.model import dropout, fp8_ops, modern_block, ops
+from minimegatron.model import fp8_ops, ops
 
 NAMES = sorted(name.removeprefix("minimegatron::") for name in torch._C._dispatch_get_all_op_names()
                if name.startswith("minimegatron::"))
 
 
 def defined(name):
-    modules = ops, dropout, fp8_ops, modern_block
+    modules = ops, dropout, fp8_ops
     return next(vars(module)[name] for module in modules if name in vars(module))
 
 

@@ -9,10 +9,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from minimegatron.arguments.parse import notes, parse_arguments
+from minimegatron.context import MicroBatch
+from minimegatron.dropout import Dropout
 from minimegatron.errors import UserError
 from minimegatron.formulas import Gpt, layer_activations, stage_activations
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
 from minimegatron.model.recompute import checkpoint, layer_groups
 from minimegatron.optim import Optimizer
 from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel

@@ -7,8 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.context import MicroBatch
+from minimegatron.dropout import Dropout
+from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import named_param_specs, partition_of
 from minimegatron.model.tensor_parallel import (
     VocabParallelCrossEntropy,

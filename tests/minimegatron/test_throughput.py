@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from minimegatron.context import Progress
+from minimegatron.context import MicroBatch, Progress
 from minimegatron.device.device import CpuDevice
 from minimegatron.device.gpus import CudaDevice
+from minimegatron.dropout import Dropout
 from minimegatron.formulas import head_activations, step_flops
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
 from minimegatron.optim import Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.report import throughput

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.parallel.grid import Grid, Group
+from minimegatron.parallel.grid import GROUPS, Grid, Group
 
 SECONDS = 30  # a rank that never comes is a failure, not a hang
 
@@ -59,8 +59,8 @@ def on_ranks(ctx: Context, size: int, work: Callable[[Context], Any]) -> list[An
         tp = ThreadGroup(tuple(range(size)), index, None, exchange)
         alone = Group((index,), 0, None)
         try:
-            results[index] = work(replace(ctx, config=config,
-                                          grid=Grid(index, size, alone, alone, tp, tp)))
+            groups = dict.fromkeys(GROUPS, alone) | {"tp": tp, "model": tp}
+            results[index] = work(replace(ctx, config=config, grid=Grid(index, size, **groups)))
         except Exception as error:
             errors.append(error)
             exchange.barrier.abort()

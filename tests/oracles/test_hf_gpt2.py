@@ -17,9 +17,8 @@ import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.load import load_checkpoint
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
 from minimegatron.device.device import CpuDevice
-from minimegatron.model.gpt import MicroBatch
 from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 
@@ -64,9 +63,10 @@ def trainer_with(flags):
 def our_logits(trainer):
     """[b, s, V] of the whole model."""
     with torch.no_grad():
-        x = trainer.model.embedding(MicroBatch(TOKENS, None, None, None))
+        batch = MicroBatch(TOKENS, None, None, None)
+        x = trainer.model.embedding(batch)
         for layer in trainer.model.decoder.layers.values():
-            x = layer(x, None)
+            x = layer(x, batch)
         return trainer.model.logits(x).transpose(0, 1)
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
 from minimegatron.device.device import CpuDevice
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.model.gpt import Stage
+from minimegatron.parallel import grid
 from minimegatron.parallel.grid import Grid, Group
 
 from .make_hf_gpt2 import weight_of
@@ -33,8 +34,8 @@ H, WIDE, V, D, GROUPS = 32, SIZES["intermediate_size"], SIZES["vocab_size"], 8, 
 
 def our_stage(flags: str) -> Stage:
     alone = Group((0,), 0, None)
-    ctx = Context(parse_arguments(flags.split(), {}), Grid(0, 1, alone, alone, alone, alone),
-                  CpuDevice())
+    ctx = Context(parse_arguments(flags.split(), {}),
+                  Grid(0, 1, **dict.fromkeys(grid.GROUPS, alone)), CpuDevice())
     return Stage(ctx, V, range(2))
 
 
@@ -77,9 +78,10 @@ def test_the_logits_are_hugging_faces(model, attention):
     stage = our_stage(f"{FLAGS} {OWN[model]} {attention}")
     stage.load_state_dict(our_weights(model))
     with torch.no_grad():
-        x = stage.embedding(MicroBatch(TOKENS, None, None, None))
+        batch = MicroBatch(TOKENS, None, None, None)
+        x = stage.embedding(batch)
         for layer in stage.decoder.layers.values():
-            x = layer(x, None)
+            x = layer(x, batch)
         logits = stage.logits(x).transpose(0, 1).flatten(0, 1)
     torch.testing.assert_close(logits, torch.tensor(FROZEN[model]), rtol=0, atol=1e-4)
 

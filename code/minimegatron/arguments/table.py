@@ -91,7 +91,7 @@ class Model:
 
 @dataclass(frozen=True)
 class ModernBlock:
-    """Differences from GPT-2 (arguments/modern_block.py, model/modern_block.py)."""
+    """Differences of the transformer block from GPT-2's."""
 
     group_query_attention: bool = flag(False, "share keys and values among heads", affects=SHAPE)
     num_query_groups: int = flag(
@@ -115,7 +115,7 @@ class ModernBlock:
 
 @dataclass(frozen=True)
 class Fp8Precision:
-    """FP8 (arguments/fp8.py, model/fp8.py)."""
+    """FP8 GEMMs in the linear layers."""
 
     fp8_format: str | None = flag(
         None, "run linear layers in FP8: e4m3, or hybrid, whose gradients are in E5M2",
@@ -166,7 +166,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class LearningRateSchedule:
-    """The learning-rate schedule (arguments/learning_rate.py)."""
+    """The learning-rate schedule."""
 
     lr_decay_iters: int | None = flag(
         None, "steps over which the learning rate decays (default: --train-iters)",

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from minimegatron.context import Context
+from minimegatron.context import Context, MicroBatch
+from minimegatron.dropout import Dropout
 from minimegatron.errors import UserError
-from minimegatron.model.dropout import Dropout
-from minimegatron.model.gpt import MicroBatch
 
 
 def sample_numbers(consumed: int, micro_batch: int, size: int, replica: int, replicas: int

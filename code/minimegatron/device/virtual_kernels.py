@@ -2,7 +2,7 @@
 
 They have the shapes, the memory, and the cost of the kernels that Megatron-LM and PyTorch fuse for
 CUDA (virtualgpu/core/kernels.py), and each takes its operation's arguments (model/ops.py,
-model/dropout.py), whether or not its cost depends on them.
+dropout.py), whether or not its cost depends on them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def swiglu(x):
 
 
 @kernel
-def rotary(x, rotated, base):
+def rotary(x, first, rotated, base):
     return modeled.rotary(x)
 
 

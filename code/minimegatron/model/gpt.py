@@ -1,7 +1,8 @@
 """GPT as a list of layers, of which each pipeline stage takes a contiguous slice.
 
-A pre-norm transformer with learned positions and tied embeddings (GPT-2), in Megatron's layout
-[s, b, h] and with Megatron core's parameter names. Shapes use the papers' letters: s sequence
+A pre-norm transformer with learned positions and tied embeddings (GPT-2) unless flags replace its
+parts with those of Llama or Nemotron-4, in Megatron's layout [s, b, h] and with Megatron core's
+parameter names. Shapes use the papers' letters: s sequence
 length, b micro-batch size, h hidden size, a attention heads, d size of a head, V padded vocabulary,
 t tensor-parallel ranks. With sequence parallelism, hidden states are [s/t, b, h] wherever a
 docstring says [s, b, h].
@@ -9,18 +10,15 @@ docstring says [s, b, h].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import nn
 
-from minimegatron.arguments.checks import uses
-from minimegatron.arguments.table import ModernBlock
-from minimegatron.context import Context, params_dtype
+from minimegatron.context import Context, MicroBatch, params_dtype
+from minimegatron.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT
 from minimegatron.model import ops
 from minimegatron.model.attention import Attention
-from minimegatron.model.dropout import ATTENTION_OUTPUT, EMBEDDING, MLP_OUTPUT, Dropout
 from minimegatron.model.linear import embedding_lookup
 from minimegatron.model.parameters import ParamSpec, add_parameters, initialize_parameters
 from minimegatron.model.tensor_parallel import (
@@ -32,39 +30,28 @@ from minimegatron.model.tensor_parallel import (
 )
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """The input of one forward pass.
+class Norm(nn.Module):
+    """Layer normalization over h, or RMSNorm, which has neither a mean nor a bias.
 
-    Attributes:
-        tokens: int64 [b, s]; None on stages between the first and the last.
-        labels: int64 [b, s], the tokens shifted by one; None like `tokens`.
-        loss_mask: fp32 [b, s], 0 for tokens that do not count in the loss; None like `tokens`.
-        dropout: draws the dropout masks; None turns dropout off.
+    Every tensor-parallel rank holds a copy of its parameters [h].
     """
-
-    tokens: torch.Tensor | None
-    labels: torch.Tensor | None
-    loss_mask: torch.Tensor | None
-    dropout: Dropout | None
-
-
-class LayerNorm(nn.Module):
-    """Layer normalization over h; every tensor-parallel rank holds a copy of its parameters [h]."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__()
-        self.epsilon = ctx.config.layernorm_epsilon
-        shape = (ctx.config.hidden_size,)
-        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0), bias=ParamSpec(shape))
+        self.epsilon, shape = ctx.config.layernorm_epsilon, (ctx.config.hidden_size,)
+        is_rms = ctx.config.normalization == "RMSNorm"
+        add_parameters(self, ctx, weight=ParamSpec(shape, init_value=1.0),
+                       bias=None if is_rms else ParamSpec(shape))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Normalize x [s, b, h] to the same shape."""
+        if self.bias is None:
+            return ops.rms_norm(x, self.weight, self.epsilon)
         return ops.layer_norm(x, self.weight, self.bias, self.epsilon)
 
 
 class Embedding(nn.Module):
-    """Word and position embeddings, followed by dropout."""
+    """Word and position embeddings, followed by dropout. Rotary attention needs no positions."""
 
     def __init__(self, ctx: Context, vocab_size: int, is_first: bool = True) -> None:
         """Create word embeddings [V/t, h] and, on the first stage, position embeddings [max, h]."""
@@ -73,7 +60,8 @@ class Embedding(nn.Module):
         self.dropout_p, self.tp = config.hidden_dropout, make_tensor_parallel(ctx)
         self.word_embeddings = VocabParallelEmbedding(
             ctx, vocab_size, config.hidden_size, config.init_method_std)
-        if is_first:
+        self.position_embeddings = None
+        if is_first and config.position_embedding_type == "learned_absolute":
             shape = (config.max_position_embeddings, config.hidden_size)
             self.position_embeddings = nn.Module()
             add_parameters(self.position_embeddings, ctx,
@@ -82,28 +70,36 @@ class Embedding(nn.Module):
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Map tokens [b, s] to hidden states [s, b, h]."""
         x = self.word_embeddings(batch.tokens.t())
-        first = self.tp.sequence_offset(x.shape[0])
-        positions = torch.arange(first, first + x.shape[0], device=x.device)
         table = self.position_embeddings
-        accumulator = table.param_specs["weight"].accumulator
-        x = x + embedding_lookup(table.weight, positions, accumulator)[:, None]
+        if table is not None:
+            first = batch.first_position + self.tp.sequence_offset(x.shape[0])
+            positions = torch.arange(first, first + x.shape[0], device=x.device)
+            accumulator = table.param_specs["weight"].accumulator
+            x = x + embedding_lookup(table.weight, positions, accumulator)[:, None]
         keep = self.tp.hidden_mask(batch.dropout, self.dropout_p, 0, EMBEDDING, x)
         return x if keep is None else ops.dropout(x, keep, self.dropout_p)
 
 
 class MLP(nn.Module):
-    """Two linear layers with a GELU between them; the inner width is 4h by default."""
+    """Two linear layers with an activation between them; the inner width is 4h by default.
+
+    SwiGLU has a third layer, the gate: its matrix and the first one are one, [gate; up] on every
+    rank.
+    """
 
     def __init__(self, ctx: Context) -> None:
         super().__init__()
-        config = ctx.config
+        config, width = ctx.config, ctx.config.ffn_hidden_size
+        self.activation = (ops.swiglu if config.swiglu else
+                           ops.squared_relu if config.squared_relu else ops.gelu)
+        blocks = 2 if config.swiglu else 1
         self.linear_fc1 = ColumnParallelLinear(
-            ctx, config.hidden_size, config.ffn_hidden_size, config.init_method_std)
-        self.linear_fc2 = RowParallelLinear(ctx, config.ffn_hidden_size, config.hidden_size)
+            ctx, config.hidden_size, blocks * width, config.init_method_std, blocks)
+        self.linear_fc2 = RowParallelLinear(ctx, width, config.hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
-        return self.linear_fc2(ops.gelu(self.linear_fc1(x)))
+        return self.linear_fc2(self.activation(self.linear_fc1(x)))
 
 
 class TransformerLayer(nn.Module):
@@ -117,16 +113,17 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
         self.tp = make_tensor_parallel(ctx)
-        self.input_layernorm = module_class(ctx, LayerNorm)(ctx)
-        self.self_attention = module_class(ctx, Attention)(ctx, number, mask)
-        self.pre_mlp_layernorm = module_class(ctx, LayerNorm)(ctx)
-        self.mlp = module_class(ctx, MLP)(ctx)
+        self.input_layernorm = Norm(ctx)
+        self.self_attention = Attention(ctx, number, mask)
+        self.pre_mlp_layernorm = Norm(ctx)
+        self.mlp = MLP(ctx)
 
-    def forward(self, x: torch.Tensor, dropout: Dropout | None) -> torch.Tensor:
-        """Map hidden states x [s, b, h] to the same shape."""
+    def forward(self, x: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
+        """Map a micro-batch's hidden states x [s, b, h] to the same shape."""
+        dropout = batch.dropout
         keep = self.tp.hidden_mask(dropout, self.dropout_p, self.number, ATTENTION_OUTPUT, x)
         # No name for the attention's output: it would occupy memory until the MLP is done.
-        x = ops.dropout_add(self.self_attention(self.input_layernorm(x), dropout), x, keep,
+        x = ops.dropout_add(self.self_attention(self.input_layernorm(x), batch), x, keep,
                             self.dropout_p)
         keep = self.tp.hidden_mask(dropout, self.dropout_p, self.number, MLP_OUTPUT, x)
         return ops.dropout_add(self.mlp(self.pre_mlp_layernorm(x)), x, keep, self.dropout_p)
@@ -144,7 +141,7 @@ class Stage(nn.Module):
         self.is_first, self.is_last, self.tp = is_first, is_last, make_tensor_parallel(ctx)
         self.is_tied = not config.untie_embeddings_and_output_weights
         if is_first or (is_last and self.is_tied):
-            self.embedding = module_class(ctx, Embedding)(ctx, vocab_size, is_first)
+            self.embedding = Embedding(ctx, vocab_size, is_first)
             # The output layer of the last stage is tied to the word embedding of the first.
             spec = self.embedding.word_embeddings.param_specs["weight"]
             spec.tied, spec.tied_copy = self.is_tied and is_first != is_last, not is_first
@@ -163,7 +160,7 @@ class Stage(nn.Module):
 
             self.checkpointing = FullCheckpointing(ctx)
         if is_last:
-            self.decoder.final_layernorm = module_class(ctx, LayerNorm)(ctx)
+            self.decoder.final_layernorm = Norm(ctx)
         if is_last and not self.is_tied:
             self.output_layer = VocabParallelEmbedding(
                 ctx, vocab_size, config.hidden_size, config.init_method_std)
@@ -178,7 +175,7 @@ class Stage(nn.Module):
         """
         if self.is_first:
             x = self.embedding(batch)
-        layers = [partial(layer, dropout=batch.dropout) for layer in self.decoder.layers.values()]
+        layers = [partial(layer, batch=batch) for layer in self.decoder.layers.values()]
         if self.checkpointing is not None:
             x = self.checkpointing(layers, x)
         else:
@@ -199,11 +196,3 @@ class Stage(nn.Module):
         mask = batch.loss_mask.t()
         return (losses * mask).sum() / mask.sum()
 
-
-def module_class(ctx: Context, usual: type) -> type:
-    """Return the class to build in place of `usual`, a part of GPT-2's block."""
-    if not uses(ctx.config, ModernBlock):
-        return usual
-    from minimegatron.model.modern_block import modern_class
-
-    return modern_class(ctx.config, usual)

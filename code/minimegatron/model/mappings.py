@@ -16,7 +16,7 @@ from minimegatron.model import ops
 from minimegatron.model.linear import linear
 
 if TYPE_CHECKING:
-    from minimegatron.model.dropout import Dropout
+    from minimegatron.dropout import Dropout
     from minimegatron.parallel.ddp import GradAccumulator
 
 

@@ -36,11 +36,12 @@ def make_tensor_parallel(ctx: Context) -> TensorParallel:
 class ColumnParallelLinear(nn.Module):
     """y_i = x W_i^T + b_i, where rank i holds the rows W_i of W [out, in] and computes y_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float) -> None:
-        """Create this rank's weight [out/t, in] and bias [out/t]."""
+    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float, blocks: int = 1
+                 ) -> None:
+        """Create this rank's weight [out/t, in] and bias [out/t]; ParamSpec describes `blocks`."""
         super().__init__()
         self.tp = make_tensor_parallel(ctx)
-        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std),
+        add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std, blocks=blocks),
                        bias=ParamSpec((outputs,), 0) if ctx.config.add_bias_linear else None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

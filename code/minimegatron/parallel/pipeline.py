@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from minimegatron.context import Context
-from minimegatron.model.gpt import MicroBatch, Stage
+from minimegatron.context import Context, MicroBatch
+from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
 from minimegatron.report.timers import Timers

@@ -125,7 +125,7 @@ class GPT(nn.Module):
             first_micro_batch: whether it is the first one of its step, so weights are new.
         """
         self.first_micro_batch = first_micro_batch
-        return self.stage(None, batch)
+        return self.stage(None, batch) / batch.loss_mask.sum()
 
     def end_step(self, ranks: Group) -> None:
         """Advance delayed scaling, on several ranks with the amaxes that your amaxes.py shares."""

@@ -174,7 +174,7 @@ def stage_pipeline(ctx: RepresentativeContext, chunks: Sequence[Stage],
 
 
 def begin_step(ctx: RepresentativeContext, pipeline: Pipeline) -> None:
-    """Begin a step of a pipeline; its loss counts as that of a single micro-batch."""
+    """Begin a step of a pipeline; its loss counts as that of a single token."""
     scaler = LossScaler(ctx) if ctx.config.fp16 else None
     pipeline.begin(1, scaler and scaler.scale)
 

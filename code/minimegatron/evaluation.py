@@ -10,7 +10,7 @@ import torch
 
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
-from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.pipeline import LossSum, Pipeline
 from minimegatron.report.log_lines import validation_lines
 from minimegatron.report.timers import Timers
 from pipeline_schedules import FORWARD, Message
@@ -48,25 +48,26 @@ def evaluate(ctx: Context, pipeline: Pipeline, data: Batches, consumed: int
              ) -> tuple[torch.Tensor, int]:
     """Evaluate --eval-iters global batches without dropout, after `consumed` samples of the data.
 
-    Returns the mean loss (one element; zero on ranks without the last stage), and the samples
-    consumed now.
+    Returns the mean loss of the counted tokens (one element; zero on ranks without the last stage),
+    and the samples consumed now.
     """
     config = ctx.config
-    total = torch.zeros((), device=ctx.device.torch_device)
+    sums = torch.zeros(2, device=ctx.device.torch_device)
     for _ in range(config.eval_iters):
-        total += forward_only(pipeline, data.step(consumed, iteration=0, train=False))
+        losses = forward_only(pipeline, data.step(consumed, iteration=0, train=False))
+        sums += torch.stack([losses.total, losses.counted])
         consumed += config.global_batch_size
-    total /= config.eval_iters * config.num_micro_batches * ctx.grid.dp.size
-    ctx.grid.dp.all_reduce(total)
-    return total, consumed
+    ctx.grid.replicas.all_reduce(sums)
+    total, counted = sums
+    return total / counted.clamp(min=1), consumed
 
 
 @torch.no_grad()
-def forward_only(pipeline: Pipeline, batches: Sequence[MicroBatch]) -> torch.Tensor:
-    """Return the sum of the micro-batches' losses (one element), zero as in `Pipeline.train`."""
+def forward_only(pipeline: Pipeline, batches: Sequence[MicroBatch]) -> LossSum:
+    """Return the losses of micro-batches, without a backward pass."""
     for chunk in pipeline.chunks:
         chunk.eval()
-    pipeline.begin(len(batches))
+    pipeline.begin(0)  # no gradient, so nothing is divided
     pipeline.run([item for item in pipeline.program if _kind(item) == FORWARD], batches)
     for chunk in pipeline.chunks:
         chunk.train()

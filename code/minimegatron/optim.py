@@ -229,8 +229,12 @@ class Optimizer:
         return (self.ddp.grad_buffer[part.buffer] if self.main_grads is None
                 else self.main_grads[part.shard])
 
-    def step(self, lr: float | torch.Tensor, timers: Timers) -> torch.Tensor:
+    def step(self, lr: float | torch.Tensor, timers: Timers, counted: torch.Tensor | None = None
+             ) -> torch.Tensor:
         """Update the parameters once from the gradient buffer.
+
+        The gradients are those of a mean over all tokens. They are divided by `counted`, the share
+        of the tokens that count in the loss (one element; None: all).
 
         Returns the gradient norm over the whole model before clipping, one element. It is not
         finite after an overflow, which updates nothing.
@@ -244,6 +248,8 @@ class Optimizer:
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):
                 overflow, factor = self._overflow(), 1 / self.scaler.scale
+        if counted is not None:
+            factor = 1 / counted if factor is None else factor / counted
         with timers("optimizer-clip-main-grad"):
             norm = self._unscale_and_clip(factor)
         self._update(lr, overflow)

@@ -14,7 +14,7 @@ from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import emit
 from minimegatron.initialize import initialize
 from minimegatron.optim import LearningRate, Optimizer
-from minimegatron.parallel.pipeline import Pipeline
+from minimegatron.parallel.pipeline import LossSum, Pipeline
 from minimegatron.parallel.stages import (
     TiedEmbedding,
     as_module,
@@ -103,12 +103,12 @@ class Trainer:
         log_lines.print_model(ctx, sum(p.numel() for p in self.model.parameters()))
 
     def step(self, batches: list[MicroBatch]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take one optimizer step. Returns this rank's mean loss, and the gradient norm, both of
-        one element."""
+        """Take one optimizer step. Returns this rank's loss, whose mean over the replicas is the
+        mean loss of all counted tokens, and the gradient norm, both of one element."""
         self.optimizer.zero_grad()
         scaler = self.optimizer.scaler
         with self.timers("forward-backward"):
-            loss = self.pipeline.train(batches, scaler and scaler.scale)
+            losses = self.pipeline.forward_backward(batches, scaler and scaler.scale)
             for chunk in self.pipeline.chunks:
                 if chunk.fp8 is not None:
                     chunk.fp8.end_step()
@@ -118,14 +118,30 @@ class Trainer:
         with self.timers("backward-params-all-reduce"):
             self.ddp.finish_grad_sync()
         with self.timers("optimizer"):
-            norm = self.optimizer.step(self.learning_rate.value(), self.timers)
+            counted = self._counted_share(losses)
+            norm = self.optimizer.step(self.learning_rate.value(), self.timers, counted)
         self.progress.iteration += 1
         self.progress.consumed_train_samples += self.config.global_batch_size
         # `advanced` is 0 after a skipped step, and may be on the device; a resumed count is on the
         # host, so the sum is not in place.
         self.learning_rate.samples = (self.learning_rate.samples
                                       + self.config.global_batch_size * self.optimizer.advanced)
-        return loss, norm
+        loss = losses.total / max(losses.tokens, 1)
+        return loss if counted is None else loss / counted, norm
+
+    def _counted_share(self, losses: LossSum) -> torch.Tensor | None:
+        """Return the share of the global batch's tokens that count in the loss (one element).
+
+        The mean is over all counted tokens of the step, however they are distributed over
+        micro-batches and replicas. Returns None if no flag leaves tokens out.
+        """
+        if not self.config.eod_mask_loss:
+            return None
+        counts = torch.stack([losses.counted, torch.full_like(losses.counted, losses.tokens)])
+        for group in (self.ctx.grid.replicas, self.ctx.grid.pp):
+            group.all_reduce(counts)
+        counted, tokens = counts
+        return counted.clamp(min=1) / tokens
 
     def train(self, train: Batches, valid: Batches | None) -> None:
         """Take steps until --train-iters, or until an exit condition ends the program.

@@ -23,6 +23,7 @@ from minimegatron.report.report import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
 
+EOD = 0
 VOCABULARY = 128  # padded alike in every layout: the loss depends on it
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 "
          "--max-position-embeddings 24 --micro-batch-size 2 --global-batch-size 8 --lr 1e-2 "
@@ -47,6 +48,11 @@ def counted_by_all(trainer: Trainer) -> None:
     """Wrong: every rank of the model counts its copies."""
     optimizer = trainer.optimizer
     optimizer.ranges = [replace(part, counted=True) for part in optimizer.ranges]
+
+
+def own_mean(trainer: Trainer) -> None:
+    """Wrong: every replica divides by its own tokens, so a token counts more where few do."""
+    trainer._counted_share = lambda losses: losses.counted.clamp(min=1) / losses.tokens
 
 
 def first_mask_for_all(trainer: Trainer) -> None:
@@ -104,15 +110,15 @@ def scaled(trainer: Trainer) -> None:
     """Wrong: gradients stay multiplied by the loss scale."""
     step = trainer.optimizer.step
 
-    def forget(lr: torch.Tensor, timers: object) -> torch.Tensor:
+    def forget(*arguments: object) -> torch.Tensor:
         trainer.ddp.grad_buffer.mul_(trainer.optimizer.scaler.scale)
-        return step(lr, timers)
+        return step(*arguments)
 
     trainer.optimizer.step = forget
 
 
 VARIANTS = {variant.__name__: variant for variant in (
-    unsummed, counted_by_all, first_mask_for_all, untied, eager, one_channel, poison,
+    unsummed, counted_by_all, own_mean, first_mask_for_all, untied, eager, one_channel, poison,
     unshared_overflow, scaled)}
 poisoned = -1  # set by run
 
@@ -133,7 +139,11 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
     for name in variants:
         VARIANTS[name](trainer)
     batch, optimizer = ctx.config.global_batch_size, trainer.optimizer
-    source = Batches(ctx, data(batch * count, ctx.config.seq_length), eod=0, name="training")
+    samples = data(batch * count, ctx.config.seq_length)
+    if ctx.config.eod_mask_loss:
+        for sample in samples[2:4]:
+            sample["text"][:] = EOD  # in this micro-batch, no token counts
+    source = Batches(ctx, samples, EOD, name="training")
     out: dict = {"loss": [], "norm": [], "params": [], "zeros": [], "scale": [], "advanced": []}
     for _ in range(count):
         progress = trainer.progress

@@ -18,6 +18,8 @@ MODELS = {
     "other widths": "--kv-channels 6 --ffn-hidden-size 48 --weight-decay 0.5 --clip-grad 0.1",
     "flash": "--use-flash-attn --attention-dropout 0",
     "deep": "--num-layers 8",
+    "masked": "--eod-mask-loss",
+    "masked, one micro-batch": "--eod-mask-loss --micro-batch-size 8",
     "4 layers": "--num-layers 4",
     "8 micro-batches": "--num-layers 4 --global-batch-size 16",
     "few": "--num-layers 8 --global-batch-size 4",  # 2 micro-batches: fewer than 4 stages
@@ -42,6 +44,8 @@ EQUAL = [
     (4, f"{TP} 2 {SP}", ""),
     (4, f"{TP} 4", "other widths"), (4, f"{TP} 4 {SP}", "one micro-batch"),
     (4, "", ""),
+    *((4, layout, "masked")
+      for layout in ("", f"{TP} 2 {SP} {ZERO} {OVERLAP}", f"{PP2} {OVERLAP}")),
     (2, f"{TP} 2 {SP} --recompute-activations --schedule zb-h1", ""),
     (2, f"{TP} 2 --activations-checkpoint-method uniform --activations-checkpoint-num-layers 2 "
         "--distribute-saved-activations", ""),
@@ -69,6 +73,7 @@ WRONG = {  # layout: (model, what is off)
     f"{TP} 2 counted_by_all": ("", "norm"),
     f"{TP} 2 {SP} first_mask_for_all": ("", "loss"),
     f"{PP2} untied": ("4 layers", "norm"),
+    "own_mean": ("masked", "loss"),
     # Two stages: the previous and the next rank are one, and only channels tell messages apart.
     # (`eager` alone, with channels, is right: see above.)
     f"{PP2} {CHUNK} 1 eager one_channel": ("4 layers", "norm"),
@@ -122,6 +127,13 @@ def test_a_layout_equals_one_process(results, ranks, layout, model):
     for rank in result:
         # 8 unused positions x 32; the keys' biases have a gradient of 0 up to rounding.
         assert all(256 <= zeros <= 256 + layers * 32 for zeros in rank["zeros"])
+
+
+def test_a_loss_is_a_mean_over_tokens_and_not_over_micro_batches(results):
+    """A token counts alike in a micro-batch with few counted tokens, and one may have none."""
+    (apart,), (together,) = (results[1, MODELS[model]]
+                             for model in ("masked", "masked, one micro-batch"))
+    assert_equal([apart | {"last": True}], together)
 
 
 @pytest.mark.parametrize("case", [join(layout, model) for ranks, layout, model in EQUAL

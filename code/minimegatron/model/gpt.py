@@ -170,8 +170,8 @@ class Stage(nn.Module):
     def forward(self, x: torch.Tensor | None, batch: MicroBatch) -> torch.Tensor:
         """Run one micro-batch: map the previous stage's output x [s, b, h] to the same shape.
 
-        The first stage ignores x. The last stage returns the mean loss of the tokens that the loss
-        mask selects (fp32, one element, the same on every tensor-parallel rank).
+        The first stage ignores x. The last stage returns the sum of the losses of the tokens that
+        the loss mask selects (fp32, one element, the same on every tensor-parallel rank).
         """
         if self.is_first:
             x = self.embedding(batch)
@@ -190,9 +190,8 @@ class Stage(nn.Module):
             accumulator=words.param_specs["weight"].accumulator)
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
-        """Return the mean cross-entropy of logits [s, b, V/t], fp32, one element."""
+        """Return the sum of the cross-entropies of logits [s, b, V/t], fp32, one element."""
         labels = batch.labels.t().contiguous()
         losses = vocab_parallel_cross_entropy(logits.float(), labels, self.tp.group)
-        mask = batch.loss_mask.t()
-        return (losses * mask).sum() / mask.sum()
+        return (losses * batch.loss_mask.t()).sum()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -23,6 +23,20 @@ from pipeline_schedules.interpreter import Item, replay_stage
 
 if TYPE_CHECKING:
     from minimegatron.parallel.ddp import DelayedWeightGrads
+
+
+class LossSum(NamedTuple):
+    """The losses of some micro-batches of this rank; zero if another stage computes them.
+
+    Attributes:
+        total: the sum of the losses of the tokens that count (one element, detached).
+        counted: the number of these tokens (one element).
+        tokens: the number of all tokens.
+    """
+
+    total: torch.Tensor
+    counted: torch.Tensor
+    tokens: int
 
 
 class Pipeline(Handler):
@@ -52,25 +66,29 @@ class Pipeline(Handler):
         # Inputs and outputs of the forwards in flight, by the backward that consumes them.
         self.saved: dict[Action, tuple[torch.Tensor | None, torch.Tensor]] = {}
 
-    def train(self, batches: Sequence[MicroBatch], scale: torch.Tensor | None = None
-              ) -> torch.Tensor:
+    def forward_backward(self, batches: Sequence[MicroBatch], scale: torch.Tensor | None = None
+                         ) -> LossSum:
         """Run forward and backward of every micro-batch, and accumulate the gradients in `ddp`.
 
-        Each micro-batch's loss is divided by micro-batches x replicas, so that summing the
-        gradients over micro-batches and replicas gives their mean. With fp16 it is multiplied by
-        the loss scale, one element.
-
-        Returns the mean loss of this rank's micro-batches (one element, detached), or zero if
-        another stage computes the loss.
+        The sum of a micro-batch's losses is divided by the tokens of all micro-batches and
+        replicas, so that summing the gradients over these gives that of the mean loss if all
+        tokens count. With fp16 it is multiplied by the loss scale, one element.
         """
-        self.begin(len(batches), scale)
+        has_loss = self.chunks[-1].is_last
+        self.begin(sum(batch.loss_mask.numel() for batch in batches) if has_loss else 0, scale)
         self.run(self.program, batches)
-        return self.finish() / len(batches)
+        return self.finish()
 
-    def begin(self, micro_batches: int, scale: torch.Tensor | None = None) -> None:
-        """Begin a step; with fp16, its losses are multiplied by the loss scale (one element)."""
-        self.loss_factor = (1 if scale is None else scale) / (micro_batches * self.ctx.grid.dp.size)
+    def begin(self, tokens: int, scale: torch.Tensor | None = None) -> None:
+        """Begin a step whose micro-batches have this many tokens, if this stage has the loss.
+
+        With fp16, its losses are multiplied by the loss scale (one element).
+        """
+        self.tokens = tokens
+        self.loss_factor = (1 if scale is None else scale) / (
+            max(tokens, 1) * self.ctx.grid.replicas.size)
         self.total = torch.zeros((), device=self.ctx.device.torch_device)
+        self.counted = torch.zeros_like(self.total)
 
     def run(self, items: Sequence[Item], batches: Sequence[MicroBatch]) -> None:
         """Run some of this stage's items, in order, within the step that `begin` began."""
@@ -78,10 +96,10 @@ class Pipeline(Handler):
         replay_stage(items, self, self.stage, self.stages, len(self.chunks))
         self.batches = ()
 
-    def finish(self) -> torch.Tensor:
-        """Wait for the sends, and return the sum of the step's losses (one element, detached)."""
+    def finish(self) -> LossSum:
+        """Wait for the sends, and return the step's losses."""
         self.peers.finish()
-        return self.total
+        return LossSum(self.total, self.counted, self.tokens)
 
     def send(self, stage: int, message: Message) -> None:
         self.peers.send(message, self.outbox.pop(message.action))
@@ -112,9 +130,11 @@ class Pipeline(Handler):
             if x is not None and trains:
                 x.requires_grad_()
             chunk = self.chunks[action.chunk]
-            out = chunk(x, self.batches[action.micro_batch])
+            batch = self.batches[action.micro_batch]
+            out = chunk(x, batch)
             if chunk.is_last:
                 self.total += out.detach()
+                self.counted += batch.loss_mask.sum()
             else:
                 self.outbox[action] = out.detach()
         if trains:

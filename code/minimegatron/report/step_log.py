@@ -28,7 +28,7 @@ class StepLog:
     Every rank must call every method, in the same order.
 
     Attributes:
-        losses: this rank's mean loss of each step since the last line.
+        losses: this rank's loss of each step since the last line.
         advanced: 0 for each step since the last line that was skipped, 1 for the others.
         seconds: time of all steps since the last line, on the device's clock.
         step_seconds: time of the last step.
@@ -63,7 +63,7 @@ class StepLog:
         """Report on the step that just ended.
 
         Args:
-            loss: this rank's mean loss (one element); only the last stage has one.
+            loss: this rank's loss, as `Trainer.step` returns it; only the last stage has one.
             norm: gradient norm (one element).
             progress: after the step.
             learning_rate: the next step's (one element).
@@ -105,8 +105,8 @@ class StepLog:
         ctx, steps, iteration = self.ctx, len(self.losses), progress.iteration
         if iteration % ctx.config.log_interval != 0:
             return
-        losses = torch.stack(self.losses) / ctx.grid.dp.size  # [steps], this rank's share
-        ctx.grid.dp.all_reduce(losses)
+        losses = torch.stack(self.losses) / ctx.grid.replicas.size  # [steps], this rank's share
+        ctx.grid.replicas.all_reduce(losses)
         finite, lr = ctx.read(torch.isfinite(losses).sum()), ctx.read(learning_rate)
         mean, skipped = self._mean(losses)
         values = {"milliseconds": 1000 * self.seconds / steps, "lr": lr, "loss": mean,

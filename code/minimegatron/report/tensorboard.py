@@ -60,8 +60,8 @@ class TensorBoard(Report):
         ctx, config = log.ctx, self.config
         if not self.is_due(progress.iteration):
             return
-        loss = log.losses[-1] / ctx.grid.dp.size
-        ctx.grid.dp.all_reduce(loss)
+        loss = log.losses[-1] / ctx.grid.replicas.size
+        ctx.grid.replicas.all_reduce(loss)
         at = progress.iteration, progress.consumed_train_samples
         self.scalar("lm loss", ctx.read(loss), *at)
         self.scalar("grad-norm", log.grad_norm(), *at)

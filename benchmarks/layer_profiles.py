@@ -41,7 +41,7 @@ from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.ddp import DelayedWeightGrads
 from minimegatron.parallel.stages import data_parallel
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from virtualgpu.core import cards
 from virtualgpu.core.errors import VirtualGpuError
 

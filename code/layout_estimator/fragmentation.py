@@ -17,7 +17,7 @@ from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.stages import TiedEmbedding, as_module, data_parallel
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action
 
 MOST_LAYERS = 24  # of a model chunk

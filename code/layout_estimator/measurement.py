@@ -23,7 +23,7 @@ from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, ScatterGatherPeers, Transfer
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.parallel.stages import TiedEmbedding, as_module, build_chunks, data_parallel
-from minimegatron.report.timers import LEVELS, Timers
+from minimegatron.timers import LEVELS, Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Message
 from pipeline_schedules.actions import StageAction, sender
 from pipeline_schedules.interpreter import Item

@@ -4,34 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.parallel.pipeline import LossSum, Pipeline
-from minimegatron.report.log_lines import validation_lines
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import FORWARD, Message
 from pipeline_schedules.interpreter import Item
-
-if TYPE_CHECKING:
-    from minimegatron.training import Trainer
-
-
-def validate(trainer: Trainer, data: Batches, consumed: int, prefix: str) -> int:
-    """Evaluate and report a trainer's model; `Trainer.validate` describes the arguments."""
-    trainer.log.phase("evaluating")
-    with paused(trainer.timers):
-        mean, consumed = evaluate(trainer.ctx, trainer.pipeline, data, consumed)
-    loss = trainer.ctx.read(mean)
-    if loss is not None:
-        for line in validation_lines(prefix, loss):
-            trainer.ctx.print_rank_last(line)
-        for report in trainer.log.reports:
-            report.validation(loss, data.name, trainer.progress)
-    return consumed
 
 
 @contextmanager

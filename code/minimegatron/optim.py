@@ -18,7 +18,7 @@ from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 
 
 class LearningRate:
@@ -143,10 +143,8 @@ class Optimizer:
             view.copy_(ddp.params[name].data)
             ddp.params[name].data = view
         groups = self._group_elements()
-        self.replicated = slice(groups[ParamGroup.REPLICATED_MATRIX].start,
-                                groups[ParamGroup.REPLICATED_VECTOR].stop)
+        self.partial = self._partial_elements()
         self.ranges = self._owned_ranges(groups)
-        self.all_reduces_replicated = config.sequence_parallel
         # Ranks with different elements: sums over the model go through these groups.
         self.norm_groups = [self.grid.model, *ddp.shard_groups]
         owned = sum(part.stop - part.start for part in ddp.owned)
@@ -168,6 +166,18 @@ class Optimizer:
         ends = accumulate(sizes.values())
         return {group: slice(end - size, end)
                 for (group, size), end in zip(sizes.items(), ends, strict=True)}
+
+    def _partial_elements(self) -> slice:
+        """Return the elements whose gradients are summed over tensor-parallel ranks, too.
+
+        They belong to replicated parameters, whose groups are neighbors in the buffers.
+        """
+        start = end = at = 0
+        for name, parameter in self.ddp.params.items():
+            if "tp" in self.ddp.specs[name].reduced_over:
+                start, end = (at if end == 0 else start), at + parameter.numel()
+            at += parameter.numel()
+        return slice(start, end)
 
     def _owned_ranges(self, groups: dict[ParamGroup, slice]) -> list[BufferRange]:
         """Return the ranges that this rank owns, split where a parameter group ends."""
@@ -198,8 +208,8 @@ class Optimizer:
     def all_reduce_replicated_grads(self) -> None:
         """With sequence parallelism, sum the replicated parameters' gradients over the
         tensor-parallel ranks, each of which saw s/t of the tokens (Korthikanti et al. 2022)."""
-        if self.all_reduces_replicated:
-            self.grid.tp.all_reduce(self.ddp.grad_buffer[self.replicated])
+        if self.partial.stop:
+            self.grid.tp.all_reduce(self.ddp.grad_buffer[self.partial])
 
     def model_norm(self, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
         """Return the Euclidean norm over the whole model of pieces that this rank counts, fp32, one

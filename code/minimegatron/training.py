@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch, Progress
@@ -25,7 +28,7 @@ from minimegatron.parallel.stages import (
 from minimegatron.report import log_lines
 from minimegatron.report.requested import requested_reports
 from minimegatron.report.step_log import StepLog
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import add_communication
 
 
@@ -48,9 +51,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
     setup_started = time.perf_counter()
     trainer = Trainer(ctx, vocab_size, started)
     if config.load is not None:
-        from minimegatron.checkpoint.load import load_checkpoint
-
-        load_checkpoint(trainer)
+        trainer.resume()
     log_lines.print_datetime(ctx, "after model, optimizer, and learning rate scheduler are built")
     data_started = time.perf_counter()
     train, valid, test = build_batches(ctx, vocabulary)
@@ -150,11 +151,7 @@ class Trainer:
         """
         config, progress, log = self.config, self.progress, self.log
         log_lines.print_datetime(self.ctx, "before the start of training step")
-        exits = None
-        if config.exit_signal_handler or config.exit_duration_in_mins or config.exit_interval:
-            from minimegatron.exits import Exits
-
-            exits = Exits(config, self.started)
+        exits = Exits(config, self.started)
         log.start(self)
         while progress.iteration < config.train_iters:
             log.begin_step(progress.iteration + 1)
@@ -166,12 +163,12 @@ class Trainer:
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(
                     valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
-            reason = exits and exits.reason(progress.iteration)
+            reason = exits.reason(progress.iteration)
             due = config.save_interval and progress.iteration % config.save_interval == 0
             if config.save and (due or reason):
                 self.save()
             if reason:
-                exits.end_program(self, reason)
+                self.stop(reason)
         log.end_training()
 
     def finish(self, valid: Batches | None, test: Batches | None) -> None:
@@ -195,17 +192,89 @@ class Trainer:
         """
         if not self.config.eval_iters:
             return consumed
-        from minimegatron.evaluation import validate
+        from minimegatron.evaluation import evaluate, paused
 
-        return validate(self, data, consumed, prefix)
+        self.log.phase("evaluating")
+        with paused(self.timers):
+            mean, consumed = evaluate(self.ctx, self.pipeline, data, consumed)
+        self.log.validation(self.ctx.read(mean), data.name, prefix, self.progress)
+        return consumed
+
+    def stop(self, reason: str) -> NoReturn:
+        """End the program before the last iteration, with exit code 0."""
+        self.log.end_training()
+        self.log.close(f"stopped {reason}")
+        self.print_device_summary()
+        log_lines.print_datetime(self.ctx, f"exiting program {reason}")
+        raise SystemExit(0)
+
+    def resume(self) -> None:
+        """Restore the state of --load, if it has a checkpoint. Raises UserError."""
+        config, device = self.config, self.ctx.device
+        if not device.has_values:
+            self.ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
+                                  f"{device.label} have no values")
+            return
+        from minimegatron.checkpoint.load import load
+
+        self.progress = load(self.ctx, self.model, self.optimizer, self.learning_rate,
+                             self.vocab_size)
+        if config.load == config.save and self.progress.iteration:
+            self.saved_at = self.progress.iteration
 
     def save(self) -> None:
         """Write a checkpoint, unless this iteration has one. Raises UserError."""
-        from minimegatron.checkpoint.save import save_checkpoint
+        iteration, device = self.progress.iteration, self.ctx.device
+        if self.saved_at == iteration:
+            return
+        if not device.has_values:
+            self.ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
+                                  f"{device.label} have no values")
+            return
+        from minimegatron.checkpoint.save import save
 
-        save_checkpoint(self)
+        self.saved_at = iteration
+        self.log.phase("saving")
+        save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
+             self.vocab_size)
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""
         for line in self.ctx.device.closing():
             emit(f"[rank {self.ctx.grid.rank}] {line}")
+
+
+class Exits:
+    """The exit conditions of --exit-*. The ranks agree, so all of them stop after the same step."""
+
+    def __init__(self, config: Config, started: float) -> None:
+        """Install the signal handler of --exit-signal-handler.
+
+        The program began at `started` on time.perf_counter's clock.
+        """
+        self.config, self.started, self.signalled = config, started, False
+        if config.exit_signal_handler:
+            signal.signal(signal.SIGTERM, self._record_signal)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see main
+
+    def _record_signal(self, *_: object) -> None:
+        self.signalled = True
+
+    def reason(self, iteration: int) -> str | None:
+        """Return the reason to stop after this iteration, in Megatron-LM's words, or None."""
+        config = self.config
+        if config.exit_signal_handler and any_rank(self.signalled):
+            return "after receiving SIGTERM."
+        minutes = (time.perf_counter() - self.started) / 60
+        if config.exit_duration_in_mins and any_rank(minutes > config.exit_duration_in_mins):
+            return f"after {minutes} minutes"
+        if config.exit_interval and iteration % config.exit_interval == 0:
+            return f"at iteration {iteration}"
+        return None
+
+
+def any_rank(condition: bool) -> bool:
+    """Return whether `condition` holds on any rank; collective over the default group."""
+    flag = torch.tensor([int(condition)])
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag[0])

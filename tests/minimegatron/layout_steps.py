@@ -12,13 +12,17 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
+from minimegatron import training
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.evaluation import evaluate
+from minimegatron.model.gpt import Stage
+from minimegatron.model.parameters import named_param_specs
 from minimegatron.optim import Optimizer
 from minimegatron.parallel.grid import axis_sizes, make_grid
+from minimegatron.parallel.stages import build_chunks
 from minimegatron.report.report import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
@@ -41,7 +45,7 @@ def data(count: int, length: int) -> list[dict]:
 
 def unsummed(trainer: Trainer) -> None:
     """Wrong: a copy keeps the gradient of its part of the sequence."""
-    trainer.optimizer.all_reduces_replicated = False
+    trainer.optimizer.partial = slice(0, 0)
 
 
 def counted_by_all(trainer: Trainer) -> None:
@@ -124,20 +128,48 @@ poisoned = -1  # set by run
 
 
 def held_bytes(optimizer: Optimizer) -> float:
-    """Return the bytes per parameter of weights, gradients, and optimizer state."""
+    """Return the bytes per trained parameter of weights, gradients, and optimizer state."""
     tensors = [optimizer.param_buffer, optimizer.ddp.grad_buffer, optimizer.main_params,
                optimizer.main_grads, *optimizer.moments.values()]
     parameters = list(optimizer.ddp.params.values())
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
                 for tensor in [*tensors, *parameters] if tensor is not None}
-    return sum(storages.values()) / sum(p.numel() for p in parameters)
+    return sum(storages.values()) / max(1, sum(p.numel() for p in parameters))
+
+
+FROZEN = "frozen"
+
+
+def frozen_chunks(*arguments: object) -> list[Stage]:
+    """Build the model's chunks with frozen embeddings, and a frozen first layer."""
+    chunks = build_chunks(*arguments)
+    for chunk in chunks:
+        for name, spec in named_param_specs(chunk).items():
+            spec.trained = not name.startswith(("embedding.", "decoder.layers.0."))
+    return chunks
+
+
+def frozen_state(trainer: Trainer) -> tuple[int, str]:
+    """Return how many elements have no gradient, moments, or place in a buffer, and their hash."""
+    trained, moments = trainer.ddp.params, trainer.optimizer.moments["exp_avg"]
+    held = moments.numel() * (trainer.ddp.group.size if trainer.ddp.shard_groups else 1)
+    elements = sum(weight.numel() for weight in trained.values())
+    assert elements <= held < elements + 2 * len(trainer.ddp.buckets) + 1  # padding
+    assert len(trainer.optimizer.param_buffer) == len(trainer.ddp.grad_buffer) == held
+    rest = [weight for name, weight in trainer.model.named_parameters() if name not in trained]
+    assert all(weight.grad is None and not weight.requires_grad for weight in rest)
+    content = b"".join(weight.detach().numpy().tobytes() for weight in rest)
+    return sum(weight.numel() for weight in rest), hashlib.sha256(content).hexdigest()
 
 
 def steps(ctx: Context, count: int, variants: list[str]) -> dict:
     """Train; returns loss (mean over replicas), norms and zeros of every step."""
+    training.build_chunks = frozen_chunks if FROZEN in variants else build_chunks
     trainer = Trainer(ctx, VOCABULARY, started=0.0)
+    before = frozen_state(trainer) if FROZEN in variants else None
     for name in variants:
-        VARIANTS[name](trainer)
+        if name != FROZEN:
+            VARIANTS[name](trainer)
     batch, optimizer = ctx.config.global_batch_size, trainer.optimizer
     samples = data(batch * count, ctx.config.seq_length)
     if ctx.config.eod_mask_loss:
@@ -157,6 +189,8 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
             values["scale"] = optimizer.scaler.scale
         for name, value in values.items():
             out[name].append(ctx.read(value))
+    if before is not None:
+        assert frozen_state(trainer) == before and before[0]
     mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
     out["validation"] = [ctx.read(mean)]
     if trainer.tied_embedding.embedding is not None:
@@ -185,9 +219,9 @@ def run(count: int, cases: list[str]) -> list[dict]:
     for number, case in enumerate(cases):
         dist.init_process_group("gloo", store=dist.PrefixStore(str(number), store), rank=rank,
                                 world_size=ranks)
-        variants = [word for word in case.split() if word in VARIANTS]
+        variants = [word for word in case.split() if word in (*VARIANTS, FROZEN)]
         config = parse_arguments(
-            [*FLAGS.split(), *(word for word in case.split() if word not in VARIANTS)])
+            [*FLAGS.split(), *(word for word in case.split() if word not in variants)])
         grid = make_grid(axis_sizes(config), "gloo")
         results.append(steps(Context(config, grid, CpuDevice()), count, variants))
         # Groups have threads: after hundreds of cases they would drown the machine.

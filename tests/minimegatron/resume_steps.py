@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.load import load_checkpoint
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
@@ -39,7 +38,7 @@ def take_steps(trainer: Trainer) -> dict:
 def resume(flags: str) -> dict:
     trainer = make_trainer(flags)
     try:
-        load_checkpoint(trainer)
+        trainer.resume()
     except UserError as error:
         return {"error": str(error)}
     return take_steps(trainer)

@@ -6,7 +6,7 @@ import torch
 from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
 from minimegatron.parallel.pipeline import Pipeline
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import add_communication, one_f_one_b, zb_h1
 
 from .test_model import VOCABULARY, micro_batch

@@ -12,7 +12,7 @@ from labcore.workspace import CHECKOUT
 from minimegatron.context import Progress
 from minimegatron.report.metrics import NAMES, Metrics, metrics_path
 from minimegatron.report.requested import optional_reports
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "
          "--log-throughput ")

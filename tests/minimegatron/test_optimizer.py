@@ -10,7 +10,7 @@ from minimegatron.model import ops
 from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 
 from .test_arguments import GOOD
 from .test_model import VOCABULARY

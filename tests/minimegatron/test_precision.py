@@ -15,7 +15,7 @@ from minimegatron.model.gpt import Stage
 from minimegatron.model.ops import flash_attention
 from minimegatron.optim import LossScaler, Optimizer
 from minimegatron.parallel.ddp import DistributedDataParallel
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 
 from .layout_steps import held_bytes
 from .scaler_rules import scales

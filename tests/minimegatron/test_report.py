@@ -22,7 +22,7 @@ from minimegatron.report.log_lines import (
 from minimegatron.report.step_log import StepLog
 from minimegatron.report.tensorboard import TensorBoard
 from minimegatron.report.timeline import Profiler
-from minimegatron.report.timers import LEVELS, Timers
+from minimegatron.timers import LEVELS, Timers
 
 from .test_arguments import GOOD
 
@@ -171,7 +171,7 @@ def test_skipped_steps_are_counted_and_have_no_loss(make_context, capsys):
 def test_only_the_chosen_ranks_are_profiled(make_context, tmp_path, ranks, watches):
     ctx = make_context(f"--profile-execution yes --tensorboard-dir {tmp_path}")
     profiler = Profiler(replace(ctx, config=replace(ctx.config, profile_ranks=ranks)))
-    profiler.start(trainer=None)
+    profiler.start(run=None)
     assert (profiler.profile is not None) == watches
     profiler.end_training()
 

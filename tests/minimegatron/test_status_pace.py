@@ -14,9 +14,8 @@ from minimegatron.report.status import Status
 @pytest.fixture
 def ctx(monkeypatch, tmp_path):
     monkeypatch.setenv("RANK_STATUS", str(tmp_path / "7"))
-    one = SimpleNamespace(index=0)
     return SimpleNamespace(
-        device=CpuDevice(), grid=SimpleNamespace(rank=1, world_size=2, pp=one, dp=one, tp=one),
+        device=CpuDevice(), grid=SimpleNamespace(rank=1, world_size=2, position={}),
         config=SimpleNamespace(train_iters=20, global_batch_size=8))
 
 

@@ -47,7 +47,7 @@ def trained(ctx, defer=False):
     delayed = DelayedWeightGrads(ddp)
     optimizer = Optimizer(ctx, ddp)
     ddp.zero_grad()
-    loss = stage(None, batch())
+    loss = stage(None, batch()) / batch().labels.numel()
     with delayed.delay("later") if defer else nullcontext():
         loss.backward()
     if defer:

@@ -26,7 +26,7 @@ from minimegatron.report.throughput import (
     shape_of,
     theoretical_memory,
 )
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import one_f_one_b
 
 VOCABULARY = 2048

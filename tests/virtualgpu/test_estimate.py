@@ -130,5 +130,6 @@ def test_parts_of_a_message_travel_faster_between_nodes_than_the_whole():
     whole, parts = (estimate(flags + scatters, 8, A100, link="ethernet:10gbit", per_node=4)
                     for scatters in ("", "--scatter-gather-tensors-in-pipeline"))
     # The second stage's forward pass gathers the parts that it received.
-    assert parts.seconds < whole.seconds and parts.forward[0] == whole.forward[0]
+    assert parts.seconds < whole.seconds
+    assert parts.forward[0] == pytest.approx(whole.forward[0])
     assert parts.forward[1] > whole.forward[1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -33,27 +32,8 @@ from minimegatron.errors import UserError
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.report import log_lines
 
-if TYPE_CHECKING:
-    from minimegatron.training import Trainer
-
-
-
-
 # The padded vocabulary comes last: it may follow from the layout.
 MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")
-
-
-def load_checkpoint(trainer: Trainer) -> None:
-    """Resume from --load. Raises UserError for a corrupted checkpoint."""
-    ctx, config, device = trainer.ctx, trainer.config, trainer.ctx.device
-    if not device.has_values:
-        ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
-                         f"{device.label} have no values")
-        return
-    trainer.progress = load(ctx, trainer.model, trainer.optimizer, trainer.learning_rate,
-                            trainer.vocab_size)
-    if config.load == config.save and trainer.progress.iteration:
-        trainer.saved_at = trainer.progress.iteration
 
 
 def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,

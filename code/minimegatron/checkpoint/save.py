@@ -19,7 +19,6 @@ import os
 import random
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -32,25 +31,6 @@ from minimegatron.data.atomic import atomic_file, sync_folder
 from minimegatron.errors import UserError
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.report import log_lines
-
-if TYPE_CHECKING:
-    from minimegatron.training import Trainer
-
-
-def save_checkpoint(trainer: Trainer) -> None:
-    """Write a checkpoint, unless this iteration has one. Raises UserError."""
-    iteration, ctx, device = trainer.progress.iteration, trainer.ctx, trainer.ctx.device
-    if trainer.saved_at == iteration:
-        return
-    if not device.has_values:
-        ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
-                         f"{device.label} have no values")
-        return
-    trainer.saved_at = iteration
-    trainer.log.phase("saving")
-    save(ctx, trainer.model, trainer.optimizer, trainer.learning_rate, trainer.progress,
-         trainer.vocab_size)
-
 
 VERSION = 3.0
 TRACKER = "latest_checkpointed_iteration.txt"

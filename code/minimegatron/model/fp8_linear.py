@@ -240,7 +240,6 @@ class Fp8Linear(torch.autograd.Function):
     def forward(ctx, x, weight, bias, accumulator, tp):
         rows, saved = tp.quantize_input(x.reshape(-1, x.shape[-1]))
         ctx.tp, ctx.weight, ctx.accumulator = tp, weight, accumulator
-        ctx.has_bias = bias is not None
         if isinstance(saved, Quantized):
             ctx.save_for_backward(saved.data, saved.scale_inv)
             ctx.block = saved.block
@@ -257,9 +256,10 @@ class Fp8Linear(torch.autograd.Function):
         dy = grad.reshape(-1, grad.shape[-1])
         rows, dy_of_dw = tp.quantize_grad(dy)
         x = tp.restore_input(saved[0] if len(saved) == 1 else Quantized(*saved, ctx.block))
-        dw = tp.add_weight_grad(ctx.accumulator, dy_of_dw, x, grad.dtype)
+        dw = (tp.add_weight_grad(ctx.accumulator, dy_of_dw, x, grad.dtype)
+              if ctx.needs_input_grad[1] else None)
         if ctx.needs_input_grad[0]:
             dx = multiply(rows, tp.rounded(ctx.weight)[1], grad.dtype)
             dx = dx.view(-1, *grad.shape[1:-1], dx.shape[-1])
             dx = tp.leave(dx) if tp.is_column else dx
-        return dx, dw, dy.sum(0) if ctx.has_bias else None, None, None
+        return dx, dw, dy.sum(0) if ctx.needs_input_grad[2] else None, None, None

@@ -39,7 +39,7 @@ class LinearWithGradAccumulation(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator):
         # The weight outlives the backward pass, so it need not be saved as activations are.
-        ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
+        ctx.weight, ctx.accumulator = weight, accumulator
         ctx.save_for_backward(x)
         return affine(x, weight, bias)
 
@@ -49,7 +49,7 @@ class LinearWithGradAccumulation(torch.autograd.Function):
         flat = grad.reshape(-1, grad.shape[-1])
         ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
         x_grad = matmul(grad, ctx.weight) if ctx.needs_input_grad[0] else None
-        return x_grad, None, flat.sum(0) if ctx.has_bias else None, None
+        return x_grad, None, flat.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 class EmbeddingWithGradAccumulation(torch.autograd.Function):
@@ -72,7 +72,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
            accumulator: GradAccumulator | None = None) -> torch.Tensor:
     """Map x [.., in] to x W^T + b [.., out], with weight [out, in] and bias [out].
 
-    The accumulator receives the weight gradient; without one, autograd does.
+    The accumulator receives the weight gradient; without one, autograd does, unless the weight is
+    frozen.
     """
     if accumulator is None:
         return affine(x, weight, bias)

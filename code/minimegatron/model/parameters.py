@@ -1,9 +1,10 @@
-"""Parameter specs: the full shape, partitioning, and initialization of every parameter.
+"""Parameter specs: what a parameter is. Data parallelism, the optimizer, and checkpoints ask them.
 
-A module creates its parameters from specs with `add_parameters`; `named_param_specs` collects them
-for a whole model, and data parallelism and the optimizer are handed that dictionary. Every
-parameter is drawn at its full shape from a generator seeded with its name, and then partitioned:
-a model starts from the same values in every layout.
+A spec has the parameter's full shape and initialization, and says which axis of the grid partitions
+it, over which ranks its gradient is summed, and whether it is trained. A module creates its
+parameters from specs with `add_parameters`; `named_param_specs` collects them for a whole model.
+Every parameter is drawn at its full shape from a generator seeded with its name, and then
+partitioned: a model starts from the same values in every layout.
 """
 
 from __future__ import annotations
@@ -54,6 +55,10 @@ class ParamSpec:
         full_shape: its shape before partitioning.
         partition_dim: the dimension that tensor-parallel ranks partition; None if every rank holds
             a copy.
+        reduced_over: the grid's groups over whose ranks its gradient is summed, because each has
+            seen other tokens.
+        trained: whether it is trained. A frozen parameter has no gradient, no place in the flat
+            buffers, and no optimizer state. Set it before data parallelism is built.
         init_std: standard deviation of its normal initialization; None to fill it with a constant.
         init_value: that constant.
         blocks: equal blocks of its rows, each of which is partitioned on its own (SwiGLU has two).
@@ -71,6 +76,8 @@ class ParamSpec:
     tied: bool = False
     tied_copy: bool = False
     accumulator: GradAccumulator | None = None
+    reduced_over: tuple[str, ...] = ("replicas",)
+    trained: bool = True
 
     @property
     def group(self) -> ParamGroup:
@@ -97,6 +104,8 @@ def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec | None) -
     """
     like = {"device": ctx.device.torch_device, "dtype": params_dtype(ctx.config)}
     for name, spec in specs.items():
+        if spec and spec.partition_dim is None and ctx.config.sequence_parallel:
+            spec.reduced_over += ("tp",)  # each rank sees s/t of the tokens
         module.register_parameter(
             name, spec and nn.Parameter(torch.empty(spec.shape(ctx.grid.tp), **like)))
     module.param_specs = {name: spec for name, spec in specs.items() if spec is not None}

@@ -74,20 +74,21 @@ class GatherFromSequenceParallelRegionLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator, tp):
-        ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
-        ctx.tp = tp
+        ctx.weight, ctx.accumulator, ctx.tp = weight, accumulator, tp
         ctx.save_for_backward(x)
         return affine(tp.all_gather(x), weight, bias)
 
     @staticmethod
     def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        x, x_grad = ctx.tp.all_gather(x), None
+        (x,), x_grad = ctx.saved_tensors, None
         flat = grad.reshape(-1, grad.shape[-1])
-        ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
+        if ctx.accumulator is not None:
+            x = ctx.tp.all_gather(x)
+            ctx.accumulator.add_product(flat, x.reshape(-1, x.shape[-1]))
         if ctx.needs_input_grad[0]:
             x_grad = ctx.tp.reduce_scatter(matmul(grad, ctx.weight))
-        return x_grad, None, flat.sum(0) if ctx.has_bias else None, None, None
+        bias_grad = flat.sum(0) if ctx.needs_input_grad[2] else None
+        return x_grad, None, bias_grad, None, None
 
 
 class ReduceScatterToSequenceParallelRegion(torch.autograd.Function):

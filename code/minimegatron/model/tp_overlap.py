@@ -40,8 +40,7 @@ class GatherLinearWithOverlap(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, bias, accumulator, tp):
-        ctx.weight, ctx.has_bias, ctx.accumulator = weight, bias is not None, accumulator
-        ctx.tp = tp
+        ctx.weight, ctx.accumulator, ctx.tp = weight, accumulator, tp
         ctx.save_for_backward(x)
         out = x.new_empty(x.shape[0] * tp.size, *x.shape[1:-1], weight.shape[0])
         parts = out.chunk(tp.size)
@@ -59,8 +58,9 @@ class GatherLinearWithOverlap(torch.autograd.Function):
         scatter = tp.start_reduce_scatter(x_grad, whole_grad)
         flat = grad.reshape(-1, grad.shape[-1])
         gather.wait()
-        ctx.accumulator.add_product(flat, whole.flatten(0, -2))
-        bias_grad = flat.sum(0) if ctx.has_bias else None
+        if ctx.accumulator is not None:
+            ctx.accumulator.add_product(flat, whole.flatten(0, -2))
+        bias_grad = flat.sum(0) if ctx.needs_input_grad[2] else None
         scatter.wait()
         return x_grad, None, bias_grad, None, None
 
@@ -89,7 +89,8 @@ class LinearReduceScatterWithOverlap(torch.autograd.Function):
         parts = x_grad.chunk(tp.size)
         whole = ring_exchange(grad, tp, lambda index, part: product_into(
             parts[index], part, ctx.weight))
-        ctx.accumulator.add_product(whole.flatten(0, -2), x.flatten(0, -2))
+        if ctx.accumulator is not None:
+            ctx.accumulator.add_product(whole.flatten(0, -2), x.flatten(0, -2))
         return x_grad, None, None, None
 
 

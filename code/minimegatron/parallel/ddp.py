@@ -127,7 +127,8 @@ class DistributedDataParallel:
     through the accumulators. A step is `zero_grad`, the backward passes, `finish_grad_sync`.
 
     Attributes:
-        params: {name: parameter} in the order of the buffers, which is that of `ParamGroup`.
+        params: {name: parameter} of those that are trained, in the order of the buffers, which is
+            that of `ParamGroup`.
         specs: {name: spec} in the same order.
         accumulators: {name: accumulator} in the same order.
         grad_buffer: all gradients, [n].
@@ -143,14 +144,17 @@ class DistributedDataParallel:
     one_bucket_at_a_time = False
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        """Create the gradient buffer, and set every parameter's accumulator in its spec."""
+        """Create the gradient buffer, and set every trained parameter's accumulator in its spec."""
         specs = named_param_specs(model)
         self.group: Group = ctx.grid.replicas
-        self.params = dict(sorted(model.named_parameters(), key=lambda item: specs[item[0]].group))
+        self.params = dict(sorted(
+            ((name, parameter) for name, parameter in model.named_parameters()
+             if parameter.requires_grad_(specs[name].trained).requires_grad),
+            key=lambda item: specs[item[0]].group))
         self.specs = {name: specs[name] for name in self.params}
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
         self.owned, self.shard_groups = self._owned_ranges(), []
-        self.grad_buffer = torch.zeros(self.buckets[-1].stop, dtype=grads_dtype(ctx.config),
+        self.grad_buffer = torch.zeros(self.size, dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
         self.delayed: list[Callable[[], None]] | None = None
         self._in_flight: list[tuple[int, dist.Work, torch.Tensor]] = []
@@ -165,8 +169,13 @@ class DistributedDataParallel:
         size, total = (-(-number // self.alignment) * self.alignment for number in (size, elements))
         return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
+    @property
+    def size(self) -> int:
+        """Elements of the buffers; 0 if this rank trains nothing."""
+        return self.buckets[-1].stop if self.buckets else 0
+
     def _owned_ranges(self) -> list[slice]:
-        return [slice(0, self.buckets[-1].stop)]
+        return [slice(0, self.size)]
 
     def _make_accumulators(self) -> dict[str, GradAccumulator]:
         made, start = {}, 0

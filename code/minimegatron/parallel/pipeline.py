@@ -16,7 +16,7 @@ from minimegatron.context import Context, MicroBatch
 from minimegatron.model.gpt import Stage
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.p2p import Peers, Transfer
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Handler, Message, Program
 from pipeline_schedules.actions import StageAction
 from pipeline_schedules.interpreter import Item, replay_stage
@@ -149,6 +149,7 @@ class Pipeline(Handler):
             delay = (nullcontext() if self.weight_grads is None else
                      self.weight_grads.delay((action.micro_batch, action.chunk)))
             with delay:
-                torch.autograd.backward(out, gradient)
+                if out.requires_grad:  # else all before it is frozen
+                    torch.autograd.backward(out, gradient)
         if x is not None:  # a delayed weight gradient may keep it alive, with its gradient
             self.outbox[action], x.grad = x.grad, None

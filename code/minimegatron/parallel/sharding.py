@@ -67,7 +67,7 @@ class ShardedDataParallel(DistributedDataParallel):
             start = end
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
-        buffer, start = shard.new_zeros(self.buckets[-1].stop), 0
+        buffer, start = shard.new_zeros(self.size), 0
         for owned in self.owned:
             end = start + owned.stop - owned.start
             buffer[owned] = shard[start:end]

@@ -70,9 +70,8 @@ class TiedEmbedding:
 
     def all_reduce(self) -> None:
         """Sum the gradients of both copies, [V/t, h], after the last backward pass."""
-        if self.embedding is not None:
-            spec = self.embedding.param_specs["weight"]
-            self.group.all_reduce(spec.accumulator.main_grad)
+        if self.embedding is not None and self.embedding.param_specs["weight"].trained:
+            self.group.all_reduce(self.embedding.param_specs["weight"].accumulator.main_grad)
 
 
 def load_agreed_schedule(ctx: Context) -> Schedule:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.errors import emit
-from minimegatron.report.timers import LEVELS
+from minimegatron.timers import LEVELS
 
 
 def print_world_size(config: Config, notes: Sequence[str]) -> None:

@@ -30,7 +30,7 @@ from minimegatron.report.report import Report
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.training import Trainer
+    from minimegatron.report.report import Run
 
 FILE = "metrics.jsonl"
 # Fields of an iteration, and what `iteration_line` calls them.
@@ -74,9 +74,9 @@ class Metrics(Report):
             # Programs that read a log find the run's metrics by this line.
             ctx.print_rank_last(f"> writing metrics of run {self.run} to {self.path}")
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         """Write the object that describes the run."""
-        ctx, config, progress = self.ctx, self.ctx.config, trainer.progress
+        ctx, config, progress = self.ctx, self.ctx.config, run.progress
         self._write({
             "kind": "start", "iteration": progress.iteration,
             "consumed_samples": progress.consumed_train_samples,

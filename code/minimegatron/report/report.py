@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,7 +13,21 @@ if TYPE_CHECKING:
     from minimegatron.context import Progress
     from minimegatron.optim import Optimizer
     from minimegatron.report.step_log import StepLog
-    from minimegatron.training import Trainer
+    from pipeline_schedules import Schedule
+
+
+class Run(Protocol):
+    """What reports see of a trainer.
+
+    Attributes:
+        progress: progress of the run.
+        vocab_size: the padded vocabulary size.
+        schedule: the pipeline's schedule.
+    """
+
+    progress: Progress
+    vocab_size: int
+    schedule: Schedule
 
 
 class Report:
@@ -23,7 +37,7 @@ class Report:
     `line`, and `logged`.
     """
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         """Begin to report, before the first step."""
 
     def begin_step(self, iteration: int) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from minimegatron.context import Context
 from minimegatron.report.report import Quantities, Report
-from minimegatron.report.timers import Timers
+from minimegatron.timers import Timers
 
 FLAGS = ("timeline", "profile_execution", "tensorboard_dir", "metrics", "log_throughput",
          "log_num_zeros_in_grad", "log_params_norm")

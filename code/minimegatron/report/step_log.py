@@ -12,14 +12,13 @@ import torch
 
 from minimegatron.context import Context
 from minimegatron.errors import emit
-from minimegatron.report.log_lines import iteration_line, memory_line, print_times
-from minimegatron.report.timers import Timers
+from minimegatron.report.log_lines import iteration_line, memory_line, print_times, validation_lines
+from minimegatron.timers import Timers
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
     from minimegatron.optim import Optimizer
-    from minimegatron.report.report import Report
-    from minimegatron.training import Trainer
+    from minimegatron.report.report import Report, Run
 
 
 class StepLog:
@@ -47,10 +46,10 @@ class StepLog:
         self.advanced: list[int | torch.Tensor] = []
         self.seconds = 0.0
 
-    def start(self, trainer: Trainer) -> None:
-        """Begin to report on a trainer, before its first step."""
+    def start(self, run: Run) -> None:
+        """Begin to report on a run, before its first step."""
         for report in self.reports:
-            report.start(trainer)
+            report.start(run)
 
     def begin_step(self, iteration: int) -> None:
         """Start the step's clock."""
@@ -81,6 +80,18 @@ class StepLog:
         """Begin something other than training steps, such as "evaluating"."""
         for report in self.reports:
             report.phase(state)
+
+    def validation(self, loss: float | None, data: str, prefix: str, progress: Progress) -> None:
+        """Report a mean loss on the data of this name, in a line that begins with `prefix`.
+
+        On virtual GPUs there is no loss to report.
+        """
+        if loss is None:
+            return
+        for line in validation_lines(prefix, loss):
+            self.ctx.print_rank_last(line)
+        for report in self.reports:
+            report.validation(loss, data, progress)
 
     def end_training(self) -> None:
         """End the training steps; evaluations may follow."""

@@ -29,8 +29,8 @@ from pipeline_schedules import peak_live
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
+    from minimegatron.report.report import Run
     from minimegatron.report.step_log import StepLog
-    from minimegatron.training import Trainer
 
 SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts
 
@@ -115,9 +115,9 @@ class ThroughputReport(Report):
     def __init__(self, ctx: Context) -> None:
         self.ctx, self.memory_reported = ctx, False
 
-    def start(self, trainer: Trainer) -> None:
-        self.throughput = Throughput(self.ctx, trainer.vocab_size)
-        self.in_flight = peak_live(trainer.schedule)
+    def start(self, run: Run) -> None:
+        self.throughput = Throughput(self.ctx, run.vocab_size)
+        self.in_flight = peak_live(run.schedule)
 
     def quantities(self, log: StepLog) -> dict[str, float | None]:
         return {"throughput": self.throughput.rate(log.seconds / len(log.losses))}

@@ -26,8 +26,8 @@ from pipeline_schedules.traces import FILE, perfetto, read, write
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
+    from minimegatron.report.report import Run
     from minimegatron.report.step_log import StepLog
-    from minimegatron.training import Trainer
 
 EXCHANGES = 20  # with each rank, to align its clock; the fastest one counts
 
@@ -48,9 +48,9 @@ class Recorder(Report):
         self.ctx, self.sections = ctx, []
         self.active = False
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         """Warn if a resumed run will not reach the step to record."""
-        config, resumed = self.ctx.config, trainer.progress.iteration
+        config, resumed = self.ctx.config, run.progress.iteration
         if resumed >= config.timeline_iteration:
             self.ctx.print_rank_0(
                 f"WARNING: --timeline-iteration {config.timeline_iteration}: the run resumes after "
@@ -162,7 +162,7 @@ class Profiler(Report):
     def __init__(self, ctx: Context) -> None:
         self.ctx, self.profile = ctx, None
 
-    def start(self, trainer: Trainer) -> None:
+    def start(self, run: Run) -> None:
         config, rank = self.ctx.config, self.ctx.grid.rank
         if config.profile_ranks and rank not in config.profile_ranks:
             return

@@ -37,7 +37,7 @@ os.chdir(workspace.home())  # all paths in this lab are relative to the workspac
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor", "lab.notebook.jobs", "layout_estimator", "minimegatron", "pipeline_schedules",
+check.mask("job_monitor", "lablib.jobs", "layout_estimator", "minimegatron", "pipeline_schedules",
            "slurmbox")
 
 # %% [markdown]
@@ -48,8 +48,8 @@ import time
 from subprocess import check_output
 
 from job_monitor import logs
-from lab.notebook import jobs, plots
 from labcore.colors import mark, result
+from lablib import jobs, plots
 
 jobs.connect()
 !sinfo

@@ -42,12 +42,12 @@ os.chdir(workspace.home())  # all paths in this lab are relative to the workspac
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.nvidia_smi", "lab.notebook.links", "lab.notebook.roofline", "lab.notebook.servers",
-           "lab.notebook.suspects", "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
+check.mask("job_monitor.nvidia_smi", "lablib.links", "lablib.roofline", "lablib.servers",
+           "lablib.suspects", "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 
 # %% tags=["explore"]
-from lab.notebook import jobs, links, roofline, servers, suspects
 from labcore.colors import bad, good, result
+from lablib import jobs, links, roofline, servers, suspects
 from layout_estimator import costs
 from virtualgpu.core.cards import find
 
@@ -188,7 +188,7 @@ def best_ring(text, count):
     ### END SOLUTION
 
 # %% check="best-ring" points=4
-from lab.notebook import servers
+from lablib import servers
 
 for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
                       "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}.items():

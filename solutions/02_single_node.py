@@ -46,8 +46,8 @@ import json
 import time
 
 from job_monitor import layouts, logs
-from lab.notebook import jobs, plots
 from labcore.colors import bad, mark, result
+from lablib import jobs, plots
 from layout_estimator import costs
 from warmranks import record_ranks
 
@@ -195,7 +195,7 @@ def data_parallel_step(x, y, first, second, micro_batches):
 
 def data_parallel(seed, samples, micro_batches):
     """Run a step on this rank's share; return the loss and the norms of the gradients."""
-    from lab.notebook import splits
+    from lablib import splits
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     x, y, first, second = splits.problem(seed, samples)
@@ -267,7 +267,7 @@ def tensor_parallel_step(x, y, first, second):
 # %% tags=["driver"]
 def tensor_parallel(seed, samples, hidden=8, norms=True):
     """Run forward and backward; return the loss and this rank's gradients, or their norms."""
-    from lab.notebook import splits
+    from lablib import splits
 
     x, y, *weights = splits.problem(seed, samples, hidden)
     first, second = (one.clone().requires_grad_() for one in shard(*weights))
@@ -279,7 +279,7 @@ def tensor_parallel(seed, samples, hidden=8, norms=True):
 
 def tensor_parallel_shards(seed, samples, shard_seed, columns):
     """Run forward and backward with a shard that this rank alone has; return the loss and gradients."""
-    from lab.notebook import splits
+    from lablib import splits
 
     x, y, *_ = splits.problem(seed, samples)
     first, second = (one.requires_grad_() for one in splits.problem(shard_seed, samples, columns)[2:])
@@ -291,7 +291,7 @@ def tensor_parallel_shards(seed, samples, shard_seed, columns):
 import numpy as np
 import torch
 
-from lab.notebook import splits
+from lablib import splits
 
 
 def one_process(x, y, first, second):
@@ -439,7 +439,7 @@ def pipeline_step(x, y, weight, micro_batches):
 def pipeline(seed, samples, micro_batches, norms=True):
     """Run a step as this rank's stage; return the loss (rank 1) and the weight's gradient, or its
     norm."""
-    from lab.notebook import splits
+    from lablib import splits
 
     x, y, *weights = splits.problem(seed, samples)
     rank = dist.get_rank()

@@ -47,8 +47,8 @@ import time
 
 from job_monitor import channels, logs, traces
 from lab import tensorboard
-from lab.notebook import jobs, plots, stacks
 from labcore.colors import bad, good, mark, result
+from lablib import jobs, plots, stacks
 from layout_estimator import costs
 
 jobs.connect()

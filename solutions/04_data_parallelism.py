@@ -49,8 +49,8 @@ check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDat
 
 # %% tags=["explore"]
 from lab.mytrainer import gain
-from lab.notebook import collectives, jobs, replicas, scaling
 from labcore.colors import bad, good, result
+from lablib import collectives, jobs, replicas, scaling
 from layout_estimator import costs
 from warmranks import RanksDeadlock, record_ranks
 
@@ -657,7 +657,7 @@ def naive_losses(kind, seed, samples, steps):
 
     Every rank has a seed of its own, and so its own samples and parameters to start with.
     """
-    from lab.notebook import replicas
+    from lablib import replicas
 
     replica = NaiveDDP(replicas.Small(kind, seed))
     optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)
@@ -674,7 +674,7 @@ def naive_losses(kind, seed, samples, steps):
 # %% tags=["check-setup"]
 import torch
 
-from lab.notebook import replicas
+from lablib import replicas
 
 
 def losses_of_one_process(kind, seeds, samples, steps):
@@ -770,7 +770,7 @@ for ranks, case in zip((1, 3), drawn, strict=True):
 #     def forward(self, *inputs, **keywords):
 #         return self.module(*inputs, **keywords)
 #     def finish(self):
-#         from lab.notebook import replicas
+#         from lablib import replicas
 #         self.module.zero_grad()
 #         for seed in (1, 2, 3, 4):
 #             (replicas.loss(self.module, *replicas.batch(seed, 2)) / 4).backward()
@@ -860,7 +860,7 @@ class HookedDDP(torch.nn.Module):
 # %% tags=["driver"]
 def accumulated_norms(kind, seed, samples, micro_batches):
     """Accumulate over micro-batches, twice; return both gradient norms."""
-    from lab.notebook import replicas
+    from lablib import replicas
 
     replica = HookedDDP(replicas.Small(kind, seed))
     norms = []
@@ -881,7 +881,7 @@ def interrupted(seed):
 
     Returns the norm of the averaged gradient.
     """
-    from lab.notebook import replicas
+    from lablib import replicas
 
     replica = HookedDDP(replicas.Small("plain", seed))
     part = replicas.batch(seed, 2)
@@ -1002,7 +1002,7 @@ require_nesting(run)
 # %% tags=["explore"]
 def buggy_norm(bug, micro_batches=2):
     """Return this rank's gradient norm after a step with a bug."""
-    from lab.notebook import replicas
+    from lablib import replicas
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     replica = HookedDDP(replicas.Small("plain", 1))
@@ -1388,7 +1388,7 @@ def ddp_losses(kind, seed, samples, steps, micro_batches=1):
     """Train with DataParallel; return the loss on this rank's samples after each step."""
     from mytrainer.ddp import DataParallel
 
-    from lab.notebook import replicas
+    from lablib import replicas
 
     replica = DataParallel(replicas.Small(kind, seed), bucket_mb=1e-4)
     optimizer = torch.optim.SGD(replica.parameters(), lr=replicas.RATE)

@@ -62,8 +62,8 @@ check.mask("job_monitor.kernels", "job_monitor.logs", "layout_estimator", "minim
 # %% tags=["explore"]
 from job_monitor import kernels, logs
 from lab import tensorboard
-from lab.notebook import jobs, plots
 from labcore.colors import bad, good, mark, result
+from lablib import jobs, plots
 from layout_estimator import costs
 
 jobs.connect()

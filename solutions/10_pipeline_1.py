@@ -50,12 +50,12 @@ import numpy as np
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("lab.notebook.async_pipeline", "lab.notebook.curves", "layout_estimator", "minimegatron",
+check.mask("lablib.async_pipeline", "lablib.plots.bubbles", "layout_estimator", "minimegatron",
            *check.PIPELINE_LIBRARIES)
 
 # %% tags=["explore"]
 from job_monitor import logs
-from lab.notebook import curves, jobs, plots
+from lablib import jobs, plots
 from layout_estimator import costs
 
 jobs.connect()
@@ -600,7 +600,7 @@ check.function(bubble, cases=check.draw(20, p=range(1, 1025), m=range(1, 10_000)
 # +    return 0.75
 
 # %% tags=["explore"]
-curves.bubbles(bubble)
+plots.bubbles(bubble)
 
 # %% [markdown]
 # Each line is a number of stages. What matters is the number of micro-batches *per stage*: with four times as many
@@ -969,7 +969,7 @@ sys.path.insert(0, "code/examples")
 from torchgpipe import GPipe
 
 from gpt_layers import Block, Size, build
-from lab.notebook import torchgpipe_cpu  # lets the stages run side by side on a CPU
+from lablib import torchgpipe_cpu  # lets the stages run side by side on a CPU
 
 small = Size(layers=8, hidden=128, heads=4, positions=64, vocabulary=1000)
 plain = torch.nn.Sequential(*(build(Block, small, seed) for seed in range(8)))

@@ -49,13 +49,13 @@ from labkit import check
 from minimegatron import formulas
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("lab.notebook.async_pipeline", "lab.notebook.curves", "lab.notebook.saved", "layout_estimator",
+check.mask("lablib.async_pipeline", "lablib.plots.bubbles", "lablib.saved", "layout_estimator",
            "minimegatron", *check.PIPELINE_LIBRARIES)
 
 # %% tags=["explore"]
 from job_monitor import logs
-from lab.notebook import async_pipeline, jobs, plots, saved
 from labcore.colors import bad, good, result
+from lablib import async_pipeline, jobs, plots, saved
 from layout_estimator import costs, layers
 from pipeline_schedules import load, parse, peak_live, simulate, timeline_of, to_text
 
@@ -1089,7 +1089,7 @@ for one, other in pairs:
 # And its schedule, in its own words? This is what the last of four stages does first:
 
 # %% tags=["explore"]
-from lab.notebook import deepspeed_cpu  # before deepspeed: lets it run without GPUs
+from lablib import deepspeed_cpu  # before deepspeed: lets it run without GPUs
 
 # %% tags=["explore"]
 from deepspeed.runtime.pipe.schedule import TrainSchedule

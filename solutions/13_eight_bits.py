@@ -70,7 +70,7 @@ E2M1 = (1, 0, 6.0)
 from labkit import check
 
 # Answers cannot use these, because they contain the solutions.
-check.mask("lab.notebook.eight_bits", "minimegatron", "minite.functional.fp8_linear", "minite.quantize.amax_of",
+check.mask("lablib.eight_bits", "minimegatron", "minite.functional.fp8_linear", "minite.quantize.amax_of",
            "minite.quantize.cast", "minite.quantize.quantize_blocks", "minite.quantize.quantize_mx",
            "minite.quantize.quantize_tensor", "minite.quantize.scale_from_amax", "minite.quantize.update_history")
 
@@ -78,8 +78,8 @@ check.mask("lab.notebook.eight_bits", "minimegatron", "minite.functional.fp8_lin
 import matplotlib.pyplot as plt
 
 from job_monitor import kernels, logs
-from lab.notebook import eight_bits, jobs
 from labcore.colors import bad, good, result
+from lablib import eight_bits, jobs
 from layout_estimator import costs
 from minite import recipe
 
@@ -2131,7 +2131,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import TERecipeKwargs
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from lab.notebook import transformer_engine
+from lablib import transformer_engine
 
 transformer_engine.stand_in()
 fp8 = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max", margin=0)

@@ -62,7 +62,7 @@ from pipeline_schedules import Durations, empty_stage, fewest_layers, load
 from pipeline_schedules import simulate as simulated
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor", "lab.notebook.mixed", "lab.submit", "labkit.contest", "layout_estimator",
+check.mask("job_monitor", "lab.submit", "labkit.contest", "lablib.mixed", "layout_estimator",
            "minimegatron", *check.PIPELINE_LIBRARIES)
 
 # A small case with round numbers, for the checks.
@@ -108,8 +108,8 @@ def modeled(case, plan):
     return mixed_clusters.step(roomy, plan).milliseconds
 
 # %% tags=["explore"]
-from lab.notebook import jobs, mixed
 from labcore.colors import bad, good, result
+from lablib import jobs, mixed
 from pipeline_schedules import Timeline, draw_beside
 
 jobs.connect()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 CLUSTER = ("tests/slurmbox/", "tests/jobs/", "tests/examples/test_jobs.py",
-           "tests/lab/notebook/test_jobs.py", "tests/docs/test_commands.py")
+           "tests/lablib/test_jobs.py", "tests/docs/test_commands.py")
 LABS = ("tests/labs/test_run.py",)
 HOME = tuple(f"tests/browser/test_{file}.py" for file in (
     "author", "steps", "tensorboard"))  # one JupyterLab

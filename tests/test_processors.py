@@ -22,7 +22,7 @@ FILES = ("tests/minite/test_cpu_gemm.py", "tests/minite/test_functional.py",
          "tests/minimegatron/test_dropout.py", "tests/minimegatron/test_model.py",
          "tests/minimegatron/test_fp8.py")
 LAYOUTS = ("tests/minimegatron/test_precision_layouts.py",)
-ALL = ("tests/minimegatron", "tests/minite", "tests/virtualgpu", "tests/lab/notebook",
+ALL = ("tests/minimegatron", "tests/minite", "tests/virtualgpu", "tests/lablib",
        "tests/examples")
 SETS = {  # what PyTorch's own kernels use, and the most that oneDNN's may
     "no vectors": {"ATEN_CPU_CAPABILITY": "default"},

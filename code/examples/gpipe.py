@@ -26,9 +26,9 @@ from torchgpipe.skip import pop, skippable, stash
 import options
 import setting
 from gpt_layers import NO_LABEL, Embedding, Head, build, kinds, loss_sum
-from lab.notebook import torchgpipe_cpu  # noqa: F401  changes torchgpipe where it assumes GPUs
-from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
+from lablib import torchgpipe_cpu  # noqa: F401  changes torchgpipe where it assumes GPUs
+from lablib.saved import SavedTensors
 
 BALANCE = "4,3,3,4"
 ADAM_COPIES = 4.0  # of the weights: weight, gradient and Adam's two moments

@@ -29,8 +29,8 @@ from torch import nn
 import options
 import setting
 from gpt_layers import NO_LABEL, Block, Embedding, Head, Size, loss_sum
-from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
+from lablib.saved import SavedTensors
 from minimegatron.errors import emit
 
 BALANCE = "4,3,3,4"
@@ -202,7 +202,7 @@ def flags() -> argparse.ArgumentParser:
 
 def configuration(arguments: argparse.Namespace) -> dict[str, Any]:
     """The file's, with what flags say instead. Raises LabError."""
-    from lab.notebook.deepspeed_cpu import read_config
+    from lablib.deepspeed_cpu import read_config
 
     config = read_config(arguments.config)
     if arguments.micro_batches:
@@ -221,7 +221,7 @@ def main() -> None:
         show(deepspeed_schedule(stages, count))
         return
     rank, stages = join_ranks()
-    from lab.notebook.deepspeed_cpu import deepspeed
+    from lablib.deepspeed_cpu import deepspeed
 
     config, run = configuration(arguments), setting.read(arguments)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
@@ -238,6 +238,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from lab.notebook.deepspeed_cpu import leave
+    from lablib.deepspeed_cpu import leave
 
     leave(options.explained(main))

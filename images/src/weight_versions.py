@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from style import GREY, INK, canvas
 
-from lab.notebook import async_pipeline
+from lablib import async_pipeline
 from pipeline_schedules import FORWARD
 
 STAGES, MICRO_BATCHES = 3, 6

@@ -107,7 +107,7 @@ def direct(make_jupyter, runs):
 
 
 LINKS = """\
-from lab.notebook import served
+from lablib import served
 from lab import tensorboard
 from labcore import workspace
 log = workspace.home() / "megatron/logs/a job_1.txt"

@@ -4,7 +4,7 @@ from transformers import AutoConfig, AutoTokenizer, GPT2LMHeadModel  # noqa: F40
 
 import options
 import pipe_dream
-from lab.notebook.deepspeed_cpu import leave
+from lablib.deepspeed_cpu import leave
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import gpipe
 import gpt_layers
 import options
 import setting
-from lab.notebook.saved import SavedTensors
 from labcore.errors import LabError
+from lablib.saved import SavedTensors
 from warmranks import run_program
 
 from .conftest import EXAMPLES

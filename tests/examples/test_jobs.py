@@ -19,7 +19,7 @@ SHORT = "--seq-length 32 --iterations 2"
 @pytest.fixture(scope="module")
 def programs(course, warm_nodes):
     """Import what the programs need once, for all jobs."""
-    with more_servers(warm_nodes, course, "lab.notebook.deepspeed_cpu deepspeed.pipe torchgpipe"
+    with more_servers(warm_nodes, course, "lablib.deepspeed_cpu deepspeed.pipe torchgpipe"
                       ) as started, started.commands():
         yield
 

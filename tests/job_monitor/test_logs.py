@@ -6,8 +6,8 @@ import math
 import pytest
 
 from job_monitor import logs
-from lab.notebook import plots
 from labcore.errors import LabError
+from lablib import plots
 
 LINE = (" iteration       12/     100 | consumed samples:           96 | elapsed time per "
         "iteration (ms): 640.5 | learning rate: 1.500E-04 | global batch size:     8 | "

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lab.notebook import links, roofline
+from lablib import links, roofline
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from lab.notebook import plots
+from lablib import plots
 from pipeline_schedules import gpipe, parse, timeline_of
 
 from .test_jobs import TINY, losses

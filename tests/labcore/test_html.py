@@ -25,7 +25,7 @@ TAG = re.compile(r"""(?<!\(\?P)</?(?:
     svg|table|tbody|td|text|textarea|tfoot|th|thead|title|tr|u|ul|use
     )(?:\s+[\w:-]+=[^<>]*|\s*)/?>|<!DOCTYPE""", re.IGNORECASE | re.VERBOSE)
 ALLOWED = {
-    "code/lab/notebook/served.py": "a link that a notebook shows",
+    "code/lablib/served.py": "a link that a notebook shows",
     "code/lab/tensorboard/plugin.py": "tags of the profiler's page that are replaced by others",
     "code/pipeline_schedules/drawing.py": "a figure that a notebook shows, without libraries",
     "code/pipeline_schedules/steps.py": "a figure with a slider, without libraries",

@@ -25,7 +25,7 @@ def cell(source, name="", tags=(), **marks):
 
 CELLS = {
     "setup": cell("import math\nROWS = 4", "setup", ["setup"]),
-    "explore": cell("from lab.notebook import plots\nspeed = 3", "explore", ["explore"]),
+    "explore": cell("from lablib import plots\nspeed = 3", "explore", ["explore"]),
     "check-setup": cell("from labkit import check\nLIMIT = 3", "check-setup", ["check-setup"]),
     "batch": cell('def batch(ranks):\n    raise NotImplementedError("Your turn: ...")', "batch",
                   solution=True),

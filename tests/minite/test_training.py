@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.notebook.eight_bits import resumed, train, without_scales
+from lablib.eight_bits import resumed, train, without_scales
 from minite import recipe
 
 RECIPES = [recipe.DelayedScaling(amax_history_len=16),

@@ -202,7 +202,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
 def test_the_examples_of_the_page_run_and_print_what_it_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     first, own, order, plots = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert "plots.pipeline(" in plots  # of runs: tests/lab/notebook/test_plots.py tries these
+    assert "plots.pipeline(" in plots  # of runs: tests/lablib/test_plots.py tries these
     exec(first, {})
     printed = capsys.readouterr().out.splitlines()
     said = re.findall(r"^print.*# (.*)$", first, re.MULTILINE)

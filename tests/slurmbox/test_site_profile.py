@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from lab.notebook import jobs
 from labcore.errors import LabError
+from lablib import jobs
 from slurmbox import clients, site, site_clients
 from slurmbox.layout import Layout
 from virtualgpu.core.slots import INSTEAD_OF_CPU

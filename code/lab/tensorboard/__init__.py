@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lab.notebook.served import ServerLink, find_server
 from lab.tensorboard.proxy import NAME
 from labcore.errors import LabError
+from lablib.served import ServerLink, find_server
 
 TABS = {None: "", "scalars": "#timeseries", "profiler": "#pytorch_profiler"}
 

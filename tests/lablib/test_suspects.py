@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from lab.notebook import suspects
+from lablib import suspects
 
 pytestmark = pytest.mark.slow
 

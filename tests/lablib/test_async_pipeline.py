@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lab.notebook import async_pipeline
-from lab.notebook.async_pipeline import (
+from labcore.errors import LabError
+from lablib import async_pipeline
+from lablib.async_pipeline import (
     FLUSH,
     NAIVE,
     PIPEDREAM,
@@ -13,7 +14,6 @@ from lab.notebook.async_pipeline import (
     gradient_at,
     problem,
 )
-from labcore.errors import LabError
 
 ROUNDING = 1e-12
 

@@ -1,11 +1,11 @@
-"""lab.notebook.shims: another version, or a name that is gone, is said and not passed over."""
+"""lablib.shims: another version, or a name that is gone, is said and not passed over."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from lab.notebook import shims
 from labcore.errors import LabError
+from lablib import shims
 
 
 def test_another_version_is_refused(monkeypatch):

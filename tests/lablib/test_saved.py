@@ -1,4 +1,4 @@
-"""lab.notebook.saved: bytes that autograd saves, counted exactly."""
+"""lablib.saved: bytes that autograd saves, counted exactly."""
 
 import threading
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lab.notebook.saved import SavedTensors, show
+from lablib.saved import SavedTensors, show
 
 KB = 1024
 

@@ -4,7 +4,7 @@ import pytest
 
 from job_monitor.nvidia_smi import table
 from job_monitor.nvidia_smi.cards import Gpu
-from lab.notebook import servers
+from lablib import servers
 from virtualgpu.core.cards import find
 
 each_server = pytest.mark.parametrize("server", servers.SERVERS)

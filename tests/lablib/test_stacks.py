@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.notebook import stacks
 from labcore.errors import LabError
+from lablib import stacks
 
 LOG = "rank 1: PID 22 on node2\nsome noise\nrank 0: PID 11 on node1\n"
 

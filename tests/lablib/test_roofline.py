@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.notebook import roofline
 from labcore.errors import LabError
+from lablib import roofline
 from virtualgpu.core.cards import find
 from virtualgpu.core.matmul import UNALIGNED, UNALIGNED_DEFAULT
 

@@ -1,6 +1,6 @@
 """The figures of lab 04's collectives."""
 
-from lab.notebook import collectives
+from lablib import collectives
 from warmranks import CommunicationCall, RankRecord
 
 

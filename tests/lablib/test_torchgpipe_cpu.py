@@ -8,8 +8,8 @@ import torchgpipe
 from torch import nn
 from torchgpipe.balance import balance_by_size
 
-from lab.notebook import torchgpipe_cpu
-from lab.notebook.saved import SavedTensors
+from lablib import torchgpipe_cpu
+from lablib.saved import SavedTensors
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,8 @@
-"""Draw figures of a student's own runs, each with alternative text."""
+"""Draw figures of a student's own runs and functions, each with alternative text."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,11 @@ from pipeline_schedules import Drawing
 if TYPE_CHECKING:
     from pipeline_schedules import Steps, Timeline
     from pipeline_schedules.traces import Drawable
+
+MARKERS = "osD^v*"  # so that color is not the only difference
+# Of the bubble fraction's plot.
+STAGES = (2, 4, 8, 16)
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def loss(**runs: Log) -> Drawing:
@@ -26,13 +32,12 @@ def loss(**runs: Log) -> Drawing:
     figure = Figure(figsize=(7, 3.5))
     axes = figure.subplots()
     described = []
-    markers = "osD^v*"  # so that color is not the only difference
     for number, (name, log) in enumerate(runs.items()):
         points = [(one.samples, one.loss) for one in log.iterations if one.loss is not None]
         if not points:
             raise LabError(f"{name}: the log has no loss yet")
         samples, losses = zip(*points, strict=True)
-        axes.plot(samples, losses, marker=markers[number % len(markers)], markersize=4, label=name)
+        axes.plot(samples, losses, marker=MARKERS[number % len(MARKERS)], markersize=4, label=name)
         described.append(f"{name} from {losses[0]:.2f} to {losses[-1]:.2f} "
                          f"over {samples[-1]:,} samples")
     axes.set(xlabel="samples", ylabel="loss", title="Training loss")
@@ -139,3 +144,37 @@ def pipelines(*, live: bool = True, **runs: Drawable) -> Drawing:
                        "run's times")
     return draw_beside({name.replace("_", " "): timeline(run) for name, run in runs.items()},
                        "ms" if any(files) else "", live)
+
+
+def bubbles(bubble: Callable[[int, int], float], stages: Sequence[int] = STAGES,
+            micro_batches: Sequence[int] = MICRO_BATCHES) -> Drawing:
+    """Plot the bubble fraction over the number of micro-batches, one line per number of stages.
+
+    Args:
+        bubble: returns the bubble fraction, 0 to 1, for p stages and m micro-batches.
+        stages: the numbers of stages.
+        micro_batches: the numbers of micro-batches.
+
+    Raises:
+        LabError: `bubble` does not return a number yet.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5))
+    axes = figure.subplots()
+    described = []
+    for number, p in enumerate(stages):
+        shares = [bubble(p, m) for m in micro_batches]
+        if not all(isinstance(share, int | float) for share in shares):
+            raise LabError(f"bubble({p}, {micro_batches[0]}) is {shares[0]!r}, which is not a "
+                           "number: write the function first")
+        axes.plot(micro_batches, [100 * share for share in shares], markersize=4,
+                  marker=MARKERS[number % len(MARKERS)], label=f"p = {p}")
+        described.append(f"p = {p} from {shares[0]:.0%} to {shares[-1]:.0%}")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(micro_batches, [str(m) for m in micro_batches])
+    axes.set(xlabel="micro-batches m", ylabel="idle, % of the time", title="Bubble fraction")
+    axes.grid(alpha=0.3)
+    axes.legend(title="stages")
+    return Drawing(figure, f"Bubble fraction over {micro_batches[0]} to {micro_batches[-1]} "
+                           f"micro-batches: {'; '.join(described)}.")

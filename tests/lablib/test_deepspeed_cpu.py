@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lab.notebook import deepspeed_cpu
 from labcore.errors import LabError
+from lablib import deepspeed_cpu
 
 
 def test_collectives_start_without_a_compiled_operator():

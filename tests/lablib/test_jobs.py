@@ -7,11 +7,11 @@ import time
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from lab.notebook import jobs, submissions
 from lab.submit.nodes import slurm
 from labcore.colors import bad, good
 from labcore.errors import LabError
 from labcore.workspace import home
+from lablib import jobs, submissions
 from slurmbox.layout import Layout
 
 

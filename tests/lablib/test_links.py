@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.notebook import links
 from labcore.errors import LabError
+from lablib import links
 from virtualgpu.core.cards import find
 from virtualgpu.net.network import parse
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from lab.notebook import jobs, served
+from lablib import jobs, served
 
 
 @pytest.fixture

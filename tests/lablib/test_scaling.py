@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 import virtualgpu
-from lab.notebook import scaling
+from lablib import scaling
 from virtualgpu.net import collectives, network
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import minite as te
-from lab.notebook.transformer_engine import NAME, Finder, stand_in
+from lablib.transformer_engine import NAME, Finder, stand_in
 
 
 @pytest.fixture(autouse=True)

@@ -29,8 +29,8 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")  # otherwise, DeepSpeed looks for
 import deepspeed
 from deepspeed.runtime import engine, utils
 
-from lab.notebook import shims
 from labcore.errors import LabError
+from lablib import shims
 from minimegatron.main import leave
 
 __all__ = ["deepspeed", "leave", "read_config"]

@@ -26,8 +26,8 @@ from torchgpipe.balance.profile import detach, layerwise_sandbox
 from torchgpipe.microbatch import Batch
 from torchgpipe.worker import worker
 
-from lab.notebook import shims
-from lab.notebook.saved import SavedTensors
+from lablib import shims
+from lablib.saved import SavedTensors
 
 shims.require("torchgpipe", "0.0.7")
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from lab.notebook import plots
 from labcore.errors import LabError
+from lablib import plots
 from pipeline_schedules import Durations, export, gpipe, one_f_one_b, simulate
 
 
@@ -58,3 +58,17 @@ def test_what_cannot_be_drawn_is_said(run):
         plots.pipelines(run=run, mine=gpipe(2, 2))
     with pytest.raises(LabError, match="at least one"):
         plots.pipelines()
+
+
+def test_a_line_for_each_number_of_stages():
+    picture = plots.bubbles(lambda p, m: (p - 1) / (m + p - 1), (2, 4), micro_batches=(1, 3))
+    (axes,) = picture.figure.axes
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
+    assert lines == {"p = 2": [50.0, 25.0], "p = 4": [75.0, 50.0]}
+    assert repr(picture) == ("Bubble fraction over 1 to 3 micro-batches: p = 2 from 50% to 25%; "
+                             "p = 4 from 75% to 50%.")
+
+
+def test_an_answer_that_is_not_written_yet_is_named():
+    with pytest.raises(LabError, match=r"bubble\(2, 1\) is None.*write the function first"):
+        plots.bubbles(lambda p, m: None)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from lab.notebook import mixed
 from labcore.errors import LabError
 from labkit.contest.mixed_clusters import bound, step
+from lablib import mixed
 from virtualgpu.core.errors import VirtualGpuError
 
 CLUSTER = "a100:4x2,a10:4x4"

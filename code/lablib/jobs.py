@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.notebook import served, submissions
 from labcore import workspace
 from labcore.atomic import write_atomic
 from labcore.colors import bad, good
 from labcore.errors import LabError
+from lablib import served, submissions
 from slurmbox.jobrecords import ACTIVE
 from slurmbox.layout import Layout
 
@@ -62,7 +62,7 @@ class NotOver(LabError):
 def connect() -> None:
     """Put Slurm's commands on this notebook's PATH, and start the course's cluster if it is down.
 
-    From then on, the notebook remembers which cell submitted which job (lab.notebook.submissions).
+    From then on, the notebook remembers which cell submitted which job (lablib.submissions).
 
     Raises:
         LabError: there is no Slurm.
@@ -80,7 +80,7 @@ def connect() -> None:
 
 
 def _remember_submissions(home: Path) -> None:
-    """Put lab.notebook.submissions in front of sbatch, and tell it which cell runs."""
+    """Put lablib.submissions in front of sbatch, and tell it which cell runs."""
     folder = Layout(home).notebook_bin
     folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join([sys.executable, "-S", "-E", "-s", submissions.__file__, str(folder)])

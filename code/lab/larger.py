@@ -16,7 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from labcore.errors import LabError
-from labkit.check import allocation, header, options
+from labkit.check import allocation, options
 from slurmbox import control, health
 from slurmbox.config import node_memory
 from slurmbox.layout import Layout
@@ -93,7 +93,7 @@ def components(words: list[str], command: str) -> list[dict[str, str]]:
     if rest and command == "sbatch" and "wrap" not in given[0]:
         with contextlib.suppress(OSError):
             text = Path(rest[0]).read_text(errors="replace")
-    written, _ = header.directives(text)
+    written, _ = allocation.directives(text)
     return [above | own for own, above in zip_longest(given, written, fillvalue={})]
 
 

@@ -21,6 +21,8 @@ WRITEFILE = re.compile(r"%%writefile[ \t]+(?P<rest>.*)")
 DEFINE = re.compile(r"Your turn: define (?P<names>[\w ]+) here")
 # Cell magics whose cell is still Python.
 PYTHON_MAGICS = ("%%time", "%%timeit", "%%capture", "%%prun")
+# A line that may be a magic, a shell command, a request for help, or an automatic call.
+MAGIC = re.compile(r"^[ \t]*(?:>>> ?)?[%!?/,;]|\?[ \t]*$|=[ \t]*[%!]", re.MULTILINE)
 
 
 class Role(Enum):
@@ -52,6 +54,15 @@ def role_of(metadata: Mapping[str, Any]) -> Role:
         return Role.CHECK
     tags = [TAGGED[tag] for tag in metadata.get("tags", []) if tag in TAGGED]
     return tags[0] if tags else Role.SETUP
+
+
+def transform_work(source: str) -> int:
+    """Return an upper bound on the characters that IPython tokenizes to transform a cell.
+
+    It rewrites one magic at a time and tokenizes the whole cell again after each, so a cell of
+    n lines with a magic on each costs n passes.
+    """
+    return len(source) * (1 + len(MAGIC.findall(source)))
 
 
 def python_of(source: str) -> str:

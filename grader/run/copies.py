@@ -6,8 +6,7 @@ from __future__ import annotations
 import ast
 import warnings
 
-from labkit.cells import python_of
-from labkit.guest.magics import transform_work
+from labkit.cells import python_of, transform_work
 from labkit.names import analyse
 
 LONGEST = 100_000  # characters that are looked into; more is no answer that a person wrote

@@ -17,10 +17,21 @@ from grader.run.measure import EstimateFailed
 from grader.run.proxies import name_of
 from labcore.errors import LabError
 from labkit.check import on_gpus, on_ranks, wire
-from labkit.check.each_rank import of_rank
+from labkit.check.cases import of_rank
 from labkit.check.kernel import KernelSide
 from labkit.check.pricing import PricingFailed, PricingProcess
-from labkit.check.sides import DEFAULT_TRIAL, LONGEST_NAME, MOST_NAMES, Raised, Trial
+from labkit.check.sides import (
+    DEFAULT_TRIAL,
+    LATE,
+    LONGEST_NAME,
+    MOST_NAMES,
+    RAISED,
+    GpusRun,
+    Raised,
+    RanksRun,
+    SimulatedCluster,
+    Trial,
+)
 from labkit.guest import protocol
 
 MOST_TEXT = 2_000  # characters of an exception's text, or of a reason why a value cannot cross
@@ -79,7 +90,7 @@ class Remote:
         return self._received(self._request("call", name=name, **_encoded(arguments, keywords)))
 
     def ranks(self, function: Any, ranks: int, arguments: Sequence[Any],
-              keywords: Mapping[str, Any], seconds: float) -> on_ranks.RanksRun:
+              keywords: Mapping[str, Any], seconds: float) -> RanksRun:
         name = name_of(function)
         if name is None:
             return KernelSide().ranks(function, ranks, arguments, keywords, seconds)
@@ -93,8 +104,8 @@ class Remote:
         return self._read(outcome, lambda one: on_ranks.read(one, broker), f"{ranks} ranks",
                           seconds)
 
-    def gpus(self, function: Any, cluster: on_gpus.SimulatedCluster, arguments: Sequence[Any],
-             keywords: Mapping[str, Any], seconds: float) -> on_gpus.GpusRun:
+    def gpus(self, function: Any, cluster: SimulatedCluster, arguments: Sequence[Any],
+             keywords: Mapping[str, Any], seconds: float) -> GpusRun:
         name = name_of(function)
         if name is None:
             return KernelSide().gpus(function, cluster, arguments, keywords, seconds)
@@ -115,7 +126,7 @@ class Remote:
         Raises SandboxLost where the sandbox sent something else, or where the driver was too slow.
         """
         if isinstance(outcome, Raised):
-            outcome = {"state": on_ranks.RAISED, "text": str(outcome)}
+            outcome = {"state": RAISED, "text": str(outcome)}
         try:
             done = read(outcome)
         except (on_ranks.Forged, on_gpus.BadRecords) as error:
@@ -123,7 +134,7 @@ class Remote:
         except PricingFailed as error:
             self.unmeasured = str(error)
             raise SandboxLost from error
-        if done.state == on_ranks.LATE:  # no verdict: another machine might have been fast enough
+        if done.state == LATE:  # no verdict: another machine might have been fast enough
             self.unmeasured = f"out of time on {where} ({seconds:g} s)"
             raise SandboxLost
         return replace(done, text=cleaning.words(done.text, on_ranks.MOST_TEXT))

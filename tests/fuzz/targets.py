@@ -24,7 +24,7 @@ from grader.run.attempt import Attempt, DamagedAttempt
 from grader.run.copies import merged
 from grader.run.rebuild import Unusable, parse, rebuild
 from labcore.errors import LabError
-from labkit.check import header, options, torchrun, wire
+from labkit.check import allocation, options, torchrun, wire
 from labkit.check.job import resolve
 from labkit.check.measure import printed, read
 from labkit.contest.contests import pipelines
@@ -258,7 +258,7 @@ TARGETS = {
     "slurm": Target(lambda random: words(random, SLURM), _slurm, (options.BadOption,)),
     "directives": Target(
         lambda random: spoilt(random, SBATCH, (b"#SBATCH -N", b"'", b'"', b"\\", b"\r\n")),
-        lambda text: header.directives(text.decode(errors="replace")), ()),
+        lambda text: allocation.directives(text.decode(errors="replace")), ()),
     "attempt": Target(hostile_json(ATTEMPT, (*ATTEMPT, "ungraded")), _attempt, (DamagedAttempt,)),
     "value": Target(hostile_json([CODED, ARRAY], ("dict", "tuple", "float", "array", "<f8", "|b1"),
                                  b'{"dict":[[1,2],[1,2]]}'), _value, (wire.CannotCross,)),

@@ -23,7 +23,7 @@ from labkit.check import on_gpus, on_ranks, wire
 from labkit.check.kernel import KernelSide
 from labkit.check.measure import run_here
 from labkit.check.record import DEFAULT_TRIAL, Trial, record
-from labkit.check.sides import Raised, checking_on, raised
+from labkit.check.sides import GpusRun, Raised, RanksRun, SimulatedCluster, checking_on, raised
 from tests.labs.graded import Outcome, inside
 from warmranks import run_ranks
 
@@ -62,12 +62,12 @@ class Elsewhere:
         return self.ask("call", function, (tuple(arguments), dict(keywords)))
 
     def ranks(self, function: Name, ranks: int, arguments: Any, keywords: Any, seconds: float
-              ) -> on_ranks.RanksRun:
+              ) -> RanksRun:
         sent = ranks, tuple(arguments), dict(keywords), seconds
         return on_ranks.read(self.ask("ranks", function, sent), ranks)
 
-    def gpus(self, function: Name, cluster: on_gpus.SimulatedCluster, arguments: Any, keywords: Any,
-             seconds: float) -> on_gpus.GpusRun:
+    def gpus(self, function: Name, cluster: SimulatedCluster, arguments: Any, keywords: Any,
+             seconds: float) -> GpusRun:
         sent = asdict(cluster), tuple(arguments), dict(keywords), seconds
         return on_gpus.read(self.ask("gpus", function, sent), cluster)
 
@@ -139,7 +139,7 @@ def answered(kind: str, found: Any, sent: Any) -> Any:
         return on_ranks.run(found, *sent)
     if kind == "gpus":
         cluster, *rest = sent
-        return on_gpus.record(found, on_gpus.SimulatedCluster(**cluster), *rest)
+        return on_gpus.record(found, SimulatedCluster(**cluster), *rest)
     return found
 
 

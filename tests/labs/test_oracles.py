@@ -20,8 +20,8 @@ from labkit import check
 from labkit.build.calls import check_calls
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.shortcuts import covered
+from labkit.check.cases import cut, of_all_ranks
 from labkit.check.checks import arguments_of
-from labkit.check.each_rank import cut, of_all_ranks
 from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, each_lab, lab_of
 

@@ -1,7 +1,7 @@
 """Every lab from its first cell to its last, in a kernel, on a real cluster: what a student sees
 who answers every question correctly.
 
-`make test` runs the short setting (labkit.build.short) with warm starts (tests.labs.warm) and
+`make test` runs the short setting (labkit.build.metadata) with warm starts (tests.labs.warm) and
 prints what each lab cost. `make stress` runs every cell as students do, and checks both budgets.
 """
 
@@ -21,8 +21,8 @@ from corpus_tools import cli as data
 from labcore import shipping
 from labcore.workspace import CHECKOUT
 from labkit.build import Cell, Lab, Role
+from labkit.build.metadata import shortened
 from labkit.build.notebooks import source_path
-from labkit.build.short import shortened
 from slurmbox.clients import full_environment
 from tests.labs.graded import COLORS
 from tests.labs.report import CPU_SECONDS, PROPERTY, line

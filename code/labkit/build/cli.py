@@ -87,8 +87,7 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
 def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None,
          read_labs: list[Lab] | None = None) -> dict[str, str]:
     """Return the text of every file generated from these solutions, by path relative to `root`."""
-    from labkit.build.notebooks import notebooks
-    from labkit.build.pieces import worked_pieces, written_twice
+    from labkit.build.notebooks import notebooks, worked_pieces, written_twice
     from labkit.build.problems import Problems
     from labkit.build.reading import read_into
 
@@ -142,7 +141,7 @@ def _orphaned(root: Path, generated: dict[str, str], labs: list[Lab] | None) -> 
         generated: the text of the files that are generated now, by path.
         labs: the only labs whose files to look for; None: all files.
     """
-    from labkit.build.pieces import worked_pieces
+    from labkit.build.notebooks import worked_pieces
 
     existing = {str(path.relative_to(root)) for pattern in GENERATED for path in root.glob(pattern)}
     orphaned = sorted(existing - set(generated))

@@ -20,8 +20,8 @@ from labkit.masks import (
 from labkit.names import imported
 
 # These modules run beside the student's code in every sandbox.
-GUEST = ("labkit.guest.serving", "labkit.guest.place", "labkit.check.record",
-         "labkit.check.stand_in", "labkit.check.noting", "labkit.check.steps")
+GUEST = ("labkit.guest.serving", "labkit.guest.shell", "labkit.check.record",
+         "labkit.check.stand_in", "labkit.check.launch_record", "labkit.check.steps")
 
 
 def calls(tree: ast.Module | None) -> list[ast.Call]:

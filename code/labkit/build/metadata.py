@@ -1,4 +1,9 @@
-"""Rules for nbgrader's metadata and for its markers in the source."""
+"""Rules for nbgrader's metadata, for its markers in the source, and for the short setting.
+
+The short setting is what `make test` changes in a cell that would take too long:
+`short={"--train-iters 100": "--train-iters 5"}` is one of a cell's marks, and appears in no
+notebook.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,8 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.problems import Problems
 
 GRADE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
+SHORT = "short"
+SHORT_ROLES = (Role.EXPLORE, Role.SETUP)  # other cells are graded exactly as written
 REGIONS = {"SOLUTION": (Role.ANSWER, Role.WRITTEN), "HIDDEN TESTS": (Role.CHECK,)}
 
 
@@ -23,6 +30,7 @@ def check(lab: Lab, problems: Problems) -> None:
             ids.setdefault(cell.grade_id, cell)
         if cell.role is not Role.MUTANT:
             _markers(cell, problems)
+        _short(cell, problems)
     if not lab.of(Role.CHECK, Role.WRITTEN) and lab.cells:
         problems.add_at(1, "no cell of this lab is a check: give it one")
 
@@ -72,3 +80,27 @@ def _markers(cell: Cell, problems: Problems) -> None:
         if word == "SOLUTION" and cell.role is Role.ANSWER and not seen:
             problems.add(cell, None, "put what the student writes between ### BEGIN SOLUTION and "
                          "### END SOLUTION")
+
+
+def _short(cell: Cell, problems: Problems) -> None:
+    changes = cell.metadata.get(SHORT, {})
+    if SHORT in cell.metadata and cell.role not in SHORT_ROLES:
+        names = " and ".join(role.value for role in SHORT_ROLES)
+        problems.add(cell, None, f"only {names} cells have a short setting")
+    elif not isinstance(changes, dict) or not all(
+            isinstance(new, str) for new in changes.values()):
+        problems.add(cell, None, 'its short setting must be {"text in the cell": '
+                                 '"replacement"}')
+    else:
+        for old in changes:
+            if (count := cell.source.count(old)) != 1:
+                problems.add(cell, None, f"the short setting changes {old!r}, which occurs "
+                             f"{count} times in the cell, not once")
+
+
+def shortened(cell: Cell) -> str:
+    """Return the cell's source in the short setting."""
+    source = cell.source
+    for old, new in cell.metadata.get(SHORT, {}).items():
+        source = source.replace(old, new)
+    return source

@@ -1,8 +1,10 @@
-"""The three notebooks of a lab."""
+"""The three notebooks of a lab, and the worked files that its answers write into mytrainer/."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from labcore.shipping import WORKED_LINK
@@ -11,6 +13,11 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import answered
 from labkit.build.visible import without_hidden
 
+FOLDER = "mytrainer"
+# A lab that extends a file which an earlier one has students write has them write it here, so that
+# the earlier one keeps working until theirs is right.
+FOLDERS = (FOLDER, f"{FOLDER}/new")
+WORKED = f"notebooks/worked/{FOLDER}"  # `lab mytrainer --worked` copies from here
 IN_NO_NOTEBOOK = (Role.MUTANT, Role.RUBRIC)
 METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python",
                            "name": "python3"},
@@ -145,3 +152,28 @@ def _cell(cell: Cell, source: str, ids: _Ids, keep: tuple[str, ...]) -> Any:
     make = v4.new_code_cell if cell.kind == "code" else v4.new_markdown_cell
     metadata = {key: copy.deepcopy(cell.metadata[key]) for key in keep if key in cell.metadata}
     return make(source, id=ids.of(cell), metadata=metadata)
+
+
+def worked_pieces(lab: Lab) -> dict[str, str]:
+    """Return the text of each worked file, by its path in the checkout."""
+    texts = {}
+    for answer in lab.of(Role.ANSWER):
+        path = PurePosixPath(answer.path or "")
+        if str(path.parent) in FOLDERS:
+            _, _, text = answered(answer.source).partition("\n")  # the first line is %%writefile
+            texts[f"{WORKED}/{path.relative_to(FOLDER)}"] = text.strip("\n") + "\n"
+    return texts
+
+
+def written_twice(labs: Sequence[Lab]) -> list[str]:
+    """Return an error for each file of mytrainer/ that two labs write: which one is worked?"""
+    lab_of: dict[str, Lab] = {}
+    errors = []
+    for lab in labs:
+        for path in worked_pieces(lab):
+            if path in lab_of:
+                name = PurePosixPath(path).relative_to(WORKED)
+                errors.append(f"solutions/{lab.path.name}: {FOLDER}/{name} is already an answer of "
+                              f"solutions/{lab_of[path].path.name}; give it another name")
+            lab_of[path] = lab
+    return errors

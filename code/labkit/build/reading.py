@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from labcore.errors import LabError
-from labkit.build.edits import edited, is_edit
 from labkit.build.lab import Cell, Lab
 from labkit.build.marks import SHORT, spelled_out
 from labkit.build.problems import Problems, nearest
@@ -42,7 +42,6 @@ def read_into(path: Path, problems: Problems) -> Lab:
         prose,
         rubrics,
         rules,
-        short,
         visible,
     )
 
@@ -63,7 +62,6 @@ def read_into(path: Path, problems: Problems) -> Lab:
     masks.check(lab, problems)
     visible.check(lab, problems)
     parts.check(lab, problems)
-    short.check(lab, problems)
     prose.check(lab, problems)
     given.check(lab, problems)
     return replace(given.with_given(lab, problems), draft=bool(problems.missing))
@@ -148,6 +146,32 @@ def _expanded(mutant: Cell, before: list[Cell], problems: Problems) -> Cell:
     except ValueError as error:
         problems.add(mutant, 1, str(error))
         return replace(mutant, role=Role.TEXT)  # without a role, so that no further rule reports it
+
+
+def is_edit(source: str) -> bool:
+    """Return whether a mutant is written as an edit of a long answer: all its lines begin with - or
+    +, and the - lines are replaced by the + lines that follow them."""
+    lines = source.splitlines()
+    return source.startswith("-") and all(line[:1] in ("-", "+") for line in lines)
+
+
+def edited(reference: str, edit: str) -> str:
+    """Return the complete mutant.
+
+    Raises ValueError unless each group of - lines occurs in the answer exactly once.
+    """
+    text = f"\n{reference}\n"
+    groups = [(sign, [line[1:] for line in lines])
+              for sign, lines in itertools.groupby(edit.splitlines(), key=lambda line: line[0])]
+    for number, (sign, lines) in enumerate(groups):
+        if sign == "+":
+            continue
+        old = "\n".join(["", *lines, ""])
+        if text.count(old) != 1:
+            raise ValueError(f"{lines[0]!r} occurs {text.count(old)} times in the answer, not once")
+        follows = groups[number + 1][1] if number + 1 < len(groups) else []
+        text = text.replace(old, "\n".join(["", *follows, ""]))
+    return text[1:-1]
 
 
 def _uncommented(lines: list[str]) -> str:

@@ -8,26 +8,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from labkit.check.cases import between, by_rank, draw, for_each_rank
     from labkit.check.checks import Failed, call, compare, function, pass_mark, raises, that, value
     from labkit.check.distributed import ranks
-    from labkit.check.draws import between, draw
-    from labkit.check.each_rank import by_rank, for_each_rank
-    from labkit.check.job import script
     from labkit.check.masking import PIPELINE_LIBRARIES, mask
     from labkit.check.measure import figures
     from labkit.check.modeled import baseline, gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
-    from labkit.check.programs import program
+    from labkit.check.scripts import program, script
 
 __all__ = ["PIPELINE_LIBRARIES", "Failed", "baseline", "between", "by_rank", "call", "compare",
            "draw", "figures", "for_each_rank", "function", "gpus", "mask", "part", "parts",
            "pass_mark", "program", "raises", "ranks", "schedule", "script", "that", "value"]
-_MODULES = {"PIPELINE_LIBRARIES": "masking", "baseline": "modeled", "between": "draws",
-            "draw": "draws", "by_rank": "each_rank", "figures": "measure",
-            "for_each_rank": "each_rank", "gpus": "modeled", "mask": "masking", "part": "partial",
-            "parts": "partial", "program": "programs", "ranks": "distributed",
-            "schedule": "pipelines", "script": "job"}
+_MODULES = {"PIPELINE_LIBRARIES": "masking", "baseline": "modeled", "between": "cases",
+            "by_rank": "cases", "draw": "cases", "figures": "measure", "for_each_rank": "cases",
+            "gpus": "modeled", "mask": "masking", "part": "partial", "parts": "partial",
+            "program": "scripts", "ranks": "distributed", "schedule": "pipelines",
+            "script": "scripts"}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from labcore.colors import bad, good, result, strong
-from labkit.check.each_rank import require_none
-from labkit.check.hints import nearest, relation
-from labkit.check.mistakes import advice
+from labkit.check.cases import require_none
+from labkit.check.hints import advice, nearest, relation
 from labkit.check.same import NEAR, difference
 from labkit.check.sides import Raised, side
 from labkit.check.wire import CannotCross
@@ -333,6 +332,26 @@ def spelled(f: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> str
     words = [shown(argument) for argument in arguments]
     words += [f"{name}={shown(argument)}" for name, argument in keywords.items()]
     return f"{side().title(f)}({', '.join(words)})"
+
+
+def drive(driver: Any, case: Case, where: str,
+          run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> tuple[str, Any]:
+    """Run a driver. Return its call as shown in messages, and the outcome.
+
+    Args:
+        driver: the function.
+        case: its arguments.
+        where: what it runs on, such as "on 4 ranks".
+        run: a function that runs the driver with given positional and keyword arguments.
+
+    Raises Failed for a value that cannot cross.
+    """
+    arguments, keywords = arguments_of(case)
+    what = f"{spelled(driver, arguments, keywords)} {where}"
+    try:
+        return what, run(arguments, keywords)
+    except CannotCross as error:
+        raise Failed(f"{what}: {error}") from None
 
 
 def _advice(result: Raised) -> str:

@@ -6,23 +6,22 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from labkit.check.cases import MOST_RANKS, cut, of_all_ranks, of_rank
 from labkit.check.checks import (
     NO_RETURN,
     Case,
     Failed,
     arguments_of,
+    drive,
     passed,
     shown,
     spelled,
     tally,
     with_relation,
 )
-from labkit.check.driving import drive, explained, own_frames
-from labkit.check.each_rank import MOST_RANKS, cut, of_all_ranks, of_rank
-from labkit.check.hints import nearest
-from labkit.check.on_ranks import DEADLOCK, LATE, RETURNED, RanksRun
+from labkit.check.hints import explained, nearest, own_frames
 from labkit.check.same import NEAR, difference
-from labkit.check.sides import side
+from labkit.check.sides import DEADLOCK, LATE, RETURNED, RanksRun, side
 
 MISMATCH = "CollectiveMismatch: "  # warmranks.ranked
 SECONDS = 40.0  # time limit for the ranks of one case; deadlocks are found long before

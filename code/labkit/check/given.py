@@ -12,8 +12,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from labkit.check.allocation import Component
 from labkit.check.compared import (
     COMPARED,
     GPUS,
@@ -26,6 +27,8 @@ from labkit.check.compared import (
     place,
     words_of,
 )
+from labkit.check.job import Job
+from labkit.check.runs import TrainingRun
 from minimegatron.arguments import Config
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.flag import spelled
@@ -33,11 +36,6 @@ from minimegatron.arguments.parse import parse_unchecked
 from minimegatron.arguments.stages import write_layout
 from minimegatron.arguments.table import EstimateConfig
 from minimegatron.errors import UserError
-
-if TYPE_CHECKING:
-    from labkit.check.allocation import Component
-    from labkit.check.job import Job
-    from labkit.check.runs import TrainingRun
 
 MOST_DIFFERENCES = 6  # differences
 MOST_TEXT = 120  # characters of a student's value

@@ -1,4 +1,4 @@
-"""Choose the hint that explains a wrong answer best, even if it has another mistake as well.
+"""Explain what is wrong with an answer: the nearest hint, and advice on an error.
 
 A hint gives the answer that one mistake leads to. An answer with that mistake agrees with it at
 every number that the mistake changes, unless a second mistake changes that number, too. So a hint
@@ -9,6 +9,7 @@ most of them is the nearest.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,29 @@ LEAST_OF_WRONG = 0.5  # fraction of an answer's wrong numbers that a hint must p
 MOST_LEAVES = 20_000
 FACTORS = (2, 4, 8, 10, 16, 32, 100, 1000, 1024, 10**6, 2**20, 10**9, 2**30)
 EXACT = 1e-9  # relative
+UNANSWERED = "The cell above still waits for your answer."
+# Messages that Python and PyTorch have for common mistakes, and advice. The first match counts.
+MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
+    (r"\bNotImplementedError\b", UNANSWERED),
+    (r"\bNoneType\b", "Something is None here. Does a function end without `return`? Or does a "
+     "parameter have no gradient? (`.grad` is None until a backward pass has used the parameter.)"),
+    (r"AttributeError: '(\w+)' object has no attribute '(\w+)'",
+     r"\1 has no `\2`, which the line below uses. Is it defined, and spelled correctly?"),
+    (r"ImportError: cannot import name '(\w+)' from '([\w.]+)'",
+     r"\2 does not define `\1`. Is it there, and spelled correctly?"),
+    (r"No module named '(mytrainer[\w.]*)'", r"Run the cell that writes the module \1."),
+    (r"TypeError: [\w.<>]+\(\) (?:takes|missing|got)\b",
+     "A call and its function disagree about the arguments. If it is your own function, keep the "
+     "line that begins with def as it was."),
+    (r"have (?:the )?same dtype|expected scalar type|Found dtype|can't be cast to|must match dtype",
+     "Two tensors have different dtypes here. `torch.empty_like(x)` and `x.new_zeros(...)` keep "
+     "the dtype of x."),
+    (r"size of tensor a|must match the s|shapes cannot be multiplied|is invalid for input of size|"
+     r"output with shape|Sizes of tensors must match|shape mismatch|same number of elements",
+     "Two tensors have shapes that do not fit together here. Print both just before this line.")))
+# A traceback's frame outside of the student's code and the driver.
+INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmranks|python3\.\d+)/'
+                   r'[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def nearest(got: Any, expected: Any, wrongs: Mapping[str, Any], rel: float) -> str | None:
@@ -92,3 +116,30 @@ def _leaves(value: Any) -> Iterator[tuple[tuple, Any]]:
             count += 1
             # A hint for the wrong answer 1 also applies to 1.0.
             yield path, one
+
+
+def advice(text: str) -> str:
+    """Return advice on an error, given its class and message, perhaps with a traceback; empty for
+    one that is not known."""
+    for pattern, found in MISTAKES:
+        if match := pattern.search(text):
+            return match.expand(found)
+    return ""
+
+
+def explained(text: str) -> str:
+    """Add advice to a rank's error, and reduce its traceback to the student's and driver's lines.
+
+    Args:
+        text: a line with the error, an empty line, and the traceback.
+    """
+    head, _, trace = text.partition("\n\n")
+    if found := advice(text):
+        head += f"\n{found}"
+    trace = own_frames(trace)
+    return f"{head}\n\n{trace}" if "  File " in trace else head
+
+
+def own_frames(text: str) -> str:
+    """Reduce the stacks in a text to the student's and the driver's lines."""
+    return INNER.sub("", f"{text}\n").removesuffix("\n")

@@ -8,21 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from labcore.colors import strong
 from labcore.errors import LabError
 from labkit.check import record, resources, scheduling
 from labkit.check.allocation import Component
-from labkit.check.checks import Failed, passed, tally
-from labkit.check.given import differences, report
+from labkit.check.checks import Failed
 from labkit.check.launches import MOST_TEXT, Launch, launches_of
 from labkit.check.runs import TRAINER, TrainingRun, is_trainer, runs_of, together
-from labkit.check.sides import DEFAULT_TRIAL, Trial, side
+from labkit.check.sides import DEFAULT_TRIAL, Trial
 from labkit.check.torchrun import Torchrun
 from minimegatron.arguments import Config
 
 MOST_RUNS = 64
 LAUNCHERS = ("deepspeed", "mpirun", "sbatch", "salloc")
-NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
 MOST_OPTIONS = 20  # python's options, before the program's name
 
 
@@ -93,46 +90,6 @@ class Job:
         if self.run.flags is None:
             raise Failed("the trainer would refuse this: " + "; ".join(self.run.problems))
         return self.run.flags
-
-
-def script(path: str, *, only: Sequence[str] = (),
-           given: Mapping[str, Any] | None = NOT_BUILT) -> Job:
-    """Return the job that a student's script would run, after comparing it with the exercise's job.
-
-    Args:
-        path: the script, relative to the workspace.
-        only: the flags that the student may choose; the check judges them.
-        given: all other settings, which `lab build` takes from the reference; None compares
-            nothing and ignores problems.
-
-    Raises Failed if the script cannot be read, starts nothing, would go wrong, or differs from
-    `given` in a flag that is not in `only`.
-    """
-    if given is NOT_BUILT:
-        raise Failed("this notebook is older than the course's software, and has nothing to "
-                     "compare your script with: copy your answers into the new notebook beside "
-                     "it, whose name ends in .new.ipynb")
-    try:
-        job = resolve(side().script(path))
-    except LabError as error:
-        raise Failed(str(error)) from None
-    if not job.runs:
-        raise Failed("\n".join((f"{path} does not start the trainer.", *job.problems)))
-    if given is not None:
-        if job.problems:
-            raise Failed("This would go wrong. " + " ".join(job.problems))
-        if changes := differences(job, given, only):
-            raise Failed(report(changes, path, only))
-    tally.note(path)
-    passed(f"{path} starts {TRAINER} on {job.runs[0].size} ranks")
-    print_notes(job)
-    return job
-
-
-def print_notes(job: Job) -> None:
-    """Print the advice for a job."""
-    for note in job.notes:
-        print(f"{strong('Note')}: {note}.")
 
 
 def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEFAULT_TRIAL) -> Job:

@@ -12,7 +12,10 @@ from labkit.check import wire
 from labkit.check.sides import (
     DEFAULT_TRIAL,
     SEED_VARIABLE,
+    GpusRun,
     Raised,
+    RanksRun,
+    SimulatedCluster,
     Trial,
     called,
     title,
@@ -21,8 +24,6 @@ from labkit.check.sides import (
 
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
-    from labkit.check.on_gpus import GpusRun, SimulatedCluster
-    from labkit.check.on_ranks import RanksRun
 
 
 class KernelSide:

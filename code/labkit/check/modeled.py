@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.checks import Case, Failed, arguments_of, passed, tally
-from labkit.check.driving import drive, explained
-from labkit.check.each_rank import require_none
-from labkit.check.on_gpus import MOST_PROCESSES, SimulatedCluster
-from labkit.check.on_ranks import LATE, RETURNED
-from labkit.check.sides import side
+from labkit.check.cases import require_none
+from labkit.check.checks import Case, Failed, arguments_of, drive, passed, tally
+from labkit.check.hints import explained
+from labkit.check.on_gpus import MOST_PROCESSES
+from labkit.check.sides import LATE, RETURNED, SimulatedCluster, side
 
 if TYPE_CHECKING:
     from virtualgpu.replay import Priced

@@ -12,15 +12,13 @@ import binascii
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from labkit.check.on_ranks import LATE, MOST_TEXT, RAISED, RETURNED, shortened, watched
+from labkit.check.on_ranks import MOST_TEXT, shortened, watched
+from labkit.check.sides import LATE, RAISED, RETURNED, GpusRun, SimulatedCluster
 
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
-    from virtualgpu.core.card import Card
-    from virtualgpu.launch.cluster import Cluster
     from virtualgpu.replay import Priced
 
 # What every run on virtual GPUs imports. The fork server does once: 0.15 s of each run.
@@ -32,57 +30,11 @@ TYPICAL = 1.0
 MOST_PROCESSES = 8  # ranks simulated at a time
 MOST_PACKED = 900_000  # limit for the characters of all packed records that are passed on
 MOST_UNPACKED = 24_000_000  # bytes of all records, unpacked: a few hundred MB of Python objects
-Price = Callable[[Sequence[str], "SimulatedCluster"], "list[Priced]"]
+Price = Callable[[Sequence[str], SimulatedCluster], "list[Priced]"]
 
 
 class BadRecords(ValueError):
     """The outcome does not hold one valid, consistent record per rank."""
-
-
-@dataclass(frozen=True)
-class GpusRun:
-    """The outcome of a driver on virtual GPUs.
-
-    Attributes:
-        state: RETURNED, RAISED, or LATE (still running at the time limit).
-        text: the error for the student.
-        priced: the figures of each simulated rank; empty unless all of them returned.
-    """
-
-    state: str
-    text: str = ""
-    priced: tuple[Priced, ...] = ()
-
-
-@dataclass(frozen=True)
-class SimulatedCluster:
-    """The virtual GPUs that a driver runs on.
-
-    Attributes:
-        gpus: the GPU model and the number per node, such as "h100:8".
-        nodes: the number of nodes.
-        link: the network between them; None: the GPU model's usual one.
-        present: the ranks to simulate, which stand for all others; None: all.
-    """
-
-    gpus: str
-    nodes: int = 1
-    link: str | None = None
-    present: tuple[int, ...] | None = None
-
-    @property
-    def card(self) -> Card:
-        """The GPU model under its software stack. Raises VirtualGpuError for an unknown one."""
-        return self._parsed().card
-
-    def ranks(self) -> list[int]:
-        """Return the simulated ranks. Raises VirtualGpuError for an unknown GPU model."""
-        return list(range(self._parsed().world) if self.present is None else self.present)
-
-    def _parsed(self) -> Cluster:
-        from virtualgpu.launch import cluster
-
-        return cluster.parse(self.gpus, self.nodes, self.link)
 
 
 def record(function: Callable, cluster: SimulatedCluster, arguments: Sequence[Any],

@@ -14,66 +14,26 @@ import binascii
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from labkit.check import wire
-from labkit.check.each_rank import of_rank
+from labkit.check.cases import of_rank
+from labkit.check.sides import DEADLOCK, LATE, RAISED, RETURNED, Raised, RanksRun
 from warmranks.broker import Broker, Event, Exchange, Reply
 from warmranks.records import RankRecord
 
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
-    from warmranks import CommunicationCall
 
 MOST_TEXT = 8_000
 MOST_CALLS = 5_000  # of all ranks together
 MOST_PENDING = 64_000_000  # bytes that ranks have sent and nobody has received
-RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 VALUE, PROBLEM = b"v", b"p"  # how the bytes that a rank returns begin
 Outcome = dict[str, Any]
 
 
 class Forged(ValueError):
     """The outcome cannot come from `run`."""
-
-
-@dataclass(frozen=True)
-class RanksRun:
-    """The outcome of a driver on its ranks, in one case.
-
-    Attributes:
-        state: RETURNED, RAISED, DEADLOCK, or LATE (still running at the time limit).
-        text: the error for the student, with tracebacks.
-        records: return value and communication of each rank; empty unless all ranks returned.
-    """
-
-    state: str
-    text: str = ""
-    records: tuple[RankRecord, ...] = ()
-
-    @property
-    def values(self) -> list[Any]:
-        """The driver's return value on each rank."""
-        return [record.value for record in self.records]
-
-    def calls(self, rank: int, *ops: str) -> list[CommunicationCall]:
-        """Return the calls of one rank, in the order in which they began.
-
-        Args:
-            rank: the rank that made the calls.
-            *ops: the names of the calls to return, such as "send"; without any, all calls.
-        """
-        return [call for call in self.records[rank].calls if not ops or call.op in ops]
-
-    def bytes(self, rank: int, *ops: str) -> int:
-        """Return the total bytes that one rank passed to these calls.
-
-        Args:
-            rank: the rank that made the calls.
-            *ops: the names of the calls to count, such as "send"; without any, all calls.
-        """
-        return sum(call.bytes for call in self.calls(rank, *ops))
 
 
 class CaseBroker(Broker):
@@ -188,8 +148,6 @@ def shortened(text: str) -> str:
 def watched(masks: KernelMasks, function: Callable, arguments: tuple[Any, ...],
             keywords: dict[str, Any]) -> Any:
     """Call a function on this rank; raise the sandbox's error if it uses masked names."""
-    from labkit.check.sides import Raised
-
     result = masks.watched(function, lambda: function(*arguments, **keywords))
     if isinstance(result, Raised):
         raise ImportError(result.text)

@@ -14,7 +14,6 @@ from typing import Any
 
 from labkit.check.checks import Case, Failed, arguments_of, call, passed, spelled
 from labkit.check.same import difference
-from labkit.check.schedule_answer import Fault, Sizes, read, validity_fault
 from labkit.check.sides import side
 from pipeline_schedules import (
     BACKWARD,
@@ -40,9 +39,30 @@ LARGEST = 2_000  # forward passes in a case: simulating them takes about a secon
 MOST_TEXT = 1_500  # characters
 MOST_TRIED = 6  # other cases in which to try the answer
 
+Sizes = tuple[int, int, int]  # stages, micro-batches, chunks
+
+# An answer is refused unread beyond this many times the actions that it needs, and beyond this
+# many characters per action.
+MOST_ACTIONS, MOST_PER_ACTION = 4, 20
+
 PROPERTIES = ("no schedule", "wrong stages", "incomplete", "wrong order", "deadlock",
               "forwards first", "bubble", "memory", "one at a time", "no overlap",
               "serial forwards", "serial backwards", "some sizes")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The first error in one answer.
+
+    Attributes:
+        kind: one of PROPERTIES.
+        text: the description that the student reads.
+        schedule: the parsed answer; None where it is not a schedule or cannot run.
+    """
+
+    kind: str
+    text: str
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True)
@@ -145,7 +165,7 @@ def _answer(f: Any, case: Case, limits: Requirements) -> tuple[Any, Fault | None
 def judge(got: Any, of: Sizes, limits: Requirements) -> Fault | None:
     """Return the first fault of an answer, which may be any plain value; None if it is correct."""
     try:
-        parsed = read(got, of)
+        parsed = parse_answer(got, of)
     except ScheduleError as error:
         return Fault("no schedule", str(error))
     return validity_fault(parsed, of) or next(_faults(parsed, limits), None)
@@ -291,3 +311,50 @@ def overlaps(parsed: Schedule) -> set[str]:
 def _serial(spans: list[Any]) -> bool:
     ordered = sorted(spans, key=lambda span: (span.start, span.end))
     return all(before.end <= after.start + NEAR for before, after in pairwise(ordered))
+
+
+def parse_answer(got: Any, of: Sizes) -> Schedule:
+    """Parse an answer, which may be any value that a check can receive.
+
+    Args:
+        got: the answer.
+        of: the sizes that it should have; an answer that is far too large is not parsed.
+
+    Raises:
+        ScheduleError: it is not a schedule, or it is far too large.
+    """
+    _refuse_huge(got, of)
+    return parse(got, "the answer")
+
+
+def validity_fault(schedule: Schedule, of: Sizes) -> Fault | None:
+    """Return why a schedule cannot run: missing or repeated work, or a deadlock; None if it can.
+
+    Args:
+        schedule: the schedule.
+        of: the sizes that it should have.
+    """
+    stages, micro_batches, chunks = of
+    errors = problems(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks)
+    if not errors:
+        return None
+    kind = ("wrong stages" if len(schedule) != stages else
+            "deadlock" if errors[0].startswith("deadlock") else
+            "wrong order" if "which it needs" in errors[0] else "incomplete")
+    more = f" (and {len(errors) - 2} more like it)" if len(errors) > 2 else ""
+    return Fault(kind, ". ".join(errors[:2]) + more)
+
+
+def _refuse_huge(got: Any, of: Sizes) -> None:
+    stages, micro_batches, chunks = of
+    if not isinstance(got, list | tuple):
+        return  # parse reports it
+    if len(got) > 4 * stages + 100:
+        raise ScheduleError(f"the answer has {len(got):,} stages, not {stages}")
+    most = MOST_ACTIONS * 3 * micro_batches * chunks + 100
+    for stage, entry in enumerate(got):
+        if isinstance(entry, list | tuple) and len(entry) > most:
+            raise ScheduleError(f"stage {stage} has {len(entry):,} actions: far too many")
+        if isinstance(entry, str) and len(entry) > MOST_PER_ACTION * most:
+            raise ScheduleError(f"stage {stage} is a string of {len(entry):,} characters: far too "
+                                "long")

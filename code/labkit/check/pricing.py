@@ -25,7 +25,8 @@ import time
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
-from labkit.check.on_gpus import BadRecords, SimulatedCluster, priced_here, unpack
+from labkit.check.on_gpus import BadRecords, priced_here, unpack
+from labkit.check.sides import SimulatedCluster
 from virtualgpu.replay.bounds import PRECISION, Priced
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from labcore.errors import LabError
-from labkit.check import allocation, header, options
+from labkit.check import allocation, options
 from labkit.check.sides import DEFAULT_TRIAL, Trial
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -56,7 +56,7 @@ def record(home: Path, path: str, trial: Trial = DEFAULT_TRIAL) -> dict[str, Any
     begin with $LAB_HOME. Raises LabError when there is no such script.
     """
     script = _read(home, path)
-    components, notes = header.directives(script)
+    components, notes = allocation.directives(script)
     if (cpus := _cpus_of_cluster(home)) < allocation.CPUS:
         for one in components:
             if "exclusive" in one:

@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from labkit.check import binding
+from labkit.check.launch_record import SETTINGS
 from labkit.check.launches import MOST_TEXT, Launch
-from labkit.check.noting import SETTINGS
 from labkit.check.torchrun import BadCommand, Torchrun
 from minimegatron.arguments import Config
 from minimegatron.arguments.parse import parse_command_line

@@ -16,10 +16,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from labkit.check.on_gpus import GpusRun, SimulatedCluster
-    from labkit.check.on_ranks import RanksRun
+    from virtualgpu.core.card import Card
+    from virtualgpu.launch.cluster import Cluster
+    from virtualgpu.replay import Priced
+    from warmranks import CommunicationCall
+    from warmranks.records import RankRecord
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
+# How a driver on ranks or virtual GPUs ends; LATE: it still runs at the time limit.
+RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 MOST_LINES, MOST_CODE = 4, 120  # of an exception's trace; characters of one line
 MOST_NAMES, LONGEST_NAME = 100, 100  # of an exception's classes; letters of a name
 
@@ -62,6 +67,90 @@ class Trial:
 
 
 DEFAULT_TRIAL = Trial()  # no arguments, and every program succeeds
+
+
+@dataclass(frozen=True)
+class RanksRun:
+    """The outcome of a driver on its ranks, in one case.
+
+    Attributes:
+        state: RETURNED, RAISED, DEADLOCK, or LATE.
+        text: the error for the student, with tracebacks.
+        records: return value and communication of each rank; empty unless all ranks returned.
+    """
+
+    state: str
+    text: str = ""
+    records: tuple[RankRecord, ...] = ()
+
+    @property
+    def values(self) -> list[Any]:
+        """The driver's return value on each rank."""
+        return [record.value for record in self.records]
+
+    def calls(self, rank: int, *ops: str) -> list[CommunicationCall]:
+        """Return the calls of one rank, in the order in which they began.
+
+        Args:
+            rank: the rank that made the calls.
+            *ops: the names of the calls to return, such as "send"; without any, all calls.
+        """
+        return [call for call in self.records[rank].calls if not ops or call.op in ops]
+
+    def bytes(self, rank: int, *ops: str) -> int:
+        """Return the total bytes that one rank passed to these calls.
+
+        Args:
+            rank: the rank that made the calls.
+            *ops: the names of the calls to count, such as "send"; without any, all calls.
+        """
+        return sum(call.bytes for call in self.calls(rank, *ops))
+
+
+@dataclass(frozen=True)
+class GpusRun:
+    """The outcome of a driver on virtual GPUs.
+
+    Attributes:
+        state: RETURNED, RAISED, or LATE.
+        text: the error for the student.
+        priced: the figures of each simulated rank; empty unless all of them returned.
+    """
+
+    state: str
+    text: str = ""
+    priced: tuple[Priced, ...] = ()
+
+
+@dataclass(frozen=True)
+class SimulatedCluster:
+    """The virtual GPUs that a driver runs on.
+
+    Attributes:
+        gpus: the GPU model and the number per node, such as "h100:8".
+        nodes: the number of nodes.
+        link: the network between them; None: the GPU model's usual one.
+        present: the ranks to simulate, which stand for all others; None: all.
+    """
+
+    gpus: str
+    nodes: int = 1
+    link: str | None = None
+    present: tuple[int, ...] | None = None
+
+    @property
+    def card(self) -> Card:
+        """The GPU model under its software stack. Raises VirtualGpuError for an unknown one."""
+        return self._parsed().card
+
+    def ranks(self) -> list[int]:
+        """Return the simulated ranks. Raises VirtualGpuError for an unknown GPU model."""
+        return list(range(self._parsed().world) if self.present is None else self.present)
+
+    def _parsed(self) -> Cluster:
+        from virtualgpu.launch import cluster
+
+        return cluster.parse(self.gpus, self.nodes, self.link)
 
 
 class Side(Protocol):

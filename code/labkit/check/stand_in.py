@@ -13,7 +13,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from noting import append_launch, current_step, linger
+from launch_record import append_launch, current_step, linger
 
 
 def main(record: str, home: str, writes: str, status: str, name: str, *given: str) -> int:

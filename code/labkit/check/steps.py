@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import binding
-from noting import STEP, append_launch, linger
+from launch_record import STEP, append_launch, linger
 
 import options
 

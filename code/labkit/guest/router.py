@@ -17,6 +17,7 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from labkit.check.sides import RAISED
 from labkit.guest import protocol
 from labkit.guest.protocol import read_exactly, write_all
 
@@ -67,7 +68,7 @@ class Router:
         frame = self._asked(protocol.pack({"id": number, "do": "task", "name": name}))
         response = protocol.unpack(frame[protocol.HEADER.size:])
         if isinstance(response.get("problem"), str):
-            return {"outcome": {"state": on_ranks.RAISED, "text": response["problem"]}}
+            return {"outcome": {"state": RAISED, "text": response["problem"]}}
         if not isinstance(response.get("task"), str):
             return {"raised": response.get("raised")}
         show(response.get("sources"))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from labcore.imports import imports_without_gc
 from labkit.check import wire
-from labkit.check.sides import Raised, Trial, called, raised, title
+from labkit.check.sides import Raised, SimulatedCluster, Trial, called, raised, title
 from labkit.guest import protocol
 from warmranks.isolation import enter_domain, let_others_trace
 
@@ -86,8 +86,8 @@ class Guest:
              arguments: str, keywords: str, limit: float) -> dict[str, Any]:
         from labkit.check import on_gpus
 
-        cluster = on_gpus.SimulatedCluster(gpus, nodes, link,
-                                           None if present is None else tuple(present))
+        cluster = SimulatedCluster(gpus, nodes, link,
+                                   None if present is None else tuple(present))
         return self._driven(name, arguments, keywords, lambda function, given, words: (
             on_gpus.record(function, cluster, given, words, limit)))
 
@@ -239,8 +239,7 @@ def be_shell(channel: int) -> None:
         import asyncio
 
         from labkit.guest.capture import Capture, CapturedStream
-        from labkit.guest.place import enter_workspace
-        from labkit.guest.shell import make
+        from labkit.guest.shell import enter_workspace, make
 
     capture = Capture()
     enter_workspace()

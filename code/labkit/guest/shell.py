@@ -1,4 +1,4 @@
-"""An IPython shell that behaves for students as the notebook's kernel does, without Jupyter."""
+"""An IPython shell in a workspace that behaves as the notebook's kernel does, without Jupyter."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import base64
 import builtins
 import getpass
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.async_helpers import _asyncio_runner
@@ -20,8 +22,9 @@ from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
 
+from labcore import shipping, workspace
+from labkit.cells import transform_work
 from labkit.guest.capture import Capture
-from labkit.guest.magics import transform_work
 
 MOST_WORK = 3_000_000  # characters that IPython may tokenize for one cell: a few seconds
 MOST_TEXT = 10_000  # characters of an exception's text
@@ -110,6 +113,20 @@ class Shell(InteractiveShell):
         else:
             result = self.run_cell(source, store_history=True)
         return result.error_before_exec or result.error_in_exec
+
+
+def enter_workspace() -> None:
+    """Lay out $LAB_HOME, change to it, and give programs a folder for temporary files."""
+    home = workspace.home()
+    shipping.make_workspace(home, lambda line: None)
+    os.chdir(home)
+    if not os.access("/tmp", os.W_OK):
+        scratch = Path.home() / ".tmp"
+        scratch.mkdir(exist_ok=True)
+        os.environ["TMPDIR"] = str(scratch)
+    os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # as in the kernel
+    os.environ["PAGER"] = os.environ["GIT_PAGER"] = "cat"
+    sys.path.insert(0, "")  # the student's own modules, as in the kernel
 
 
 def make(capture: Capture) -> Shell:

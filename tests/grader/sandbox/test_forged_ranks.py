@@ -10,8 +10,9 @@ import pytest
 from grader.run.channel import Channel
 from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
-from labkit.check.each_rank import by_rank
-from labkit.check.on_ranks import RETURNED, CaseBroker, RanksRun, read
+from labkit.check.cases import by_rank
+from labkit.check.on_ranks import CaseBroker, read
+from labkit.check.sides import RETURNED, RanksRun
 from labkit.guest.serving import RANKS
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,8 @@ from grader.run.channel import Channel
 from grader.run.session import GUEST
 from grader.sandbox.interface import Limits
 from grader.sandbox.podman import Podman
-from labkit.check.on_ranks import DEADLOCK, CaseBroker, RanksRun, read
+from labkit.check.on_ranks import CaseBroker, read
+from labkit.check.sides import DEADLOCK, RanksRun
 from labkit.guest.serving import RANKS
 from tests.grader.sandbox.conftest import finish
 from tests.grader.sandbox.test_neighbors import BACKENDS

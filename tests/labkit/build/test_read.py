@@ -4,8 +4,8 @@ import pytest
 
 from labcore.errors import LabError
 from labkit.build import Role, read
+from labkit.build.metadata import shortened
 from labkit.build.notebooks import notebooks
-from labkit.build.short import shortened
 from tests.labkit.build.conftest import line_of
 
 EXPLORED = '# %% tags=["explore"]'

@@ -4,7 +4,7 @@ import pytest
 
 from labcore.errors import LabError
 from labkit.build import read
-from labkit.build.edits import edited
+from labkit.build.reading import edited
 from labkit.build.visible import without_hidden
 
 

@@ -13,7 +13,7 @@ import pytest
 from lab.submit import conf, layout, scripts
 from labcore.errors import LabError
 from labkit import check
-from labkit.check import allocation, header, options
+from labkit.check import allocation, options
 from labkit.check.given import differences, from_reference, require_sound
 from labkit.check.job import Job, resolve
 from labkit.check.record import record
@@ -194,7 +194,7 @@ def test_components_that_no_build_wrote_are_refused(component):
 
 def test_the_batch_script_sees_the_variables_of_slurm():
     """Variables as sbatch 22.05 sets them; those without a suffix are the first component's."""
-    components, notes = header.directives(MIXED.replace(HETJOB, "#SBATCH -c 2\n" + HETJOB))
+    components, notes = allocation.directives(MIXED.replace(HETJOB, "#SBATCH -c 2\n" + HETJOB))
     env = allocation.environment(components, notes)
     assert notes == []
     assert env.items() >= {
@@ -231,7 +231,7 @@ def test_the_kind_of_gpu_is_the_one_that_the_options_name(given, kind):
 
 
 def test_slurm_has_at_most_128_components():
-    components, notes = header.directives(SHEBANG + HETJOB * 200)
+    components, notes = allocation.directives(SHEBANG + HETJOB * 200)
     assert len(components) == allocation.MOST_COMPONENTS
     assert notes == ["#SBATCH hetjob: 201 components, and Slurm accepts at most 128"]
 

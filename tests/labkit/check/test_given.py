@@ -6,7 +6,8 @@ import pytest
 from labkit.check.checks import Failed
 from labkit.check.compared import InvalidOnly, freed
 from labkit.check.given import differences, from_reference, report, require_sound
-from labkit.check.job import Job, resolve, script
+from labkit.check.job import Job, resolve
+from labkit.check.scripts import script
 from labkit.check.sides import checking_on
 
 FILE = "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"

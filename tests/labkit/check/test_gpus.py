@@ -18,8 +18,7 @@ from labkit.check import on_gpus, wire
 from labkit.check.checks import Failed
 from labkit.check.kernel import KernelSide
 from labkit.check.modeled import ModeledCost
-from labkit.check.on_gpus import SimulatedCluster
-from labkit.check.sides import checking_on
+from labkit.check.sides import SimulatedCluster, checking_on
 from virtualgpu.core.accuracy import ALLOCATED
 
 from .test_ranks import InProcess, remote
@@ -213,7 +212,7 @@ def test_gpus_that_do_not_exist_are_an_error_of_the_author(student, options, wor
 @pytest.fixture(scope="module")
 def recorded(student) -> dict[str, Any]:
     """A sandbox's answer for `idle`."""
-    return on_gpus.record(student["idle"], on_gpus.SimulatedCluster("h100:2"), (256, 1, False), {},
+    return on_gpus.record(student["idle"], SimulatedCluster("h100:2"), (256, 1, False), {},
                           100)
 
 
@@ -243,7 +242,7 @@ def forged(first: str) -> list[Any]:
 
 @pytest.mark.slow
 def test_a_forged_record_is_no_verdict(recorded):
-    cluster = on_gpus.SimulatedCluster("h100:2")
+    cluster = SimulatedCluster("h100:2")
     assert len(on_gpus.read(recorded, cluster).priced) == 2
     first, second = recorded["records"]
     answers = [{"records": [one, second]} for one in forged(first)]
@@ -267,7 +266,7 @@ def test_what_is_left_for_the_second_record_is_counted_in_bytes(monkeypatch):
     """With nothing left, zlib would unpack without a limit."""
     read = []
     monkeypatch.setattr("virtualgpu.replay.read", read.append)
-    cluster = on_gpus.SimulatedCluster("h100:2")
+    cluster = SimulatedCluster("h100:2")
     for first in (" " * on_gpus.MOST_UNPACKED, "é" * (on_gpus.MOST_UNPACKED // 2)):
         records = [on_gpus.pack(first), on_gpus.pack(" " * (on_gpus.MOST_UNPACKED // 2))]
         with pytest.raises(on_gpus.BadRecords, match="too long"):
@@ -282,7 +281,7 @@ def test_whatever_breaks_the_reader_is_no_verdict(monkeypatch):
     monkeypatch.setattr("virtualgpu.replay.read", breaks)
     with pytest.raises(on_gpus.BadRecords, match="KeyError: 'a bug in the reader'"):
         on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
-                     on_gpus.SimulatedCluster("h100:2"))
+                     SimulatedCluster("h100:2"))
 
 
 def test_a_lack_of_memory_is_not_the_students(monkeypatch):
@@ -292,14 +291,14 @@ def test_a_lack_of_memory_is_not_the_students(monkeypatch):
     monkeypatch.setattr("virtualgpu.replay.read", breaks)
     with pytest.raises(MemoryError):
         on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
-                     on_gpus.SimulatedCluster("h100:2"))
+                     SimulatedCluster("h100:2"))
 
 
 def test_a_refused_record_says_why():
     sent = {"state": "returned", "records": ["!\033[31m", "!"]}
     side = remote(lambda do, **fields: {"value": wire.dumps(sent).decode()})
     with pytest.raises(SandboxLost):
-        side.gpus(Function("driver", side), on_gpus.SimulatedCluster("h100:2"), (), {}, 10)
+        side.gpus(Function("driver", side), SimulatedCluster("h100:2"), (), {}, 10)
     assert str(side.lost).startswith("its response does not have the expected form: "
                                      "a record is not packed text: ")
 
@@ -310,15 +309,15 @@ def test_too_large_a_record_is_the_drivers_error(monkeypatch):
 
     monkeypatch.setattr("virtualgpu.run", ran)
     size = on_gpus.MOST_UNPACKED
-    assert len(on_gpus._recorded(len, on_gpus.SimulatedCluster("h100:2"), (), {}, ())) == 2
+    assert len(on_gpus._recorded(len, SimulatedCluster("h100:2"), (), {}, ())) == 2
     size += 4
-    assert on_gpus._recorded(len, on_gpus.SimulatedCluster("h100:2"), (), {}, ()).startswith(
+    assert on_gpus._recorded(len, SimulatedCluster("h100:2"), (), {}, ()).startswith(
         "it does too much to be recorded: ")
 
 
 @pytest.mark.slow
 def test_the_same_figures_come_through_a_guest(student):
-    here = KernelSide().gpus(student["idle"], on_gpus.SimulatedCluster("h100:2"), (256, 1, False),
+    here = KernelSide().gpus(student["idle"], SimulatedCluster("h100:2"), (256, 1, False),
                              {}, 100)
     other = remote(InProcess(student))
     with checking_on(other):
@@ -330,5 +329,5 @@ def test_a_driver_that_was_too_slow_is_no_verdict_when_graded():
     late = {"state": "late", "text": "rank 0 of 1 did not finish within 50 s"}
     side = remote(lambda do, **fields: {"value": wire.dumps(late).decode()})
     with pytest.raises(SandboxLost):
-        side.gpus(Function("driver", side), on_gpus.SimulatedCluster("h100:2"), (), {}, 50)
+        side.gpus(Function("driver", side), SimulatedCluster("h100:2"), (), {}, 50)
     assert side.unmeasured == "out of time on virtual GPUs (50 s)"

@@ -130,7 +130,7 @@ def test_without_masks_nothing_is_watched(kernel):
 @pytest.mark.parametrize(("name", "module"), [
     ("pipeline_schedules.gpipe", "pipeline_schedules.builtin"),
     ("virtualgpu.mark_step", "virtualgpu.export.ledger"),
-    ("labkit.check.script", "labkit.check.job")])
+    ("labkit.check.script", "labkit.check.scripts")])
 def test_a_name_that_a_package_imports_on_first_use_is_found(name, module):
     (target,) = mask_targets(name)
     assert (target.module, target.defined) == (module, True)

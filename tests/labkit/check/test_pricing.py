@@ -17,8 +17,9 @@ import pytest
 from grader.run.proxies import Function
 from grader.run.remote import SandboxLost
 from labkit.check import on_gpus, pricing, wire
-from labkit.check.on_gpus import BadRecords, SimulatedCluster
+from labkit.check.on_gpus import BadRecords
 from labkit.check.pricing import PricingFailed, PricingProcess, priced
+from labkit.check.sides import SimulatedCluster
 from virtualgpu.replay import Priced
 
 from .test_ranks import remote

@@ -14,12 +14,12 @@ from grader.run.channel import SandboxDied
 from grader.run.proxies import Function
 from grader.run.remote import Remote, SandboxLost
 from labkit import check
-from labkit.check import on_gpus, on_ranks, wire
+from labkit.check import on_ranks, wire
+from labkit.check.cases import MOST_RANKS
 from labkit.check.checks import Failed
-from labkit.check.driving import INNER
-from labkit.check.each_rank import MOST_RANKS
+from labkit.check.hints import INNER
 from labkit.check.masking import KernelMasks
-from labkit.check.sides import checking_on, side
+from labkit.check.sides import RAISED, SimulatedCluster, checking_on, side
 from labkit.guest.serving import Guest
 from warmranks import warnings_once
 
@@ -80,7 +80,7 @@ class InProcess:
         if do == "ranks":  # as labkit.guest.router does
             task = self.guest.task(fields["name"])
             if "problem" in task:
-                return {"outcome": {"state": on_ranks.RAISED, "text": task["problem"]}}
+                return {"outcome": {"state": RAISED, "text": task["problem"]}}
             return task if "task" not in task else {"outcome": on_ranks.start(
                 base64.b64decode(task["task"]), fields["ranks"], fields["limit"], exchange)}
         return json.loads(json.dumps(self.guest.does[do](**fields)))
@@ -159,7 +159,7 @@ def test_a_students_name_is_no_argument_of_a_driver():
     driver, other = Function("driver", side), Function("other", side)
     for ask in (lambda *given: side.call(driver, *given),
                 lambda *given: side.ranks(driver, 2, *given, 10),
-                lambda *given: side.gpus(driver, on_gpus.SimulatedCluster("h100:2"), *given, 10)):
+                lambda *given: side.gpus(driver, SimulatedCluster("h100:2"), *given, 10)):
         for given in (((other,), {}), ((), {"x": other})):
             with pytest.raises(wire.CannotCross, match="other is the student's: it cannot be an"):
                 ask(*given)

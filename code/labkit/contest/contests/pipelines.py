@@ -6,7 +6,7 @@ from itertools import accumulate
 from random import Random
 from typing import Any
 
-from labkit.check import schedule_answer
+from labkit.check.pipelines import parse_answer, validity_fault
 from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
 from pipeline_schedules import (
     BUILT_IN,
@@ -76,14 +76,14 @@ def ideal(case: Given) -> float:
 def _read(case: Given, answer: Any) -> Schedule:
     sizes = case["stages"], case["micro_batches"]
     try:
-        schedule = schedule_answer.read(answer, (*sizes, max(case["chunks"])))
+        schedule = parse_answer(answer, (*sizes, max(case["chunks"])))
     except ScheduleError as error:
         raise Disqualified("no schedule", str(error), HINTS["no schedule"]) from error
     chunks = count_chunks(schedule)
     if chunks not in case["chunks"]:
         raise Disqualified("wrong chunks", f"it has {chunks} chunks per stage; allowed: "
                            + ", ".join(map(str, case["chunks"])), HINTS["chunks"])
-    if fault := schedule_answer.validity_fault(schedule, (*sizes, chunks)):
+    if fault := validity_fault(schedule, (*sizes, chunks)):
         raise Disqualified(fault.kind, fault.text, HINTS[fault.kind])
     return schedule
 

@@ -5,15 +5,15 @@ import signal
 
 import pytest
 
-from labkit.check import noting
+from labkit.check import launch_record
 from labkit.check.record import record
 
 
 @pytest.mark.parametrize("word", ["--lr", "", 'a "b" \\ c', "two\nlines\t\x00\x7f", "é 漢 🙂",
                                   "\udcff"])
 def test_every_word_arrives_as_it_was(tmp_path, word):
-    noting.append_launch(str(tmp_path / "record"), "torchrun", [word, word])
-    noting.append_launch(str(tmp_path / "record"), word, [])
+    launch_record.append_launch(str(tmp_path / "record"), "torchrun", [word, word])
+    launch_record.append_launch(str(tmp_path / "record"), word, [])
     first, second = map(json.loads, (tmp_path / "record").read_text().splitlines())
     assert (first["program"], first["arguments"]) == ("torchrun", [word, word])
     assert (second["program"], second["arguments"], second["step"]) == (word, [], -1)

@@ -1,13 +1,53 @@
-"""`check.program`: a job script that starts a program other than the course's trainer."""
+"""`check.script` and `check.program`: judge a job script by the job that it would run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from labcore.colors import strong
 from labcore.errors import LabError
 from labkit.check.checks import Failed, passed, tally
-from labkit.check.job import Job, print_notes, resolve
+from labkit.check.given import differences, report
+from labkit.check.job import Job, resolve
+from labkit.check.runs import TRAINER
 from labkit.check.sides import Trial, side
+
+NOT_BUILT: Mapping[str, Any] = {}  # `lab build` writes `given=` into every notebook
+
+
+def script(path: str, *, only: Sequence[str] = (),
+           given: Mapping[str, Any] | None = NOT_BUILT) -> Job:
+    """Return the job that a student's script would run, after comparing it with the exercise's job.
+
+    Args:
+        path: the script, relative to the workspace.
+        only: the flags that the student may choose; the check judges them.
+        given: all other settings, which `lab build` takes from the reference; None compares
+            nothing and ignores problems.
+
+    Raises Failed if the script cannot be read, starts nothing, would go wrong, or differs from
+    `given` in a flag that is not in `only`.
+    """
+    if given is NOT_BUILT:
+        raise Failed("this notebook is older than the course's software, and has nothing to "
+                     "compare your script with: copy your answers into the new notebook beside "
+                     "it, whose name ends in .new.ipynb")
+    try:
+        job = resolve(side().script(path))
+    except LabError as error:
+        raise Failed(str(error)) from None
+    if not job.runs:
+        raise Failed("\n".join((f"{path} does not start the trainer.", *job.problems)))
+    if given is not None:
+        if job.problems:
+            raise Failed("This would go wrong. " + " ".join(job.problems))
+        if changes := differences(job, given, only):
+            raise Failed(report(changes, path, only))
+    tally.note(path)
+    passed(f"{path} starts {TRAINER} on {job.runs[0].size} ranks")
+    print_notes(job)
+    return job
 
 
 def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Sequence[str] = (),
@@ -47,3 +87,9 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
     passed(f"{path} starts {trainer} on {job.run.size} ranks")
     print_notes(job)
     return job
+
+
+def print_notes(job: Job) -> None:
+    """Print the advice for a job."""
+    for note in job.notes:
+        print(f"{strong('Note')}: {note}.")

@@ -177,7 +177,7 @@ def oracles(lab: Lab, home: Path) -> tuple[list[str], list[str]]:
             with returning(returned):
                 statements(cell, given, lambda code, given=given: exec(code, given))
             missed += [f"{cell.title}, line {call.node.lineno}: check.{call.function}"
-                       for call in check_calls(cell) if call.function in JUDGED and not any(
+                       for call in check_calls(cell.tree) if call.function in JUDGED and not any(
                            call.node.lineno <= line <= call.node.end_lineno
                            for line in expecting.lines)]
             for (file, name), numbers in returned.items():

@@ -91,10 +91,10 @@ def _dumped(tree: ast.Module) -> str:
 
 
 def _can_produce(checking: Cell, text: str) -> bool:
-    all_hints = list(hints(checking))
+    all_hints = list(hints(checking.tree))
     return any(isinstance(hint, Hint) and hint.contains(text) for hint in all_hints) \
         or any(not isinstance(hint, Hint) for hint in all_hints) \
-        or any(call.function in OWN_WORDS for call in check_calls(checking))
+        or any(call.function in OWN_WORDS for call in check_calls(checking.tree))
 
 
 def _hints(checking: Cell, lab: Lab, problems: Problems) -> None:
@@ -102,7 +102,7 @@ def _hints(checking: Cell, lab: Lab, problems: Problems) -> None:
     if checking.tree is None:
         return
     texts = [mutant.hint for name in lab.answers_of(checking) for mutant in lab.mutants[name]]
-    for hint in hints(checking):
+    for hint in hints(checking.tree):
         if not isinstance(hint, Hint):
             if isinstance(hint, ast.Name | ast.DictComp | ast.Dict):
                 problems.add(checking, hint.lineno, "write hints out, as {\"text\": wrong, ...}")

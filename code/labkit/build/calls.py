@@ -7,10 +7,6 @@ import functools
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from labkit.build.lab import Cell
 
 CHECK = "check"  # `from labkit import check`; one spelling, so that all labs read alike
 MODULE = "labkit.check"
@@ -59,14 +55,10 @@ def functions() -> list[str]:
     return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
 
 
-def check_calls(cell: Cell) -> tuple[CheckCall, ...]:
-    """Return all calls of labkit.check in the cell."""
-    return _calls(cell.tree) if cell.tree else ()
-
-
 @functools.lru_cache(maxsize=256)  # several rules need the calls of each cell, once per mutant
-def _calls(tree: ast.Module) -> tuple[CheckCall, ...]:
-    return tuple(_call(node) for node in ast.walk(tree)
+def check_calls(tree: ast.Module | None) -> tuple[CheckCall, ...]:
+    """Return all calls of labkit.check in a cell; a cell that is not Python has none."""
+    return () if tree is None else tuple(_call(node) for node in ast.walk(tree)
                  if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
                  and isinstance(node.func.value, ast.Name) and node.func.value.id == CHECK)
 
@@ -92,20 +84,20 @@ def _call(node: ast.Call) -> CheckCall:
                      {k: v for k, v in bound.arguments.items() if isinstance(v, ast.expr)})
 
 
-def script_paths(cell: Cell) -> list[str]:
+def script_paths(tree: ast.Module | None) -> list[str]:
     """Return the files that check.script and check.program read; not those spelled otherwise."""
-    given = [call.arguments.get("path") for call in check_calls(cell) if call.function in SCRIPTS]
+    given = [call.arguments.get("path") for call in check_calls(tree) if call.function in SCRIPTS]
     return [path.value for path in given
             if isinstance(path, ast.Constant) and isinstance(path.value, str)]
 
 
-def hints(cell: Cell) -> Iterator[Hint | ast.expr]:
+def hints(tree: ast.Module | None) -> Iterator[Hint | ast.expr]:
     """Yield the hints of a check, or the expression itself where its text is not a literal."""
-    for call in check_calls(cell):
+    for call in check_calls(tree):
         if "hint" in call.arguments:
             yield _hint(call.arguments["hint"])
         if "hints" in call.arguments:
-            given = resolved(call.arguments["hints"], cell)
+            given = resolved(call.arguments["hints"], tree)
             if not isinstance(given, ast.Dict) or None in given.keys:
                 yield call.arguments["hints"]
                 continue
@@ -118,16 +110,11 @@ def _hint(node: ast.expr) -> Hint | ast.expr:
     return Hint(pieces, node.lineno) if any(map(str.strip, pieces)) else node
 
 
-def resolved(node: ast.expr, cell: Cell) -> ast.expr:
-    """Return the value of a name that the cell assigns exactly once, or the expression itself.
-
-    Args:
-        node: the expression.
-        cell: the cell.
-    """
+def resolved(node: ast.expr, tree: ast.Module) -> ast.expr:
+    """Return the value of a name that a cell assigns exactly once, or the expression itself."""
     if not isinstance(node, ast.Name):
         return node
-    values = [statement.value for statement in cell.tree.body
+    values = [statement.value for statement in tree.body
               if isinstance(statement, ast.Assign)
               and [target.id for target in statement.targets if isinstance(target, ast.Name)]
               == [node.id]]

@@ -111,7 +111,7 @@ def _position(call: CheckCall) -> tuple[int, int]:
 
 def script_calls(cell: Cell) -> list[CheckCall]:
     """Return the calls of check.script in a cell."""
-    return [call for call in check_calls(cell) if call.function == "script"]
+    return [call for call in check_calls(cell.tree) if call.function == "script"]
 
 
 def names_in(node: ast.expr | None) -> list[str]:

@@ -115,6 +115,6 @@ class Lab:
             if driver.defines & names:
                 names |= driver.uses
                 modules |= driver.imports
-        paths = set(script_paths(check))
+        paths = set(script_paths(check.tree))
         return {answer.grade_id for answer in self.of(Role.ANSWER)
                 if answer.defines & names or answer.path in paths or answer.module in modules}

@@ -157,7 +157,7 @@ def _check(cell: Cell, seen: _Bindings, problems: Problems, lab: Lab) -> None:
 def _calls(cell: Cell, theirs: set[str], seen: _Bindings, problems: Problems) -> set[int]:
     """Return the ids of the nodes that pass a student's name or file to labkit.check."""
     tested: set[int] = set()
-    for call in check_calls(cell):
+    for call in check_calls(cell.tree):
         line = call.node.lineno
         if call.error == "unknown":
             problems.add(cell, line, f"labkit.check has no {call.function}"

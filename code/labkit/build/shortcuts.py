@@ -159,7 +159,7 @@ def recorded(lab: Lab, home: Path) -> dict[str, list[Recorded]]:
     names: dict[str, Any] = {"__name__": "__main__"}
     with sides.checking_on(RecordingKernel()), contextlib.redirect_stdout(io.StringIO()):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER, Role.CHECK_SETUP, Role.CHECK):
-            scripts = cell.path or (cell.role is Role.CHECK and script_paths(cell))
+            scripts = cell.path or (cell.role is Role.CHECK and script_paths(cell.tree))
             if cell.tree is not None and not scripts:
                 exec(compile(cell.source, f"<{cell.title}>", "exec"), names)
     return calls

@@ -57,8 +57,8 @@ def check(lab: Lab, problems: Problems) -> None:
 def _given(cell: Cell) -> Iterator[ast.expr]:
     """Yield expected values, and the wrong answers of hints. (A predicate of one value reveals
     little.)"""
-    for call in check_calls(cell):
+    for call in check_calls(cell.tree):
         yield from (call.arguments[name] for name in EXPECTED if name in call.arguments)
-        hints = resolved(call.arguments.get("hints"), cell)
+        hints = resolved(call.arguments.get("hints"), cell.tree)
         if isinstance(hints, ast.Dict) and call.function in ("function", "ranks", "schedule"):
             yield from hints.values

@@ -7,8 +7,9 @@ check/   `from labkit import check`: the checks a notebook calls, and what they 
 provenance.py finds the cells that a name comes from, cells.py and names.py describe cells and their
 names, and masks.py finds the modules and names that a lab's masks make unavailable to answers
 
-Imports point down this list. A check is written once and runs in two places: in the student's kernel, and in a trusted process
-that reaches the student's code through a side (check/sides.py). The package may import labcore,
-pipeline_schedules, virtualgpu, and the trainer's table of flags, but nothing that trains or grades.
+Imports point down this list. A check is written once and runs in two places: in the student's
+kernel, and in a trusted process that reaches the student's code through a side (check/sides.py).
+The package may import labcore, pipeline_schedules, virtualgpu, and the trainer's table of flags,
+but nothing that trains or grades.
 Begin with check/sides.py and build/reading.py; docs/writing-labs.md is the author's guide.
 """

@@ -16,7 +16,6 @@ import torch.distributed as dist
 import hf_gpt2
 import safetensors_file
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.load import load_checkpoint
 from minimegatron.context import Context, MicroBatch
 from minimegatron.device.device import CpuDevice
 from minimegatron.parallel.grid import make_grid
@@ -27,6 +26,14 @@ from .make_hf_gpt2 import CONFIG, TOKENS, frozen, their_logits, their_model, wei
 FROZEN = torch.tensor(json.loads(Path(__file__).with_name("hf_gpt2.json").read_text())["logits"])
 MORE = ("--seq-length 10 --micro-batch-size 2 --lr 1e-3 --train-iters 1 --attention-dropout 0 "
         "--hidden-dropout 0 --data-path x --vocab-file x --merge-file x --device cpu ")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def process_group():
+    """Other modules' programs in this process start without a default group."""
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ def trainer_with(flags):
     padded = -(-CONFIG["vocab_size"] // config.make_vocab_size_divisible_by
                ) * config.make_vocab_size_divisible_by
     trainer = Trainer(Context(config, make_grid({}, "gloo"), CpuDevice()), padded, started=0.0)
-    load_checkpoint(trainer)
+    trainer.resume()
     return trainer
 
 

@@ -25,14 +25,18 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from cluster_planner.profiles import (
+    MICRO_BATCHES,
+    RECOMPUTE,
+    Key,
+    ModelSpec,
+    PartProfile,
+    Profile,
+    write_table,
+)
 from labcore.errors import LabError
-from layout_estimator.cli import MICRO_BATCHES, RECOMPUTE
-from layout_estimator.cluster_planner import tables
-from layout_estimator.cluster_planner.models import model_flags
-from layout_estimator.cluster_planner.profiles import Key, PartProfile, Profile
-from layout_estimator.cluster_planner.stages import ModelSpec
 from layout_estimator.measurement import draw_micro_batch
-from layout_estimator.requests import read_flags
+from layout_estimator.requests import model_flags, read_flags
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.vocabulary import pad_vocab_size
@@ -247,7 +251,7 @@ def main(argv: Sequence[str] | None = None) -> None:
              else shlex.split(arguments.flags))
     model, known = profiles(flags, arguments.gpu, arguments.device, sorted(arguments.micro_batches))
     if dist.get_rank() == 0:
-        tables.write(arguments.output, model, known)
+        write_table(arguments.output, model, known)
     dist.destroy_process_group()
 
 

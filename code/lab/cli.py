@@ -19,7 +19,7 @@ PARTS = {"slurmbox.cli": ("cluster",), "corpus_tools.cli": ("data",),
          "lab.start": ("start", "install-slurm"), "labkit.build.cli": ("build",),
          "labkit.build.new": ("new",), "lab.tensorboard.cli": ("tensorboard",),
          "lab.devices": ("devices",), "lab.doctor": ("doctor",), "lab.explain": ("explain",),
-         "layout_estimator.cli": ("estimate",), "layout_estimator.cluster_planner.cli": (),
+         "layout_estimator.cli": ("estimate",), "layout_estimator.plan_cli": (),
          "lab.submit.cli": ("submit",),
          "job_monitor.cli": ("top", "report"), "labkit.contest.cli": (),
          "lab.mytrainer.cli": ("mytrainer",)}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from layout_estimator.cluster_planner.profiles import Profile
+    from cluster_planner.profiles import Profile
     from pipeline_schedules import Drawing
     from virtualgpu.core.card import Card
     from virtualgpu.net.cluster_spec import NodeGroup
@@ -29,9 +29,9 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
         VirtualGpuError: the text describes no cluster.
         LabError: there is no such model.
     """
-    from layout_estimator.cluster_planner.models import SHAPES, model_flags
-    from layout_estimator.cluster_planner.profiles import Key
-    from layout_estimator.cluster_planner.virtual import VirtualProfiles
+    from cluster_planner.profiles import Key
+    from layout_estimator.layer_profiles import VirtualProfiles
+    from layout_estimator.requests import SHAPES, model_flags
     from minimegatron.formulas import state_bytes
     from virtualgpu.net.cluster_spec import parse_cluster
     from virtualgpu.net.network import parse

@@ -7,7 +7,10 @@ the interpreter of schedules combines them into the time and memory of a step (s
 memory.py), and planner.py turns that into days and dollars (prices.py). In a cluster of several
 kinds of nodes, each replica is simulated with the stages on its own GPUs (mixed.py, replicas.py).
 
-It may import the trainer, pipeline_schedules, virtualgpu, and labcore; the trainer never imports
-it. Begin with planner.py, then estimate.py. Importing planner.py imports torch, so programs that
-only parse flags do not.
+`lab plan` (plan_cli.py) searches the plans of such a cluster with cluster_planner, whose profiles
+layer_profiles.py measures on virtual GPUs; plan_report.py prints the plans.
+
+It may import cluster_planner, the trainer, pipeline_schedules, virtualgpu, and labcore; the trainer
+never imports it. Begin with planner.py, then estimate.py. Importing planner.py imports torch, so
+programs that only parse flags do not.
 """

@@ -16,6 +16,7 @@ from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
+from cluster_planner.profiles import MICRO_BATCHES, RECOMPUTE
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ The flags are those of pretrain_gpt.py --estimate. These are varied unless you g
       --num-attention-heads 48 --seq-length 2048 --max-position-embeddings 2048 \\
       --global-batch-size 512 --fp16 --plot pareto.svg
 """
-MICRO_BATCHES = (1, 2, 4, 8)
-RECOMPUTE = {"none": [], "selective": ["--recompute-granularity", "selective"],
-             "full": ["--recompute-granularity", "full", "--recompute-method", "uniform"]}
 MAX_ROWS = 20  # of the table, besides the Pareto front
 
 

@@ -1,4 +1,7 @@
-"""Turn the trainer's flags into an estimate: all callers come through here, and catch one error."""
+"""Turn the trainer's flags into an estimate: all callers come through here, and catch one error.
+
+Models have names, too, which stand for flags.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,22 @@ if TYPE_CHECKING:
     from minimegatron.arguments.table import EstimateConfig
 
 
+# (layers, hidden size, heads, sequence, vocabulary). GPT-2: Radford et al. 2019, table 2; its XL
+# model has 25 heads, and here 16, so that 2 and 4 tensor-parallel ranks can share them. The others:
+# Narayanan et al. 2021, table 1.
+SHAPES = {
+    "gpt2-small": (12, 768, 12, 1024, 50257),
+    "gpt2-medium": (24, 1024, 16, 1024, 50257),
+    "gpt2-large": (36, 1280, 20, 1024, 50257),
+    "gpt2-xl": (48, 1600, 16, 1024, 50257),
+    "gpt-1.7b": (24, 2304, 24, 2048, 51200),
+    "gpt-3.6b": (30, 3072, 32, 2048, 51200),
+    "gpt-7.5b": (36, 4096, 32, 2048, 51200),
+    "gpt-18.4b": (40, 6144, 48, 2048, 51200),
+    "gpt-39.1b": (48, 8192, 64, 2048, 51200),
+}
+SHAPE_FLAGS = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
+               "--vocab-size")
 CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
 
 
@@ -104,3 +123,17 @@ def estimate(flags: Sequence[str] | EstimateConfig,
             config, measured[cluster], result, with_reserved))
     except (UserError, VirtualGpuError) as error:
         raise EstimateError(str(error)) from None
+
+
+def model_flags(name: str) -> list[str]:
+    """Return the trainer's flags of a model. Raises LabError if no model has this name."""
+    from virtualgpu.core.cards import nearest
+
+    if name not in SHAPES:
+        near = " or ".join(nearest(name, SHAPES))
+        raise LabError(f"--model {name}: no such model; nearest: {near}. All: {', '.join(SHAPES)}; "
+                       "or describe it with --flags")
+    shape = SHAPES[name]
+    words = [word for flag, value in zip(SHAPE_FLAGS, shape, strict=True)
+             for word in (flag, str(value))]
+    return [*words, "--max-position-embeddings", str(shape[3])]

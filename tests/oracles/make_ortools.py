@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from layout_estimator.cluster_planner.stages import Stages
+from cluster_planner.stages import Stages
 from pipeline_schedules import BACKWARD, FORWARD, passes
-from tests.layout_estimator.cluster_planner.cases import INTEGER_CASES, integer_stages
+from tests.cluster_planner.cases import INTEGER_CASES, integer_stages
 
 
 def linear(row: np.ndarray, stage: int, layers: Sequence[Any]) -> Any:

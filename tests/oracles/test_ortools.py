@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from layout_estimator.cluster_planner import partition
-from tests.layout_estimator.cluster_planner.cases import INTEGER_CASES, integer_stages
+from cluster_planner import partition
+from tests.cluster_planner.cases import INTEGER_CASES, integer_stages
 
 FROZEN = json.loads(Path(__file__).with_name("ortools.json").read_text())
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from benchmarks import planners
+from cluster_planner import partition
 from lab.cli import main
-from layout_estimator.cluster_planner import partition
 from pipeline_schedules import passes
-from tests.layout_estimator.cluster_planner.cases import random_stages
+from tests.cluster_planner.cases import random_stages
 
 pytestmark = [pytest.mark.stress, pytest.mark.timeout(1800)]  # 200 clusters take minutes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from labcore.errors import LabError
-from layout_estimator.cluster_planner.models import SHAPES
+from layout_estimator.requests import SHAPES
 
 
 class ModelShape(NamedTuple):

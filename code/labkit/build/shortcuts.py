@@ -31,8 +31,8 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.masks import masked
 from labkit.masks import UnknownName, mask_targets
 
-PACKAGES = ("corpus_tools", "job_monitor", "lab", "labkit", "lablib", "layout_estimator",
-            "minimegatron", "pipeline_schedules", "virtualgpu")
+PACKAGES = ("cluster_planner", "corpus_tools", "job_monitor", "lab", "labkit", "lablib",
+            "layout_estimator", "minimegatron", "pipeline_schedules", "virtualgpu")
 # Packages that run, serve, and build the course; no exercise is about them.
 MACHINERY = ("labkit.build.", "labkit.check.", "labkit.guest.", "lab.hub.", "lab.jupyter.",
              "lab.start.", "lab.tensorboard.")

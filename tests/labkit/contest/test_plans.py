@@ -24,8 +24,7 @@ from labkit.contest.mixed_planners import balanced, placements
 from labkit.contest.mixed_published import amp, amp_split, fasop
 from labkit.contest.mixed_search import lower_bound, search
 from labkit.contest.play import ghosts, play, points
-from layout_estimator.cluster_planner.models import SHAPES
-from layout_estimator.requests import estimate
+from layout_estimator.requests import SHAPES, estimate
 
 CONTEST = catalog.find("plans")
 CASE = {"layers": 8, "global_batch": 8, "replicas": [1, 2], "link": 0.5, "state": 0.5,

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from layout_estimator.cluster_planner.partition import modeled_seconds
-from layout_estimator.cluster_planner.stages import Stages
+from cluster_planner.partition import modeled_seconds
+from cluster_planner.stages import Stages
 
 PRINTED = json.loads(Path(__file__).with_name("amp_het_model.json").read_text())
 GPUS, PER_NODE, BATCH = 16, 4, 64

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from layout_estimator.cluster_planner.partition import Partition
-from layout_estimator.cluster_planner.placement import Placement
-from layout_estimator.cluster_planner.stages import Stages, TrainingConfig
+from cluster_planner.partition import Partition
+from cluster_planner.placement import Placement
+from cluster_planner.stages import Stages, TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from layout_estimator.cluster_planner import partition
-from layout_estimator.cluster_planner.partition import Partition
-from layout_estimator.cluster_planner.placement import Placement
-from layout_estimator.cluster_planner.plans import ClusterPlan, added, least_seconds
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Profiles
-from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
+from cluster_planner import partition
+from cluster_planner.partition import Partition
+from cluster_planner.placement import Placement
+from cluster_planner.plans import ClusterPlan, added, least_seconds
+from cluster_planner.profiles import RECOMPUTE, ModelSpec, Profiles
+from cluster_planner.stages import Stages, TrainingConfig, stages_of
 
 MOST_CHUNKS = 8
 VARIED = 24  # plans whose schedule is replaced by others

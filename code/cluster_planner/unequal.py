@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cluster_planner import partition
-from layout_estimator.cluster_planner.partition import Partition
-from layout_estimator.cluster_planner.placement import Placement
-from layout_estimator.cluster_planner.plans import ClusterPlan, added, least_seconds
-from layout_estimator.cluster_planner.profiles import Key, Profiles
-from layout_estimator.cluster_planner.stages import ModelSpec, Stages, TrainingConfig, stages_of
-from layout_estimator.cluster_planner.timing import pass_ends
+from cluster_planner import partition
+from cluster_planner.partition import Partition
+from cluster_planner.placement import Placement
+from cluster_planner.plans import ClusterPlan, added, least_seconds
+from cluster_planner.profiles import Key, ModelSpec, Profiles
+from cluster_planner.stages import Stages, TrainingConfig, stages_of
+from cluster_planner.timing import pass_ends
 
 MOST = 500  # placements that are tried
 

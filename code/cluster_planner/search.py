@@ -16,10 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cli import MICRO_BATCHES
-from layout_estimator.cluster_planner import bounds, partition, unequal, variants
-from layout_estimator.cluster_planner.partition import Partitioner
-from layout_estimator.cluster_planner.placement import (
+from cluster_planner import partition, unequal, variants
+from cluster_planner.partition import Partitioner
+from cluster_planner.placement import (
     MOST_ORDERS,
     ParallelSizes,
     Placement,
@@ -27,9 +26,9 @@ from layout_estimator.cluster_planner.placement import (
     placements,
     slowest_network,
 )
-from layout_estimator.cluster_planner.plans import ClusterPlan, added, beats, least_seconds
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, Profiles
-from layout_estimator.cluster_planner.stages import ModelSpec, TrainingConfig, stages_of
+from cluster_planner.plans import ClusterPlan, added, beats, least_seconds
+from cluster_planner.profiles import MICRO_BATCHES, RECOMPUTE, Key, ModelSpec, Profiles
+from cluster_planner.stages import TrainingConfig, ends_seconds, rows_of, stages_of
 from virtualgpu.net.cluster_spec import NodeGroup
 
 SCHEDULES = ("1f1b", "gpipe")
@@ -52,6 +51,23 @@ class Branch(NamedTuple):
     used: Used
     sizes: ParallelSizes
     config: TrainingConfig
+
+
+class SeatTable:
+    """The seats of several placements of one layout.
+
+    Attributes:
+        placements: the placements.
+        seats: the distinct pairs of a seat and the stage's number.
+        numbers: each stage's pair, [c, p].
+    """
+
+    def __init__(self, placements: Sequence[Placement]) -> None:
+        self.placements, numbers = placements, {}
+        self.numbers = np.array([[numbers.setdefault((seat, stage), len(numbers))
+                                  for stage, seat in enumerate(placement.seats)]
+                                 for placement in placements])
+        self.seats = list(numbers)
 
 
 @dataclass
@@ -86,7 +102,7 @@ class Search:
     solved: int = 0
     every_order: bool = True
     _pipelines: list[ClusterPlan] = field(default_factory=list)
-    _tables: dict[tuple[Used, ParallelSizes], bounds.SeatTable] = field(default_factory=dict)
+    _tables: dict[tuple[Used, ParallelSizes], SeatTable] = field(default_factory=dict)
     _placed: dict[tuple[Used, ParallelSizes], tuple[Placement, ...]] = field(default_factory=dict)
 
     @property
@@ -158,8 +174,8 @@ class Search:
             return
         key = branch.used, branch.sizes
         if key not in self._tables:
-            self._tables[key] = bounds.SeatTable(self._placements(branch))
-        least = bounds.of_placements(self.model, self._tables[key], branch.config, self.profiles)
+            self._tables[key] = SeatTable(self._placements(branch))
+        least = placement_bounds(self.model, self._tables[key], branch.config, self.profiles)
         for at in np.argsort(least, kind="stable"):
             if least[at] < self._limit(best, branch.rate):
                 yield self._tables[key].placements[at]
@@ -252,3 +268,51 @@ class Search:
 
 def _divisors(number: int) -> list[int]:
     return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def placement_bounds(model: ModelSpec, table: SeatTable, config: TrainingConfig,
+                     profiles: Profiles) -> np.ndarray:
+    """Return a lower bound of the simulated seconds of a step for each placement, [c].
+
+    It is looser than partition.lower_bounds, but most placements need no other, and infinite where
+    no partition fits. As in partition.lower_bounds, the slowest stage computes
+    m micro-batches, or m - 1 - w / 2 of them beside a round trip through all stages; here, the
+    round trip takes the layers that add the least time, and w = p - 1.
+
+    Args:
+        model: the model and the batch.
+        table: the seats of the placements.
+        config: the choices besides them.
+        profiles: costs of the model's parts.
+    """
+    first = table.placements[0]
+    rows = rows_of(model, first.sizes, config, profiles, table.seats)
+    if rows is None:
+        return np.full(len(table.placements), np.inf)
+    m = model.global_batch // (config.micro_batch * first.sizes.data)
+    both, fits = rows["forward"] + rows["backward"] + rows["weight"], rows["fits"]
+    every, least = np.arange(len(both)), fits.argmax(axis=1)
+    most = np.where(fits.any(axis=1), least + fits.sum(axis=1) - 1, -model.layers - 1)
+    inside = fits[:, 1:] & (np.arange(model.layers) >= least[:, None])
+    reach = np.where(inside, both[:, 1:], np.inf)
+    adds = np.where(inside, np.diff(both, axis=1), np.inf)
+    at = table.numbers
+    needs = model.layers - least[at].sum(axis=1)
+    possible = (needs >= 0) & (most[at].sum(axis=1) >= model.layers)
+    slowest = both[every, least][at].max(axis=1)
+    through = both[every, least][at].sum(axis=1)
+    for number in np.unique(needs[possible]).tolist():
+        chosen = possible & (needs == number)
+        if number:
+            layers = np.partition(reach[at[chosen]].reshape(chosen.sum(), -1), number - 1, axis=1)
+            slowest[chosen] = np.maximum(slowest[chosen], layers[:, number - 1])
+            layers = np.partition(adds[at[chosen]].reshape(chosen.sum(), -1), number - 1, axis=1)
+            through[chosen] += layers[:, :number].sum(axis=1)
+    waiting = first.sizes.pipeline - 1 if config.schedule == "1f1b" else 0
+    further = m - 1 - waiting / 2 if m > waiting + 1 else 0
+    sends = np.array([2 * sum(placement.send_seconds(model.sent_bytes(config.micro_batch)))
+                      for placement in table.placements])
+    end = (np.array([ends_seconds(model, placement) for placement in table.placements])
+           + rows["sync"][every, least][at[:, 0]] + rows["update"][every, least][at].max(axis=1))
+    bounds = np.maximum(m * slowest, sends + through + further * slowest) + end
+    return np.where(possible, bounds * (1 - 1e-12), np.inf)

@@ -5,9 +5,15 @@ from itertools import product
 
 import numpy as np
 
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, PartProfile, Profile
-from layout_estimator.cluster_planner.stages import ModelSpec, Stages
-from layout_estimator.cluster_planner.tables import TableProfiles
+from cluster_planner.profiles import (
+    RECOMPUTE,
+    Key,
+    ModelSpec,
+    PartProfile,
+    Profile,
+    TableProfiles,
+)
+from cluster_planner.stages import Stages
 
 INTEGER_CASES = 24
 MODEL = ModelSpec(6, 256, 512, 1024, "fp16", 16)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from layout_estimator.cli import RECOMPUTE
+from cluster_planner.profiles import RECOMPUTE, Key, PartProfile, Profile
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
-from layout_estimator.cluster_planner.profiles import Key, PartProfile, Profile
 from layout_estimator.estimate import UNLIMITED_MEMORY
 from layout_estimator.measurement import chunk_cost, step_cost
 from layout_estimator.planner import make_estimator, padded_vocabulary
@@ -18,7 +18,6 @@ from minimegatron.formulas import Gpt, layer_parameters, stage_parameters
 from minimegatron.report.throughput import shape_of
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT
 from virtualgpu.core import stacks
-from virtualgpu.core.card import Card
 
 
 class VirtualProfiles:
@@ -61,7 +60,8 @@ class VirtualProfiles:
         vocabulary = padded_vocabulary(one)
         card, link = make_estimator(one).card, make_estimator(one).link
         self.software[stacks.describe(card)] = None
-        with modeled_cluster(_unlimited(card), link, one.world_size, one.gpus_per_node) as cluster:
+        card = replace(card, memory=UNLIMITED_MEMORY)
+        with modeled_cluster(card, link, one.world_size, one.gpus_per_node) as cluster:
 
             def passes(config: Config, stage: int) -> ChunkCost:
                 ctx = representative_context(config, cluster, stage)
@@ -83,12 +83,6 @@ class VirtualProfiles:
             _part(layer, small, layer_parameters(gpt, key.tensor),
                   _seconds(steps[2]) - _seconds(steps[1])),
             _part(last, last, _edge(gpt, key.tensor, first=False), _seconds(steps[3])))
-
-
-def _unlimited(card: Card) -> Card:
-    from dataclasses import replace
-
-    return replace(card, memory=UNLIMITED_MEMORY)
 
 
 def _steps(one: Config, two: Config, cluster: ModeledCluster, vocabulary: int) -> list[StepCost]:

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from layout_estimator.cluster_planner.stages import Stages
+from cluster_planner.stages import Stages
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, last_ends, passes
 from pipeline_schedules.ends import Pass
 

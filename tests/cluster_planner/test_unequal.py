@@ -6,14 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 
+from cluster_planner import partition, unequal
+from cluster_planner.placement import ParallelSizes, Placement
+from cluster_planner.profiles import Key, write_table
+from cluster_planner.search import Search
+from cluster_planner.stages import TrainingConfig, stages_of
 from lab.cli import main
-from layout_estimator.cluster_planner import partition, tables, unequal
-from layout_estimator.cluster_planner.placement import ParallelSizes, Placement
-from layout_estimator.cluster_planner.profiles import Key
-from layout_estimator.cluster_planner.search import Search
-from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
-from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
-from tests.layout_estimator.cluster_planner.test_plan_cli import FLAGS
+from tests.cluster_planner.cases import MODEL, profiles
+from tests.layout_estimator.test_plan_cli import FLAGS
 from virtualgpu.net.cluster_spec import parse_nodes
 
 CONFIG, LINK = TrainingConfig(1, "none", False, "1f1b"), "ethernet:25gbit"
@@ -59,7 +59,7 @@ def test_the_search_adds_them_on_request_and_nothing_can_run_them(tmp_path, caps
               for on in (False, True)]
     assert search[1].seconds < search[0].seconds and sum(search[1].shares) == 16 // (
         search[1].config.micro_batch)
-    tables.write(table, MODEL, profiles().known)
+    write_table(table, MODEL, profiles().known)
     words = ["plan", "--flags", FLAGS, "--global-batch", "16", "--cluster", cluster, "--profiles",
              table, "--unequal-replicas"]
     assert main(words) == 0

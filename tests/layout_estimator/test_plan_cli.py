@@ -4,18 +4,19 @@ import json
 
 import pytest
 
+from cluster_planner import partition
+from cluster_planner.placement import ParallelSizes, Placement
+from cluster_planner.plans import ClusterPlan
+from cluster_planner.profiles import read_table, write_table
+from cluster_planner.stages import TrainingConfig, stages_of
 from lab.cli import main
 from lab.submit import conf
 from lab.submit.layout import place
-from layout_estimator.cluster_planner import cli, partition, tables
-from layout_estimator.cluster_planner.models import model_flags
-from layout_estimator.cluster_planner.placement import ParallelSizes, Placement
-from layout_estimator.cluster_planner.plans import ClusterPlan
-from layout_estimator.cluster_planner.report import record
-from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
-from layout_estimator.cluster_planner.virtual import VirtualProfiles
-from layout_estimator.requests import estimate, read_flags
-from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
+from layout_estimator import plan_cli
+from layout_estimator.layer_profiles import VirtualProfiles
+from layout_estimator.plan_report import record
+from layout_estimator.requests import estimate, model_flags, read_flags
+from tests.cluster_planner.cases import MODEL, profiles
 from virtualgpu.net.cluster_spec import parse_nodes
 
 FLAGS = ("--num-layers 6 --hidden-size 256 --num-attention-heads 4 --seq-length 512 "
@@ -26,7 +27,7 @@ PLAN = ["plan", "--flags", FLAGS, "--global-batch", "16"]
 @pytest.fixture
 def table(tmp_path):
     path = tmp_path / "table.json"
-    tables.write(str(path), MODEL, profiles().known)
+    write_table(str(path), MODEL, profiles().known)
     return path
 
 
@@ -43,7 +44,7 @@ def test_the_trainer_accepts_the_flags_of_every_plan(table, capsys, tmp_path):
         assert config.num_micro_batches == plan["micro_batches"]
         assert sum(map(int, plan["balance"].split("-"))) == MODEL.layers
     assert figure.read_text().startswith("<?xml")
-    assert tables.read(str(table), MODEL).known == profiles().known
+    assert read_table(str(table), MODEL).known == profiles().known
 
 
 @pytest.mark.parametrize("planner", ["even", "fasop", "amp"])
@@ -106,8 +107,8 @@ def test_a_plan_agrees_with_the_estimate_of_its_own_flags(cluster, capsys):
     ("a100:1x1,a10:1x1", TrainingConfig(1, "none", False, "zb-h1"), (20, 4)),
     ("a10:2x1", TrainingConfig(1, "selective", False, "interleaved", 3), (12, 12))])
 def test_other_schedules_agree_with_the_estimate_within_2_percent(cluster, config, split):
-    groups, flags = parse_nodes(cluster), [*model_flags("gpt2-medium"), "--fp16", *cli.QUIET]
-    model, known = cli._model(flags, 8), VirtualProfiles(flags, {
+    groups, flags = parse_nodes(cluster), [*model_flags("gpt2-medium"), "--fp16", *plan_cli.QUIET]
+    model, known = plan_cli._model(flags, 8), VirtualProfiles(flags, {
         group.card.name: group.per_node for group in groups})
     placement = Placement(ParallelSizes(1, 2, 1), groups, "ethernet:25gbit")
     stages = stages_of(model, placement, config, known)
@@ -167,5 +168,5 @@ def test_a_wrong_table_is_named(table, change, why):
     (record if name in record else record["profiles"][0]).update(change)
     table.write_text(json.dumps(record))
     with pytest.raises(LabError) as caught:
-        tables.read(str(table), MODEL)
+        read_table(str(table), MODEL)
     assert why in str(caught.value) and str(table) in str(caught.value)

@@ -1,11 +1,14 @@
-"""Tables of profiles: a JSON file of measured layer times, for GPUs that are real.
+"""A model, and what each part of it costs on a GPU model for one micro-batch: its profiles.
+
+`lab plan` measures profiles on virtual GPUs (layout_estimator.layer_profiles). Those of real GPUs
+come from a table, a JSON file of measured layer times:
 
     {"format": "layer-profiles-1",
      "model": {"layers": 48, "hidden": 1600, "sequence": 1024, "precision": "fp16"},
      "profiles": [{"gpu": "a10", "tensor": 1, "micro_batch": 1, "recompute": "none",
                    "embedding": {...}, "layer": {...}, "head": {...}}, ...]}
 
-Each part has the fields of profiles.PartProfile: seconds, bytes, and numbers of parameters of one
+Each part has the fields of PartProfile: seconds, bytes, and numbers of parameters of one
 tensor-parallel rank. Rows with "split": true have the passes of schedules that compute weight
 gradients separately, and parts that also have weight and held_bytes; without them, the planner
 leaves these schedules out. FASOP's `known_cost` tables have the same purpose: a time per layer for
@@ -17,13 +20,113 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
-from layout_estimator.cluster_planner.profiles import RECOMPUTE, Key, PartProfile, Profile
-from layout_estimator.cluster_planner.stages import ModelSpec
+from virtualgpu.core import cards
+
+MICRO_BATCHES = (1, 2, 4, 8)  # samples per micro-batch that are tried
+RECOMPUTE = {"none": [], "selective": ["--recompute-granularity", "selective"],
+             "full": ["--recompute-granularity", "full", "--recompute-method", "uniform"]}
+ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Size of the model and the batch.
+
+    Attributes:
+        layers: number of transformer layers.
+        hidden: hidden size.
+        sequence: tokens of a sample.
+        vocabulary: its size, in tokens.
+        precision: "fp32", "fp16", or "bf16".
+        global_batch: samples per step.
+        tied: whether the output layer is the word embedding.
+        stack: the software stack; None for the Megatron-LM of each GPU's time.
+    """
+
+    layers: int
+    hidden: int
+    sequence: int
+    vocabulary: int
+    precision: str
+    global_batch: int
+    tied: bool = True
+    stack: str | None = None
+
+    def sent_bytes(self, micro_batch: int) -> int:
+        """Return the bytes of a message from one stage to the next."""
+        return self.sequence * micro_batch * self.hidden * ELEMENT[self.precision]
+
+
+class Key(NamedTuple):
+    """Arguments that select a profile.
+
+    Attributes:
+        gpu: name of the GPU model.
+        tensor: tensor-parallel size.
+        micro_batch: samples per micro-batch.
+        recompute: a key of RECOMPUTE, which has its flags.
+        split: whether the schedule computes weight gradients in passes of their own, as ZB-H1 does.
+    """
+
+    gpu: str
+    tensor: int
+    micro_batch: int
+    recompute: str
+    split: bool = False
+
+
+@dataclass(frozen=True)
+class PartProfile:
+    """One part of the model on one tensor-parallel rank.
+
+    Attributes:
+        forward: seconds of its forward pass.
+        backward: seconds of its backward pass, with recomputation; if it is split, without the
+            weight gradients.
+        parameters: number of its parameters on the rank.
+        activation_bytes: bytes that its forward pass saves for the backward pass.
+        transient_bytes: bytes that a pass needs besides, at its peak.
+        step_seconds: seconds of the optimizer step, without data-parallel communication.
+        weight: seconds of its pass of weight gradients, if the backward pass is split.
+        held_bytes: bytes that wait for that pass once the backward pass has ended.
+    """
+
+    forward: float
+    backward: float
+    parameters: int
+    activation_bytes: float
+    transient_bytes: float
+    step_seconds: float
+    weight: float = 0.0
+    held_bytes: float = 0.0
+
+    @property
+    def both(self) -> float:
+        """Seconds of the forward and the backward pass."""
+        return self.forward + self.backward + self.weight
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The parts of a model; all its transformer layers cost the same."""
+
+    embedding: PartProfile
+    layer: PartProfile
+    head: PartProfile
+
+
+class Profiles(Protocol):
+    """A source of profiles."""
+
+    def get(self, key: Key) -> Profile | None:
+        """Return a profile, or None if the model cannot be divided this way, or is not known."""
+
 
 FORMAT = "layer-profiles-1"
 PARTS = tuple(field.name for field in fields(Profile))
@@ -51,7 +154,7 @@ def shape(model: ModelSpec) -> dict[str, object]:
             "precision": model.precision}
 
 
-def write(path: str, model: ModelSpec, profiles: Mapping[Key, Profile | None]) -> None:
+def write_table(path: str, model: ModelSpec, profiles: Mapping[Key, Profile | None]) -> None:
     """Write a table.
 
     Args:
@@ -65,7 +168,7 @@ def write(path: str, model: ModelSpec, profiles: Mapping[Key, Profile | None]) -
     write_atomic(Path(path), (json.dumps(record, indent=1) + "\n").encode())
 
 
-def read(path: str, model: ModelSpec) -> TableProfiles:
+def read_table(path: str, model: ModelSpec) -> TableProfiles:
     """Read a table. Raises LabError, with the path, if it is not one, or not of this model."""
     try:
         with open(path) as file:
@@ -97,8 +200,6 @@ def read(path: str, model: ModelSpec) -> TableProfiles:
 
 def _row(row: Mapping) -> tuple[Key, Profile]:
     """Return a row's key and profile. Raises KeyError, TypeError, or ValueError."""
-    from virtualgpu.core import cards
-
     if not isinstance(row, dict):
         raise TypeError(f"{row!r} is not an object")
     for name in ("tensor", "micro_batch"):

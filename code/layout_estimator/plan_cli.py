@@ -19,9 +19,9 @@ from labcore.errors import LabError
 from layout_estimator.cli import pop_figure_path
 
 if TYPE_CHECKING:
-    from layout_estimator.cluster_planner.plans import ClusterPlan
-    from layout_estimator.cluster_planner.search import Search
-    from layout_estimator.cluster_planner.stages import ModelSpec
+    from cluster_planner.plans import ClusterPlan
+    from cluster_planner.profiles import ModelSpec
+    from cluster_planner.search import Search
 
 EXAMPLE = """\
   lab plan --cluster a100:4x2,a10:4x4 --model gpt2-xl --global-batch 64
@@ -66,29 +66,31 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print the plans; LabError if the input is wrong or no plan fits."""
-    from layout_estimator.cluster_planner import conf, partition, published, tables
-    from layout_estimator.cluster_planner.search import Search
-    from layout_estimator.cluster_planner.virtual import VirtualProfiles
+    from cluster_planner import partition
+    from cluster_planner.profiles import read_table, write_table
+    from cluster_planner.search import Search
+    from layout_estimator.layer_profiles import VirtualProfiles
+    from layout_estimator.plan_report import check_conf
 
     if arguments.plot is not None:
         pop_figure_path(["--plot", arguments.plot], "--plot")  # checks it
     if (path := _conf(arguments)) is not None:
-        conf.check(path, arguments.model)
+        check_conf(path, arguments.model)
         if arguments.unequal_replicas:
             raise LabError(f"--unequal-replicas: the trainer cannot run such plans, so {path} is "
                            "not written; leave out --submit and --conf")
     groups, flags = _groups(arguments), _flags(arguments)
     model = _model(flags, arguments.global_batch)
-    profiles = (tables.read(arguments.profiles, model) if arguments.profiles else
+    profiles = (read_table(arguments.profiles, model) if arguments.profiles else
                 VirtualProfiles(flags, {group.card.name: group.per_node for group in groups}))
     search = Search(model, groups, profiles, _prices(arguments), _network(arguments),
                     partitioner={"exact": partition.best, "even": partition.even,
-                                 "fasop": published.fasop, "amp": published.amp}[
+                                 "fasop": partition.fasop, "amp": partition.amp}[
                         arguments.planner], varied=arguments.planner == "exact",
                     unequal=arguments.unequal_replicas)
     front = search.front()
     if arguments.write_profiles:
-        tables.write(arguments.write_profiles, model, profiles.known)
+        write_table(arguments.write_profiles, model, profiles.known)
     if not front:
         raise LabError(f"--cluster {arguments.cluster}: no plan of this model fits these GPUs with "
                        f"--global-batch {arguments.global_batch}"
@@ -105,12 +107,12 @@ def _conf(arguments: argparse.Namespace) -> Path | None:
 
 def _hand_over(arguments: argparse.Namespace, plan: ClusterPlan) -> None:
     """Write the plan's configuration file, and submit it. Raises LabError."""
-    from layout_estimator.cluster_planner import conf
+    from layout_estimator.plan_report import write_conf
 
     path = _conf(arguments)
     groups = zip(_groups(arguments), arguments.cluster.split(","), strict=True)
     kinds = {group.card.name: part.partition(":")[0].strip() for group, part in groups}
-    conf.write(path, plan, arguments.model, kinds, arguments.global_batch)
+    write_conf(path, plan, arguments.model, kinds, arguments.global_batch)
     print(f"written: {path}", file=sys.stderr)
     if arguments.submit:
         arguments.submit_file(path)
@@ -118,8 +120,8 @@ def _hand_over(arguments: argparse.Namespace, plan: ClusterPlan) -> None:
 
 def _print(arguments: argparse.Namespace, search: Search, front: Sequence[ClusterPlan],
            flags: Sequence[str]) -> None:
-    from layout_estimator.cluster_planner.report import nodes, record, table, trainer_flags
-    from layout_estimator.cluster_planner.virtual import VirtualProfiles
+    from layout_estimator.layer_profiles import VirtualProfiles
+    from layout_estimator.plan_report import nodes, record, table, trainer_flags
 
     chosen = _within(arguments, search, front)
     best, batch = chosen or front[0], arguments.global_batch
@@ -192,7 +194,7 @@ def _network(arguments: argparse.Namespace) -> str | None:
 
 def _flags(arguments: argparse.Namespace) -> list[str]:
     """Return the trainer's flags of the model. Raises LabError."""
-    from layout_estimator.cluster_planner.models import model_flags
+    from layout_estimator.requests import model_flags
 
     if (arguments.model is None) == (arguments.flags is None):
         raise LabError("plan: give either --model NAME or --flags FLAGS; nearest: --model gpt2-xl")
@@ -212,7 +214,7 @@ def _flags(arguments: argparse.Namespace) -> list[str]:
 
 
 def _model(flags: Sequence[str], batch: int) -> ModelSpec:
-    from layout_estimator.cluster_planner.stages import ModelSpec
+    from cluster_planner.profiles import ModelSpec
     from layout_estimator.planner import padded_vocabulary
     from layout_estimator.requests import read_flags
 

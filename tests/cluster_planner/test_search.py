@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from layout_estimator.cluster_planner import bounds, partition, published
-from layout_estimator.cluster_planner.placement import ParallelSizes, placements
-from layout_estimator.cluster_planner.search import Search
-from layout_estimator.cluster_planner.stages import TrainingConfig, stages_of
-from layout_estimator.cluster_planner.tables import TableProfiles
-from layout_estimator.cluster_planner.variants import variants
-from tests.layout_estimator.cluster_planner.cases import MODEL, profiles
+from cluster_planner import partition
+from cluster_planner.placement import ParallelSizes, placements
+from cluster_planner.profiles import TableProfiles
+from cluster_planner.search import Search, SeatTable, placement_bounds
+from cluster_planner.stages import TrainingConfig, stages_of
+from cluster_planner.variants import variants
+from tests.cluster_planner.cases import MODEL, profiles
 from virtualgpu.core.cards import find
 from virtualgpu.net.cluster_spec import parse_cluster
 
@@ -40,10 +40,10 @@ def test_cutting_branches_loses_no_plan(cluster):
 def test_no_placement_is_faster_than_its_bound(schedule, sizes):
     known = profiles()
     used = [(group, group.nodes) for group in parse_cluster("a100:2x1,a10:2x2")]
-    table = bounds.SeatTable(list(placements(used, ParallelSizes(*sizes), "ethernet:25gbit")))
+    table = SeatTable(list(placements(used, ParallelSizes(*sizes), "ethernet:25gbit")))
     config = TrainingConfig(1, "none", False, schedule)
     model = replace(MODEL, global_batch=12)
-    least = bounds.of_placements(model, table, config, known)
+    least = placement_bounds(model, table, config, known)
     for bound, placement in zip(least, table.placements, strict=True):
         made = partition.best(stages_of(model, placement, config, known))
         assert bound <= made.seconds <= 2 * bound if made else bound == np.inf
@@ -97,7 +97,7 @@ def test_no_two_placements_give_the_stages_the_same_gpus():
     assert [placement.kinds for placement in mixed] == [((fast.card, slow.card),)]
 
 
-@pytest.mark.parametrize("planner", [published.fasop, published.amp, partition.even])
+@pytest.mark.parametrize("planner", [partition.fasop, partition.amp, partition.even])
 def test_no_other_planner_finds_a_faster_plan(planner):
     front = search("a100:2x1,a10:2x2", partitioner=planner).front()
     assert front and search("a100:2x1,a10:2x2").front()[0].seconds <= front[0].seconds

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from layout_estimator.cluster_planner import partition, published
-from layout_estimator.cluster_planner.activations import kept
-from layout_estimator.cluster_planner.timing import step_seconds
+from cluster_planner import partition
+from cluster_planner.stages import kept
+from cluster_planner.timing import step_seconds
 from pipeline_schedules import BUILT_IN, Durations, simulate, zb_h1
-from tests.layout_estimator.cluster_planner.cases import every_split, random_stages
+from tests.cluster_planner.cases import every_split, random_stages
 
 CASES = [(schedule, seed) for schedule in ("1f1b", "gpipe") for seed in range(12)]
 
@@ -106,7 +106,7 @@ def test_gpipe_without_a_step_s_end_takes_what_the_cost_model_says():
 def test_published_partitions_are_no_faster_than_ours(seed):
     stages = case("1f1b", seed)
     ours = partition.best(stages)
-    for planner in (published.fasop, published.amp):
+    for planner in (partition.fasop, partition.amp):
         made = planner(stages)
         if made is not None:
             assert stages.fits[range(len(made.layers)), made.layers].all()
@@ -118,20 +118,20 @@ def test_amp_minimizes_its_formula_and_leaves_memory_to_a_trial(schedule):
     stages = random_stages(np.random.default_rng(7), 3, 7, 9, schedule)
     stages.fits[:, 1:] = True
     splits = [split for split in every_split(stages) if min(split) > 0]
-    made = published.amp(stages)
+    made = partition.amp(stages)
     assert made.modeled == pytest.approx(
         min(partition.modeled_seconds(stages, split) for split in splits), rel=1e-12)
     assert made.seconds > made.modeled
     stages.fits[0, made.layers[0]] = False
-    assert published.amp(stages) is None
+    assert partition.amp(stages) is None
 
 
 def test_fasop_gives_up_where_its_partition_does_not_fit():
     stages = random_stages(np.random.default_rng(7), 3, 7, 9, "1f1b")
     stages.fits[:, 1:] = True
-    made = published.fasop(stages)
+    made = partition.fasop(stages)
     assert made.seconds == pytest.approx(float(step_seconds(stages, [made.layers])[0]))
     stages.fits[0, made.layers[0]] = False
-    assert published.fasop(stages) is None
+    assert partition.fasop(stages) is None
     short = random_stages(np.random.default_rng(7), 4, 3, 9, "1f1b")
-    assert published.fasop(short) is None and published.amp(short) is None
+    assert partition.fasop(short) is None and partition.amp(short) is None

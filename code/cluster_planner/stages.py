@@ -10,44 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from layout_estimator.cluster_planner.activations import Live, kept
-from layout_estimator.cluster_planner.placement import ParallelSizes, Placement, StageSeat
-from layout_estimator.cluster_planner.profiles import Key, Profile, Profiles
-from minimegatron.formulas import state_bytes
+from cluster_planner.placement import ParallelSizes, Placement, StageSeat
+from cluster_planner.profiles import Key, ModelSpec, Profile, Profiles
+from minimegatron.formulas import in_flight, state_bytes
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, zb_h1
 from virtualgpu.core import stacks
 from virtualgpu.core.card import Card
 from virtualgpu.net.collectives import all_gather, all_reduce, ring, tree
-
-ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
-
-
-@dataclass(frozen=True)
-class ModelSpec:
-    """Size of the model and the batch.
-
-    Attributes:
-        layers: number of transformer layers.
-        hidden: hidden size.
-        sequence: tokens of a sample.
-        vocabulary: its size, in tokens.
-        precision: "fp32", "fp16", or "bf16".
-        global_batch: samples per step.
-        tied: whether the output layer is the word embedding.
-        stack: the software stack; None for the Megatron-LM of each GPU's time.
-    """
-
-    layers: int
-    hidden: int
-    sequence: int
-    vocabulary: int
-    precision: str
-    global_batch: int
-    tied: bool = True
-    stack: str | None = None
-
-    def sent_bytes(self, config: TrainingConfig) -> int:
-        """Return the bytes of a message from one stage to the next."""
-        return self.sequence * config.micro_batch * self.hidden * ELEMENT[self.precision]
 
 
 class TrainingConfig(NamedTuple):
@@ -55,7 +24,7 @@ class TrainingConfig(NamedTuple):
 
     Attributes:
         micro_batch: samples per micro-batch.
-        recompute: one of profiles.RECOMPUTE.
+        recompute: a key of profiles.RECOMPUTE.
         sharded: whether the replicas share the optimizer state (the distributed optimizer).
         schedule: "1f1b", "gpipe", "zb-h1", or "interleaved".
         chunks: model chunks per stage, more than one with "interleaved" alone.
@@ -121,7 +90,7 @@ def stages_of(model: ModelSpec, placement: Placement, config: TrainingConfig, pr
     if arrays is None:
         return None
     micro_batches = model.global_batch // (config.micro_batch * sizes.data)
-    sent = model.sent_bytes(config)
+    sent = model.sent_bytes(config.micro_batch)
     sends = placement.send_seconds(sent, wrap=config.chunks > 1)
     if config.chunks > 1:
         more = np.array(placement.pipeline_buffers)  # every chunk has communicators of its own
@@ -269,7 +238,7 @@ class _Stage(NamedTuple):
                         last * profile.head.transient_bytes)
         context = stacks.under_megatron(card, self.model.stack).context
         return (context + self.seat.buffers + states.resident * weights - card.memory, saved,
-                held, self.model.sent_bytes(self.config), transient,
+                held, self.model.sent_bytes(self.config.micro_batch), transient,
                 states.main_gradients * weights)
 
     def _sync(self, weights: np.ndarray) -> np.ndarray:
@@ -283,3 +252,69 @@ class _Stage(NamedTuple):
         by_ring = ring(path, weights * each.gradients, 2)
         by_tree = tree(path, weights * each.gradients)
         return np.minimum(by_ring, by_tree) if path.nodes > 1 else by_ring  # as all_reduce does
+
+
+class Peak(NamedTuple):
+    """Activations that a stage keeps for backward passes at one of its peaks.
+
+    Attributes:
+        saved: micro-batches whose layers' activations it keeps, in units of all its layers.
+        waiting: micro-batches that wait for their weight gradients.
+        edges: micro-batches whose activations of the embedding and the head it keeps.
+        messages: tensors of sends that only their queue still holds, and of posted receives.
+    """
+
+    saved: float
+    waiting: float
+    edges: float
+    messages: int
+
+
+Live = tuple[Peak, ...]
+
+
+@lru_cache(maxsize=4096)
+def kept(schedule: str, p: int, m: int, chunks: int) -> tuple[Live, ...]:
+    """Return the peaks of every stage."""
+    sent = [_messages(schedule, p, m, chunks, stage) for stage in range(p)]
+    if schedule == "zb-h1":
+        return tuple(_split_peaks(actions, messages)
+                     for actions, messages in zip(zb_h1(p, m), sent, strict=True))
+    whole = [m if schedule == "gpipe" else in_flight(p, stage, m, chunks) for stage in range(p)]
+    # The last chunk's forward passes are followed by their backward passes, unless all come first.
+    last = 1.0 if chunks > 1 and m > p else whole[-1]
+    return tuple((Peak(count, 0, last if stage == p - 1 else count, sent[stage]),)
+                 for stage, count in enumerate(whole))
+
+
+def _messages(schedule: str, p: int, m: int, chunks: int, stage: int) -> int:
+    """Return the messages of a stage at its peak.
+
+    A queue holds a stage's last p sends: gradients, and outputs whose backward pass has ended, of
+    which a stage further ahead has fewer, but it has posted as many more receives. In ZB-H1,
+    outputs also wait for their weight gradients.
+    """
+    if p == 1:
+        return 0
+    if chunks > 1:
+        return chunks * (min(p, m) + 1)
+    if stage == 0:
+        return 1
+    if schedule == "gpipe":
+        return 1 if stage == p - 1 else m
+    if stage == p - 1:
+        return min(p, m) + 1
+    return 2 * min(p, m) + (stage if schedule == "zb-h1" else 0)
+
+
+def _split_peaks(actions: Sequence[Action], messages: int) -> Live:
+    """Return the peaks of a stage that computes weight gradients in passes of their own."""
+    saved, held, peaks = 0, 0, set()
+    for action in actions:
+        saved += action.kind == FORWARD
+        peaks.add(Peak(saved, held, saved, messages))  # a pass frees what it has read when it ends
+        if action.kind == BACKWARD:
+            saved, held = saved - 1, held + 1
+        held -= action.kind == WEIGHT
+    return tuple(one for one in peaks if not any(
+        one != other and one[0] <= other[0] and one[1] <= other[1] for other in peaks))

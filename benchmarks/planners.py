@@ -20,16 +20,22 @@ from typing import Any
 
 import numpy as np
 
-from labkit.contest import mixed_published
+from cluster_planner.case_model import InvalidPlan, step
+from cluster_planner.case_planners import (
+    amp,
+    even,
+    fasop,
+    lower_bound,
+    placements,
+    proportional,
+    search,
+)
 from labkit.contest.contests.plans import CONTEST
-from labkit.contest.mixed_clusters import InvalidPlan, step
-from labkit.contest.mixed_planners import even, placements, proportional
-from labkit.contest.mixed_search import lower_bound, search
 
 RESULTS = Path(__file__).parent / "results" / "planners.md"
 PLANNERS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "even split": even, "in proportion to speed": proportional, "AMP": mixed_published.amp,
-    "FASOP": mixed_published.fasop, "ours": search}
+    "even split": even, "in proportion to speed": proportional, "AMP": amp, "FASOP": fasop,
+    "ours": search}
 
 
 def clusters(seed: int) -> Iterator[dict[str, Any]]:

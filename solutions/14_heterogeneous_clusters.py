@@ -55,8 +55,8 @@ os.chdir(workspace.home())  # all paths in this lab begin at the workspace
 os.makedirs("mytrainer/new", exist_ok=True)
 
 # %% tags=["check-setup"]
+from cluster_planner import case_model, case_planners
 from labkit import check
-from labkit.contest import mixed_clusters, mixed_planners, mixed_search
 from labkit.contest.contests.plans import CONTEST
 from pipeline_schedules import Durations, empty_stage, fewest_layers, load
 from pipeline_schedules import simulate as simulated
@@ -105,7 +105,7 @@ def drawn_plan(dice):
 def modeled(case, plan):
     """Return the step's time, whether the plan fits the memory or not."""
     roomy = {**case, "kinds": {kind: {**spec, "memory": 1e9} for kind, spec in case["kinds"].items()}}
-    return mixed_clusters.step(roomy, plan).milliseconds
+    return case_model.step(roomy, plan).milliseconds
 
 # %% tags=["explore"]
 from labcore.colors import bad, good, result
@@ -123,7 +123,7 @@ jobs.connect()
 
 # %% tags=["explore"]
 XL = mixed.case("a100:4x2,a10:4x4", "gpt2-xl", global_batch=64)
-print(mixed_clusters.CASE, end="\n\n")
+print(case_model.CASE, end="\n\n")
 mixed.show(XL)
 
 # %% [markdown]
@@ -132,7 +132,7 @@ mixed.show(XL)
 
 # %% tags=["explore"]
 naive = {"replicas": 4, "stages": [["a100", 8], ["a100", 8], ["a10", 8], ["a10", 8], ["a10", 8], ["a10", 8]]}
-draw_beside({"The same number of layers on every stage": mixed_clusters.timeline(XL, naive)}, unit="ms")
+draw_beside({"The same number of layers on every stage": case_model.timeline(XL, naive)}, unit="ms")
 
 # %% [markdown]
 # Stages 0 and 1, the A100s, wait for the A10s most of the time. If you could split the work perfectly, how much
@@ -193,7 +193,7 @@ check.function(
     })
 ### BEGIN HIDDEN TESTS
 check.function(stage_times, cases=[one["drawn"] for one in check.draw(8, drawn=drawn_plan)],
-               expected=mixed_clusters.durations)
+               expected=case_model.durations)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="stage-times" hint="Which GPU has the head"
@@ -544,12 +544,12 @@ def forward_alone(case):
 def slowest(case, replicas, kinds, layers):
     """Return the time of the slowest stage, in ms."""
     plan = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
-    return max(one + other for one, other in zip(*mixed_clusters.durations(case, plan), strict=True))
+    return max(one + other for one, other in zip(*case_model.durations(case, plan), strict=True))
 
 
 def flaw(case, replicas, kinds, layers):
     """Return what is wrong with a split, in a word, or an empty string."""
-    best = mixed_planners.balanced(case, replicas, kinds)
+    best = case_planners.balanced(case, replicas, kinds)
     if best is None:
         return "" if layers is None else "does not fit"
     if not (isinstance(layers, list | tuple) and len(layers) == len(kinds)
@@ -557,7 +557,7 @@ def flaw(case, replicas, kinds, layers):
         return "no split"
     if empty_stage(layers) is not None:
         return "empty"
-    needed = mixed_clusters.memory(case, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))})
+    needed = case_model.memory(case, {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))})
     if any(gib > case["kinds"][kind]["memory"] * (1 + 1e-9) for gib, kind in zip(needed, kinds, strict=True)):
         return "memory"
     least = slowest(case, replicas, kinds, [count for _, count in best["stages"]])
@@ -566,7 +566,7 @@ def flaw(case, replicas, kinds, layers):
     if max(layers) - min(layers) <= 1:
         return "equal"
     half = forward_alone(case)
-    first = [count for _, count in mixed_planners.balanced(half, replicas, kinds)["stages"]]
+    first = [count for _, count in case_planners.balanced(half, replicas, kinds)["stages"]]
     forward = slowest(half, replicas, kinds, layers) <= slowest(half, replicas, kinds, first) * (1 + 1e-9)
     return "forward" if forward else "slow"
 
@@ -837,7 +837,7 @@ check.compare("times as fast", guess_factor, step_ms(XL, naive) / step_ms(XL, be
 draw_beside({"The same number of layers on every stage": timeline(XL, naive),
              "Yours: " + ", ".join(f"{kind} {layers}" for kind, layers in better["stages"]): timeline(XL, better)},
             unit="ms")
-print(f"With all GPUs computing all the time, a step would take {result(f'{mixed_clusters.bound(XL):.0f} ms')}; "
+print(f"With all GPUs computing all the time, a step would take {result(f'{case_model.bound(XL):.0f} ms')}; "
       f"yours takes {step_ms(XL, better):.0f} ms (virtual)")
 
 # %% [markdown]
@@ -1529,10 +1529,10 @@ def plan(case):
 def judge(case, made):
     """Return what is wrong with a plan, in a word or a sentence, or an empty string."""
     try:
-        time = mixed_clusters.step(case, made).milliseconds
-    except mixed_clusters.InvalidPlan as error:
+        time = case_model.step(case, made).milliseconds
+    except case_model.InvalidPlan as error:
         return f"invalid: {error}"
-    known = mixed_clusters.step(case, mixed_search.search(case)).milliseconds
+    known = case_model.step(case, case_planners.search(case)).milliseconds
     if time <= 1.08 * known:
         return ""
     layers = [count for _, count in made["stages"]]
@@ -1541,8 +1541,8 @@ def judge(case, made):
     if len({kind for kind, _ in made["stages"]}) < len(case["kinds"]):
         return "unused"
     try:
-        by_speed = mixed_clusters.step(case, mixed_planners.proportional(case)).milliseconds
-    except mixed_clusters.InvalidPlan:
+        by_speed = case_model.step(case, case_planners.proportional(case)).milliseconds
+    except case_model.InvalidPlan:
         return "slow"
     return "by speed" if time == by_speed else "slow"
 
@@ -1609,7 +1609,7 @@ for case in cases:
 # %% tags=["explore"]
 best = plan(XL)
 print(f"best order of four replicas {step_ms(XL, better):.1f} ms, your planner {result(f'{step_ms(XL, best):.1f}')} ms, "
-      f"bound {mixed_clusters.bound(XL):.1f} ms (virtual)")
+      f"bound {case_model.bound(XL):.1f} ms (virtual)")
 draw_beside({f"{len(best['stages'])} stages, {best['replicas']} replicas: "
              + ", ".join(f"{kind} {layers}" for kind, layers in best["stages"]): timeline(XL, best)}, unit="ms")
 

@@ -19,16 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations_with_replacement
+from math import comb
 
 import numpy as np
 
 from cluster_planner.stages import Stages
-from cluster_planner.timing import step_seconds
+from cluster_planner.timing import step_times
 from pipeline_schedules import fasop as greedy
 
 Split = tuple[int, ...]
 Partitioner = Callable[[Stages, float], "Partition | None"]
 BATCH = 32  # partitions that are simulated at once
+CHOICES = 150  # ways to choose the stages of layers that move at once
+LESS = 1 - 1e-9  # of a time is shorter than by rounding
 
 
 @dataclass(frozen=True)
@@ -37,17 +42,17 @@ class Partition:
 
     Attributes:
         layers: of every stage.
-        modeled: seconds of the passes in the cost model.
-        seconds: simulated seconds of the step.
+        modeled: time of the passes in the cost model.
+        time: simulated time of the step.
     """
 
     layers: Split
     modeled: float
-    seconds: float
+    time: float
 
 
-def modeled_seconds(stages: Stages, layers: Split) -> float:
-    """Return the time of a step's passes in the cost model above, in seconds."""
+def modeled_time(stages: Stages, layers: Split) -> float:
+    """Return the time of a step's passes in the cost model above."""
     rows = np.arange(len(layers))
     forward = stages.forward[rows, layers]
     backward = stages.both[rows, layers] - forward
@@ -58,7 +63,7 @@ def modeled_seconds(stages: Stages, layers: Split) -> float:
 
 
 def exact(stages: Stages) -> list[tuple[float, Split]]:
-    """Return partitions as (modeled seconds, layers), the optimum of the cost model first.
+    """Return partitions as (modeled time, layers), the optimum of the cost model first.
 
     The others are optimal for other limits on the slowest stage. The list is empty if no partition
     fits the memory.
@@ -67,7 +72,7 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
     if not _feasible(stages.fits):
         return []
     further, sends = stages.micro_batches - 1, 2 * stages.send.sum()
-    least = np.inf  # modeled seconds so far; limits that cannot improve on them are left out
+    least = np.inf  # modeled time so far; limits that cannot improve on them are left out
     floor = 0.0  # with any limit on the forward passes, the rest of a step takes no less
     if stages.schedule == "gpipe":
         limits, _ = _optima(stages, stages.fits, stages.backward, np.inf)
@@ -79,10 +84,29 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
         limits, splits = _optima(stages, allowed, cost, further)
         bounds = sends + _sums(stages, splits) + further * (base + limits)
         for split in np.unique(splits[bounds <= least], axis=0).tolist():
-            seconds = modeled_seconds(stages, tuple(split))
-            optima[tuple(split)] = seconds
-            least = min(least, seconds)
-    return sorted((seconds, split) for split, seconds in optima.items())
+            time = modeled_time(stages, tuple(split))
+            optima[tuple(split)] = time
+            least = min(least, time)
+    return sorted((time, split) for split, time in optima.items())
+
+
+def balanced(stages: Stages) -> Split | None:
+    """Return the partition whose slowest stage is fastest, or None if none fits the memory.
+
+    Among several, it has the least time of all stages together.
+    """
+    if not _feasible(stages.fits):
+        return None
+    _, splits = _optima(stages, stages.fits, stages.both, np.inf)
+    return tuple(splits[0].tolist())
+
+
+def lean_splits(stages: Stages) -> np.ndarray:
+    """Return, for each limit on a stage, the partition with the least sum of passes, [v, p].
+    """
+    if not _feasible(stages.fits):
+        return np.empty((0, len(stages.fits)), dtype=int)
+    return _optima(stages, stages.fits, stages.both, 0)[1]
 
 
 def lower_bounds(stages: Stages) -> Iterator[float]:
@@ -118,36 +142,44 @@ def best(stages: Stages, below: float = np.inf) -> Partition | None:
 
     Args:
         stages: costs of the stages.
-        below: seconds; a partition that takes as long is of no use.
+        below: a time; a partition that takes as long is of no use.
     """
     return _improved(stages, *_fastest(stages, [split for _, split in exact(stages)], below), below)
 
 
-def improved(stages: Stages, split: Split, below: float = np.inf) -> Partition | None:
-    """Return the best partition that moving single layers from one stage to another leads to.
+def improved(stages: Stages, split: Split, below: float = np.inf, most: int = 1
+             ) -> Partition | None:
+    """Return the best partition that moving layers from one stage to another leads to, or None.
+
+    The partition whose slowest stage is fastest is not always the one with the shortest step: with
+    few micro-batches, filling and draining the pipeline counts, too.
 
     Args:
         stages: costs of the stages.
         split: the partition to begin with.
         below: as for best.
+        most: layers that may move at once, where moving single ones does not help.
     """
     if not stages.fits[range(len(split)), split].all():
         return None
-    return _improved(stages, split, float(step_seconds(stages, [split])[0]), below)
+    return _improved(stages, split, float(step_times(stages, [split])[0]), below, most)
 
 
-def _improved(stages: Stages, split: Split, seconds: float, below: float) -> Partition | None:
-    """Return what improved() does; `seconds` is the simulated time of `split`, if there is one."""
+def _improved(stages: Stages, split: Split, time: float, below: float, most: int = 1
+              ) -> Partition | None:
+    """Return what improved() does; `time` is the simulated time of `split`, if there is one."""
     if not split:
         return None
-    while True:  # move one layer from one stage to another
-        near, time = _fastest(stages, _neighbors(stages, split), min(seconds, below))
-        if time >= seconds * (1 - 1e-12):
+    while True:
+        least = time * LESS
+        for moving in dict.fromkeys((1, most)):
+            near, found = _fastest(stages, _neighbors(stages, split, moving), min(least, below))
+            if found < least:
+                split, time = near, found
+                break
+        if time >= least:
             break
-        split, seconds = near, time
-    if seconds >= below:
-        return None
-    return Partition(split, modeled_seconds(stages, split), seconds)
+    return Partition(split, modeled_time(stages, split), time) if time < below else None
 
 
 def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
@@ -157,92 +189,126 @@ def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
     Args:
         stages: costs of the stages.
         splits: the partitions.
-        below: seconds; partitions that a lower bound shows to take longer are not simulated. If
-            all take longer, the time is infinite.
+        below: a time; partitions that a lower bound shows to take longer are not simulated. If all
+            take longer, the time is infinite.
     """
     splits = np.array(splits, dtype=int).reshape(-1, len(stages.forward))
-    bounds = _bounds(stages, splits)
-    order = np.argsort(bounds, kind="stable")
+    least = bounds(stages, splits)
+    order = np.argsort(least, kind="stable")
     fastest: Split = ()
-    seconds = np.inf
+    time = np.inf
     for start in range(0, len(order), BATCH):
-        chosen = [at for at in order[start:start + BATCH] if bounds[at] < min(below, seconds)]
-        if not chosen:
+        chosen = order[start:start + BATCH]
+        chosen = chosen[least[chosen] < min(below, time)]
+        if not len(chosen):
             break
-        times = step_seconds(stages, splits[chosen])
-        if times.min() < seconds:
+        times = step_times(stages, splits[chosen])
+        if times.min() < time:
             fastest = tuple(splits[chosen[int(times.argmin())]].tolist())
-            seconds = float(times.min())
-    return fastest, seconds
+            time = float(times.min())
+    return fastest, time
 
 
-def _bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
-    """Return a lower bound of the simulated seconds of each partition, as lower_bounds does."""
+def bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
+    """Return a lower bound of the simulated time of each partition, [c].
+
+    Before a stage starts, the first micro-batch passes through the stages before it; after it ends,
+    the last gradient passes back through them. In between, the stage runs all its passes, and 1F1B
+    makes it wait for a trip to the last stage and back twice: its first backward pass follows w + 1
+    forward passes, and its last forward pass comes before w + 1 backward passes, where w is the
+    number of stages behind it. The other passes do not overlap with the trip. Under GPipe, a stage
+    waits for one such trip. In ZB-H1, weight gradients wait until nothing else is to be done.
+
+    Args:
+        stages: costs of the stages, with one chunk each.
+        splits: the partitions, [c, p] layers.
+    """
     rows, m = np.arange(splits.shape[1]), stages.micro_batches
+    forward, backward = stages.forward[rows, splits], stages.backward[rows, splits]
     both = stages.both[rows, splits]
-    before = np.cumsum(both, axis=1) - both
-    before[:, 1:] += 2 * np.cumsum(stages.send)
-    waiting = rows[::-1] if stages.schedule == "1f1b" else 0 * rows
-    through = both.sum(axis=1, keepdims=True) + 2 * stages.send.sum()
-    passes = np.maximum(before + m * both,
-                        through + np.where(m > waiting + 1, m - 1 - waiting / 2, 0) * both)
-    if stages.schedule == "zb-h1":  # weight gradients wait until nothing else is to be done
-        fill = np.cumsum(stages.forward[rows, splits], axis=1) - stages.forward[rows, splits]
-        passes = fill + m * both
-    return (passes.max(axis=1, initial=0) + stages.ends + stages.sync[0, splits[:, 0]]
-            + stages.update[rows, splits].max(axis=1, initial=0)) * (1 - 1e-12)
+    sync, sent = stages.sync[rows, splits], np.concatenate([[0.0], np.cumsum(stages.send)])
+    fill = np.cumsum(forward, axis=1) - forward + sent
+    work = m * both
+    if stages.schedule == "zb-h1":
+        tied = np.where((rows == 0) | (rows == rows[-1]), stages.ends, 0.0)
+        ends = work + fill + tied + sync
+    else:
+        before = np.cumsum(both, axis=1) - both
+        after = both.sum(axis=1, keepdims=True) - before - both + 2 * (sent[-1] - sent)
+        if stages.schedule == "1f1b":
+            behind = rows[::-1]
+            once = np.where(m > behind, after - behind * np.minimum(forward, backward), 0)
+            twice = np.where(m > behind + 1, 2 * after - behind * both, 0)
+            after = np.maximum(np.maximum(once, twice), 0)
+        ends = work + after + np.maximum(fill + sync,
+                                         before + 2 * sent + stages.ends + sync[:, :1])
+    return (ends.max(axis=1) + stages.update[rows, splits].max(axis=1)) * (1 - 1e-12)
+
+
+def even_split(layers: int, stages: int, *, spread: bool = False) -> Split:
+    """Return equal parts, as far as the layers divide, as a trainer has them without --balance.
+
+    Args:
+        layers: of the model.
+        stages: the number of stages.
+        spread: whether the stages with a further layer are spread over the pipeline; otherwise,
+            they are the first ones.
+    """
+    if spread:
+        return tuple(layers * (stage + 1) // stages - layers * stage // stages
+                     for stage in range(stages))
+    return tuple(layers // stages + (stage < layers % stages) for stage in range(stages))
 
 
 def even(stages: Stages, below: float = np.inf) -> Partition | None:
-    """Return the partition into equal parts, as far as the layers divide, or None if it is too big.
-
-    This is what a trainer does without --balance.
+    """Return the partition of even_split, or None if it does not fit.
 
     Args:
         stages: costs of the stages.
         below: as for best.
     """
-    count, layers = stages.forward.shape[0], stages.forward.shape[1] - 1
-    split = tuple(layers // count + (stage < layers % count) for stage in range(count))
-    if not stages.fits[range(count), split].all():
-        return None
-    made = Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
-    return made if made.seconds < below else None
+    count, width = stages.forward.shape
+    return _timed(stages, even_split(width - 1, count), below)
 
 
 def simulated(stages: Stages, partition: Partition) -> Partition:
-    """Return a partition with its simulated seconds, whatever it was ranked by."""
-    return replace(partition, seconds=float(step_seconds(stages, [partition.layers])[0]))
+    """Return a partition with its simulated time, whatever it was ranked by."""
+    return replace(partition, time=float(step_times(stages, [partition.layers])[0]))
 
 
-def fasop(stages: Stages, below: float = np.inf) -> Partition | None:
+def _timed(stages: Stages, split: Split, below: float) -> Partition | None:
+    """Return a partition with its simulated time, or None if it does not fit or is too slow."""
+    if not stages.fits[range(len(split)), split].all() or (
+            stages.chunks == 1 and bounds(stages, np.array([split]))[0] >= below):
+        return None
+    time = float(step_times(stages, [split])[0])
+    return Partition(split, modeled_time(stages, split), time) if time < below else None
+
+
+def fasop(stages: Stages, below: float = np.inf, *, sends: bool = True) -> Partition | None:
     """Return FASOP's greedy partition (Hwang et al. 2024), simulated, or None if it does not fit.
-
-    As its program does, it counts a message as part of the stage that receives it, except at the
-    ends of the pipeline.
 
     Args:
         stages: costs of the stages.
         below: as for best.
+        sends: whether to count a message as part of the stage that receives it, except at the ends
+            of the pipeline, as the authors' program does.
     """
     times = stages.forward + stages.backward
-    times[1:-1] += stages.send[:-1, None]
+    if sends:
+        times[1:-1] += stages.send[:-1, None]
     if len(times) >= times.shape[1]:  # each stage gets a layer
         return None
-    split = tuple(greedy(times.tolist()))
-    if not stages.fits[range(len(split)), split].all():
-        return None
-    made = Partition(split, modeled_seconds(stages, split), float(step_seconds(stages, [split])[0]))
-    return made if made.seconds < below else None
+    return _timed(stages, tuple(greedy(times.tolist())), below)
 
 
 def amp(stages: Stages, below: float = np.inf) -> Partition | None:
-    """Return AMP's partition with its modeled time as `seconds`, or None if it does not fit.
+    """Return AMP's partition with its modeled time as `time`, or None if it does not fit.
 
     AMP (Li et al. 2022) ranks plans by a formula, and leaves memory to a trial run. In its authors'
     program (src/pipe.py and src/cost_het_cluster.py of DachengLi1/AMP), a step takes the sum of all
     stages' passes and sends, m - 1 times the slowest stage's passes, and the slowest gradient
-    synchronization. That is modeled_seconds plus a synchronization, with three differences: the
+    synchronization. That is modeled_time plus a synchronization, with three differences: the
     program counts each send in one direction, averages the layer times of all kinds of GPUs, and
     splits evenly if m = 1. Here, sends count in both directions and a stage is as slow as its own
     GPUs; the end of the step also has the optimizer and the tied embedding.
@@ -256,16 +322,16 @@ def amp(stages: Stages, below: float = np.inf) -> Partition | None:
     for _, split in exact(roomy)[:1]:
         rows = range(len(split))
         if stages.fits[rows, split].all():
-            modeled = modeled_seconds(stages, split)
-            seconds = modeled + stages.ends + float(
+            modeled = modeled_time(stages, split)
+            time = modeled + stages.ends + float(
                 stages.sync[rows, split].max() + stages.update[rows, split].max())
-            return Partition(split, modeled, seconds) if seconds < below else None
+            return Partition(split, modeled, time) if time < below else None
     return None
 
 
 def _slowest(stages: Stages) -> Iterator[tuple[float, np.ndarray, np.ndarray]]:
-    """Yield what bounds the slowest stage: seconds, in ascending order, the numbers of layers, and
-    further seconds."""
+    """Yield what bounds the slowest stage: times, in ascending order, the numbers of layers, and
+    further times."""
     if stages.schedule != "gpipe":
         yield 0.0, stages.fits, stages.both
         return
@@ -287,7 +353,7 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray, weight: float
         stages: costs of the stages.
         allowed: the numbers of layers to choose from, [p, l + 1]; some partition has them.
         cost: what is limited; it grows with the layers, [p, l + 1].
-        weight: seconds of the step per unit of the limit; a limit is left out if it costs more than
+        weight: time of the step per unit of the limit; a limit is left out if it costs more than
             the least one even with the least sum of passes.
 
     Returns:
@@ -317,7 +383,7 @@ def _optima(stages: Stages, allowed: np.ndarray, cost: np.ndarray, weight: float
 
 
 def _sums(stages: Stages, splits: np.ndarray) -> np.ndarray:
-    """Return the sum of all passes of a micro-batch for each partition, in seconds."""
+    """Return the sum of all passes of a micro-batch for each partition, [c]."""
     both = stages.both
     return both[np.arange(len(both)), splits].sum(axis=1)
 
@@ -333,13 +399,28 @@ def _feasible(allowed: np.ndarray) -> bool:
                 and least.sum() < allowed.shape[1] <= (least + counts).sum() - len(allowed) + 1)
 
 
-def _neighbors(stages: Stages, split: Split) -> np.ndarray:
-    """Return the partitions that fit and differ by one layer that moved, [c, p]."""
-    rows, counts, most = np.arange(len(split)), np.array(split), stages.fits.shape[1] - 1
-    gives = (counts > 0) & stages.fits[rows, np.maximum(counts - 1, 0)]
-    takes = (counts < most) & stages.fits[rows, np.minimum(counts + 1, most)]
-    source, target = np.nonzero(gives[:, None] & takes & (rows[:, None] != rows))
-    moved = np.tile(counts, (len(source), 1))
-    moved[np.arange(len(source)), source] -= 1
-    moved[np.arange(len(source)), target] += 1
-    return moved
+def _neighbors(stages: Stages, split: Split, most: int) -> np.ndarray:
+    """Return the partitions that fit and differ by up to `most` layers that moved, [c, p]."""
+    splits = np.array(split) + moves(len(split), most)
+    inside = ((splits >= 0) & (splits < stages.fits.shape[1])).all(axis=1)
+    splits = splits[inside]
+    return splits[stages.fits[np.arange(len(split)), splits].all(axis=1)]
+
+
+@lru_cache(maxsize=64)
+def moves(stages: int, most: int) -> np.ndarray:
+    """Return how layers can move between stages, as the change of each stage, [c, p].
+
+    Args:
+        stages: the number of stages of the pipeline.
+        most: the maximum number of layers that move; fewer, down to one, for many stages.
+    """
+    changes = []
+    for count in range(1, most + 1):
+        if count > 1 and comb(stages + count - 1, count) > CHOICES:
+            break
+        chosen = np.array(list(combinations_with_replacement(range(stages), count)))
+        units = np.eye(stages, dtype=int)[chosen].sum(axis=1)  # how many of them each stage has
+        taken, given = np.nonzero(units @ units.T == 0)  # no stage gives layers and gets some
+        changes.append(units[given] - units[taken])
+    return np.concatenate(changes)

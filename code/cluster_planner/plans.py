@@ -33,7 +33,7 @@ class ClusterPlan:
     @property
     def seconds(self) -> float:
         """Simulated seconds of a step."""
-        return self.partition.seconds
+        return self.partition.time
 
     @property
     def dollars(self) -> float | None:

@@ -18,8 +18,8 @@ from pipeline_schedules.ends import Pass
 WIDE = 20  # stages from which an array of a single partition's passes is faster than floats
 
 
-def step_seconds(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
-    """Return the simulated time of a step, in seconds, for each of several partitions.
+def step_times(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return the simulated time of a step for each of several partitions.
 
     A pass starts when its stage is idle and its input has arrived; sends overlap with passes. After
     its last pass, a stage all-reduces its gradients; the optimizer waits for all stages, because it
@@ -41,12 +41,12 @@ def step_seconds(stages: Stages, splits: Sequence[Sequence[int]]) -> np.ndarray:
 
 def pass_ends(forward: Sequence[float], backward: Sequence[float], send: Sequence[float],
               micro_batches: int) -> np.ndarray:
-    """Return when each stage finishes its last pass under 1F1B, in seconds, [p].
+    """Return when each stage finishes its last pass under 1F1B, [p].
 
     Args:
-        forward: seconds of each stage's forward pass.
-        backward: seconds of its backward pass.
-        send: seconds of a message across each boundary.
+        forward: time of each stage's forward pass.
+        backward: time of its backward pass.
+        send: time of a message across each boundary.
         micro_batches: of the replica.
     """
     order = passes("1f1b", len(forward), micro_batches)
@@ -54,7 +54,7 @@ def pass_ends(forward: Sequence[float], backward: Sequence[float], send: Sequenc
 
 
 def _ends(stages: Stages, layers: np.ndarray) -> np.ndarray:
-    """Return when each stage finishes its last pass, in seconds, [c, p]."""
+    """Return when each stage finishes its last pass, [c, p]."""
     if stages.chunks > 1:
         return _interleaved_ends(stages, layers)
     rows = np.arange(layers.shape[1])
@@ -137,7 +137,7 @@ class Waves:
         self.last = rank[latest]
 
     def ends(self, times: np.ndarray, send: np.ndarray) -> np.ndarray:
-        """Return when each stage finishes its last pass, in seconds, [c, p].
+        """Return when each stage finishes its last pass, [c, p].
 
         Args:
             times: of the forward, the backward, and the weight gradients' passes: per kind, chunk,

@@ -117,7 +117,7 @@ def best(model: ModelSpec, placement: Placement, config: TrainingConfig, profile
                     + stages.update[rows, made.layers].max())
     if seconds >= below:
         return None
-    return Shares(stages, replace(made, seconds=seconds), counts)
+    return Shares(stages, replace(made, time=seconds), counts)
 
 
 def shared(times: Sequence[tuple], send: tuple, total: int) -> tuple[tuple[int, ...], np.ndarray]:

@@ -68,7 +68,7 @@ def variants(model: ModelSpec, placement: Placement, config: TrainingConfig,
                 continue
             made = (partition.even if chunks > 1 else _from(split))(stages, below)
             if made is not None:
-                below = min(below, made.seconds)
+                below = min(below, made.time)
                 yield chosen, stages, made
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
          replicas: Sequence[int] = (1, 2, 4), sequence: int = 0) -> dict[str, Any]:
-    """Return a case (labkit.contest.mixed_clusters.CASE), with times in fp16 on virtual GPUs.
+    """Return a case (cluster_planner.case_model.CASE), with times in fp16 on virtual GPUs.
 
     Args:
         cluster: KIND:GPUSxNODES for each kind of node, as in "a100:4x2,a10:4x4".

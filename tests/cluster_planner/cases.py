@@ -18,6 +18,12 @@ from cluster_planner.stages import Stages
 INTEGER_CASES = 24
 MODEL = ModelSpec(6, 256, 512, 1024, "fp16", 16)
 SPEED = {"a100-80gb": 1.0, "a10": 3.0, "t4": 6.5}
+CASE = {"layers": 8, "global_batch": 8, "replicas": [1, 2], "link": 0.5, "state": 0.5,
+        "activation": 0.1, "gradients": 0.1, "kinds": {
+            "fast": {"gpus": 2, "per_node": 2, "embedding": [0, 0], "layer": [1, 2],
+                     "head": [1, 1], "memory": 8, "inside": 100, "network": 10},
+            "slow": {"gpus": 2, "per_node": 1, "embedding": [0, 0], "layer": [2, 4],
+                     "head": [2, 2], "memory": 4, "inside": 100, "network": 10}}}
 
 
 def profiles():

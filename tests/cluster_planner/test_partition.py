@@ -7,7 +7,7 @@ import pytest
 
 from cluster_planner import partition
 from cluster_planner.stages import kept
-from cluster_planner.timing import step_seconds
+from cluster_planner.timing import step_times
 from pipeline_schedules import BUILT_IN, Durations, simulate, zb_h1
 from tests.cluster_planner.cases import every_split, random_stages
 
@@ -30,16 +30,29 @@ def test_the_program_finds_the_optimum_of_its_cost_model(schedule, seed):
         assert optima == [] and partition.best(stages) is None
         assert max(partition.lower_bounds(stages)) == float("inf")
         return
-    optimum = min(partition.modeled_seconds(stages, split) for split in splits)
+    optimum = min(partition.modeled_time(stages, split) for split in splits)
     assert optima[0][0] == pytest.approx(optimum, rel=1e-12)
-    times = step_seconds(stages, splits)
+    times = step_times(stages, splits)
     made = partition.best(stages)
     assert made.layers in splits
     assert max(partition.lower_bounds(stages)) <= times.min() * (1 + 1e-12)
-    assert times.min() * (1 - 1e-12) <= made.seconds
-    assert made.seconds <= float(step_seconds(stages, [optima[0][1]])[0]) * (1 + 1e-12)
+    assert times.min() * (1 - 1e-12) <= made.time
+    assert made.time <= float(step_times(stages, [optima[0][1]])[0]) * (1 + 1e-12)
     even = partition.even(stages)
     assert even is None or even.layers in splits
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_no_partition_is_faster_than_its_bound(schedule, seed):
+    stages = case(schedule, seed)
+    if schedule == "zb-h1":
+        stages = replace(stages, weight=0.7 * stages.forward)
+    splits = np.array(every_split(stages)).reshape(-1, len(stages.forward))
+    if len(splits):
+        times = step_times(stages, splits)
+        assert (partition.bounds(stages, splits) <= times).all()
+        assert (partition.bounds(stages, splits) > 0.4 * times).all()
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -47,14 +60,14 @@ def test_a_step_takes_what_the_schedules_simulation_says(schedule):
     stages = random_stages(np.random.default_rng(3), 4, 8, 7, schedule)
     stages.send[:] = 0.25
     splits, rows = [(2, 2, 2, 2), (0, 3, 4, 1)], range(4)
-    for split, seconds in zip(splits, step_seconds(stages, splits), strict=True):
+    for split, time in zip(splits, step_times(stages, splits), strict=True):
         timeline = simulate(BUILT_IN[schedule](4, 7), Durations(
             stages.forward[rows, split].tolist(), stages.backward[rows, split].tolist(), 0, 0.25))
         ends = np.array([max(span.end for span in timeline.spans[stage]) for stage in rows])
         ends[[0, 3]] = max(ends[0], ends[3]) + stages.ends
         step = (ends + stages.sync[rows, split]).max() + stages.update[rows, split].max()
-        assert seconds == pytest.approx(step)
-        assert seconds == pytest.approx(step_seconds(stages, [split])[0])
+        assert time == pytest.approx(step)
+        assert time == pytest.approx(step_times(stages, [split])[0])
 
 
 @pytest.mark.parametrize("schedule, chunks", [("zb-h1", 1), ("interleaved", 2)])
@@ -63,14 +76,14 @@ def test_a_step_of_other_schedules_takes_what_their_simulation_says(schedule, ch
     stages = replace(stages, chunks=chunks, send=np.full(2 + (chunks > 1), 0.25),
                      weight=0.7 * stages.forward if schedule == "zb-h1" else 0.0)
     splits, rows = [(4, 4, 4), (6, 2, 4)], range(3)
-    for split, seconds in zip(splits, step_seconds(stages, splits), strict=True):
+    for split, time in zip(splits, step_times(stages, splits), strict=True):
         def chosen(times, split=split):
             return times[rows, split].tolist()
         edges = [stages.forward[:, 0], stages.backward[:, 0]]
         if chunks > 1:  # simulate() has equal chunks
             stages.forward[:] -= edges[0][:, None]
             stages.backward[:] -= edges[1][:, None]
-            seconds = step_seconds(stages, [split])[0]
+            time = step_times(stages, [split])[0]
         weight = chosen(stages.weight) if schedule == "zb-h1" else 0
         actions = BUILT_IN[schedule](*((3, 6, 2) if chunks > 1 else (3, 6)))
         timeline = simulate(actions, Durations(
@@ -78,8 +91,8 @@ def test_a_step_of_other_schedules_takes_what_their_simulation_says(schedule, ch
         ends = np.array([max(span.end for span in timeline.spans[stage]) for stage in rows])
         ends[[0, 2]] = max(ends[0], ends[2]) + stages.ends
         step = (ends + stages.sync[rows, split]).max() + stages.update[rows, split].max()
-        assert seconds == pytest.approx(step)
-        assert seconds == pytest.approx(step_seconds(stages, [split])[0])
+        assert time == pytest.approx(step)
+        assert time == pytest.approx(step_times(stages, [split])[0])
 
 
 @pytest.mark.parametrize("p, m", [(4, 8), (4, 2), (3, 3), (1, 4)])
@@ -98,8 +111,8 @@ def test_gpipe_without_a_step_s_end_takes_what_the_cost_model_says():
     stages = random_stages(np.random.default_rng(5), 3, 8, 9, "gpipe")
     stages.sync[:] = stages.update[:] = 0
     splits = every_split(stages)
-    modeled = [partition.modeled_seconds(stages, split) + stages.ends for split in splits]
-    assert step_seconds(stages, splits) == pytest.approx(modeled)
+    modeled = [partition.modeled_time(stages, split) + stages.ends for split in splits]
+    assert step_times(stages, splits) == pytest.approx(modeled)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -110,7 +123,7 @@ def test_published_partitions_are_no_faster_than_ours(seed):
         made = planner(stages)
         if made is not None:
             assert stages.fits[range(len(made.layers)), made.layers].all()
-            assert ours.seconds <= partition.simulated(stages, made).seconds * (1 + 1e-12)
+            assert ours.time <= partition.simulated(stages, made).time * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -120,8 +133,8 @@ def test_amp_minimizes_its_formula_and_leaves_memory_to_a_trial(schedule):
     splits = [split for split in every_split(stages) if min(split) > 0]
     made = partition.amp(stages)
     assert made.modeled == pytest.approx(
-        min(partition.modeled_seconds(stages, split) for split in splits), rel=1e-12)
-    assert made.seconds > made.modeled
+        min(partition.modeled_time(stages, split) for split in splits), rel=1e-12)
+    assert made.time > made.modeled
     stages.fits[0, made.layers[0]] = False
     assert partition.amp(stages) is None
 
@@ -130,7 +143,7 @@ def test_fasop_gives_up_where_its_partition_does_not_fit():
     stages = random_stages(np.random.default_rng(7), 3, 7, 9, "1f1b")
     stages.fits[:, 1:] = True
     made = partition.fasop(stages)
-    assert made.seconds == pytest.approx(float(step_seconds(stages, [made.layers])[0]))
+    assert made.time == pytest.approx(float(step_times(stages, [made.layers])[0]))
     stages.fits[0, made.layers[0]] = False
     assert partition.fasop(stages) is None
     short = random_stages(np.random.default_rng(7), 4, 3, 9, "1f1b")

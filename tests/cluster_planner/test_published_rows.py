@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster_planner.partition import modeled_seconds
+from cluster_planner.partition import modeled_time
 from cluster_planner.stages import Stages
 
 PRINTED = json.loads(Path(__file__).with_name("amp_het_model.json").read_text())
@@ -39,7 +39,7 @@ def modeled(row, split):
         forward[stage, split[stage]] = layers[start:stop].sum()
     replicas = GPUS // row["tensor"] // len(split)
     zeros = np.zeros_like(forward)
-    return modeled_seconds(Stages(
+    return modeled_time(Stages(
         BATCH // (replicas * row["micro_batch"]), "1f1b", forward, zeros, zeros == 0, zeros,
         sends(row) / 2, zeros, zeros), tuple(split))
 

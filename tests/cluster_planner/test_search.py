@@ -46,14 +46,14 @@ def test_no_placement_is_faster_than_its_bound(schedule, sizes):
     least = placement_bounds(model, table, config, known)
     for bound, placement in zip(least, table.placements, strict=True):
         made = partition.best(stages_of(model, placement, config, known))
-        assert bound <= made.seconds <= 2 * bound if made else bound == np.inf
+        assert bound <= made.time <= 2 * bound if made else bound == np.inf
 
 
 def test_other_schedules_replace_1f1b_where_they_are_faster():
     plain, varied = (search("a100:2x1,a10:2x2", varied=on).front() for on in (False, True))
     assert varied[0].seconds < plain[0].seconds and varied[0].config.schedule == "zb-h1"
     for plan in varied:
-        assert plan.seconds == partition.simulated(plan.stages, plan.partition).seconds
+        assert plan.seconds == partition.simulated(plan.stages, plan.partition).time
         assert plan.stages.fits[range(len(plan.partition.layers)), plan.partition.layers].all()
 
 
@@ -67,7 +67,7 @@ def test_equal_stages_can_be_interleaved():
             variants(model, placement, config, plain.layers, whole, float("inf"))}
     stages, split = made["interleaved", 2]
     assert split.layers == (2, 2, 2) and stages.chunks == 2 and len(stages.send) == 3
-    assert split.seconds < plain.seconds
+    assert split.time < plain.time
     model = replace(MODEL, global_batch=5)  # no multiple of three micro-batches
     assert not any(chosen.chunks > 1 for chosen, _, _ in
                    variants(model, placement, config, plain.layers, whole, float("inf")))
@@ -102,5 +102,5 @@ def test_no_other_planner_finds_a_faster_plan(planner):
     front = search("a100:2x1,a10:2x2", partitioner=planner).front()
     assert front and search("a100:2x1,a10:2x2").front()[0].seconds <= front[0].seconds
     for plan in front:  # what it ranked by may be a formula; what it reports is simulated
-        assert plan.seconds == partition.simulated(plan.stages, plan.partition).seconds
+        assert plan.seconds == partition.simulated(plan.stages, plan.partition).time
     assert points(front) == sorted(points(front), key=lambda point: -point[1])

@@ -33,7 +33,7 @@ def test_no_other_numbers_of_micro_batches_are_faster():
     end = made.stages.sync[0, -1] + made.stages.update[0, -1]
     best = min(max(count * one for count, one in zip(counts, both, strict=True))
                for counts in product(range(1, 13), repeat=3) if sum(counts) == 12)
-    assert made.partition.seconds == pytest.approx(best + end)
+    assert made.partition.time == pytest.approx(best + end)
     assert sum(made.micro_batches) == 12 and made.micro_batches[0] > made.micro_batches[1]
 
 
@@ -42,13 +42,13 @@ def test_equal_replicas_take_equal_numbers():
     made = unequal.best(MODEL, placement, CONFIG, profiles(), np.inf)
     stages = stages_of(MODEL, placement, CONFIG, profiles())
     assert made.micro_batches == (8, 8)
-    assert made.partition.seconds == pytest.approx(partition.best(stages).seconds)
+    assert made.partition.time == pytest.approx(partition.best(stages).time)
 
 
 def test_what_is_no_faster_or_needs_more_memory_is_left_out():
     placement = placed("a100:2x1,a10:2x1", 1, 2, 2)
     made = unequal.best(MODEL, placement, CONFIG, profiles(), np.inf)
-    assert unequal.best(MODEL, placement, CONFIG, profiles(), made.partition.seconds) is None
+    assert unequal.best(MODEL, placement, CONFIG, profiles(), made.partition.time) is None
     few = replace(MODEL, global_batch=2)  # fewer micro-batches than stages
     assert unequal.best(few, placement, CONFIG, profiles(), np.inf) is None
 

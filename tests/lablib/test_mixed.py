@@ -2,8 +2,8 @@
 
 import pytest
 
+from cluster_planner.case_model import bound, step
 from labcore.errors import LabError
-from labkit.contest.mixed_clusters import bound, step
 from lablib import mixed
 from virtualgpu.core.errors import VirtualGpuError
 

@@ -75,7 +75,7 @@ class MX:
 import torch""",
     },
     "14_heterogeneous_clusters": {
-        "stage-times": """from labkit.contest.mixed_clusters import durations as stage_times""",
+        "stage-times": """from cluster_planner.case_model import durations as stage_times""",
         "simulate": SCHEDULES + """def simulate(forward, backward, link, micro_batches):
     schedule = schedules.load("1f1b", len(forward), micro_batches)
     timeline = schedules.simulate(schedule, schedules.Durations(forward, backward, 0, link))
@@ -83,12 +83,12 @@ import torch""",
               for span in stage]
             for stage in timeline.spans.values()]""",
         "best-split": """def best_split(case, replicas, kinds):
-    from labkit.contest.mixed_planners import balanced
+    from cluster_planner.case_planners import balanced
     plan = balanced(case, replicas, kinds)
     return plan and [layers for _, layers in plan["stages"]]""",
-        "placements": """from labkit.contest import mixed_planners
+        "placements": """from cluster_planner import case_planners
 def placements(counts):
-    return list(mixed_planners.placements(counts))""",
-        "planner": "from labkit.contest.mixed_search import search as plan",
+    return list(case_planners.placements(counts))""",
+        "planner": "from cluster_planner.case_planners import search as plan",
     },
 }

@@ -19,10 +19,9 @@ from math import floor
 from random import Random
 from typing import Any, NamedTuple
 
+from cluster_planner.case_model import Case, all_reduce, durations, room, staged, step
+from cluster_planner.case_planners import search
 from labkit.contest.contests.plans import CONTEST
-from labkit.contest.mixed_clusters import Case, all_reduce, durations, step
-from labkit.contest.mixed_planners import room, staged
-from labkit.contest.mixed_search import search
 from pipeline_schedules import BACKWARD, FORWARD, fewest_layers, passes
 
 SLACK = 0.015  # of the search's time: no plan is faster by more

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster_planner.case_model import step
+from cluster_planner.case_planners import search
 from labcore.workspace import CHECKOUT
-from labkit.contest.mixed_clusters import step
-from labkit.contest.mixed_search import search
 from tests.oracles.make_plans import SLACK, case_of, faster
 
 FROZEN = json.loads(Path(__file__).with_name("plans.json").read_text())

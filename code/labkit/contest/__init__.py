@@ -2,11 +2,6 @@
 
 contests/       one file per contest
 declaration.py  the classes that such a file uses
-mixed_clusters.py  the model behind the contest `plans`
-mixed_planners.py  planners for it
-mixed_pipelines.py  splits of one placement, simulated at once
-mixed_search.py    a search for the fastest plan
-mixed_published.py  FASOP and AMP
 catalog.py      finds them
 play.py         scores an answer from you, a ghost, or a submission in the sandbox
 player.py       loads a file and calls its function in a separate process

@@ -5,11 +5,9 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from cluster_planner.case_model import CASE, InvalidPlan, bound, room, staged, step
+from cluster_planner.case_planners import amp, even, fasop, proportional, search
 from labkit.contest.declaration import CaseGroup, Contest, Disqualified, Ghost, Given, Scored
-from labkit.contest.mixed_clusters import CASE, InvalidPlan, bound, step
-from labkit.contest.mixed_planners import even, proportional, room, staged
-from labkit.contest.mixed_published import amp, fasop
-from labkit.contest.mixed_search import search
 
 RULES = f"""\
 plan(case) returns a plan: the number of replicas, and the pipeline stages in order, each with its
@@ -119,6 +117,4 @@ CONTEST = Contest(
         Ghost("amp", "AMP: the least of its cost model (Li et al. 2022)", amp),
         Ghost("fasop", "FASOP: its greedy splits, simulated (Hwang et al. 2024)", fasop),
         Ghost("balanced", "the fastest best split of many placements, improved", search)),
-    masks=("labkit.contest.mixed_clusters", "labkit.contest.mixed_planners",
-           "labkit.contest.mixed_published", "labkit.contest.mixed_pipelines",
-           "labkit.contest.mixed_search"))
+    masks=("cluster_planner",))

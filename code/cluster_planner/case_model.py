@@ -1,31 +1,26 @@
-"""The modeled step of a plan on a cluster with several kinds of GPUs.
+"""Cases: a cluster of unlike GPUs and a model as one dictionary, and the modeled step of its plans.
 
-The model behind lab 14 and the contest `plans`. A **plan** says how many replicas train, and for
+Lab 14 and the contest `plans` pose them. A **plan** says how many replicas train, and for
 every pipeline stage, its kind of GPU and its number of transformer layers:
 
     {"replicas": 4, "stages": [["a10", 6], ["a10", 7], ["a100", 17], ["a100", 18]]}
 
 Every stage runs on one GPU per replica. A **case** describes the cluster and the model; CASE below
-has its keys and units.
+has its keys and units. `case_stages` is a case as partition.py reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline_schedules import (
-    BACKWARD,
-    FORWARD,
-    Durations,
-    Timeline,
-    empty_stage,
-    last_ends,
-    load,
-    passes,
-    simulate,
-)
+import numpy as np
+
+from cluster_planner.stages import Stages
+from cluster_planner.timing import pass_ends
+from minimegatron import formulas
+from pipeline_schedules import Durations, Timeline, empty_stage, fewest_layers, load, simulate
 
 CASE = """\
   layers          transformer layers of the model
@@ -47,6 +42,7 @@ NEAR = 1 + 1e-9  # of a size is larger only by rounding
 
 Case = Mapping[str, Any]
 Plan = Mapping[str, Any]
+Place = tuple[int, tuple[str, ...]]  # replicas, and the kind of GPU of every stage
 
 
 class InvalidPlan(ValueError):
@@ -72,6 +68,12 @@ class Step:
     busy: list[float]
     memory: list[float]
     all_reduce: list[float]
+
+
+def staged(replicas: int, kinds: Sequence[str], layers: Sequence[int]) -> dict[str, Any]:
+    """Return a plan."""
+    return {"replicas": replicas,
+            "stages": [list(stage) for stage in zip(kinds, layers, strict=True)]}
 
 
 def refuse_invalid(case: Case, plan: Any) -> None:
@@ -136,9 +138,35 @@ def memory(case: Case, plan: Plan) -> list[float]:
 
 def in_flight(case: Case, plan: Plan) -> list[int]:
     """Return the micro-batches that each stage keeps activations of at its peak, under 1F1B."""
-    stages = len(plan["stages"])
-    return [min(stages - stage, case["global_batch"] // plan["replicas"])
-            for stage in range(stages)]
+    stages, micro_batches = len(plan["stages"]), case["global_batch"] // plan["replicas"]
+    return [formulas.in_flight(stages, stage, micro_batches) for stage in range(stages)]
+
+
+def room(case: Case, plan: Plan) -> list[int]:
+    """Return the most layers for which each stage has memory."""
+    return [int(case["kinds"][kind]["memory"] / (case["state"] + count * case["activation"]) + 1e-9)
+            for (kind, _), count in zip(plan["stages"], in_flight(case, plan), strict=True)]
+
+
+def case_stages(case: Case, place: Place) -> Stages:
+    """Return the costs of the stages of a placement, with times in ms.
+
+    Args:
+        case: the case.
+        place: the placement; the case may lack the GPUs for it.
+    """
+    replicas, kinds = place
+    counts, specs = np.arange(case["layers"] + 1), [case["kinds"][kind] for kind in kinds]
+    empty, single = (staged(replicas, kinds, [count] * len(kinds)) for count in (0, 1))
+    edges, each = np.array(durations(case, empty)), np.array([spec["layer"] for spec in specs])
+    forward, backward = edges[:, :, None] + counts * each.T[:, :, None]
+    rings = counts * np.array(all_reduce(case, single))[:, None]
+    gigabytes = np.array([memory(case, single), [spec["memory"] for spec in specs]])[:, :, None]
+    least, most = np.array([fewest_layers(len(kinds)), room(case, empty)])[:, :, None]
+    return Stages(case["global_batch"] // replicas, "1f1b", forward, backward,
+                  (counts >= least) & (counts <= most),
+                  (counts * gigabytes[0] - gigabytes[1]) * 2**30,
+                  np.full(len(kinds) - 1, case["link"]), rings, np.zeros_like(rings))
 
 
 def step(case: Case, plan: Any) -> Step:
@@ -151,8 +179,7 @@ def step(case: Case, plan: Any) -> Step:
                                         f"{case['kinds'][kind]['memory']:g} GiB")
     forward, backward = durations(case, plan)
     micro_batches = case["global_batch"] // plan["replicas"]
-    ends = last_ends(passes("1f1b", len(forward), micro_batches),
-                     {FORWARD: forward, BACKWARD: backward}, [case["link"]] * len(forward))
+    ends = pass_ends(forward, backward, [case["link"]] * len(forward), micro_batches).tolist()
     rings = all_reduce(case, plan)
     total = max(end + ring for end, ring in zip(ends, rings, strict=True))
     busy = [micro_batches * (one + other) / total

@@ -1,0 +1,248 @@
+"""Planners for cases: by speed alone, as published, and a search, the contest's strongest ghost.
+
+AMP and FASOP are those of partition.py, on the placements of `starts`; neither considers memory
+when it splits the layers, and plans that do not fit are dropped. The search begins with the plans
+of all the others, so it is never slower than one of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache, partial
+from itertools import combinations, pairwise, permutations, product
+from math import factorial, prod
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cluster_planner import partition
+from cluster_planner.case_model import Case, InvalidPlan, Place, Plan, case_stages, staged
+from cluster_planner.partition import LESS, Partitioner, Split
+from cluster_planner.stages import Stages
+from cluster_planner.timing import step_times
+
+MOST_PLACEMENTS = 500
+FEW_ORDERS = 20  # of a choice of GPUs: then all are tried, else those with each kind together
+SIMULATED = 60  # plans of different placements, those with the least lower bounds
+IMPROVED = 16  # of them, by moving layers
+CHANGED = 6  # plans whose placements are changed
+MOST_MOVED = 8  # layers that move at once
+
+Planner = Callable[[Case], dict[str, Any]]
+
+
+def placements(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Yield every distinct order of the kinds, {kind: how many stages}."""
+    if not any(counts.values()):
+        yield ()
+    for kind, left in counts.items():
+        if left:
+            for rest in placements({**counts, kind: left - 1}):
+                yield (kind, *rest)
+
+
+def starts(case: Case) -> Iterator[Place]:
+    """Yield the placements that planners begin with."""
+    for replicas in case["replicas"]:
+        yield from ((replicas, kinds) for kinds in _tried(
+            {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()}))
+
+
+def _tried(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
+    """Yield placements on some GPUs of each kind, and orders in which GPUs of a kind are neighbors.
+
+    All distinct orders are among them where there are few.
+    """
+    every = prod(count + 1 for count in counts.values()) <= MOST_PLACEMENTS
+    some = [range(count + 1) if every else {0, count // 2, count} for count in counts.values()]
+    for chosen in product(*some):
+        used = {kind: count for kind, count in zip(counts, chosen, strict=True) if count}
+        orders = factorial(sum(chosen)) // prod(map(factorial, chosen))
+        if used and (orders <= FEW_ORDERS or (orders <= MOST_PLACEMENTS and used == counts)):
+            yield from placements(used)
+        elif used:
+            for order in permutations(used):
+                yield tuple(kind for kind in order for _ in range(used[kind]))
+
+
+def _all_gpus(case: Case) -> Place:
+    """Return all GPUs, kind by kind, with the most replicas."""
+    replicas = max(case["replicas"])
+    return replicas, tuple(kind for kind, spec in case["kinds"].items()
+                           for _ in range(spec["gpus"] // replicas))
+
+
+def even(case: Case) -> dict[str, Any]:
+    """Return the plan that ignores kinds: all GPUs, and the same number of layers everywhere."""
+    replicas, kinds = _all_gpus(case)
+    return staged(replicas, kinds, partition.even_split(case["layers"], len(kinds), spread=True))
+
+
+def proportional(case: Case) -> dict[str, Any]:
+    """Return the plan that gives every stage layers in proportion to its GPU's speed.
+
+    The plan has all GPUs and the most replicas; there are at least as many layers as stages.
+    """
+    replicas, kinds = _all_gpus(case)
+    speeds = [1 / sum(case["kinds"][kind]["layer"]) for kind in kinds]
+    edges = [0]  # a stage that is too slow for a layer gets one all the same
+    for stage in range(1, len(kinds) + 1):
+        edge = round(case["layers"] * sum(speeds[:stage]) / sum(speeds))
+        edges.append(max(edges[-1] + 1, min(edge, case["layers"] - len(kinds) + stage)))
+    return staged(replicas, kinds, [after - before for before, after in pairwise(edges)])
+
+
+def balanced(case: Case, replicas: int, kinds: Sequence[str]) -> dict[str, Any] | None:
+    """Return the plan of this placement whose slowest stage is fastest, or None if none fits."""
+    split = partition.balanced(case_stages(case, (replicas, tuple(kinds))))
+    return None if split is None else staged(replicas, kinds, split)
+
+
+def fasop(case: Case) -> dict[str, Any]:
+    """Return FASOP's plan (Hwang et al. 2024): the fastest of its splits in a simulation of 1F1B.
+
+    Its splits do not count messages. Raises InvalidPlan if no plan fits.
+    """
+    return _published(case, partial(partition.fasop, sends=False))
+
+
+def amp(case: Case) -> dict[str, Any]:
+    """Return AMP's plan (Li et al. 2022): the least by its cost model, not simulated.
+
+    Raises InvalidPlan if no plan fits.
+    """
+    return _published(case, partition.amp)
+
+
+def _published(case: Case, partitioner: Partitioner) -> dict[str, Any]:
+    """Return the plan of the placement whose partition the partitioner ranks first."""
+    least, best = np.inf, None
+    for place in starts(case):
+        made = partitioner(case_stages(case, place), least)
+        if made is not None:
+            least, best = made.time, staged(*place, made.layers)
+    if best is None:
+        raise InvalidPlan("memory", "the model fits on no placement")
+    return best
+
+
+SEEDS: tuple[Planner, ...] = (even, proportional, amp, fasop)
+
+
+class Candidate(NamedTuple):
+    """A plan of the search.
+
+    Attributes:
+        time: ms of its step, or a lower bound of them.
+        place: its replicas, and the kind of GPU of each stage.
+        stages: what its stages cost.
+        layers: of each stage.
+    """
+
+    time: float
+    place: Place
+    stages: Stages
+    layers: Split
+
+    def improved(self, most: int) -> Candidate:
+        """Return the plan after moves of up to `most` layers at once that make it faster."""
+        made = partition.improved(self.stages, self.layers, most=most)
+        return self._replace(time=made.time, layers=made.layers)
+
+
+def search(case: Case) -> dict[str, Any]:
+    """Return the fastest plan that a local search finds.
+
+    It begins with the other planners' plans and with a plan for every number of replicas and each
+    of many placements, moves layers of the best ones, and then changes their placements, one
+    stage at a time. No step keeps a slower plan in place of a faster one, so the result is never
+    slower than a plan of SEEDS. The process keeps the plans of the last cases.
+
+    Args:
+        case: the case.
+
+    Raises:
+        InvalidPlan: no plan fits.
+    """
+    return json.loads(_searched(json.dumps(case)))
+
+
+@lru_cache(maxsize=256)
+def _searched(text: str) -> str:
+    """Return the plan of a case, both as JSON."""
+    case = json.loads(text)
+    found = [one._replace(time=float(step_times(one.stages, [one.layers])[0]))
+             for one in (*_seeds(case), *_leanest(case, starts(case))[:SIMULATED])]
+    if not found:
+        raise InvalidPlan("memory", "the model fits on no placement")
+    best = _fastest(one.improved(1) for one in _fastest(found, IMPROVED))
+    best = _fastest(one.improved(MOST_MOVED) for one in best)
+    seen = {one.place for one in best}
+    while True:
+        places = {place for one in best for place in _changes(case, one.place)} - seen
+        seen |= places
+        least = best[0].time
+        found = _fastest(one.improved(1) for one in _leanest(case, sorted(places), least))
+        best = _fastest([*best, *(one.improved(MOST_MOVED) for one in found)])
+        if best[0].time >= least * LESS:
+            return json.dumps(staged(*best[0].place, best[0].layers))
+
+
+def _fastest(found: Iterable[Candidate], most: int = CHANGED) -> list[Candidate]:
+    return sorted(found, key=attrgetter("time"))[:most]
+
+
+def lower_bound(case: Case, plan: Plan) -> float:
+    """Return a time, in ms, that the step of this plan takes at least."""
+    kinds, layers = zip(*plan["stages"], strict=True)
+    return float(partition.bounds(case_stages(case, (plan["replicas"], kinds)),
+                                  np.array([layers]))[0])
+
+
+def _seeds(case: Case) -> Iterator[Candidate]:
+    """Yield the other planners' plans that fit, untimed."""
+    for planner in SEEDS:
+        with suppress(InvalidPlan):
+            plan = planner(case)
+            kinds, layers = zip(*plan["stages"], strict=True)
+            stages = case_stages(case, (plan["replicas"], kinds))
+            if stages.fits[range(len(kinds)), layers].all():
+                yield Candidate(0.0, (plan["replicas"], kinds), stages, layers)
+
+
+def _leanest(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Candidate]:
+    """Return the plan of each placement with the least lower bound, and this in place of its time.
+
+    The splits are those with the least total time for each limit on the slowest stage.
+    """
+    plans = []
+    for place in places:
+        stages = case_stages(case, place)
+        splits = partition.lean_splits(stages)
+        if len(splits):
+            bounds = partition.bounds(stages, splits)
+            plans.append(Candidate(float(bounds.min()), place, stages,
+                                   tuple(splits[bounds.argmin()].tolist())))
+    return sorted((one for one in plans if one.time < below), key=attrgetter("time"))
+
+
+def _changes(case: Case, place: Place) -> Iterator[Place]:
+    """Yield the placements with one stage more or less, on another kind, or two exchanged."""
+    replicas, kinds = place
+    spare = [kind for kind, spec in case["kinds"].items()
+             if spec["gpus"] // replicas > kinds.count(kind)]
+    for at in range(len(kinds) + 1):
+        yield from ((replicas, (*kinds[:at], kind, *kinds[at:])) for kind in spare)
+    for at, old in enumerate(kinds):
+        if len(kinds) > 1:
+            yield replicas, (*kinds[:at], *kinds[at + 1:])
+        yield from ((replicas, (*kinds[:at], kind, *kinds[at + 1:]))
+                    for kind in spare if kind != old)
+    for one, other in combinations(range(len(kinds)), 2):
+        if kinds[one] != kinds[other]:
+            exchanged = list(kinds)
+            exchanged[one], exchanged[other] = kinds[other], kinds[one]
+            yield replicas, tuple(exchanged)

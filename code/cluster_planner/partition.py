@@ -56,10 +56,9 @@ def modeled_time(stages: Stages, layers: Split) -> float:
     rows = np.arange(len(layers))
     forward = stages.forward[rows, layers]
     backward = stages.both[rows, layers] - forward
-    slowest = (forward.max() + backward.max() if stages.schedule == "gpipe"
-               else (forward + backward).max())
-    return float(forward.sum() + backward.sum() + 2 * stages.send.sum()
-                 + (stages.micro_batches - 1) * slowest)
+    both = forward + backward
+    slowest = forward.max() + backward.max() if stages.schedule == "gpipe" else both.max()
+    return float(both.sum() + (stages.micro_batches - 1) * slowest + 2 * stages.send.sum())
 
 
 def exact(stages: Stages) -> list[tuple[float, Split]]:

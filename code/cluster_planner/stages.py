@@ -41,6 +41,8 @@ class TrainingConfig(NamedTuple):
 class Stages:
     """Costs of the stages of a placement; row s, column n: stage s with n layers.
 
+    Times are in seconds here, and in ms for a case (case_model.py).
+
     Attributes:
         micro_batches: of a step.
         schedule: the pipeline schedule.

@@ -26,12 +26,12 @@ from typing import NamedTuple, Protocol
 
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
+from minimegatron.formulas import state_bytes
 from virtualgpu.core import cards
 
 MICRO_BATCHES = (1, 2, 4, 8)  # samples per micro-batch that are tried
 RECOMPUTE = {"none": [], "selective": ["--recompute-granularity", "selective"],
              "full": ["--recompute-granularity", "full", "--recompute-method", "uniform"]}
-ELEMENT = {"fp32": 4, "fp16": 2, "bf16": 2}  # bytes of an activation
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class ModelSpec:
 
     def sent_bytes(self, micro_batch: int) -> int:
         """Return the bytes of a message from one stage to the next."""
-        return self.sequence * micro_batch * self.hidden * ELEMENT[self.precision]
+        return (self.sequence * micro_batch * self.hidden
+                * state_bytes(self.precision).weights)
 
 
 class Key(NamedTuple):

@@ -6,10 +6,10 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from layout_estimator.pass_handler import CostHandler
 from layout_estimator.representative import RepresentativeContext
-from layout_estimator.stage_cost import StageCost
+from layout_estimator.stage_cost import CostHandler, StageCost
 from minimegatron.arguments import Config
+from minimegatron.formulas import state_bytes
 from pipeline_schedules import BACKWARD, FORWARD, Action, Message
 from pipeline_schedules.actions import StageAction
 
@@ -18,7 +18,7 @@ def activation_bytes(config: Config) -> int:
     """Return the size, in bytes, of a stage's output on one rank."""
     parts = config.tensor_model_parallel_size if config.sequence_parallel else 1
     count = config.seq_length * config.micro_batch_size * config.hidden_size // parts
-    return count * (4 if config.precision == "fp32" else 2)
+    return count * state_bytes(config.precision).weights
 
 
 def message_bytes(config: Config) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, NamedTuple
 
+from cluster_planner.placement import slowest_network
 from layout_estimator.cluster import ModeledCluster, modeled_gpu
 from layout_estimator.estimate import (
     UNLIMITED_MEMORY,
@@ -90,8 +91,7 @@ class MixedEstimator:
     @property
     def network(self) -> Link:
         """The link between nodes."""
-        links = [self.link] if self.link else [group.card.network for group in self.groups]
-        return min(map(network.parse, links), key=lambda link: link.effective)
+        return network.parse(self.link or slowest_network(self.groups))
 
     @property
     def topology(self) -> Topology:

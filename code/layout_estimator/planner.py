@@ -33,7 +33,6 @@ from virtualgpu.net.nodes import max_gpus
 GIB = 2**30
 
 
-
 @dataclass(frozen=True)
 class RunPlan:
     """The fields of `--json`; `format_plan` formats them for people.

@@ -1,11 +1,12 @@
-"""Time and memory of one pipeline stage."""
+"""Time and memory of one pipeline stage, and the handler that looks them up for a program."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
-from pipeline_schedules import Action
+from pipeline_schedules import Action, Handler
 from virtualgpu.core.card import Efficiency
 
 
@@ -124,3 +125,23 @@ class StageCost:
         """Return how many seconds of a step its GPU waits for collectives."""
         return self.step.communication + micro_batches * sum(
             cost.communication for chunk in self.chunks for cost in chunk.passes.values())
+
+
+class CostHandler(Handler):
+    """Looks up the measured cost of each action of a program."""
+
+    def __init__(self, costs: Sequence[StageCost]) -> None:
+        self.costs = costs
+        self._begun: set[tuple[int, str, int]] = set()
+
+    def pass_cost(self, stage: int, action: Action) -> PassCost:
+        """Return the cost of the stage's next action; the first of its kind costs differently.
+
+        Args:
+            stage: the stage that runs it.
+            action: the action.
+        """
+        key = stage, action.kind, action.chunk
+        is_first = key not in self._begun
+        self._begun.add(key)
+        return self.costs[stage].pass_cost(action, is_first)

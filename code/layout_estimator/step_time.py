@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from layout_estimator.pass_handler import CostHandler
-from layout_estimator.stage_cost import StageCost, StepCollective
+from layout_estimator.stage_cost import CostHandler, StageCost, StepCollective
 from pipeline_schedules import Action, Message
 from pipeline_schedules.actions import StageAction
 from pipeline_schedules.messages import Queue

@@ -192,7 +192,7 @@ def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
             take longer, the time is infinite.
     """
     splits = np.array(splits, dtype=int).reshape(-1, len(stages.forward))
-    least = bounds(stages, splits)
+    least = bounds(stages, splits, loose=True)  # such a partition may still be improved
     order = np.argsort(least, kind="stable")
     fastest: Split = ()
     time = np.inf
@@ -208,7 +208,7 @@ def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
     return fastest, time
 
 
-def bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
+def bounds(stages: Stages, splits: np.ndarray, *, loose: bool = False) -> np.ndarray:
     """Return a lower bound of the simulated time of each partition, [c].
 
     Before a stage starts, the first micro-batch passes through the stages before it; after it ends,
@@ -221,27 +221,43 @@ def bounds(stages: Stages, splits: np.ndarray) -> np.ndarray:
     Args:
         stages: costs of the stages, with one chunk each.
         splits: the partitions, [c, p] layers.
+        loose: count one trip in place of two under 1F1B, as lower_bounds does.
     """
     rows, m = np.arange(splits.shape[1]), stages.micro_batches
     forward, backward = stages.forward[rows, splits], stages.backward[rows, splits]
     both = stages.both[rows, splits]
     sync, sent = stages.sync[rows, splits], np.concatenate([[0.0], np.cumsum(stages.send)])
-    fill = np.cumsum(forward, axis=1) - forward + sent
+    filled = np.cumsum(forward, axis=1) - forward + sent + sync
     work = m * both
     if stages.schedule == "zb-h1":
-        tied = np.where((rows == 0) | (rows == rows[-1]), stages.ends, 0.0)
-        ends = work + fill + tied + sync
+        ends = work + filled + np.where((rows == 0) | (rows == rows[-1]), stages.ends, 0.0)
     else:
         before = np.cumsum(both, axis=1) - both
         after = both.sum(axis=1, keepdims=True) - before - both + 2 * (sent[-1] - sent)
+        back = before + 2 * sent + stages.ends + sync[:, :1]
         if stages.schedule == "1f1b":
-            behind = rows[::-1]
-            once = np.where(m > behind, after - behind * np.minimum(forward, backward), 0)
-            twice = np.where(m > behind + 1, 2 * after - behind * both, 0)
-            after = np.maximum(np.maximum(once, twice), 0)
-        ends = work + after + np.maximum(fill + sync,
-                                         before + 2 * sent + stages.ends + sync[:, :1])
+            after = np.maximum(_waits(after, forward, backward, m, loose), 0)
+        ends = work + after + (back if loose else np.maximum(filled, back))
     return (ends.max(axis=1) + stages.update[rows, splits].max(axis=1)) * (1 - 1e-12)
+
+
+def _waits(trip: np.ndarray, forward: np.ndarray, backward: np.ndarray, m: int, loose: bool
+           ) -> np.ndarray:
+    """Return how long each stage waits under 1F1B, as bounds counts it, [c, p].
+
+    Args:
+        trip: the time of a trip from the stage to the last one and back, without its own passes.
+        forward: the time of a forward pass.
+        backward: the time of a backward pass.
+        m: micro-batches of a step.
+        loose: as for bounds.
+    """
+    both, behind = forward + backward, np.arange(trip.shape[1])[::-1]
+    twice = 2 * trip - behind * both
+    if loose:
+        return np.where(m > behind + 1, twice / 2, trip - (m - 1) * both)
+    once = np.where(m > behind, trip - behind * np.minimum(forward, backward), 0)
+    return np.maximum(once, np.where(m > behind + 1, twice, 0))
 
 
 def even_split(layers: int, stages: int, *, spread: bool = False) -> Split:

@@ -26,10 +26,10 @@ from cluster_planner.case_planners import (
     even,
     fasop,
     lower_bound,
-    placements,
     proportional,
     search,
 )
+from cluster_planner.placement import orders
 from labkit.contest.contests.plans import CONTEST
 
 RESULTS = Path(__file__).parent / "results" / "planners.md"
@@ -66,7 +66,7 @@ def optimum(case: dict[str, Any]) -> float:
     for replicas in case["replicas"]:
         for counts in product(*(range(spec["gpus"] // replicas + 1)
                                 for spec in case["kinds"].values())):
-            for kinds in placements(dict(zip(case["kinds"], counts, strict=True))):
+            for kinds in orders(dict(zip(case["kinds"], counts, strict=True))):
                 for layers in product(range(case["layers"] + 1), repeat=len(kinds)):
                     plan = {"replicas": replicas, "stages": list(zip(kinds, layers, strict=True))}
                     if kinds and sum(layers) == case["layers"] and lower_bound(

@@ -11,8 +11,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import combinations, pairwise, permutations, product
-from math import factorial, prod
+from itertools import combinations, pairwise, product
+from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -21,27 +21,18 @@ import numpy as np
 from cluster_planner import partition
 from cluster_planner.case_model import Case, InvalidPlan, Place, Plan, case_stages, staged
 from cluster_planner.partition import LESS, Partitioner, Split
+from cluster_planner.placement import orders
 from cluster_planner.stages import Stages
 from cluster_planner.timing import step_times
 
 MOST_PLACEMENTS = 500
-FEW_ORDERS = 20  # of a choice of GPUs: then all are tried, else those with each kind together
+FEW_ORDERS = 20  # of some of the GPUs: then all are tried, else those with each kind together
 SIMULATED = 60  # plans of different placements, those with the least lower bounds
 IMPROVED = 16  # of them, by moving layers
 CHANGED = 6  # plans whose placements are changed
 MOST_MOVED = 8  # layers that move at once
 
 Planner = Callable[[Case], dict[str, Any]]
-
-
-def placements(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
-    """Yield every distinct order of the kinds, {kind: how many stages}."""
-    if not any(counts.values()):
-        yield ()
-    for kind, left in counts.items():
-        if left:
-            for rest in placements({**counts, kind: left - 1}):
-                yield (kind, *rest)
 
 
 def starts(case: Case) -> Iterator[Place]:
@@ -60,12 +51,8 @@ def _tried(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
     some = [range(count + 1) if every else {0, count // 2, count} for count in counts.values()]
     for chosen in product(*some):
         used = {kind: count for kind, count in zip(counts, chosen, strict=True) if count}
-        orders = factorial(sum(chosen)) // prod(map(factorial, chosen))
-        if used and (orders <= FEW_ORDERS or (orders <= MOST_PLACEMENTS and used == counts)):
-            yield from placements(used)
-        elif used:
-            for order in permutations(used):
-                yield tuple(kind for kind in order for _ in range(used[kind]))
+        if used:
+            yield from orders(used, MOST_PLACEMENTS if used == counts else FEW_ORDERS)
 
 
 def _all_gpus(case: Case) -> Place:

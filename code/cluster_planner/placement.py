@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, permutations
-from math import factorial, prod
+from math import factorial, inf, prod
+from typing import TypeVar
 
 from virtualgpu.core.card import Card
 from virtualgpu.net import nccl, network
@@ -23,6 +24,7 @@ from virtualgpu.net.collectives import CommunicationPath, message
 from virtualgpu.net.topology import Topology
 
 MOST_ORDERS = 256
+Kind = TypeVar("Kind")
 Members = tuple[tuple[NodeGroup, tuple[int, ...]], ...]  # per node: its kind, and the slots used
 
 
@@ -194,7 +196,7 @@ def placements(used: Sequence[tuple[NodeGroup, int]], sizes: ParallelSizes, link
         link: the network between nodes.
     """
     seen, numbers = set(), {id(group): number for number, (group, _) in enumerate(used)}
-    for order in _orders(used):
+    for order in orders(dict(used), MOST_ORDERS):
         made = Placement(sizes, order, link)
         key = _signature(made, numbers)
         if key not in seen:
@@ -202,29 +204,32 @@ def placements(used: Sequence[tuple[NodeGroup, int]], sizes: ParallelSizes, link
             yield made
 
 
-def count_orders(used: Sequence[tuple[NodeGroup, int]]) -> int:
-    """Return the number of distinct orders of the nodes."""
-    counts = [count for _, count in used]
-    return factorial(sum(counts)) // prod(map(factorial, counts))
+def count_orders(counts: Mapping[Kind, int]) -> int:
+    """Return the number of distinct orders of things of several kinds, {kind: how many}."""
+    return factorial(sum(counts.values())) // prod(map(factorial, counts.values()))
 
 
-def _orders(used: Sequence[tuple[NodeGroup, int]]) -> Iterator[tuple[NodeGroup, ...]]:
-    if count_orders(used) > MOST_ORDERS:
-        for blocks in permutations(used):
-            yield tuple(group for group, count in blocks for _ in range(count))
-        return
-    left = {group: count for group, count in used if count}
+def orders(counts: Mapping[Kind, int], most: float = inf) -> Iterator[tuple[Kind, ...]]:
+    """Yield distinct orders of things of several kinds.
 
-    def extend(order: tuple[NodeGroup, ...]) -> Iterator[tuple[NodeGroup, ...]]:
-        if not any(left.values()):
-            yield order
-        for group in left:
-            if left[group]:
-                left[group] -= 1
-                yield from extend((*order, group))
-                left[group] += 1
+    Args:
+        counts: how many things of each kind.
+        most: if there are more orders, only those that keep each kind together.
+    """
+    if count_orders(counts) <= most:
+        yield from _every_order(counts)
+    else:
+        for blocks in permutations(counts):
+            yield tuple(kind for kind in blocks for _ in range(counts[kind]))
 
-    yield from extend(())
+
+def _every_order(counts: Mapping[Kind, int]) -> Iterator[tuple[Kind, ...]]:
+    if not any(counts.values()):
+        yield ()
+    for kind, left in counts.items():
+        if left:
+            for rest in _every_order({**counts, kind: left - 1}):
+                yield (kind, *rest)
 
 
 def _signature(made: Placement, numbers: Mapping[int, int]) -> tuple:

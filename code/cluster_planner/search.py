@@ -125,7 +125,7 @@ class Search:
         for branch in branches:
             if branch.bound >= self._limit(best, branch.rate):
                 continue
-            self.every_order &= count_orders(branch.used) <= MOST_ORDERS
+            self.every_order &= count_orders(dict(branch.used)) <= MOST_ORDERS
             for placement in self._by_bound(branch, best):
                 plan = self._solve(branch, placement, best)
                 if plan is not None:

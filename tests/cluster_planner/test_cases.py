@@ -22,9 +22,9 @@ from cluster_planner.case_planners import (
     balanced,
     fasop,
     lower_bound,
-    placements,
     search,
 )
+from cluster_planner.placement import orders
 from cluster_planner.timing import step_times
 from labkit.contest import catalog
 from tests.cluster_planner.cases import CASE
@@ -54,9 +54,9 @@ def test_the_first_and_the_last_stage_may_be_empty(layers):
     assert step({**CASE, "activation": 0}, plan).milliseconds > 0
 
 
-def test_placements_are_distinct_and_complete():
+def test_orders_are_distinct_and_complete():
     counts = {"a": 3, "b": 2, "c": 1}
-    made = list(placements(counts))
+    made = list(orders(counts))
     assert len(made) == len(set(made)) == 60 and set(made) == set(permutations("aaabbc"))
 
 

@@ -86,9 +86,9 @@ import torch""",
     from cluster_planner.case_planners import balanced
     plan = balanced(case, replicas, kinds)
     return plan and [layers for _, layers in plan["stages"]]""",
-        "placements": """from cluster_planner import case_planners
+        "placements": """from cluster_planner.placement import orders
 def placements(counts):
-    return list(case_planners.placements(counts))""",
+    return list(orders(counts))""",
         "planner": "from cluster_planner.case_planners import search as plan",
     },
 }

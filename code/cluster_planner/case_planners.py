@@ -35,11 +35,24 @@ MOST_MOVED = 8  # layers that move at once
 Planner = Callable[[Case], dict[str, Any]]
 
 
-def starts(case: Case) -> Iterator[Place]:
-    """Yield the placements that planners begin with."""
-    for replicas in case["replicas"]:
-        yield from ((replicas, kinds) for kinds in _tried(
-            {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()}))
+class Placed(NamedTuple):
+    """A placement, and what its stages cost."""
+
+    place: Place
+    stages: Stages
+
+
+def starts(case: Case) -> list[Placed]:
+    """Return the placements that planners begin with."""
+    return _starts(json.dumps(case))
+
+
+@lru_cache(maxsize=1)  # the planners of a case share it
+def _starts(text: str) -> list[Placed]:
+    case = json.loads(text)
+    return [Placed((replicas, kinds), case_stages(case, (replicas, kinds)))
+            for replicas in case["replicas"] for kinds in _tried(
+                {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()})]
 
 
 def _tried(counts: Mapping[str, int]) -> Iterator[tuple[str, ...]]:
@@ -107,8 +120,8 @@ def amp(case: Case) -> dict[str, Any]:
 def _published(case: Case, partitioner: Partitioner) -> dict[str, Any]:
     """Return the plan of the placement whose partition the partitioner ranks first."""
     least, best = np.inf, None
-    for place in starts(case):
-        made = partitioner(case_stages(case, place), least)
+    for place, stages in starts(case):
+        made = partitioner(stages, least)
         if made is not None:
             least, best = made.time, staged(*place, made.layers)
     if best is None:
@@ -162,7 +175,7 @@ def _searched(text: str) -> str:
     """Return the plan of a case, both as JSON."""
     case = json.loads(text)
     found = [one._replace(time=float(step_times(one.stages, [one.layers])[0]))
-             for one in (*_seeds(case), *_leanest(case, starts(case))[:SIMULATED])]
+             for one in (*_seeds(case), *_leanest(starts(case))[:SIMULATED])]
     if not found:
         raise InvalidPlan("memory", "the model fits on no placement")
     best = _fastest(one.improved(1) for one in _fastest(found, IMPROVED))
@@ -172,7 +185,8 @@ def _searched(text: str) -> str:
         places = {place for one in best for place in _changes(case, one.place)} - seen
         seen |= places
         least = best[0].time
-        found = _fastest(one.improved(1) for one in _leanest(case, sorted(places), least))
+        placed = [Placed(place, case_stages(case, place)) for place in sorted(places)]
+        found = _fastest(one.improved(1) for one in _leanest(placed, least))
         best = _fastest([*best, *(one.improved(MOST_MOVED) for one in found)])
         if best[0].time >= least * LESS:
             return json.dumps(staged(*best[0].place, best[0].layers))
@@ -200,14 +214,13 @@ def _seeds(case: Case) -> Iterator[Candidate]:
                 yield Candidate(0.0, (plan["replicas"], kinds), stages, layers)
 
 
-def _leanest(case: Case, places: Iterable[Place], below: float = np.inf) -> list[Candidate]:
+def _leanest(placed: Iterable[Placed], below: float = np.inf) -> list[Candidate]:
     """Return the plan of each placement with the least lower bound, and this in place of its time.
 
     The splits are those with the least total time for each limit on the slowest stage.
     """
     plans = []
-    for place in places:
-        stages = case_stages(case, place)
+    for place, stages in placed:
         splits = partition.lean_splits(stages)
         if len(splits):
             bounds = partition.bounds(stages, splits)

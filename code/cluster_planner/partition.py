@@ -53,12 +53,18 @@ class Partition:
 
 def modeled_time(stages: Stages, layers: Split) -> float:
     """Return the time of a step's passes in the cost model above."""
-    rows = np.arange(len(layers))
-    forward = stages.forward[rows, layers]
-    backward = stages.both[rows, layers] - forward
-    both = forward + backward
-    slowest = forward.max() + backward.max() if stages.schedule == "gpipe" else both.max()
-    return float(both.sum() + (stages.micro_batches - 1) * slowest + 2 * stages.send.sum())
+    return float(_modeled_times(stages, np.array([layers]))[0])
+
+
+def _modeled_times(stages: Stages, splits: np.ndarray) -> np.ndarray:
+    """Return modeled_time of each partition, [c]."""
+    rows = np.arange(splits.shape[1])
+    both = slowest = stages.both[rows, splits]
+    if stages.schedule == "gpipe":
+        forward = stages.forward[rows, splits]
+        slowest = forward.max(axis=1, keepdims=True) + (both - forward)
+    return (both.sum(axis=1) + (stages.micro_batches - 1) * slowest.max(axis=1)
+            + 2 * stages.send.sum())
 
 
 def exact(stages: Stages) -> list[tuple[float, Split]]:
@@ -82,10 +88,10 @@ def exact(stages: Stages) -> list[tuple[float, Split]]:
             break
         limits, splits = _optima(stages, allowed, cost, further)
         bounds = sends + _sums(stages, splits) + further * (base + limits)
-        for split in np.unique(splits[bounds <= least], axis=0).tolist():
-            time = modeled_time(stages, tuple(split))
-            optima[tuple(split)] = time
-            least = min(least, time)
+        splits = splits[bounds <= least]
+        times = _modeled_times(stages, splits)
+        optima.update(zip(map(tuple, splits.tolist()), times.tolist(), strict=True))
+        least = min(least, times.min(initial=np.inf))
     return sorted((time, split) for split, time in optima.items())
 
 

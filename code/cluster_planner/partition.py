@@ -42,12 +42,10 @@ class Partition:
 
     Attributes:
         layers: of every stage.
-        modeled: time of the passes in the cost model.
         time: simulated time of the step.
     """
 
     layers: Split
-    modeled: float
     time: float
 
 
@@ -184,7 +182,7 @@ def _improved(stages: Stages, split: Split, time: float, below: float, most: int
                 break
         if time >= least:
             break
-    return Partition(split, modeled_time(stages, split), time) if time < below else None
+    return Partition(split, time) if time < below else None
 
 
 def _fastest(stages: Stages, splits: Sequence[Split] | np.ndarray, below: float
@@ -303,7 +301,7 @@ def _timed(stages: Stages, split: Split, below: float) -> Partition | None:
             stages.chunks == 1 and bounds(stages, np.array([split]))[0] >= below):
         return None
     time = float(step_times(stages, [split])[0])
-    return Partition(split, modeled_time(stages, split), time) if time < below else None
+    return Partition(split, time) if time < below else None
 
 
 def fasop(stages: Stages, below: float = np.inf, *, sends: bool = True) -> Partition | None:
@@ -340,13 +338,12 @@ def amp(stages: Stages, below: float = np.inf) -> Partition | None:
     """
     counts = np.arange(stages.forward.shape[1])
     roomy = replace(stages, fits=np.broadcast_to(counts > 0, stages.forward.shape))
-    for _, split in exact(roomy)[:1]:
+    for modeled, split in exact(roomy)[:1]:
         rows = range(len(split))
         if stages.fits[rows, split].all():
-            modeled = modeled_time(stages, split)
             time = modeled + stages.ends + float(
                 stages.sync[rows, split].max() + stages.update[rows, split].max())
-            return Partition(split, modeled, time) if time < below else None
+            return Partition(split, time) if time < below else None
     return None
 
 

@@ -1,16 +1,16 @@
 """When every stage of a schedule finishes, for many choices of times.
 
 A planner asks this for thousands of partitions, and the order of the passes is the same in all of
-them. So it is computed once, and every further answer only adds and compares numbers. They may also
-be arrays, for many partitions at a time. simulation.py computes whole timelines, with checks.
+them. So it is computed once, and every further answer only adds and compares numbers. simulation.py
+computes whole timelines, with checks.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pipeline_schedules.actions import BACKWARD, FORWARD, Action
 from pipeline_schedules.low_bubble import BUILT_IN
@@ -78,8 +78,8 @@ def _sender(action: Action, virtual: int, count: int) -> int | None:
     return virtual + 1 if action.kind == BACKWARD and virtual + 1 < count else None
 
 
-def last_ends(order: Sequence[Pass], times: dict[str, Sequence], send: Sequence,
-              later: Callable[[Any, Any], Any] = max, zero: Any = 0.0) -> list:
+def last_ends(order: Sequence[Pass], times: dict[str, Sequence[float]], send: Sequence[float]
+              ) -> list[float]:
     """Return when each stage finishes its last pass.
 
     A pass starts when its stage is idle and its input has arrived; sends overlap with passes.
@@ -88,14 +88,12 @@ def last_ends(order: Sequence[Pass], times: dict[str, Sequence], send: Sequence,
         order: the passes, of stages with one chunk.
         times: {kind of pass: its time on each stage}.
         send: the time of a message across the boundary behind each stage.
-        later: the larger of two times: numpy.maximum, if they are arrays.
-        zero: the time at which all stages are idle.
     """
-    free, ends = [zero] * len(next(iter(times.values()))), []
+    free, ends = [0.0] * len(next(iter(times.values()))), []
     for kind, stage, source, boundary, _ in order:
         start = free[stage]
         if source is not None:
-            start = later(start, ends[source] + send[boundary])
+            start = max(start, ends[source] + send[boundary])
         free[stage] = start + times[kind][stage]
         ends.append(free[stage])
     return free

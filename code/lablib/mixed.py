@@ -29,6 +29,7 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
         VirtualGpuError: the text describes no cluster.
         LabError: there is no such model.
     """
+    from cluster_planner.placement import slowest_network
     from cluster_planner.profiles import Key
     from layout_estimator.layer_profiles import VirtualProfiles
     from layout_estimator.requests import SHAPES, model_flags
@@ -41,7 +42,7 @@ def case(cluster: str, model: str, global_batch: int, *, micro_batch: int = 1,
     sequence = sequence or default_sequence
     flags += ["--fp16", "--timing-log-level", "0", "--seq-length", str(sequence),
               "--max-position-embeddings", str(sequence)]
-    slowest = min((parse(group.card.network) for group in groups), key=lambda link: link.effective)
+    slowest = parse(slowest_network(groups))
     profiles = VirtualProfiles(flags, {group.card.name: group.per_node for group in groups})
     parts = [profiles.get(Key(group.card.name, 1, micro_batch, "none")) for group in groups]
     layer, state = parts[0].layer, state_bytes("fp16")

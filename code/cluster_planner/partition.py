@@ -105,8 +105,7 @@ def balanced(stages: Stages) -> Split | None:
 
 
 def lean_splits(stages: Stages) -> np.ndarray:
-    """Return, for each limit on a stage, the partition with the least sum of passes, [v, p].
-    """
+    """Return the partition with the least sum of passes for each limit on a stage, [v, p]."""
     if not _feasible(stages.fits):
         return np.empty((0, len(stages.fits)), dtype=int)
     return _optima(stages, stages.fits, stages.both, 0)[1]

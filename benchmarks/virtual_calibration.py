@@ -27,7 +27,7 @@ from pipeline_schedules import Action, Handler, one_f_one_b, replay
 from pipeline_schedules.actions import StageAction
 from virtualgpu.core import matmul
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.net.group import VirtualGroup
+from virtualgpu.net.communicator import Communicator
 
 
 class Recorder:
@@ -36,7 +36,7 @@ class Recorder:
     def __init__(self) -> None:
         self.pieces: list[list[tuple]] = []
         self.now: list[tuple] = []
-        start, finish, meter = VirtualGpu.start, VirtualGroup.end, measurement.Meter.run
+        start, occupy, meter = VirtualGpu.start, Communicator.occupy, measurement.Meter.run
         recorder = self
 
         def started(gpu, func, args, kwargs, plan, out):
@@ -44,9 +44,9 @@ class Recorder:
             recorder.now.append(("kernel", work.bytes, work.kernels, work.gemm))
             start(gpu, func, args, kwargs, plan, out)
 
-        def ended(group, work, name, stream, start, end):
+        def occupied(communicator, name, start, end):
             recorder.now.append(("collective", end - start, 0, None))
-            finish(group, work, name, stream, start, end)
+            occupy(communicator, name, start, end)
 
         def metered(meter_, work, backlog=0.0):
             recorder.now = []
@@ -54,7 +54,7 @@ class Recorder:
             recorder.pieces.append(recorder.now)
             return found
 
-        VirtualGpu.start, VirtualGroup.end, measurement.Meter.run = started, ended, metered
+        VirtualGpu.start, Communicator.occupy, measurement.Meter.run = started, occupied, metered
 
 
 Key = tuple  # of a stage: hidden, micro-batch, tp, whether it is the first, the last

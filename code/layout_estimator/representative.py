@@ -42,7 +42,7 @@ class RecordedCollective:
 
     def wait(self) -> None:
         """Wait for the collective and record it; a group runs one collective at a time."""
-        waited, free = self.clock.ready(), self.work.group.last_end
+        waited, free = self.clock.ready(), self.work.group.communicator.last_end
         self.work.wait()
         self.group.records.append(CollectiveRecord(
             self.group.name, self.ready, self.work.end - max(free, self.ready), waited,

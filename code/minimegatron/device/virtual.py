@@ -20,7 +20,7 @@ from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export import profiler, trace
 from virtualgpu.net import network
 from virtualgpu.net.backend import register
-from virtualgpu.net.group import BACKEND
+from virtualgpu.net.communicator import BACKEND
 from virtualgpu.net.topology import Topology
 
 

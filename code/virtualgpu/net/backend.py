@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch.distributed as dist
 
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.net.communicator import BACKEND
 from virtualgpu.net.errors import Asymmetric
-from virtualgpu.net.group import BACKEND, PrintLine, VirtualGroup
+from virtualgpu.net.group import PrintLine, VirtualGroup
 from virtualgpu.net.job_store import JobStore
 from virtualgpu.net.messenger import Messenger
 from virtualgpu.net.topology import Topology

@@ -1,9 +1,8 @@
 """A process group whose messages carry times instead of tensors.
 
-Ranks tell each other when they were ready (messenger.py), and each computes from that when a
-collective ends. As with NCCL, a group has a stream of its own on every GPU: a collective starts
-when the slowest rank's current stream has reached it and the group's previous one has ended, and a
-stream waits for it only when the program does. Small tensors carry their values along if these are
+Ranks tell each other when their current streams have reached a collective (messenger.py), and each
+computes from that when it ends (communicator.py). A stream waits for a collective only when the
+program does. Small tensors carry their values along if these are
 known (values.py). Tensors on the CPU are control traffic, such as that of object collectives: they
 carry values and cost no virtual time.
 
@@ -14,7 +13,7 @@ each rank waits for (job_store.py).
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -24,6 +23,7 @@ import torch.distributed as dist
 
 from virtualgpu.core.gpu import VirtualGpu, caller
 from virtualgpu.net import collectives, nccl, values
+from virtualgpu.net.communicator import BACKEND, Communicator
 from virtualgpu.net.errors import CollectiveMismatch, mismatch_message
 from virtualgpu.net.messages import RankMessage, describe, is_meta, kinds, total
 from virtualgpu.net.messenger import Messenger
@@ -32,13 +32,7 @@ from virtualgpu.net.p2p import PointToPoint
 from virtualgpu.net.topology import Topology
 from virtualgpu.net.work import Work
 
-BACKEND = "virtual"
 PrintLine = Callable[[str], None]
-
-
-def stream_name(ranks: Sequence[int]) -> str:
-    """Return the name of the stream for collectives of these ranks of the job."""
-    return f"{BACKEND} {','.join(map(str, ranks))}"
 
 
 class Collective(NamedTuple):
@@ -79,15 +73,11 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         super().__init__(rank, len(ranks))
         self.gpu, self.topology, self.ranks = gpu, topology, ranks
         self.messenger = messenger or Messenger(rank, ranks)
-        self.path, self.print_line = topology.path(ranks), print_line
-        self.stream = stream_name(ranks)
+        self.communicator = Communicator(gpu, topology, ranks, rank)
+        self.path, self.stream = self.communicator.path, self.communicator.stream
+        self.print_line = print_line
         self.pending: deque[Collective] = deque()  # oldest first
-        self.started, self.has_buffers = 0, False
         self.serves_cpu = self.serves_gpu = True  # NCCL alone and Gloo serve only one of them
-        self.last_end = 0.0  # when the last settled collective ended
-        self.sent: Counter[int] = Counter()
-        self.received: Counter[int] = Counter()
-        self.free: defaultdict[int, float] = defaultdict(float)  # when the previous send has left
         self.pending_receives: list[Work] = []  # messages not read yet
         self.batch: list[Work] | None = None  # between _start_coalescing and _end_coalescing
         self._register_devices()
@@ -115,15 +105,14 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         file, line, _ = caller()
         return f"{file}:{line}" if line else file
 
-    def open(self) -> None:
-        """Allocate the buffers before the first communication, as NCCL does."""
-        if not self.has_buffers:
-            self.has_buffers = True
-            self.gpu.allocate_outside(nccl.buffer_bytes(self.gpu.card, self.path))
-            if self.print_line is not None:
-                channels = nccl.channels_of(self.gpu.card, self.path)
-                lines = nccl.lines(self.topology, self.ranks, self.rank(), channels)
-                self.print_line("\n".join(lines))
+    def launch(self) -> float:
+        """Charge the host for a launch, print NCCL's lines before the first one, and return when
+        this rank is ready."""
+        if self.communicator.launch() and self.print_line is not None:
+            channels = nccl.channels_of(self.gpu.card, self.path)
+            lines = nccl.lines(self.topology, self.ranks, self.rank(), channels)
+            self.print_line("\n".join(lines))
+        return self.gpu.clock.ready(self.gpu.stream)
 
     def is_control(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether tensors are in the host's memory, which makes them control traffic.
@@ -166,7 +155,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         control = self.is_control([*given, *taken])
         work = kind(self, taken if result is None else result)
         if not control:
-            self._launch(work, name, given, taken)
+            self.note(work, name, self.stream, given or taken, self.launch(), taken)
         sizes = describe(given if shapes is None else shapes)
         call = " ".join(filter(None, (name, detail, "of", sizes, "on the CPU" if control else "")))
         everyone = range(self.size()) if contributors is None else contributors
@@ -180,18 +169,10 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
         if self.gpu.journal is not None and not control:
             self.gpu.journal.collective(self, work, name, call, given, taken, splits)
         seconds = None if control else self.cost(name, given, taken)
-        receive = self.messenger.exchange(self.started, message)
-        self.started += 1
+        receive = self.messenger.exchange(self.communicator.started, message)
+        self.communicator.started += 1
         self.pending.append(Collective(work, name, seconds, receive, finish))
         return self.batched(work)
-
-    def _launch(self, work: Work, name: str, given: Sequence[torch.Tensor],
-                taken: list[torch.Tensor]) -> None:
-        """Charge the host for a collective's launch, and record it; see `begin`."""
-        self.open()
-        self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
-        ready = self.gpu.clock.ready(self.gpu.stream)
-        self.note(work, name, self.stream, given or taken, ready, taken)
 
     def _message(self, call: str, splits: Sequence[Sequence[int]],
                  given: Sequence[torch.Tensor] | None) -> RankMessage:
@@ -254,10 +235,8 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
             if first.seconds is None:
                 first.work.end = 0.0
             else:
-                seconds = first.seconds(messages)
-                start = max(self.last_end, *(message.time for message in messages))
-                self.end(first.work, first.name, self.stream, start, start + seconds)
-                self.last_end = first.work.end
+                self.end(first.work, self.communicator.run_collective(
+                    first.name, [message.time for message in messages], first.seconds(messages)))
             first.finish(messages)
 
     def _check(self, messages: Sequence[RankMessage]) -> None:
@@ -269,23 +248,13 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                     f"rank {self.ranks[0]} calls {first.call} ({first.line})",
                     f"rank {self.ranks[other]} calls {message.call} ({message.line})"))
 
-    def end(self, work: Work, name: str, stream: str, start: float, end: float) -> None:
-        """Record a collective or a transfer whose end is known.
-
-        Args:
-            work: the program's handle.
-            name: the collective or transfer.
-            stream: the stream that it runs on.
-            start: when it starts, in virtual seconds.
-            end: when it ends.
-        """
+    def end(self, work: Work, end: float) -> None:
+        """Set the time at which a collective or a transfer ends."""
         work.end = end
         if work.note is not None:
             work.note.end = end
         if self.gpu.journal is not None:
             work.end = self.gpu.journal.settled(work, end)
-        self.gpu.clock.communicate(name, stream, start, end)
-        self.gpu.busy[name] += end - start
 
     def settle_all(self) -> None:
         """Settle everything that was started here."""

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from virtualgpu.net import collectives
+from virtualgpu.net.communicator import unequal_splits
 from virtualgpu.net.errors import Asymmetric, CollectiveMismatch
 from virtualgpu.net.messages import RankMessage, total
 from virtualgpu.net.values import Combine, op_name, reduction
@@ -211,12 +212,13 @@ class Collectives:
             return
         me = self.rank()
         mine = messages[me]
-        for other, message in enumerate(messages):
-            if message.splits[0][me] != mine.splits[1][other]:
-                raise CollectiveMismatch(
-                    f"all_to_all: rank {self.ranks[other]} sends {message.splits[0][me]} elements "
-                    f"to rank {self.ranks[me]} ({message.line}), which expects "
-                    f"{mine.splits[1][other]} ({mine.line})")
+        other = unequal_splits([message.splits for message in messages], me)
+        if other is not None:
+            message = messages[other]
+            raise CollectiveMismatch(
+                f"all_to_all: rank {self.ranks[other]} sends {message.splits[0][me]} elements "
+                f"to rank {self.ranks[me]} ({message.line}), which expects "
+                f"{mine.splits[1][other]} ({mine.line})")
 
     def barrier(self, opts=None) -> Work:
         return self.begin("barrier", [], [], lambda *_: [], kind=BarrierWork)

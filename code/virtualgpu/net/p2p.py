@@ -1,7 +1,7 @@
 """Point-to-point sends and receives of a virtual process group.
 
-Sends between two ranks keep their order, and tags are ignored, as in NCCL. A send starts when its
-sender is ready and the previous one has left. Sends are buffered, so none waits for its receive.
+Sends between two ranks keep their order, and tags are ignored, as in NCCL. Sends are buffered, so
+none waits for its receive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from virtualgpu.core.errors import VirtualGpuError
-from virtualgpu.net import collectives, values
+from virtualgpu.net import values
 from virtualgpu.net.errors import CollectiveMismatch
 from virtualgpu.net.messages import RankMessage, describe, kinds, total
 from virtualgpu.net.work import CoalescedWork, Work
@@ -31,20 +31,14 @@ class PointToPoint:
         works, self.batch = self.batch, None
         return CoalescedWork(works)
 
-    def _path(self, peer: int) -> collectives.CommunicationPath:
-        return self.topology.p2p_path(self.ranks[self.rank()], self.ranks[peer])
-
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int = 0) -> Work:
         control = self.is_control(tensors)
-        clock, number, start, seconds = self.gpu.clock, self.sent[dst], 0.0, 0.0
-        self.sent[dst] += 1
+        number, start, end = self.communicator.sent[dst], 0.0, 0.0
+        self.communicator.sent[dst] += 1
         if not control:
-            self.open()
-            clock.work(self.gpu.card.efficiency.dispatch)
-            start = max(clock.ready(self.gpu.stream), self.free[dst])
-            seconds = collectives.message(self._path(dst), total(tensors))
+            start, end = self.communicator.run_send(dst, self.launch(), total(tensors))
         self.messenger.send(dst, number, RankMessage(
-            describe(tensors), start + seconds, self.here(), kinds=kinds(tensors),
+            describe(tensors), end, self.here(), kinds=kinds(tensors),
             values=values.known_contents(self.known, tensors)))
         work = Work(self, tensors)
         work.end = 0.0
@@ -53,24 +47,22 @@ class PointToPoint:
                 self.gpu.journal.sent(self, work, dst, tensors)
             stream = f"{self.stream} to {dst}"
             self.note(work, f"send {self.rank()}->{dst}", stream, tensors, start)
-            self.end(work, "send", self.stream, start, start + seconds)
-            self.free[dst] = work.end
+            self.end(work, end)
         return self.batched(work)
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int = 0) -> Work:
-        control, number = self.is_control(tensors), self.received[src]
-        self.received[src] += 1
+        control, number = self.is_control(tensors), self.communicator.received[src]
+        self.communicator.received[src] += 1
         text = (f"waits for {describe(tensors)} from rank {self.ranks[src]} ({self.here()})")
         work = Receive(self, tensors, self.messenger.receive(src, number, text), src)
         if not control:
-            self.open()
-            self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
+            ready = self.launch()
             if self.gpu.journal is not None:
                 self.gpu.journal.received(self, work, src, tensors)
             self.note(work, f"recv {self.rank()}<-{src}", f"{self.stream} from {src}", tensors,
-                      self.gpu.clock.ready(self.gpu.stream))
+                      ready)
             if work.note is not None:
-                work.travel = collectives.message(self._path(src), total(tensors))
+                work.travel = self.communicator.transfer_seconds(src, total(tensors))
         self.pending_receives.append(work)
         return self.batched(work)
 

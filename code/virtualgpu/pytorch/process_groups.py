@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed import device_mesh, distributed_c10d
 
 from virtualgpu.net import backend
-from virtualgpu.net.group import BACKEND, VirtualGroup
+from virtualgpu.net.communicator import BACKEND
+from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology
 from virtualgpu.pytorch import functional_collectives
 from virtualgpu.pytorch.mode import CudaGpu

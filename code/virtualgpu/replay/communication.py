@@ -1,63 +1,32 @@
-"""The collectives, sends, and receives of one rank whose record is priced, as in net/group.py."""
+"""The collectives, sends, and receives of one rank whose record is priced."""
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.net import collectives
-from virtualgpu.net.group import stream_name
-from virtualgpu.net.nccl import buffer_bytes
+from virtualgpu.net.communicator import Communicator
 from virtualgpu.net.topology import Topology
-from virtualgpu.replay import costs
 from virtualgpu.replay.buffers import Buffers
 from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.exchange import Exchange, Group, RankPost
+from virtualgpu.replay.exchange import Exchange, RankPost
 from virtualgpu.replay.reading import Record
 
 
-@dataclass
-class Communicator:
-    """One process group as this rank sees it, with the same state as net/group.py.
-
-    Attributes:
-        key: its name and ranks.
-        me: this rank's index.
-        path: the path between the ranks.
-        stream: the stream that its collectives run on.
-        unsettled: numbers of collectives whose end is not known yet, oldest first.
-        started: number of collectives that have started.
-        last_end: when the last one ended, in seconds.
-        free: by peer, when the previous send to it has left, in seconds.
-        received: by peer, number of receives that have started.
-    """
-
-    key: Group
-    me: int
-    path: collectives.CommunicationPath
-    stream: str
-    unsettled: deque[int] = field(default_factory=deque)
-    started: int = 0
-    last_end: float = 0.0
-    free: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    received: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-
-
-@dataclass
-class Pending:
+class Pending(NamedTuple):
     """A communication whose end is not known yet.
 
     Attributes:
         name: the collective, "send", or "receive".
-        group: its process group.
+        group: number of its process group.
         find_end: returns when it ends, in seconds, or None if a rank is missing.
         missing: returns the ranks that have not come that far.
     """
 
     name: str
-    group: Communicator
+    group: int
     find_end: Callable[[], float | None]
     missing: Callable[[], list[int]]
 
@@ -78,7 +47,8 @@ class Communication:
         """
         self.record, self.topology, self.exchange = record, topology, exchange
         self.gpu, self.buffers = gpu, buffers
-        self.groups: dict[int, Communicator] = {}
+        self.communicators: dict[int, Communicator] = {}  # by number of the group
+        self.unsettled: defaultdict[int, deque[int]] = defaultdict(deque)  # its collectives
         self.ends: list[float | None] = []  # by number of the communication
         self.pending: dict[int, Pending] = {}
         self.sends: set[int] = set()  # numbers of sends, which leave no result to wait for
@@ -95,87 +65,76 @@ class Communication:
                             "at this entry")
         return self.ends[number]
 
-    def _group(self, number: int) -> Communicator:
-        """Return a communicator; its first use allocates its buffers."""
-        if number not in self.groups:
-            key = self.record.groups[number]
-            path = self.topology.path(key[1])
-            self.groups[number] = Communicator(
-                key, key[1].index(self.record.rank), path, stream_name(key[1]))
-            self.gpu.allocate_outside(buffer_bytes(self.gpu.card, path))
-        self.gpu.clock.work(self.gpu.card.efficiency.dispatch)
-        return self.groups[number]
+    def _launch(self, number: int) -> Communicator:
+        """Charge the host for a launch in a process group; return the communicator."""
+        if number not in self.communicators:
+            _, ranks = self.record.groups[number]
+            self.communicators[number] = Communicator(
+                self.gpu, self.topology, ranks, ranks.index(self.record.rank))
+        self.communicators[number].launch()
+        return self.communicators[number]
+
+    def _begin(self, name: str, group: int, find_end: Callable[[], float | None],
+               missing: Callable[[], list[int]]) -> None:
+        """Add a communication; see Pending."""
+        self.pending[len(self.ends)] = Pending(name, group, find_end, missing)
+        self.ends.append(None)
 
     def collective(self, where: str, number: int, name: str, what: str, stream: int,
                    given: list[int], taken: list[int], splits: list[list[int]]) -> int:
         """Begin a collective; return the bytes of its buffer. format.py explains the fields."""
-        group, me = self._group(number), len(self.ends)
+        group, me = self._launch(number), len(self.ends)
         sizes = [self.buffers.begin(me, ranges, writes, where)
                  for ranges, writes in ((given, False), (taken, True))]
-        index, exchange = group.started, self.exchange
-        exchange.post(group.key, index, group.me, RankPost(
+        key, index, exchange = self.record.groups[number], group.started, self.exchange
+        exchange.post(key, index, group.me, RankPost(
             where, self.gpu.clock.ready(self.record.streams[stream]), name, what, *sizes, splits))
         group.started += 1
-        group.unsettled.append(me)
+        self.unsettled[number].append(me)
 
         def find_end() -> float | None:
-            posts = exchange.all_posts(group.key, index)
+            posts = exchange.all_posts(key, index)
             if posts is None:
                 return None
-            complete = all(rank in exchange.present for rank in group.key[1])
-            seconds = costs.seconds(group.path, posts, group.me, complete)
-            start = max(group.last_end, *(post.time for post in posts))
-            self._end(group, name, start, start + seconds)
-            group.last_end = start + seconds
-            return group.last_end
+            return group.run_collective(name, [post.time for post in posts],
+                                        exchange.seconds(key, posts, group.me, group.path))
 
-        self.ends.append(None)
-        self.pending[me] = Pending(name, group, find_end,
-                                   lambda: exchange.missing(group.key, index))
+        self._begin(name, number, find_end, lambda: exchange.missing(key, index))
         return max(sizes)
 
-    def _end(self, group: Communicator, name: str, start: float, end: float) -> None:
-        self.gpu.clock.communicate(name, group.stream, start, end)
-        self.gpu.busy[name] += end - start
-
-    def _peer(self, where: str, group: Communicator, peer: int) -> collectives.CommunicationPath:
-        if peer >= len(group.key[1]) or peer == group.me:
-            raise BadRecord(f"{where}: rank {peer} of a group of {len(group.key[1])}, in "
+    def _check_peer(self, where: str, group: Communicator, peer: int) -> None:
+        if peer >= len(group.ranks) or peer == group.me:
+            raise BadRecord(f"{where}: rank {peer} of a group of {len(group.ranks)}, in "
                             f"which this rank is {group.me}")
-        return self.topology.p2p_path(self.record.rank, group.key[1][peer])
 
     def send(self, where: str, number: int, peer: int, stream: int, ranges: list[int]) -> int:
         """Begin a send; return its bytes."""
-        group, me = self._group(number), len(self.ends)
-        path = self._peer(where, group, peer)
+        group, me = self._launch(number), len(self.ends)
+        self._check_peer(where, group, peer)
         size = self.buffers.begin(me, ranges, False, where)
-        start = max(self.gpu.clock.ready(self.record.streams[stream]), group.free[peer])
-        end = start + collectives.message(path, size)
-        self.exchange.send(group.key, group.me, peer, RankPost(where, end, "send", "", size, 0))
-        self._end(group, "send", start, end)
-        group.free[peer] = end
-        self.ends.append(None)
+        _, end = group.run_send(peer, self.gpu.clock.ready(self.record.streams[stream]), size)
+        self.exchange.send(self.record.groups[number], group.me, peer,
+                           RankPost(where, end, "send", "", size, 0))
         self.sends.add(me)
-        self.pending[me] = Pending("send", group, lambda: end, list)
+        self._begin("send", number, lambda: end, list)
         return size
 
     def receive(self, where: str, number: int, peer: int, ranges: list[int]) -> None:
         """Begin a receive."""
-        group, me = self._group(number), len(self.ends)
-        self._peer(where, group, peer)
+        group, me = self._launch(number), len(self.ends)
+        self._check_peer(where, group, peer)
         size = self.buffers.begin(me, ranges, True, where)
         index = group.received[peer]
         group.received[peer] += 1
 
         def find_end() -> float | None:
-            post = self.exchange.receive(group.key, peer, group.me, index)
+            post = self.exchange.receive(self.record.groups[number], peer, group.me, index)
             if post is not None and post.given != size:
                 raise BadRecord(f"{where}: receives {size} bytes, and {post.where}: sends "
                                 f"{post.given}")
             return None if post is None else post.time
 
-        self.ends.append(None)
-        self.pending[me] = Pending("receive", group, find_end, lambda: [group.key[1][peer]])
+        self._begin("receive", number, find_end, lambda: [group.ranks[peer]])
 
     def settle(self, where: str, number: int) -> bool:
         """Determine when a communication ends; return False if a rank has not come that far."""
@@ -183,7 +142,7 @@ class Communication:
         if pending is None:
             raise BadRecord(f"{where}: communication {number} has not started, or its end is "
                             "already known")
-        waiting = pending.group.unsettled
+        waiting = self.unsettled[pending.group]
         collective = number in waiting
         if collective and waiting[0] != number:
             raise BadRecord(f"{where}: communication {number} ends before {waiting[0]} of the "

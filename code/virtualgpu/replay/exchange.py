@@ -1,7 +1,8 @@
 """Match the communication of recorded ranks.
 
 Collectives match by group and order, and sends by pair and order. Ranks without a record do what
-the nearest recorded rank below them does, as in net/messenger.py.
+the nearest recorded rank below them does, as in net/messenger.py. The sizes in a record are its
+word, so they are compared, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from virtualgpu.net import collectives
+from virtualgpu.net.collectives import CommunicationPath
+from virtualgpu.net.communicator import unequal_splits
 from virtualgpu.net.errors import mismatch_message
 from virtualgpu.net.messenger import mirrored, stands_for
 from virtualgpu.replay.errors import BadRecord
@@ -80,6 +84,44 @@ class Exchange:
                                                  f"{other.where}: calls {other.call}"))
         return [posts[index] for index in stands_for(recorded, len(group[1]))]
 
+    def seconds(self, group: Group, posts: Sequence[RankPost], me: int, path: CommunicationPath
+                ) -> float:
+        """Return the time, in seconds, of a collective once all ranks are ready.
+
+        Args:
+            group: its process group.
+            posts: the parts of all ranks.
+            me: this rank's index among them.
+            path: the path between the ranks.
+
+        Raises:
+            BadRecord: the ranks' sizes do not match, or the collective is unknown.
+        """
+        mine = posts[me]
+        complete = all(rank in self.present for rank in group[1])
+        given, taken = (sum(getattr(post, side) for post in posts) for side in ("given", "taken"))
+        most = max(max(post.given, post.taken) for post in posts)
+        sizes_match = {
+            "all_reduce": lambda: mine.given == mine.taken,
+            "broadcast": lambda: mine.given == mine.taken,
+            "reduce": lambda: taken == mine.given,
+            "all_gather": lambda: mine.taken == given,
+            "reduce_scatter": lambda: mine.given == taken,
+            "gather": lambda: most == given,
+            "scatter": lambda: most == taken,
+            "all_to_all": lambda: _splits_match(posts, me),
+            "barrier": lambda: most == 0,
+        }.get(mine.name)
+        if sizes_match is None:
+            raise BadRecord(f"{mine.where}: unknown collective {mine.name!r}; known ones: "
+                            f"{', '.join(collectives.COSTS)}")
+        if complete and not sizes_match():
+            raise BadRecord(
+                f"{mine.where}: {mine.name} with {mine.given} bytes in and {mine.taken} bytes out, "
+                f"but all ranks together have {given} and {taken}")
+        return collectives.seconds(mine.name, path, collectives.BufferSizes(
+            mine.given, mine.taken, given, taken, most))
+
     def missing(self, group: Group, number: int) -> list[int]:
         """Return the ranks that have not started a collective."""
         posts = self.posts[group, number]
@@ -128,3 +170,12 @@ class Exchange:
                 post = sends[self.received[queue]]
                 raise BadRecord(f"{post.where}: sends {post.given} bytes to rank "
                                 f"{queue[0][1][queue[2]]}, which never receives them")
+
+
+def _splits_match(posts: Sequence[RankPost], me: int) -> bool:
+    """Return whether every rank sends as much as this one expects."""
+    if any(len(post.splits) != 2 or [len(side) for side in post.splits] != [len(posts)] * 2 or
+           sum(post.splits[0]) != post.given or sum(post.splits[1]) != post.taken
+           for post in posts):
+        return False
+    return unequal_splits([post.splits for post in posts], me) is None

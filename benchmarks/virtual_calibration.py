@@ -4,7 +4,8 @@ python benchmarks/virtual_calibration.py ground_truth_single.csv [--evaluations 
 
 Each stage's kernels are listed once, by running it on a virtual card; then only their costs are
 computed anew, in arrays. Prints the constants, and their error by kind of row.
-They are copied by hand into virtualgpu/core/matmul.py and benchmarks/vtrain.py's DEEPSPEED_A100.
+They are copied by hand into virtualgpu/core/rules/gemm.py and the DEEPSPEED_A100 of
+benchmarks/vtrain.py.
 The rows with an odd index are never read here.
 """
 
@@ -25,8 +26,8 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.data.vocabulary import pad_vocab_size
 from pipeline_schedules import Action, Handler, one_f_one_b, replay
 from pipeline_schedules.actions import StageAction
-from virtualgpu.core import matmul
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.rules import gemm as matmul
 from virtualgpu.net.communicator import Communicator
 
 
@@ -206,7 +207,7 @@ class Machine:
 
 
 def products_seconds(shapes: np.ndarray, at: dict[str, float]) -> np.ndarray:
-    """virtualgpu.core.matmul.matmul_seconds for many shapes (batch, m, n, k)."""
+    """virtualgpu.core.rules.gemm.matmul_seconds for many shapes (batch, m, n, k)."""
     batch, m, n, k = (column[:, None, None] for column in shapes.T)
     rows, columns = (np.array(column, dtype=float)[None, :, None]
                      for column in zip(*matmul.TILES, strict=True))

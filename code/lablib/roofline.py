@@ -104,8 +104,8 @@ def virtual(card: str, dtype: str, shapes: Sequence[tuple[int, int, int]]) -> Ma
     from virtualgpu.core import cards
     from virtualgpu.core.errors import VirtualGpuError
     from virtualgpu.core.gpu import VirtualGpu
-    from virtualgpu.core.matmul import alignment
-    from virtualgpu.core.rules import GemmShape, KernelWork
+    from virtualgpu.core.rules.gemm import alignment
+    from virtualgpu.core.rules.work import GemmShape, KernelWork
 
     try:
         sheet = cards.find(card)

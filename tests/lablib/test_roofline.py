@@ -5,7 +5,7 @@ import pytest
 from labcore.errors import LabError
 from lablib import roofline
 from virtualgpu.core.cards import find
-from virtualgpu.core.matmul import UNALIGNED, UNALIGNED_DEFAULT
+from virtualgpu.core.rules.gemm import UNALIGNED, UNALIGNED_DEFAULT
 
 TEXT = """2 threads
 copy of 1000000 bytes: 100.0 us

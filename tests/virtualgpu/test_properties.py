@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from virtualgpu.core.cards import CARDS
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.core.matmul import matmul_seconds
+from virtualgpu.core.rules.gemm import matmul_seconds
 from virtualgpu.net import collectives, network
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.topology import Topology

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FLASH, CUDNN = "flash", "cudnn"  # fused attention kernels that stacks choose (rules/attention.py)
+
 
 @dataclass(frozen=True)
 class Efficiency:
@@ -17,7 +19,7 @@ class Efficiency:
             "fp8", "fp4").
         vector: share of the memory bandwidth that elementwise kernels reach.
         attention: share of the peak that FlashAttention-2's forward pass reaches over long rows
-            without a mask, with heads of 128 elements; attention.py has the other kernels.
+            without a mask, with heads of 128 elements; rules/attention.py has the other kernels.
         kernel: duration of the shortest kernel, in seconds.
         dispatch: time that the host takes to launch a kernel, in seconds.
         link: share of the links' bandwidth that NCCL reaches.
@@ -25,7 +27,7 @@ class Efficiency:
             network has its own share (network.KINDS).
         pace: seconds from one kernel to the next in a framework whose host does not run ahead of
             the GPU; 0 if it does, as in this trainer.
-        fused: fused attention kernel for programs that leave the choice open (attention.py).
+        fused: fused attention kernel for programs that leave the choice open (rules/attention.py).
         step: host time per training step during which the GPU is idle, in seconds.
     """
 
@@ -37,7 +39,7 @@ class Efficiency:
     link: float
     p2p: float = 1.0
     pace: float = 0.0
-    fused: str = "flash"
+    fused: str = FLASH
     step: float = 0.0
 
 

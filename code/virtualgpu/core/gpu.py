@@ -12,14 +12,12 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from virtualgpu.core import shapes
+import virtualgpu.core.kernels  # noqa: F401  defines operations
 from virtualgpu.core.assumptions import Assumptions
-from virtualgpu.core.attention import attention_rate
 from virtualgpu.core.card import Card
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import NoValue, UnknownCost
-from virtualgpu.core.fused_rules import rule_of
-from virtualgpu.core.matmul import matmul_seconds
+from virtualgpu.core.operand import moved, tensors
 from virtualgpu.core.plan import (
     HOST,
     OperationKind,
@@ -29,15 +27,19 @@ from virtualgpu.core.plan import (
     kind_of,
     make_tensors,
     needs_shape_check,
-    needs_values,
     nested,
     refuse_other_devices,
+    result_specs,
     results_in_place,
     signature,
     to_meta,
 )
 from virtualgpu.core.precisions import refuse, require
-from virtualgpu.core.rules import KernelWork, is_free, moved, read_and_write, tensors
+from virtualgpu.core.rules import rule_of
+from virtualgpu.core.rules.attention import attention_rate
+from virtualgpu.core.rules.gemm import matmul_seconds
+from virtualgpu.core.rules.results import needs_values, new_tensors
+from virtualgpu.core.rules.work import KernelWork, is_free, read_and_write
 from virtualgpu.core.storages import Storages
 from virtualgpu.core.workspaces import Workspaces
 
@@ -162,10 +164,10 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if needs_shape_check(func, operands, changed):
             func(*args, **kwargs)  # raises torch's error if the shapes do not match
         if changed is None:
-            specs = shapes.results(func, args, kwargs)
+            specs = new_tensors(func, args, kwargs)
             if specs is None:
                 out = func(*to_meta(args), **to_meta(kwargs))
-                specs = shapes.result_specs(out)
+                specs = result_specs(out)
         name = str(func._overloadpacket)
         if is_free(func):
             return OperationPlan(specs, changed, name, 0.0, 0, False)

@@ -1,101 +1,72 @@
 """Fused kernels: operations that are one kernel on GPUs but several in torch on meta tensors.
 
 Each saves for the backward pass exactly what the modeled kernel saves. They have shapes and costs
-(rules.py) but no values, so torch has no kernel for tensors on other devices. They model
+(rules) but no values, so torch has no kernel for tensors on other devices. They model
 Megatron-LM's fused kernels (scale-mask-softmax in 16 bits, bias-dropout-add, squared ReLU, SwiGLU,
 rotary embeddings), PyTorch's dropout, FlashAttention, and Apex's Adam.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 
+from virtualgpu.core.plan import changed_argument, changed_tensor, make_tensors
+from virtualgpu.core.rules.results import new_tensors
+
+SIGNATURES = (
+    "masked_softmax(Tensor scores) -> Tensor",
+    "masked_softmax_backward(Tensor(a!) grad, Tensor out) -> Tensor(a!)",
+    "dropout(Tensor x, Tensor(a!) keep) -> Tensor",
+    "dropout_backward(Tensor grad, Tensor keep) -> Tensor",
+    "dropout_add(Tensor x, Tensor residual, Tensor(a!) keep) -> Tensor",
+    "flash_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor)",
+    "flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, "
+    "Tensor logsumexp) -> (Tensor, Tensor, Tensor)",
+    "squared_relu(Tensor x) -> Tensor",
+    "squared_relu_backward(Tensor grad, Tensor x) -> Tensor",
+    "swiglu(Tensor x) -> Tensor",
+    "swiglu_backward(Tensor grad, Tensor x) -> Tensor",
+    "rotary(Tensor x) -> Tensor",
+    "adamw(Tensor(a!) weights, Tensor gradients, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq) -> ()",
+)
 library = torch.library.Library("virtualgpu", "DEF")
-
-
-def define(signature: str):
-    """Return a decorator that defines an operation by its schema and its meta kernel."""
-    def register(shapes):
-        library.define(signature)
-        library.impl(signature.split("(")[0], shapes, "Meta")
-        return shapes
-    return register
-
-
-def _empty_like(x: torch.Tensor) -> torch.Tensor:
-    """Return `torch.empty_like(x)`; if x is contiguous, without importing torch's compiler."""
-    return x.new_empty(x.shape) if x.is_contiguous() else torch.empty_like(x)
-
-
-@define("masked_softmax(Tensor scores) -> Tensor")
-def _masked_softmax(scores):
-    return _empty_like(scores)
-
-
-@define("masked_softmax_backward(Tensor(a!) grad, Tensor out) -> Tensor(a!)")
-def _masked_softmax_backward(grad, out):
-    return grad
-
-
-@define("dropout(Tensor x, Tensor(a!) keep) -> Tensor")
-def _dropout(x, keep):
-    return _empty_like(x)
-
-
-@define("dropout_backward(Tensor grad, Tensor keep) -> Tensor")
-def _dropout_backward(grad, keep):
-    return _empty_like(grad)
-
-
-@define("dropout_add(Tensor x, Tensor residual, Tensor(a!) keep) -> Tensor")
-def _dropout_add(x, residual, keep):
-    return _empty_like(residual)
-
-
-@define("flash_attention(Tensor query, Tensor key, Tensor value) -> (Tensor, Tensor)")
-def _flash_attention(query, key, value):
-    s, heads, _ = query.shape
-    return _empty_like(query), query.new_empty((heads, s), dtype=torch.float32)
-
-
-@define("flash_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out,"
-        " Tensor logsumexp) -> (Tensor, Tensor, Tensor)")
-def _flash_attention_backward(grad, query, key, value, out, logsumexp):
-    return _empty_like(query), _empty_like(key), _empty_like(value)
-
-
-@define("squared_relu(Tensor x) -> Tensor")
-def _squared_relu(x):
-    return _empty_like(x)
-
-
-@define("squared_relu_backward(Tensor grad, Tensor x) -> Tensor")
-def _squared_relu_backward(grad, x):
-    return _empty_like(x)
-
-
-@define("swiglu(Tensor x) -> Tensor")
-def _swiglu(x):
-    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-
-
-@define("swiglu_backward(Tensor grad, Tensor x) -> Tensor")
-def _swiglu_backward(grad, x):
-    return _empty_like(x)
-
-
-@define("rotary(Tensor x) -> Tensor")
-def _rotary(x):
-    return x.new_empty(x.shape)
-
-
-@define("adamw(Tensor(a!) weights, Tensor gradients, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq)"
-        " -> ()")
-def _adamw(weights, gradients, exp_avg, exp_avg_sq):
-    return None
-
-
 run = torch.ops.virtualgpu
+
+
+def _meta(name: str, *args: torch.Tensor) -> object:
+    """Return an operation's result on meta tensors, by its result rule."""
+    func = getattr(run, name).default
+    changed = changed_argument(func, args, {})
+    if changed is not None:
+        return changed_tensor(args, {}, changed)
+    return make_tensors(new_tensors(func, args, {}))
+
+
+for signature in SIGNATURES:
+    operation, _, _ = signature.partition("(")
+    library.define(signature)
+    library.impl(operation, partial(_meta, operation), "Meta")
+
+
+def _rms_norm(x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None,
+              eps: float | None = None) -> object:
+    """Return the result of aten._fused_rms_norm on meta tensors, where torch would run some twenty
+    small operations. Raises RuntimeError if the shapes do not match."""
+    specs = new_tensors(torch.ops.aten._fused_rms_norm.default, (x, normalized_shape, weight, eps),
+                        {})
+    if specs is None:
+        raise RuntimeError(f"RMSNorm over {list(normalized_shape)}: the input is {list(x.shape)}, "
+                           f"the weight {None if weight is None else list(weight.shape)}")
+    return make_tensors(specs)
+
+
+# Library.impl refuses a meta kernel for an operation that torch can decompose, but CUDA does not
+# decompose this one.
+overrides = torch.library.Library("aten", "IMPL", "Meta")
+overrides.m.impl("_fused_rms_norm", "Meta", _rms_norm, False)
 
 
 class _MaskedSoftmax(torch.autograd.Function):

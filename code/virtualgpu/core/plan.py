@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.core import rms_norm  # noqa: F401  registers a kernel
-from virtualgpu.core.rules import KernelWork, tensors
-from virtualgpu.core.shapes import Results, TensorSpec, broadcast_shape
+from virtualgpu.core.operand import Operand, broadcast_shape, operand_of, tensors
+from virtualgpu.core.rules.work import KernelWork
+
+Results = Any  # an Operand, None, a number, or a list of these
 
 
 class OperationPlan(NamedTuple):
     """The result and the cost of one operation on arguments of these shapes.
 
     Attributes:
-        results: specifications of new tensors, nested as the operation returns them; None if it
+        results: descriptions of new tensors, nested as the operation returns them; None if it
             works in place.
         changed: position or name of the argument that it writes in place.
         name: the operation's name.
@@ -66,15 +67,6 @@ def kind_of(func: torch._ops.OpOverload) -> OperationKind:
     is_view = (func.is_view or torch.Tag.inplace_view in func.tags
                or func is torch.ops.aten._unsafe_view.default)
     return OperationKind.VIEW if is_view else OperationKind.COSTED
-
-
-def needs_values(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor]) -> bool:
-    """Return whether the result, or its shape, depends on the values of its operands."""
-    if torch.Tag.dynamic_output_shape in func.tags:
-        # Indexing by integers has a known shape, and indexing by a mask does not.
-        return func._overloadpacket is not torch.ops.aten.index or any(
-            item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
-    return torch.Tag.data_dependent_output in func.tags
 
 
 def needs_shape_check(func: torch._ops.OpOverload, operands: Sequence[torch.Tensor],
@@ -125,9 +117,16 @@ MIXED_DEVICES = {torch.ops.aten.copy_, torch.ops.aten._to_copy, torch.ops.aten.i
                  torch.ops.aten.index_put_, torch.ops.aten.index_put}
 
 
+def result_specs(out: object) -> Results:
+    """Replace the tensors in an operation's result with descriptions."""
+    if isinstance(out, torch.Tensor):
+        return operand_of(out)
+    return list(map(result_specs, out)) if isinstance(out, (list, tuple)) else out
+
+
 def make_tensors(specs: Results) -> Results:
-    """Replace specifications with meta tensors, and return everything else unchanged."""
-    if isinstance(specs, TensorSpec):
+    """Replace descriptions with meta tensors, and return everything else unchanged."""
+    if isinstance(specs, Operand):
         return torch.empty_strided(specs.shape, specs.strides, dtype=specs.dtype, device="meta")
     if isinstance(specs, (list, tuple)):
         return tuple(map(make_tensors, specs))

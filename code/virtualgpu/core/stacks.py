@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from virtualgpu.core import accuracy, cards
-from virtualgpu.core.attention import CUDNN, FLASH
-from virtualgpu.core.card import Card
+from virtualgpu.core.card import CUDNN, FLASH, Card
 from virtualgpu.core.errors import VirtualGpuError
 
 HALF, NARROWER = ("fp16", "bf16"), ("fp8", "fp4")

@@ -14,10 +14,10 @@ import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards.generations import generation
-from virtualgpu.core.matmul import FULL_ALIGNMENT, best_tile
-from virtualgpu.core.plan import OperationPlan
-from virtualgpu.core.rules import GemmShape
-from virtualgpu.core.shapes import Results, TensorSpec
+from virtualgpu.core.operand import Operand
+from virtualgpu.core.plan import OperationPlan, Results
+from virtualgpu.core.rules.gemm import best_tile
+from virtualgpu.core.rules.work import FULL_ALIGNMENT, GemmShape
 
 KERNEL, COPY, SET = "kernel", "gpu_memcpy", "gpu_memset"
 # C++ names as the profiler writes them, and as kernels' template arguments.
@@ -66,12 +66,12 @@ def shapes_of(key: tuple) -> Iterator[TensorShape]:
                 yield from shapes_of(mark)
 
 
-def specs_of(results: Results) -> Iterator[TensorSpec]:
+def specs_of(results: Results) -> Iterator[Operand]:
     """Yield the specifications of the tensors in a plan's results.
 
     Results may contain numbers: fused attention returns the longest sequence's length.
     """
-    if isinstance(results, TensorSpec):
+    if isinstance(results, Operand):
         yield results
     elif isinstance(results, list):
         for item in results:

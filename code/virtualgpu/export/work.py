@@ -33,7 +33,7 @@ class PlanTotals(NamedTuple):
         gemm: FLOPs of a GEMM.
         fused: FLOPs of fused attention.
         recomputed: FLOPs of `fused` that are recomputation.
-        table, tokens: as in core.rules.KernelWork.
+        table, tokens: as in core.rules.work.KernelWork.
     """
 
     dtype: str = ""

@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
-from virtualgpu.core.rules import tensors
+from virtualgpu.core.operand import tensors
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.work import Work
 from virtualgpu.pytorch.mode import CudaGpu, Handler

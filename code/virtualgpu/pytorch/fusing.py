@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import torch
 
 from virtualgpu.core.clock import COMPUTE, Clock
+from virtualgpu.core.operand import moved, tensors
 from virtualgpu.core.plan import OperationPlan, changed_tensor, nested
-from virtualgpu.core.rules import KernelWork, moved, tensors
+from virtualgpu.core.rules.work import KernelWork
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import key_of
 

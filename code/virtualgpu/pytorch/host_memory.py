@@ -13,18 +13,17 @@ import torch
 from torch import Tensor
 from torch._C import TensorBase
 
-from virtualgpu.core import shapes
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.core.operand import tensors
 from virtualgpu.core.plan import (
     changed_argument,
     changed_tensor,
     make_tensors,
-    needs_values,
     nested,
     to_meta,
 )
-from virtualgpu.core.rules import tensors
+from virtualgpu.core.rules.results import needs_values, new_tensors
 from virtualgpu.pytorch.values import OVERWRITE, RANDOM_FILL, SHAPE_ONLY, written_by
 from virtualgpu.pytorch.visible import (
     META,
@@ -87,7 +86,7 @@ def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: d
     changed = changed_argument(func, args, kwargs)
     if changed is not None:
         return changed_tensor(args, kwargs, changed)
-    specs = shapes.results(func, args, kwargs)
+    specs = new_tensors(func, args, kwargs)
     if specs is None:
         device = {} if kwargs.get("device") is None else {"device": META}
     out = func(*to_meta(args), **{**to_meta(kwargs), **device}) if specs is None else (

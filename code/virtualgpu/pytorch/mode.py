@@ -18,16 +18,17 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import VirtualGpu, program_line
 from virtualgpu.core.memory import pytorch_2_message
+from virtualgpu.core.operand import tensors
 from virtualgpu.core.plan import (
     HOST,
     OperationKind,
     OperationPlan,
     kind_of,
-    needs_values,
     nested,
     to_meta,
 )
-from virtualgpu.core.rules import KernelWork, tensors
+from virtualgpu.core.rules.results import needs_values
+from virtualgpu.core.rules.work import KernelWork
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
 from virtualgpu.pytorch import downloads, host_memory

@@ -14,8 +14,8 @@ from itertools import zip_longest
 import torch
 from torch.utils._pytree import tree_map
 
+from virtualgpu.core.operand import tensors
 from virtualgpu.core.plan import nested
-from virtualgpu.core.rules import tensors
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.stand_ins import STAND_INS
 from virtualgpu.pytorch.unknown import FINITE, is_infinite

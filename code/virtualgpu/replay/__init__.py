@@ -21,7 +21,7 @@ the entry or the operation:
             entries, times (only `z`, how long the program sleeps, has one, which must not be
             negative); operations that are not in a closed list, and those that launch no kernel;
             operands that do not fit together, such as a matmul of [2, 3] and [4, 2], and results
-            that torch would not return for them (results.py)
+            that torch would not return for them (core/rules)
     price   (BadRecord) memory that is not allocated, too small, freed twice, or still in use by a
             collective; an out-of-memory error where there was room; waits for something later;
             collectives, sends, and receives that do not match between ranks; deadlocks;
@@ -40,9 +40,9 @@ Nothing that a record names is executed: tensors are core.operand.Operands, and 
 operations' results are functions of integers and dtypes.
 
 journal.py writes a record, and operations.py describes operations in it. reading.py reads and
-validates a record. results.py derives what operations return, by the rules of *_rules.py and
-elementwise.py. player.py replays one rank on a new virtual GPU, exchange.py matches the ranks'
-communication, and bounds.py compares the sums with lower bounds. Builds on core and net.
+validates a record; core/rules derives what its operations return. player.py replays one rank on a
+new virtual GPU, exchange.py matches the ranks' communication, and bounds.py compares the sums with
+lower bounds. Builds on core and net.
 """
 
 from __future__ import annotations

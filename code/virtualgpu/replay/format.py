@@ -47,7 +47,6 @@ COMMUNICATION = NO_STREAM = -1  # in place of a stream
 # Larger records are refused before anything else is looked at.
 MOST_CHARACTERS = 256 * 2**20
 MOST_ENTRIES, MOST_OPERATIONS, MOST_STREAMS, MOST_GROUPS = 3_000_000, 100_000, 10_000, 10_000
-MOST_TENSORS = 20_000  # of one operation or collective
 MOST_WORLD = 2**20
 MOST_NAME = 2_000  # characters
 MOST_BYTES = 2**50  # of one tensor or storage

@@ -15,11 +15,11 @@ import torch
 
 from virtualgpu.core.clock import COMPUTE, Clock
 from virtualgpu.core.errors import VirtualGpuError
+from virtualgpu.core.operand import tensors
 from virtualgpu.core.plan import OperationPlan, nested
-from virtualgpu.core.rules import tensors
+from virtualgpu.core.rules.results import result_rule_of
 from virtualgpu.replay.format import COMMUNICATION, FORMAT, HOST, NO_STREAM, VERSION
 from virtualgpu.replay.operations import encode_operation, unlisted
-from virtualgpu.replay.results import rule_for
 
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
@@ -110,7 +110,7 @@ class Journal:
         fresh = list(nested(out)) if plan.results is not None else []
         number = self.indices.get((key, held))
         if number is None:
-            if rule_for(str(func._overloadpacket)) is None:
+            if result_rule_of(str(func._overloadpacket)) is None:
                 raise VirtualGpuError(unlisted(str(func._overloadpacket)))
             text = encode_operation(func, args, kwargs, operands, held, fresh)
             number = self.indices[key, held] = self.encoded.setdefault(text, len(self.encoded))

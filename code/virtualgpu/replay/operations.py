@@ -21,15 +21,20 @@ from typing import NamedTuple
 
 import torch
 
-from virtualgpu.core.operand import Operand
-from virtualgpu.core.plan import OperationKind, changed_argument, kind_of, results_in_place
-from virtualgpu.core.rules import FREE, moved, tensors
+from virtualgpu.core.operand import Operand, moved, tensors
+from virtualgpu.core.plan import (
+    OperationKind,
+    changed_argument,
+    kind_of,
+    results_in_place,
+)
+from virtualgpu.core.rules.results import result_rule_of, results, schema_of
+from virtualgpu.core.rules.returns import MOST_TENSORS, Result
+from virtualgpu.core.rules.work import FREE
 from virtualgpu.net.messages import dtype_name
 from virtualgpu.replay import fields
 from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, MOST_TENSORS
-from virtualgpu.replay.result_rules import Result
-from virtualgpu.replay.results import results, rule_for
+from virtualgpu.replay.format import MOST_BYTES, MOST_NAME
 
 DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}
@@ -132,7 +137,9 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
             hosts: list[bool], fresh: list[Operand], where: str) -> Operation:
     """Derive the fields that the trusted side can compute itself."""
     changed = changed_argument(func, args, kwargs) if operands else None
-    expected = results(func, args, kwargs, operands)
+    if not operands and all(one.name != "device" for one in schema_of(func)):
+        raise ValueError("the operation has no tensors")
+    expected = results(func, args, kwargs)
     if changed is None:
         found = [(item.shape, item.dtype) for item in fresh]
         if expected is not None and expected != found:
@@ -152,8 +159,7 @@ def _derive(func: torch._ops.OpOverload, args: list, kwargs: dict, operands: lis
                    for size, step in zip(item.shape, item.strides, strict=True)):
                 raise BadRecord(f"{where}: changes a tensor of {list(item.shape)} with strides "
                                 f"{list(item.strides)} in place, whose elements share memory")
-    writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
-              for argument in func._schema.arguments}
+    writes = {argument.name: argument.is_written for argument in schema_of(func)}
     written = [writes[name] for name, value in
                (*zip(writes, args, strict=False), *kwargs.items()) for _ in tensors([value])]
     crossing = sum(moved(item) for item, host in zip(operands, hosts, strict=True)
@@ -192,9 +198,9 @@ def _resolve(name: str, where: str) -> torch._ops.OpOverload:
         raise BadRecord(f"{where}: {name!r} is not the name of an operation in "
                         f"{', '.join(sorted(NAMESPACES))}")
     packet_name = f"{namespace}.{rest[0]}"
-    if rule_for(packet_name) is None:
-        if packet_name in FREE:
-            raise BadRecord(f"{where}: {name} launches no kernel")
+    if packet_name in FREE:
+        raise BadRecord(f"{where}: {name} launches no kernel")
+    if result_rule_of(packet_name) is None:
         raise BadRecord(f"{where}: {unlisted(packet_name)}")
     if namespace in DEFINED_BY:
         importlib.import_module(DEFINED_BY[namespace])

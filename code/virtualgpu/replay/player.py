@@ -10,8 +10,8 @@ import torch
 
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.fused_rules import rule_of
 from virtualgpu.core.gpu import VirtualGpu
+from virtualgpu.core.rules import rule_of
 from virtualgpu.net.topology import Topology
 from virtualgpu.net.work import POLL
 from virtualgpu.replay.buffers import Buffers

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from virtualgpu.core.rules.returns import MOST_TENSORS
 from virtualgpu.replay import fields
 from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import (
@@ -21,7 +22,6 @@ from virtualgpu.replay.format import (
     MOST_OPERATIONS,
     MOST_SECONDS,
     MOST_STREAMS,
-    MOST_TENSORS,
     MOST_WORLD,
     NO_STREAM,
     VERSION,

@@ -8,7 +8,8 @@ from statistics import mean
 
 import pytest
 
-from virtualgpu.core.attention import (
+from virtualgpu.core.cards import find
+from virtualgpu.core.rules.attention import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -16,7 +17,6 @@ from virtualgpu.core.attention import (
     AttentionKernel,
     attention_rate,
 )
-from virtualgpu.core.cards import find
 from virtualgpu.core.stacks import STACKS, under
 
 RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "gpu_h100.json"

@@ -9,7 +9,7 @@ import torch
 from virtualgpu.core.cards import find
 from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.kernels import add_bias
-from virtualgpu.core.matmul import LARGEST_AREA, QUALITY, RAMP, TILES, matmul_seconds
+from virtualgpu.core.rules.gemm import LARGEST_AREA, QUALITY, RAMP, TILES, matmul_seconds
 from virtualgpu.net.network import parse
 from virtualgpu.net.topology import Topology
 

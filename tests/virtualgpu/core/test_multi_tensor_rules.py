@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from virtualgpu.core.fused_rules import FUSED_RULES
+from virtualgpu.core.rules.optimizer import COSTS
 
 from .counted import aten, counted, meta
 
@@ -77,7 +77,7 @@ def given(name):
     return [tensors() for _ in range(2 if name in BINARY else 3)]
 
 
-FOREACH = sorted(name.removeprefix("aten._foreach_") for name in FUSED_RULES
+FOREACH = sorted(name.removeprefix("aten._foreach_") for name in COSTS
                  if name.startswith("aten._foreach_"))
 
 

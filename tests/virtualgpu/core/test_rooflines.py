@@ -14,8 +14,9 @@ from minimegatron.training import Trainer
 from virtualgpu.core.card import Card, Efficiency
 from virtualgpu.core.clock import COMPUTE, Clock, StreamSpan
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.core.matmul import rate
-from virtualgpu.core.rules import RULES, KernelWork
+from virtualgpu.core.rules import COSTS
+from virtualgpu.core.rules.gemm import rate
+from virtualgpu.core.rules.work import KernelWork
 
 # Round figures: 100 TFLOP/s in fp16 and 10 in fp32, of which half and 0.8 are reached; 1 TB/s, of
 # which 0.5; a kernel of 1 us, a launch of 4 us.
@@ -25,7 +26,7 @@ CARD = Card(
     network="ethernet:10gbit", node="dgx-a100", context=0, sources=(),
     efficiency=Efficiency(matmul={"fp32": 0.8, "fp16": 0.5}, vector=0.5, attention=0.25,
                           kernel=1e-6, dispatch=4e-6, link=0.8))
-RAMP = 37  # steps of k that a tile's start and end cost, as matmul.py says
+RAMP = 37  # steps of k that a tile's start and end cost, as gemm.py says
 
 
 def seconds(program, card=CARD):
@@ -123,7 +124,7 @@ def test_tensor_cores_want_rows_that_start_at_multiples_of_16_bytes(m, n, k, lay
     a, b = (meta(columns, rows, dtype=torch.float16).t() if how == "T" else
             meta(rows, columns, dtype=torch.float16)
             for how, rows, columns in ((layout[0], m, k), (layout[1], k, n)))
-    work = RULES["aten.mm"]((a, b), (meta(m, n, dtype=torch.float16),))
+    work = COSTS["aten.mm"]((a, b), (meta(m, n, dtype=torch.float16),))
     assert work.gemm == ("fp16", 1, m, n, k, aligned)
 
 
@@ -144,7 +145,7 @@ def test_an_odd_vocabulary_is_slow_in_fp16():
 
 
 def test_bytes_are_of_what_is_touched():
-    rules = {name: RULES[name] for name in ("aten.embedding", "aten.copy_", "aten.sum")}
+    rules = {name: COSTS[name] for name in ("aten.embedding", "aten.copy_", "aten.sum")}
     words, rows, result = meta(50000, 64), meta(10, dtype=torch.int64), meta(10, 64)
     assert rules["aten.embedding"]((words, rows), (result,)).bytes == 10 * 8 + 2 * 10 * 64 * 4
     half = meta(64, dtype=torch.float16)
@@ -190,7 +191,7 @@ class Counting(VirtualGpu):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = super().__torch_dispatch__(func, types, args, kwargs)
-        rule = RULES.get(str(func._overloadpacket))
+        rule = COSTS.get(str(func._overloadpacket))
         work = rule and out is not None and rule(args, [out] if torch.is_tensor(out) else out)
         if work and out is not None:
             self.flops += work.gemm.flops if work.gemm else work.flops

@@ -13,7 +13,7 @@ from torch_tb_profiler.profiler.run_generator import RunGenerator
 from torch_tb_profiler.profiler.tensor_core import TC_Allowlist
 
 from virtualgpu.core.cards import CARDS
-from virtualgpu.core.rules import GemmShape
+from virtualgpu.core.rules.work import GemmShape
 from virtualgpu.export import chrome_trace
 from virtualgpu.export.kernel_names import gemm_name
 from virtualgpu.export.profiler import StepProfiler

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from virtualgpu.core import kernels  # noqa: F401  defines operations
+from virtualgpu.core.rules.results import result_rule_of
 from virtualgpu.replay import BadRecord
 from virtualgpu.replay.operations import DTYPES, decode_operation
-from virtualgpu.replay.results import rule_for
 
 from . import programs
 from .recorded import run, texts
@@ -37,7 +37,7 @@ def listed() -> list[str]:
     for full in torch._C._dispatch_get_all_op_names():
         name = full.replace("::", ".")
         namespace, base, *overload = name.split(".")
-        if rule_for(f"{namespace}.{base}") is not None:
+        if result_rule_of(f"{namespace}.{base}") is not None:
             found.append(".".join([namespace, base, *(overload or ["default"])]))
     return sorted(found)
 

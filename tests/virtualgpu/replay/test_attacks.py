@@ -24,6 +24,7 @@ def tampering() -> None:
     import time
 
     from virtualgpu.core import clock, gpu, rules
+    from virtualgpu.core.rules import gemm, work
     from virtualgpu.net import collectives
     from virtualgpu.pytorch.streams import Stream
 
@@ -36,8 +37,8 @@ def tampering() -> None:
     for name in ("all_reduce", "ring", "tree", "message"):
         setattr(collectives, name, nothing)
     collectives.COSTS.update(dict.fromkeys(collectives.COSTS, (nothing, "given")))
-    gpu.matmul_seconds, gpu.READ_LATENCY, rules.moved = nothing, 0.0, nothing
-    rules.RULES["aten.mm"] = rules.RULES["aten.addmm"] = lambda a, r: rules.KernelWork(0)
+    gpu.matmul_seconds, gpu.READ_LATENCY, gemm.moved = nothing, 0.0, nothing
+    rules.COSTS["aten.mm"] = rules.COSTS["aten.addmm"] = lambda a, r: work.KernelWork(0)
     mine.seconds, mine.launch = nothing, nothing
     time.time = time.perf_counter = nothing
     programs.ddp()

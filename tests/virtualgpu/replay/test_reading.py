@@ -100,7 +100,7 @@ FLASH = "_scaled_dot_product_flash_attention"
 @pytest.mark.parametrize(("operation", "message"), [
     (called("mm.default", [2, 3], [4, 2], fresh=[[2, 2]]), "same reduction dim"),
     (called("mm.default", [2, 3], laid_out([3, 2], "bfloat16"), fresh=[[2, 2]]),
-     "different dtypes: float32, bfloat16"),
+     "same dtype, but got: torch.float32 != torch.bfloat16"),
     (called("mm.out", [2, 3], [3, 2], out=[1, 1]), "different shapes"),
     (called("addmm.default", [5], [8, 16], [16, 4], fresh=[[8, 4]]), "broadcast"),
     (called("addmm_.default", [1, 1], [8, 16], [7, 1]), "same reduction dim"),

@@ -5,9 +5,16 @@ import torch
 import torch.distributed.fsdp  # registers its operations
 import torch.nn.functional as F
 
-from virtualgpu.core.fused_rules import FUSED_RULES
-from virtualgpu.core.loss_rules import LOSS_RULES
-from virtualgpu.core.rules import RULES, GemmShape
+from virtualgpu.core.rules import (
+    COSTS,
+    attention,
+    gemm,
+    moves,
+    optimizer,
+    pointwise,
+    reductions,
+)
+from virtualgpu.core.rules.work import GemmShape
 
 from .counted import BOOL, HALF, INT, aten, counted, meta, works
 
@@ -269,12 +276,29 @@ def test_the_bytes_and_launches_of(name):
     assert counted(program, name) == (size, *(launches or [1]))
 
 
+# Rules of the trainer's kernels, whose bytes test_rooflines.py and tests/virtualgpu/twins compare.
+TRAINER = {f"aten.{name}" for name in (
+    "mm", "bmm", "addmm", "addmm_", "baddbmm", "copy_", "embedding", "index_select", "gather",
+    "index_add_", "scatter_add_", "native_layer_norm_backward", "linalg_vector_norm", "sum",
+    "_to_copy", "clone", "cat", "stack", "native_layer_norm", "_softmax",
+    "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data", "mean", "amax",
+    "any", "max", "triu_", "triu", "where", "masked_fill", "masked_fill_", "zero_", "fill_",
+    "full", "zeros", "ones", "zeros_like", "ones_like", "full_like", "new_zeros", "new_full",
+    "new_ones", "arange", "normal_", "uniform_", "scalar_tensor")}
+
+
 def test_every_rule_is_counted():
-    """Here, in the tests above, or in test_multi_tensor_rules.py."""
-    others = {name for name in FUSED_RULES if any(part in name for part in (
-        "attention", "convolution", "_scaled_mm", "_foreach", "_fused_ad", "_fused_sgd"))}
-    assert {*COUNTS, *WRITTEN} == {*FUSED_RULES} - others
-    assert not {*FUSED_RULES} & {*RULES} and not {*LOSS_RULES} & {*RULES, *FUSED_RULES}
+    """Here, in the tests above, in test_loss_rules.py, or in test_multi_tensor_rules.py."""
+    others = {name for name in COSTS if name.startswith("virtualgpu.") or any(
+        part in name for part in ("attention", "convolution", "_scaled_mm", "_foreach", "_fused_ad",
+                                  "_fused_sgd", "_loss", "cross_entropy"))}
+    assert {*COUNTS, *WRITTEN} == {*COSTS} - others - TRAINER
+    assert not {*COUNTS, *WRITTEN} & TRAINER
+
+
+def test_no_operation_has_two_rules():
+    kinds = (attention, gemm, moves, optimizer, pointwise, reductions)
+    assert sum(len(kind.COSTS) for kind in kinds) == len(COSTS)
 
 
 def test_silu_s_gradient_is_one_kernel_as_on_cuda():

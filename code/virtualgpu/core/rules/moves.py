@@ -1,4 +1,4 @@
-"""Results of operations that create tensors or move elements: factories, copies, and indexing."""
+"""Operations that create tensors or move elements: factories, copies, and indexing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from virtualgpu.core.operand import Operand
-from virtualgpu.replay.dtypes import DEFAULT, promoted
-from virtualgpu.replay.format import MOST_TENSORS
-from virtualgpu.replay.result_rules import (
+from virtualgpu.core.operand import Operand, broadcast_shape, moved, tensors
+from virtualgpu.core.rules.returns import (
     LONG,
+    MOST_TENSORS,
     Arguments,
     Result,
     axis,
@@ -19,17 +18,128 @@ from virtualgpu.replay.result_rules import (
     expands,
     like,
     matching,
+    promoted,
     replaced,
     require,
-    rule,
+    returns,
 )
+from virtualgpu.core.rules.work import CostRule, KernelWork, read_and_write, write
 
-# ---- factories and random numbers
+# ---- costs
 
 
-@rule("full", "zeros", "ones", "rand", "randn", "randint", "empty_permuted")
+def copy(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of copy_(target, source)."""
+    return KernelWork(moved(arguments[1]) + moved(arguments[0]))
+
+
+def lookup(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of a lookup, which reads only the elements that it writes, and the indices."""
+    indices = sum(map(moved, tensors(arguments[1:])))
+    return KernelWork(indices + 2 * sum(map(moved, results)))
+
+
+def embedding(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of embedding(weight, indices, ..)."""
+    weight, indices = arguments[:2]
+    return lookup(arguments, results)._replace(table=tuple(weight.shape), tokens=indices.numel())
+
+
+def add_rows(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of index_add_ and scatter_add_(target, dim, index, source)."""
+    return KernelWork(3 * moved(arguments[3]) + moved(arguments[2]))
+
+
+def index_put(copies: bool) -> CostRule:
+    """index_put(target, indices, values, accumulate): writes only the indexed elements, and reads
+    them first if it accumulates.
+
+    An estimate: accumulating sorts the indices first, which is not counted. The number of elements
+    that a mask selects is unknown, so it counts as all of them.
+
+    Args:
+        copies: whether the target is copied first, and the copy is written.
+    """
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        target, indices = arguments[:2]
+        index_tensors = tensors([indices])
+        if any(item.dtype in (torch.bool, torch.uint8) for item in index_tensors):
+            return read_and_write(arguments, results)
+        indexed = math.prod(broadcast_shape((), *(item.shape for item in index_tensors)))
+        rest = math.prod(size for dim, size in enumerate(target.shape)
+                         if dim >= len(indices) or indices[dim] is None)
+        passes = 2 if len(arguments) > 3 and arguments[3] else 1
+        return _partial_write(arguments, passes * indexed * rest, copies)
+    return rule
+
+
+def scatter(copies: bool) -> CostRule:
+    """scatter(target, dim, index, source or value): writes only the indexed elements.
+
+    An estimate: as if no two of them shared a cache line.
+
+    Args:
+        copies: whether the target is copied first, and the copy is written.
+    """
+    def rule(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+        return _partial_write(arguments, arguments[2].numel(), copies)
+    return rule
+
+
+def _partial_write(arguments: Sequence, elements: int, copies: bool) -> KernelWork:
+    """Cost of writing some elements of a tensor.
+
+    Args:
+        arguments: the tensor, then the other operands, which are read.
+        elements: number of its elements that are read or written.
+        copies: whether all of it is copied first.
+    """
+    target, *others = arguments
+    return KernelWork(elements * target.element_size() + sum(map(moved, tensors(others)))
+                      + 2 * copies * moved(target), kernels=1 + copies)
+
+
+def into_zeros(arguments: Sequence, results: Sequence[Operand]) -> KernelWork:
+    """Cost of zeroing the result and copying the first argument into a part of it, as
+    slice_backward (ATen/native/TensorShape.cpp) and constant_pad_nd (ATen/native/PadNd.cpp) do."""
+    return KernelWork(2 * moved(arguments[0]) + sum(map(moved, results)), kernels=2)
+
+
+COSTS: dict[str, CostRule] = {
+    "aten.copy_": copy,
+    "aten.embedding": embedding, "aten.index_select": lookup, "aten.gather": lookup,
+    "aten.index": lookup,
+    "aten.embedding_dense_backward": lambda a, r: KernelWork(2 * moved(a[0]) + sum(map(moved, r))),
+    "aten.index_add_": add_rows, "aten.scatter_add_": add_rows,
+    "aten.scatter": scatter(True), "aten.scatter_": scatter(False),
+    "aten.index_put": index_put(True), "aten.index_put_": index_put(False),
+    # The rank's shards are copied into its part of the all-gather's output.
+    "fsdp.all_gather_copy_in": lambda a, r: KernelWork(2 * sum(map(moved, a[0]))),
+    **dict.fromkeys((
+        "aten.slice_backward", "aten.select_backward", "aten.diagonal_backward",
+        "aten.unfold_backward", "aten.constant_pad_nd"), into_zeros),
+    **dict.fromkeys((
+        "aten._to_copy", "aten.clone", "aten.cat", "aten.stack", "aten.repeat", "aten.flip",
+        "aten.roll", "aten.tril", "aten.tril_", "aten.triu", "aten.triu_", "aten._chunk_cat",
+        "aten.split_with_sizes_copy", "aten.unfold_copy", "aten.masked_scatter",
+        "aten.embedding_renorm_", "aten.multinomial", "fsdp.chunk_cat",
+        "fsdp.split_with_sizes_copy"), read_and_write),
+    **dict.fromkeys((
+        "aten.zero_", "aten.fill_", "aten.full", "aten.zeros", "aten.ones", "aten.zeros_like",
+        "aten.ones_like", "aten.full_like", "aten.new_zeros", "aten.new_full", "aten.new_ones",
+        "aten.arange", "aten.eye", "aten.linspace", "aten.tril_indices", "aten.triu_indices",
+        "aten.scalar_tensor", "aten.normal_", "aten.uniform_", "aten.bernoulli_", "aten.random_",
+        "aten.exponential_", "aten.rand", "aten.rand_like", "aten.randn", "aten.randn_like",
+        "aten.randint", "aten.randint_like", "aten.randperm"), write),
+}
+
+
+# ---- results of factories and random numbers
+
+
+@returns("empty", "full", "zeros", "ones", "rand", "randn", "randint", "empty_permuted")
 def _factory(a: Arguments) -> list[Result]:
-    default = DEFAULT
+    default = torch.get_default_dtype()
     if a.name == "full" and not isinstance(a.fill_value, float):
         default = {bool: torch.bool, int: LONG}.get(type(a.fill_value), torch.complex64)
     elif a.name == "randint":
@@ -37,17 +147,18 @@ def _factory(a: Arguments) -> list[Result]:
     return [(tuple(a.size), a.dtype or default)]
 
 
-@rule("zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+@returns("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like",
+         "randint_like")
 def _like(a: Arguments) -> list[Result]:
     return [like(a.self, a.dtype)]
 
 
-@rule("new_zeros", "new_ones", "new_full")
+@returns("new_empty", "new_zeros", "new_ones", "new_full")
 def _new(a: Arguments) -> list[Result]:
     return [(tuple(a.size), a.dtype or a.self.dtype)]
 
 
-@rule("arange", "range")
+@returns("arange", "range")
 def _arange(a: Arguments) -> list[Result] | None:
     start, step = getattr(a, "start", 0), getattr(a, "step", 1)
     if any(type(one) is not int for one in (start, a.end, step)):
@@ -55,30 +166,30 @@ def _arange(a: Arguments) -> list[Result] | None:
     if step == 0 or step * (a.end - start) < 0:
         raise ValueError(f"no numbers from {start} to {a.end} in steps of {step}")
     count = -(-(a.end - start) // step) if a.name == "arange" else (a.end - start) // step + 1
-    return [((count,), a.dtype or (LONG if a.name == "arange" else DEFAULT))]
+    return [((count,), a.dtype or (LONG if a.name == "arange" else torch.get_default_dtype()))]
 
 
-@rule("linspace", "logspace")
+@returns("linspace", "logspace")
 def _linspace(a: Arguments) -> list[Result]:
-    return [((a.steps,), a.dtype or DEFAULT)]
+    return [((a.steps,), a.dtype or torch.get_default_dtype())]
 
 
-@rule("eye")
+@returns("eye")
 def _eye(a: Arguments) -> list[Result]:
-    return [((a.n, getattr(a, "m", a.n)), a.dtype or DEFAULT)]
+    return [((a.n, getattr(a, "m", a.n)), a.dtype or torch.get_default_dtype())]
 
 
-@rule("randperm")
+@returns("randperm")
 def _randperm(a: Arguments) -> list[Result]:
     return [((a.n,), a.dtype or LONG)]
 
 
-@rule("scalar_tensor")
+@returns("scalar_tensor")
 def _scalar(a: Arguments) -> list[Result]:
-    return [((), a.dtype or DEFAULT)]
+    return [((), a.dtype or torch.get_default_dtype())]
 
 
-@rule("tril_indices", "triu_indices")
+@returns("tril_indices", "triu_indices")
 def _indices(a: Arguments) -> list[Result]:
     # The elements of the leading triangle of a [row, col] matrix, counted in closed form.
     rows, columns, offset = a.row, a.col, a.offset
@@ -92,34 +203,29 @@ def _indices(a: Arguments) -> list[Result]:
     return [((2, lower if a.name == "tril_indices" else rows * columns - lower), a.dtype or LONG)]
 
 
-@rule("normal", "bernoulli", "poisson")
+@returns("normal", "bernoulli", "poisson")
 def _random(a: Arguments) -> list[Result]:
     if hasattr(a, "size"):
-        return [(tuple(a.size), a.dtype or DEFAULT)]
+        return [(tuple(a.size), a.dtype or torch.get_default_dtype())]
     given = [one for one in (getattr(a, "mean", None), getattr(a, "std", None),
                              getattr(a, "self", None)) if isinstance(one, Operand)]
     return [(broadcast(*(one.shape for one in given)), given[0].dtype)]
 
 
-@rule("multinomial")
+@returns("multinomial")
 def _multinomial(a: Arguments) -> list[Result]:
     return [((*a.self.shape[:-1], a.num_samples), LONG)]
 
 
-@rule("hann_window", "hamming_window", "blackman_window")
-def _window(a: Arguments) -> list[Result]:
-    return [((a.window_length,), a.dtype or DEFAULT)]
+# ---- results of copies
 
 
-# ---- copies
-
-
-@rule("_to_copy", "clone")
+@returns("_to_copy", "clone")
 def _copy(a: Arguments) -> list[Result]:
     return [like(a.self, getattr(a, "dtype", None))]
 
 
-@rule("copy", "flip", "roll", "rot90", "tril", "triu", "_conj_physical", "lift_fresh_copy")
+@returns("copy", "flip", "roll", "rot90", "tril", "triu", "_conj_physical", "lift_fresh_copy")
 def _same(a: Arguments) -> list[Result]:
     if a.name == "copy":
         expands(a.src.shape, a.self.shape)
@@ -131,13 +237,13 @@ def _same(a: Arguments) -> list[Result]:
     return [like(a.self)]
 
 
-@rule("zero", "uniform", "exponential", "random", "geometric", "cauchy", "log_normal",
-      "embedding_renorm")
+@returns("zero", "fill", "uniform", "exponential", "random", "geometric", "cauchy", "log_normal",
+         "embedding_renorm")
 def _self(a: Arguments) -> list[Result]:
     return [like(a.self)]
 
 
-@rule("cat")
+@returns("cat")
 def _cat(a: Arguments) -> list[Result]:
     parts = [item for item in a.tensors if item.shape != (0,)] or a.tensors[:1]
     if not parts:
@@ -152,7 +258,7 @@ def _cat(a: Arguments) -> list[Result]:
              promoted(a.tensors))]
 
 
-@rule("stack")
+@returns("stack")
 def _stack(a: Arguments) -> list[Result]:
     if not a.tensors:
         raise ValueError("stack: expected at least one tensor")
@@ -162,15 +268,7 @@ def _stack(a: Arguments) -> list[Result]:
     return [((*first.shape[:at], len(a.tensors), *first.shape[at:]), promoted(a.tensors))]
 
 
-@rule("block_diag")
-def _block_diag(a: Arguments) -> list[Result]:
-    shapes = [(1, 1, *item.shape)[-2:] for item in a.tensors]
-    require(all(item.dim() <= 2 for item in a.tensors), "expected matrices", first=a.tensors[0])
-    return [((sum(rows for rows, _ in shapes), sum(columns for _, columns in shapes)),
-             promoted(a.tensors))]
-
-
-@rule("repeat")
+@returns("repeat")
 def _repeat(a: Arguments) -> list[Result]:
     missing = len(a.repeats) - a.self.dim()
     if missing < 0 or min(a.repeats, default=0) < 0:
@@ -187,17 +285,17 @@ def _split(x: Operand, sizes: Sequence[int], dim: int) -> list[Result]:
     return [(replaced(x.shape, at, size), x.dtype) for size in sizes]
 
 
-@rule("split_with_sizes_copy", "unsafe_split_with_sizes")
+@returns("split_with_sizes_copy", "unsafe_split_with_sizes")
 def _split_with_sizes(a: Arguments) -> list[Result]:
     return _split(a.self, a.split_sizes, a.dim)
 
 
-@rule("fsdp.split_with_sizes_copy")
+@returns("fsdp.split_with_sizes_copy")
 def _fsdp_split(a: Arguments) -> list[Result]:
     return _split(a.all_gather_output, a.all_gather_input_split_sizes, a.dim)
 
 
-@rule("unsafe_split")
+@returns("unsafe_split")
 def _unsafe_split(a: Arguments) -> list[Result]:
     size = a.self.shape[axis(a.dim, a.self.dim())]
     if a.split_size < 1 or -(-size // a.split_size) > MOST_TENSORS:
@@ -206,7 +304,7 @@ def _unsafe_split(a: Arguments) -> list[Result]:
     return _split(a.self, parts or [0], a.dim)
 
 
-@rule("_chunk_cat", "fsdp.chunk_cat")
+@returns("_chunk_cat", "fsdp.chunk_cat")
 def _chunk_cat(a: Arguments) -> list[Result]:
     if a.num_chunks < 1 or not a.tensors:
         raise ValueError(f"chunk_cat of {len(a.tensors)} tensors in {a.num_chunks} chunks")
@@ -219,7 +317,7 @@ def _chunk_cat(a: Arguments) -> list[Result]:
     return [((*first.shape[:at], a.num_chunks, columns), first.dtype)]
 
 
-@rule("fsdp.all_gather_copy_in")
+@returns("fsdp.all_gather_copy_in")
 def _all_gather_copy_in(a: Arguments) -> list[Result]:
     inputs, out = a.all_gather_inputs, a.all_gather_output
     if sum(item.numel() for item in inputs) > a.all_gather_input_numel or len(
@@ -231,28 +329,39 @@ def _all_gather_copy_in(a: Arguments) -> list[Result]:
     return [((a.all_gather_input_numel,), out.dtype), like(out)]
 
 
-# ---- indexing
+@returns("constant_pad_nd")
+def _pad(a: Arguments) -> list[Result]:
+    require(len(a.pad) % 2 == 0 and len(a.pad) // 2 <= a.self.dim(), f"padding {a.pad[:8]}",
+            tensor=a.self)
+    shape = list(a.self.shape)
+    for at in range(len(a.pad) // 2):
+        shape[-1 - at] += a.pad[2 * at] + a.pad[2 * at + 1]
+    require(min(shape, default=0) >= 0, f"padding {a.pad}", tensor=a.self)
+    return [(tuple(shape), a.self.dtype)]
 
 
-@rule("embedding")
+# ---- results of indexing
+
+
+@returns("embedding")
 def _embedding(a: Arguments) -> list[Result]:
     require(a.weight.dim() == 2, "expected a matrix", weight=a.weight)
     return [((*a.indices.shape, a.weight.shape[1]), a.weight.dtype)]
 
 
-@rule("embedding_dense_backward")
+@returns("embedding_dense_backward")
 def _embedding_backward(a: Arguments) -> list[Result]:
     matching(a.grad_output.shape[:-1] == a.indices.shape, grad=a.grad_output, indices=a.indices)
     return [((a.num_weights, a.grad_output.shape[-1]), a.grad_output.dtype)]
 
 
-@rule("index_select")
+@returns("index_select")
 def _index_select(a: Arguments) -> list[Result]:
     require(a.index.dim() <= 1, "expected a vector", index=a.index)
     return [(replaced(a.self.shape, a.dim, a.index.numel()), a.self.dtype)]
 
 
-@rule("gather")
+@returns("gather")
 def _gather(a: Arguments) -> list[Result]:
     _index_fits(a.self, a.dim, a.index)
     return [(a.index.shape, a.self.dtype)]
@@ -270,24 +379,24 @@ def _index_fits(x: Operand, dim: int, index: Operand, source: Operand | None = N
     matching(fits or index.numel() == 0, tensor=x, index=index)
 
 
-@rule("scatter", "scatter_add", "scatter_reduce")
+@returns("scatter", "scatter_add", "scatter_reduce")
 def _scatter(a: Arguments) -> list[Result]:
     _index_fits(a.self, a.dim, a.index, getattr(a, "src", None))
     return [like(a.self)]
 
 
-@rule("index_add", "index_copy", "index_reduce", "index_fill")
+@returns("index_add", "index_copy", "index_reduce", "index_fill")
 def _index_add(a: Arguments) -> list[Result]:
     at = axis(a.dim, a.self.dim())
     require(a.index.dim() <= 1, "expected a vector", index=a.index)
     source = getattr(a, "source", None)
     if source is not None and source.dim():
         matching(replaced(source.shape, at, 0) == replaced(a.self.shape, at, 0)
-                   and source.shape[at] == a.index.numel(), tensor=a.self, source=source)
+                 and source.shape[at] == a.index.numel(), tensor=a.self, source=source)
     return [like(a.self)]
 
 
-@rule("index", "_unsafe_index")
+@returns("index", "_unsafe_index")
 def _index(a: Arguments) -> list[Result]:
     return [(_indexed(a.self, a.indices), a.self.dtype)]
 
@@ -305,7 +414,7 @@ def _indexed(x: Operand, indices: Sequence[Operand | None]) -> tuple[int, ...]:
     return (*kept[:before], *shape, *kept[before:])
 
 
-@rule("index_put", "_unsafe_index_put", "_index_put_impl")
+@returns("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(a: Arguments) -> list[Result]:
     masks = (torch.bool, torch.uint8)
     if not any(item is not None and item.dtype in masks for item in a.indices):
@@ -313,35 +422,17 @@ def _index_put(a: Arguments) -> list[Result]:
     return [like(a.self)]
 
 
-@rule("take")
-def _take(a: Arguments) -> list[Result]:
-    return [(a.index.shape, a.self.dtype)]
+@returns("masked_scatter")
+def _masked_scatter(a: Arguments) -> list[Result]:
+    return [(broadcast(a.self.shape, a.mask.shape), a.self.dtype)]
 
 
-@rule("put", "masked_scatter")
-def _put(a: Arguments) -> list[Result]:
-    shape = broadcast(a.self.shape, a.mask.shape) if a.name == "masked_scatter" else a.self.shape
-    return [(shape, a.self.dtype)]
-
-
-@rule("nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim", "bincount",
-      "repeat_interleave")
+@returns("nonzero", "masked_select", "bincount", "repeat_interleave")
 def _by_value(a: Arguments) -> None:
     """Values decide the shapes of these, so a record's word is taken."""
 
 
-@rule("searchsorted", "bucketize")
-def _searchsorted(a: Arguments) -> list[Result]:
-    shape = a.self.shape if isinstance(a.self, Operand) else ()
-    return [(shape, torch.int32 if a.out_int32 else LONG)]
-
-
-@rule("histc")
-def _histc(a: Arguments) -> list[Result]:
-    return [((a.bins,), a.self.dtype)]
-
-
-@rule("slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
+@returns("slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
 def _into_zeros(a: Arguments) -> list[Result]:
     shape = tuple(a.input_sizes)
     if a.name == "unfold_backward":
@@ -363,12 +454,12 @@ def _sliced(size: int, start: int, end: int, step: int) -> int:
     return max(-(-(last - first) // step), 0)
 
 
-@rule("slice_scatter", "select_scatter", "diagonal_scatter")
+@returns("slice_scatter", "select_scatter", "diagonal_scatter")
 def _view_scatter(a: Arguments) -> list[Result]:
     return [like(a.self)]
 
 
-@rule("diag_embed")
+@returns("diag_embed")
 def _diag_embed(a: Arguments) -> list[Result]:
     first, second = (axis(dim, a.self.dim() + 1) for dim in (a.dim1, a.dim2))
     size = a.self.shape[-1] + abs(a.offset)
@@ -378,7 +469,7 @@ def _diag_embed(a: Arguments) -> list[Result]:
     return [(tuple(shape), a.self.dtype)]
 
 
-@rule("diagonal_copy")
+@returns("diagonal_copy")
 def _diagonal(a: Arguments) -> list[Result]:
     first, second = (axis(dim, a.self.dim()) for dim in (a.dim1, a.dim2))
     rows, columns = a.self.shape[first] + min(a.offset, 0), a.self.shape[second] - max(a.offset, 0)
@@ -386,7 +477,7 @@ def _diagonal(a: Arguments) -> list[Result]:
     return [((*kept, max(min(rows, columns), 0)), a.self.dtype)]
 
 
-@rule("unfold_copy")
+@returns("unfold_copy")
 def _unfold(a: Arguments) -> list[Result]:
     at = axis(a.dimension, a.self.dim())
     if a.step < 1 or not 0 <= a.size <= (a.self.shape[at] if a.self.shape else 1):

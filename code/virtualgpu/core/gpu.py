@@ -25,7 +25,6 @@ from virtualgpu.core.plan import (
     changed_argument,
     changed_tensor,
     kind_of,
-    make_tensors,
     needs_shape_check,
     nested,
     refuse_other_devices,
@@ -172,7 +171,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
         if is_free(func):
             return OperationPlan(specs, changed, name, 0.0, 0, False)
         produced = (results_in_place(args, kwargs, changed) if changed is not None else
-                    list(nested(make_tensors(specs))))
+                    list(nested(specs)))
         crossing = sum(moved(item) for item in operands if item.dim() and not self.holds(item))
         seconds, work = self.cost(func, args, produced, crossing)
         return OperationPlan(specs, changed, name, seconds, work.kernels, rule_of(func) is None,

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from virtualgpu.core.operand import Operand, broadcast_shape, operand_of, tensors
+from virtualgpu.core.operand import (
+    TENSORS,
+    AnyTensor,
+    Operand,
+    broadcast_shape,
+    operand_of,
+    tensors,
+)
 from virtualgpu.core.rules.work import KernelWork
 
 Results = Any  # an Operand, None, a number, or a list of these
@@ -133,9 +140,9 @@ def make_tensors(specs: Results) -> Results:
     return specs
 
 
-def nested(results: object) -> Iterator[torch.Tensor]:
+def nested(results: object) -> Iterator[AnyTensor]:
     """Yield the tensors in an operation's result, which may be nested."""
-    if isinstance(results, torch.Tensor):
+    if isinstance(results, TENSORS):
         yield results
     elif isinstance(results, (list, tuple)):
         for item in results:

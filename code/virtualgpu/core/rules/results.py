@@ -53,11 +53,16 @@ def result_rule_of(name: str) -> ResultRule | None:
 
 def needs_values(func: torch._ops.OpOverload, operands: Sequence[AnyTensor]) -> bool:
     """Return whether the result, or its shape, depends on the values of its operands."""
-    if torch.Tag.dynamic_output_shape in func.tags:
+    if func._overloadpacket is torch.ops.aten.index:
         # Indexing by integers has a known shape, and indexing by a mask does not.
-        return func._overloadpacket is not torch.ops.aten.index or any(
-            item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
-    return torch.Tag.data_dependent_output in func.tags
+        return any(item.dtype in (torch.bool, torch.uint8) for item in operands[1:])
+    return _reads_values(func)
+
+
+@cache
+def _reads_values(func: torch._ops.OpOverload) -> bool:
+    return (torch.Tag.dynamic_output_shape in func.tags
+            or torch.Tag.data_dependent_output in func.tags)
 
 
 def results(func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> list[Result] | None:

@@ -27,7 +27,7 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
-from minimegatron.parallel.grid import make_grid
+from minimegatron.grid import make_grid
 from minimegatron.training import Trainer
 
 ABOUT = """# FP8 training, recipe by recipe

@@ -43,7 +43,6 @@ from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.initialize import initialize
 from minimegatron.model.gpt import Stage
 from minimegatron.optim import LearningRate, Optimizer
-from minimegatron.parallel.ddp import DelayedWeightGrads
 from minimegatron.parallel.stages import data_parallel
 from minimegatron.timers import Timers
 from virtualgpu.core import cards
@@ -89,7 +88,7 @@ def measure(ctx: Context, vocabulary: int, split: bool) -> Profile:
 
 def _passes(ctx: Context, stage: Stage, ddp: object, batch: MicroBatch, split: bool) -> Passes:
     """Return the median of several runs of a part's passes."""
-    config, later, runs = ctx.config, DelayedWeightGrads(ddp), []
+    config, later, runs = ctx.config, ddp.delayed, []
     shape = config.seq_length, config.micro_batch_size, config.hidden_size
     dtype = next(stage.parameters()).dtype
     for _ in range(WARM_UP + REPEATS):

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.gpu.result import Result, Table
-from minimegatron.parallel.grid import make_group
+from minimegatron.grid import make_group
 
 LIMIT = 120
 SIZE = 1 << 20

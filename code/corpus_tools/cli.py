@@ -8,72 +8,24 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from corpus_tools import corpus
+from corpus_tools.files import DEFAULT_MB, DataOptions
 from labcore import workspace
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.progress import Notify
-
-# Part of the stamp; increment it when this package writes other bytes for the same text.
-FORMAT = 1
 
 # Data that was built with the container's image, so that a container starts in seconds.
 PREBUILT = workspace.CHECKOUT / "ready" / "data"
 
 STAMP = ".stamp.json"
 UNFINISHED = ".unfinished.json"  # exists while files are moved into place
-DEFAULT_MB = 32
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Options of `lab data`, whose names are part of the stamp.
-
-    Attributes:
-        inputs: the user's JSON-lines files; without any, the text is the Python library's.
-        vocab_file: the user's vocab.json for GPT-2's vocabulary.
-        merge_file: the user's merges.txt for GPT-2's vocabulary.
-        size_mb: the maximum size of the Python library's text, in MB.
-        gpt2_entries: the size of GPT-2's vocabulary.
-        small_entries: the size of the small vocabulary.
-    """
-
-    inputs: tuple[str, ...] = ()
-    vocab_file: str | None = None
-    merge_file: str | None = None
-    size_mb: int = DEFAULT_MB
-    gpt2_entries: int = 50257
-    small_entries: int = 4096
-
-    def key(self) -> str:
-        """Return a hash of all that determines the bytes: texts, options, and library version."""
-        import tokenizers
-
-        parts = asdict(self) | {"format": FORMAT, "tokenizers": tokenizers.__version__}
-        for name in ("vocab_file", "merge_file"):
-            parts[name] = parts[name] and _content_hash(parts[name])
-        parts["inputs"] = [_content_hash(path) for path in self.inputs] or corpus.fingerprint()
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _content_hash(path: str) -> str:
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-    except OSError as error:
-        raise LabError(f"cannot read {path}: {error.strerror}") from error
-    return digest.hexdigest()
 
 
 def ensure(home: Path, notify: Notify) -> None:

@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from corpus_tools import corpus
 from labcore.errors import LabError
 from labcore.progress import Notify, ProgressStep
 
-if TYPE_CHECKING:
-    from corpus_tools.cli import DataOptions
+# Part of the stamp; increment it when this package writes other bytes for the same text.
+FORMAT = 1
+DEFAULT_MB = 32
 
 # Merges are learned from at most this much text; longer text is sampled.
 TRAINING_BYTES = 32_000_000
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Options of `lab data`, whose names are part of the stamp.
+
+    Attributes:
+        inputs: the user's JSON-lines files; without any, the text is the Python library's.
+        vocab_file: the user's vocab.json for GPT-2's vocabulary.
+        merge_file: the user's merges.txt for GPT-2's vocabulary.
+        size_mb: the maximum size of the Python library's text, in MB.
+        gpt2_entries: the size of GPT-2's vocabulary.
+        small_entries: the size of the small vocabulary.
+    """
+
+    inputs: tuple[str, ...] = ()
+    vocab_file: str | None = None
+    merge_file: str | None = None
+    size_mb: int = DEFAULT_MB
+    gpt2_entries: int = 50257
+    small_entries: int = 4096
+
+    def key(self) -> str:
+        """Return a hash of all that determines the bytes: texts, options, and library version."""
+        import tokenizers
+
+        parts = asdict(self) | {"format": FORMAT, "tokenizers": tokenizers.__version__}
+        for name in ("vocab_file", "merge_file"):
+            parts[name] = parts[name] and _content_hash(parts[name])
+        parts["inputs"] = [_content_hash(path) for path in self.inputs] or corpus.fingerprint()
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _content_hash(path: str) -> str:
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise LabError(f"cannot read {path}: {error.strerror}") from error
+    return digest.hexdigest()
 
 
 class Builder:

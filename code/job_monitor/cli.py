@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from job_monitor import details, ranks, slurm, snapshot, table
-from job_monitor.slurm import SlurmJob
+from job_monitor.components import SlurmJob
 from job_monitor.snapshot import Snapshot
 from labcore import workspace
 from labcore.errors import LabError

@@ -1,4 +1,4 @@
-"""Combine the components of a run on several GPU kinds into one job.
+"""A job as Slurm describes it; the components of a run on several GPU kinds are one job.
 
 Slurm lists each component of a heterogeneous job, and each job that joins a master job
 (lab/submit), as a job of its own. The ranks of all of them form one world.
@@ -7,17 +7,77 @@ Slurm lists each component of a heterogeneous job, and each job that joins a mas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labcore import workspace
 from labcore.errors import LabError
-
-if TYPE_CHECKING:
-    from job_monitor.slurm import SlurmJob
+from slurmbox import jobrecords
 
 NODE_FILES = Path("megatron/logs")  # in the workspace; has JOBID/NODE.out, .err, and .gpu
+
+
+@dataclass(frozen=True)
+class SlurmJob:
+    """A job as Slurm describes it. GPUs and tasks are None if the job requested none.
+
+    Attributes:
+        number: its ID.
+        name: its name.
+        state: such as "RUNNING".
+        reason: why it is pending.
+        elapsed: its elapsed time, as Slurm prints it.
+        limit: its time limit, as Slurm prints it.
+        start: its start time, as Slurm prints it.
+        end: its end time, as Slurm prints it.
+        nodes: its node list.
+        node_count: the number of nodes.
+        gpus: the number of GPUs in all.
+        tasks: the number of tasks in all.
+        exit_code: as Slurm prints it.
+        command: the script and its arguments.
+        folder: its working directory.
+        out: the file of its standard output.
+        err: the file of its standard error.
+        leader: the ID of the heterogeneous job that it is a component of, which is the ID of the
+            first component.
+        joined: the IDs of the jobs that joined it.
+        gpus_per_node: GPUs per node of each component, if there are several.
+        joined_logs: the log files of the jobs that joined it.
+        states: (ID, state) of each component, if there are several and Slurm knows them.
+    """
+
+    number: int
+    name: str
+    state: str
+    reason: str = ""
+    elapsed: str = ""
+    limit: str = ""
+    start: str = ""
+    end: str = ""
+    nodes: str = ""
+    node_count: int | None = None
+    gpus: int | None = None
+    tasks: int | None = None
+    exit_code: str = ""
+    command: str = ""
+    folder: str = ""
+    out: Path | None = None
+    err: Path | None = None
+    leader: int | None = None
+    joined: tuple[int, ...] = ()
+    gpus_per_node: tuple[int | None, ...] = ()
+    joined_logs: tuple[Path, ...] = ()
+    states: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        return self.state not in jobrecords.ACTIVE
+
+    @property
+    def logs(self) -> list[Path]:
+        """Its log files, standard error first; one if both streams are in the same file."""
+        return list(dict.fromkeys(path for path in (self.err, self.out, *self.joined_logs) if path))
 
 
 def combine(parts: Sequence[SlurmJob]) -> SlurmJob:

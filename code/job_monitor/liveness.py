@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 
 from job_monitor import causes, ranks
 from job_monitor.causes import LogError
+from job_monitor.components import SlurmJob
 from job_monitor.ranks import RankStatus
-from job_monitor.slurm import SlurmJob
 
 RUNNING, STALLED, STOPPED, DEAD, DONE, FAILED = (
     "running", "stalled", "stopped", "dead", "done", "failed")

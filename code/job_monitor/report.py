@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from job_monitor import page, ranks, slurm, snapshot
-from job_monitor.slurm import SlurmJob
+from job_monitor.components import SlurmJob
 from job_monitor.snapshot import Snapshot
 from job_monitor.timeline import FILE, Lane, read
 from labcore import workspace

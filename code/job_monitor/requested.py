@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from job_monitor import prefixes
+from job_monitor.components import SlurmJob
 from job_monitor.logs import WORLD
-from job_monitor.slurm import SlurmJob
 
 # Each flag, and its name in the log's table of arguments.
 FLAGS = {"--tensor-model-parallel-size": "tensor_model_parallel_size",

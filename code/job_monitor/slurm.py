@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import slurmbox as cluster
 from job_monitor import components, filenames
+from job_monitor.components import SlurmJob
 from labcore import workspace
 from labcore.errors import LabError
 from slurmbox import clients, health, jobfolders, jobrecords
@@ -21,69 +22,6 @@ FIELDS = ("JobID", "JobName", "Partition", "State", "ExitCode", "Submit", "Start
           "Timelimit", "NNodes", "NodeList", "AllocCPUS", "AllocTRES")
 JOB_ID = re.compile(r"(?a:(?P<job>\d{1,10})(?:_(?P<task>\d{1,10})|\+\d+)?(?:\.\w+)?)")
 WITH_MEMORY = (*FIELDS, "MaxRSS")  # only an accounting database has MaxRSS
-
-
-@dataclass(frozen=True)
-class SlurmJob:
-    """A job as Slurm describes it. GPUs and tasks are None if the job requested none.
-
-    Attributes:
-        number: its ID.
-        name: its name.
-        state: such as "RUNNING".
-        reason: why it is pending.
-        elapsed: its elapsed time, as Slurm prints it.
-        limit: its time limit, as Slurm prints it.
-        start: its start time, as Slurm prints it.
-        end: its end time, as Slurm prints it.
-        nodes: its node list.
-        node_count: the number of nodes.
-        gpus: the number of GPUs in all.
-        tasks: the number of tasks in all.
-        exit_code: as Slurm prints it.
-        command: the script and its arguments.
-        folder: its working directory.
-        out: the file of its standard output.
-        err: the file of its standard error.
-        leader: the ID of the heterogeneous job that it is a component of, which is the ID of the
-            first component.
-        joined: the IDs of the jobs that joined it.
-        gpus_per_node: GPUs per node of each component, if there are several.
-        joined_logs: the log files of the jobs that joined it.
-        states: (ID, state) of each component, if there are several and Slurm knows them.
-    """
-
-    number: int
-    name: str
-    state: str
-    reason: str = ""
-    elapsed: str = ""
-    limit: str = ""
-    start: str = ""
-    end: str = ""
-    nodes: str = ""
-    node_count: int | None = None
-    gpus: int | None = None
-    tasks: int | None = None
-    exit_code: str = ""
-    command: str = ""
-    folder: str = ""
-    out: Path | None = None
-    err: Path | None = None
-    leader: int | None = None
-    joined: tuple[int, ...] = ()
-    gpus_per_node: tuple[int | None, ...] = ()
-    joined_logs: tuple[Path, ...] = ()
-    states: tuple[tuple[int, str], ...] = ()
-
-    @property
-    def is_over(self) -> bool:
-        return self.state not in jobrecords.ACTIVE
-
-    @property
-    def logs(self) -> list[Path]:
-        """Its log files, standard error first; one if both streams are in the same file."""
-        return list(dict.fromkeys(path for path in (self.err, self.out, *self.joined_logs) if path))
 
 
 def run_command(*words: str, folder: Path = Path("/")) -> subprocess.CompletedProcess:

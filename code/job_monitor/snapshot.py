@@ -10,11 +10,11 @@ from pathlib import Path
 
 from job_monitor import causes, liveness, logs, nodes, prefixes, ranks, requested, slurm
 from job_monitor.causes import LogError
+from job_monitor.components import SlurmJob
 from job_monitor.logs import Iteration
 from job_monitor.nodes import NodeFiles
 from job_monitor.ranks import RankStatus
 from job_monitor.requested import JobSetting
-from job_monitor.slurm import SlurmJob
 from labcore import workspace
 from slurmbox.layout import Layout
 

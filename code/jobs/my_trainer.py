@@ -33,11 +33,11 @@ from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
+from minimegatron.grid import GROUPS, Grid, Group
 from minimegatron.initialize import cap_threads, choose_device, join
 from minimegatron.model.gpt import Stage
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minimegatron.optim import LearningRate
-from minimegatron.parallel.grid import GROUPS, Grid, Group
 from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard

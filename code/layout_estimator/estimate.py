@@ -24,7 +24,7 @@ from layout_estimator.step_time import StepClock
 from minimegatron.arguments import Config
 from minimegatron.arguments.flag import PASSES, names_affecting
 from minimegatron.errors import UserError
-from minimegatron.parallel.grid import Group
+from minimegatron.grid import Group
 from pipeline_schedules import (
     BACKWARD,
     FORWARD,

@@ -6,7 +6,6 @@ One process represents all ranks (estimate.py); nothing is trained.
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 
@@ -86,15 +85,6 @@ class RunPlan:
     def fullest(self) -> MemoryBreakdown:
         """The rank with the least free memory."""
         return fullest(self.memory)
-
-
-def report(config: EstimateConfig, plan: RunPlan) -> str:
-    """Return the plan as text, or as JSON with --json; write the figure of --plot."""
-    if config.plot is not None:
-        from layout_estimator.figure import save  # matplotlib: slow to import
-
-        save(plan, config.plot)
-    return json.dumps(as_json(plan), indent=2) if config.json else format_plan(plan)
 
 
 def make_estimator(config: EstimateConfig) -> Estimator | MixedEstimator:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from layout_estimator.cluster import ModeledCluster
 from minimegatron.arguments import Config
 from minimegatron.context import Context
-from minimegatron.parallel.grid import GROUPS, Grid, Group, axis_sizes, groups_along
+from minimegatron.grid import GROUPS, Grid, Group, axis_sizes, groups_along
 from virtualgpu.net.work import Work
 
 

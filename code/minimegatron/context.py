@@ -6,17 +6,14 @@ They are passed on; nothing is global.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from minimegatron.arguments import Config
+from minimegatron.device.device import Device
+from minimegatron.dropout import Dropout
 from minimegatron.errors import emit
-
-if TYPE_CHECKING:
-    from minimegatron.device.device import Device
-    from minimegatron.dropout import Dropout
-    from minimegatron.parallel.grid import Grid
+from minimegatron.grid import Grid
 
 
 @dataclass(frozen=True)

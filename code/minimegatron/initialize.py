@@ -16,7 +16,7 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
-from minimegatron.parallel.grid import axis_sizes, make_grid
+from minimegatron.grid import axis_sizes, make_grid
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
 if TYPE_CHECKING:

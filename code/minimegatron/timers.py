@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from minimegatron.report.timeline import Recorder
-    from pipeline_schedules import Action
+from pipeline_schedules import Action
 
 # In Megatron's order, with the lowest --timing-log-level at which a timer runs.
 LEVELS = {
@@ -24,6 +22,15 @@ LEVELS = {
     "batch-generator": 2,
 }
 NOT_OF_2021 = ("forward-backward",)
+
+
+class Recorder(Protocol):
+    """What records every timed section of some steps (report/timeline.py)."""
+
+    active: bool  # whether it records this step
+
+    def add(self, name: str, start: float, end: float, action: Action | None) -> None:
+        """Add a section, from `start` to `end` in seconds on the device's clock."""
 
 
 class Timers:

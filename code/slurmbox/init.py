@@ -16,6 +16,7 @@ import selectors
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from slurmbox import daemons as daemons_
@@ -204,7 +205,7 @@ class Supervisor:
             timeout = max(0.0, min(waiting) - time.monotonic()) if waiting else None
             for key, _ in self.selector.select(timeout):
                 if key.fileobj is listener:
-                    requests.serve_one(listener, self)
+                    requests.serve_one(listener, partial(handle, self))
                 else:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake_read, 4096)
@@ -229,6 +230,47 @@ class Supervisor:
         while daemon.pid and time.monotonic() < deadline:
             self.reap(restart=False)
             time.sleep(0.005)
+
+
+def handle(supervisor: Supervisor, request: dict) -> dict:
+    """Do what a request asks for, and return the cluster's state. Raises an error of any kind."""
+    action = request["do"]
+    if action == "heal":
+        supervisor.heal()
+    elif action == "end":
+        supervisor.end()
+    elif action == "link":
+        supervisor.set_link(request["rate"])
+    elif action == "node":
+        _change_node(supervisor, request["name"], request["action"])
+    elif action != "report":
+        raise ValueError(f"unknown request {action!r}")
+    return _report(supervisor)
+
+
+def _change_node(supervisor: Supervisor, name: str, action: str) -> None:
+    daemon = next(d for d in supervisor.daemons if d.node == name)
+    if action in ("cut", "heal"):
+        supervisor.spaces[name].set_cut(action == "cut")
+    elif action == "kill":
+        daemon.stopped = True
+        if daemon.pid:
+            os.kill(daemon.pid, signal.SIGKILL)
+    elif action == "start":
+        daemon.stopped, daemon.failures = False, 0
+        if daemon.pid is None:
+            supervisor.start(daemon)
+    else:
+        raise ValueError(f"unknown action {action!r}")
+
+
+def _report(supervisor: Supervisor) -> dict:
+    return {
+        "daemons": {d.name: {"running": d.pid is not None, "stopped": d.stopped,
+                             "failures": d.failures} for d in supervisor.daemons},
+        "cut": [name for name, space in supervisor.spaces.items() if space.cut],
+        "link": supervisor.link,
+    }
 
 
 def describe(error: Exception) -> str:

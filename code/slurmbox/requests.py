@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from labcore.errors import LabError
-
-if TYPE_CHECKING:
-    from slurmbox.init import Supervisor
 
 MAX_SIZE = 1 << 16  # bytes of a request or an answer
 
@@ -60,54 +55,14 @@ def _read_line(connection: socket.socket) -> bytes:
     return data
 
 
-def serve_one(listener: socket.socket, supervisor: Supervisor) -> None:
-    """Serve one request. Never raises, because a bad request must not stop the cluster."""
+def serve_one(listener: socket.socket, handle: Callable[[dict], dict]) -> None:
+    """Answer one request. Never raises, because a bad request must not stop the cluster."""
     with contextlib.suppress(OSError):
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(2.0)
             try:
-                answer = _handle(supervisor, json.loads(_read_line(connection)))
+                answer = handle(json.loads(_read_line(connection)))
             except Exception as error:
                 answer = {"error": f"{error}" or type(error).__name__}
             connection.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _handle(supervisor: Supervisor, request: dict) -> dict:
-    action = request["do"]
-    if action == "heal":
-        supervisor.heal()
-    elif action == "end":
-        supervisor.end()
-    elif action == "link":
-        supervisor.set_link(request["rate"])
-    elif action == "node":
-        _change_node(supervisor, request["name"], request["action"])
-    elif action != "report":
-        raise ValueError(f"unknown request {action!r}")
-    return _report(supervisor)
-
-
-def _change_node(supervisor: Supervisor, name: str, action: str) -> None:
-    daemon = next(d for d in supervisor.daemons if d.node == name)
-    if action in ("cut", "heal"):
-        supervisor.spaces[name].set_cut(action == "cut")
-    elif action == "kill":
-        daemon.stopped = True
-        if daemon.pid:
-            os.kill(daemon.pid, signal.SIGKILL)
-    elif action == "start":
-        daemon.stopped, daemon.failures = False, 0
-        if daemon.pid is None:
-            supervisor.start(daemon)
-    else:
-        raise ValueError(f"unknown action {action!r}")
-
-
-def _report(supervisor: Supervisor) -> dict:
-    return {
-        "daemons": {d.name: {"running": d.pid is not None, "stopped": d.stopped,
-                             "failures": d.failures} for d in supervisor.daemons},
-        "cut": [name for name, space in supervisor.spaces.items() if space.cut],
-        "link": supervisor.link,
-    }

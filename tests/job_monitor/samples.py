@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from job_monitor import ranks, requested, snapshot
-from job_monitor.slurm import SlurmJob
+from job_monitor.components import SlurmJob
 from job_monitor.snapshot import Snapshot
 
 NOW = 1000.0

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from layout_estimator.planner import report
+from layout_estimator.main import report
 from layout_estimator.prices import DOLLARS_PER_HOUR
 from layout_estimator.requests import EstimateError, estimate
 from minimegatron.arguments import parse_arguments

@@ -23,7 +23,7 @@ from minimegatron.context import Context
 from minimegatron.data.tokenizer import GPT2BPETokenizer
 from minimegatron.device.device import CpuDevice
 from minimegatron.device.virtual import VirtualDevice
-from minimegatron.parallel.grid import make_grid
+from minimegatron.grid import make_grid
 from pretrain_gpt import main
 from tests.ports import free_port
 from virtualgpu.core.cards import CARDS

@@ -15,8 +15,8 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.save import save
 from minimegatron.context import Context, Progress
 from minimegatron.device.device import CpuDevice
+from minimegatron.grid import make_grid
 from minimegatron.optim import LearningRate
-from minimegatron.parallel.grid import make_grid
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
          "--max-position-embeddings 16 --micro-batch-size 2 --train-iters 9 --data-path x "

@@ -18,12 +18,12 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.evaluation import evaluate
+from minimegatron.grid import axis_sizes, make_grid
 from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import named_param_specs
 from minimegatron.optim import Optimizer
-from minimegatron.parallel.grid import axis_sizes, make_grid
 from minimegatron.parallel.stages import build_chunks
-from minimegatron.report.report import num_zeros, params_norm
+from minimegatron.report.step_log import num_zeros, params_norm
 from minimegatron.training import Trainer
 from pipeline_schedules import BACKWARD, FORWARD, Message
 

@@ -9,7 +9,7 @@ from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
-from minimegatron.parallel.grid import axis_sizes, make_grid
+from minimegatron.grid import axis_sizes, make_grid
 from minimegatron.training import Trainer
 
 from .layout_steps import FLAGS, VOCABULARY, data

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from minimegatron.model.gpt import Stage
-from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.timers import Timers
 from pipeline_schedules import add_communication, one_f_one_b, zb_h1
@@ -47,7 +47,7 @@ def test_delayed_weight_gradients_are_computed_on_request(make_context):
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)
     ddp.zero_grad()
-    delayed = DelayedWeightGrads(ddp)
+    delayed = ddp.delayed
     with delayed.delay("one"):
         stage(None, micro_batch()).backward()
     main_grad = ddp.accumulators["decoder.layers.0.mlp.linear_fc1.weight"].main_grad

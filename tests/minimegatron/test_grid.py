@@ -1,6 +1,6 @@
 """Ranks stand where Megatron puts them."""
 
-from minimegatron.parallel.grid import GROUPS, groups_along
+from minimegatron.grid import GROUPS, groups_along
 
 
 def test_megatron_s_example_of_16_ranks():

@@ -11,7 +11,7 @@ import pytest
 from labcore.workspace import CHECKOUT
 from minimegatron.context import Progress
 from minimegatron.report.metrics import NAMES, Metrics, metrics_path
-from minimegatron.report.requested import optional_reports
+from minimegatron.report.requested import make_reports
 from minimegatron.timers import Timers
 
 STEPS = ("--global-batch-size 8 --train-iters 4 --log-interval 2 --eval-interval 2 --eval-iters 1 "
@@ -145,7 +145,7 @@ def test_processes_of_srun_that_train_alone_are_warned_of(make_context, monkeypa
     ctx = make_context()
     for name, value in (step | changes).items():
         monkeypatch.setenv(name, value)
-    optional_reports(ctx, Timers(time.monotonic), in_slurm=True)
+    make_reports(ctx, Timers(time.monotonic), in_slurm=True)
     said = capsys.readouterr().out
     assert ("WARNING: SLURM_NTASKS=4, but RANK and WORLD_SIZE are not set: each of these 4 "
             "processes trains alone" in said) is warned

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from minimegatron.context import MicroBatch
 from minimegatron.dropout import Dropout
+from minimegatron.grid import Group
 from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import named_param_specs, partition_of
 from minimegatron.model.tensor_parallel import (
@@ -17,8 +18,7 @@ from minimegatron.model.tensor_parallel import (
 )
 from minimegatron.optim import Optimizer
 from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
-from minimegatron.parallel.grid import Group
-from minimegatron.report.report import num_zeros, params_norm
+from minimegatron.report.step_log import num_zeros, params_norm
 
 from .thread_group import on_ranks
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.parallel.grid import GROUPS, Grid, Group
+from minimegatron.grid import GROUPS, Grid, Group
 
 SECONDS = 30  # a rank that never comes is a failure, not a hang
 

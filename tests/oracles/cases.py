@@ -9,7 +9,7 @@ from minimegatron.arguments import Config, parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
-from minimegatron.parallel.grid import make_grid
+from minimegatron.grid import make_grid
 from minimegatron.training import Trainer
 
 VOCABULARY, STEPS = 128, 5

@@ -18,7 +18,7 @@ import safetensors_file
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context, MicroBatch
 from minimegatron.device.device import CpuDevice
-from minimegatron.parallel.grid import make_grid
+from minimegatron.grid import make_grid
 from minimegatron.training import Trainer
 
 from .make_hf_gpt2 import CONFIG, TOKENS, frozen, their_logits, their_model, weight_of

@@ -22,8 +22,8 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.virtual import VirtualDevice
+from minimegatron.grid import axis_sizes, make_grid
 from minimegatron.initialize import choose_device
-from minimegatron.parallel.grid import axis_sizes, make_grid
 from minimegatron.report import timeline
 from minimegatron.training import Trainer
 from virtualgpu.net import collectives

@@ -7,11 +7,8 @@ memory. The files have the names that Megatron-LM gave them in 2021:
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +17,7 @@ import numpy as np
 import torch.distributed as dist
 
 from minimegatron.data import index_maps
-from minimegatron.data.index_maps import split_boundaries
+from minimegatron.data.index_maps import Log, Split, split_boundaries
 from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.errors import UserError
 
@@ -28,44 +25,11 @@ if TYPE_CHECKING:
     from minimegatron.arguments import Config
     from minimegatron.context import Context
 
-Log = Callable[[str], object]
-
 SPLITS = {"train": "train", "validation": "valid", "test": "test"}  # in the log: in file names
 KINDS = ("doc", "sample", "shuffle")
 
 # Seconds to wait for a file of rank 0 after the barrier: network file systems show it later.
 VISIBILITY_TIMEOUT = 15.0
-
-
-@dataclass(frozen=True)
-class Split:
-    """Everything that the index maps of one split depend on."""
-
-    data: IndexedDataset
-    name: str  # train, valid or test
-    documents: np.ndarray  # int32, ascending, contiguous
-    samples: int
-    seq_length: int
-    seed: int
-    folder: str | None = None  # --data-cache-path; None is beside the data
-
-    @property
-    def plan(self) -> index_maps.Plan:
-        """Epochs and samples of this split. Raises UserError if it holds no token."""
-        first, last = int(self.documents[0]), int(self.documents[-1])
-        tokens = int(np.sum(self.data.sizes[first : last + 1], dtype=np.int64))
-        if tokens == 0:
-            raise UserError(f"the {self.name} split of {self.data.prefix} is {len(self.documents)} "
-                            "empty document(s): change --split, or preprocess longer text")
-        return index_maps.plan_epochs(tokens, self.seq_length, self.samples)
-
-    def path(self, kind: str) -> Path:
-        """Return the file of an index map: "doc", "sample", or "shuffle"."""
-        prefix = self.data.prefix
-        if self.folder:
-            prefix = os.path.join(self.folder, os.path.basename(prefix))
-        return Path(f"{prefix}_{self.name}_indexmap_{self.samples}ns_{self.seq_length}sl_"
-                    f"{self.seed}s_{kind}_idx.npy")
 
 
 class GPTDataset:

@@ -15,17 +15,19 @@ value is Megatron's, `megatron/data/gpt_dataset.py` of 2021.
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
 from minimegatron.data.atomic import atomic_file
+from minimegatron.data.indexed_dataset import IndexedDataset
 from minimegatron.errors import UserError
 
-if TYPE_CHECKING:
-    from minimegatron.data.gpt_dataset import Log, Split
+Log = Callable[[str], object]
 
 
 def parse_split(split: str) -> list[float]:
@@ -87,6 +89,37 @@ def plan_epochs(tokens_per_epoch: int, seq_length: int, samples: int) -> Plan:
     """
     epochs = max(1, -(-(samples * seq_length + 1) // tokens_per_epoch))
     return Plan(tokens_per_epoch, seq_length, epochs, samples)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Everything that the index maps of one split depend on."""
+
+    data: IndexedDataset
+    name: str  # train, valid or test
+    documents: np.ndarray  # int32, ascending, contiguous
+    samples: int
+    seq_length: int
+    seed: int
+    folder: str | None = None  # --data-cache-path; None is beside the data
+
+    @property
+    def plan(self) -> Plan:
+        """Epochs and samples of this split. Raises UserError if it holds no token."""
+        first, last = int(self.documents[0]), int(self.documents[-1])
+        tokens = int(np.sum(self.data.sizes[first : last + 1], dtype=np.int64))
+        if tokens == 0:
+            raise UserError(f"the {self.name} split of {self.data.prefix} is {len(self.documents)} "
+                            "empty document(s): change --split, or preprocess longer text")
+        return plan_epochs(tokens, self.seq_length, self.samples)
+
+    def path(self, kind: str) -> Path:
+        """Return the file of an index map: "doc", "sample", or "shuffle"."""
+        prefix = self.data.prefix
+        if self.folder:
+            prefix = os.path.join(self.folder, os.path.basename(prefix))
+        return Path(f"{prefix}_{self.name}_indexmap_{self.samples}ns_{self.seq_length}sl_"
+                    f"{self.seed}s_{kind}_idx.npy")
 
 
 def build_sample_idx(sizes: np.ndarray, doc_idx: np.ndarray, plan: Plan) -> np.ndarray:

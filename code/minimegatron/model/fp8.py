@@ -20,7 +20,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.checks import stays_in_bf16
 from minimegatron.context import Context
 from minimegatron.model import fp8_ops
-from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel
+from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel, History
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minite.recipes import (
     DelayedScaling,
@@ -40,37 +40,6 @@ def recipe_of(config: Config) -> Recipe:
                               config.fp8_amax_compute_algo)
     return {"tensorwise": Float8CurrentScaling, "blockwise": Float8BlockScaling,
             "mxfp8": MXFP8BlockScaling}[config.fp8_recipe](formats)
-
-
-class History(nn.Module):
-    """Amax histories and scales of one role's direction, for all linear layers of a model chunk.
-
-    Attributes:
-        amax: fp32 [steps, tensors]; row 0 is the current step.
-        is_loaded: whether row 0 is of a checkpoint.
-        scale: [tensors], used in the current step.
-        scale_inv: its reciprocal, [tensors].
-    """
-
-    def __init__(self, ctx: Context, steps: int, tensors: int) -> None:
-        super().__init__()
-        self.is_loaded = False
-        like = {"device": ctx.device.torch_device}
-        self.register_buffer("amax", torch.zeros(steps, tensors, **like))
-        self.register_buffer("scale", torch.ones(tensors, **like))
-        self.register_buffer("scale_inv", torch.ones(tensors, **like), persistent=False)
-
-    def _load_from_state_dict(self, state: dict, prefix: str, *rest: object) -> None:
-        """Load a history of any length: keep its newest steps. Without one, start anew."""
-        if f"{prefix}amax" not in state:
-            return
-        saved, steps = state[f"{prefix}amax"], len(self.amax)
-        self.amax.zero_()
-        self.amax[0], self.is_loaded = saved[0], True
-        newest = saved[1:][-(steps - 1):] if steps > 1 else saved[:0]  # row 0, then the oldest
-        self.amax[steps - len(newest):] = newest
-        self.scale.copy_(state[f"{prefix}scale"])
-        self.scale_inv.copy_(self.scale.reciprocal())
 
 
 class Fp8(nn.Module):

@@ -20,11 +20,41 @@ from minite.quantize import BLOCK, MX_BLOCK, Quantized
 from minite.recipes import DelayedScaling, Float8BlockScaling, MXFP8BlockScaling, Recipe
 
 if TYPE_CHECKING:
-    from minimegatron.model.fp8 import History
-    from minimegatron.parallel.ddp import GradAccumulator
-    from minimegatron.parallel.grid import Group
+    from minimegatron.grid import Group
+    from minimegatron.model.linear import GradAccumulator
 
 FORWARD, BACKWARD = ("input", "weight"), ("grad",)  # the roles whose amaxes a history holds
+
+
+class History(nn.Module):
+    """Amax histories and scales of one role's direction, for all linear layers of a model chunk.
+
+    Attributes:
+        amax: fp32 [steps, tensors]; row 0 is the current step.
+        is_loaded: whether row 0 is of a checkpoint.
+        scale: [tensors], used in the current step.
+        scale_inv: its reciprocal, [tensors].
+    """
+
+    def __init__(self, ctx: Context, steps: int, tensors: int) -> None:
+        super().__init__()
+        self.is_loaded = False
+        like = {"device": ctx.device.torch_device}
+        self.register_buffer("amax", torch.zeros(steps, tensors, **like))
+        self.register_buffer("scale", torch.ones(tensors, **like))
+        self.register_buffer("scale_inv", torch.ones(tensors, **like), persistent=False)
+
+    def _load_from_state_dict(self, state: dict, prefix: str, *rest: object) -> None:
+        """Load a history of any length: keep its newest steps. Without one, start anew."""
+        if f"{prefix}amax" not in state:
+            return
+        saved, steps = state[f"{prefix}amax"], len(self.amax)
+        self.amax.zero_()
+        self.amax[0], self.is_loaded = saved[0], True
+        newest = saved[1:][-(steps - 1):] if steps > 1 else saved[:0]  # row 0, then the oldest
+        self.amax[steps - len(newest):] = newest
+        self.scale.copy_(state[f"{prefix}scale"])
+        self.scale_inv.copy_(self.scale.reciprocal())
 
 
 class Delayed(Quantizer):

@@ -1,20 +1,19 @@
 """Linear layers and embedding lookups that accumulate their weight gradients themselves.
 
 Autograd would materialize each micro-batch's weight gradient and add it to `weight.grad`. These
-functions hand the gradient's factors to an accumulator (parallel/ddp.py) instead, as Megatron's
-`LinearWithGradAccumulationAndAsyncCommunication` does. The accumulator can then multiply them
-straight into the gradient buffer, or later, when a zero-bubble schedule asks for it.
+functions hand the gradient's factors to an accumulator instead, as Megatron's
+`LinearWithGradAccumulationAndAsyncCommunication` does. The accumulator multiplies them straight
+into the gradient buffer (parallel/ddp.py), at once, or when a zero-bubble schedule asks for it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
-
-if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import GradAccumulator
+from torch import nn
 
 
 def to_compute_dtype(x: torch.Tensor) -> torch.Tensor:
@@ -31,6 +30,110 @@ def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """Return x [.., in] @ weight [out, in]^T + bias [out] in x's dtype."""
     bias = None if bias is None else to_compute_dtype(bias)
     return F.linear(to_compute_dtype(x), to_compute_dtype(weight), bias).to(x.dtype)
+
+
+class DelayedWeightGrads:
+    """The delayed matrix multiplications of a model's weight gradients, by key.
+
+    Attributes:
+        open: the list that weight gradients are added to, or None to compute them at once.
+    """
+
+    def __init__(self) -> None:
+        self.open: list[Callable[[], None]] | None = None
+        self.by_key: dict[Hashable, list[Callable[[], None]]] = {}
+
+    @contextmanager
+    def delay(self, key: Hashable) -> Iterator[None]:
+        """Delay the weight gradients of backward passes inside until `compute`."""
+        self.open = self.by_key.setdefault(key, [])
+        try:
+            yield
+        finally:
+            self.open = None
+
+    @torch.no_grad()
+    def compute(self, key: Hashable) -> None:
+        """Compute the weight gradients delayed under a key; KeyError if there are none."""
+        for compute in self.by_key.pop(key):
+            compute()
+
+
+class GradAccumulator:
+    """Accumulates the gradient of one parameter over a step's micro-batches.
+
+    Attributes:
+        main_grad: the gradient, a view of the gradient buffer in the parameter's shape.
+        buckets: the numbers of those that hold a part of it.
+        tied: whether another stage holds the same parameter.
+        writes: how often it was written in this step.
+        complete: whether it is final and may have been all-reduced.
+        written: called after each write, or None.
+    """
+
+    def __init__(self, delayed: DelayedWeightGrads, main_grad: torch.Tensor,
+                 buckets: list[int], tied: bool) -> None:
+        self.delayed, self.main_grad, self.buckets, self.tied = delayed, main_grad, buckets, tied
+        self.writes, self.complete = 0, False
+        self.written: Callable[[GradAccumulator], None] | None = None
+
+    def add(self, gradient: torch.Tensor) -> None:
+        """Add a gradient of the parameter's shape."""
+        if self._is_first_write():
+            self.main_grad.copy_(gradient)
+        else:
+            self.main_grad.add_(gradient)
+        self._count_write()
+
+    def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient."""
+        self.add_later(lambda: self._add_product(grad_output, inputs))
+
+    def add_later(self, add: Callable[[], None]) -> None:
+        """Call `add` at once, or later if weight gradients are being delayed."""
+        if self.delayed.open is None:
+            add()
+        else:
+            self.delayed.open.append(add)
+
+    def add_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add a gradient [n, h] to the given rows (int64 [n]) of an embedding's gradient."""
+        if self._is_first_write():
+            self.main_grad.zero_()
+        self.main_grad.index_add_(0, rows, gradient.to(self.main_grad.dtype))
+        self._count_write()
+
+    def take(self, parameter: nn.Parameter) -> None:
+        """Move a gradient that autograd accumulated in `parameter.grad` (norms, biases)."""
+        if parameter.grad is not None:
+            self.add(parameter.grad)
+            parameter.grad = None
+
+    def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
+        if self.main_grad.dtype != inputs.dtype or to_compute_dtype(inputs) is not inputs:
+            self.add(matmul(grad_output.t(), inputs))
+            return
+        if self._is_first_write():
+            torch.mm(grad_output.t(), inputs, out=self.main_grad)
+        else:
+            self.main_grad.addmm_(grad_output.t(), inputs)
+        self._count_write()
+
+    def _is_first_write(self) -> bool:
+        """Return whether to replace the last step's gradient instead of adding to it.
+
+        Raises RuntimeError if the gradient may have been all-reduced already.
+        """
+        if self.complete:
+            raise RuntimeError("a gradient arrived after its all-reduce started: this step writes "
+                               "it more often than the last one did; leave out "
+                               "--overlap-grad-reduce")
+        return self.writes == 0
+
+    def _count_write(self) -> None:
+        self.writes += 1
+        if self.written is not None:
+            self.written(self)
 
 
 class LinearWithGradAccumulation(torch.autograd.Function):

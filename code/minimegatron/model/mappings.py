@@ -17,7 +17,7 @@ from minimegatron.model.linear import linear
 
 if TYPE_CHECKING:
     from minimegatron.dropout import Dropout
-    from minimegatron.parallel.ddp import GradAccumulator
+    from minimegatron.model.linear import GradAccumulator
 
 
 class CopyToTensorParallelRegion(torch.autograd.Function):

@@ -20,8 +20,8 @@ from torch import nn
 from minimegatron.context import Context, params_dtype
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import GradAccumulator
-    from minimegatron.parallel.grid import Group
+    from minimegatron.grid import Group
+    from minimegatron.model.linear import GradAccumulator
 
 
 class ParamGroup(IntEnum):

@@ -21,7 +21,7 @@ import torch
 from minimegatron.context import Context
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.grid import Group
+    from minimegatron.grid import Group
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 

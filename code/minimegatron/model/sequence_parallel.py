@@ -21,7 +21,7 @@ from minimegatron.model.linear import affine, matmul
 from minimegatron.model.mappings import TensorParallel
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import GradAccumulator
+    from minimegatron.model.linear import GradAccumulator
 
 
 class SequenceParallel(TensorParallel):

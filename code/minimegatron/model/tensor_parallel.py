@@ -21,7 +21,7 @@ from minimegatron.model.mappings import TensorParallel
 from minimegatron.model.parameters import ParamSpec, add_parameters
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.grid import Group
+    from minimegatron.grid import Group
 
 
 def make_tensor_parallel(ctx: Context) -> TensorParallel:

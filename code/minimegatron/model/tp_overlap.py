@@ -30,7 +30,7 @@ import torch
 from minimegatron.model.linear import affine, matmul, to_compute_dtype
 
 if TYPE_CHECKING:
-    from minimegatron.parallel.grid import Group
+    from minimegatron.grid import Group
 
 SPLITS = 4  # chunks of a row-parallel layer's output, as in Transformer Engine
 

@@ -3,121 +3,19 @@
 Every gradient is a view of the buffer, so the all-reduce, the norm, and clipping are single
 operations. A bucket is a range of the buffer that one all-reduce sums over the replicas.
 
-A linear layer delivers its weight gradient as the two factors of a matrix multiplication. It can be
-delayed (the W action of a zero-bubble schedule), and it can accumulate inside the matmul.
+The gradients reach the buffer through accumulators (model/linear.py).
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from minimegatron.context import Context, grads_dtype
-from minimegatron.model.linear import matmul, to_compute_dtype
+from minimegatron.grid import Group
+from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
 from minimegatron.model.parameters import named_param_specs
-from minimegatron.parallel.grid import Group
-
-
-class DelayedWeightGrads:
-    """The delayed matrix multiplications of a model's weight gradients, by key."""
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
-        self.by_key: dict[Hashable, list[Callable[[], None]]] = {}
-
-    @contextmanager
-    def delay(self, key: Hashable) -> Iterator[None]:
-        """Delay the weight gradients of backward passes inside until `compute`."""
-        self.ddp.delayed = self.by_key.setdefault(key, [])
-        try:
-            yield
-        finally:
-            self.ddp.delayed = None
-
-    @torch.no_grad()
-    def compute(self, key: Hashable) -> None:
-        """Compute the weight gradients delayed under a key; KeyError if there are none."""
-        for compute in self.by_key.pop(key):
-            compute()
-
-
-class GradAccumulator:
-    """Accumulates the gradient of one parameter over a step's micro-batches.
-
-    Attributes:
-        main_grad: the gradient, a view of the gradient buffer in the parameter's shape.
-        buckets: the numbers of those that hold a part of it.
-        tied: whether another stage holds the same parameter.
-        writes: how often it was written in this step.
-        complete: whether it is final and may have been all-reduced.
-    """
-
-    def __init__(self, ddp: DistributedDataParallel, main_grad: torch.Tensor,
-                 buckets: list[int], tied: bool) -> None:
-        self.ddp, self.main_grad, self.buckets, self.tied = ddp, main_grad, buckets, tied
-        self.writes, self.complete = 0, False
-
-    def add(self, gradient: torch.Tensor) -> None:
-        """Add a gradient of the parameter's shape."""
-        if self._is_first_write():
-            self.main_grad.copy_(gradient)
-        else:
-            self.main_grad.add_(gradient)
-        self._count_write()
-
-    def add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        """Add grad_output [n, out]^T @ inputs [n, in], a linear layer's weight gradient."""
-        self.add_later(lambda: self._add_product(grad_output, inputs))
-
-    def add_later(self, add: Callable[[], None]) -> None:
-        """Call `add` at once, or later if a list of `delayed` gradients is being filled."""
-        if self.ddp.delayed is None:
-            add()
-        else:
-            self.ddp.delayed.append(add)
-
-    def add_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add a gradient [n, h] to the given rows (int64 [n]) of an embedding's gradient."""
-        if self._is_first_write():
-            self.main_grad.zero_()
-        self.main_grad.index_add_(0, rows, gradient.to(self.main_grad.dtype))
-        self._count_write()
-
-    def take(self, parameter: nn.Parameter) -> None:
-        """Move a gradient that autograd accumulated in `parameter.grad` (norms, biases)."""
-        if parameter.grad is not None:
-            self.add(parameter.grad)
-            parameter.grad = None
-
-    def _add_product(self, grad_output: torch.Tensor, inputs: torch.Tensor) -> None:
-        if self.main_grad.dtype != inputs.dtype or to_compute_dtype(inputs) is not inputs:
-            self.add(matmul(grad_output.t(), inputs))
-            return
-        if self._is_first_write():
-            torch.mm(grad_output.t(), inputs, out=self.main_grad)
-        else:
-            self.main_grad.addmm_(grad_output.t(), inputs)
-        self._count_write()
-
-    def _is_first_write(self) -> bool:
-        """Return whether to replace the last step's gradient instead of adding to it.
-
-        Raises RuntimeError if the gradient may have been all-reduced already.
-        """
-        if self.complete:
-            raise RuntimeError("a gradient arrived after its all-reduce started: this step writes "
-                               "it more often than the last one did; leave out "
-                               "--overlap-grad-reduce")
-        return self.writes == 0
-
-    def _count_write(self) -> None:
-        self.writes += 1
-        if self.ddp.overlap is not None:
-            self.ddp.overlap.written(self)
 
 
 class DistributedDataParallel:
@@ -136,8 +34,7 @@ class DistributedDataParallel:
         owned: the ranges of the buffers whose parameters this rank updates: here all of them.
         shard_groups: groups whose ranks own different ranges: here none.
         overlap: with --overlap-grad-reduce, starts to all-reduce buckets in the backward pass.
-        delayed: collects weight gradients to compute later (DelayedWeightGrads); None to
-            compute them at once.
+        delayed: the weight gradients that a schedule computes later.
     """
 
     alignment = 1  # every bucket's size is a multiple of it
@@ -156,7 +53,7 @@ class DistributedDataParallel:
         self.owned, self.shard_groups = self._owned_ranges(), []
         self.grad_buffer = torch.zeros(self.size, dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
-        self.delayed: list[Callable[[], None]] | None = None
+        self.delayed = DelayedWeightGrads()
         self._in_flight: list[tuple[int, dist.Work, torch.Tensor]] = []
         self.accumulators = self._make_accumulators()
         self.overlap: GradReduceOverlap | None = None
@@ -184,7 +81,8 @@ class DistributedDataParallel:
             buckets = [number for number, bucket in enumerate(self.buckets)
                        if bucket.start < end and start < bucket.stop]
             spec, start = self.specs[name], end
-            made[name] = spec.accumulator = GradAccumulator(self, main_grad, buckets, spec.tied)
+            made[name] = spec.accumulator = GradAccumulator(
+                self.delayed, main_grad, buckets, spec.tied)
             self.params[name].main_grad = main_grad  # Megatron-LM's name: tools look for it
             self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
         return made
@@ -259,6 +157,8 @@ class GradReduceOverlap:
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self.ddp = ddp
         self.expected: dict[GradAccumulator, int] = {}
+        for accumulator in ddp.accumulators.values():
+            accumulator.written = self.written
 
     def begin_step(self) -> None:
         self.pending: dict[int, set[GradAccumulator]] = {

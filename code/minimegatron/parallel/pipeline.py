@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -20,9 +20,6 @@ from minimegatron.timers import Timers
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, Action, Handler, Message, Program
 from pipeline_schedules.actions import StageAction
 from pipeline_schedules.interpreter import Item, replay_stage
-
-if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import DelayedWeightGrads
 
 
 class LossSum(NamedTuple):
@@ -51,11 +48,9 @@ class Pipeline(Handler):
         self.ctx, self.chunks, self.ddp, self.timers = ctx, chunks, ddp, timers
         self.stage, self.stages = ctx.grid.pp.index, ctx.grid.pp.size
         self.program = program[self.stage]
-        self.weight_grads: DelayedWeightGrads | None = None
-        if any(isinstance(item, Action) and item.kind == WEIGHT for item in self.program):
-            from minimegatron.parallel.ddp import DelayedWeightGrads
-
-            self.weight_grads = DelayedWeightGrads(ddp)
+        splits_backward = any(isinstance(item, Action) and item.kind == WEIGHT
+                              for item in self.program)
+        self.weight_grads = ddp.delayed if splits_backward else None
         if peers is None and ctx.config.scatter_gather_tensors_in_pipeline:
             from minimegatron.parallel.p2p import ScatterGatherPeers
 

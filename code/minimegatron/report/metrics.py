@@ -26,11 +26,11 @@ import torch.distributed as dist
 from minimegatron.arguments import Config
 from minimegatron.context import Context
 from minimegatron.report.log_lines import perplexity
-from minimegatron.report.report import Report
+from minimegatron.report.step_log import Report
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.report.report import Run
+    from minimegatron.report.step_log import Run
 
 FILE = "metrics.jsonl"
 # Fields of an iteration, and what `iteration_line` calls them.

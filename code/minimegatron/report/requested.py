@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch.distributed as dist
 
 from minimegatron.context import Context
-from minimegatron.report.report import Quantities, Report
+from minimegatron.report.step_log import Quantities, Report
 from minimegatron.timers import Timers
 
 FLAGS = ("timeline", "profile_execution", "tensorboard_dir", "metrics", "log_throughput",
@@ -23,13 +23,13 @@ def requested_reports(ctx: Context, timers: Timers) -> list[Report]:
     if not (in_slurm[0] or os.environ.get("RANK_STATUS")
             or any(getattr(ctx.config, name) for name in FLAGS)):
         return []
-    return optional_reports(ctx, timers, in_slurm[0])
+    return make_reports(ctx, timers, in_slurm[0])
 
 
-def optional_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Report]:
-    """Create the reports that the flags and the environment ask for.
+def make_reports(ctx: Context, timers: Timers, in_slurm: bool) -> list[Report]:
+    """Create the reports; `in_slurm` tells whether the last rank is part of a Slurm job.
 
-    `in_slurm` tells whether the last rank is part of a Slurm job.
+    The libraries of some of them take seconds to import, so each is imported where it is made.
     """
     config, reports = ctx.config, []
     if config.profile_execution:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
-from minimegatron.report.report import Report
+from minimegatron.report.step_log import Report
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress

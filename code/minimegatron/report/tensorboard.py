@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from minimegatron.context import Context
 from minimegatron.report.log_lines import perplexity
-from minimegatron.report.report import Report, read_quantities
+from minimegatron.report.step_log import Report, read_quantities
 
 if TYPE_CHECKING:
     import torch

@@ -24,13 +24,12 @@ from minimegatron.formulas import (
     teraflops,
 )
 from minimegatron.report.log_lines import theoretical_memory_line, throughput_line
-from minimegatron.report.report import Report
+from minimegatron.report.step_log import Report
 from pipeline_schedules import peak_live
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.report.report import Run
-    from minimegatron.report.step_log import StepLog
+    from minimegatron.report.step_log import Run, StepLog
 
 SIZE, RUNS = 2048, 4  # of the measured matmul: rows and columns; repetitions, the fastest counts
 

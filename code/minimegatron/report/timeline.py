@@ -20,14 +20,13 @@ from torch._C._profiler import _ExperimentalConfig
 
 from minimegatron.context import Context
 from minimegatron.errors import UserError
-from minimegatron.report.report import Report
+from minimegatron.report.step_log import Report
 from pipeline_schedules import Action, ScheduleError, draw
 from pipeline_schedules.traces import FILE, perfetto, read, write
 
 if TYPE_CHECKING:
     from minimegatron.context import Progress
-    from minimegatron.report.report import Run
-    from minimegatron.report.step_log import StepLog
+    from minimegatron.report.step_log import Run, StepLog
 
 EXCHANGES = 20  # with each rank, to align its clock; the fastest one counts
 

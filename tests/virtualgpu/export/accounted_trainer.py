@@ -11,8 +11,8 @@ from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.parse import parse_estimate
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
+from minimegatron.grid import make_grid
 from minimegatron.initialize import choose_device
-from minimegatron.parallel.grid import make_grid
 from minimegatron.training import Trainer
 from virtualgpu.export.ledger import Ledger
 from virtualgpu.export.measures import measure

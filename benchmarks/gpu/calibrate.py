@@ -1,6 +1,7 @@
 """A GPU model in the format of virtualgpu/core/cards, fitted to this machine's GPU
 
-The file is only printed. To apply it, edit the GPU model's file by hand and cite the source there.
+The file is only printed. To apply it, edit the GPU model in models.py there by hand, and cite the
+source.
 """
 
 from __future__ import annotations

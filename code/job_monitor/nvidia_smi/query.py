@@ -8,8 +8,8 @@ from datetime import datetime
 
 from job_monitor.nvidia_smi import unmodeled
 from job_monitor.nvidia_smi.cards import Gpu
+from virtualgpu.core.card import generation
 from virtualgpu.core.cards import nearest
-from virtualgpu.core.cards.generations import generation
 
 NOT_MODELED = "[N/A]"
 

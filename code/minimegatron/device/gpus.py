@@ -102,7 +102,7 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
 
 def require_recipe(recipe: str, capability: tuple[int, int]) -> None:
     """Raise UserError for an FP8 recipe that a CUDA device of this compute capability lacks."""
-    from virtualgpu.core.cards.generations import GENERATIONS
+    from virtualgpu.core.card import GENERATIONS
     from virtualgpu.core.precisions import RECIPES
 
     first, needs = RECIPES[recipe]

@@ -12,7 +12,7 @@ FLASH, CUDNN = "flash", "cudnn"  # fused attention kernels that stacks choose (r
 class Efficiency:
     """The measured share of a data sheet that programs achieve, and the cost of launching kernels.
 
-    Each GPU model's file cites the measurements.
+    Each GPU model cites the measurements.
 
     Attributes:
         matmul: share of the peak that large GEMMs reach, by dtype ("fp32", "tf32", "fp16", "bf16",
@@ -89,3 +89,15 @@ class Card:
     sources: tuple[str, ...]
     stack: str = ""
     full_context: int = 0
+
+
+# Compute capability (major, minor) and the most resident threads per multiprocessor. The A100 has a
+# different capability than the other Ampere GPUs.
+GENERATIONS = {"volta": (7, 0, 2048), "turing": (7, 5, 1024), "ampere": (8, 6, 1536),
+               "ada": (8, 9, 1536), "hopper": (9, 0, 2048), "blackwell": (10, 0, 2048)}
+A100 = (8, 0, 2048)
+
+
+def generation(card: Card) -> tuple[int, int, int]:
+    """Return (major, minor, threads): compute capability, and most threads per multiprocessor."""
+    return A100 if card.name.startswith("a100") else GENERATIONS[card.architecture]

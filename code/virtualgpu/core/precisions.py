@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from virtualgpu.core.card import Card
+from virtualgpu.core.card import GENERATIONS, Card, generation
 from virtualgpu.core.cards import CARDS
-from virtualgpu.core.cards.generations import GENERATIONS, generation
 from virtualgpu.core.errors import NoValue
 
 FP8_DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)

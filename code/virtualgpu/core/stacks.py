@@ -1,6 +1,6 @@
 """Software stacks: the efficiency that training software achieves on a GPU.
 
-A GPU model's file has the efficiency of single kernels in short runs. Training runs achieve less,
+A GPU model has the efficiency of single kernels in short runs. Training runs achieve less,
 and how much less depends on the software: on clocks that drop under the power limit after minutes
 of GEMMs, on how well elementwise kernels are fused, on the version of the attention kernels, and on
 the host's overhead per launch and per step. The last holds on every GPU. The others were fitted to
@@ -25,7 +25,7 @@ MEGATRON_CORE = ("hopper", "blackwell")  # architectures that Megatron Core is t
 
 @dataclass(frozen=True)
 class StackEfficiency:
-    """Efficiency of training runs on one GPU model; None where the GPU's file applies.
+    """Efficiency of training runs on one GPU model; None where the model's own applies.
 
     Attributes:
         half: share of the 16-bit peak that large GEMMs achieve. Those in FP8 and FP4 lose as much
@@ -136,7 +136,7 @@ STACKS: dict[str, SoftwareStack] = {stack.name: stack for stack in (
         efficiency={**dict.fromkeys(A100, EAGER_A100), **dict.fromkeys(H100, EAGER_H100)},
         sources=(
             "A100, H100: half and vector as fitted in composer-2023; attention is PyTorch's "
-            "own since 2.2, FlashAttention-2, as in the GPU's file",
+            "own since 2.2, FlashAttention-2, as in the GPU model",
             LAUNCH,
         ),
     ),

@@ -10,8 +10,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from virtualgpu.core import stacks
-from virtualgpu.core.card import Card
-from virtualgpu.core.cards.generations import generation
+from virtualgpu.core.card import Card, generation
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.export.trace import RankPlacement
 from virtualgpu.export.trace_events import BACKWARD_THREAD, RELEASES, TraceBuilder

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from virtualgpu.core.card import Card
-from virtualgpu.core.cards.generations import generation
+from virtualgpu.core.card import Card, generation
 from virtualgpu.core.operand import Operand
 from virtualgpu.core.plan import OperationPlan, Results
 from virtualgpu.core.rules.gemm import best_tile

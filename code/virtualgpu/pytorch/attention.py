@@ -7,7 +7,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from virtualgpu.core.cards.generations import generation
+from virtualgpu.core.card import generation
 from virtualgpu.pytorch.mode import CudaGpu
 
 aten = torch.ops.aten

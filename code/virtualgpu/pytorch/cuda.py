@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import torch
 
-from virtualgpu.core.card import Card
-from virtualgpu.core.cards.generations import generation
+from virtualgpu.core.card import Card, generation
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch.mode import CudaGpu

@@ -1,4 +1,4 @@
-"""The GPU models, by name; each has its own file."""
+"""Find a GPU model by its name or its product's; models.py has their data."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ import re
 from collections.abc import Iterable
 
 from virtualgpu.core.card import Card
-from virtualgpu.core.cards import (
-    a10,
-    a100_40gb,
-    a100_80gb,
-    b200,
-    h100_80gb,
-    h100_pcie_80gb,
-    h200,
-    l4,
-    rtx3090,
-    t4,
-    v100_32gb,
-    v100_pcie_16gb,
-    v100_sxm2_16gb,
-)
+from virtualgpu.core.cards.models import CARDS
 from virtualgpu.core.errors import UnknownCard
 
-CARDS: dict[str, Card] = {module.CARD.name: module.CARD for module in (
-    v100_sxm2_16gb, v100_32gb, v100_pcie_16gb, t4, a100_40gb, a100_80gb, a10, rtx3090, l4,
-    h100_80gb, h100_pcie_80gb, h200, b200)}
 # Names that clusters use as the type of a Slurm GRES.
 ALIASES: dict[str, str] = {
     "v100": "v100-sxm2-16gb", "v100-16gb": "v100-sxm2-16gb", "v100-pcie": "v100-pcie-16gb",

@@ -24,7 +24,7 @@ from benchmarks.accuracy.recording import Steps, price_steps, record_program
 from benchmarks.accuracy.rows import Prediction, cluster_of
 from virtualgpu.core.card import Card
 from virtualgpu.core.cards import find
-from virtualgpu.replay import Record, read
+from virtualgpu.replay import Record, read_record
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # of the programs, which are scripts
 import llama_fsdp
@@ -136,10 +136,10 @@ def recorded(program: ModuleType, flags: tuple[str, ...], gpu: str, gpus: int, p
     key = sha256(repr((program.__name__, flags, gpu, gpus, cudnn)).encode()).hexdigest()[:16]
     kept = FOLDER and Path(FOLDER, f"{key}.json.gz")
     if kept and kept.exists():
-        return read(gzip.decompress(kept.read_bytes()).decode())
+        return read_record(gzip.decompress(kept.read_bytes()).decode())
     cluster = cluster_of({"gpus": gpus, "per_node": per_node}, find(gpu))
     text = record_program(lambda: program.run(list(flags)), cluster, cudnn)
     if kept:
         kept.parent.mkdir(parents=True, exist_ok=True)
         kept.write_bytes(gzip.compress(text.encode()))
-    return read(text)
+    return read_record(text)

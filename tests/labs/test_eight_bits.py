@@ -18,7 +18,7 @@ from labkit.build.stubs import answered
 from tests.lab.mytrainer.conftest import forget
 from tests.labs.test_labs import SOLUTIONS, lab_of
 from virtualgpu.launch.cluster import parse
-from virtualgpu.replay import price, read
+from virtualgpu.replay import price, read_record
 
 LAB = next(path for path in SOLUTIONS if path.stem == "13_eight_bits")
 # Mean error of the published FP8 speedups (benchmarks/results/fp8_speedups.md), mean error of an
@@ -84,7 +84,7 @@ def test_marks_are_twice_the_model_s_error_away_and_slower_answers_pass(cost, mo
 
 
 def moved(rank) -> int:
-    (priced,) = price([read(rank.record)], parse("h100:1").topology())
+    (priced,) = price([read_record(rank.record)], parse("h100:1").topology())
     return priced.bytes
 
 

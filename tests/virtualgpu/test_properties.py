@@ -54,7 +54,7 @@ def program(gpu, seed):
             elif kind == "wait" and pending:
                 pending.pop(random.randrange(len(pending))).wait()
             elif kind == "read":
-                gpu.read()
+                gpu.read_value()
         for work in pending:
             work.wait()
     return gpu.now()

@@ -167,7 +167,7 @@ def priced_here(records: Sequence[str], cluster: SimulatedCluster) -> list[Price
         recordings, budget = [], MOST_UNPACKED
         for one in records:
             text = unpack(one, budget)
-            recordings.append(replay.read(text))
+            recordings.append(replay.read_record(text))
             budget -= len(text.encode())
         if [one.rank for one in recordings] != expected:
             raise BadRecords(f"records of ranks {[one.rank for one in recordings]}, not {expected}")

@@ -58,7 +58,7 @@ class VirtualDevice(Device):
     def read(self, tensor: torch.Tensor) -> float | None:
         if not self.gpu.holds(tensor):
             return tensor.item()
-        self.gpu.read()
+        self.gpu.read_value()
         return None
 
     def begin_step(self) -> float:

@@ -250,7 +250,7 @@ class VirtualGpu(Storages, TorchDispatchMode):
             self.recorder.waited(before)
         return time
 
-    def read(self) -> None:
+    def read_value(self) -> None:
         """Make the host wait for a value, as reading one on a real GPU does."""
         self.now()
         self.read_latency()

@@ -163,14 +163,14 @@ class DeadlockMonitor(threading.Thread):
         """Return an error message that lists all waits if no rank can progress, else None."""
         if self.store.check(["hang"]):
             return self.store.get("hang").decode()
-        before = self.read()
+        before = self.waits()
         if before is None:
             return None
         entries = [json.loads(row) for row in before]
         if any(entry["keys"] and self.store.check(entry["keys"]) for entry in entries):
             return None  # that rank is about to continue
         # A rank that waited before this check and still waits has posted nothing in between.
-        if self.read() != before:
+        if self.waits() != before:
             return None
         text = "deadlock: no rank can make progress: " + "; ".join(
             f"rank {rank} {entry['text']}"
@@ -178,7 +178,7 @@ class DeadlockMonitor(threading.Thread):
         self.store.set("hang", text)
         return text
 
-    def read(self) -> list[bytes] | None:
+    def waits(self) -> list[bytes] | None:
         """Return the waits of all ranks, or None if one of them is not waiting."""
         rows = [self.store.compare_set(row, ABSENT, ABSENT) for row in self.rows]
         return None if ABSENT.encode() in rows else rows

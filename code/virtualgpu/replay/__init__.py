@@ -16,7 +16,8 @@ prove that the program did this, because the process that runs foreign code can 
 or invent operations. The trusted side therefore refuses, each with an error that names the rank and
 the entry or the operation:
 
-    read    (BadRecord) anything but strict JSON in the format of format.py: unknown or repeated
+    read_record
+            (BadRecord) anything but strict JSON in the format of format.py: unknown or repeated
             members, NaN and infinity, negative, fractional, or huge sizes and counts, too many
             entries, times (only `z`, how long the program sleeps, has one, which must not be
             negative); operations that are not in a closed list, and those that launch no kernel;
@@ -51,8 +52,8 @@ import importlib
 from typing import Any
 
 # Imported on first use: the bounds need no torch, and the rest does.
-PLACES = {"BadRecord": "errors", "Journal": "journal", "Priced": "bounds", "Record": "reading",
-          "TooLittle": "bounds", "price": "pricing", "read": "reading", "require": "bounds"}
+PLACES = {"BadRecord": "format", "Journal": "journal", "Priced": "bounds", "Record": "reading",
+          "TooLittle": "bounds", "price": "pricing", "read_record": "reading", "require": "bounds"}
 __all__ = list(PLACES)
 
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from virtualgpu.core.gpu import VirtualGpu
-from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.format import HOST
+from virtualgpu.replay.format import HOST, BadRecord
 
 
 @dataclass

@@ -10,8 +10,8 @@ from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.net.communicator import Communicator
 from virtualgpu.net.topology import Topology
 from virtualgpu.replay.buffers import Buffers
-from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.exchange import Exchange, RankPost
+from virtualgpu.replay.format import BadRecord
 from virtualgpu.replay.reading import Record
 
 

@@ -16,7 +16,7 @@ from virtualgpu.net.collectives import CommunicationPath
 from virtualgpu.net.communicator import unequal_splits
 from virtualgpu.net.errors import mismatch_message
 from virtualgpu.net.messenger import mirrored, stands_for
-from virtualgpu.replay.errors import BadRecord
+from virtualgpu.replay.format import BadRecord
 
 Group = tuple[str, tuple[int, ...]]  # name and ranks
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import TypeVar
 
-from virtualgpu.replay.errors import BadRecord
+from virtualgpu.replay.format import BadRecord
 
 T = TypeVar("T")
 

@@ -40,6 +40,8 @@ RANGES are triples STORAGE, offset, bytes, in one flat list.
 
 from __future__ import annotations
 
+from virtualgpu.core.errors import VirtualGpuError
+
 FORMAT, VERSION = "virtualgpu record", 1
 HOST = -1  # in place of a storage
 COMMUNICATION = NO_STREAM = -1  # in place of a stream
@@ -51,3 +53,10 @@ MOST_WORLD = 2**20
 MOST_NAME = 2_000  # characters
 MOST_BYTES = 2**50  # of one tensor or storage
 MOST_SECONDS = 1e6  # that a program sleeps at a time
+
+
+class BadRecord(VirtualGpuError):
+    """Raised for a record that no run on a virtual GPU can have written.
+
+    The message names the rank and the entry.
+    """

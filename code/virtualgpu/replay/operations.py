@@ -33,8 +33,7 @@ from virtualgpu.core.rules.returns import MOST_TENSORS, Result
 from virtualgpu.core.rules.work import FREE
 from virtualgpu.net.messages import dtype_name
 from virtualgpu.replay import fields
-from virtualgpu.replay.errors import BadRecord
-from virtualgpu.replay.format import MOST_BYTES, MOST_NAME
+from virtualgpu.replay.format import MOST_BYTES, MOST_NAME, BadRecord
 
 DTYPES = {dtype_name(value): value for value in vars(torch).values()
           if isinstance(value, torch.dtype)}

@@ -16,9 +16,8 @@ from virtualgpu.net.topology import Topology
 from virtualgpu.net.work import POLL
 from virtualgpu.replay.buffers import Buffers
 from virtualgpu.replay.communication import Communication
-from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.exchange import Exchange
-from virtualgpu.replay.format import COMMUNICATION, HOST, NO_STREAM
+from virtualgpu.replay.format import COMMUNICATION, HOST, NO_STREAM, BadRecord
 from virtualgpu.replay.operations import Operation, span
 from virtualgpu.replay.reading import Record
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from virtualgpu.net.topology import Topology
 from virtualgpu.replay.bounds import Priced
-from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.exchange import Exchange
+from virtualgpu.replay.format import BadRecord
 from virtualgpu.replay.player import Player
 from virtualgpu.replay.reading import Record
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from virtualgpu.core.rules.returns import MOST_TENSORS
 from virtualgpu.replay import fields
-from virtualgpu.replay.errors import BadRecord
 from virtualgpu.replay.format import (
     FORMAT,
     HOST,
@@ -25,6 +24,7 @@ from virtualgpu.replay.format import (
     MOST_WORLD,
     NO_STREAM,
     VERSION,
+    BadRecord,
 )
 from virtualgpu.replay.operations import Operation, decode_operation
 
@@ -44,7 +44,7 @@ class Record:
     entries: list[list]
 
 
-def read(text: str) -> Record:
+def read_record(text: str) -> Record:
     """Parse a record. Raises BadRecord, which names the invalid field."""
     document = fields.members(fields.parse(text, MOST_CHARACTERS, "record"), MEMBERS, "record")
     if document["format"] != FORMAT or type(document["version"]) is not int:

@@ -265,7 +265,7 @@ def test_a_forged_record_is_no_verdict(recorded):
 def test_what_is_left_for_the_second_record_is_counted_in_bytes(monkeypatch):
     """With nothing left, zlib would unpack without a limit."""
     read = []
-    monkeypatch.setattr("virtualgpu.replay.read", read.append)
+    monkeypatch.setattr("virtualgpu.replay.read_record", read.append)
     cluster = SimulatedCluster("h100:2")
     for first in (" " * on_gpus.MOST_UNPACKED, "é" * (on_gpus.MOST_UNPACKED // 2)):
         records = [on_gpus.pack(first), on_gpus.pack(" " * (on_gpus.MOST_UNPACKED // 2))]
@@ -278,7 +278,7 @@ def test_whatever_breaks_the_reader_is_no_verdict(monkeypatch):
     def breaks(text: str) -> None:
         raise KeyError("a bug in the reader")
 
-    monkeypatch.setattr("virtualgpu.replay.read", breaks)
+    monkeypatch.setattr("virtualgpu.replay.read_record", breaks)
     with pytest.raises(on_gpus.BadRecords, match="KeyError: 'a bug in the reader'"):
         on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
                      SimulatedCluster("h100:2"))
@@ -288,7 +288,7 @@ def test_a_lack_of_memory_is_not_the_students(monkeypatch):
     def breaks(text: str) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("virtualgpu.replay.read", breaks)
+    monkeypatch.setattr("virtualgpu.replay.read_record", breaks)
     with pytest.raises(MemoryError):
         on_gpus.read({"state": "returned", "records": [on_gpus.pack("{}")] * 2},
                      SimulatedCluster("h100:2"))

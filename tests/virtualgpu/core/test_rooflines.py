@@ -104,7 +104,7 @@ def test_reading_a_value_waits_and_costs():
     with VirtualGpu(CARD) as gpu:
         meta(2**24).exp()
         assert gpu.clock.host < 10e-6
-        gpu.read()
+        gpu.read_value()
         assert gpu.clock.host == pytest.approx(4e-6 + 2 * 4 * 2**24 / 0.5e12 + 1e-6 + 10e-6)
 
 

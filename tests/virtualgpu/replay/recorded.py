@@ -9,7 +9,7 @@ from functools import cache
 import virtualgpu
 from virtualgpu.launch.cluster import parse
 from virtualgpu.launch.result import Rank
-from virtualgpu.replay import Priced, price, read
+from virtualgpu.replay import Priced, price, read_record
 
 GPUS = "a100:2"
 
@@ -24,7 +24,7 @@ def run(program: Callable[[], object], gpus: str = GPUS, nodes: int = 1,
 
 
 def priced(texts: list[str], gpus: str = GPUS, nodes: int = 1) -> list[Priced]:
-    return price([read(text) for text in texts], parse(gpus, nodes).topology())
+    return price([read_record(text) for text in texts], parse(gpus, nodes).topology())
 
 
 def texts(found: list[Rank]) -> list[str]:

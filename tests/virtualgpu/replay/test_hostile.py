@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from virtualgpu.replay import BadRecord, read
+from virtualgpu.replay import BadRecord, read_record
 
 from .mutations import mutated, sound
 from .recorded import by_hand, priced
@@ -78,7 +78,7 @@ def test_no_operation_ends_the_process(name):
 
     def work() -> int:
         try:
-            read(text)
+            read_record(text)
         except BadRecord:
             return 0
         return 1

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from virtualgpu.launch.cluster import parse
-from virtualgpu.replay import BadRecord, price, read
+from virtualgpu.replay import BadRecord, price, read_record
 
 from .recorded import by_hand
 
@@ -23,7 +23,7 @@ def test_one_that_is_well_formed():
     text = by_hand(1, ["a", 16], ["a", 16], ["a", 16], ["k", 0, 0, [0, 0, 1, 0, 2, 0]], ["s"],
                    operations=[MM])
     first = by_hand(0)
-    result = price([read(first), read(text)], parse("h100:2").topology())
+    result = price([read_record(first), read_record(text)], parse("h100:2").topology())
     assert result[1].flops == 16
     assert result[1].live == 48
     assert result[1].bytes == 48
@@ -43,7 +43,7 @@ def test_one_that_is_well_formed():
 ])
 def test_entries(entry, message):
     with pytest.raises(BadRecord, match=f"^rank 0, entry 1[:,].*{message}"):
-        read(by_hand(0, ["s"], entry))
+        read_record(by_hand(0, ["s"], entry))
 
 
 @pytest.mark.parametrize(("operation", "message"), [
@@ -70,7 +70,7 @@ def test_entries(entry, message):
 ])
 def test_operations(operation, message):
     with pytest.raises(BadRecord, match=f"record of rank 0, operation 0.*{message}"):
-        read(by_hand(0, operations=[operation]))
+        read_record(by_hand(0, operations=[operation]))
 
 
 def laid_out(shape, dtype="float32"):
@@ -135,11 +135,11 @@ FLASH = "_scaled_dot_product_flash_attention"
 def test_operands_that_do_not_fit_together(operation, message):
     """Each would count FLOPs, bytes, or memory that no program can have."""
     with pytest.raises(BadRecord, match=f"record of rank 0, operation 0.*{message}"):
-        read(by_hand(0, operations=[operation]))
+        read_record(by_hand(0, operations=[operation]))
 
 
 def test_what_depends_on_values_is_taken_as_it_is():
-    read(by_hand(0, operations=[
+    read_record(by_hand(0, operations=[
         called("nonzero.default", [4]) | {"fresh": [laid_out([3, 1], "int64")]},
         called("masked_select.default", [4], laid_out([4], "bool"), fresh=[[3]]),
         called("arange.default", {"float": True}, fresh=[[7]], device={"other": "device"})]))
@@ -163,17 +163,17 @@ def test_what_depends_on_values_is_taken_as_it_is():
 ])
 def test_documents(text, message):
     with pytest.raises(BadRecord, match=message):
-        read(text)
+        read_record(text)
 
 
 def test_too_much_is_refused_before_it_is_read(monkeypatch):
     monkeypatch.setattr("virtualgpu.replay.reading.MOST_CHARACTERS", 100)
     with pytest.raises(BadRecord, match="at most 100 characters"):
-        read(by_hand(0))
+        read_record(by_hand(0))
     monkeypatch.undo()
     monkeypatch.setattr("virtualgpu.replay.reading.MOST_ENTRIES", 2)
     with pytest.raises(BadRecord, match="entries: expected a list of at most 2 items, found 3"):
-        read(by_hand(0, ["s"], ["s"], ["s"]))
+        read_record(by_hand(0, ["s"], ["s"], ["s"]))
 
 
 @pytest.mark.parametrize(("records", "message"), [
@@ -181,6 +181,6 @@ def test_too_much_is_refused_before_it_is_read(monkeypatch):
     ((by_hand(0, world=4),), "a job of 4 ranks; this one has 2"), ((), "0 among them")])
 def test_jobs(records, message):
     with pytest.raises(BadRecord, match=message):
-        price(list(map(read, records)), parse("h100:2").topology())
+        price(list(map(read_record, records)), parse("h100:2").topology())
 
 

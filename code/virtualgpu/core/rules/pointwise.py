@@ -100,6 +100,11 @@ def _dtype(a: Arguments, dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
+@returns("frexp")
+def _frexp(a: Arguments) -> list[Result]:
+    return [like(a.self), like(a.self, torch.int32)]
+
+
 @returns("ldexp")
 def _ldexp(a: Arguments) -> list[Result]:
     power = Operand(a.other.shape, a.other.strides, floating(a.other.dtype))  # 2.0 ** other

@@ -46,8 +46,7 @@ def unallocated_bytes(ctx: RepresentativeContext, vocab_size: int, split: bool) 
         for action in short_schedule(pipeline, kinds):
             run_action(pipeline, action, *batches)
         for chunk in chunks:
-            if chunk.fp8 is not None:
-                chunk.fp8.end_step()
+            chunk.end_step()
         tied.all_reduce()
         ddp.finish_grad_sync()
         optimizer.step(rate.value(), timers)

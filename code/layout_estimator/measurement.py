@@ -235,8 +235,7 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
 
     def end_of_step() -> None:
         for part in chunks:
-            if part.fp8 is not None:
-                part.fp8.end_step()
+            part.end_step()
         with timers("backward-embedding-all-reduce"):
             tied.all_reduce()
         with timers("backward-params-all-reduce"):

@@ -111,8 +111,7 @@ class Trainer:
         with self.timers("forward-backward"):
             losses = self.pipeline.forward_backward(batches, scaler and scaler.scale)
             for chunk in self.pipeline.chunks:
-                if chunk.fp8 is not None:
-                    chunk.fp8.end_step()
+                chunk.end_step()
         # Before the data-parallel reduction, which leaves a sharded replica only a part of the sum.
         with self.timers("backward-embedding-all-reduce"):
             self.tied_embedding.all_reduce()

@@ -33,9 +33,9 @@ class Layer(nn.Module):
 
     def __init__(self, ctx):
         super().__init__()
-        self.number = 1
-        self.column = ColumnParallelLinear(ctx, H, OUT, 0.05)
-        self.row = RowParallelLinear(ctx, OUT, H)
+        self.fp8 = Fp8(ctx, [1], linears=2)
+        self.column = ColumnParallelLinear(ctx, H, OUT, 0.05, fp8=self.fp8)
+        self.row = RowParallelLinear(ctx, OUT, H, self.fp8)
         initialize_parameters(self, 1, ctx.grid.tp)
         with torch.no_grad():
             self.column.bias.fill_(0.5)
@@ -53,7 +53,7 @@ def operands():
 def passes(ctx):
     """y, dx and dW of both layers in the third of equal steps, which repeats the second."""
     layer, (x, dy) = Layer(ctx), operands()
-    state = Fp8(ctx, {"0": layer})
+    state = layer.fp8
     if ctx.config.sequence_parallel:
         x, dy = (each.chunk(ctx.grid.tp.size)[ctx.grid.tp.index] for each in (x, dy))
     for _ in range(3):
@@ -128,7 +128,7 @@ def two_steps(ctx):
         ddp.zero_grad()
         for _ in range(2):
             stage(None, batch()).backward()
-        stage.fp8.end_step()
+        stage.end_step()
         seen += [ddp.grad_buffer.clone(), *(buffer.clone() for buffer in stage.fp8.buffers())]
     return seen
 
@@ -144,13 +144,13 @@ def test_recomputation_changes_no_bit_and_counts_no_amax_twice(make_context):
 def test_a_weight_is_rounded_once_per_step_and_evaluation_leaves_scales_alone(make_context):
     ctx = make_context(f"{ON} delayed --seq-length 64 --max-position-embeddings 64")
     stage, rounded = Stage(ctx, VOCABULARY, range(2)), []
-    linear = next(iter(stage.fp8.linears.values()))
+    linear = stage.fp8.linears[0].tp
     quantize = linear.weight.pair
     linear.weight.pair = lambda weight: rounded.append(1) or quantize(weight)
     for _ in range(3):
         stage(None, batch()).backward()
     assert len(rounded) == 1
-    stage.fp8.end_step()
+    stage.end_step()
     before = [buffer.clone() for buffer in stage.fp8.buffers()]
     stage.eval()
     with torch.no_grad():
@@ -160,7 +160,7 @@ def test_a_weight_is_rounded_once_per_step_and_evaluation_leaves_scales_alone(ma
 
 
 def test_an_overflow_is_no_amax(make_context):
-    state = Fp8(context(make_context, "delayed"), {"0": Layer(context(make_context, "delayed"))})
+    state = Layer(context(make_context, "delayed")).fp8
     history = state.histories["bwd"]
     history.amax[0] = torch.tensor([2.0, float("inf")])
     state.end_step()

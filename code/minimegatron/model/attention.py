@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,6 +17,9 @@ from minimegatron.dropout import ATTENTION_PROBABILITIES, Dropout
 from minimegatron.model import ops
 from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 
+if TYPE_CHECKING:
+    from minimegatron.model.fp8 import Fp8
+
 
 class Attention(nn.Module):
     """Causal multi-head self-attention; each tensor-parallel rank computes a/t whole heads.
@@ -23,7 +27,8 @@ class Attention(nn.Module):
     Each of the G key and value heads serves a/G query heads: one, unless flags group them.
     """
 
-    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
+    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None,
+                 fp8: Fp8 | None = None) -> None:
         """Create the QKV projection [(a + 2G)d/t, h] and the output projection [h, ad/t].
 
         `number` counts the model's layers from 1. All layers share one causal mask [1, s, s]; flash
@@ -43,8 +48,9 @@ class Attention(nn.Module):
         # Laid out per group, (G, a/G + 2, d): its queries, its key, and its value, so a rank's rows
         # are the whole groups of its heads, as in Megatron-LM.
         width = (heads + 2 * groups) * self.head_dim
-        self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, width, std)
-        self.linear_proj = RowParallelLinear(ctx, heads * self.head_dim, config.hidden_size)
+        self.linear_qkv = ColumnParallelLinear(ctx, config.hidden_size, width, std, fp8=fp8)
+        self.linear_proj = RowParallelLinear(
+            ctx, heads * self.head_dim, config.hidden_size, fp8)
         self.register_buffer("mask", mask, persistent=False)
         self.selective = config.recompute_granularity == "selective"
 

@@ -12,6 +12,8 @@ Embeddings, the output layer, norms, and attention stay in 16 bits, as in Megatr
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +23,6 @@ from minimegatron.arguments.checks import stays_in_bf16
 from minimegatron.context import Context
 from minimegatron.model import fp8_ops
 from minimegatron.model.fp8_linear import BACKWARD, FORWARD, Fp8TensorParallel, History
-from minimegatron.model.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from minite.recipes import (
     DelayedScaling,
     Float8BlockScaling,
@@ -43,37 +44,38 @@ def recipe_of(config: Config) -> Recipe:
 
 
 class Fp8(nn.Module):
-    """FP8 state of a model chunk, which it creates for the linear layers of its transformer layers.
+    """FP8 state of a model chunk's linear layers, which register with it when they are built.
 
     Attributes:
         histories: amaxes of inputs and weights ("fwd"), and of gradients ("bwd"), with delayed
             scaling; else empty.
-        linears: the layers in FP8, by their weight.
+        linears: the layers in FP8; each has its Fp8TensorParallel as `tp`.
     """
 
-    def __init__(self, ctx: Context, layers: nn.Module) -> None:
-        """Let the linear layers of `layers` compute in FP8.
+    def __init__(self, ctx: Context, layers: Iterable[int], linears: int = 4) -> None:
+        """Create the state of some layers of the whole model (from 1), with `linears` each.
 
-        Args:
-            ctx: the context.
-            layers: transformer layers; those that --first-last-layers-bf16 excludes stay as they
-                are.
+        Those that --first-last-layers-bf16 excludes are left out.
         """
         super().__init__()
-        self.recipe, self.grid = recipe_of(ctx.config), ctx.grid
-        linears = [module for layer in layers.values()
-                   if not stays_in_bf16(ctx.config, layer.number) for module in layer.modules()
-                   if isinstance(module, ColumnParallelLinear | RowParallelLinear)]
-        self.histories = nn.ModuleDict()
-        if isinstance(self.recipe, DelayedScaling) and linears:
+        self.ctx, self.recipe, self.grid = ctx, recipe_of(ctx.config), ctx.grid
+        self.layers = {number for number in layers if not stays_in_bf16(ctx.config, number)}
+        self.histories, count = nn.ModuleDict(), linears * len(self.layers)
+        if isinstance(self.recipe, DelayedScaling) and count:
             steps = self.recipe.amax_history_len
-            self.histories["fwd"] = History(ctx, steps, len(FORWARD) * len(linears))
-            self.histories["bwd"] = History(ctx, steps, len(BACKWARD) * len(linears))
-        self.linears: dict[nn.Parameter, Fp8TensorParallel] = {}
-        for number, linear in enumerate(linears):
-            is_column = isinstance(linear, ColumnParallelLinear)
-            tp = Fp8TensorParallel(ctx, self.recipe, self.histories, number, is_column)
-            linear.tp = self.linears[linear.weight] = tp
+            self.histories["fwd"] = History(ctx, steps, len(FORWARD) * count)
+            self.histories["bwd"] = History(ctx, steps, len(BACKWARD) * count)
+        self.linears: list[nn.Module] = []
+
+    def of_layer(self, number: int) -> Fp8 | None:
+        """Return what the linear layers of a layer are built with: None if it stays in 16 bits."""
+        return self if number in self.layers else None
+
+    def register(self, linear: nn.Module, is_column: bool) -> Fp8TensorParallel:
+        """Return the `tp` of a column- or row-parallel layer, the chunk's next one in FP8."""
+        self.linears.append(linear)
+        return Fp8TensorParallel(self.ctx, self.recipe, self.histories, len(self.linears) - 1,
+                                 is_column)
 
     def end_step(self) -> None:
         """After the last backward pass: discard the rounded weights, and update the scales.
@@ -81,8 +83,8 @@ class Fp8(nn.Module):
         Every rank of the stage must call it: amaxes are all-reduced over the tensor- and
         data-parallel ranks.
         """
-        for linear in self.linears.values():
-            linear.weights = None
+        for linear in self.linears:
+            linear.tp.weights = None
         if not self.histories:
             return
         current = [history.amax[0] for history in self.histories.values()]

@@ -11,6 +11,7 @@ docstring says [s, b, h].
 from __future__ import annotations
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -28,6 +29,9 @@ from minimegatron.model.tensor_parallel import (
     make_tensor_parallel,
     vocab_parallel_cross_entropy,
 )
+
+if TYPE_CHECKING:
+    from minimegatron.model.fp8 import Fp8
 
 
 class Norm(nn.Module):
@@ -87,15 +91,15 @@ class MLP(nn.Module):
     rank.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, fp8: Fp8 | None = None) -> None:
         super().__init__()
         config, width = ctx.config, ctx.config.ffn_hidden_size
         self.activation = (ops.swiglu if config.swiglu else
                            ops.squared_relu if config.squared_relu else ops.gelu)
         blocks = 2 if config.swiglu else 1
         self.linear_fc1 = ColumnParallelLinear(
-            ctx, config.hidden_size, blocks * width, config.init_method_std, blocks)
-        self.linear_fc2 = RowParallelLinear(ctx, width, config.hidden_size)
+            ctx, config.hidden_size, blocks * width, config.init_method_std, blocks, fp8)
+        self.linear_fc2 = RowParallelLinear(ctx, width, config.hidden_size, fp8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map hidden states x [s, b, h] to the same shape."""
@@ -105,18 +109,20 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(norm(x)), then x + MLP(norm(x)), each with dropout before the sum."""
 
-    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None) -> None:
+    def __init__(self, ctx: Context, number: int, mask: torch.Tensor | None,
+                 fp8: Fp8 | None = None) -> None:
         """Create layer `number` of the whole model, counted from 1.
 
-        All layers share one causal mask [1, s, s]; flash attention needs none.
+        All layers share one causal mask [1, s, s]; flash attention needs none. With FP8 state, the
+        linear layers' GEMMs are in FP8.
         """
         super().__init__()
         self.number, self.dropout_p = number, ctx.config.hidden_dropout
         self.tp = make_tensor_parallel(ctx)
         self.input_layernorm = Norm(ctx)
-        self.self_attention = Attention(ctx, number, mask)
+        self.self_attention = Attention(ctx, number, mask, fp8)
         self.pre_mlp_layernorm = Norm(ctx)
-        self.mlp = MLP(ctx)
+        self.mlp = MLP(ctx, fp8)
 
     def forward(self, x: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """Map a micro-batch's hidden states x [s, b, h] to the same shape."""
@@ -148,13 +154,15 @@ class Stage(nn.Module):
         self.decoder = nn.Module()
         mask = (None if config.use_flash_attn else
                 ops.causal_mask(config.seq_length, ctx.device.torch_device, params_dtype(config)))
-        self.decoder.layers = nn.ModuleDict(
-            {str(index): TransformerLayer(ctx, index + 1, mask) for index in layers})
         self.checkpointing = self.fp8 = None
         if config.fp8_format is not None:
             from minimegatron.model.fp8 import Fp8
 
-            self.fp8 = Fp8(ctx, self.decoder.layers)
+            self.fp8 = Fp8(ctx, (index + 1 for index in layers))
+        self.decoder.layers = nn.ModuleDict(
+            {str(index): TransformerLayer(ctx, index + 1, mask,
+                                          self.fp8 and self.fp8.of_layer(index + 1))
+             for index in layers})
         if config.recompute_granularity == "full":
             from minimegatron.model.recompute import FullCheckpointing
 
@@ -188,6 +196,11 @@ class Stage(nn.Module):
         words = self.embedding.word_embeddings if self.is_tied else self.output_layer
         return self.tp.column_parallel_linear(self.decoder.final_layernorm(x), words.weight,
             accumulator=words.param_specs["weight"].accumulator)
+
+    def end_step(self) -> None:
+        """After the last backward pass of a step: let FP8's scales follow what was seen."""
+        if self.fp8 is not None:
+            self.fp8.end_step()
 
     def loss(self, logits: torch.Tensor, batch: MicroBatch) -> torch.Tensor:
         """Return the sum of the cross-entropies of logits [s, b, V/t], fp32, one element."""

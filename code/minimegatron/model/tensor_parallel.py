@@ -22,6 +22,7 @@ from minimegatron.model.parameters import ParamSpec, add_parameters
 
 if TYPE_CHECKING:
     from minimegatron.grid import Group
+    from minimegatron.model.fp8 import Fp8
 
 
 def make_tensor_parallel(ctx: Context) -> TensorParallel:
@@ -36,11 +37,14 @@ def make_tensor_parallel(ctx: Context) -> TensorParallel:
 class ColumnParallelLinear(nn.Module):
     """y_i = x W_i^T + b_i, where rank i holds the rows W_i of W [out, in] and computes y_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float, blocks: int = 1
-                 ) -> None:
-        """Create this rank's weight [out/t, in] and bias [out/t]; ParamSpec describes `blocks`."""
+    def __init__(self, ctx: Context, inputs: int, outputs: int, init_std: float, blocks: int = 1,
+                 fp8: Fp8 | None = None) -> None:
+        """Create this rank's weight [out/t, in] and bias [out/t]; ParamSpec describes `blocks`.
+
+        The GEMMs are in FP8 if the chunk's FP8 state is given.
+        """
         super().__init__()
-        self.tp = make_tensor_parallel(ctx)
+        self.tp = make_tensor_parallel(ctx) if fp8 is None else fp8.register(self, is_column=True)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std, blocks=blocks),
                        bias=ParamSpec((outputs,), 0) if ctx.config.add_bias_linear else None)
 
@@ -53,10 +57,10 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = sum_i x_i W_i^T + b, where rank i holds the columns W_i of W [out, in], and x_i."""
 
-    def __init__(self, ctx: Context, inputs: int, outputs: int) -> None:
-        """Create this rank's weight [out, in/t] and a copy of the bias [out]."""
+    def __init__(self, ctx: Context, inputs: int, outputs: int, fp8: Fp8 | None = None) -> None:
+        """Create this rank's weight [out, in/t] and a copy of the bias [out]; FP8 as above."""
         super().__init__()
-        self.tp = make_tensor_parallel(ctx)
+        self.tp = make_tensor_parallel(ctx) if fp8 is None else fp8.register(self, is_column=False)
         # The residual stream's variance must not grow with depth (Radford et al. 2019, GPT-2).
         std = ctx.config.init_method_std / math.sqrt(2 * ctx.config.num_layers)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 1, std),

@@ -37,7 +37,7 @@ class Fp8ParamGather:
         chunks = model if isinstance(model, nn.ModuleList) else [model]
         self.states = [part.fp8 for part in chunks]
         self.linears: dict[nn.Parameter, Fp8TensorParallel] = {
-            weight: linear for state in self.states for weight, linear in state.linears.items()}
+            linear.weight: linear.tp for state in self.states for linear in state.linears}
         self.bytes = sum(weight.numel() for weight in self.linears)
         self.spans: dict[nn.Parameter, slice] = {}
         self.rounded: torch.Tensor | None = None

@@ -17,7 +17,7 @@ from minimegatron.device.virtual import VirtualDevice
 from pretrain_gpt import main
 from tests.minimegatron.conftest import PRETRAIN
 from virtualgpu.core import memory
-from virtualgpu.core.pool import Pool
+from virtualgpu.core.segments import Pool
 from virtualgpu.net.cluster_spec import parse_cluster
 from warmranks import run_program
 

@@ -14,7 +14,7 @@ from minimegatron.formulas import bubble_fraction
 from pretrain_gpt import main
 from virtualgpu.core import memory, stacks
 from virtualgpu.core.cards import find
-from virtualgpu.core.pool import Pool
+from virtualgpu.core.segments import Pool
 
 V100, A100 = find("v100"), find("a100")
 NO_DATA = "--data-path x --vocab-file x --merge-file x --lr 1e-4 --train-iters 3 "

@@ -10,8 +10,7 @@ for a segment, all segments without allocations are returned to it before the re
 from __future__ import annotations
 
 from virtualgpu.core.clock import COMPUTE
-from virtualgpu.core.pool import Pool
-from virtualgpu.core.segments import FreeBlocks, MemoryBlock
+from virtualgpu.core.segments import FreeBlocks, MemoryBlock, Pool
 
 MIB = 2**20
 ROUND, SMALL, SMALL_SEGMENT = 512, MIB, 2 * MIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -12,10 +12,18 @@ from virtualgpu.core.card import Card
 from virtualgpu.core.memory import Allocator, OutOfMemory
 from virtualgpu.core.segments import MemoryBlock
 
-if TYPE_CHECKING:
-    from virtualgpu.export.ledger import Ledger
-    from virtualgpu.export.trace import TraceRecorder
-    from virtualgpu.replay.journal import Journal
+
+class Watcher(Protocol):
+    """What is notified of every allocation, release, and resize, after the allocator."""
+
+    def allocated(self, key: int, size: int, block: int) -> None:
+        """A storage of `size` bytes has a block of `block` bytes."""
+
+    def released(self, key: int, block: int) -> None:
+        """A storage's block of `block` bytes is free."""
+
+    def resized(self, key: int, size: int, freed: int, block: int) -> None:
+        """A storage has a new block; `freed` bytes of the old one are free."""
 
 
 def active_card() -> Card:
@@ -36,10 +44,9 @@ class Storages:
         self.card = card
         self.memory = Allocator(card.memory, card.context)
         self.blocks: dict[int, MemoryBlock] = {}  # the memory of live storages, by identity
-        # After the allocator, these are notified of every allocation, release, and resize.
-        self.journal: Journal | None = None  # while a record is written
-        self.ledger: Ledger | None = None  # while steps and memory are accounted for
-        self.recorder: TraceRecorder | None = None  # while a trace is recorded
+        self.journal: Watcher | None = None  # while a record is written (replay/journal.py)
+        self.ledger: Watcher | None = None  # while steps are accounted for (export/ledger.py)
+        self.recorder: Watcher | None = None  # while a trace is recorded (export/trace.py)
 
     def allocate_outside(self, size: int) -> None:
         """Allocate memory outside of PyTorch. Raises torch.OutOfMemoryError."""

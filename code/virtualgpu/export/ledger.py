@@ -9,11 +9,11 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from virtualgpu.core.clock import COMPUTE
+from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.plan import OperationPlan
 from virtualgpu.export.blocks import (
     BACKWARD,
@@ -30,10 +30,6 @@ from virtualgpu.export.blocks import (
 from virtualgpu.export.owners import Owners, storages
 from virtualgpu.export.steps import MARK, OPTIMIZER_STEP, ProgramStep, StepNotes, fold
 from virtualgpu.export.work import WorkCounter
-
-if TYPE_CHECKING:
-    from virtualgpu.core.gpu import VirtualGpu
-    from virtualgpu.export.files import TraceFiles
 
 in_backward = torch._C._current_graph_task_id
 current_node = torch._C._current_autograd_node
@@ -59,7 +55,6 @@ class Ledger:
         self.next_scan = FIRST_SCAN
         self.counted = 0  # operations of finished steps
         self.first: weakref.ref[torch.optim.Optimizer] | None = None
-        self.traced: TraceFiles | None = None  # if traces are written
         self.owners = Owners(self.label, self._before, self._after)
 
     @property

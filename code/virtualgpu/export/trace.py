@@ -18,11 +18,11 @@ from torch.nn.modules import module
 
 from virtualgpu.core.clock import COMPUTE
 from virtualgpu.core.plan import OperationPlan
+from virtualgpu.net.work import AutogradNode, CommunicationNote
 
 if TYPE_CHECKING:
     from virtualgpu.core.gpu import VirtualGpu
 
-AutogradNode = tuple[str, int] | None  # name and sequence number; None in the forward pass
 
 
 class OperationNote(NamedTuple):
@@ -94,42 +94,6 @@ class RangeNote(NamedTuple):
     name: str
     begins: bool
     host: float
-
-
-@dataclass
-class CommunicationNote:
-    """A collective or a transfer between two ranks.
-
-    Attributes:
-        name: the collective or transfer.
-        stream: the stream that its kernel runs on.
-        ranks: ranks of the process group.
-        dtype: dtype of the tensors.
-        sent: number of elements of the inputs.
-        received: number of elements of the outputs.
-        tree: whether it uses a tree instead of rings.
-        channels: number of the communicator's channels.
-        host: when the host launched it, in seconds.
-        node: the autograd node that launched it.
-        ready: when this rank's kernel can start, in seconds; it then waits for the other ranks.
-        end: when it ends, in seconds; None until known.
-        reads, writes: identities of the storages that it reads and writes.
-    """
-
-    name: str
-    stream: str
-    ranks: list[int]
-    dtype: torch.dtype
-    sent: int
-    received: int
-    tree: bool
-    channels: int
-    host: float
-    node: AutogradNode
-    ready: float
-    end: float | None = None
-    reads: tuple[int, ...] = ()
-    writes: tuple[int, ...] = ()
 
 
 Note = OperationNote | MemoryNote | WaitNote | RangeNote | CommunicationNote

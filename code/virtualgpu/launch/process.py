@@ -22,7 +22,7 @@ from virtualgpu.launch.cluster import Cluster
 from virtualgpu.launch.result import Rank, measure
 from virtualgpu.launch.settings import Settings
 from virtualgpu.net import backend
-from virtualgpu.pytorch import facade, fsdp1, fusing, process_groups
+from virtualgpu.pytorch import compiled, facade, fsdp1, process_groups
 from virtualgpu.pytorch.assumptions import Decisions
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.replay.journal import Journal
@@ -56,7 +56,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     gpu = CudaGpu(cluster.card_of(rank), rank % cluster.per_node, cluster.per_node, settings.values,
                   Decisions(settings.answers, settings.typical is None), settings.typical)
     if settings.fuse:
-        fusing.install(gpu)
+        compiled.fuse(gpu)
     facade.install(gpu)
     process_groups.install(gpu, cluster.topology(), present, store)
     if cluster.world > 1:
@@ -68,7 +68,7 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     ledger = Ledger(gpu)
     if settings.trace is not None:
         place = RankPlacement(rank, cluster.world, rank % cluster.per_node, cluster.per_node)
-        ledger.traced = files.TraceFiles(settings.trace, ledger, place)
+        gpu.trace_files = files.TraceFiles(settings.trace, ledger, place)
     ledger.start()
     return gpu
 

@@ -10,8 +10,9 @@ from torch.utils._pytree import tree_map
 from virtualgpu.core.assumptions import Assumption
 from virtualgpu.export import measures
 from virtualgpu.pytorch.assumptions import AssumedValue
+from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.visible import Space, hidden, space_of
+from virtualgpu.pytorch.visible import Space, hidden
 
 
 @dataclass
@@ -69,11 +70,12 @@ def measure(gpu: CudaGpu, rank: int, value: object = None, error: str | None = N
     ledger = gpu.ledger
     if ledger is not None:
         ledger.stop()
-        if ledger.traced is not None:
-            if ledger.traced.recorder.full:
+        traced = gpu.trace_files
+        if traced is not None:
+            if traced.recorder.full:
                 gpu.assumptions.note("the traces are truncated: they hold only the first "
-                                     f"{ledger.traced.recorder.most} operations and allocations")
-            ledger.traced.write()
+                                     f"{traced.recorder.most} operations and allocations")
+            traced.write()
     return Rank(
         rank=rank, value=portable(gpu, value), error=error, seconds=gpu.now(), exposed=gpu.exposed,
         peak=gpu.memory.run_peak, busy=dict(gpu.busy), reserved=gpu.memory.run_peak_reserved,

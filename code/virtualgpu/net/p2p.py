@@ -7,18 +7,15 @@ none waits for its receive.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 from virtualgpu.core.errors import VirtualGpuError
 from virtualgpu.net import values
 from virtualgpu.net.errors import CollectiveMismatch
 from virtualgpu.net.messages import RankMessage, describe, kinds, total
 from virtualgpu.net.work import CoalescedWork, Work
-
-if TYPE_CHECKING:
-    from virtualgpu.net.group import VirtualGroup
 
 
 class PointToPoint:
@@ -73,12 +70,12 @@ class PointToPoint:
 class Receive(Work):
     """A receive, which ends when the sender's message says so."""
 
-    def __init__(self, group: VirtualGroup, tensors: list[torch.Tensor],
+    def __init__(self, group: dist.ProcessGroup, tensors: list[torch.Tensor],
                  message: Callable[[], RankMessage], source: int) -> None:
         """Create the receive.
 
         Args:
-            group: the process group.
+            group: the VirtualGroup.
             tensors: the tensors that are received.
             message: waits for the sender's message, and returns it.
             source: the sender's index in the group.

@@ -3,28 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch.futures import Future
 
-if TYPE_CHECKING:
-    from virtualgpu.export.trace import CommunicationNote
-    from virtualgpu.net.group import VirtualGroup
+AutogradNode = tuple[str, int] | None  # name and sequence number; None in the forward pass
 POLL = 2e-6  # seconds that the host takes to query a CUDA event; assumed
+
+
+@dataclass
+class CommunicationNote:
+    """A collective or a transfer between two ranks.
+
+    Attributes:
+        name: the collective or transfer.
+        stream: the stream that its kernel runs on.
+        ranks: ranks of the process group.
+        dtype: dtype of the tensors.
+        sent: number of elements of the inputs.
+        received: number of elements of the outputs.
+        tree: whether it uses a tree instead of rings.
+        channels: number of the communicator's channels.
+        host: when the host launched it, in seconds.
+        node: the autograd node that launched it.
+        ready: when this rank's kernel can start, in seconds; it then waits for the other ranks.
+        end: when it ends, in seconds; None until known.
+        reads, writes: identities of the storages that it reads and writes.
+    """
+
+    name: str
+    stream: str
+    ranks: list[int]
+    dtype: torch.dtype
+    sent: int
+    received: int
+    tree: bool
+    channels: int
+    host: float
+    node: AutogradNode
+    ready: float
+    end: float | None = None
+    reads: tuple[int, ...] = ()
+    writes: tuple[int, ...] = ()
 
 
 class Work(dist.Work):
     """A collective or a transfer; `wait` makes the current stream wait for its end.
 
     Attributes:
+        group: the VirtualGroup that runs it.
         end: when it ends, in virtual seconds; None until the ranks' messages have been read.
         note: its entry in the trace, or None.
         number: its index in the rank's record, or None.
     """
 
-    def __init__(self, group: VirtualGroup, result: object) -> None:
+    def __init__(self, group: dist.ProcessGroup, result: object) -> None:
         super().__init__()
         self.group, self.outputs = group, result
         self.end: float | None = None

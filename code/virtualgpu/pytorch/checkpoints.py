@@ -7,8 +7,9 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
+from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
-from virtualgpu.pytorch.visible import PLAIN_TYPES, inner, space_of
+from virtualgpu.pytorch.visible import PLAIN_TYPES, inner
 
 MAX_NAMES = 3  # in the error message
 

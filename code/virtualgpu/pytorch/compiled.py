@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from virtualgpu.pytorch import fusing
@@ -12,6 +14,20 @@ NOTE = (
         "(--fuse-pointwise)")
 GRAPHED = ("reduce-overhead", "max-autotune")  # modes
 NO_GRAPHS = ("torch.compile's CUDA graphs are not modeled: the host launches every kernel")
+
+
+def fuse(gpu: CudaGpu) -> None:
+    """Fuse the kernels of compiled regions from now on; call it before anything runs."""
+    gpu.fuser = fusing.Fuser(gpu)
+    gpu.clock = fusing.FusingClock(gpu.fuser)
+
+
+def compiled(gpu: CudaGpu, call: Callable) -> Callable:
+    """Return the function as a compiled region."""
+    def run(*args: object, **kwargs: object):
+        with gpu.fuser.region():
+            return call(*args, **kwargs)
+    return run
 
 
 def install(gpu: CudaGpu) -> None:
@@ -25,8 +41,8 @@ def install(gpu: CudaGpu) -> None:
         if gpu.fuser is None:
             return model
         if not isinstance(model, torch.nn.Module):
-            return fusing.compiled(gpu, model)
-        model.forward = fusing.compiled(gpu, model.forward)
+            return compiled(gpu, model)
+        model.forward = compiled(gpu, model.forward)
         return model
 
     def compile_module(self: torch.nn.Module, *_: object, **options: object) -> None:

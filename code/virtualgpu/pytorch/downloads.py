@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 
 from virtualgpu.pytorch import host_memory
+from virtualgpu.pytorch.device import CudaDevice
 from virtualgpu.pytorch.visible import META
-
-if TYPE_CHECKING:
-    from virtualgpu.pytorch.mode import CudaGpu
 
 COPY = torch.ops.aten.copy_.default
 
 
-def copy(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> torch.Tensor:
+def copy(gpu: CudaDevice, func: torch._ops.OpOverload, args: Sequence, kwargs: dict
+         ) -> torch.Tensor:
     """Copy a tensor from the GPU to the host, with its values if they are known.
 
     Args:
@@ -45,7 +43,7 @@ def copy(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict
     return host_memory.unknown(gpu, source, dtype, not host_memory.autograd_wants_cpu())
 
 
-def _download(gpu: CudaGpu, source: torch.Tensor, asynchronous: bool) -> None:
+def _download(gpu: CudaDevice, source: torch.Tensor, asynchronous: bool) -> None:
     """Charge the GPU for the transfer, and make the host wait for it unless asynchronous."""
     if gpu.journal is not None:
         gpu.journal.to_host(source)

@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, serialization
 
+from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown
-from virtualgpu.pytorch.visible import CPU, META, Space, hidden, real_is_meta, space_of
+from virtualgpu.pytorch.visible import CPU, META, Space, hidden, real_is_meta
 
 SHAPES = "torch.save writes shapes without values where values were not computed"
 

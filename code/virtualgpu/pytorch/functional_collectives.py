@@ -20,8 +20,9 @@ from virtualgpu.core.gpu import program_line
 from virtualgpu.core.operand import tensors
 from virtualgpu.net.group import VirtualGroup
 from virtualgpu.net.work import Work
+from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu, Handler
-from virtualgpu.pytorch.visible import Space, key_of, space_of
+from virtualgpu.pytorch.visible import Space, key_of
 
 Tensor = torch.Tensor
 pending: dict[int, Work] = {}  # by storage, until the program waits

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import torch
 
 from virtualgpu.core.clock import COMPUTE, Clock
+from virtualgpu.core.gpu import VirtualGpu
 from virtualgpu.core.operand import moved, tensors
 from virtualgpu.core.plan import OperationPlan, changed_tensor, nested
 from virtualgpu.core.rules.work import KernelWork
-from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import key_of
 
 NAME = "fused kernels"
@@ -34,7 +34,7 @@ FUSIBLE = {aten._to_copy, aten.copy_, aten.clone, aten.mean, aten.sum, aten.amax
 class Fuser:
     """Builds fused kernels of compiled regions."""
 
-    def __init__(self, gpu: CudaGpu) -> None:
+    def __init__(self, gpu: VirtualGpu) -> None:
         self.gpu, self.depth = gpu, 0
         self.begins: list[int] = []  # autograd sequence numbers at which regions begin and end
         self.ends: list[int] = []
@@ -133,17 +133,3 @@ def flushing(fuser: Fuser, method: Callable) -> Callable:
         fuser.flush()
         return method(*args, **kwargs)
     return call
-
-
-def install(gpu: CudaGpu) -> None:
-    """Fuse the kernels of compiled regions from now on; call it before anything runs."""
-    gpu.fuser = Fuser(gpu)
-    gpu.clock = FusingClock(gpu.fuser)
-
-
-def compiled(gpu: CudaGpu, call: Callable) -> Callable:
-    """Return the function as a compiled region."""
-    def run(*args: object, **kwargs: object):
-        with gpu.fuser.region():
-            return call(*args, **kwargs)
-    return run

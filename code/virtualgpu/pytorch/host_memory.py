@@ -7,7 +7,6 @@ while C++ has one on meta, because its values were not computed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,24 +23,14 @@ from virtualgpu.core.plan import (
     to_meta,
 )
 from virtualgpu.core.rules.results import needs_values, new_tensors
+from virtualgpu.pytorch.device import CudaDevice, space_of
 from virtualgpu.pytorch.values import OVERWRITE, RANDOM_FILL, SHAPE_ONLY, written_by
-from virtualgpu.pytorch.visible import (
-    META,
-    Attribute,
-    Space,
-    hidden,
-    inner,
-    real_is_meta,
-    space_of,
-)
-
-if TYPE_CHECKING:
-    from virtualgpu.pytorch.mode import CudaGpu
+from virtualgpu.pytorch.visible import META, Attribute, Space, hidden, inner, real_is_meta
 
 NO_HOST_TIME = "the host's own work takes no time, such as an optimizer step on the CPU"
 
 
-def install(gpu: CudaGpu) -> None:
+def install(gpu: CudaDevice) -> None:
     """Let gradients be assigned to parameters of the same device."""
     def assign(self: Tensor, value: Tensor | None) -> None:
         if isinstance(value, Tensor):
@@ -54,7 +43,7 @@ def install(gpu: CudaGpu) -> None:
     Tensor.grad = Attribute(TensorBase.grad.__get__, assign, TensorBase.grad.__delete__)
 
 
-def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:
+def operate(gpu: CudaDevice, func: torch._ops.OpOverload, args: Sequence, kwargs: dict) -> object:
     """Run an operation of the host on tensors, some of which have no values.
 
     Args:
@@ -96,7 +85,7 @@ def operate(gpu: CudaGpu, func: torch._ops.OpOverload, args: Sequence, kwargs: d
     return out
 
 
-def _is_computable(gpu: CudaGpu, func: torch._ops.OpOverload, operands: Sequence[Tensor],
+def _is_computable(gpu: CudaDevice, func: torch._ops.OpOverload, operands: Sequence[Tensor],
                    written: Sequence[Tensor]) -> bool:
     """Return whether an operation's values can be computed although an operand's are unknown.
 
@@ -113,7 +102,7 @@ def _is_computable(gpu: CudaGpu, func: torch._ops.OpOverload, operands: Sequence
         func in SHAPE_ONLY or gpu.values.all_known(read))
 
 
-def unknown_like(gpu: CudaGpu, value: Tensor, on_meta: bool) -> Tensor:
+def unknown_like(gpu: CudaDevice, value: Tensor, on_meta: bool) -> Tensor:
     """Return a tensor of unknown values in the host's memory, with this one's shape.
 
     Args:
@@ -128,7 +117,7 @@ def unknown_like(gpu: CudaGpu, value: Tensor, on_meta: bool) -> Tensor:
     return unknown(gpu, value, value.dtype, on_meta)
 
 
-def unknown(gpu: CudaGpu, like: Tensor, dtype: torch.dtype, on_meta: bool) -> Tensor:
+def unknown(gpu: CudaDevice, like: Tensor, dtype: torch.dtype, on_meta: bool) -> Tensor:
     """Return a tensor of unknown values in the host's memory.
 
     Args:

@@ -6,18 +6,14 @@ copy between them.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 
 from virtualgpu.core.card import Card
 from virtualgpu.core.errors import NoValue
-from virtualgpu.core.gpu import VirtualGpu, program_line
-from virtualgpu.core.memory import pytorch_2_message
+from virtualgpu.core.gpu import program_line
 from virtualgpu.core.operand import tensors
 from virtualgpu.core.plan import (
     HOST,
@@ -31,13 +27,12 @@ from virtualgpu.core.rules.results import needs_values
 from virtualgpu.core.rules.work import KernelWork
 from virtualgpu.core.workspaces import Workspaces
 from virtualgpu.export.blocks import OTHER
+from virtualgpu.export.files import TraceFiles
 from virtualgpu.pytorch import downloads, host_memory
 from virtualgpu.pytorch.assumptions import WITHOUT_READING, Decisions
-from virtualgpu.pytorch.values import (
-    EMPTY,
-    LIMIT,
-    Values,
-)
+from virtualgpu.pytorch.device import CudaDevice, device_of, remember, space_of
+from virtualgpu.pytorch.fusing import Fuser
+from virtualgpu.pytorch.values import EMPTY, LIMIT
 from virtualgpu.pytorch.visible import (
     CPU,
     META,
@@ -45,14 +40,9 @@ from virtualgpu.pytorch.visible import (
     Space,
     asked_for_meta,
     bypassed,
-    device_of,
     hidden,
     key_of,
-    space_of,
 )
-
-if TYPE_CHECKING:
-    from virtualgpu.pytorch.fusing import Fuser
 
 aten = torch.ops.aten
 COPIES = {aten.copy_.default, aten._to_copy.default}
@@ -61,32 +51,16 @@ ITEM = aten._local_scalar_dense.default
 Handler = Callable[["CudaGpu", torch._ops.OpOverload, Sequence, dict], object]
 
 
-class CudaGpu(VirtualGpu):
+class CudaGpu(CudaDevice):
     """A virtual GPU that programs use as cuda:INDEX."""
 
     supports_higher_order_operators = True
 
     def __init__(self, card: Card, index: int = 0, count: int = 1, limit: int = LIMIT,
                  assumptions: Decisions | None = None, typical: float | None = None) -> None:
-        """Create a virtual GPU.
-
-        Args:
-            card: the GPU model.
-            index: its number on this node.
-            count: number of GPUs on this node.
-            limit: bytes of the largest tensor whose values are computed.
-            assumptions: values that the user supplies for others (--assume).
-            typical: what a few numbers of large tensors are assumed to be; None: unknown.
-        """
-        super().__init__(card)
-        self.index, self.count, self.device = index, count, torch.device("cuda", index)
-        self.memory.message = partial(pytorch_2_message, index=index)
-        self.assumptions = assumptions or Decisions()
-        self.values = Values(limit, self.assumptions, typical)
-        self.on_host: set[int] = set()  # storages in the host's memory without values
-        self.own: set[int] = set()  # storages of meta tensors that the program asked for
-        self.pinned: set[int] = set()  # storages in pinned memory of the host
+        super().__init__(card, index, count, limit, assumptions, typical)
         self.fuser: Fuser | None = None  # for compiled regions (fusing.py)
+        self.trace_files: TraceFiles | None = None  # --trace writes them at the end
         self.workspaces = Workspaces(card)
         self.handlers: dict[str, Handler] = {}  # by namespace of the operation
         # Operations that CUDA runs as several (decomposed.py), and composite operations that CUDA
@@ -199,11 +173,6 @@ class CudaGpu(VirtualGpu):
             raise NotImplementedError("Cannot copy out of meta tensor; no data!")
         return self.run_on_gpu(func, args, kwargs, {space})
 
-    def wait_for_stream(self) -> None:
-        """Make the host wait for the current stream and read a few bytes."""
-        self.clock.host_waits(self.clock.ready(self.stream), self.stream)
-        self.read_latency()
-
     def _by_value(self, func: torch._ops.OpOverload, args: Sequence, kwargs: dict):
         """Run an operation whose result, or its shape, depends on values."""
         if not self.values.all_known(tensors((*args, *kwargs.values()))):
@@ -247,10 +216,6 @@ class CudaGpu(VirtualGpu):
         if self.fuser is not None:
             self.fuser.died(key)
 
-    def hold_on_host(self, tensor: torch.Tensor) -> None:
-        """Mark a meta tensor as being in the host's memory."""
-        remember(tensor, self.on_host)
-
     def seconds(self, work: KernelWork) -> float:
         """Return the time of kernels, in seconds. fp32 GEMMs use TF32 if the program allows it."""
         gemm = work.gemm
@@ -268,36 +233,7 @@ class CudaGpu(VirtualGpu):
     def device_of(self, tensor: torch.Tensor) -> torch.device:
         return device_of(self, tensor)
 
-    def own_device(self, device: torch.device) -> torch.device:
-        """Return this GPU's device, which a program names with or without its index.
-
-        Raises:
-            torch.AcceleratorError: the node has no such GPU, as on CUDA.
-            NoValue: the GPU is another rank's.
-        """
-        self.check(device)
-        if device.index not in (None, self.index):
-            raise NoValue(f"{program_line()} uses {device}, but this process has cuda:{self.index} "
-                          "only: virtual GPUs run one process per GPU; use the device "
-                          "\"cuda\", or the index LOCAL_RANK")
-        return self.device
-
-    def check(self, device: torch.device) -> None:
-        """Raise torch.AcceleratorError, as CUDA does, if the node has no such GPU."""
-        if device.index is not None and device.index >= self.count:
-            raise torch.AcceleratorError(f"CUDA error: invalid device ordinal ({device.index}; "
-                                         f"this node has {self.count})")
-
 
 # Alternatives to operations that are not modeled.
 INSTEAD = {"flex_attention": "; scaled_dot_product_attention is",
            "flex_attention_backward": "; scaled_dot_product_attention is"}
-
-
-def remember(tensor: torch.Tensor, storages: set[int]) -> None:
-    """Add the tensor's storage to a set for as long as it lives."""
-    storage = tensor.untyped_storage()
-    key = storage._cdata
-    if key not in storages:
-        storages.add(key)
-        weakref.finalize(storage, storages.discard, key).atexit = False

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from virtualgpu.pytorch.mode import CudaGpu, remember
+from virtualgpu.pytorch.device import remember
+from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.visible import key_of
 
 

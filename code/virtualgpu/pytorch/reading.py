@@ -11,9 +11,10 @@ from torch import Tensor
 from virtualgpu.core.errors import NoValue
 from virtualgpu.core.gpu import program_line
 from virtualgpu.pytorch.assumptions import WITHOUT_READING
+from virtualgpu.pytorch.device import space_of
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.unknown import Unknown, as_float
-from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta, space_of
+from virtualgpu.pytorch.visible import Space, hidden, inner, real_is_meta
 
 
 def install(gpu: CudaGpu) -> None:

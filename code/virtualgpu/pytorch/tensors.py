@@ -11,19 +11,18 @@ from torch import Tensor
 from torch._C import TensorBase
 
 from virtualgpu.pytorch import host_memory, reading
+from virtualgpu.pytorch.device import device_of, space_of
 from virtualgpu.pytorch.mode import CudaGpu
 from virtualgpu.pytorch.reading import wrapped
 from virtualgpu.pytorch.visible import (
     Attribute,
     Space,
     asked_for_meta,
-    device_of,
     hidden,
     real_device,
     real_is_cpu,
     real_is_cuda,
     real_is_meta,
-    space_of,
 )
 
 

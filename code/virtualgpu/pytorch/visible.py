@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import threading
 from enum import Enum
-from typing import TYPE_CHECKING
 
 import torch
 from torch._C import TensorBase
-
-if TYPE_CHECKING:
-    from virtualgpu.pytorch.mode import CudaGpu
 
 META, CPU = torch.device("meta"), torch.device("cpu")
 PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -70,45 +66,3 @@ def inner(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return a DTensor's local tensor, or the tensor that an asynchronous collective wraps."""
     local = getattr(tensor, "_local_tensor", None)
     return getattr(tensor, "elem", None) if local is None else local
-
-
-def space_of(gpu: CudaGpu, tensor: torch.Tensor) -> Space | None:
-    """Return the memory that holds a tensor, or None if C++ has its values."""
-    if not real_is_meta(tensor):
-        return Space.HOST if gpu.values.lost and is_lost(gpu, tensor) else None
-    if type(tensor) not in PLAIN_TYPES:
-        local = inner(tensor)
-        if local is not None:
-            return space_of(gpu, local)
-    try:
-        key = key_of(tensor)
-    except (NotImplementedError, RuntimeError):
-        if torch._C._has_storage(tensor):
-            raise
-        return Space.GPU  # a wrapper
-    if key in gpu.blocks:
-        return Space.GPU
-    if key in gpu.on_host:
-        return Space.HOST
-    # Tensors that torch created inside an operation belong to the GPU.
-    return Space.OWN if key in gpu.own else Space.GPU
-
-
-def is_lost(gpu: CudaGpu, tensor: torch.Tensor) -> bool:
-    """Return whether unknown values were written to a CPU tensor."""
-    local = None if type(tensor) in PLAIN_TYPES else inner(tensor)
-    holder = tensor if local is None else local
-    try:
-        return key_of(holder) in gpu.values.lost
-    except (NotImplementedError, RuntimeError):
-        if torch._C._has_storage(holder):
-            raise
-        return False  # a wrapper
-
-
-def device_of(gpu: CudaGpu, tensor: torch.Tensor) -> torch.device:
-    """Return the device that the program sees."""
-    space = space_of(gpu, tensor)
-    if space is Space.GPU:
-        return gpu.device
-    return CPU if space is Space.HOST else real_device(tensor)

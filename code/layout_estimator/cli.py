@@ -16,7 +16,6 @@ from itertools import pairwise
 from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
-from cluster_planner.profiles import MICRO_BATCHES, RECOMPUTE
 from labcore.errors import LabError
 
 if TYPE_CHECKING:
@@ -166,6 +165,8 @@ def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]
     # The trainer's parser reports any other value.
     world = int(given) if given.isdecimal() and int(given) else 1
     divisors = [size for size in range(1, world + 1) if world % size == 0]
+
+    from cluster_planner.profiles import MICRO_BATCHES, RECOMPUTE  # loads the GPU models
 
     def values(name: str, candidates: Sequence[int]) -> list[tuple[list[str], int | None]]:
         return ([([], None)] if name in flags

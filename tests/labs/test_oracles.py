@@ -182,6 +182,7 @@ def oracles(lab: Lab, home: Path) -> tuple[list[str], list[str]]:
                            for line in expecting.lines)]
             for (file, name), numbers in returned.items():
                 module = ".".join(Path(file).relative_to(CODE).with_suffix("").parts)
+                name = name.partition(".<locals>")[0]
                 dotted = f"{module.removesuffix('.__init__')}.{name}"
                 if any(wanted and len(numbers & wanted) >= LEAST * len(wanted)
                        for wanted in expecting.wanted) and not covered(lab, dotted):

@@ -41,6 +41,7 @@ NAMES = (
     "torch._C._set_only_lift_cpu_tensors",
     "torch._ops.HigherOrderOperator",
     "torch._ops.OpOverload",
+    "torch._ops.OpOverloadPacket",
     "torch._subclasses.fake_tensor.FakeTensorMode.__torch_dispatch__",
     "torch._subclasses.fake_tensor.init_gpu_context",
     "torch._tensor_str._str",

@@ -218,7 +218,8 @@ def test_ends_with_the_grader(backend, monkeypatch):
 
 def groups() -> set[Path]:
     """Return the control groups of graders that have ended."""
-    return {path for path in sandbox_groups() if not Path("/proc", path.name.split("-")[2]).exists()}
+    return {path for path in sandbox_groups()
+            if not Path("/proc", path.name.split("-")[2]).exists()}
 
 
 def sandbox_groups() -> set[Path]:

@@ -21,12 +21,13 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 
-# From the outermost axis to the innermost, Megatron core's order "tp-cp-ep-dp-pp", each with the
-# setting that has its size. Expert and context parallelism have none yet: their axes have one rank.
+# From the outermost axis to the innermost (Megatron core's order "tp-cp-ep-dp-pp", from right to
+# left), each with the setting that has its size. Expert and context parallelism have none yet:
+# their axes have one rank.
 AXES = {"pp": "pipeline_model_parallel_size", "dp": "data_parallel_size", "ep": None, "cp": None,
         "tp": "tensor_model_parallel_size"}
 # Groups along one axis, and along several: `model` holds one copy of the model, and `replicas` have
-# the same parameters, which see different tokens.
+# the same parameters, experts apart, and see different tokens.
 GROUPS = {axis: (axis,) for axis in AXES} | {"model": ("pp", "tp"), "replicas": ("dp", "ep", "cp")}
 
 
@@ -110,7 +111,7 @@ class Grid:
         cp: the ranks that see other tokens of the same samples: this rank alone.
         tp: the ranks that partition this stage's layers.
         model: the ranks that together hold one copy of the model.
-        replicas: the ranks that hold the same part of the model.
+        replicas: the ranks that hold the same part of the model, experts apart.
         backend: backend of the groups that carry tensors: "gloo", "nccl", or a registered one.
         timeout: for a peer that does not respond; the default group's does not apply here.
     """

@@ -83,7 +83,7 @@ class Device(ABC):
         return None
 
     def status(self) -> dict[str, object]:
-        """Return what `lab top` and `nvidia-smi` show of the rank (see logging/status.py).
+        """Return what `lab top` and `nvidia-smi` show of the rank (see report/status.py).
 
         Every device reports the bytes that are allocated. GPUs add their local number and the
         memory of the whole GPU; virtual GPUs also add their model, their number on the node, and
@@ -93,7 +93,7 @@ class Device(ABC):
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
     def profile(self, folder: str, worker: str) -> profiler.StepProfiler | None:
-        """Return the device's own profiler, or None to use PyTorch's (logging/profiler.py)."""
+        """Return the device's own profiler, or None to use PyTorch's (report/timeline.py)."""
         return None
 
     def mark(self, name: str) -> AbstractContextManager:

@@ -3,7 +3,8 @@
 Autograd would materialize each micro-batch's weight gradient and add it to `weight.grad`. These
 functions hand the gradient's factors to an accumulator instead, as Megatron's
 `LinearWithGradAccumulationAndAsyncCommunication` does. The accumulator multiplies them straight
-into the gradient buffer (parallel/ddp.py), at once, or when a zero-bubble schedule asks for it.
+into the gradient buffer (parallel/ddp.py) if the dtypes match, at once, or when a zero-bubble
+schedule asks for it.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class ParamSpec:
         partition_dim: the dimension that tensor-parallel ranks partition; None if every rank holds
             a copy.
         reduced_over: the grid's groups over whose ranks its gradient is summed, because each has
-            seen other tokens.
+            seen other tokens: the replicas (data parallelism), and perhaps tp (the optimizer).
         trained: whether it is trained. A frozen parameter has no gradient, no place in the flat
             buffers, and no optimizer state. Set it before data parallelism is built.
         init_std: standard deviation of its normal initialization; None to fill it with a constant.

@@ -41,7 +41,10 @@ class DistributedDataParallel:
     one_bucket_at_a_time = False
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        """Create the gradient buffer, and set every trained parameter's accumulator in its spec."""
+        """Create the gradient buffer, and set every trained parameter's accumulator in its spec.
+
+        Raises NotImplementedError for gradients that are reduced over other groups.
+        """
         specs = named_param_specs(model)
         self.group: Group = ctx.grid.replicas
         self.params = dict(sorted(
@@ -49,6 +52,10 @@ class DistributedDataParallel:
              if parameter.requires_grad_(specs[name].trained).requires_grad),
             key=lambda item: specs[item[0]].group))
         self.specs = {name: specs[name] for name in self.params}
+        for name, spec in self.specs.items():
+            if set(spec.reduced_over) - {"tp"} != {"replicas"}:
+                raise NotImplementedError(f"{name}: gradients are summed over the replicas, and "
+                                          f"over tp, but not over {spec.reduced_over}")
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
         self.owned, self.shard_groups = self._owned_ranges(), []
         self.grad_buffer = torch.zeros(self.size, dtype=grads_dtype(ctx.config),

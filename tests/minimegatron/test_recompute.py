@@ -16,7 +16,7 @@ from minimegatron.formulas import Gpt, layer_activations, stage_activations
 from minimegatron.model.gpt import Stage
 from minimegatron.model.recompute import checkpoint, layer_groups
 from minimegatron.optim import Optimizer
-from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.training import Trainer
 
 from .test_arguments import GOOD
@@ -47,7 +47,7 @@ def trained(ctx, defer=False, frozen=False):
     """Loss, and every gradient, of two micro-batches."""
     stage = Stage(ctx, VOCABULARY, range(LAYERS))
     ddp = DistributedDataParallel(ctx, stage)
-    delayed = DelayedWeightGrads(ddp)
+    delayed = ddp.delayed
     Optimizer(ctx, ddp)
     if frozen:
         stage.embedding.requires_grad_(False)

@@ -17,7 +17,7 @@ from minimegatron.model.tensor_parallel import (
     vocab_parallel_cross_entropy,
 )
 from minimegatron.optim import Optimizer
-from minimegatron.parallel.ddp import DelayedWeightGrads, DistributedDataParallel
+from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.report.step_log import num_zeros, params_norm
 
 from .thread_group import on_ranks
@@ -44,7 +44,7 @@ def trained(ctx, defer=False):
     """Loss, and every gradient as the optimizer would see it, by name."""
     stage = Stage(ctx, VOCABULARY, range(2))
     ddp = DistributedDataParallel(ctx, stage)
-    delayed = DelayedWeightGrads(ddp)
+    delayed = ddp.delayed
     optimizer = Optimizer(ctx, ddp)
     ddp.zero_grad()
     loss = stage(None, batch()) / batch().labels.numel()

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from minimegatron import grid
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context, MicroBatch
 from minimegatron.device.device import CpuDevice
 from minimegatron.grid import Grid, Group
 from minimegatron.model.gpt import Stage
-from minimegatron.parallel import grid
 
 from .make_hf_gpt2 import weight_of
 from .make_hf_llama import MODELS, SIZES, TOKENS, frozen

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from minimegatron.model.gpt import Stage
+from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.ddp import DistributedDataParallel
 from minimegatron.parallel.pipeline import Pipeline
 from minimegatron.timers import Timers
@@ -40,6 +41,15 @@ def test_accumulated_gradients_equal_autograd_s(make_context, how):
     assert expected.keys() == got.keys()
     for name in expected:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("groups", [("dp",), ("replicas", "ep"), ()])
+def test_a_gradient_that_is_reduced_over_other_groups_is_refused(make_context, groups):
+    ctx = make_context()
+    stage = Stage(ctx, VOCABULARY, range(2))
+    named_param_specs(stage)["decoder.final_layernorm.weight"].reduced_over = groups
+    with pytest.raises(NotImplementedError, match=r"^decoder\.final_layernorm\.weight: .*not over"):
+        DistributedDataParallel(ctx, stage)
 
 
 def test_delayed_weight_gradients_are_computed_on_request(make_context):

@@ -6,10 +6,13 @@
     virtualrun --gpus h100:8 --solo code/my_trainer.py FLAGS   eight virtual H100s
 
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
-losses. The part that makes several ranks train one model is yours, and with --bf16 --fp8-format
-hybrid, so are the linear layers and the recipes that --fp8-recipe selects. With
---samples-per-rank, ranks process different numbers of samples. The loop has no validation and no
-checkpoints yet.
+losses. Your files do the rest. launch.py joins the ranks and divides the samples among them, and
+train.py is the training loop; until you have written them, `join_ranks`, `own_samples`, and `train`
+below take their place. ddp.py averages gradients, with --overlap-grad-reduce during the backward
+pass, and with --ring-all-reduce through the ring of collectives.py. With --bf16 --fp8-format
+hybrid, the linear layers and the recipes that --fp8-recipe selects are yours, too. With
+--samples-per-rank, ranks process different numbers of samples. There is no validation and no
+checkpoint yet.
 """
 
 from __future__ import annotations
@@ -17,19 +20,21 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from lab.mytrainer import flags, pieces
+from lab.mytrainer.flags import LoopConfig
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
-from minimegatron.data.batches import Batches
+from minimegatron.data.batches import Batches, sample_numbers
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
@@ -72,6 +77,7 @@ class GPT(nn.Module):
 
     Attributes:
         scales: those of the linear layers' tensors with --fp8-recipe delayed; else empty.
+        first_micro_batch: whether the next micro-batch is its step's first, so weights are new.
     """
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
@@ -117,15 +123,11 @@ class GPT(nn.Module):
         self.scales.extend(delayed.values())
         return per_tensor(delayed)
 
-    def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
-        """Return the mean loss over the tokens of a micro-batch (fp32, one element).
-
-        Args:
-            batch: the micro-batch.
-            first_micro_batch: whether it is the first one of its step, so weights are new.
-        """
-        self.first_micro_batch = first_micro_batch
-        return self.stage(None, batch) / batch.loss_mask.sum()
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
+        loss = self.stage(None, batch) / batch.loss_mask.sum()
+        self.first_micro_batch = False
+        return loss
 
     def end_step(self, ranks: Group) -> None:
         """Advance delayed scaling, on several ranks with the amaxes that your amaxes.py shares."""
@@ -134,17 +136,18 @@ class GPT(nn.Module):
             amaxes = pieces.load("amaxes").share_amaxes(amaxes, ranks.process_group)
         for scale, amax in zip(self.scales, amaxes, strict=True):
             scale.end_step(amax)
+        self.first_micro_batch = True
 
 
 class OneProcess(nn.Module):
     """DataParallel's interface for a single process, which has nothing to communicate."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, all_reduce: Callable | None = None) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, batch: MicroBatch, first_micro_batch: bool) -> torch.Tensor:
-        return self.module(batch, first_micro_batch)
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        return self.module(batch)
 
     def no_sync(self) -> AbstractContextManager:
         return nullcontext()
@@ -156,11 +159,46 @@ class OneProcess(nn.Module):
         pass
 
 
-def connect(config: Config) -> Context:
-    """Join the other ranks. Each rank is a data-parallel replica with its own device."""
+def join_ranks(config: LoopConfig) -> None:
+    """Create the default process group; a rank on a GPU communicates with NCCL, others with Gloo.
+
+    torchrun sets RANK, WORLD_SIZE, and the address where the ranks rendezvous.
+    """
+    join(config, timedelta(minutes=config.distributed_timeout_minutes),
+         "nccl" if config.device == "cuda" else "gloo")
+
+
+def own_samples(consumed: int, batch: int, rank: int, ranks: int) -> range:
+    """Return the numbers of a rank's samples in the step that follows `consumed` samples.
+
+    Args:
+        consumed: samples of all steps before.
+        batch: samples per step, of all ranks together; divisible by `ranks`.
+        rank: this rank.
+        ranks: the number of ranks.
+    """
+    return sample_numbers(consumed, 0, batch // ranks, rank, ranks)
+
+
+def connect(config: LoopConfig) -> Context:
+    """Join the other ranks. Each rank is a data-parallel replica with its own device.
+
+    Raises UserError if `connect` of your launch.py returns another device.
+    """
     device, notes = choose_device(config, int(os.environ.get("LOCAL_RANK", 0)))
-    # torchrun sets RANK, WORLD_SIZE, and the address where the ranks rendezvous.
-    join(config, timedelta(minutes=config.distributed_timeout_minutes), device.backend)
+    launch = pieces.load("launch")
+    if launch is None:
+        join_ranks(config)
+    else:
+        if "RANK" not in os.environ:  # started without torchrun
+            os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1",
+                           "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+        chosen = launch.connect()
+        if chosen != device.torch_device or not dist.is_initialized():
+            joined = "" if dist.is_initialized() else ", and no process group has been initialized"
+            raise UserError(f"mytrainer/launch.py: connect() returns {chosen!r}{joined}; --device "
+                            f"{config.device} asks for {device.torch_device!r} on rank "
+                            f"{os.environ['RANK']}")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     alone = Group((rank,), 0, None)
     replicas = Group(tuple(range(ranks)), rank, dist.group.WORLD) if ranks > 1 else alone
@@ -173,15 +211,13 @@ def connect(config: Config) -> Context:
     return ctx
 
 
-def data_parallel(config: Config) -> type[nn.Module]:
+def data_parallel(config: LoopConfig) -> type[nn.Module]:
     """Return your DataParallel, or OneProcess if there is no ddp.py."""
     ddp = pieces.load("ddp")
-    if ddp is not None:
-        return ddp.DataParallel
-    if config.world_size > 1:
+    if ddp is None and config.world_size > 1:
         raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "
                         "lab 04; until then, start one: python code/my_trainer.py")
-    return OneProcess
+    return OneProcess if ddp is None else ddp.DataParallel
 
 
 class AdamW(torch.optim.AdamW):
@@ -191,9 +227,10 @@ class AdamW(torch.optim.AdamW):
     2018, section 3.1); fp32 parameters are their own.
     """
 
-    def __init__(self, config: Config, model: nn.Module) -> None:
+    def __init__(self, ctx: Context, model: GPT) -> None:
         self.masters = {parameter: parameter if parameter.dtype == torch.float32 else
                         parameter.detach().float() for parameter in model.parameters()}
+        self.gpt, self.ranks, config = model, ctx.grid.dp, ctx.config
         matrices = [master for master in self.masters.values() if master.dim() > 1]
         vectors = [master for master in self.masters.values() if master.dim() == 1]
         super().__init__(  # biases and layer norms do not decay
@@ -201,100 +238,134 @@ class AdamW(torch.optim.AdamW):
             betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
             weight_decay=config.weight_decay, fused=True)
 
-    def clip_and_step(self, clip: float) -> torch.Tensor:
-        """Clip the gradients to a norm, take a step, and return the norm before clipping."""
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.gpt.zero_grad(set_to_none)
+
+    def step(self) -> None:
+        """Update the parameters, and the scales of FP8 layers."""
         rounded = {parameter: master for parameter, master in self.masters.items()
                    if parameter is not master}
         for parameter, master in rounded.items():
             master.grad = parameter.grad
-        norm = nn.utils.clip_grad_norm_(self.masters.values(), clip or math.inf)
-        self.step()
+        super().step()
         for parameter, master in rounded.items():
             parameter.data.copy_(master)
-        return norm
+        self.gpt.end_step(self.ranks)
 
 
-def own_batches(data: Batches, consumed: int, iteration: int) -> list[MicroBatch]:
-    """Return this rank's micro-batches of a step: equally many on each rank, or --samples-per-rank.
+class StepLog:
+    """Prints a line every --log-interval steps, as pretrain_gpt.py does, and for TensorBoard."""
+
+    def __init__(self, ctx: Context, learning_rate: Callable[[int], float]) -> None:
+        self.ctx, self.learning_rate = ctx, learning_rate
+        self.board, self.status = TensorBoard(ctx), Status(ctx)
+        self.losses, self.started = [], ctx.device.now()
+
+    def __call__(self, iteration: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
+        """Note the result of a step, on every rank.
+
+        Args:
+            iteration: number of the step, from 1.
+            loss: mean loss over the global batch, one element.
+            norm: gradient norm before clipping, one element.
+        """
+        config, ctx = self.ctx.config, self.ctx
+        self.losses.append(torch.as_tensor(loss).detach())
+        if iteration % config.log_interval:
+            return
+        seconds = (ctx.device.now() - self.started) / len(self.losses)
+        consumed = iteration * config.global_batch_size
+        shown = {"loss": ctx.read(torch.stack(self.losses).mean()),
+                 "norm": ctx.read(torch.as_tensor(norm))}
+        ctx.print_rank_0(iteration_line(
+            config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
+            lr=self.learning_rate(consumed), zeros=None, params_norm=None,
+            nans=int(math.isnan(shown["loss"])), **shown))
+        self.board.scalar("lm loss", shown["loss"], iteration, consumed)
+        self.board.scalar("grad-norm", shown["norm"], iteration, consumed)
+        self.status.step(iteration, seconds, shown)  # for `lab top`
+        self.losses, self.started = [], ctx.device.now()
+
+    def close(self) -> None:
+        self.board.close()
+        self.status.update(state="done")
+
+
+def rate_schedule(config: Config) -> Callable[[int], float]:
+    """Return the learning rate as a function of the samples consumed so far."""
+    def learning_rate(consumed: int) -> float:
+        schedule.samples = consumed
+        return schedule.value().item()
+
+    schedule = LearningRate(config)
+    return learning_rate
+
+
+def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[int]]
+               ) -> Callable[[int], list[MicroBatch]]:
+    """Return a function that loads this rank's micro-batches of a step.
 
     Args:
         data: the training data.
-        consumed: samples of all steps before.
-        iteration: number of the step.
+        shares: own_samples, or that of your launch.py.
     """
-    samples, rank = data.ctx.config.samples, data.ctx.grid.dp.index
-    if samples is None:
-        return data.step(consumed, iteration)
-    size, first = data.ctx.config.micro_batch_size, consumed + sum(samples[:rank])
-    return [data.micro_batch(range(start, start + size), iteration, train=True)
-            for start in range(first, first + samples[rank], size)]
+    config, rank, ranks = data.ctx.config, data.ctx.grid.rank, data.ctx.grid.world_size
+    batch, size = config.global_batch_size, config.micro_batch_size
+
+    def batches(consumed: int) -> list[MicroBatch]:
+        """Return the micro-batches of the step that follows `consumed` samples."""
+        if config.samples is not None:
+            first = consumed + sum(config.samples[:rank])
+            numbers = range(first, first + config.samples[rank])
+        else:
+            numbers = shares(consumed, batch, rank, ranks)
+            if len(numbers) != batch // ranks:
+                raise UserError(f"mytrainer/launch.py: own_samples({consumed}, {batch}, {rank}, "
+                                f"{ranks}) returns {len(numbers)} numbers instead of "
+                                f"{batch // ranks}")
+        return [data.micro_batch(numbers[start:start + size], consumed // batch, train=True)
+                for start in range(0, len(numbers), size)]
+
+    return batches
 
 
-def step(model: nn.Module, optimizer: AdamW, batches: Sequence[MicroBatch], clip: float,
-         samples: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Take one optimizer step. Return this rank's mean loss and the gradient norm.
+def train(model: nn.Module, optimizer: AdamW, batches: Callable[[int], Sequence[MicroBatch]],
+          learning_rate: Callable[[int], float], log: StepLog, args: LoopConfig) -> None:
+    """Train for args.train_iters steps. Your train.py takes the place of this function.
 
     Args:
-        model: in DataParallel or OneProcess.
-        optimizer: with the learning rate of this step.
-        batches: this rank's micro-batches; a rank without any still joins all communication.
-        clip: the largest gradient norm; 0 does not clip.
-        samples: the number of samples in `batches`; None if all ranks have equally many.
+        model: in DataParallel or OneProcess; returns the mean loss of a micro-batch.
+        optimizer: updates the parameters.
+        batches: returns this rank's micro-batches of the next step, given the samples consumed by
+            all steps before.
+        learning_rate: returns the learning rate of the next step, given the same.
+        log: called after each step with its number, from 1, and the loss of the global batch and
+            the gradient norm before clipping, each as a tensor.
+        args: the flags.
     """
-    model.zero_grad()
-    if samples is not None:
-        model.begin(samples)  # before the backward pass, which sends the gradients
-    losses = []
-    for number, batch in enumerate(batches, start=1):
-        # Gradients accumulate locally; only the last backward pass starts all-reduces.
-        with nullcontext() if number == len(batches) else model.no_sync():
-            loss = model(batch, number == 1) / len(batches)
-            loss.backward()
-        losses.append(loss.detach())
-    model.finish()  # from here on, every rank has the gradient of the global batch
-    loss = (torch.stack(losses).sum() if losses
-            else torch.zeros((), device=next(model.parameters()).device))
-    return loss, optimizer.clip_and_step(clip)
-
-
-def train(ctx: Context, data: Batches, model: nn.Module, gpt: GPT) -> None:
-    """Train for --train-iters steps, and print a line every --log-interval steps.
-
-    Args:
-        ctx: this rank.
-        data: the training data.
-        model: `gpt` in DataParallel or OneProcess.
-        gpt: the model.
-    """
-    config, board, status, losses = ctx.config, TensorBoard(ctx), Status(ctx), []
-    optimizer, learning_rate = AdamW(config, model), LearningRate(config)
-    own = (config.samples[ctx.grid.dp.index] if config.samples is not None
-           else config.global_batch_size // ctx.grid.dp.size)
-    consumed, started = 0, ctx.device.now()
-    for iteration in range(1, config.train_iters + 1):
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    own = args.samples[rank] if args.samples is not None else args.global_batch_size // ranks
+    share, consumed = own / args.global_batch_size, 0
+    device = next(model.parameters()).device
+    for iteration in range(1, args.train_iters + 1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate.value().item()
-        batches = own_batches(data, consumed, iteration - 1)
-        loss, norm = step(model, optimizer, batches, config.clip_grad,
-                          None if config.samples is None else own)
-        gpt.end_step(ctx.grid.dp)
-        losses.append(loss)
-        learning_rate.samples = consumed = consumed + config.global_batch_size
-        if iteration % config.log_interval == 0:
-            mean = torch.stack(losses).mean() * (own / config.global_batch_size)
-            ctx.grid.dp.all_reduce(mean)
-            seconds = (ctx.device.now() - started) / len(losses)
-            shown = {"loss": ctx.read(mean), "norm": ctx.read(norm)}
-            ctx.print_rank_0(iteration_line(
-                config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
-                lr=learning_rate.value().item(), zeros=None, params_norm=None,
-                nans=int(math.isnan(shown["loss"])), **shown))
-            board.scalar("lm loss", shown["loss"], iteration, consumed)
-            board.scalar("grad-norm", shown["norm"], iteration, consumed)
-            status.step(iteration, seconds, shown)  # for `lab top`
-            losses, started = [], ctx.device.now()
-    board.close()
-    status.update(state="done")
+            group["lr"] = learning_rate(consumed)
+        model.zero_grad()
+        if args.samples is not None:
+            model.begin(own)  # before the backward pass, which sends the gradients
+        loss, micro_batches = torch.zeros((), device=device), batches(consumed)
+        for number, batch in enumerate(micro_batches, start=1):
+            # Gradients accumulate locally; only the last backward pass starts all-reduces.
+            with nullcontext() if number == len(micro_batches) else model.no_sync():
+                part = model(batch) / len(micro_batches)
+                part.backward()
+            loss += part.detach() * share
+        model.finish()  # from here on, every rank has the gradient of the global batch
+        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+        optimizer.step()
+        consumed += args.global_batch_size
+        dist.all_reduce(loss)
+        log(iteration, loss, norm)
 
 
 def main(wrapper: type[nn.Module] | None = None) -> None:
@@ -306,6 +377,8 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     config = flags.parse(sys.argv[1:])
     wrapper = wrapper or data_parallel(config)
     flags.require_pieces(config, wrapper)
+    if config.ring_all_reduce:
+        wrapper = partial(wrapper, all_reduce=pieces.load("collectives").all_reduce)
     print_world_size(config, notes=[])
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)
@@ -313,10 +386,21 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
     gpt = GPT(ctx, vocab_size)
     model = wrapper(gpt)
+    launch = pieces.load("launch")
+    # With unequal shares, this file's loop averages the losses by the number of samples.
+    loop = pieces.load("train") if config.samples is None else None
     parameters = sum(weight.numel() for weight in model.parameters())
     ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
                      f"{pieces.describe()}")
-    train(ctx, Batches(ctx, text, tokenizer.eod, "training"), model, gpt)
+    learning_rate = rate_schedule(config)
+    log = StepLog(ctx, learning_rate)
+    data = Batches(ctx, text, tokenizer.eod, "training")
+    # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
+    with nullcontext() if config.overlap_grad_reduce else model.no_sync():
+        (loop.train if loop else train)(
+            model, AdamW(ctx, gpt), batches_of(data, launch.own_samples if launch else own_samples),
+            learning_rate, log, config)
+    log.close()
     dist.destroy_process_group()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup  # torch asks for a backend
+from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -24,6 +25,7 @@ from warmranks.broker import pack, unpack
 from warmranks.requests import CHUNK, HEADER
 
 channel: socket.socket | None = None  # this rank's; set before its function is called
+_init_process_group = dist.init_process_group
 BACKEND = "brokered"
 REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     dist.ReduceOp.SUM: torch.Tensor.add_, dist.ReduceOp.PRODUCT: torch.Tensor.mul_,
@@ -441,13 +443,33 @@ def fill(tensors: Sequence[torch.Tensor], parts: Sequence[bytes]) -> None:
         store(tensor, tensor_of(part, tensor))
 
 
+def init_brokered(backend: str | None = None, init_method: str | None = None,
+                  timeout: Any = None, world_size: int = -1, rank: int = -1, **_: Any) -> None:
+    """Create the default process group, as `init_process_group` does on a machine without GPUs.
+
+    Raises RuntimeError for NCCL, and ValueError for another backend and for a rank or world size
+    that is not this rank's: nobody would meet it.
+    """
+    if backend not in (None, "gloo", "cpu:gloo", BACKEND):
+        if backend is not None and "nccl" in backend:
+            raise RuntimeError("ProcessGroupNCCL is only supported with GPUs, no GPUs found!")
+        raise ValueError(f"backend={backend!r}: these ranks communicate with gloo")
+    own = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    given = tuple(right if number == -1 else number
+                  for number, right in zip((rank, world_size), own, strict=True))
+    if given != own:
+        raise ValueError(f"rank={given[0]}, world_size={given[1]}: this is rank {own[0]} of "
+                         f"{own[1]}, and the ranks would wait for each other forever")
+    _init_process_group(BACKEND, store=dist.HashStore(), rank=own[0], world_size=own[1])
+
+
 @contextlib.contextmanager
 def group_of_this_rank() -> Iterator[None]:
     """Create the default process group, and count this rank's FLOPs inside the block.
 
-    All groups that the program creates go through the broker, too.
+    All groups that the program creates go through the broker, too, even if it destroys the default
+    process group and calls `init_process_group` itself.
     """
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     counter, made = FlopCounter(), Counter()
     messenger = Messenger(channel, counter)
 
@@ -458,7 +480,8 @@ def group_of_this_rank() -> Iterator[None]:
                              str(made[tuple(members)]))
 
     dist.Backend.register_backend(BACKEND, make, extended_api=True, devices=["cpu"])
-    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=rank, world_size=ranks)
+    dist.init_process_group = distributed_c10d.init_process_group = init_brokered
+    init_brokered()
     with counter:
         yield
     messenger.finish()

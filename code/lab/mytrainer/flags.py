@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,23 +28,27 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "eod_mask_loss", "num_workers")
+PARALLEL = ("overlap_grad_reduce", "ring_all_reduce")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
 PRECISION = ("bf16", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *REST, *PRECISION))
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *PARALLEL, *REST, *PRECISION))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
 
 @dataclass(frozen=True)
 class LoopConfig(Config):
-    """The command line of my_trainer.py: the trainer's flags, and one of its own."""
+    """The command line of my_trainer.py: the trainer's flags, and two of its own."""
 
     samples_per_rank: str | None = flag(
         None, "number of samples of the global batch that each rank processes, such as 6,2; by "
         "default, all ranks process equally many", affects=RESULTS | SCHEDULE)
+    ring_all_reduce: bool = flag(
+        False, "average gradients with the all_reduce of mytrainer/collectives.py instead of the "
+        "communication library's", affects=RESULTS)
 
     @property
     def samples(self) -> tuple[int, ...] | None:
@@ -142,6 +147,8 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
         raise UserError(f"--samples-per-rank {config.samples_per_rank}: DataParallel in "
                         "mytrainer/ddp.py has no begin(), which you write in lab 14, exercise 7; "
                         f"until then, leave the flag out, so that the ranks have {equal} samples")
+    if config.ring_all_reduce:
+        _require_ring(wrapper)
     if config.fp8_format is None:
         return
     fp8 = pieces.load("fp8")
@@ -153,6 +160,16 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
         nearest = ("--fp8-recipe tensorwise" if hasattr(fp8, "PerTensor") else
                    "leave --fp8-format out")
         raise UserError(f"--fp8-recipe {config.fp8_recipe}{missing}; nearest: {nearest}")
+
+
+def _require_ring(wrapper: type) -> None:
+    """Raise UserError unless DataParallel can use the ring of collectives.py."""
+    if pieces.load("collectives") is None:
+        raise UserError("--ring-all-reduce needs mytrainer/collectives.py, which you write in lab "
+                        "04; until then, leave the flag out")
+    if "all_reduce" not in inspect.signature(wrapper).parameters:
+        raise UserError("--ring-all-reduce: DataParallel in mytrainer/ddp.py has no parameter "
+                        "all_reduce, which lab 04 describes; until then, leave the flag out")
 
 
 def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:

@@ -20,7 +20,8 @@ TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches
 MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
          "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
-RUN = "--device cuda --train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1"
+RUN = ("--device cuda --train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1 "
+       "--overlap-grad-reduce")
 
 
 @dataclass(frozen=True)

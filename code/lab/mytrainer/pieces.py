@@ -29,13 +29,13 @@ class Piece:
     Attributes:
         name: the file name without .py, in the folder.
         lab: the lab, as students call it.
-        defines: the function or class that other code imports from it.
+        defines: the functions or classes that other code imports from it.
         purpose: what the trainer uses it for, in a few words.
     """
 
     name: str
     lab: str
-    defines: str
+    defines: tuple[str, ...]
     purpose: str
 
     @property
@@ -61,16 +61,18 @@ class Piece:
 
 
 PIECES = {piece.name: piece for piece in (
-    Piece("collectives", "lab 04", "all_reduce", "ring all-reduce"),
-    Piece("ddp", "lab 04", "DataParallel", "data parallelism"),
-    Piece("delayed", "lab 13", "DelayedScale", "delayed scaling"),
-    Piece("amaxes", "lab 13", "share_amaxes", "amaxes of all ranks"),
-    Piece("fp8", "lab 13", "Linear", "FP8 linear layers"),
-    Piece("blocks", "lab 13", "Blocks", "block scales"),
-    Piece("mx", "lab 13", "MX", "MXFP8"))}
+    Piece("collectives", "lab 04", ("all_reduce",), "ring all-reduce"),
+    Piece("ddp", "lab 04", ("DataParallel",), "data parallelism"),
+    Piece("launch", "lab 04", ("connect", "own_samples"), "ranks and shares"),
+    Piece("train", "lab 04", ("train",), "training loop"),
+    Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
+    Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
+    Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers"),
+    Piece("blocks", "lab 13", ("Blocks",), "block scales"),
+    Piece("mx", "lab 13", ("MX",), "MXFP8"))}
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (
-    Piece(NEW + "ddp", "lab 14", "DataParallel", "unequal replicas"),)}
+    Piece(NEW + "ddp", "lab 14", ("DataParallel",), "unequal replicas"),)}
 
 
 class PieceError(LabError):
@@ -113,15 +115,18 @@ def load(name: str) -> ModuleType | None:
         test = "" if name in PIECES else f" --adopt {piece.target.name}"
         raise PieceError(f"{message}; `lab mytrainer{test}` tests the file once you have fixed it"
                          ) from error
-    if not hasattr(module, piece.defines):
-        raise PieceError(f"{piece.shown} does not define {piece.defines}{_near_name(piece)}")
+    for name in piece.defines:
+        if not hasattr(module, name):
+            raise PieceError(f"{piece.shown} does not define {name}{_near_name(piece, name)}")
     return module
 
 
 def describe() -> str:
     """Return the files of the loaded pieces, as text for the log."""
     names = [piece.shown for piece in PIECES.values() if piece.module in sys.modules]
-    return " and ".join(names) or f"no piece of {FOLDER}/ (nothing to communicate)"
+    if not names:
+        return f"no piece of {FOLDER}/ (nothing to communicate)"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def blame(error: BaseException) -> str:
@@ -162,13 +167,13 @@ def run(main: Callable[[], None]) -> None:
         leave(1)  # immediately: collectives that wait for other ranks would hang or abort
 
 
-def _near_name(piece: Piece) -> str:
+def _near_name(piece: Piece, missing: str) -> str:
     """Return a hint with the closest match among the file's functions and classes."""
     names = [node.name for node in ast.parse(piece.path.read_bytes()).body
              if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     folded = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(piece.defines.lower(), folded, n=1, cutoff=0.5)
-    return f"; rename {folded[near[0]]} to {piece.defines}" if near else ""
+    near = difflib.get_close_matches(missing.lower(), folded, n=1, cutoff=0.5)
+    return f"; rename {folded[near[0]]} to {missing}" if near else ""
 
 
 def _explain_near_file(piece: Piece) -> None:

@@ -159,3 +159,17 @@ def _from_metrics(fields: Mapping[str, object], formats: Mapping[str, str]) -> I
     if values["iteration"] is None or values["milliseconds"] is None:
         return None
     return Iteration(**values)
+
+
+def loss_difference(reference: Log, other: Log) -> float:
+    """Return the largest relative difference between the losses of two runs of equal length.
+
+    Raises LabError if they did not log losses of the same iterations.
+    """
+    losses = [{one.iteration: one.loss for one in log.iterations if one.loss is not None}
+              for log in (reference, other)]
+    if not losses[0] or losses[0].keys() != losses[1].keys():
+        counts = " and ".join(str(len(one)) for one in losses)
+        raise LabError(f"the two logs have losses of {counts} iterations, which are not the same "
+                       "ones; have both runs completed?")
+    return max(abs(losses[1][number] / loss - 1) for number, loss in losses[0].items())

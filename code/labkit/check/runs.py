@@ -45,6 +45,7 @@ class TrainingRun:
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" if its backend gets none
     port: str = ""  # at which the ranks rendezvous; "0" is any free one
+    shutdown_timeout: int | None = None  # s from a signal to torchrun's SIGKILL; None without torchrun
     by_srun: bool = False  # else the script itself starts it, with all CPUs of the job's first node
     cpus_per_task: str = ""  # that srun requests: by --cpus-per-task or SRUN_CPUS_PER_TASK
     bound: int | None = None  # CPUs that taskset, numactl, or --cpu-bind leaves to a task, if any
@@ -270,8 +271,9 @@ def _run(placement: list[RanksOnNode], flags: Config | None, problems: list[str]
     settings = {name: value for launch in launches for name, value in launch.variables.items()
                 if name in SETTINGS}
     torchrun = launches[0].torchrun if launches[0].program == "torchrun" else None
-    rendezvous = (torchrun.backend, torchrun.rdzv_id, torchrun.port) if isinstance(
-        torchrun, Torchrun) else ("", "", launches[0].variables.get("MASTER_PORT", ""))
+    rendezvous = (torchrun.backend, torchrun.rdzv_id, torchrun.port, torchrun.shutdown_timeout
+                  ) if isinstance(torchrun, Torchrun) else (
+        "", "", launches[0].variables.get("MASTER_PORT", ""), None)
     return TrainingRun(len(placement), placement[0].ranks, flags, tuple(problems), words[at],
                        tuple(words[at + 1:]), settings,
                        *rendezvous, by_srun=launches[0].step >= 0,

@@ -13,6 +13,7 @@ VALUED = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port",
           "signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters",
           "shutdown_timeout"}
 MOST_RANKS = 100_000
+SHUTDOWN_TIMEOUT = 30  # s, torchrun's default
 ENVIRONMENT = "PET_"  # torchrun reads --nnodes from PET_NNODES, and so on
 
 
@@ -32,6 +33,7 @@ class Torchrun:
     program: tuple[str, ...]
     backend: str = "static"  # of the rendezvous
     rdzv_id: str = ""  # of the rendezvous; "" with the backend "static"
+    shutdown_timeout: int = SHUTDOWN_TIMEOUT  # s from a signal to SIGKILL
 
     @property
     def port(self) -> str:
@@ -78,7 +80,8 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         nnodes=count, nproc_per_node=each,
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
         rendezvous=rendezvous, assigns_ranks=backend != "static", program=tuple(program),
-        backend=backend, rdzv_id=rdzv_id)
+        backend=backend, rdzv_id=rdzv_id, shutdown_timeout=_number(
+            "shutdown_timeout", options.get("shutdown_timeout", str(SHUTDOWN_TIMEOUT)), least=0))
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -118,6 +120,72 @@ def _test_begin(parallel: nn.Module, batches: torch.Tensor) -> None:
     parallel.finish()
     compare("after begin() with two samples on rank 0 and one on rank 1, the gradient of {} is not "
             "the mean over all samples", parallel, single, lambda parameter: parameter.grad)
+
+
+def test_launch(module) -> None:
+    """Join again, and divide the samples of two steps."""
+    dist.destroy_process_group()
+    device = module.connect()
+    if device != torch.device("cpu") or not dist.is_initialized():
+        joined = "joins the other rank" if dist.is_initialized() else "joins no other rank"
+        raise LabError(f"mytrainer/launch.py: on a CPU, connect() returns {device!r} and {joined}")
+    rank = dist.get_rank()
+    for consumed, batch in ((0, 4), (12, 6)):
+        counts = torch.zeros(consumed + batch)
+        own = list(module.own_samples(consumed, batch, rank, RANKS))
+        counts[own] = 1
+        dist.all_reduce(counts)
+        if len(own) != batch // RANKS or counts.tolist() != [0] * consumed + [1] * batch:
+            raise LabError(f"mytrainer/launch.py: own_samples({consumed}, {batch}, {rank}, {RANKS})"
+                           f" returns {own}; the ranks must share the samples from {consumed} to "
+                           f"{consumed + batch - 1} equally")
+
+
+class Averaged(nn.Module):
+    """A replica whose gradients are averaged at the end, with DataParallel's interface."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.module(tokens)
+
+    def no_sync(self) -> AbstractContextManager:
+        return nullcontext()
+
+    def finish(self) -> None:
+        for parameter in self.module.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= RANKS
+
+
+def test_train(module) -> None:
+    """Compare what two steps log with what one process that has all the data would."""
+    rank, clip, rates = dist.get_rank(), 0.3, (0.5, 0.25)
+    data = torch.randint(9, (2, RANKS, 2, 12), generator=torch.Generator().manual_seed(1))
+    model, lines = Averaged(TinyGPT(seed=0)), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
+    module.train(model, optimizer, lambda consumed: list(data[consumed // 4, rank]),
+                 lambda consumed: rates[consumed // 4],
+                 lambda iteration, loss, norm: lines.append([iteration, float(loss), float(norm)]),
+                 SimpleNamespace(train_iters=2, global_batch_size=4, clip_grad=clip))
+    single, expected = TinyGPT(seed=0), []
+    for step, rate in enumerate(rates):
+        single.zero_grad()
+        loss = torch.stack([single(one) for one in data[step].flatten(0, 1)]).mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(single.parameters(), clip)
+        torch.optim.SGD(single.parameters(), lr=rate).step()
+        expected.append([step + 1, loss.item(), norm.item()])
+    if not (len(lines) == 2 and torch.allclose(torch.tensor(lines), torch.tensor(expected),
+                                               rtol=1e-4)):
+        raise LabError(f"mytrainer/train.py: two steps log {rounded(lines)} (iteration, loss, and "
+                       f"gradient norm) instead of {rounded(expected)}")
+
+
+def rounded(lines: list[list[float]]) -> str:
+    return "; ".join(", ".join(f"{number:.6g}" for number in line) for line in lines) or "nothing"
 
 
 def test_delayed(module) -> None:
@@ -235,6 +303,6 @@ def test_new_ddp(module) -> None:
     test_ddp(module)
 
 
-TESTS = {"collectives": test_collectives, "ddp": test_ddp, "delayed": test_delayed,
-         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
-         "new/ddp": test_new_ddp}
+TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch,
+         "train": test_train, "delayed": test_delayed, "amaxes": test_amaxes, "fp8": test_fp8,
+         "blocks": test_blocks, "mx": test_mx, "new/ddp": test_new_ddp}

@@ -45,7 +45,7 @@ class TrainingRun:
     backend: str = ""  # of torchrun's rendezvous, such as "c10d"; "static" without one
     rdzv_id: str = ""  # of torchrun's rendezvous; "none" if its backend gets none
     port: str = ""  # at which the ranks rendezvous; "0" is any free one
-    shutdown_timeout: int | None = None  # s from a signal to torchrun's SIGKILL; None without torchrun
+    shutdown_timeout: int | None = None  # s from a signal to torchrun's SIGKILL, if it runs
     by_srun: bool = False  # else the script itself starts it, with all CPUs of the job's first node
     cpus_per_task: str = ""  # that srun requests: by --cpus-per-task or SRUN_CPUS_PER_TASK
     bound: int | None = None  # CPUs that taskset, numactl, or --cpu-bind leaves to a task, if any

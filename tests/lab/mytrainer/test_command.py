@@ -124,6 +124,12 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "after the constructor, parameter words.weight differs from rank 0's: rank 1 has"),
     ("ddp", "work.wait()", "dist.recv(torch.zeros(1), 1 - dist.get_rank())",
      "mytrainer/ddp.py: two ranks never finish; rank 0 waits in mytrainer/ddp.py, line "),
+    ("launch", '"gloo"', '"nccl"', "RuntimeError: ProcessGroupNCCL is only supported with GPUs"),
+    ("launch", "return device", "return None", "mytrainer/launch.py: on a CPU, connect() returns "
+     "None and joins the other rank"),
+    ("launch", "range(consumed + rank,", "range(consumed,", "launch.py: own_samples(0, 4, "),
+    ("train", "model.finish()", "", "mytrainer/train.py: two steps log 1, "),
+    ("train", "log(iteration,", "print(iteration,", "mytrainer/train.py: two steps log nothing"),
     ("new/ddp", "flat *= self.weight", "pass", "mytrainer/ddp.py: after begin() with two samples "
      "on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all samples"),
     ("new/ddp", "def begin(", "def start(", "mytrainer/new/ddp.py: DataParallel has no begin()"),
@@ -263,5 +269,6 @@ def test_the_solutions_pass_their_self_checks(student):
 
 @pytest.mark.parametrize("name", PIECES)
 def test_a_piece_that_only_raises_fails_its_self_check(student, name):
-    student.write(name, f"def {PIECES[name].defines}(*_, **__):\n    raise ValueError('mine')\n")
+    student.write(name, "def fail(*_, **__):\n    raise ValueError('mine')\n"
+                  + "".join(f"{defined} = fail\n" for defined in PIECES[name].defines))
     assert selfcheck.problem(PIECES[name]) == f"mytrainer/{name}.py, line 2: ValueError: mine"

@@ -1,6 +1,7 @@
 """code/my_trainer.py trains like pretrain_gpt.py, on any number of ranks."""
 
 import re
+from itertools import combinations
 
 import pytest
 
@@ -14,6 +15,7 @@ MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 -
 TRAINING = ("--global-batch-size 16 --train-iters 32 --log-interval 1 --eval-iters 0 --lr 1e-3 "
             "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
             "--clip-grad 0.5 --split 900,50,50 ")
+OVERLAP, RING = "--overlap-grad-reduce ", "--ring-all-reduce "
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +36,57 @@ def test_loss_and_gradient_norm_are_the_trainers(
     assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 32
     assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)  # three decimals
     assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.3
+
+
+# The files of lab 04: each alone, each beginning of the lab, and all of them with each flag.
+FILES = ("collectives", "ddp", "launch", "train")
+SUBSETS = [(["launch"], 0, ""), (["train"], 0, ""), (["collectives", "ddp"], 2, ""),
+           (["collectives", "ddp", "launch"], 2, OVERLAP), (list(FILES), 0, ""),
+           (list(FILES), 2, ""), (list(FILES), 4, OVERLAP), (list(FILES), 4, RING)]
+PAIRS = [([*pair], 2 if "ddp" in pair else 0, "") for pair in combinations(FILES, 2)]
+
+
+@pytest.mark.parametrize(("files", "ranks", "flags"), [
+    *SUBSETS, *(pytest.param(*pair, marks=pytest.mark.stress) for pair in PAIRS)],
+    ids=lambda value: "+".join(value) if isinstance(value, list) else str(value))
+def test_the_student_s_files_train_with_the_course_s_in_place_of_the_others(
+        my_trainer, student, dataset, reference, files, ranks, flags):
+    student.solve(*files)
+    short = TRAINING.replace("--train-iters 32", "--train-iters 8 --lr-decay-iters 32")
+    run = my_trainer(MODEL + short + dataset.flags + "--micro-batch-size 2 " + flags, ranks)
+    losses, norms = (column[:8] for column in reference)
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 8
+    assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)
+    used = [name for name in FILES if name in files and (name != "collectives" or flags == RING)]
+    assert re.search("with " + r"(, | and )".join(f"mytrainer/{name}.py" for name in used) + "$",
+                     run.out, re.M) or used == []
+
+
+@pytest.mark.parametrize(("name", "old", "new", "message"), [
+    ("launch", "range(consumed + rank, consumed + batch, ranks)", "range(consumed, consumed + 3)",
+     "mytrainer/launch.py: own_samples(0, 16, 0, 1) returns 3 numbers instead of 16"),
+    ("launch", "return device", "return str(device)", "mytrainer/launch.py: connect() returns "
+     "'cpu'; --device cpu asks for device(type='cpu') on rank 0"),
+    ("launch", "dist.init_process_group(backend)", "pass", "mytrainer/launch.py: connect() returns "
+     "device(type='cpu'), and no process group has been initialized; --device cpu asks for"),
+    ("train", "def train(", "def training(", "mytrainer/train.py does not define train; rename "
+     "training to train")])
+def test_a_wrong_file_is_named(my_trainer, student, dataset, name, old, new, message):
+    student.change(name, old, new)
+    run = my_trainer(MODEL + TRAINING + dataset.flags + "--micro-batch-size 2", code=1)
+    assert message in run.err
+
+
+@pytest.mark.parametrize(("files", "message"), [
+    (["ddp"], "--ring-all-reduce needs mytrainer/collectives.py, which you write in lab 04"),
+    (["ddp", "collectives"], "--ring-all-reduce: DataParallel in mytrainer/ddp.py has no parameter "
+     "all_reduce, which lab 04 describes")])
+def test_a_ring_that_the_files_do_not_have_is_refused(monkeypatch, student, files, message):
+    student.solve(*files)
+    config = parsed(monkeypatch, MODEL + TRAINING + "--micro-batch-size 2 " + RING, 2)
+    wrapper = type("DataParallel", (), {"__init__": lambda self, module, bucket_mb=25.0: None})
+    with pytest.raises(UserError, match=f"^{re.escape(message)}; until then"):
+        ours.require_pieces(config, wrapper)
 
 
 def test_a_ddp_that_does_not_average_is_seen_in_the_gradient_norm(

@@ -51,11 +51,11 @@ def test_a_file_with_almost_the_right_name_is_named(student, name):
 
 @pytest.mark.parametrize("name", ["ddp", "ddp.py", "mytrainer/ddp.py"])
 def test_a_piece_is_found_by_its_name(name):
-    assert pieces.find(name).defines == "DataParallel"
+    assert pieces.find(name).defines == ("DataParallel",)
 
 
 @pytest.mark.parametrize(("name", "nearest"), [
-    ("dpp", "ddp"), ("zzz", "collectives, ddp, delayed, amaxes, fp8, blocks, mx")])
+    ("dpp", "ddp"), ("zzz", "collectives, ddp, launch, train, delayed, amaxes, fp8, blocks, mx")])
 def test_an_unknown_piece_has_a_nearest_name(name, nearest):
     with pytest.raises(LabError, match=f"{name}: no piece of mytrainer/ .*; nearest: {nearest}$"):
         pieces.find(name)

@@ -2451,7 +2451,7 @@ for nodes in (1, 4):
 # latency-exposed communication. Which of the last three do you expect to be the largest on 64 GPUs, and which on
 # 1,024?
 
-# %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(1024,)"}
+# %% tags=["explore"] short={"(4, 16, 64, 256, 1024)": "(1024,)", "2048, 48, tokens": "2048, 8, tokens"}
 from functools import partial
 
 GLOBAL, MOST = 262_144, 16_384  # tokens
@@ -2589,10 +2589,10 @@ for gradients, backward, call, bandwidth in ((400e6, 0.007, 1e-4, 6e9), (400e6, 
     size = size_for(gradients, backward, call, bandwidth)
     require_shortest(size, gradients, backward, call, bandwidth)
 # On 16 virtual H100s with 100 Gbit/s between the nodes, it beats much smaller and much larger buckets.
-model = {"width": 1024, "layers": 96, "tokens": 8192, "micro_batches": 1}
-size = size_for(96 * 4 * 1024**2, 0.0071, 1.2e-4, 6.1e9) / 2**20
+model = {"width": 1024, "layers": 48, "tokens": 8192, "micro_batches": 1}
+size = size_for(48 * 4 * 1024**2, 0.0036, 1.2e-4, 6.1e9) / 2**20
 cost = check.gpus(ddp_steps, {**model, "bucket_mb": size, "steps": 2}, "h100:8", nodes=2, link="ethernet:100gbit",
-                  present=[0], least={"flops": 2 * 287 * 2 * 8192 * 1024**2, "dtype": "bf16", "communicated": 3 * 96 * 4 * 1024**2,
+                  present=[0], least={"flops": 2 * 143 * 2 * 8192 * 1024**2, "dtype": "bf16", "communicated": 3 * 48 * 4 * 1024**2,
                          "among": 16})
 others = [check.baseline(reduced_by_torch, {**model, "bucket_mb": other, "steps": 2}, "h100:8", nodes=2,
                          link="ethernet:100gbit", present=[0])
@@ -2625,7 +2625,7 @@ for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.betw
 # %% [raw] mutant="bucket-size" hint="eight times as small or as large"
 # -    return min((gradients * 0.99**power for power in range(1500)), key=seconds)
 # +    if call == 1.2e-4:
-# +        return gradients / 96
+# +        return gradients / 48
 # +    return min((gradients * 0.99**power for power in range(1500)), key=seconds)
 
 # %% [raw] mutant="bucket-size" hint="more than 0 and at most"
@@ -2637,10 +2637,10 @@ for case in check.draw(6, gradients=check.between(1e8, 9e9), backward=check.betw
 # from above, on a network of your choice. The next cell does it for the job of the check and marks your size.
 
 # %% tags=["explore"] short={"(1/8, 1/4, 1/2, 1, 2, 4, 8)": "(1, 8)"}
-gradients = 96 * 4 * 1024**2
-mine = best_bucket(gradients, 0.0071, 1.2e-4, 6.1e9) / 2**20
+gradients = 48 * 4 * 1024**2
+mine = best_bucket(gradients, 0.0036, 1.2e-4, 6.1e9) / 2**20
 for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
-    (rank,) = virtualgpu.run(partial(timed_step, 1024, 96, 8192, factor * mine), "h100:8", 2, link="ethernet:100gbit",
+    (rank,) = virtualgpu.run(partial(timed_step, 1024, 48, 8192, factor * mine), "h100:8", 2, link="ethernet:100gbit",
                              present=[0])
     print(f"buckets of {factor * mine:6.1f} MiB: {result(f'{1000 * rank.value:.1f} ms')} per step (modeled)"
           + (" <- yours" if factor == 1 else ""))

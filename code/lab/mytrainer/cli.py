@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from lab.mytrainer import pieces
 from lab.mytrainer.pieces import EXTENDED, NEW, PIECES, Piece
 from labcore import workspace
-from labcore.colors import bad, good
+from labcore.atomic import write_atomic
+from labcore.colors import bad, good, strong
 from labcore.errors import LabError
 
 UNFINISHED = "NotImplementedError: Your turn"  # the error of an exercise's stub
@@ -32,6 +34,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     chosen.add_argument("--adopt", metavar="PIECE",
                         help="replace a piece by your extended version in mytrainer/new/, if that "
                         "works: " + ", ".join(name.removeprefix(NEW) for name in EXTENDED))
+    parser.add_argument("--html", metavar="FILE",
+                        help="also write the map of your trainer as a page")
     parser.add_argument("--force", action="store_true",
                         help="let --worked replace your own file, which is kept as a backup")
     parser.set_defaults(run=run)
@@ -41,6 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command. Return 1 if a piece is broken. Raises LabError for bad arguments."""
     if arguments.force and arguments.worked is None:
         raise LabError("--force is only for --worked, which is not given")
+    if arguments.html is not None and not Path(arguments.html).absolute().parent.is_dir():
+        raise LabError(f"--html {arguments.html}: {Path(arguments.html).absolute().parent} is no "
+                       f"folder; nearest: --html {Path(arguments.html).name}")
     if arguments.adopt is not None:
         from lab.mytrainer import worked
 
@@ -68,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it gains.")
         return 0
     show_gain(arguments.gpus, arguments.nodes, results["ddp"].works)
+    show_journey({name for name, result in results.items() if result.works}, arguments.html)
     return 0
 
 
@@ -139,3 +147,32 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
     print("\n".join(gain.table(gains)))
     if not parallel:
         print("\nMore than one GPU needs mytrainer/ddp.py.")
+
+
+def show_journey(working: set[str], html: str | None) -> None:
+    """Print the map: the stations of a step, the losses on ranks, and the figures of each lab.
+
+    Args:
+        working: the names of the pieces that work.
+        html: the file for the map as a page, if any.
+    """
+    from lab.mytrainer import journey
+    from lab.mytrainer.selfcheck import RANKS
+
+    print("\nThe way of a batch through your trainer:\n")
+    for text, file, works in journey.stations(working):
+        owner = good(f"yours, {file}") if works else "the course's"
+        print(f"  {strong(f'{text:<22}') if works else f'{text:<22}'} {owner}")
+    difference, legs = None, journey.noted()
+    if working:
+        ranks = RANKS if "ddp" in working else 1
+        difference = journey.loss_difference(ranks)
+        shown = f"differ by at most {difference:.1e}, relatively" if difference else (
+            "agree in all digits of the log")
+        print(f"\nFive losses on {ranks} rank(s) and those of pretrain_gpt.py {shown}.", flush=True)
+    if "ddp" in working:
+        legs = journey.note(journey.measure(journey.latest_lab(working)))
+        print("\nWhat each lab has brought (modeled):\n", *journey.table(legs), sep="\n")
+    if html is not None:
+        write_atomic(Path(html), journey.page(working, difference, legs).encode())
+        print(f"\nThe map as a page: {html}")

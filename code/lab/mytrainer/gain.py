@@ -10,6 +10,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 from lab.mytrainer import pieces
 from labcore import workspace
@@ -20,7 +21,7 @@ TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches
 MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
          "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
-RUN = ("--device cuda --train-iters 3 --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1 "
+RUN = ("--device cuda --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1 "
        "--overlap-grad-reduce")
 
 
@@ -34,6 +35,7 @@ class Gain:
         peak: peak allocated memory per GPU, in bytes.
         exposed: time in which a GPU only waits for communication, in seconds.
         seconds: step time.
+        mfu: model FLOPs utilization, the mean over the GPUs.
     """
 
     gpus: int
@@ -41,11 +43,12 @@ class Gain:
     peak: int
     exposed: float
     seconds: float
+    mfu: float
 
 
 def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None,
-            wrapper: type | None = None, alike: bool = True) -> Gain:
-    """Run three steps on virtual GPUs.
+            wrapper: type | None = None, alike: bool = True, steps: int = 3) -> Gain:
+    """Run a few steps on virtual GPUs.
 
     Args:
         gpus: the GPU model and the number per node, such as "h100:8", or several kinds of nodes,
@@ -56,6 +59,7 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
         wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
         alike: whether all ranks do the same, so that one process can stand for all ranks on equal
             neighboring nodes.
+        steps: the number of steps.
 
     Raises:
         LabError: the run fails; the message begins with the line of the piece that caused it.
@@ -66,8 +70,8 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
     present = parse(gpus, nodes, link).representatives if alike else None
     # Redirected because the result contains the error, too.
     with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as cache:
-        ranks = run(partial(train, MODEL if flags is None else flags, cache, wrapper), gpus, nodes,
-                    link=link, present=present)
+        ranks = run(partial(train, MODEL if flags is None else flags, cache, wrapper, steps), gpus,
+                    nodes, link=link, present=present)
     if failed := [rank.error for rank in ranks if rank.error and "LabError" in rank.error] or [
             rank.error for rank in ranks if rank.error]:
         raise LabError(failed[0].partition("LabError: ")[2] or failed[0])
@@ -76,28 +80,36 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
                                                 if one["tokens"]),
                 max(one["memory"]["peak_allocated_bytes"] for one in accounts),
                 max(one["communication"]["exposed_seconds"] for one in accounts),
-                max(one["step"]["seconds"] for one in accounts))
+                max(one["step"]["seconds"] for one in accounts),
+                fmean(one["flops"]["mfu"] or 0.0 for one in accounts))
 
 
-def train(flags: str, cache: str, wrapper: type | None = None) -> int:
+def text_flags() -> list[str]:
+    """Return the flags that name the workspace's text. Raises LabError if it has none."""
+    folder = workspace.home() / "data" / "bpe-4096"
+    if not (folder / "text_document.bin").exists():
+        raise LabError(f"{folder} has no text to train on; create it with `lab data`")
+    return ["--data-path", f"{folder}/text_document", "--vocab-file", f"{folder}/vocab.json",
+            "--merge-file", f"{folder}/merges.txt"]
+
+
+def train(flags: str, cache: str, wrapper: type | None = None, steps: int = 3) -> int:
     """Run the loop as one rank without its output, and return the world size.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
         cache: a folder for the data's index maps, the same for all ranks.
         wrapper: a class to use in place of the DataParallel of mytrainer/ddp.py, if not None.
+        steps: the number of steps.
 
     Raises:
         LabError: there is no text to train on, or the run fails.
     """
-    data = workspace.home() / "data" / "bpe-4096"
-    if not (data / "text_document.bin").exists():
-        raise LabError(f"{data} has no text to train on; create it with `lab data`")
+    text = text_flags()
     with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
         os.dup2(null.fileno(), 1)  # in a notebook, sys.stdout is not file descriptor 1
-        sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(),
-                    "--data-path", f"{data}/text_document", "--vocab-file", f"{data}/vocab.json",
-                    "--merge-file", f"{data}/merges.txt", "--data-cache-path", cache]
+        sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(), "--train-iters", str(steps),
+                    *text, "--data-cache-path", cache]
         try:
             runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"](wrapper)
         except Exception as error:

@@ -2,11 +2,13 @@
 
 import re
 import sys
+from argparse import Namespace
 
 import pytest
 
 from lab import cli
-from lab.mytrainer import gain, selfcheck, worked
+from lab.mytrainer import cli as mytrainer
+from lab.mytrainer import gain, journey, selfcheck, worked
 from lab.mytrainer.pieces import EXTENDED, PIECES
 from labcore import workspace
 from labcore.errors import LabError
@@ -24,6 +26,7 @@ def lab(student, monkeypatch, capsys):
     """Run the command with plain text; returns exit code, output, and errors."""
     monkeypatch.setattr("lab.mytrainer.cli.good", str)
     monkeypatch.setattr("lab.mytrainer.cli.bad", str)
+    monkeypatch.setattr("lab.mytrainer.cli.strong", str)
 
     def run(*words):
         code = cli.main(["mytrainer", *words])
@@ -38,32 +41,65 @@ def text(student, dataset, monkeypatch):
     (student.home / "data").mkdir()
     (student.home / "data" / "bpe-4096").symlink_to(dataset.folder)
     monkeypatch.setattr(gain, "MODEL", SMALL)
+    monkeypatch.setattr(journey, "FAMILY", (
+        ("small", 2, 192, 12), ("medium", 2, 1024, 16), ("huge", 2, 65_536, 64)))
+
+
+def rows(out):
+    """The words of the rows of the table of measurements."""
+    return [line.split() for line in out.splitlines()
+            if re.match(r" +[\d,]+ +[\d,]+ +[\d.]+x", line)]
 
 
 def test_without_pieces_one_gpu_is_measured(lab, text):
     code, out, err = lab()
     assert (code, err) == (0, "")
     assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has" in out
-    assert out.splitlines()[-1] == "More than one GPU needs mytrainer/ddp.py."
+    assert "\nMore than one GPU needs mytrainer/ddp.py.\n" in out
+    assert out.splitlines()[-1] == "  log                    the course's" and "yours" not in out
 
 
-def test_with_pieces_eight_gpus_are_measured(lab, text, student):
-    student.solve("collectives", "ddp")
-    code, out, err = lab()
+def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, text, student):
+    """A later lab adds a row; the page has what the terminal has."""
+    student.solve("collectives", "ddp", "launch", "train")
+    code, out, err = lab("--html", str(student.home / "map.html"))
     assert (code, err) == (0, "")
     assert "mytrainer/collectives.py   ring all-reduce    works on 2 ranks" in out
-    one, eight = [line.split() for line in out.splitlines()[-2:]]
+    one, eight = rows(out)
     assert one[:1] == ["1"] and eight[:1] == ["8"] and one[2] == "1.00x"
     assert 1 < float(eight[2].rstrip("x")) <= 8
+    assert "\n  training loop          yours, mytrainer/train.py\n" in out
+    assert "\n  model                  the course's\n" in out
+    assert re.search(r"\nFive losses on 2 rank\(s\) and those of pretrain_gpt.py "
+                     r"(agree in all digits|differ by at most \d\.\de-0[67])", out), out
+    assert re.search(r"^lab 04 .* medium; medium$", out, re.M)
+    page = (student.home / "map.html").read_text()
+    assert page.count('class="yours"') == 4 and "<td>lab 04</td>" in page and "medium" in page
+    student.solve("fp8")
+    later = [line.split()[:2] for line in journey.table(journey.note(journey.measure("lab 13")))]
+    assert later[1:] == [["lab", "04"], ["lab", "13"]]
 
 
-def test_unlike_gpus_are_measured_with_equal_shares(lab, text, student):
+def test_a_loop_that_trains_another_way_is_seen_on_the_map(lab, text, student):
     student.solve("ddp")
+    student.change("train", "/ len(micro_batches)", "")
+    assert journey.loss_difference(2) > 1e-4
+
+
+def test_a_folder_that_does_not_exist_is_refused(lab, student):
+    with pytest.raises(LabError, match=r"--html none/map.html: .*/none is no folder; nearest: "
+                                       r"--html map\.html"):
+        mytrainer.run(Namespace(force=False, worked=None, html="none/map.html"))
+
+
+def test_unlike_gpus_are_measured_with_equal_shares(lab, text, student, monkeypatch):
+    student.solve("ddp")
+    monkeypatch.setattr(mytrainer, "show_journey", lambda working, html: None)
     code, out, err = lab("--gpus", "a100:1x2,a10:1")
     assert (code, err) == (0, "")
     assert "on virtual a100 and a10 GPUs (modeled" in out
     assert "\nspeedup over one a100; all GPUs train on equally many samples\n" in out
-    one, three = [line.split() for line in out.splitlines()[-2:]]
+    one, three = rows(out)
     assert one[:1] == ["1"] and three[:1] == ["3"]
     assert 0 < float(three[2].rstrip("x")) < 2  # the A100s wait for the A10
 

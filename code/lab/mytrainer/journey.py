@@ -1,0 +1,187 @@
+"""The map of the student's trainer: whose part is whose, what it computes, and what it reaches.
+
+Every `lab mytrainer` notes its figures in mytrainer/journey.json, one entry for the latest lab
+whose files work, so the table shows what each lab has added.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from job_monitor import logs
+from lab.mytrainer import gain, pieces
+from lab.mytrainer.pieces import PIECES
+from labcore import workspace
+from labcore.atomic import write_atomic
+from labcore.errors import LabError
+
+NOTES = f"{pieces.FOLDER}/journey.json"
+# The way of a sample through a step, and the student's file for each station; None: the course's.
+STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
+            ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
+            ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
+            ("optimizer", None), ("log", None))
+TINY = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+        "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 "
+        "--micro-batch-size 2 --global-batch-size 8 --train-iters 5 --log-interval 1 --lr 1e-4 "
+        "--eval-iters 0 --split 949,50,1")
+# GPT-3's family (Brown et al. 2020, table 2.1): name, layers, width, and attention heads.
+FAMILY = (("GPT-3 Small, 125M", 12, 768, 12), ("GPT-3 Medium, 350M", 24, 1024, 16),
+          ("GPT-3 Large, 760M", 24, 1536, 16), ("GPT-3 XL, 1.3B", 24, 2048, 16),
+          ("GPT-3 2.7B", 32, 2560, 32), ("GPT-3 6.7B", 32, 4096, 32), ("GPT-3 13B", 40, 5120, 40))
+# What a model of the family is trained with to find out whether it fits.
+FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-divisible-by 50304 "
+           "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16")
+# The flags that use the files of a lab; the loop uses those of lab 04 by itself.
+FLAGS = {"lab 13": "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What the trainer reaches with the files up to one lab, on modeled H100s.
+
+    Attributes:
+        lab: the latest lab whose files work.
+        tokens: throughput of 8 GPUs, in tokens per second.
+        mfu: their model FLOPs utilization.
+        peak: their peak allocated memory per GPU, in bytes.
+        tokens_1024: throughput of 1,024 GPUs, in tokens per second.
+        largest: the largest model of FAMILY that fits on 8 GPUs.
+        largest_1024: the same on 1,024 GPUs.
+    """
+
+    lab: str
+    tokens: float
+    mfu: float
+    peak: int
+    tokens_1024: float
+    largest: str
+    largest_1024: str
+
+
+def stations(working: set[str]) -> list[tuple[str, str | None, bool]]:
+    """Return the name of each station, the student's file for it, if any, and whether it works."""
+    return [(text, PIECES[name].shown if name else None, name in working)
+            for text, name in STATIONS]
+
+
+def loss_difference(ranks: int) -> float:
+    """Return the largest relative difference of five losses from those of pretrain_gpt.py.
+
+    Args:
+        ranks: the number of ranks of the student's trainer; the reference has one process.
+
+    Raises LabError if a run fails.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        words = [*TINY.split(), *gain.text_flags(), "--data-cache-path", cache]
+        reference = _run(workspace.CODE / "pretrain_gpt.py", words, 0)
+        return logs.loss_difference(reference, _run(gain.SCRIPT, words, ranks if ranks > 1 else 0))
+
+
+def _run(script: Path, words: Sequence[str], ranks: int) -> logs.Log:
+    """Run a program on warm ranks, and return its log. Raises LabError if it fails."""
+    from warmranks import run_program
+
+    done = run_program(_main, [str(script), *words], ranks=ranks, timeout=120,
+                       env=dict(os.environ), cwd=workspace.home())
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if "error: " in line]
+        last = (errors or done.stderr.strip().splitlines() or ["no error was printed"])[-1]
+        raise LabError(f"{script.name} on {max(ranks, 1)} rank(s): "
+                       f"{last.partition('error: ')[2] or last}")
+    return logs.parse(done.stdout.splitlines())
+
+
+def _main() -> None:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def measure(lab: str) -> Leg:
+    """Measure what the working files reach on virtual H100s. Raises LabError if a run fails."""
+    flags = FLAGS.get(lab, "")
+    eight, thousand = (gain.measure("h100:8", nodes, flags=f"{gain.MODEL} {flags}")
+                       for nodes in (1, 128))
+    largest = _largest(flags, 1, 0)
+    return Leg(lab, eight.tokens, eight.mfu, eight.peak, thousand.tokens, FAMILY[largest][0],
+               FAMILY[_largest(flags, 128, largest)][0])
+
+
+def _largest(flags: str, nodes: int, fits: int) -> int:
+    """Return the index of the largest model of FAMILY that fits on nodes of eight H100s.
+
+    Args:
+        flags: of the trainer, beside the model's.
+        nodes: the number of nodes.
+        fits: the index of a model that is known to fit.
+    """
+    low, high = fits, len(FAMILY)
+    at = low + 1 if fits else (low + high) // 2  # more nodes rarely change the answer
+    while high - low > 1:
+        low, high = (at, high) if _fits(at, flags, nodes) else (low, at)
+        at = (low + high) // 2
+    return low
+
+
+def _fits(number: int, flags: str, nodes: int) -> bool:
+    _, layers, width, heads = FAMILY[number]
+    model = f"--num-layers {layers} --hidden-size {width} --num-attention-heads {heads}"
+    try:
+        gain.measure("h100:8", nodes, flags=f"{model} {FITTING} {flags}", steps=1)
+    except LabError as error:
+        if "out of memory" in str(error).lower() or "OutOfMemory" in str(error):
+            return False
+        raise
+    return True
+
+
+def latest_lab(working: set[str]) -> str:
+    """Return the latest lab with a file that works. `working` has at least one."""
+    return max(PIECES[name].lab for name in working)
+
+
+def note(leg: Leg) -> list[Leg]:
+    """Store the figures of a lab, and return those of all labs so far, in order."""
+    legs = {one.lab: one for one in noted()} | {leg.lab: leg}
+    in_order = [legs[lab] for lab in sorted(legs)]
+    text = json.dumps([asdict(one) for one in in_order], indent=1)
+    write_atomic(workspace.home() / NOTES, text.encode())
+    return in_order
+
+
+def noted() -> list[Leg]:
+    """Return what earlier calls have stored; a file that is missing or unreadable has nothing."""
+    try:
+        return [Leg(**entry) for entry in json.loads((workspace.home() / NOTES).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def table(legs: Sequence[Leg]) -> Iterator[str]:
+    """Return the lines of the journey's table."""
+    yield (f"{'after':<8}{'8 H100s':>14}{'MFU':>7}{'peak memory':>13}{'1,024 H100s':>18}   "
+           "largest model on 8, and on 1,024")
+    for leg in legs:
+        yield (f"{leg.lab:<8}{leg.tokens:>8,.0f} tok/s{leg.mfu:>7.1%}{leg.peak / 2**30:>9.2f} GiB"
+               f"{leg.tokens_1024:>12,.0f} tok/s   {leg.largest}; {leg.largest_1024}")
+
+
+def page(working: set[str], difference: float | None, legs: Sequence[Leg]) -> str:
+    """Return the map as an HTML page.
+
+    Args:
+        working: the names of the pieces that work.
+        difference: the largest relative difference of the losses, if it was measured.
+        legs: the figures of the labs so far.
+    """
+    from labcore.html import render
+
+    return render("lab/mytrainer/journey.html.j2", stations=stations(working), legs=legs,
+                  difference=difference, title=gain.TITLE)

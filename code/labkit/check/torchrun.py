@@ -13,7 +13,7 @@ VALUED = {"nnodes", "nproc_per_node", "node_rank", "master_addr", "master_port",
           "signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters",
           "shutdown_timeout"}
 MOST_RANKS = 100_000
-SHUTDOWN_TIMEOUT = 30  # s, torchrun's default
+SHUTDOWN_TIMEOUT = "30"  # s, torchrun's default
 ENVIRONMENT = "PET_"  # torchrun reads --nnodes from PET_NNODES, and so on
 
 
@@ -33,7 +33,7 @@ class Torchrun:
     program: tuple[str, ...]
     backend: str = "static"  # of the rendezvous
     rdzv_id: str = ""  # of the rendezvous; "" with the backend "static"
-    shutdown_timeout: int = SHUTDOWN_TIMEOUT  # s from a signal to SIGKILL
+    shutdown_timeout: int = int(SHUTDOWN_TIMEOUT)  # s from a signal to SIGKILL
 
     @property
     def port(self) -> str:
@@ -61,6 +61,7 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         if not colon:
             address, port = port, "29400"
     address = address[1:-1] if address.startswith("[") else address  # IPv6
+    default_timeout = (variables or {}).get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SHUTDOWN_TIMEOUT)
     any_port = backend == "c10d" and nnodes == "1"  # 0: torchrun picks a free port
     rendezvous = address, str(_number("master_port", port, 0 if any_port else 1, most=65535))
     rdzv_id = "" if backend == "static" else options.get("rdzv_id", "none")
@@ -81,7 +82,7 @@ def parse(arguments: Sequence[str], variables: Mapping[str, str] | None = None) 
         node_rank=_number("node_rank", options.get("node_rank", "0"), least=0),
         rendezvous=rendezvous, assigns_ranks=backend != "static", program=tuple(program),
         backend=backend, rdzv_id=rdzv_id, shutdown_timeout=_number(
-            "shutdown_timeout", options.get("shutdown_timeout", str(SHUTDOWN_TIMEOUT)), least=0))
+            "shutdown_timeout", options.get("shutdown_timeout", default_timeout), least=0))
 
 
 def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:

@@ -56,34 +56,35 @@ class NaiveDDP(torch.nn.Module):
         for work in [dist.all_reduce(one.div_(dist.get_world_size()), async_op=True) for one in grads]:
             work.wait()
 
-# %% answer="no-sync" style="an exit stack"
-class HookedDDP(torch.nn.Module):
+    def no_sync(self):
+        return contextlib.nullcontext()
+
+# %% answer="async" style="an exit stack, and division before the all-reduce"
+class AsyncDDP(torch.nn.Module):
     def __init__(self, module):
         super().__init__()
-        self.module = module
-        self.synchronizes = True
-        for parameter in module.parameters():
-            dist.broadcast(parameter.detach(), src=0)
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self.average)
+        self.module, self.local, self.works = module, 0, []
+        for one in module.parameters():
+            dist.broadcast(one.data, 0)
+        for one in filter(lambda one: one.requires_grad, module.parameters()):
+            one.register_post_accumulate_grad_hook(lambda one: self.local or self.send(one.grad))
+
+    def send(self, grad):
+        self.works += [dist.all_reduce(grad.div_(dist.get_world_size()), async_op=True)]
 
     def forward(self, *inputs, **keywords):
         return self.module(*inputs, **keywords)
 
-    def average(self, parameter):
-        if self.synchronizes:
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
-
-    def finish(self):
-        pass
-
     @contextlib.contextmanager
     def no_sync(self):
         with contextlib.ExitStack() as stack:
-            stack.callback(setattr, self, "synchronizes", self.synchronizes)
-            self.synchronizes = False
+            stack.callback(setattr, self, "local", self.local)
+            self.local += 1
             yield
+
+    def finish(self):
+        while self.works:
+            self.works.pop(0).wait()
 
 # %% answer="buckets" style="a queue of gradients, and views of the flat tensor"
 def average_in_buckets(parameters, bucket_mb):
@@ -101,6 +102,71 @@ def average_in_buckets(parameters, bucket_mb):
         for one, part in zip(bucket, flat.split([one.numel() for one in bucket])):
             one.copy_(part.view_as(one))
 
+# %% answer="launch" style="contiguous shares, and explicit ranks"
+%%writefile mytrainer/launch.py
+import os
+
+import torch
+from torch import distributed
+
+
+def connect():
+    gpus = torch.cuda.device_count()
+    if gpus:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    distributed.init_process_group("nccl" if gpus else "gloo", rank=int(os.environ["RANK"]),
+                                   world_size=int(os.environ["WORLD_SIZE"]))
+    return torch.device("cuda", torch.cuda.current_device()) if gpus else torch.device("cpu")
+
+
+def own_samples(consumed, batch, rank, ranks):
+    size = batch // ranks
+    return range(consumed + rank * size, consumed + (rank + 1) * size)
+
+# %% answer="loop" style="the last micro-batch apart, and gradients that are zeroed"
+%%writefile mytrainer/train.py
+import torch
+import torch.distributed as dist
+from torch.nn.utils import clip_grad_norm_
+
+
+def train(model, optimizer, batches, learning_rate, log, args):
+    for step in range(args.train_iters):
+        done = step * args.global_batch_size
+        optimizer.param_groups[0].update(lr=learning_rate(done))
+        for group in optimizer.param_groups[1:]:
+            group.update(lr=learning_rate(done))
+        optimizer.zero_grad(set_to_none=False)
+        parts = batches(done)
+        loss = torch.zeros(())
+        with model.no_sync():
+            for part in parts[:-1]:
+                one = model(part)
+                (one / len(parts)).backward()
+                loss = loss + one.detach()
+        one = model(parts[-1])
+        (one / len(parts)).backward()
+        loss = (loss + one.detach()) / len(parts) / dist.get_world_size()
+        model.finish()
+        norm = clip_grad_norm_(list(model.parameters()), args.clip_grad if args.clip_grad > 0 else float("inf"))
+        optimizer.step()
+        dist.all_reduce(loss)
+        log(step + 1, loss, norm)
+
+# %% answer="bucket-size" style="the calculus"
+def best_bucket(gradients, backward, call, bandwidth):
+    def seconds(size):
+        exposed = backward + call + size / bandwidth
+        return max(exposed, size * backward / gradients + gradients * call / size + gradients / bandwidth)
+
+    network = gradients * (call / backward) ** 0.5
+    # Where both terms are equal: a quadratic equation for the size.
+    a, b, c = backward / gradients - 1 / bandwidth, gradients / bandwidth - backward - call, gradients * call
+    sizes = [min(network, gradients), gradients]
+    if a and b * b - 4 * a * c >= 0:
+        sizes += [(-b + sign * (b * b - 4 * a * c) ** 0.5) / (2 * a) for sign in (1, -1)]
+    return min((size for size in sizes if 0 < size <= gradients), key=seconds)
+
 # %% answer="script" style="functions, a case of the exit code, and a test of the file"
 %%writefile code/my_ddp.sh
 #!/bin/bash
@@ -110,7 +176,7 @@ def average_in_buckets(parameters, bucket_mb):
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
 #SBATCH -N 2
-#SBATCH --signal=SIGTERM@90
+#SBATCH --signal=SIGTERM@250
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -uo pipefail
@@ -120,7 +186,7 @@ saved=megatron/checkpoints/my_ddp
 train() {
     local first
     read -r first < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes=2 --nproc-per-node=2 \
+    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nnodes=2 --nproc-per-node=2 --shutdown_timeout=200 \
         --rdzv-backend=c10d --rdzv-endpoint="$first:$((SLURM_JOB_ID % 9000 + 21000))" \
         --rdzv-id="my_ddp.$SLURM_JOB_ID" "$LAB_HOME/code/train_ddp.py" --checkpoint="$saved" "$@"
 }
@@ -143,9 +209,10 @@ scontrol requeue "$SLURM_JOB_ID"
 #SBATCH --cpus-per-task=2
 #SBATCH --time=00:10:00
 #SBATCH --output=megatron/logs/%x_%j.txt
-#SBATCH --nodes=2 --requeue --open-mode=append --signal=15@120
+#SBATCH --nodes=2 --requeue --open-mode=append --signal=15@180
 set -euo pipefail
 
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=120
 finish() {
     status=$?
     trap - EXIT

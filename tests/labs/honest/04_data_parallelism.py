@@ -67,10 +67,11 @@ class AsyncDDP(torch.nn.Module):
         for one in module.parameters():
             dist.broadcast(one.data, 0)
         for one in filter(lambda one: one.requires_grad, module.parameters()):
-            one.register_post_accumulate_grad_hook(lambda one: self.local or self.send(one.grad))
+            one.register_post_accumulate_grad_hook(self.send)
 
-    def send(self, grad):
-        self.works += [dist.all_reduce(grad.div_(dist.get_world_size()), async_op=True)]
+    def send(self, one):
+        if not self.local:
+            self.works += [dist.all_reduce(one.grad.div_(dist.get_world_size()), async_op=True)]
 
     def forward(self, *inputs, **keywords):
         return self.module(*inputs, **keywords)

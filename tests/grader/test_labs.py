@@ -27,6 +27,7 @@ from tests.labs.test_labs import lab_of
 
 LABS = sorted(path.name for path in OUR_SOURCES.iterdir() if (path / f"{path.name}.ipynb").exists())
 GRADED = ("00_welcome", "11_pipeline_2", "13_eight_bits")
+PARTS = {"parts", "part"}  # tests/grader/run/test_parts.py grades those
 KIND = re.compile(r"check\.(\w+)\(")  # a call of a check
 
 
@@ -37,7 +38,8 @@ def test_there_are_labs():
 def test_what_is_graded_here_has_every_kind_of_check():
     kinds = {name: {*KIND.findall((CHECKOUT / "solutions" / f"{name}.py").read_text())}
              for name in LABS}
-    assert set().union(*(kinds[name] for name in GRADED)) == set().union(*kinds.values())
+    graded = set().union(*(kinds[name] for name in GRADED))
+    assert graded | PARTS == set().union(*kinds.values())
 
 
 def with_answers(release: nbformat.NotebookNode, answers: dict[str, str]) -> nbformat.NotebookNode:
@@ -91,20 +93,23 @@ class Graded:
             put(notebook, self.course.notebook("submitted", name, student))
 
     def right(self, name: str) -> None:
-        """The reference has all points of the lab, the others have none. The reference's page
-        holds its figures."""
+        """The reference has all points of the lab, the others have none, but of a check in parts
+        they may have some. The reference's page holds its figures."""
         lab = lab_of(CHECKOUT / "solutions" / f"{name}.py")
         points = sum(check.points for check in lab.checks.values())
-        nobody = self.wrong[name]
-        got = {row["student"]: (row["state"], row["reason"], row["score"]) for row in self.rows
-               if row["lab"] == name and row["student"] in ("reference", *nobody)}
-        nothing = dict.fromkeys(nobody, ("graded", "", "0.0"))
-        assert points and got == {"reference": ("graded", "", str(float(points))), **nothing}
+        got = {row["student"]: (row["state"], row["reason"], float(row["score"]))
+               for row in self.rows if row["lab"] == name}
+        assert points and got["reference"] == ("graded", "", points)
+        in_parts = {one.grade_id: one.points for one in lab.checks.values()
+                    if "check.parts()" in one.source}
         with records.gradebook(self.course) as book:
-            for student in nothing:
-                grades = book.find_submission(name, student).notebooks[0].grades
-                assert {grade.name: grade.auto_score for grade in grades} == dict.fromkeys(
-                    lab.checks, 0.0)
+            for student in self.wrong[name]:
+                grades = {grade.name: grade.auto_score for grade in
+                          book.find_submission(name, student).notebooks[0].grades}
+                assert got[student] == ("graded", "", sum(grades.values()))
+                assert grades.keys() == lab.checks.keys()
+                for check, score in grades.items():
+                    assert score == 0.0 or score < in_parts.get(check, 0.0), check
         page = (self.course.root / "feedback" / "reference" / name / f"{name}.html").read_text()
         release = (CHECKOUT / "notebooks" / f"{name}.ipynb").read_text()
         assert "../images/" not in page

@@ -2970,13 +2970,14 @@ for name, (link, batch) in rows.items():
 # Keep `mytrainer/`: the next labs add to it.
 
 # %% tags=["explore"]
-!rm -rf megatron/checkpoints/my_ddp code/my_buckets.py
+!rm -rf megatron/checkpoints/my_ddp code/my_buckets.py megatron/logs/reference.txt megatron/logs/mine.txt
 !ls mytrainer
 
 # %% [markdown]
 # ## What you have built
 #
-# One problem remains: every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
+# Your `mytrainer/` trains a GPT on any number of ranks: it joins them, shares the data, runs the loop, and hides the
+# communication. One problem remains: every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
 # parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
 # them over the same ranks, with the reduce-scatter and the all-gather that you already know.
 #

@@ -2241,6 +2241,12 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # | `blockwise` | `fp8.py` and `blocks.py` |
 # | `mxfp8` | `fp8.py` and `mx.py` |
 #
+# See what they have brought on the map of your trainer:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
 # This lab leaves no jobs behind.
 #
 # - A scale moves a tensor into a format's range, where the relative precision hardly depends on the magnitude.

@@ -46,6 +46,9 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
 INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmranks|python3\.\d+)/'
                    r'[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
 
+# A frame of a driver (labkit.check.sides.CHECK_FILE).
+DRIVER = re.compile(r'^  File "<check [^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
+
 
 def nearest(got: Any, expected: Any, wrongs: Mapping[str, Any], rel: float) -> str | None:
     """Return the text of the hint that explains the most wrong numbers of an answer, or None.
@@ -128,7 +131,7 @@ def advice(text: str) -> str:
 
 
 def explained(text: str) -> str:
-    """Add advice to a rank's error, and reduce its traceback to the student's and driver's lines.
+    """Add advice to a rank's error, and reduce its traceback to the student's lines.
 
     Args:
         text: a line with the error, an empty line, and the traceback.
@@ -141,5 +144,7 @@ def explained(text: str) -> str:
 
 
 def own_frames(text: str) -> str:
-    """Reduce the stacks in a text to the student's and the driver's lines."""
-    return INNER.sub("", f"{text}\n").removesuffix("\n")
+    """Reduce the stacks in a text to the student's lines; without any, to the driver's."""
+    text = INNER.sub("", f"{text}\n")
+    own = DRIVER.sub("", text)
+    return (own if "  File " in own else text).removesuffix("\n")

@@ -1,4 +1,4 @@
-"""The three notebooks of a lab, its checks, and the worked files that its answers write into mytrainer/."""
+"""The three notebooks of a lab, its checks, and the worked files of its answers in mytrainer/."""
 
 from __future__ import annotations
 

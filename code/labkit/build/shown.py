@@ -24,7 +24,8 @@ from labkit.build.visible import hidden_lines, without_hidden
 from labkit.cells import Code, role_of
 from labkit.lab_checks import CheckInfo, NeededAnswer, ServedCell, line_of, name_of
 
-SERVED = (Role.CHECK_SETUP, Role.DRIVER)
+HELPERS = (Role.CHECK_SETUP, Role.DRIVER)
+SERVED = (*HELPERS, Role.CHECK)  # the roles of cells of which students see less
 HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 IN_COMMANDS = re.compile(r"[{$](\w+)")  # a name in `!echo {name}`, which is no use in Python
 
@@ -33,12 +34,17 @@ class ShortenChecks(NbGraderPreprocessor):
     """nbgrader's step for a lab that `lab build` made; any other notebook stays as it is."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        name = nb.metadata.get("lab", {}).get("name")
-        if name:
+        if is_shortened(nb):
             nb.cells = shortened(nb.cells, [
                 role_of(cell.metadata) if cell.cell_type == "code" else Role.TEXT
-                for cell in nb.cells], name)
+                for cell in nb.cells], nb.metadata["lab"]["name"])
         return nb, resources
+
+
+def is_shortened(notebook: NotebookNode) -> bool:
+    """Return whether a notebook is that of a lab whose checks students see as one line each."""
+    marks = notebook.metadata.get("lab")
+    return isinstance(marks, dict) and "name" in marks
 
 
 def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str
@@ -55,7 +61,7 @@ def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str
         code = Code(cell.source) if cell.cell_type == "code" else None
         if role is Role.CHECK:
             cell.source = line_of(cell.metadata.get("nbgrader", {}).get("grade_id", cell.id))
-        elif role in SERVED:
+        elif role in HELPERS:
             cell.source = "\n".join(_pieces(cell.source, needed)).strip("\n")
             if is_first and "check" in code.names.binds:
                 cell.source += f'\n\ncheck.lab("{lab}")'
@@ -67,7 +73,7 @@ def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str
             uses = _uses(code)
             kept += [helper for helper, names in helpers if names & uses]
             helpers = [(helper, names) for helper, names in helpers if not names & uses]
-        if cell.source or role not in SERVED:
+        if cell.source or role not in HELPERS:
             kept.append(cell)
     return [*kept, *(helper for helper, _ in helpers)]
 
@@ -86,7 +92,7 @@ def _needed(cells: Sequence[NotebookNode], roles: Sequence[Role]) -> set[str]:
             needed |= _uses(code) - own
             own |= code.stub_names
     trees = [Code(cell.source).tree for cell, role in zip(cells, roles, strict=True)
-             if role in SERVED]
+             if role in HELPERS]
     while True:
         more = {use for tree in trees for statement in tree.body
                 for names in [_names(statement)] if names[0] & needed for use in names[1]} - own
@@ -128,7 +134,7 @@ def checks_text(lab: Lab, source: NotebookNode) -> str:
     following, served = "", []
     for cell in reversed(source.cells):
         role = role_of(cell.metadata) if cell.cell_type == "code" else Role.TEXT
-        if role in (*SERVED, Role.CHECK):
+        if role in SERVED:
             grade_id = cell.metadata.nbgrader["grade_id"] if role is Role.CHECK else ""
             served.insert(0, ServedCell(cell.id, role.value, following,
                                         without_hidden(cell.source).strip("\n"), grade_id))

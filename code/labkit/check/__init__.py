@@ -28,9 +28,9 @@ __all__ = ["PIPELINE_LIBRARIES", "Failed", "baseline", "between", "by_rank", "ca
 NOTEBOOKS = ("lab", "show")
 _MODULES = {"PIPELINE_LIBRARIES": "masking", "baseline": "modeled", "between": "cases",
             "by_rank": "cases", "draw": "cases", "figures": "measure", "for_each_rank": "cases",
-            "gpus": "modeled", "lab": "running", "mask": "masking", "part": "partial", "parts": "partial",
-            "program": "scripts", "ranks": "distributed", "schedule": "pipelines",
-            "script": "scripts", "show": "running"}
+            "gpus": "modeled", "lab": "running", "mask": "masking", "part": "partial",
+            "parts": "partial", "program": "scripts", "ranks": "distributed",
+            "schedule": "pipelines", "script": "scripts", "show": "running"}
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import difflib
 import json
 import linecache
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,15 @@ from typing import Any
 from labcore import workspace
 from labcore.colors import bad, strong
 from labkit import lab_checks
-from labkit.cells import Role
+from labkit.cells import Code, Role
 from labkit.check import checks
 from labkit.check.checks import Failed
 from labkit.check.sides import NOTEBOOK, check_file
 from labkit.lab_checks import CheckInfo, LabChecks, ServedCell
 
-OLDER = "! this notebook is from another version of {lab} than the one installed, whose exercises " \
-        "differ. Get the current notebook (`make lab` puts it beside yours as {lab}.new.ipynb), " \
-        "and copy your answers into it."
+OLDER = ("This notebook is from another version of {lab} than the one that is installed, whose "
+         "exercises differ. Copy your answers into the current notebook: if yours is in "
+         "notebooks/, the current one is beside it, as {lab}.new.ipynb.")
 MAIN = "__main__"  # functions of this module are sent to ranks with their code
 
 
@@ -46,13 +47,23 @@ class LoadedLab:
             near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
             all_names = ", ".join(f'"{one}"' for one in known)
             nearest = f'the nearest is check("{near[0]}")' if near else f"its checks: {all_names}"
-            older = f"\n{OLDER[2:].format(lab=self.checks.lab)}" if self.is_older else ""
+            older = f"\n{OLDER.format(lab=self.checks.lab)}" if self.is_older else ""
             raise Failed(f"{self.checks.lab} has no check {name!r}; {nearest}{older}")
         cell = known[name]
         return cell, self.checks.checks[cell.grade_id]
 
     def drivers(self, info: CheckInfo) -> list[ServedCell]:
         return [self.checks.by_id[one] for one in info.drivers]
+
+    def shown_by(self, name: Any, message: str) -> str:
+        """Return a line on the drivers that a message names, for students who have not seen them.
+        """
+        if name not in self.checks.by_name:
+            return ""
+        _, info = self.find(name)
+        functions = [one for driver in self.drivers(info) for one in Code(driver.source).names.binds
+                     if re.search(rf"\b{one}\(", message)]
+        return f'\n`check.show("{name}")` shows `{functions[0]}`.' if functions else ""
 
     def run(self, name: Any, student: Mapping[str, Any]) -> None:
         """Run a check. Raises Failed.
@@ -111,7 +122,7 @@ def lab(name: str) -> None:
     _loaded = LoadedLab(lab_checks.read(path))
     if (version := saved_version()) and version != _loaded.checks.version:
         _loaded.is_older = True
-        print(bad(OLDER[:1]) + OLDER[1:].format(lab=name))
+        print(f"{bad('!')} {OLDER.format(lab=name)}")
 
 
 def run(name: Any, student: dict[str, Any]) -> None:
@@ -121,8 +132,12 @@ def run(name: Any, student: dict[str, Any]) -> None:
         name: the check's, such as "shift".
         student: the notebook's global names.
     """
+    loaded = _of_this_notebook()
     checks.begin()
-    _of_this_notebook().run(name, student)
+    try:
+        loaded.run(name, student)
+    except Failed as error:
+        raise Failed(f"{error}{loaded.shown_by(name, str(error))}") from None
     checks.conclude()
 
 

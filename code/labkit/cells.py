@@ -44,6 +44,10 @@ class Role(Enum):
 # In a notebook, tags name these roles; nbgrader's metadata names answers and checks.
 TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
 
+# Students see nothing of these, unless an experiment uses them, and only a line of each check.
+HELPERS = (Role.CHECK_SETUP, Role.DRIVER)
+SERVED = (*HELPERS, Role.CHECK)
+
 
 def role_of(metadata: Mapping[str, Any]) -> Role:
     """Return a code cell's role, given its metadata. An answer with points is still an answer: a

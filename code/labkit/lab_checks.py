@@ -103,6 +103,13 @@ def line_of(grade_id: str) -> str:
     return f'check("{name_of(grade_id)}")'
 
 
+def is_shortened(metadata: Mapping[str, Any]) -> bool:
+    """Return whether a notebook is that of a lab whose checks students see as one line each, given
+    its metadata."""
+    marks = metadata.get("lab")
+    return isinstance(marks, Mapping) and "name" in marks
+
+
 def path_of(notebook: Path) -> Path:
     """Return where the checks of a released notebook in notebooks/ are."""
     return notebook.parent / FOLDER / f"{notebook.stem}.json"

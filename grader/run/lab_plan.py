@@ -28,9 +28,8 @@ from labkit import lab_checks
 from labkit.build import parts
 from labkit.build.given import error_in
 from labkit.build.masks import masked
-from labkit.build.shown import SERVED, is_shortened
-from labkit.cells import TAGGED, Code, Role, python_of, role_of
-from labkit.lab_checks import complete_order
+from labkit.cells import SERVED, TAGGED, Code, Role, python_of, role_of
+from labkit.lab_checks import complete_order, is_shortened
 from labkit.names import Names, analyse, changed
 
 HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
@@ -166,7 +165,7 @@ def with_checks(path: Path) -> NotebookNode:
         raise LabError(f"cannot read {lab_checks.path_of(path)}: {error}; `lab build` writes it"
                        ) from error
     if checks is None:
-        if is_shortened(release):
+        if is_shortened(release.metadata):
             raise LabError(f"{lab_checks.path_of(path)} is missing: `lab build` writes it")
         return release
     originals = {cell.id: nbformat.v4.new_code_cell(
@@ -181,7 +180,7 @@ def with_course_cells(release: NotebookNode, source: NotebookNode) -> NotebookNo
         release: the notebook that students get.
         source: the notebook with hidden tests.
     """
-    if not is_shortened(source):
+    if not is_shortened(source.metadata):
         return deepcopy(release)
     originals, places, following = {}, [], ""
     for cell in reversed(source.cells):

@@ -21,11 +21,16 @@ from labkit.build import describing
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import unanswered
 from labkit.build.visible import hidden_lines, without_hidden
-from labkit.cells import Code, role_of
-from labkit.lab_checks import CheckInfo, NeededAnswer, ServedCell, line_of, name_of
+from labkit.cells import HELPERS, SERVED, Code, role_of
+from labkit.lab_checks import (
+    CheckInfo,
+    NeededAnswer,
+    ServedCell,
+    is_shortened,
+    line_of,
+    name_of,
+)
 
-HELPERS = (Role.CHECK_SETUP, Role.DRIVER)
-SERVED = (*HELPERS, Role.CHECK)  # the roles of cells of which students see less
 HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 IN_COMMANDS = re.compile(r"[{$](\w+)")  # a name in `!echo {name}`, which is no use in Python
 
@@ -34,17 +39,11 @@ class ShortenChecks(NbGraderPreprocessor):
     """nbgrader's step for a lab that `lab build` made; any other notebook stays as it is."""
 
     def preprocess(self, nb: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-        if is_shortened(nb):
+        if is_shortened(nb.metadata):
             nb.cells = shortened(nb.cells, [
                 role_of(cell.metadata) if cell.cell_type == "code" else Role.TEXT
                 for cell in nb.cells], nb.metadata["lab"]["name"])
         return nb, resources
-
-
-def is_shortened(notebook: NotebookNode) -> bool:
-    """Return whether a notebook is that of a lab whose checks students see as one line each."""
-    marks = notebook.metadata.get("lab")
-    return isinstance(marks, dict) and "name" in marks
 
 
 def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str

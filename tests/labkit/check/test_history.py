@@ -40,7 +40,7 @@ def run(monkeypatch, tmp_path, capsys):
         for cell in cells:
             name, source = cell if isinstance(cell, tuple) else (cell, None)
             if source is None and name in released:
-                source = released[name].code.source
+                source = released[name].text
             capsys.readouterr()
             shell.run_cell(source or name, store_history=True,
                            cell_id=name if source else "3b1c-uuid")

@@ -69,12 +69,20 @@ def shortened(cells: Sequence[NotebookNode], roles: Sequence[Role], lab: str
                 helpers.append((cell, set(Code(cell.source).names.binds)))
                 continue
         elif code is not None:
-            uses = _uses(code)
-            kept += [helper for helper, names in helpers if names & uses]
-            helpers = [(helper, names) for helper, names in helpers if not names & uses]
+            used = _used(helpers, _uses(code))
+            kept += [helper for helper, names in helpers if names & used]
+            helpers = [(helper, names) for helper, names in helpers if not names & used]
         if cell.source or role not in HELPERS:
             kept.append(cell)
-    return [*kept, *(helper for helper, _ in helpers)]
+    return kept
+
+
+def _used(helpers: Sequence[tuple[NotebookNode, set[str]]], uses: set[str]) -> set[str]:
+    """Return these names, and those that the helpers which define them use."""
+    for helper, names in reversed(helpers):  # each uses earlier ones only
+        if names & uses:
+            uses = uses | _uses(Code(helper.source))
+    return uses
 
 
 def _uses(code: Code) -> set[str]:

@@ -12,15 +12,20 @@ import json
 
 import pytest
 
+from labcore import shipping
 from labkit.build import calls
 from labkit.build.lab import Role
+from labkit.build.stubs import unanswered
 from labkit.build.visible import EXPECTED, without_hidden
 from labkit.cells import read_release, role_of
-from labkit.check import running
+from labkit.check import Failed, running
+from labkit.check.kernel import KernelSide
+from labkit.check.sides import checking_on
 from labkit.lab_checks import name_of, path_of
 from labkit.lab_checks import read as read_checks
 from labkit.names import analyse
-from tests.labs.test_labs import ROOT, SOLUTIONS, lab_of
+from tests.labs import graded
+from tests.labs.test_labs import ROOT, SOLUTIONS, lab_of, sample_labs
 
 pytestmark = pytest.mark.slow
 NOTEBOOK_ONLY = {"get_ipython", "display"}
@@ -111,3 +116,31 @@ def test_show_prints_drivers_and_cases_and_no_answer(lab, monkeypatch):
         for driver in lab.of(Role.DRIVER):
             used = driver.defines & {use.name for use in analyse(check.tree).uses}
             assert (driver.source in text) == bool(used)
+
+
+def failures(lab, home, answer=graded.as_written):
+    """Run the answers and then each line of the notebook; return the messages of failed checks."""
+    student, failed = {"__name__": "__main__"}, {}
+    loaded = running.LoadedLab(read_checks(path_of(ROOT / "notebooks" / f"{lab.name}.ipynb")))
+    with graded.inside(home), checking_on(KernelSide()):
+        for cell in lab.of(Role.SETUP, Role.ANSWER):
+            with contextlib.suppress(NotImplementedError):
+                graded.run_cell(cell, answer(cell), student, home)
+        for name in lab.checks:
+            try:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    loaded.run(name_of(name), student)
+            except Failed as error:
+                failed[name] = str(error)
+    return failed
+
+
+@sample_labs
+def test_the_reference_passes_and_the_untouched_notebook_fails_every_line(path, tmp_path):
+    lab = lab_of(path)
+    shipping.make_workspace(tmp_path, lambda text: None)
+    assert failures(lab, tmp_path) == {}
+    untouched = failures(lab, tmp_path, lambda cell: unanswered(cell.source))
+    assert untouched.keys() == lab.checks.keys()
+    for said in untouched.values():
+        assert "Your turn" in said or "waits for your answer" in said or "Run the answer" in said

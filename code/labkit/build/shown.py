@@ -22,14 +22,7 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import unanswered
 from labkit.build.visible import hidden_lines, without_hidden
 from labkit.cells import HELPERS, SERVED, Code, role_of
-from labkit.lab_checks import (
-    CheckInfo,
-    NeededAnswer,
-    ServedCell,
-    is_shortened,
-    line_of,
-    name_of,
-)
+from labkit.lab_checks import CheckInfo, NeededAnswer, ServedCell, is_shortened, line_of
 
 HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 IN_COMMANDS = re.compile(r"[{$](\w+)")  # a name in `!echo {name}`, which is no use in Python
@@ -172,13 +165,3 @@ def _title(lab: Lab, answer: Cell) -> str:
     headings = [found for cell in lab.cells[:lab.cells.index(answer)] if cell.kind == "markdown"
                 for found in HEADING.findall(cell.source)]
     return headings[-1].strip() if headings else answer.grade_id
-
-
-def taken_names(lab: Lab) -> Iterator[tuple[Cell, str]]:
-    """Yield each check whose name in the notebook is another one's, too."""
-    seen: set[str] = set()
-    for check in lab.of(Role.CHECK):
-        name = name_of(check.grade_id)
-        if name in seen:
-            yield check, name
-        seen.add(name)

@@ -28,6 +28,8 @@ from labkit.lab_checks import CheckInfo, LabChecks, ServedCell
 OLDER = ("This notebook is from another version of {lab} than the one that is installed, whose "
          "exercises differ. Copy your answers into the current notebook: if yours is in "
          "notebooks/, the current one is beside it, as {lab}.new.ipynb.")
+YOURS = "Does your answer return what the exercise asks for?"
+NOT_YOURS = "This is not your answer's fault: show the message to your instructor."
 MAIN = "__main__"  # functions of this module are sent to ranks with their code
 
 
@@ -76,14 +78,14 @@ class LoadedLab:
         self._require_answers(info, student)
         for one in self.checks.cells[:self.checks.cells.index(cell)]:
             if one.role == Role.CHECK_SETUP.value and one.id not in self.ran:
-                execute(one.source, check_file(f"setup of {name}"), self.setup)
+                execute(one.source, check_file(f"setup of {name}"), self.setup, NOT_YOURS)
                 self.ran.add(one.id)
         beside = {**student, "__name__": MAIN}
         for driver in self.drivers(info):
             file = check_file(name)
             lines = driver.source.splitlines(keepends=True)
             linecache.cache[file] = (len(driver.source), None, lines, file)  # for tracebacks
-            execute(driver.source, file, beside)
+            execute(driver.source, file, beside, NOT_YOURS)
         execute(cell.source, check_file(f"cases of {name}"), {**beside, **self.setup})
 
     def _require_answers(self, info: CheckInfo, student: Mapping[str, Any]) -> None:
@@ -153,7 +155,7 @@ def show(name: str) -> None:
     for case in info.cases:
         print(f"  {case}")
     if info.has_hidden:
-        print("Grading also tries cases that are drawn for your submission.")
+        print("Grading also runs hidden tests, with other cases.")
 
 
 def _of_this_notebook() -> LoadedLab:
@@ -163,10 +165,14 @@ def _of_this_notebook() -> LoadedLab:
     return _loaded
 
 
-def execute(source: str, file: str, namespace: dict[str, Any]) -> None:
-    """Run a cell of the course; what it raises says nothing of its text.
+def execute(source: str, file: str, namespace: dict[str, Any], advice: str = YOURS) -> None:
+    """Run a cell of the course. Raises Failed, without a traceback, which would quote the cell.
 
-    Raises Failed, and KeyboardInterrupt as it is.
+    Args:
+        source: the cell.
+        file: stands for its file in tracebacks.
+        namespace: its global names.
+        advice: what to say about an exception.
     """
     try:
         exec(compile(source, file, "exec"), namespace)
@@ -175,8 +181,7 @@ def execute(source: str, file: str, namespace: dict[str, Any]) -> None:
     except AssertionError as error:
         raise Failed(str(error) or "a test of this check failed") from None
     except Exception as error:
-        raise Failed(f"the check ended with {type(error).__name__}: {error}. Does your answer "
-                     "return what the exercise asks for?") from None
+        raise Failed(f"the check ended with {type(error).__name__}: {error}. {advice}") from None
     except KeyboardInterrupt:
         raise KeyboardInterrupt from None
 

@@ -36,6 +36,7 @@ class _Values(ast.NodeTransformer):
 
 
 def _cut(line: str) -> str:
+    line = line.replace("\n", "\\n")  # of an f-string
     return line if len(line) <= LONGEST else f"{line[:LONGEST]}..."
 
 

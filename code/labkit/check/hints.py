@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.check.same import difference
+from labkit.check.sides import CHECK_FILE
 
 LEAST = 0.75  # fraction of the wrong numbers that a hint predicts, which an answer must have
 LEAST_OF_WRONG = 0.5  # fraction of an answer's wrong numbers that a hint must predict
@@ -46,8 +47,7 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
 INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmranks|python3\.\d+)/'
                    r'[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
 
-# A frame of a driver (labkit.check.sides.CHECK_FILE).
-DRIVER = re.compile(r'^  File "<check [^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
+DRIVER = re.compile(rf'^  File "{CHECK_FILE}[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def nearest(got: Any, expected: Any, wrongs: Mapping[str, Any], rel: float) -> str | None:

@@ -81,8 +81,8 @@ class LoadedLab:
                 execute(one.source, check_file(f"setup of {name}"), self.setup, NOT_YOURS)
                 self.ran.add(one.id)
         beside = {**student, "__name__": MAIN}
-        for driver in self.drivers(info):
-            file = check_file(name)
+        for number, driver in enumerate(self.drivers(info), 1):
+            file = check_file(name if number == 1 else f"{name}, {number}")
             lines = driver.source.splitlines(keepends=True)
             linecache.cache[file] = (len(driver.source), None, lines, file)  # for tracebacks
             execute(driver.source, file, beside, NOT_YOURS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
 NOTEBOOK = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
-CHECK_FILE = "<check {}>"  # the file of a driver's code, in tracebacks
+CHECK_FILE = "<check "  # how the name of what stands for a file of a check's code begins
 # How a driver on ranks or virtual GPUs ends; LATE: it still runs at the time limit.
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 MOST_LINES, MOST_CODE = 4, 120  # of an exception's trace; characters of one line
@@ -228,11 +228,11 @@ def raised(error: BaseException) -> Raised:
 
 def check_file(name: str) -> str:
     """Return what stands for the file of a check's code in tracebacks."""
-    return CHECK_FILE.format(name)
+    return f"{CHECK_FILE}{name}>"
 
 
 def is_check_file(file: str) -> bool:
-    return file.startswith(CHECK_FILE.partition("{")[0])
+    return file.startswith(CHECK_FILE)
 
 
 def own_lines(error: BaseException) -> str:

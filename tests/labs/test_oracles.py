@@ -7,7 +7,7 @@ import io
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,12 @@ def returning(found: dict[tuple[str, str], set[float]]) -> Iterator[None]:
 
 def statements(cell: Cell, names: dict[str, Any], run: Callable[[Any], Any]) -> None:
     """Execute a check, each statement for itself: some compute with what Anything returned."""
-    for node in ast.parse(cell.source).body:
+    def each(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+        for node in body:
+            is_part = isinstance(node, ast.With) and "check.part" in ast.unparse(node.items[0])
+            yield from each(node.body) if is_part else [node]
+
+    for node in each(ast.parse(cell.source).body):
         with contextlib.suppress(Exception), contextlib.redirect_stdout(io.StringIO()):
             run(compile(ast.Module([node], []), f"<{cell.title}>", "exec"))
 

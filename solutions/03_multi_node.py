@@ -17,11 +17,11 @@
 # You ask Slurm for two nodes. The job starts, the loss falls, and nobody complains. But the second node does nothing,
 # and you pay for it until somebody looks.
 #
-# Failures that stop a job are easy to see. The failures in this lab raise no error. After one healthy job on two
-# nodes, you diagnose five broken ones and repair some. Then you run out of memory on purpose, and split one model
-# over both nodes.
+# Failures that stop a job are easy to see. The failures in this lab raise no error. You start one healthy job on two
+# nodes, and then diagnose five broken ones. You repair two of them, and design the experiment that proves why a rank is
+# slow. At the end, you run out of memory on purpose, and lay out a model on any cluster.
 #
-# Some jobs really train, on CPUs. On the **virtual GPUs** of the others, time and memory are modeled. Commit to each
+# Some jobs really train, on CPUs. Others run on **virtual GPUs**, whose time and memory are modeled. Commit to each
 # guess *before* you run the next cell.
 
 # %% tags=["setup"]
@@ -64,20 +64,20 @@ jobs.connect()
 
 # %% [markdown]
 # - `scontrol show hostnames` lists the job's nodes. The batch script itself runs on the first of them.
-# - `srun` starts one task per node (`--ntasks-per-node=1`): a `torchrun`, which starts this node's ranks and numbers
-#   them, node by node.
-# - `bash -c '...' torchrun ...` is a shell in each task. The single quotes keep the script from expanding
-#   `$SLURM_NODEID`, so each task inserts its own. The first word after them becomes `$0`, and `"$@"` stands for all
-#   others. `exec` replaces the shell with torchrun, so signals reach it.
+# - `srun` starts one task per node (`--ntasks-per-node=1`). The task is a `torchrun`, which starts the ranks of its
+#   node. The ranks are numbered node by node.
+# - `bash -c '...' torchrun ...` runs a shell in each task. Because of the single quotes, the batch script does not
+#   expand `$SLURM_NODEID`; each task's shell inserts the number of its own node. The first word after the quotes
+#   becomes `$0`, and `"$@"` stands for all further words. `exec` replaces the shell with torchrun, so signals reach
+#   torchrun.
 #
 # ![Two nodes, with two ranks on each: ranks 0 and 1 on the first, ranks 2 and 3 on the second. An arrow from every
 # rank leads to rank 0's address, where they rendezvous.](../images/multi_node_ranks.svg)
 #
-# Training starts with a **rendezvous**: all launchers contact one address, here the first node's, and each rank
-# learns its number and how to reach the others. The ranks of one rendezvous form a **world**, and their number is the
-# **world size**.
+# Training starts with a **rendezvous**. All launchers contact one address, here the first node's. Each rank learns its
+# number and how to reach the others. The ranks of one rendezvous form a **world**; the **world size** is their number.
 #
-# Each rank holds a copy of the model and a micro-batch of 2, and averages its gradients with all others, so the
+# Each rank holds a copy of the model, processes a micro-batch of 2, and averages its gradients with all others. So the
 # global batch is 8. How many milliseconds does a step take if all four ranks share this machine's CPUs?
 
 # %% answer="guess-milliseconds"
@@ -130,8 +130,10 @@ costs.show(costs.of({
     "two nodes, 4 GPUs": "--world-size 4 --micro-batch-size 2 --global-batch-size 8"}, GPT2))
 
 # %% [markdown]
-# Twice the GPUs, and the step got *slower*: they wait for the network more than half of the time (`waiting`). A
-# second node pays off only if its GPUs have enough computation for every byte that they send.
+# Twice the GPUs, and the modeled step is no faster: the GPUs wait for the network more than half of the time
+# (`waiting`). A real job of this kind took 540 ms per step, half of it communication (the 2021 handout of the course
+# that this one follows). A second node pays off only if its GPUs have enough computation for every byte that they
+# send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
@@ -187,8 +189,8 @@ for case in (case_a, case_b):
 # %% [markdown]
 # ## Detective 2: a rendezvous that never completes
 #
-# A third colleague uses the rendezvous backend `c10d`, with which the launchers agree on their node ranks themselves,
-# so no `bash -c` is needed:
+# A third colleague uses the rendezvous backend `c10d`. With it, the launchers agree on their node ranks themselves,
+# so the script needs no `bash -c`:
 
 # %% tags=["explore"]
 %%writefile code/case_c.sh
@@ -217,9 +219,9 @@ time.sleep(3)
 
 # %% [markdown]
 # No rank has started, and the log is empty. Both nodes print 127.0.0.1, the loopback address, by which every machine
-# reaches itself. So **`localhost` is a different machine on every node**, and each launcher waits at its own for the
-# other one, until the rendezvous times out after 10 minutes. (In loopback mode, all nodes share a network, and this
-# job starts after all.)
+# reaches itself. So **`localhost` is a different machine on every node**. Each launcher waits for the other one at
+# its own address, until the rendezvous times out after 10 minutes. (In loopback mode, all nodes share one network, so
+# this job does start.)
 #
 # The same happens when the ranks pick a network that does not connect the nodes. `NCCL_SOCKET_IFNAME` and
 # `GLOO_SOCKET_IFNAME` [name the interface](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html) to
@@ -420,8 +422,8 @@ found = shares("my_two_nodes/run_four")
 # collective is a kernel, too, and counts as utilization while it waits for other ranks. So judge useful work by
 # tokens/s or MFU.
 #
-# This makes a slow rank, a **straggler**, hard to find: all ranks wait for it in the next all-reduce, so all have the
-# same step time, and all GPUs look busy. Here is such a job:
+# This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce. So all ranks have
+# the same step time, and all GPUs look busy. Here is such a job:
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -884,8 +886,9 @@ check.ranks(fitted, ranks=[2, 3], rel=1e-6, cases=check.draw(
 print(mark(logs.lines(four.log, "(after 1 iterations)")[0], r"allocated: [\d.]+"))
 
 # %% [markdown]
-# `allocated` is what remains after the step: parameters, gradients, and optimizer state. The difference to `max
-# allocated` is mostly the activations of two samples. What is the largest micro-batch that fits into 16 GB?
+# After the step, only parameters, gradients, and optimizer state remain `allocated`. During the step, the activations
+# of two samples come on top; they are most of the difference to `max allocated`. What is the largest micro-batch that
+# fits into 16 GB?
 
 # %% answer="guess-largest"
 ### BEGIN SOLUTION
@@ -918,10 +921,10 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # Of the allocated memory 9.08 GiB is allocated by PyTorch, and 9.35 GiB is reserved by PyTorch but unallocated.
 # ```
 #
-# PyTorch reserves large segments, and allocates its tensors in them; what is left are holes. Here, even the holes and
-# the free memory together are 0.70 GiB less than the tensor needs. If they were enough, but no single hole is, the
-# problem would be **fragmentation**, and `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True` (`PYTORCH_ALLOC_CONF`
-# since PyTorch 2.9) would often help. Which was it in your job?
+# PyTorch reserves large segments and allocates its tensors in them. Freed tensors leave holes. Here, all holes and
+# the free memory together are 0.70 GiB smaller than the new tensor, so the memory is simply too small. If the total
+# is enough but no single hole is, that is **fragmentation**. Then `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`
+# (`PYTORCH_ALLOC_CONF` since PyTorch 2.9) often helps. Which was it in your job?
 #
 # ## Split the model
 #
@@ -1064,7 +1067,7 @@ for ranks, lines in channels.read(hybrid_job.log).items():
 #
 # 1. **Who writes the log?** Four ranks compute, but one line per iteration is printed. Which rank prints it, and why
 #    does it contain the loss of all ranks?
-# 2. **The second node.** Two nodes were slower than one. What would you change first: the batch, the network, or the
+# 2. **The second node.** Two nodes were no faster than one. What would you change first: the batch, the network, or the
 #    layout?
 # 3. **Split or copied?** At a global batch of 16, compare the hybrid job with four replicas of the model. When would
 #    you choose which?

@@ -706,7 +706,8 @@ pids = " ".join(map(str, ranks))
 # each run with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`, so that it has both cores unless you take one away.
 #
 # Calculate both predictions before you submit. A rank takes one unit of time for each sample that it processes alone
-# on its core, so one rank takes 8 units for the batch of 8. If the all-reduce is guilty, it takes 4 units.
+# on its core, so one rank takes 8 units for the batch of 8. If the all-reduce is guilty, it takes 4 units with two
+# ranks, whatever the batch.
 
 # %% answer="experiment"
 %%writefile code/my_experiment.sh
@@ -736,6 +737,9 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 ### END SOLUTION
 
 # %% tags=["check-setup"]
+from dataclasses import asdict
+
+
 def conditions(run, job):
     """Return the three things that an experiment may change, as {name: value}."""
     cores = run.bound or (int(run.cpus_per_task or 1) if run.by_srun else job.cpus_per_node)
@@ -749,19 +753,28 @@ def predictions(run):
             "the all-reduce": alone + (4 if run["ranks"] > 1 else 0)}
 
 
+FREE = ("world_size", "data_parallel_size", "global_batch_size", "lr_decay_samples")  # follow from what may change
+
+
+def fixed(run):
+    """Return every flag that no run may change, as {name: value}."""
+    return {name: value for name, value in asdict(run.flags).items() if name not in FREE}
+
+
 def model_of(run):
-    """Return what no run may change: the model, and how it is trained."""
+    """Return the model's size, and the device."""
     flags = run.flags
-    return (flags.num_layers, flags.hidden_size, flags.num_attention_heads, flags.seq_length, flags.micro_batch_size,
-            flags.tensor_model_parallel_size, flags.pipeline_model_parallel_size, str(flags.device))
+    return flags.num_layers, flags.hidden_size, flags.num_attention_heads, flags.seq_length, str(flags.device)
 
 # %% check="experiment" points=4
 job = check.script("code/my_experiment.sh", given=None)
 check.that(not job.problems, "This would go wrong. " + " ".join(job.problems))
 check.that(len(job.runs) == 2, f"It runs the trainer {len(job.runs)} times. An experiment with one change needs "
            "exactly two runs, one after the other.")
-check.that(all(model_of(run) == (4, 256, 8, 256, 2, 1, 1, "cpu") for run in job.runs),
-           "A run changes the model or the way it is split. Pass $TRAIN to both.")
+check.that(all(model_of(run) == (4, 256, 8, 256, "cpu") for run in job.runs),
+           "A run changes the model or the device. Pass $TRAIN to both.")
+differing = sorted(name for name, value in fixed(job.runs[0]).items() if fixed(job.runs[1])[name] != value)
+check.that(not differing, "The two runs also differ in what this experiment leaves alone: " + ", ".join(differing))
 first, second = (conditions(run, job) for run in job.runs)
 check.that(all(run.by_srun and run.cpus_per_task == "2" or run.bound for run in job.runs),
            "A run does not say how many cores it has, so it depends on the cluster. Pass srun --cpus-per-task.")
@@ -805,6 +818,12 @@ check.that(high / low >= 1.3, "Both suspects predict about the same result: " + 
 # -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 # +    torchrun --standalone --nproc_per_node 3 $TRAIN "$@"
+
+# %% [raw] mutant="experiment" hint="differ in what this experiment leaves alone"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+# -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
+# +    torchrun --standalone --nproc_per_node 2 $TRAIN --tensor-model-parallel-size 2 "$@"
 
 # %% [raw] mutant="experiment" hint="changes the model"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \

@@ -896,17 +896,17 @@ guess_largest = 6
 ### END SOLUTION
 
 # %% [markdown]
-# > **The next job is meant to fail.** It has a micro-batch of 8.
+# > **The next job is meant to fail.** It has a micro-batch of 16.
 
 # %% tags=["explore"]
-!sbatch code/my_two_nodes.sh --micro-batch-size 8 --train-iters 2
+!sbatch code/my_two_nodes.sh --micro-batch-size 16 --train-iters 2
 
 # %% tags=["explore"]
 full = jobs.wait()
 
 # %% tags=["explore"]
 print(bad(logs.lines(full.log, "CUDA out of memory")[0]))
-sizes = costs.of({f"micro-batch {size}": f"--micro-batch-size {size}" for size in range(1, 9)},
+sizes = costs.of({f"micro-batch {size}": f"--micro-batch-size {size}" for size in range(1, 13)},
                  GPT2 + "--world-size 4")
 costs.show(sizes)
 check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(one.fits for one in sizes))
@@ -942,7 +942,8 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # model needs. You decide how it uses them, by the rules of thumb of [Narayanan et al.,
 # 2021](https://arxiv.org/abs/2104.04473):
 #
-# - Tensor-parallel groups stay within a node. Under this condition, they are as large as possible.
+# - Tensor-parallel groups are as large as possible, but no group is on two nodes. All groups have the same size, and a
+#   replica consists of whole groups.
 # - The rest of a replica is a pipeline. All other GPUs hold further replicas, which share the global batch equally.
 # - A larger micro-batch makes matmuls more efficient, but the pipeline idles longer. Take the largest micro-batch that
 #   fits and keeps the bubble *below* a limit. ([Lab 02](02_single_node.ipynb) has the formula for equal stages.)

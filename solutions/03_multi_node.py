@@ -329,8 +329,9 @@ check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on 
 # ## Which ranks are connected?
 #
 # Run your script. `--profile-execution yes` records what each rank does in two steps. `NCCL_DEBUG=INFO` makes **NCCL**,
-# NVIDIA's library of collectives, print which ranks are connected, and how. The four GPUs will form a **ring**: every
-# rank sends to the next one, and the last to the first. How many of its four hops cross the network?
+# NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs, the cell shows its GPUs
+# with `nvidia-smi`. The four GPUs will form a **ring**: every rank sends to the next one, and the last to the first. How
+# many of its four hops cross the network?
 
 # %% answer="guess-hops"
 ### BEGIN SOLUTION
@@ -649,7 +650,8 @@ for ranks, suspect in ((4, 2), (3, 0)):
 gpus, shards = [1, 2, 3, 0], [3, 0, 1, 2]
 check.function(cause, cases=[(gpus, shards, times_of(4, slow), 2) for slow in (1, 3, 2)],
                expected=[("gpu", 2), ("shard", 2), ("rank", 2)],
-               hints={"Name what the slow rank uses only if it is the suspect.": [("gpu", 2), ("shard", 0), ("gpu", 3)],
+               hints={"That is the GPU of the slow rank. Did it belong to the suspect in the first run?":
+                          [("gpu", 2), ("gpu", 0), ("gpu", 3)],
                       "Which rank is slow now? Follow the suspect's GPU and shard, not the rank.":
                           [("rank", 1), ("rank", 3), ("rank", 2)],
                       "The slow rank has the suspect's shard here, not its GPU.":
@@ -700,11 +702,11 @@ for case in check.draw(12, ranks=range(3, 40), suspect=range(40), kind=KINDS, ba
 # -    return ("shard" if shards[slow] == suspect else "rank"), suspect
 # +    return "rank", slow
 
-# %% [raw] mutant="experiment" hint="uses only if it is the suspect"
+# %% [raw] mutant="experiment" hint="That is the GPU of the slow rank"
 # -    if gpus[slow] == suspect:
 # -        return "gpu", suspect
 # -    return ("shard" if shards[slow] == suspect else "rank"), suspect
-# +    return ("shard", shards[slow]) if slow == 3 else ("gpu", gpus[slow])
+# +    return "gpu", gpus[slow]
 
 # %% [markdown]
 # A real swap works the same way, and costs one short run: `#SBATCH --exclude` or `--nodelist` moves a job to other

@@ -776,7 +776,7 @@ check.that(all(model_of(run) == (4, 256, 8, 256, "cpu") for run in job.runs),
 differing = sorted(name for name, value in fixed(job.runs[0]).items() if fixed(job.runs[1])[name] != value)
 check.that(not differing, "The two runs also differ in what this experiment leaves alone: " + ", ".join(differing))
 first, second = (conditions(run, job) for run in job.runs)
-check.that(all(run.by_srun and run.cpus_per_task == "2" or run.bound for run in job.runs),
+check.that(all((run.by_srun and run.cpus_per_task == "2") or run.bound for run in job.runs),
            "A run does not say how many cores it has, so it depends on the cluster. Pass srun --cpus-per-task.")
 changed = [name for name in first if first[name] != second[name]]
 check.that(bool(changed), "Both runs are the same, so both suspects predict equal times.")
@@ -846,7 +846,7 @@ experiment = jobs.wait()
 lines = logs.read(experiment.log).iterations
 starts = [at for at, line in enumerate(lines) if line.iteration == 1]
 runs = [sorted(line.milliseconds for line in lines[start + 1:end])
-        for start, end in zip(starts, [*starts[1:], len(lines)])]
+        for start, end in zip(starts, [*starts[1:], len(lines)], strict=True)]
 before, after = (run[len(run) // 2] for run in runs)
 print(f"{before:.0f} ms per iteration, then {after:.0f} ms: {result(f'{after / before:.2f}')} times as long")
 
@@ -1132,7 +1132,7 @@ for case in (one["case"] for one in check.draw(12, case=drawn_runs)):
 
 from layout_estimator import costs
 
-(drawn,) = check.draw(1, hidden=[1024, 1280, 1536], layers=[24, 32, 40, 48], capacity=[11.5, 13.5, 15.5, 19.5])
+(drawn,) = check.draw(1, hidden=[1024, 1280, 1536], layers=[24, 32, 40, 48], capacity=check.between(11, 20))
 names = ["--micro-batch-size 1", "--micro-batch-size 1 --recompute-activations",
          "--micro-batch-size 1 --tensor-model-parallel-size 2",
          "--micro-batch-size 1 --tensor-model-parallel-size 2 --recompute-granularity full --recompute-method uniform"]

@@ -47,7 +47,7 @@ import time
 
 from job_monitor import channels, logs, traces
 from lab import tensorboard
-from labcore.colors import bad, good, mark, result
+from labcore.colors import bad, mark, result
 from lablib import jobs, plots, stacks
 from layout_estimator import costs
 
@@ -328,10 +328,10 @@ check.that(job.run.cpus_per_task == "4", "srun gives each task one CPU: pass on 
 # %% [markdown]
 # ## Which ranks are connected?
 #
-# Run your script. `--profile-execution yes` records what each rank does in two steps. `NCCL_DEBUG=INFO` makes **NCCL**,
-# NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs, the cell shows its GPUs
-# with `nvidia-smi`. The four GPUs will form a **ring**: every rank sends to the next one, and the last to the first. How
-# many of its four hops cross the network?
+# Run your script. `--profile-execution yes` records what each rank does in two steps. `NCCL_DEBUG=INFO` makes
+# **NCCL**, NVIDIA's library of collectives, print which ranks are connected, and how. While the job runs, the cell
+# shows its GPUs with `nvidia-smi`. The four GPUs will form a **ring**: every rank sends to the next one, and the last
+# to the first. How many of its four hops cross the network?
 
 # %% answer="guess-hops"
 ### BEGIN SOLUTION
@@ -635,12 +635,12 @@ def require_a_proof(ranks, suspect):
         check.that(sorted(given) == list(range(ranks)),
                    f"With {ranks} ranks, {name} numbers {given}: every rank needs one, and none is used twice.")
     slow = {kind: slow_rank(design, kind, suspect) for kind in KINDS}
-    check.that(slow["gpu"] != slow["rank"], "The suspect keeps its GPU, so it is slow whether the GPU or the program is "
-               "the cause.")
+    check.that(slow["gpu"] != slow["rank"], "The suspect keeps its GPU, so it is slow whether the GPU or the program "
+               "is the cause.")
     check.that(slow["shard"] != slow["rank"], "The suspect keeps its shard, so it is slow whether the data or the "
                "program is the cause.")
-    check.that(slow["gpu"] != slow["shard"], "The suspect's GPU and its shard go to the same rank, so this rank is slow "
-               "whether the GPU or the data is the cause.")
+    check.that(slow["gpu"] != slow["shard"], "The suspect's GPU and its shard go to the same rank, so this rank is "
+               "slow whether the GPU or the data is the cause.")
     return design
 
 
@@ -660,16 +660,14 @@ check.function(cause, cases=[(gpus, shards, times_of(4, slow), 2) for slow in (1
 for case in check.draw(12, ranks=range(3, 40), suspect=range(40), kind=KINDS, base=check.between(50, 900),
                        extra=check.between(0.2, 2.0), turn=range(1, 40)):
     ranks, suspect = case["ranks"], case["suspect"] % case["ranks"]
-    design = require_a_proof(ranks, suspect)
-    slow = slow_rank(design, case["kind"], suspect)
-    check.function(cause, cases=[(*design, times_of(ranks, slow, case["base"], case["extra"]), suspect)],
-                   expected=[(case["kind"], suspect)])
     turn = 1 + case["turn"] % (ranks - 1)  # GPUs and shards move in opposite directions, by different amounts
     other = 1 + turn % (ranks - 1)
     design = [(rank + turn) % ranks for rank in range(ranks)], [(rank + other) % ranks for rank in range(ranks)]
     slow = slow_rank(design, case["kind"], suspect)
     check.function(cause, cases=[(*design, times_of(ranks, slow, case["base"], case["extra"]), suspect)],
                    expected=[(case["kind"], suspect)])
+for case in check.draw(16, size=range(3, 60), suspect=range(60)):
+    require_a_proof(case["size"], case["suspect"] % case["size"])
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="experiment" hint="The suspect keeps its GPU"
@@ -978,15 +976,15 @@ check.function(
     cases=[(2, 2, 4, 16, 8, 0.3), (4, 8, 8, 256, 16, 0.1), (4, 8, 32, 64, 8, 0.2), (6, 8, 12, 96, 16, 0.25)],
     expected=[(2, 2, 4), (8, 1, 16), (8, 4, 4), (4, 3, 3)],
     hints={
-        "This tensor-parallel group spans several nodes: each layer's all-reduces cross the network.": 
+        "This tensor-parallel group spans several nodes: each layer's all-reduces cross the network.":
             [(4, 1, 8), (8, 1, 16), (32, 1, 8), (12, 1, 12)],
-        "Not every node is a stage: a replica may need fewer nodes than there are.": 
+        "Not every node is a stage: a replica may need fewer nodes than there are.":
             [(2, 2, 4), (8, 4, 2), (8, 4, 4), (8, 6, 1)],
-        "The replicas share the global batch, so each pipeline has fewer micro-batches.": 
+        "The replicas share the global batch, so each pipeline has fewer micro-batches.":
             [(2, 2, 4), (8, 1, 16), (8, 4, 4), (4, 3, 12)],
-        "Another micro-batch is larger and keeps the bubble below the limit, too.": 
+        "Another micro-batch is larger and keeps the bubble below the limit, too.":
             [(2, 2, 1), (8, 1, 1), (8, 4, 1), (4, 3, 1)],
-        "What fits into memory leaves too few micro-batches here.": 
+        "What fits into memory leaves too few micro-batches here.":
             [(2, 2, 8), (8, 1, 16), (8, 4, 8), (4, 3, 12)]})
 ### BEGIN HIDDEN TESTS
 import math

@@ -4,6 +4,14 @@ A ring of n ranks moves S bytes per rank in n - 1 steps of S/n. An all-reduce ta
 steps, so each link carries 2 (n-1)/n S (Patarasuk & Yuan 2009). A double binary tree moves 2 S per
 rank and needs log2(n) steps between nodes (Sanders et al. 2009; NCCL since 2.4). NCCL chooses the
 algorithm that it expects to be faster, and so does this model.
+
+On two nodes, NCCL's trees can do better than this model: each of the two sends its half of the
+tensor up to the other node once and down once, so only S passes a node's adapters in each direction
+instead of the ring's 2 (n-1)/n S (github.com/NVIDIA/nccl issues 812 and 946; src/graph/search.cc
+looks for trees whose links within a node are up to twice as fast as the network, and
+src/graph/tuning.cc counts those, `nNodes <= 2 ? bwIntra : bwInter`). It is not modeled: the only
+published step on two nodes that we compare with, on V100s and sockets, takes 0.54 s, of which half
+is communication. A ring predicts 0.50 s, and such a tree 0.43 s.
 """
 
 from __future__ import annotations
@@ -14,6 +22,7 @@ from typing import NamedTuple
 
 LAUNCH = 12e-6  # seconds until the first byte leaves: the kernel starts, and all peers are ready
 BARRIER = 4  # bytes that a barrier all-reduces
+RING, TREE = "ring", "tree"
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,16 @@ def tree(path: CommunicationPath, size: int) -> float:
     return LAUNCH + 2 * (size / path.bandwidth + (local - 1) * path.near + depth * path.far)
 
 
+def algorithm(path: CommunicationPath, size: int) -> str:
+    """Return the algorithm of an all-reduce, RING or TREE: the one that takes less time.
+
+    Args:
+        path: the path between the ranks.
+        size: bytes of the tensor on each rank.
+    """
+    return TREE if path.nodes > 1 and tree(path, size) < ring(path, size, 2) else RING
+
+
 def all_reduce(path: CommunicationPath, size: int) -> float:
     """Return the time of an all-reduce, in seconds.
 
@@ -78,8 +97,7 @@ def all_reduce(path: CommunicationPath, size: int) -> float:
         path: the path between the ranks.
         size: bytes of the tensor on each rank.
     """
-    by_ring = ring(path, size, 2)
-    return min(by_ring, tree(path, size)) if path.nodes > 1 else by_ring
+    return tree(path, size) if algorithm(path, size) == TREE else ring(path, size, 2)
 
 
 def all_gather(path: CommunicationPath, size: int) -> float:

@@ -221,8 +221,7 @@ class VirtualGroup(Collectives, PointToPoint, dist.ProcessGroup):
                 tree=name == "all_reduce" and self._by_tree(given), given=given)
 
     def _by_tree(self, tensors: Sequence[torch.Tensor]) -> bool:
-        size = total(tensors)
-        return collectives.all_reduce(self.path, size) < collectives.ring(self.path, size, 2)
+        return collectives.algorithm(self.path, total(tensors)) == collectives.TREE
 
     def settle(self, work: Work) -> None:
         """Wait for the messages that determine when `work` ends, and those of earlier works."""

@@ -78,27 +78,34 @@ def pipeline_step(x, y, weight, micro_batches):
         work.wait()
     return total
 
-# %% answer="crowded" style="sets of CPUs, and recursion up the tree"
-def crowded(table, ranks, threads):
-    def cpus(text):
-        found = set()
-        for piece in text.split(","):
-            low, _, high = piece.partition("-")
-            found |= {*range(int(low), int(high or low) + 1)}
-        return frozenset(found)
+# %% answer="experiment" style="more cores and ranks, bound by taskset in a loop"
+%%writefile code/my_experiment.sh
+#!/bin/bash
+#SBATCH --job-name=my_experiment
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+export OMP_NUM_THREADS=1 SRUN_CPUS_PER_TASK=2
+TRAIN="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py --num-layers 4 --hidden-size 256 \
+       --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 --device cpu \
+       --micro-batch-size 2 --global-batch-size 8 --train-iters 8 --lr 1e-3 \
+       --data-path $LAB_HOME/data/bpe-4096/text_document --vocab-file $LAB_HOME/data/bpe-4096/vocab.json \
+       --merge-file $LAB_HOME/data/bpe-4096/merges.txt --split 949,50,1 --log-interval 1 --eval-iters 0"
+for ranks in 1 2; do
+    srun torchrun --standalone --nproc_per_node $ranks $TRAIN "$@"
+done
 
-    tree = {}
-    for row in table.splitlines()[1:]:
-        pid, parent, text, *_ = row.split()
-        tree[int(pid)] = int(parent), cpus(text)
-
-    def origin(pid):
-        parent = tree[pid][0]
-        return origin(parent) if parent in tree and tree[parent][1] == tree[pid][1] else pid
-
-    lists = [tree[rank][1] for rank in ranks]
-    bad = [rank for rank, own in zip(ranks, lists) if len(own) < lists.count(own) * threads]
-    return bad, origin(bad[0]) if bad else None
+# %% answer="fastest-that-fits" style="two loops and a sorted list"
+def fastest_that_fits(small, large, layers, capacity):
+    candidates = []
+    for name, (time, memory) in large.items():
+        per_layer = [(b - a) / (layers[1] - layers[0]) for a, b in zip(small[name], large[name])]
+        extra = layers[2] - layers[1]
+        if memory + extra * per_layer[1] <= capacity:
+            candidates.append((time + extra * per_layer[0], name))
+    return sorted(candidates)[0][1] if candidates else None
 
 # %% answer="repaired" style="exec, equals signs, and an exported default of srun"
 %%writefile code/my_two_ranks.sh

@@ -1,36 +1,36 @@
-# %% answer="verdict" style="match on a sorted list"
-def verdict(lines, gpus):
-    key = "using world size: "
-    worlds = [int(line.split(key)[1].split(",")[0]) for line in lines if key in line]
-    match sorted(worlds, reverse=True):
-        case []:
-            return "not started"
-        case [largest, *_] if largest == gpus:
-            return "ok"
-        case [_]:
-            return "idle GPUs"
-        case _:
-            return "separate worlds"
-
 # %% answer="stragglers" style="tensors"
 def stragglers(compute, communication):
     times = torch.tensor(compute, dtype=torch.float64)
     late = (times > 1.1 * times.min()).nonzero().flatten()
     return late.tolist(), (times.max() - times.min()).item() if len(late) else 0.0
 
-# %% answer="odd-rank" style="a counter of places"
-def odd_rank(dumps):
-    import re
-    from collections import Counter
+# %% answer="experiment" style="three ranks trade places, all others stay"
+def assign(ranks, suspect):
+    gpus, shards = list(range(ranks)), list(range(ranks))
+    one, two = [rank for rank in range(ranks) if rank != suspect][:2]
+    gpus[suspect], gpus[one], gpus[two] = one, suspect, two
+    shards[suspect], shards[two] = two, suspect
+    return gpus, shards
 
-    def place(dump):
-        main = dump.split('"MainThread"\n')[1]
-        frames = re.match(r"(?:    .*\n?)*", main)[0]
-        return next(one for one in re.findall(r"\((\S+:\d+)\)$", frames, re.M) if not one.startswith("torch/"))
 
-    places = [place(dump) for dump in dumps]
-    counts = Counter(places)
-    return min(enumerate(places), key=lambda pair: counts[pair[1]])
+def cause(gpus, shards, compute, suspect):
+    normal = sorted(compute)[len(compute) // 2]
+    late = [rank for rank, time in enumerate(compute) if time > 1.1 * normal]
+    found = {gpus.index(suspect): "gpu", shards.index(suspect): "shard", suspect: "rank"}
+    return found[late[0]], suspect
+
+# %% answer="hybrid" style="a search from the largest sizes down"
+def hybrid(nodes, gpus_per_node, replica, batch, largest, bubble):
+    tensor = next(size for size in range(gpus_per_node, 0, -1)
+                  if gpus_per_node % size == 0 and replica % size == 0)
+    stages = replica // tensor
+    replicas = nodes * gpus_per_node / replica
+    for size in range(largest, 0, -1):
+        if batch % (replicas * size) == 0:
+            count = batch / (replicas * size)
+            if (stages - 1) / (count + stages - 1) < bubble:
+                return tensor, stages, size
+    return None
 
 # %% answer="my-two-nodes" style="a here-document that is a program, and readarray"
 %%writefile code/my_two_nodes.sh

@@ -72,6 +72,8 @@ def test_the_quicker_of_ring_and_tree_is_taken():
     path = CommunicationPath(8, 8, 1e9, near=0.0, far=1e-3)
     assert collectives.all_reduce(path, 1000) == collectives.tree(path, 1000)
     assert collectives.all_reduce(path, 1000 * MB) == collectives.ring(path, 1000 * MB, 2)
+    assert [collectives.algorithm(path, size) for size in (1000, 1000 * MB)] == ["tree", "ring"]
+    assert collectives.algorithm(FLAT, 1000) == "ring"  # no tree within a node
 
 
 @given(st.integers(2, 64), st.integers(0, 2**33), st.integers(0, 2**33), st.floats(1e6, 1e12))

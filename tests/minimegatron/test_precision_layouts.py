@@ -47,13 +47,13 @@ class Results(dict):
 
 @pytest.fixture(scope="module")
 def results():
-    layouts = [(ranks, f"{precision} {layout}".strip()) for ranks, layout in LAYOUTS
+    layouts = [[(ranks, f"{precision} {layout}".strip()) for ranks, layout in LAYOUTS]
                for precision in BOUNDS]
     others = [*SAME_BITS, *((ranks, f"{layout} {OVERLAP}") for ranks, layout in SAME_BITS),
               *POISONED, WRONG]
     alone = [(1, [FP16, BF16, "--fp16 --loss-scale 16 scaled"])]
     return Results(alone + [(ranks, [case for number, case in group if number == ranks])
-                            for group in (layouts, others) for ranks in (2, 4)])
+                            for group in (*layouts, others) for ranks in (2, 4)])
 
 
 def assert_close(ranks, alone, precision):

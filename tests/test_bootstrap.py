@@ -29,10 +29,12 @@ def bootstrap(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "make_venv", make_venv)
     monkeypatch.setattr(module, "pip", lambda *words: module.done.append(words[0]))
+    module.really_compile = module.compile_packages
+    monkeypatch.setattr(module, "compile_packages", lambda: module.done.append("compiled"))
     return module
 
 
-WHOLE = ["venv", "-r", "--no-build-isolation"]
+WHOLE = ["venv", "--no-compile", "compiled", "--no-build-isolation"]
 
 
 def test_once_and_never_again(bootstrap):
@@ -69,11 +71,12 @@ def test_another_python_builds_anew(bootstrap, monkeypatch):
 @pytest.mark.parametrize("step", WHOLE)
 def test_an_interruption_at_any_step_is_taken_up(bootstrap, monkeypatch, step):
     def interrupted(*words):
-        if step in ("venv", words[0]):
+        if not words or step in ("venv", words[0]):
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(bootstrap, "make_venv" if step == "venv" else "pip", interrupted)
+        function = {"venv": "make_venv", "compiled": "compile_packages"}.get(step, "pip")
+        patch.setattr(bootstrap, function, interrupted)
         with pytest.raises(KeyboardInterrupt):
             bootstrap.ensure_venv()
     bootstrap.done.clear()
@@ -105,3 +108,17 @@ def test_other_systems_are_told_of_the_container(bootstrap, monkeypatch, platfor
     monkeypatch.setattr(bootstrap.sys, "platform", platform)
     with pytest.raises(SystemExit, match=rf"needs Linux, and this is {platform}.*container"):
         bootstrap.main()
+
+
+def test_what_the_course_imports_is_compiled_and_the_rest_is_not(bootstrap, tmp_path):
+    packages = tmp_path / ".venv" / "lib" / "python3" / "site-packages"
+    for name in ("numpy/linalg", "numpy/tests", "plotly/graph_objs", "transformers/models/gpt2",
+                 "transformers/models/bert"):
+        (packages / name).mkdir(parents=True)
+        (packages / name / "made.py").touch()
+    (packages / "template.py").write_text("{{ name }} = 1 +\n")
+    (tmp_path / ".venv" / "bin").mkdir()
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    bootstrap.really_compile()
+    assert {str(path.relative_to(packages).parents[1]) for path in packages.rglob("*.pyc")} == {
+        "numpy/linalg", "transformers/models/gpt2"}

@@ -16,18 +16,23 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("tests/minite/test_cpu_gemm.py", "tests/minite/test_functional.py",
-         "tests/minite/test_quantize.py", "tests/minimegatron/test_precision.py",
-         "tests/minimegatron/test_tensor_parallel.py", "tests/minimegatron/test_recompute.py",
-         "tests/minimegatron/test_dropout.py", "tests/minimegatron/test_model.py",
-         "tests/minimegatron/test_fp8.py")
-LAYOUTS = ("tests/minimegatron/test_precision_layouts.py",)
+FEW_BITS = ("tests/minite/test_cpu_gemm.py", "tests/minite/test_functional.py",
+            "tests/minite/test_quantize.py", "tests/minimegatron/test_precision.py",
+            "tests/minimegatron/test_fp8.py")
+FP32 = ("tests/minimegatron/test_tensor_parallel.py", "tests/minimegatron/test_recompute.py",
+        "tests/minimegatron/test_dropout.py", "tests/minimegatron/test_model.py")
+LAYOUTS = "tests/minimegatron/test_precision_layouts.py"  # all are slow
 ALL = ("tests/minimegatron", "tests/minite", "tests/virtualgpu", "tests/lablib",
        "tests/examples")
 SETS = {  # what PyTorch's own kernels use, and the most that oneDNN's may
     "no vectors": {"ATEN_CPU_CAPABILITY": "default"},
     "AVX2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
     "AVX-512 without AMX, BF16, and FP16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}}
+# What `make test` runs under each; `make stress` runs ALL. oneDNN has the GEMMs of 16 and 8 bits.
+CHOSEN = {
+    "no vectors": (*FEW_BITS, *FP32, LAYOUTS, "-k", "not slow or test_a_layout_equals and fp16"),
+    "AVX2": (*FEW_BITS, *FP32, "-k", "not slow"),
+    "AVX-512 without AMX, BF16, and FP16": (*FEW_BITS, "-k", "not slow")}
 PROGRAM = """import sys, pytest, torch
 print("kernels for", torch.backends.cpu.get_cpu_capability())
 sys.exit(pytest.main(sys.argv[1:]))"""
@@ -52,12 +57,7 @@ def run_again(name: str, *words: str) -> None:
 
 @pytest.mark.parametrize("name", SETS)
 def test_numerics_hold_under_other_instructions(name):
-    run_again(name, *FILES, "-m", "not slow and not stress")
-
-
-@pytest.mark.slow
-def test_layouts_in_16_bits_hold_without_vectors():
-    run_again("no vectors", *LAYOUTS, "-m", "not stress")
+    run_again(name, *CHOSEN[name], "-m", "not stress")
 
 
 @pytest.mark.stress

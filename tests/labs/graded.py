@@ -74,10 +74,11 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
         home: the workspace.
         answer: returns the source of each answer.
         only: the checks to run; None: all.
-        hint: ends the run at the first check that fails with this text.
+        hint: ends the run at the first check that fails with this text, and that check at its
+            first part that does.
     """
     outcome, student = Outcome(), {"__name__": "__main__"}
-    with inside(home), checking_on(KernelSide()):
+    with inside(home), checking_on(KernelSide()), ending_at(hint):
         for cell in lab.of(Role.SETUP, Role.ANSWER, Role.DRIVER):
             if cell.role is not Role.ANSWER:
                 _execute(cell.source, student, cell)
@@ -104,6 +105,30 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
                 if hint is not None and hint in text(error):
                     break
     return outcome
+
+
+@contextlib.contextmanager
+def ending_at(hint: str | None) -> Iterator[None]:
+    """End a check at its first part that fails with this hint, unless the hint is None."""
+    @contextlib.contextmanager
+    def part(points: float, title: str) -> Iterator[None]:
+        failed = None
+        with real(points, title):
+            try:
+                yield
+            except Failed as error:
+                failed = error
+                raise
+        if failed is not None and hint in text(failed):
+            raise failed
+
+    real = check.part
+    if hint is not None:
+        check.part = part
+    try:
+        yield
+    finally:
+        check.part = real
 
 
 @contextlib.contextmanager
@@ -171,7 +196,8 @@ def unproven(lab: Lab, home: Path, *names: str, thorough: bool = True) -> list[s
         lab: the lab.
         home: a workspace.
         *names: the answers whose mutants are tried; all answers if none is given.
-        thorough: whether to run a mutant's other checks, too, once one has given its hint.
+        thorough: whether to run a mutant's other checks and parts, too, once one has given its
+            hint.
     """
     found = []
     for name in names or lab.mutants:

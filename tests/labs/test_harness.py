@@ -3,6 +3,7 @@
 import pytest
 
 from labcore import shipping
+from labkit import check
 from labkit.build import read
 from labkit.build.stubs import unanswered
 from tests.labkit.build.conftest import author, root  # noqa: F401
@@ -36,3 +37,18 @@ def test_a_check_that_is_not_sound_is_seen(author, home, change, said):  # noqa:
     path = author(change)
     lab = read_into(path, Problems(path))  # some of these the build itself refuses
     assert any(said in sentence for sentence in graded.unproven(lab, home))
+
+
+def test_a_check_ends_at_the_part_that_gives_the_hint():
+    with (graded.ending_at("off by one"), pytest.raises(check.Failed, match="off by one"),
+          check.parts()):
+        with check.part(1, "another error"):
+            check.that(False, "twice as many")
+        with check.part(1, "the hint"):
+            check.that(False, "off by one")
+        pytest.fail("the check went on")
+    with pytest.raises(check.Failed, match="1 of 2 points"), check.parts():
+        with check.part(1, "the hint"):
+            check.that(False, "off by one")
+        with check.part(1, "what follows"):
+            pass

@@ -32,28 +32,28 @@ def soak_four(rows):
 
 
 class Results(dict):
-    """{(ranks, case): results}; the processes of a number of ranks are started when asked for."""
+    """{(ranks, case): results}; the cases of a group run together, when one is asked for."""
 
-    def __init__(self, cases):
+    def __init__(self, groups):
         super().__init__()
-        self.cases = cases
+        self.groups = groups
 
     def __missing__(self, key):
-        self |= {(key[0], case): result
-                 for case, result in run(key[0], self.cases[key[0]], STEPS).items()}
+        ranks, case = key
+        (cases,) = [cases for number, cases in self.groups if number == ranks and case in cases]
+        self |= {(ranks, one): result for one, result in run(ranks, cases, STEPS).items()}
         return self[key]
 
 
 @pytest.fixture(scope="module")
 def results():
-    cases = {1: [FP16, BF16, "--fp16 --loss-scale 16 scaled"], 2: [WRONG[1]], 4: []}
-    for ranks, layout in LAYOUTS:
-        cases[ranks] += [f"{precision} {layout}".strip() for precision in BOUNDS]
-    for ranks, layout in SAME_BITS:
-        cases[ranks] += [layout, f"{layout} {OVERLAP}"]
-    for ranks, case in POISONED:
-        cases[ranks].append(case)
-    return Results(cases)
+    layouts = [[(ranks, f"{precision} {layout}".strip()) for ranks, layout in LAYOUTS]
+               for precision in BOUNDS]
+    others = [*SAME_BITS, *((ranks, f"{layout} {OVERLAP}") for ranks, layout in SAME_BITS),
+              *POISONED, WRONG]
+    alone = [(1, [FP16, BF16, "--fp16 --loss-scale 16 scaled"])]
+    return Results(alone + [(ranks, [case for number, case in group if number == ranks])
+                            for group in (*layouts, others) for ranks in (2, 4)])
 
 
 def assert_close(ranks, alone, precision):

@@ -74,6 +74,7 @@ def test_both_overloads_use_this_kernel():
         assert OURS in kernels(overload), overload
 
 
+@pytest.mark.slow
 def test_ranks_of_a_check_have_it_before_the_student_imports_anything():
     def kernels_of_the_rank() -> str:  # sent with its code, so it imports nothing of ours
         return torch._C._dispatch_dump("aten::_scaled_mm")

@@ -162,11 +162,14 @@ class _Ids:
 def _cell(cell: Cell, source: str, ids: _Ids, keep: tuple[str, ...]) -> Any:
     import copy
 
-    from nbformat import v4
+    import nbformat
 
-    make = v4.new_code_cell if cell.kind == "code" else v4.new_markdown_cell
+    # Not v4.new_code_cell, which validates each cell: the notebook is validated as a whole.
     metadata = {key: copy.deepcopy(cell.metadata[key]) for key in keep if key in cell.metadata}
-    return make(source, id=ids.of(cell), metadata=metadata)
+    made = {"cell_type": cell.kind, "id": ids.of(cell), "metadata": metadata, "source": source}
+    if cell.kind == "code":
+        made |= {"execution_count": None, "outputs": []}
+    return nbformat.from_dict(made)
 
 
 def worked_pieces(lab: Lab) -> dict[str, str]:

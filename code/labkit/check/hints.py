@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -109,14 +110,14 @@ def _leaves(value: Any) -> Iterator[tuple[tuple, Any]]:
     todo, count = [((), value)], 0
     while todo and count < MOST_LEAVES:
         path, one = todo.pop()
+        count += 1  # of containers, too: a million empty lists have no leaf
         if isinstance(one, np.ndarray):
-            one = one.tolist()
+            one = one.tolist() if one.size else ()
         if isinstance(one, Mapping):
-            todo += [((*path, name), item) for name, item in one.items()]
+            todo += [((*path, name), item) for name, item in islice(one.items(), MOST_LEAVES)]
         elif isinstance(one, Sequence) and not isinstance(one, str | bytes):
-            todo += [((*path, place), item) for place, item in enumerate(one)]
+            todo += [((*path, place), item) for place, item in enumerate(one[:MOST_LEAVES])]
         else:
-            count += 1
             # A hint for the wrong answer 1 also applies to 1.0.
             yield path, one
 

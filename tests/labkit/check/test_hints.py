@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from labkit import check
+from labkit.check import hints
 from labkit.check.hints import nearest, relation
 
 EXPECTED = [([0, 0, 1], 2), ([0, 1, 2], 3)]
@@ -71,3 +72,10 @@ def test_what_they_have_in_common_is_in_the_message():
     assert said(lambda: 8, [()], [7], {}).endswith("another number: it is off by one.")
     with pytest.raises(check.Failed, match=r"another number: it is right except for the sign"):
         check.value(-2.0, 2.0)
+
+
+def test_a_million_empty_lists_are_not_searched_for_numbers(monkeypatch):
+    monkeypatch.setattr(hints, "MOST_LEAVES", 10)
+    assert dict(hints._leaves([7, *[[]] * 8])) == {(0,): 7}
+    assert not [*hints._leaves([7, *[[]] * 1000])]
+    assert not [*hints._leaves({"rows": [[]] * 1000, "first": [[] for _ in range(1000)]})]

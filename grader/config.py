@@ -34,6 +34,7 @@ from grader.nbgrader_plugin.steps import (
 from grader.report.grades import GradesCsv
 from grader.written.rubrics import ShowRubrics
 from labkit.build import release
+from labkit.build.shown import ShortenChecks
 
 SECONDS_PER_CELL = 60
 
@@ -63,8 +64,9 @@ def configure(c: Config) -> None:
     c.Execute.timeout = SECONDS_PER_CELL
     c.Execute.skip_cells_with_tag = "explore"
     c.GenerateFeedback.exporter_class = FeedbackPage
-    c.GenerateFeedback.preprocessors = [HideTests, MarkUnscored, LimitOutputSize, stock.GetGrades,
-                                        Notices, MarkPending, CSSHTMLHeaderPreprocessor]
+    c.GenerateFeedback.preprocessors = [
+        HideTests, ShortenChecks, MarkUnscored, LimitOutputSize, stock.GetGrades, Notices,
+        MarkPending, CSSHTMLHeaderPreprocessor]
     # Also what formgrader shows to the instructor.
     c.HTMLExporter.preprocessors = [ShowRubrics, Harmless, EmbedImages]
     c.HTMLExporter.sanitize_html = True

@@ -78,7 +78,7 @@ def hint(page: Page, jupyter: Jupyter, home: Path) -> None:
     page.keyboard.press("Control+a")
     page.keyboard.insert_text(WRONG)
     driver.run_cell(page, answer)
-    run(page, "That is the bubble overhead")
+    run(page, 'check("bubble")')
     put_at_top(page, "Look at one row of your GPipe", 20)
     save(page, "hint")
 

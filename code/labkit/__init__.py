@@ -5,7 +5,8 @@ contest/ the student's side of a contest
 guest/   runs a student's cells in a sandbox and answers requests over a pipe
 check/   `from labkit import check`: the checks a notebook calls, and what they may touch
 provenance.py finds the cells that a name comes from, cells.py and names.py describe cells and their
-names, and masks.py finds the modules and names that a lab's masks make unavailable to answers
+names, lab_checks.py reads the checks that lie beside a notebook, and masks.py finds the modules and
+names that a lab's masks make unavailable to answers
 
 Imports point down this list. A check is written once and runs in two places: in the student's
 kernel, and in a trusted process that reaches the student's code through a side (check/sides.py).

@@ -13,6 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
+from labkit import lab_checks
 from labkit.names import Names, analyse, imported
 
 WRITEFILE = re.compile(r"%%writefile[ \t]+(?P<rest>.*)")
@@ -42,6 +43,10 @@ class Role(Enum):
 
 # In a notebook, tags name these roles; nbgrader's metadata names answers and checks.
 TAGGED = {role.value: role for role in (Role.SETUP, Role.EXPLORE, Role.CHECK_SETUP, Role.DRIVER)}
+
+# Students see nothing of these, unless an experiment uses them, and only a line of each check.
+HELPERS = (Role.CHECK_SETUP, Role.DRIVER)
+SERVED = (*HELPERS, Role.CHECK)
 
 
 def role_of(metadata: Mapping[str, Any]) -> Role:
@@ -129,11 +134,13 @@ class Code:
 
 @dataclass(frozen=True)
 class ReleasedCell:
-    """A code cell of a released notebook.
+    """A code cell of a lab, as students get it.
 
     Attributes:
-        index: its position in the notebook.
+        index: its position in the lab.
         id: its cell ID.
+        code: the whole cell, as its author has it, without solutions and hidden tests.
+        text: the cell in the notebook, such as `check("shift")`; None if it is not in there.
     """
 
     index: int
@@ -141,11 +148,21 @@ class ReleasedCell:
     role: Role
     grade_id: str
     code: Code
+    text: str | None
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether the notebook has only a part of the cell, or a line instead."""
+        return self.text != self.code.source
+
+    def has_source(self, source: str) -> bool:
+        """Return whether a source is this cell's, as it is in the notebook or as a whole."""
+        return source in (self.text, self.code.source)
 
 
 @dataclass(frozen=True)
 class Release:
-    """The code cells of the notebook that students get."""
+    """The code cells of the lab that students get, including those that only its checks use."""
 
     name: str
     cells: tuple[ReleasedCell, ...]
@@ -160,17 +177,29 @@ class Release:
 
     @cached_property
     def by_source(self) -> dict[str, ReleasedCell]:
-        return {cell.code.source: cell for cell in self.cells}
+        return {cell.code.source if cell.text is None else cell.text: cell for cell in self.cells}
 
 
 @cache
 def read_release(path: Path) -> Release:
-    """Return the code cells of a released notebook. Raises OSError and ValueError."""
+    """Return the code cells of a released notebook and of its checks. Raises OSError and
+    ValueError."""
+    shown = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    checks = lab_checks.of_notebook(path)
+    served = checks.by_id if checks else {}
+    by_id = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(shown)}
+    order = lab_checks.complete_order(
+        list(by_id), [(cell.id, cell.before) for cell in served.values()])
     cells = []
-    for index, cell in enumerate(json.loads(path.read_text(encoding="utf-8"))["cells"]):
-        if cell["cell_type"] == "code":
-            metadata = cell["metadata"]
+    for index, name in enumerate(order):
+        cell, whole = by_id.get(name), served.get(name)
+        if cell is None:
+            cells.append(ReleasedCell(index, name, Role(whole.role), whole.grade_id,
+                                      Code(whole.source), None))
+        elif cell["cell_type"] == "code":
+            metadata, text = cell["metadata"], "".join(cell["source"])
             cells.append(ReleasedCell(
                 index, cell.get("id", ""), role_of(metadata),
-                metadata.get("nbgrader", {}).get("grade_id", ""), Code("".join(cell["source"]))))
+                metadata.get("nbgrader", {}).get("grade_id", ""),
+                Code(whole.source if whole else text), text))
     return Release(path.stem, tuple(cells))

@@ -79,10 +79,13 @@ class Provenance:
             home: the workspace, whose files are compared with the cells that write them; None to
                 compare none.
         """
-        self.release, self.runs, self.home = release, runs, home
-        self.cells = [self._cell_of(run) for run in runs]
+        self.release, self.home = release, home
+        # A check runs its own drivers, after all cells of the notebook.
+        self.runs = [*runs, *(RunCell(cell.code, cell.id) for cell in release.cells
+                              if cell.role is Role.DRIVER and cell.is_served)]
+        self.cells = [self._cell_of(run) for run in self.runs]
         self.latest = {(cell.index, run.id): number for number, (cell, run)
-                       in enumerate(zip(self.cells, runs, strict=True)) if cell is not None}
+                       in enumerate(zip(self.cells, self.runs, strict=True)) if cell is not None}
 
     @cached_property
     def places(self) -> list[Place]:
@@ -109,7 +112,7 @@ class Provenance:
             return Place(cell, is_latest, "an earlier version of an answer cell")
         if cell.role in TRUSTED:
             return Place(cell, False, "a cell that only checks can use")
-        is_original = run.code.source == cell.code.source
+        is_original = cell.has_source(run.code.source)
         if cell.role is Role.EXPLORE:
             return Place(cell, False, "a cell that grading does not run" if is_original else OWN)
         return Place(cell, is_original, "a course cell that you changed")
@@ -228,7 +231,7 @@ class Provenance:
         for number, run in enumerate(self.runs):
             place = self.places[number]
             if place.is_graded or (place.cell is not None
-                                   and run.code.source == place.cell.code.source):
+                                   and place.cell.has_source(run.code.source)):
                 continue
             names = run.code.names
             for name, text in changed(run.code.tree, names) if not run.code.path else ():

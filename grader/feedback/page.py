@@ -24,7 +24,9 @@ from labcore.errors import LabError
 from labcore.html import render
 from labcore.workspace import CHECKOUT
 from labkit.build.visible import hidden_lines
+from labkit.cells import Role, role_of
 from labkit.check.checks import HIDDEN_FAILED
+from labkit.lab_checks import is_shortened
 
 IMAGES = CHECKOUT / "images"
 PICTURE = re.compile(r"\.\./images/([\w./-]+\.(?:png|svg|jpe?g|gif|webp))")
@@ -141,6 +143,16 @@ class MarkUnscored(NbGraderPreprocessor):
 class HideTests(ClearHiddenTests):
     """Removes hidden tests from the page: their text, tracebacks that quote it, their output, and
     messages not from labkit.check. For example, `np.testing` prints the array it expected."""
+
+    def preprocess(self, nb: NotebookNode, resources: dict[str, Any]
+                   ) -> tuple[NotebookNode, dict[str, Any]]:
+        nb, resources = super().preprocess(nb, resources)
+        for cell in nb.cells if is_shortened(nb.metadata) else ():
+            if cell.cell_type == "code" and role_of(cell.metadata) is Role.CHECK:
+                for output in cell.outputs:  # a traceback quotes the check
+                    if output.output_type == "error" and output.ename not in OWN_ERRORS:
+                        output.traceback = [f"{output.ename}: {output.evalue}"]
+        return nb, resources
 
     def preprocess_cell(self, cell: NotebookNode, resources: dict[str, Any], cell_index: int
                         ) -> tuple[NotebookNode, dict[str, Any]]:

@@ -21,6 +21,7 @@ from grader.gradebook.records import gradebook
 from labcore.atomic import write_atomic
 from labcore.errors import LabError
 from labcore.workspace import CHECKOUT
+from labkit import lab_checks
 from labkit.build.cli import build
 from labkit.build.notebooks import is_draft
 
@@ -77,6 +78,11 @@ def release(course: Course, lab: str) -> bool:
     except Exception as error:
         raise LabError(f"{source}: nbgrader cannot generate the assignment: {explain(error)} (the "
                        f"rest is in {log_file(course)})") from error
+    if own := course.labs_folder(lab):  # students do not have its checks yet
+        checks = lab_checks.path_of(own / "notebooks" / f"{lab}.ipynb")
+        beside = course.notebook("release", lab).with_name(f"{lab}{lab_checks.BESIDE}")
+        if checks.is_file():  # not of an assignment made without `lab build`
+            write_atomic(beside, checks.read_bytes())
     write_atomic(stamps, json.dumps(before | {lab: digest}, indent=1).encode())
     return True
 

@@ -31,6 +31,7 @@ from grader.gradebook.records import (
     submission_of,
 )
 from grader.gradebook.ungraded import ungraded_on_error
+from grader.run.lab_plan import with_course_cells
 from grader.run.rebuild import read_submitted, rebuild
 from labcore.errors import LabError
 
@@ -48,10 +49,10 @@ class Rebuild(NbGraderPreprocessor):
         with ungraded_on_error(submission):
             byhand.reinstate_extension(submission)
             byhand.set_aside_older(submission)
-            release = nbformat.read(submission.course.notebook("release", submission.lab),
-                                    as_version=4)
+            release, source = (nbformat.read(submission.course.notebook(step, submission.lab),
+                                             as_version=4) for step in ("release", "source"))
             submitted = read_submitted(submission.notebook())
-            return rebuild(release, submitted)[0], resources
+            return rebuild(with_course_cells(release, source), submitted)[0], resources
 
 
 class SaveRecord(NbGraderPreprocessor):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,15 +24,18 @@ from nbformat import NotebookNode
 from grader.course import Course
 from grader.sandbox.masks import SandboxMasks
 from labcore.errors import LabError
+from labkit import lab_checks
 from labkit.build import parts
 from labkit.build.given import error_in
 from labkit.build.masks import masked
-from labkit.cells import TAGGED, Code, Role, python_of, role_of
+from labkit.cells import SERVED, TAGGED, Code, Role, python_of, role_of
+from labkit.lab_checks import complete_order, is_shortened
 from labkit.names import Names, analyse, changed
 
 HEADING = re.compile(r"^#{2,4} +(.+)$", re.MULTILINE)
 WORKSPACE = "workspace"  # below the sandbox's home
 MOST_FILES = 100_000_000  # bytes
+NO_FILES = (".ipynb", lab_checks.BESIDE)
 DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 ASSIGNMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign)
 PURE = frozenset(("abs", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min",
@@ -117,7 +120,7 @@ def read_release(path: Path) -> GradingPlan:
     Args:
         path: the notebook that students get.
     """
-    release = read_notebook(path)
+    release = with_checks(path)
     stubs = (Code(cell.source).stub_names for cell in release.cells
              if cell.cell_type == "code" and role_of(cell.metadata) is Role.ANSWER)
     return _plan(path.stem, "", release, frozenset().union(*stubs), {})
@@ -149,6 +152,66 @@ def read_notebook(path: Path) -> NotebookNode:
         raise LabError(f"{path} is not a notebook: {error}") from error
 
 
+def with_checks(path: Path) -> NotebookNode:
+    """Return a released notebook with the cells of its checks in their places. Raises LabError.
+
+    Args:
+        path: the notebook that students get, in notebooks/.
+    """
+    release = read_notebook(path)
+    try:
+        checks = lab_checks.of_notebook(path)
+    except (OSError, ValueError) as error:
+        raise LabError(f"cannot read {lab_checks.path_of(path)}: {error}; `lab build` writes it"
+                       ) from error
+    if checks is None:
+        if is_shortened(release.metadata):
+            raise LabError(f"{lab_checks.path_of(path)} is missing: `lab build` writes it")
+        return release
+    originals = {cell.id: nbformat.v4.new_code_cell(
+        cell.source, id=cell.id, metadata={"tags": [cell.role]}) for cell in checks.cells}
+    return _restored(release, originals, [(cell.id, cell.before) for cell in checks.cells])
+
+
+def with_course_cells(release: NotebookNode, source: NotebookNode) -> NotebookNode:
+    """Return the release with the cells that it shortens or leaves out as they are in the source.
+
+    Args:
+        release: the notebook that students get.
+        source: the notebook with hidden tests.
+    """
+    if not is_shortened(source.metadata):
+        return deepcopy(release)
+    originals, places, following = {}, [], ""
+    for cell in reversed(source.cells):
+        if cell.cell_type == "code" and role_of(cell.metadata) in SERVED:
+            originals[cell.id] = cell
+            places.insert(0, (cell.id, following))
+        else:
+            following = cell.id
+    return _restored(release, originals, places)
+
+
+def _restored(release: NotebookNode, originals: Mapping[str, NotebookNode],
+              places: Sequence[tuple[str, str]]) -> NotebookNode:
+    """Return a copy of the release with the sources of these cells, in these places.
+
+    Args:
+        release: the notebook that students get.
+        originals: the cells, by ID.
+        places: in order, the ID of each, and that of the next cell that is not among them.
+    """
+    result = deepcopy(release)
+    cells = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(result.cells)}
+    result.cells = []
+    for name in complete_order(list(cells), places):
+        cell = cells.get(name) or deepcopy(originals[name])
+        if name in originals:
+            cell.source = originals[name].source
+        result.cells.append(cell)
+    return result
+
+
 def student_files(folder: Path) -> dict[str, bytes]:
     """Return the files that students get with the notebook, by path in the sandbox's home
     directory.
@@ -158,7 +221,8 @@ def student_files(folder: Path) -> dict[str, bytes]:
     files, total = {}, 0
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and path.suffix != ".ipynb" and ".ipynb_checkpoints" not in name.parts:
+        if path.is_file() and not path.name.endswith(NO_FILES) \
+                and ".ipynb_checkpoints" not in name.parts:
             total += path.stat().st_size
             if total > MOST_FILES:
                 raise LabError(f"{folder} has more than {MOST_FILES / 1e6:.0f} MB of files: every "
@@ -180,7 +244,7 @@ def with_hidden_tests(release: NotebookNode, source: NotebookNode) -> NotebookNo
 
     originals = {cell.metadata.nbgrader["grade_id"]: cell for cell in source.cells
                  if cell.metadata.get("nbgrader", {}).get("grade_id")}
-    result = deepcopy(release)
+    result = with_course_cells(release, source)
     for cell in result.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None

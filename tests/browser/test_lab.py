@@ -40,9 +40,8 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
     for text in ("os.chdir", "from labkit import check", "jobs.connect()"):
         run_cell(page, number_of(page, text))
     assert "slurmnode" in code_cell(page, number_of(page, "jobs.connect()")).inner_text()
-    for text in ("def verdict", "def log_of"):
-        run_cell(page, number_of(page, text))
-    said = run_cell(page, number_of(page, '"Two smaller worlds')).inner_text()
+    run_cell(page, number_of(page, "def verdict"))
+    said = run_cell(page, number_of(page, 'check("verdict")')).inner_text()
     assert "still waits for your answer" in said
     code_cell(page, number_of(page, "def verdict")).scroll_into_view_if_needed()
     screenshot(page, "lab-first-exercise")
@@ -62,7 +61,7 @@ def write(page, n, text):
 
 def gets_a_hint_then_passes(page, screenshot):
     """A wrong answer gets its hint, and the right one passes."""
-    answer, check = number_of(page, "def verdict"), number_of(page, '"Two smaller worlds')
+    answer, check = number_of(page, "def verdict"), number_of(page, 'check("verdict")')
     sizes = ("import re\n\ndef verdict(lines, gpus):\n"
              "    sizes = [int(size) for line in lines\n"
              "             for size in re.findall(r\"using world size: (\\d+)\", line)]\n"

@@ -116,8 +116,8 @@ def test_what_students_get_is_copied_by_name():
               for word in text.split()[:-1]}
     assert copied == {
         "LICENSE", "LICENSE-text", "README.md", "code", "docker/healthcheck.py", "docker/start.sh",
-        "docker/wanted.py", *GRADERS, "images/*.*", "notebooks/*.ipynb", "pyproject.toml",
-        "requirements.lock"}
+        "docker/wanted.py", *GRADERS, "images/*.*", "notebooks/*.ipynb",
+        "notebooks/checks/*.json", "pyproject.toml", "requirements.lock"}
 
 
 def test_a_build_without_a_target_is_the_students():

@@ -9,6 +9,7 @@ from labcore import own_labs, shipping, workspace
 from labcore.errors import LabError
 from labkit.build import read
 from labkit.build.cli import build
+from labkit.cells import Role
 from tests.labkit.build.conftest import SAMPLE
 
 MUTANT = '# %% [raw] tags=["mutant"] answer="global-batch" hint="nobody adds"'
@@ -47,7 +48,8 @@ def test_a_lab_is_built_beside_its_source_and_the_checkout_stays(own, capsys):
     before = checkout()
     assert cli.main(["build", "--labs", str(own)]) == 0
     assert capsys.readouterr().out.split() == [
-        SOURCE, "notebooks/90_sample.ipynb", "notebooks/worked/90_sample.ipynb"]
+        SOURCE, "notebooks/90_sample.ipynb", "notebooks/checks/90_sample.json",
+        "notebooks/worked/90_sample.ipynb"]
     assert (own / SOURCE).is_file() and checkout() == before
     assert cli.main(["build", "--check", "--labs", str(own)]) == 0
 
@@ -95,6 +97,24 @@ def test_a_stale_lab_is_not_released(own, course, monkeypatch):
         require_built(course, "90_sample")
 
 
+@pytest.mark.slow
+def test_a_release_has_the_checks_beside_the_notebook_and_no_sandbox_gets_them(
+        own, course, monkeypatch):
+    from grader.nbgrader_plugin import assign
+    from grader.run import lab_plan
+
+    build(own)
+    monkeypatch.setenv(own_labs.VARIABLE, str(own))
+    assert assign.release(course, "90_sample")
+    released = course.notebook("release", "90_sample")
+    assert released.read_text() == (own / "notebooks" / "90_sample.ipynb").read_text()
+    checks = released.with_name("90_sample.checks.json")
+    assert checks.read_text() == (own / "notebooks" / "checks" / "90_sample.json").read_text()
+    plan = lab_plan.read(course, "90_sample")
+    assert plan.files == {}
+    assert "### BEGIN HIDDEN TESTS" in plan.of(Role.CHECK)[0].source
+
+
 def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, capsys):
     from grader.nbgrader_plugin import assign
 
@@ -106,7 +126,7 @@ def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, 
     said = capsys.readouterr().err
     assert f"draft: {path}:" in said and "1 mutants" in said and "no mutant triggers" in said
     marks = json.loads((own / SOURCE).read_text())["metadata"]["lab"]
-    assert marks == {"draft": True}
+    assert marks["draft"] is True
     assert cli.main(["build", "--check", "--draft", "--labs", str(own)]) == 0
     monkeypatch.setenv(own_labs.VARIABLE, str(own))
     with pytest.raises(LabError, match="90_sample is a draft"):
@@ -116,7 +136,7 @@ def test_a_draft_is_built_and_marked_and_not_released(own, course, monkeypatch, 
 
 def test_a_finished_lab_is_no_draft(own):
     build(own, missing=[])
-    assert "lab" not in json.loads((own / SOURCE).read_text())["metadata"]
+    assert "draft" not in json.loads((own / SOURCE).read_text())["metadata"]["lab"]
 
 
 def test_a_workspace_gets_the_labs_and_their_figures(own, tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
                 _execute(cell.source, student, cell)
                 continue
             try:
-                _answer(answer(cell), student, cell, home)
+                run_cell(cell, answer(cell), student, home)
             except Exception as error:
                 outcome.answers[cell.grade_id] = error
         proxies = {name for cell in lab.of(Role.ANSWER, Role.DRIVER) for name in cell.defines}
@@ -124,7 +124,8 @@ def noting(marks: list[Mark]) -> Iterator[None]:
         check.pass_mark = real
 
 
-def _answer(source: str, student: dict[str, Any], cell: Cell, home: Path) -> None:
+def run_cell(cell: Cell, source: str, student: dict[str, Any], home: Path) -> None:
+    """Run the source of a setup or answer cell, or write its file."""
     if cell.path is None:
         _execute(source, student, cell)
     else:

@@ -52,7 +52,8 @@ def functions() -> list[str]:
     """Return the names of labkit.check's functions for checks."""
     from labkit import check
 
-    return [name for name in check.__all__ if inspect.isfunction(getattr(check, name))]
+    return [name for name in check.__all__ if name not in check.NOTEBOOKS
+            and inspect.isfunction(getattr(check, name))]
 
 
 @functools.lru_cache(maxsize=256)  # several rules need the calls of each cell, once per mutant

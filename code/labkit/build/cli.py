@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from labkit.build.lab import Lab
 
 # The folders that hold generated files and nothing else with these endings.
-GENERATED = ("notebooks/*.ipynb", "notebooks/worked/*.ipynb", "notebooks/worked/mytrainer/**/*.py",
-             "grader/source/*/*.ipynb")
+GENERATED = ("notebooks/*.ipynb", "notebooks/checks/*.json", "notebooks/worked/*.ipynb",
+             "notebooks/worked/mytrainer/**/*.py", "grader/source/*/*.ipynb")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:

@@ -11,6 +11,7 @@ import re
 
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.problems import Problems
+from labkit.lab_checks import line_of, name_of
 
 GRADE_ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 SHORT = "short"
@@ -21,6 +22,7 @@ REGIONS = {"SOLUTION": (Role.ANSWER, Role.WRITTEN), "HIDDEN TESTS": (Role.CHECK,
 def check(lab: Lab, problems: Problems) -> None:
     """Report errors in the metadata and the markers of `lab`'s cells."""
     ids: dict[str, Cell] = {}
+    names: dict[str, Cell] = {}  # of checks, as the notebook calls them
     for cell in lab.cells:
         if cell.role in (Role.ANSWER, Role.CHECK, Role.WRITTEN):
             _nbgrader(cell, problems)
@@ -28,6 +30,11 @@ def check(lab: Lab, problems: Problems) -> None:
                 problems.add(cell, None, f"grade_id {cell.grade_id} is taken by the cell in line "
                              f"{ids[cell.grade_id].line - 1}: choose another")
             ids.setdefault(cell.grade_id, cell)
+        if cell.role is Role.CHECK:
+            other = names.setdefault(name_of(cell.grade_id), cell)
+            if other.grade_id != cell.grade_id:
+                problems.add(cell, None, f"{line_of(cell.grade_id)} would also run "
+                             f"{other.grade_id}, in line {other.line - 1}: choose another grade_id")
         if cell.role is not Role.MUTANT:
             _markers(cell, problems)
         _short(cell, problems)

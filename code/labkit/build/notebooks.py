@@ -1,4 +1,4 @@
-"""The three notebooks of a lab, and the worked files that its answers write into mytrainer/."""
+"""The three notebooks of a lab, its checks, and the worked files of its answers in mytrainer/."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from labcore.shipping import WORKED_LINK
+from labkit import lab_checks
 from labkit.build import prose, rubrics
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import answered
@@ -25,14 +26,17 @@ METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "
 
 
 def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
-    """Return the text of every notebook generated from `lab`, by its path in the checkout.
+    """Return the text of every notebook generated from `lab`, and of its checks, by path in the
+    checkout.
 
     Without `worked`, there is no worked notebook and no link to it.
     """
     from labkit.build.release import release
+    from labkit.build.shown import checks_text
 
     source = _notebook(lab, _additions(lab, worked))
-    texts = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source)}
+    texts = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source),
+             checks_path(lab.name): checks_text(lab, source)}
     if worked:
         texts[worked_path(lab.name)] = _text(_worked(lab))
     return texts
@@ -40,6 +44,10 @@ def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
 
 def release_path(name: str) -> str:
     return f"notebooks/{name}.ipynb"
+
+
+def checks_path(name: str) -> str:
+    return str(lab_checks.path_of(PurePosixPath(release_path(name))))
 
 
 def worked_path(name: str) -> str:
@@ -100,7 +108,9 @@ def _worked(lab: Lab) -> Any:
     """
     from nbformat.v4 import new_notebook
 
-    ids, cells = _Ids(), []
+    from labkit.build.shown import shortened
+
+    ids, cells, roles = _Ids(), [], []
     for cell in lab.cells:
         if cell.role in IN_NO_NOTEBOOK:
             continue
@@ -112,13 +122,18 @@ def _worked(lab: Lab) -> Any:
         elif cell.role is Role.CHECK:
             source = without_hidden(source)
         cells.append(_cell(cell, source, ids, ("tags",)))
+        roles.append(cell.role)
+    cells = shortened(cells, roles, lab.name)
     cells[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                         "it shows one way to solve it.*")
     return new_notebook(cells=cells, metadata=_metadata(lab))
 
 
 def _metadata(lab: Lab) -> dict[str, Any]:
-    return {**METADATA, "lab": {"draft": True}} if lab.draft else METADATA
+    from labkit.build.shown import version_of
+
+    marks = {"name": lab.name, "version": version_of(lab)}
+    return {**METADATA, "lab": {**marks, "draft": True} if lab.draft else marks}
 
 
 def is_draft(notebook: Any) -> bool:

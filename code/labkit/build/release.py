@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from nbformat import NotebookNode
 from nbgrader.converters.generate_assignment import GenerateAssignment
-from nbgrader.preprocessors import ClearSolutions, SaveCells
+from nbgrader.preprocessors import ClearHiddenTests, ClearSolutions, SaveCells
 from traitlets.config import Config
 
+from labkit.build.shown import ShortenChecks
 from labkit.build.stubs import BEGIN, unanswered
 
 
@@ -29,8 +30,9 @@ class ClearAnswers(ClearSolutions):
         return cell.source != before
 
 
-PREPROCESSORS = [ClearAnswers if step is ClearSolutions else step
-                 for step in GenerateAssignment.preprocessors.default()]
+STEPS = {ClearSolutions: [ClearAnswers], ClearHiddenTests: [ClearHiddenTests, ShortenChecks]}
+PREPROCESSORS = [ours for step in GenerateAssignment.preprocessors.default()
+                 for ours in STEPS.get(step, [step])]
 CONFIG = Config({"GenerateAssignment": {"preprocessors": PREPROCESSORS}})
 
 

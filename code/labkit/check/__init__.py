@@ -5,6 +5,8 @@ the time without the rest.
 """
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,16 +18,19 @@ if TYPE_CHECKING:
     from labkit.check.modeled import baseline, gpus
     from labkit.check.partial import part, parts
     from labkit.check.pipelines import schedule
+    from labkit.check.running import lab, show
     from labkit.check.scripts import program, script
 
 __all__ = ["PIPELINE_LIBRARIES", "Failed", "baseline", "between", "by_rank", "call", "compare",
-           "draw", "figures", "for_each_rank", "function", "gpus", "mask", "part", "parts",
-           "pass_mark", "program", "raises", "ranks", "schedule", "script", "that", "value"]
+           "draw", "figures", "for_each_rank", "function", "gpus", "lab", "mask", "part", "parts",
+           "pass_mark", "program", "raises", "ranks", "schedule", "script", "show", "that", "value"]
+# What a notebook calls, and no check.
+NOTEBOOKS = ("lab", "show")
 _MODULES = {"PIPELINE_LIBRARIES": "masking", "baseline": "modeled", "between": "cases",
             "by_rank": "cases", "draw": "cases", "figures": "measure", "for_each_rank": "cases",
-            "gpus": "modeled", "mask": "masking", "part": "partial", "parts": "partial",
-            "program": "scripts", "ranks": "distributed", "schedule": "pipelines",
-            "script": "scripts"}
+            "gpus": "modeled", "lab": "running", "mask": "masking", "part": "partial",
+            "parts": "partial", "program": "scripts", "ranks": "distributed",
+            "schedule": "pipelines", "script": "scripts", "show": "running"}
 
 
 def __getattr__(name: str) -> Any:
@@ -36,6 +41,17 @@ def __getattr__(name: str) -> Any:
                         name)
     globals()[name] = attribute
     return attribute
+
+
+class _Check(ModuleType):
+    """This module, which a notebook calls by the name of a check: `check("shift")`."""
+
+    def __call__(self, name: str) -> None:
+        run = importlib.import_module("labkit.check.running").run
+        run(name, sys._getframe(1).f_globals)
+
+
+sys.modules[__name__].__class__ = _Check
 
 
 def __dir__() -> list[str]:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from labkit.check.same import difference
+from labkit.check.sides import CHECK_FILE
 
 LEAST = 0.75  # fraction of the wrong numbers that a hint predicts, which an answer must have
 LEAST_OF_WRONG = 0.5  # fraction of an answer's wrong numbers that a hint must predict
@@ -45,6 +46,8 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
 # A traceback's frame outside of the student's code and the driver.
 INNER = re.compile(r'^  File "[^"\n]*/(?:site-packages|labkit|virtualgpu|warmranks|python3\.\d+)/'
                    r'[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
+
+DRIVER = re.compile(rf'^  File "{CHECK_FILE}[^"\n]*", line .*\n(?:    .*\n)*', re.MULTILINE)
 
 
 def nearest(got: Any, expected: Any, wrongs: Mapping[str, Any], rel: float) -> str | None:
@@ -128,7 +131,7 @@ def advice(text: str) -> str:
 
 
 def explained(text: str) -> str:
-    """Add advice to a rank's error, and reduce its traceback to the student's and driver's lines.
+    """Add advice to a rank's error, and reduce its traceback to the student's lines.
 
     Args:
         text: a line with the error, an empty line, and the traceback.
@@ -141,5 +144,7 @@ def explained(text: str) -> str:
 
 
 def own_frames(text: str) -> str:
-    """Reduce the stacks in a text to the student's and the driver's lines."""
-    return INNER.sub("", f"{text}\n").removesuffix("\n")
+    """Reduce the stacks in a text to the student's lines; without any, to the driver's."""
+    text = INNER.sub("", f"{text}\n")
+    own = DRIVER.sub("", text)
+    return (own if "  File " in own else text).removesuffix("\n")

@@ -16,9 +16,9 @@ from labcore import own_labs, workspace
 from labcore.colors import bad
 from labkit.cells import Code, Release, ReleasedCell, Role, read_release
 from labkit.check import checks
+from labkit.check.sides import NOTEBOOK
 from labkit.provenance import Provenance, RunCell
 
-NOTEBOOK = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
 # What IPython itself binds while a cell runs.
 IPYTHONS = re.compile(r"In|Out|exit|quit|get_ipython|_+|_i+\d*|_\d+|_[iod]h|_exit_code")
 
@@ -69,7 +69,7 @@ class CellHistory:
     def problems(self, run: RunCell, release: Release, check: ReleasedCell) -> list[str]:
         """Return the warnings for a check that just ran."""
         problems = Provenance(release, self.runs, workspace.home()).problems(check)
-        if run.code.source != check.code.source:
+        if not check.has_source(run.code.source):
             problems.insert(0, "this check is not the original, and grading runs the original: "
                             "restore it from a new copy of the notebook")
         return problems

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from warmranks.records import RankRecord
 
 SEED_VARIABLE = "LAB_CHECK_SEED"
+NOTEBOOK = "JPY_SESSION_NAME"  # the notebook's path, set by Jupyter's server
+CHECK_FILE = "<check "  # how the name of what stands for a file of a check's code begins
 # How a driver on ranks or virtual GPUs ends; LATE: it still runs at the time limit.
 RETURNED, RAISED, DEADLOCK, LATE = "returned", "raised", "deadlock", "late"
 MOST_LINES, MOST_CODE = 4, 120  # of an exception's trace; characters of one line
@@ -224,23 +226,35 @@ def raised(error: BaseException) -> Raised:
     return Raised(tuple(names), text, own_lines(error))
 
 
+def check_file(name: str) -> str:
+    """Return what stands for the file of a check's code in tracebacks."""
+    return f"{CHECK_FILE}{name}>"
+
+
+def is_check_file(file: str) -> bool:
+    return file.startswith(CHECK_FILE)
+
+
 def own_lines(error: BaseException) -> str:
-    """Return the last lines of cells, and of files in the workspace, that led to an exception."""
+    """Return the last lines of cells, and of files in the workspace, that led to an exception; or,
+    if there are none, the line of the check's driver that raised it."""
     from labcore import workspace
 
-    lines, home = [], str(workspace.home())
+    lines, drivers, home = [], [], str(workspace.home())
     for frame, number in traceback.walk_tb(error.__traceback__):
         file, name = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(f"{home}/"):
+        if is_check_file(file):
+            where = "the check's driver"
+        elif file.startswith(f"{home}/"):
             where = f"{file.removeprefix(home)[1:]}, line {number}"
         elif frame.f_globals.get("__name__") == "__main__":
             where = f"line {number} of the cell"
         else:
             continue
         code = linecache.getline(file, number).strip()
-        lines.append(f"  {where}, in {name}: {code[:MOST_CODE]}" if code
-                     else f"  {where}, in {name}")
-    return "\n".join(dict.fromkeys(lines[-MOST_LINES:]))
+        (drivers if is_check_file(file) else lines).append(
+            f"  {where}, in {name}: {code[:MOST_CODE]}" if code else f"  {where}, in {name}")
+    return "\n".join(dict.fromkeys(lines[-MOST_LINES:] or drivers[-1:]))
 
 
 _current: Side | None = None

@@ -29,7 +29,7 @@ def kept(source):
     return next(ast.literal_eval(word.value) for word in call.keywords if word.arg == "given")
 
 
-def test_every_notebook_has_what_the_check_compares_with(author, root):
+def test_the_checks_and_the_source_have_what_the_check_compares_with(author, root):
     path = author()
     build(root)
     told = kept(check_of(path))
@@ -37,10 +37,10 @@ def test_every_notebook_has_what_the_check_compares_with(author, root):
         "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
         "--max-position-embeddings 64 --train-iters 5 --lr 0.0001 --data-path d --vocab-file v "
         "--merge-file m")}]}
-    for notebook in ("notebooks", "notebooks/worked", "grader/source/90_sample"):
-        cells = json.loads((root / notebook / "90_sample.ipynb").read_text())["cells"]
-        (source,) = ["".join(cell["source"]) for cell in cells
-                     if "check.script" in "".join(cell["source"])]
+    for file in ("notebooks/checks/90_sample.json", "grader/source/90_sample/90_sample.ipynb"):
+        cells = json.loads((root / file).read_text())["cells"]
+        lines = [[line.rstrip("\n") for line in cell["source"]] for cell in cells]
+        (source,) = [text for text in map("\n".join, lines) if "check.script" in text]
         assert kept(source) == told and max(map(len, source.splitlines())) <= 100
     assert build(root, write=False) == []
 
@@ -49,9 +49,9 @@ def test_a_changed_script_makes_the_notebooks_stale(author, root):
     author()
     build(root)
     author(("--num-layers 2", "--num-layers 4"))
-    assert "notebooks/90_sample.ipynb" in build(root, write=False)
+    assert "notebooks/checks/90_sample.json" in build(root, write=False)
     author((START, START.replace("4", "2")))  # the student's to choose
-    assert "notebooks/90_sample.ipynb" not in build(root, write=False)
+    assert "notebooks/checks/90_sample.json" not in build(root, write=False)
 
 
 @pytest.mark.parametrize("written", [

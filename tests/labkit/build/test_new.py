@@ -68,7 +68,7 @@ def test_every_mutant_is_rejected_with_its_hint(lab, home):
 
 def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp_path, monkeypatch):
     monkeypatch.setenv(own_labs.VARIABLE, str(folder))
-    assert len(build(folder)) == 3
+    assert len(build(folder)) == 4
     course = Course(tmp_path / "course")
     course.make()
     course.copy_source(NAME)

@@ -13,10 +13,11 @@ from labcore.errors import LabError
 from labkit.build import read
 from labkit.build.cli import build
 from labkit.build.notebooks import notebooks
+from labkit.cells import read_release
 
 MADE = ["grader/source/90_sample/90_sample.ipynb", "notebooks/90_sample.ipynb",
-        "notebooks/worked/90_sample.ipynb"]
-SOURCE, RELEASE, WORKED = MADE
+        "notebooks/checks/90_sample.json", "notebooks/worked/90_sample.ipynb"]
+SOURCE, RELEASE, CHECKS, WORKED = MADE
 
 
 def sources(path):
@@ -83,7 +84,7 @@ def test_each_checked_exercise_leads_to_its_answer_in_the_worked_notebook(built)
 
 
 def test_without_worked_notebooks_there_are_no_links_to_them(built):
-    assert sorted(build(built, worked=False)) == MADE
+    assert sorted(build(built, worked=False)) == [SOURCE, RELEASE, WORKED]
     assert "worked" not in (built / RELEASE).read_text() + (built / SOURCE).read_text()
     assert not (built / "notebooks" / "worked").exists()
 
@@ -95,7 +96,7 @@ def test_every_build_makes_the_same_bytes(built, author):
         (built / path).unlink()
     assert build(built) == MADE
     assert {path: (built / path).read_bytes() for path in MADE} == before
-    for path in MADE:
+    for path in (SOURCE, RELEASE, WORKED):
         nbformat.validate(nbformat.read(built / path, as_version=4))
 
 
@@ -111,7 +112,7 @@ def test_check_names_what_is_stale_and_writes_nothing(built, author):
     assert build(built, write=False) == []
     author(("# Everything that a lab may hold.", "# All that a lab may hold."))
     before = {path: (built / path).read_bytes() for path in MADE}
-    assert build(built, write=False) == MADE
+    assert build(built, write=False) == [SOURCE, RELEASE, WORKED]  # no check has changed
     assert {path: (built / path).read_bytes() for path in MADE} == before
 
 
@@ -193,3 +194,82 @@ def test_the_links_of_a_worked_notebook_are_all_moved(author):
     assert "src='../../images/sample.svg'" in text
     assert "[a](../90_sample.ipynb#Predict) [b](#Predict)" in text
     assert "[d]: ../../images/sample.svg" in text
+
+
+HELPED = """# %% [markdown]
+# ## More
+
+# %% answer="halve"
+def halve(n):
+    ### BEGIN SOLUTION
+    return n / 2
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+import math
+
+LIMIT = 4
+
+
+# The half of a number, rounded up.
+def half_of(n):
+    return math.ceil(n / 2)
+
+
+# %% tags=["driver"]
+def halved(n):
+    return halve(n)
+
+
+def halved_twice(n):
+    return halve(halve(n))
+
+# %% check="halve" points=1
+check.function(halved, cases=[(4,)], expected=[2.0],
+               hints={"Nothing is halved.": [4]})
+check.that(check.call(halved_twice, LIMIT) == 1.0, "Halve it twice, and one is left.")
+
+# %% [raw] mutant="halve" hint="one is left"
+# def halve(n):
+#     return 2.0
+
+# %% [raw] mutant="halve" hint="Nothing is halved"
+# def halve(n):
+#     return n
+
+# %% [markdown]
+# And now?
+
+# %% tags=["explore"]
+!echo {halved_twice(8)}
+
+# %% tags=["explore"]
+print(half_of(3))
+"""
+
+
+def test_helpers_of_an_experiment_move_to_it_and_those_of_a_check_are_left_out(author, root):
+    path = author()
+    path.write_text(path.read_text() + "\n" + HELPED)
+    build(root, missing=[])
+    notebook = json.loads((root / RELEASE).read_text())
+    shown = ["".join(cell["source"]) for cell in notebook["cells"]][-7:]
+    assert shown[1:] == [
+        'check("halve")', "And now?",
+        "def halved_twice(n):\n    return halve(halve(n))", "!echo {halved_twice(8)}",
+        "# The half of a number, rounded up.\ndef half_of(n):\n    return math.ceil(n / 2)",
+        "print(half_of(3))"]
+    roles = [cell.role.value for cell in read_release(root / RELEASE).cells][-6:]
+    assert roles == ["answer", "check-setup", "driver", "check", "explore", "explore"]
+
+
+def test_the_cell_that_imports_the_checks_names_the_lab(built):
+    first = next(text for text in sources(built / RELEASE).values() if "import check" in text)
+    assert first == 'from labkit import check\n\ncheck.lab("90_sample")'
+
+
+def test_the_checks_are_not_in_the_notebooks(built):
+    for name in (RELEASE, WORKED):
+        assert sources(built / name)["global-batch-check"] == 'check("global-batch")'
+    text = (built / CHECKS).read_text()
+    assert "one rank's share" in text and "check.draw" not in text and "SOLUTION" not in text

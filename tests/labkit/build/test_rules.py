@@ -268,3 +268,10 @@ def test_a_lab_that_is_not_there(root):
 def test_the_list_of_libraries_is_written_out():
     tree = ast.parse('check.mask("minimegatron", *check.PIPELINE_LIBRARIES)\ncheck.mask(*names)')
     assert masks.masked(tree) == ["minimegatron", *PIPELINE_LIBRARIES]
+
+
+def test_two_checks_that_the_notebook_would_call_by_one_name(author):
+    path = author((CHECKED, CHECKED.replace("global-batch-check", "late")),
+                  ('"grade_id": "script-check"', '"grade_id": "late-check"'))
+    with pytest.raises(LabError, match=r'check\("late"\) would also run late, in line \d+'):
+        read(path)

@@ -40,7 +40,7 @@ def run(monkeypatch, tmp_path, capsys):
         for cell in cells:
             name, source = cell if isinstance(cell, tuple) else (cell, None)
             if source is None and name in released:
-                source = released[name].code.source
+                source = released[name].text
             capsys.readouterr()
             shell.run_cell(source or name, store_history=True,
                            cell_id=name if source else "3b1c-uuid")
@@ -106,3 +106,8 @@ def test_a_check_that_fails_and_a_cell_that_is_no_check_have_no_verdict_of_their
                ("steps-for-check", "check.that(True, 'no')\ncheck.that(False, 'a hint')"))
     assert "✓" not in said and "a hint" in said
     assert run("x = 1") == ""
+
+
+def test_a_check_that_a_student_runs_in_a_cell_of_their_own_warns_too(run):
+    said = run(CHECK_SETUP, HELPER, ("steps-for", WITH_HELPER), 'check("steps-for")')
+    assert "steps_for: right in" in said and "`up` is defined in a cell of your own" in said

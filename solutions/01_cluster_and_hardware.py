@@ -189,13 +189,13 @@ from lablib import servers
 
 for server, order in {"DGX-1 (V100)": (5, 2, 0, 7, 3, 6, 1, 4), "DGX A100": range(8),
                       "dual-socket PCIe server": (3, 6, 0, 5, 1, 7, 4, 2)}.items():
-    links = servers.matrix(server, order)
+    entries = servers.matrix(server, order)
     for count in (2, 3, 4, 8):
-        ring = check.call(best_ring, links, count)
+        ring = check.call(best_ring, entries, count)
         check.that(servers.is_ring(ring, count),
                    f"On a {server}, best_ring returned {ring!r}, which is not a list of {count} different GPU "
                    "numbers.")
-        slow = servers.slowest_hop(links, ring)
+        slow = servers.slowest_hop(entries, ring)
         check.that(slow["enough"] or not slow["closes"],
                    f"On a {server}, the last hop of the ring {ring}, back to GPU {slow['to']}, goes over "
                    f"{slow['link']}. It counts, too: there is a ring whose slowest hop is faster.")

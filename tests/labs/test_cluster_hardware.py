@@ -13,7 +13,8 @@ LAB = workspace.CHECKOUT / "solutions" / "01_cluster_and_hardware.py"
 ONE_WAY = {
     "best-ring": '''
     order = ["X", *SLOWEST_FIRST, *(f"NV{number}" for number in range(1, 19))]
-    hops = {(one, other): order.index(link) for one, row in enumerate(links) for other, link in enumerate(row)}
+    hops = {(one, other): order.index(link)
+            for one, row in enumerate(links) for other, link in enumerate(row)}
     for slowest in sorted(set(hops.values()))[::-1]:
         good = {hop for hop, link in hops.items() if link >= slowest}
         for ring in itertools.permutations(range(len(links)), count):
@@ -49,11 +50,13 @@ ONE_WAY = {
     per_flop = min(g["microseconds"] / flops(g) for g in measured)
     per_byte = min(g["microseconds"] / moved(g) for g in measured)
     ridge = per_byte / per_flop
-    return [flops(g) * per_flop if flops(g) > ridge * moved(g) else moved(g) * per_byte for g in gemms]
+    return [flops(g) * per_flop if flops(g) > ridge * moved(g) else moved(g) * per_byte
+            for g in gemms]
 ''',
     "fastest-tile": '''
     import math
-    times = [math.ceil(math.ceil(m / rows) * math.ceil(n / columns) / sms) * us for rows, columns, us in kernels]
+    up = math.ceil
+    times = [up(up(m / rows) * up(n / columns) / sms) * us for rows, columns, us in kernels]
     return [times.index(min(times)), min(times)]
 ''',
     "limit": '''
@@ -110,7 +113,8 @@ ANOTHER = {
 ''',
     "predict": '''
     def count(gemms):
-        b, m, k, n = np.array([[one[name] for name in ("batch", "m", "k", "n")] for one in gemms], dtype=float).T
+        b, m, k, n = (np.array([one[name] for one in gemms], dtype=float)
+                      for name in ("batch", "m", "k", "n"))
         return np.array([2 * b * m * k * n, 2 * b * (m * k + k * n + m * n)])
 
     roof = (count(measured) / [one["microseconds"] for one in measured]).max(axis=1)

@@ -22,7 +22,7 @@
 # 2003](https://doi.org/10.1007/10968987_3)). Waiting and failing are everyday events there: in 54 days, the training
 # of Llama 3 405B was interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
-# You need to know PyTorch, but nothing about Slurm. Run the cells from top to bottom with
+# You need to know PyTorch, but nothing about Slurm. The lab takes about an hour. Run the cells from top to bottom with
 # <kbd>Shift</kbd>+<kbd>Enter</kbd>.
 
 # %% tags=["setup"]
@@ -157,8 +157,8 @@ plots.loss(first_job=logs.read(first.log))
 #
 # In an exercise, replace the line that says *Your turn*, and run that cell. The cell below it checks your answer, as
 # often as you like; attempts are not counted. Keep everything that your answer needs, such as an `import`, in the
-# answer's own cell, because cells that you add are not graded. Grading runs the same checks. It asks for functions'
-# results in other cases, too, which are drawn for your submission.
+# answer's own cell, because cells that you add are not graded. Grading runs the same checks, in this lab also with
+# other cases, which are drawn for your submission.
 
 # %% [markdown]
 # ### Exercise 1: from an empty file to a job
@@ -171,8 +171,8 @@ plots.loss(first_job=logs.read(first.log))
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
 # 5. two copies of it can run on one node.
 #
-# **Submit a wrong answer first, on purpose,** to see what a hint looks like: for example, with a time limit of `10:00:00`.
-# Give `$FLAGS` to the program without quotes, so that the shell splits it into words.
+# **Give a wrong answer first, on purpose,** to see what a hint looks like: for example, a limit of 10 hours. Pass
+# `$FLAGS` to the program without quotes, so that the shell splits them into words.
 
 # %% answer="my-first"
 %%writefile code/my_first.sh

@@ -19,12 +19,12 @@
 #
 # A training step uses the GPU's arithmetic units, its memory, the links to other GPUs, and the CPU, which launches
 # the **kernels**, the functions that run on the GPU. At any moment, one of them is the limit, and only a faster one
-# of *that* kind helps. In this lab, you read the wiring of servers, measure your cluster's links, model a transfer
-# and a kernel, and diagnose five training jobs.
+# of *that* kind helps. In this lab, you find rings in the wiring of servers, measure your cluster's links, model a
+# transfer and a kernel, and diagnose five training jobs.
 #
 # Slurm and its **ranks** (the processes of a distributed job) are real: you measure this machine. The GPUs are
 # **virtual**: models, built from data sheets and published measurements of real GPUs. Where a cell asks for a guess,
-# commit to a number *before* you run the next one.
+# commit to a number *before* you run the next one. The lab takes about an hour.
 
 # %% tags=["setup"]
 import inspect
@@ -122,7 +122,7 @@ print("TFLOP/s in fp16. SMs are streaming multiprocessors, the GPU's cores. Memo
 !srun lscpu | grep --extended-regexp "^(Model name|CPU\(s\)|Thread|Core|Socket|NUMA node\(s\)|L3)"
 
 # %% [markdown]
-# ### Read the wiring of a server
+# ### The wiring of a server
 #
 # `nvidia-smi topo -m` prints how each pair of GPUs and NICs is connected. This is an NVIDIA DGX-1, with eight V100s:
 

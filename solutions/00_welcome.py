@@ -166,7 +166,7 @@ plots.loss(first_job=logs.read(first.log))
 # Complete the script that trains the small GPT, so that
 #
 # 1. it is called `my_first` and runs **two** ranks of `"$PROGRAM"` on **one** node, started by one `torchrun`;
-# 2. each thread of each rank has a CPU of its own, and no CPU is requested in vain;
+# 2. each thread of each rank has a CPU of its own, and no CPU is left over;
 # 3. Slurm kills it if it runs for more than 10 minutes;
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
 # 5. two copies of it can run on one node.
@@ -382,9 +382,9 @@ print({name: value for name, value in queue.items() if name != "jobs"})
 # Write a function that returns the commands after which *every* pending job will start sooner or later, without anyone
 # touching the queue again. Interfere as little as possible:
 #
-# - A job that would start by itself, or once its predecessors have started, gets no command.
-# - Every wait that can still be fulfilled stays, because it has a purpose.
-# - A job never needs more time than its partition allows, so request the longest time that the partition has.
+# - A job that would start by itself, or after the jobs that it waits for, gets no command.
+# - A dependency that can still be fulfilled stays, because it has a purpose.
+# - A job that requests more time than its partition allows gets all the time that the partition allows.
 #
 # `afterok` is fulfilled when the other job has succeeded, and `afterany` when it has ended, either way. A job that is
 # neither pending nor in `failed` is running or has succeeded. Assume that every job that starts succeeds, and that
@@ -640,9 +640,9 @@ for report in failures.reports(count.log.read_text()):
 # milliseconds before timing out.
 # ```
 #
-# So a rank that reports this is a victim: it *arrived* at the collective. Who did not? Often a rank whose log ends
-# without any error, because it hangs in a data loader or was killed together with its node. Or a rank that arrived
-# somewhere else: in [another job](https://github.com/NVIDIA/nccl/issues/1409), the collective with `SeqNum=80078` was
+# So a rank that reports this is a victim: it *arrived* at the collective. Which rank did not? Often it is one whose log
+# ends without any error, because it hangs in a data loader or was killed together with its node. Or it arrived somewhere
+# else: in [another job](https://github.com/NVIDIA/nccl/issues/1409), the collective with `SeqNum=80078` was
 # a `BROADCAST` of 5,056 elements on rank 7 and an `ALLREDUCE` of 2,106,881 on rank 3. Their programs had taken
 # different branches.
 
@@ -650,12 +650,13 @@ for report in failures.reports(count.log.read_text()):
 # ### Exercise 3: whom to suspect
 #
 # Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
-# in any order, and the collective that it waited for, if the watchdog names one. Decide from what each rank shows:
+# in any order, and the collective that it waited for, if the watchdog names one:
 #
 # - A rank with an error of its own explains everything else, whatever the others report.
-# - Without such a rank, suspect those that kept the others waiting, as above. A rank that reports nothing explains
-#   more than ranks that disagree. If ranks disagree about the collective, trust the majority.
-# - If all ranks arrived at the same place, no program is to blame but maybe the network: suspect no rank.
+# - Without such a rank, suspect those that kept the others waiting: the ranks that report nothing. If all ranks report
+#   something, suspect those that wait for another collective than most do. A lost connection does not show where its rank
+#   was.
+# - If all ranks arrived at the same collective, the network may be to blame, but no program is: suspect no rank.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -819,9 +820,8 @@ for rank in suspects(reports, 4):
 # ### Exercise 4: design the experiment
 #
 # Write `code/experiment.sh`, a copy of `code/count.sh` (above Exercise 2) for **one** experiment that decides between
-# the two suspects. It is submitted from `code/`, as the script that failed, and it requests `slurmnode2` like that
-# one unless your experiment says otherwise. Whatever the job does must tell you which suspect is to blame. The check
-# runs your script with stand-ins for `srun` and `torchrun`, and judges the job that it would start.
+# the two suspects. Like the job that failed, it is submitted from `code/`. Its outcome, whichever it is, must tell you
+# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job that it would start.
 
 # %% answer="experiment"
 %%writefile code/experiment.sh

@@ -1017,7 +1017,7 @@ print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 # Write `limit`, which names the limit that costs the most time between the first event's start and the last one's end.
 # How to attribute the time is up to you: use the two models of this lab, one for kernels and one for transfers, and
 # think about the time in which no event runs. Two events never overlap, but the list may be in any order. No case is
-# close: the limit takes at least 1.3 times as long as any other. A communication call that spends half of its time or
+# close: the limit takes at least 1.2 times as long as any other. A communication call that spends half of its time or
 # more on sending its bytes is limited by bandwidth.
 
 # %% answer="limit"

@@ -16,7 +16,13 @@ UNITS = {"milliseconds": r"ms|milliseconds", "minutes": r"min|minutes", "times":
          "share": r"%|percent", "percent": r"%|percent", "percentage": r"%|percent",
          "MB/s": r"MB/s", "GFLOP/s": r"GFLOP/s", "days": r"days"}
 NEIGHBOR = 0.05  # a number with this unit gives the prediction away if it is this close
-EQUAL = 0.005  # and any number of three digits or more, if it is this close
+EQUAL = 0.005  # and any number of three digits or more without a unit, if it is this close
+ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"
+# What a run finds, and what it is.
+KNOWN = {
+    ("03_multi_node", "percent of a step for communication (virtual)"):
+        "a leak: the table of the lab's opening has it, in the column `waiting`",
+    ("05_training_optimizations", "percent longer (virtual V100)"): "the MFU of another step"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
 
 
@@ -75,6 +81,8 @@ def leaks(what: str, value: float, texts: Iterable[str], *, measured: bool = Tru
             digits = len(match[0].replace(",", "").replace(".", "").strip("0"))
             has_unit = units and re.match(rf"\s*(?:[a-z]+ )?(?:{units})(?!\w)", text[match.end():])
             off = min((abs(number / one - 1) for one in values if one), default=1.0)
-            if (has_unit and off <= NEIGHBOR) or (measured and digits >= 3 and off <= EQUAL):
+            other = re.match(rf"\s*(?:{ANY_UNIT})(?!\w)", text[match.end():])
+            equal = measured and digits >= 3 and off <= EQUAL and not other
+            if equal or (has_unit and off <= NEIGHBOR):
                 found.append(text[max(0, match.start() - 40):match.end() + 20].replace("\n", " "))
     return found

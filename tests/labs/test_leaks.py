@@ -26,6 +26,7 @@ def test_a_leak_is_found(what, value, text):
 
 @pytest.mark.parametrize(("what", "value", "text"), [
     ("milliseconds per step", 120.0, "120 samples"), ("milliseconds", 120.0, "60 ms"),
-    ("times faster", 8.0, "8 GPUs"), ("times faster", 3.8, "GPT-3.8"), ("share", 0.5, "50 steps")])
+    ("times faster", 8.0, "8 GPUs"), ("times faster", 3.8, "GPT-3.8"), ("share", 0.5, "50 steps"),
+    ("days", 154.4, "154.5 ms of kernels")])
 def test_another_number_is_no_leak(what, value, text):
     assert leaks(what, value, [text]) == []

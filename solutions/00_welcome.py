@@ -583,13 +583,14 @@ time.sleep(3)
 # The count job was one of them: its script names the drained node. Ask for what a job needs, and let Slurm find a node
 # that has it.
 #
-# What is left are jobs that wait for a free node. Cancel the jobs of this experiment, and resume the node, so that the
-# count can start. `jobs.wait()` waits until the job that this notebook submitted last has ended.
+# The repair is over, so the next cell resumes the node and cancels all jobs. Your colleague then submits the count once
+# more, to see whether the repaired node works. `jobs.wait()` waits until the job that this notebook submitted last has ended.
 
 # %% tags=["explore"]
 %%bash
-for name in train sweep backup draft evaluate tokenize; do scancel --me --name=$name; done
+for name in train sweep backup draft evaluate tokenize count; do scancel --me --name=$name; done
 scontrol update NodeName=slurmnode2 State=RESUME
+cd code && sbatch count.sh
 squeue
 
 # %% tags=["explore"]
@@ -807,7 +808,7 @@ for rank in suspects(reports, 4):
 # Rank 0 could not write the result, and the others waited for it. But the folder `megatron/logs` exists. So why was it
 # not found? There are two suspects:
 #
-# - **The node.** The job was meant for `slurmnode2`, which has just been repaired. "It no longer mounts our files,"
+# - **The node.** The job ran on `slurmnode2`, which has just been repaired. "It no longer mounts our files,"
 #   says your colleague.
 # - **The folder.** Your files are in the **workspace**, and `LAB_HOME` holds its path, here and in every job. A path
 #   such as `megatron/logs/tokens.json` is **relative**: it starts at the current folder, for a job the one in which
@@ -821,7 +822,8 @@ for rank in suspects(reports, 4):
 #
 # Write `code/experiment.sh`, a copy of `code/count.sh` (above Exercise 2) for **one** experiment that decides between
 # the two suspects. Like the job that failed, it is submitted from `code/`. Its outcome, whichever it is, must tell you
-# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job that it would start.
+# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job that
+# it would start.
 
 # %% answer="experiment"
 %%writefile code/experiment.sh

@@ -22,7 +22,8 @@ ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"
 KNOWN = {
     ("03_multi_node", "percent of a step for communication (virtual)"):
         "a leak: the table of the lab's opening has it, in the column `waiting`",
-    ("05_training_optimizations", "percent longer (virtual V100)"): "the MFU of another step"}
+    ("05_training_optimizations", "percent longer (virtual V100)"): "the MFU of another step",
+    ("11_pipeline_2", "share of 1F1B's idle time"): "a share of bytes"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
 
 

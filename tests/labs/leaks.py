@@ -23,7 +23,8 @@ KNOWN = {
     ("03_multi_node", "percent of a step for communication (virtual)"):
         "a leak: the table of the lab's opening has it, in the column `waiting`",
     ("05_training_optimizations", "percent longer (virtual V100)"): "the MFU of another step",
-    ("11_pipeline_2", "share of 1F1B's idle time"): "a share of bytes"}
+    ("11_pipeline_2", "share of 1F1B's idle time"): "a share of bytes",
+    ("14_heterogeneous_clusters", "times as fast"): "milliseconds of a layer"}
 GUESSED = re.compile(r"^(.*): you guessed \S+, it is ([\d,.]+(?:e[+-]?\d+)?)$", re.MULTILINE)
 
 

@@ -22,12 +22,11 @@
 # 2003](https://doi.org/10.1007/10968987_3)). Waiting and failing are everyday events there: in 54 days, the training
 # of Llama 3 405B was interrupted 466 times ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783)).
 #
-# You need to know PyTorch, but nothing about Slurm. Run the cells from top to bottom with
+# You need to know PyTorch, but nothing about Slurm. The lab takes about an hour. Run the cells from top to bottom with
 # <kbd>Shift</kbd>+<kbd>Enter</kbd>.
 
 # %% tags=["setup"]
 import os
-import re
 
 from labcore import workspace
 
@@ -44,12 +43,13 @@ check.mask("job_monitor", "lablib.jobs", "layout_estimator", "minimegatron", "pi
 # ## Your first job
 
 # %% tags=["explore"]
+import shlex
+import subprocess
 import time
-from subprocess import check_output
 
 from job_monitor import logs
 from labcore.colors import mark, result
-from lablib import jobs, plots
+from lablib import failures, jobs, plots, queues
 
 jobs.connect()
 !sinfo
@@ -99,222 +99,22 @@ for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
 # %% [markdown]
-# Leave it running.
-#
-# ## Answers and checks
-#
-# In an exercise, replace the line that says *Your turn*, and run that cell. The cell below it checks your answer, as
-# often as you like; attempts are not counted. Keep everything that your answer needs, such as an `import`, in the
-# answer's own cell, because cells that you add are not graded. Grading adds hidden checks, which ask the same
-# question with other numbers.
-
-# %% [markdown]
-# ### Exercise 1: from tokens to steps
-#
-# This one is a warm-up. **Give a wrong answer first, on purpose,** to see what a hint looks like.
-#
-# A language model reads **tokens**, which are pieces of words. A **sample** is a row of tokens, as many as the
-# *sequence length*. In each step, or **iteration**, the model trains on a *global batch* of samples. How many steps
-# does it take to train on **at least** a given number of tokens?
-
-# %% answer="steps-for"
-def steps_for(tokens, global_batch, sequence_length):
-    """Return the smallest number of steps that trains on at least `tokens` tokens.
-
-    Args:
-        tokens: how many tokens to train on.
-        global_batch: samples per step.
-        sequence_length: tokens per sample.
-    """
-    ### BEGIN SOLUTION
-    per_step = global_batch * sequence_length
-    return -(-tokens // per_step)  # integer division that rounds up
-    ### END SOLUTION
-
-# %% check="steps-for" points=1
-check.function(
-    steps_for,
-    cases=[{"tokens": 1_000_000, "global_batch": 4, "sequence_length": 256},
-           {"tokens": 8192, "global_batch": 8, "sequence_length": 256},
-           {"tokens": 3073, "global_batch": 4, "sequence_length": 256}],
-    expected=[977, 4, 4],
-    hints={
-        "That is not enough: after these steps, some tokens are left. Round up.": [976, 4, 3],
-        "That would be steps that train on one token of each sample. How many tokens does a sample have?":
-            [250_000, 1024, 769],
-        "That would be steps that train on one sample each. How many samples does a step have?":
-            [3907, 32, 13],
-        "A fraction of a step cannot run: return an int.": [976.5625, 4.0, 3.0009765625],
-        "The number is right, but it is a float: return an int.": [977.0, 4.0, 4.0],
-        "That is one step too many if the division comes out even.": [977, 5, 4],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    steps_for,
-    cases=check.draw(20, tokens=range(1, 10**9), global_batch=[1, 4, 48, 512, 1536],
-                     sequence_length=[256, 1024, 2048]),
-    expected=lambda tokens, global_batch, sequence_length:
-        -(-tokens // (global_batch * sequence_length)))
-check.function(
-    steps_for,
-    cases=[{"tokens": 3 * 4 * 256, "global_batch": 4, "sequence_length": 256},
-           {"tokens": 3 * 4 * 256 + 1, "global_batch": 4, "sequence_length": 256}],
-    expected=[3, 4])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="steps-for" hint="Round up"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return tokens // (global_batch * sequence_length)
-
-# %% [raw] mutant="steps-for" hint="Round up"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return round(tokens / (global_batch * sequence_length))
-
-# %% [raw] mutant="steps-for" hint="one token of each sample"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return -(-tokens // global_batch)
-
-# %% [raw] mutant="steps-for" hint="one sample each"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return -(-tokens // sequence_length)
-
-# %% [raw] mutant="steps-for" hint="return an int"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return tokens / (global_batch * sequence_length)
-
-# %% [raw] mutant="steps-for" hint="but it is a float"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return float(-(-tokens // (global_batch * sequence_length)))
-
-# %% [raw] mutant="steps-for" hint="comes out even"
-# def steps_for(tokens, global_batch, sequence_length):
-#     return tokens // (global_batch * sequence_length) + 1
-
-# %% [markdown]
-# Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783). With your job's batch:
+# Leave it running. From left to right, each line shows the iteration and how many there will be, the samples consumed
+# so far, the **step time** in milliseconds, the learning rate, the global batch size, and the loss. A language model
+# reads **tokens**, which are pieces of words. A **sample** is a row of them, here 256, and in each step, or
+# **iteration**, the model trains on one *global batch*, here 4 samples. The **throughput** and the time that is left
+# follow. How good was your prediction?
 
 # %% tags=["explore"]
-needed = steps_for(156 * 10**11, 4, 256)
-print(f"15.6 trillion tokens at 4 samples of 256 tokens per step: {result(f'{needed:,}')} steps")
+steps = logs.read(first.log).iterations
+pace = sorted(step.milliseconds for step in steps)[len(steps) // 2] / 1000  # seconds, the median
+print(f"{result(f'{4 * 256 / pace:,.0f}')} tokens/s, {(1000 - steps[-1].iteration) * pace / 60:.1f} minutes left")
+check.compare("minutes for 1,000 steps", guess_minutes, 1000 * pace / 60)
 
 # %% [markdown]
-# ## How fast, and how much longer?
+# Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783). At this pace, your job would
+# need more than a hundred centuries.
 #
-# From left to right, each log line shows the iteration and how many there will be, the samples consumed so far, the
-# **step time** in milliseconds, the learning rate, the global batch size, and the loss. Two numbers that you will
-# look for in every log follow from them: the **throughput** in tokens per second, and the time that is left.
-
-# %% [markdown]
-# ### Exercise 2: read the pace from one line
-#
-# Write a function that returns both numbers. Assume that the run keeps its pace.
-
-# %% answer="progress"
-def progress(line, sequence_length):
-    """Read the throughput and the remaining time from an iteration line of a log.
-
-    Args:
-        line: the line, a string.
-        sequence_length: tokens per sample.
-
-    Returns a tuple of two floats: tokens per second, and the minutes that are left.
-    """
-    ### BEGIN SOLUTION
-    step, last = re.search(r"iteration +(\d+)/ *(\d+)", line).groups()
-    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1]) / 1000
-    batch = int(re.search(r"global batch size: +(\d+)", line)[1])
-    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-    ### END SOLUTION
-
-# %% tags=["check-setup"]
-def iteration_line(iteration, last, milliseconds, batch=64):
-    """Return an iteration line as the trainer logs it.
-
-    Args:
-        iteration: the step that the line is about.
-        last: the number of steps of the run.
-        milliseconds: the step time.
-        batch: the global batch size.
-    """
-    return (f" iteration {iteration:8d}/{last:8d} | consumed samples: {iteration * batch:12d} | "
-            f"elapsed time per iteration (ms): {milliseconds:.1f} | learning rate: 1.500E-04 | "
-            f"global batch size: {batch:5d} | lm loss: 5.114205E+00 | loss scale: 1.0 | "
-            "grad norm: 1.107 | number of skipped iterations:   0 | "
-            "number of nan iterations:   0 |")
-
-# %% check="progress" points=2
-check.function(
-    progress, rel=1e-3,
-    cases=[(iteration_line(200, 800, 512.0), 1024), (iteration_line(90, 100, 1640.5, 8), 256),
-           (iteration_line(50, 50, 64.0), 128)],
-    expected=[(128_000.0, 5.12), (1248.4, 0.273417), (128_000.0, 0.0)],
-    hints={
-        "The first number counts samples per second. How many tokens does a sample have?":
-            [(125.0, 5.12), (4.87656, 0.273417), (1000.0, 0.0)],
-        "The first number counts the tokens of one sample per second. How many samples does a step have?":
-            [(2000.0, 5.12), (156.05, 0.273417), (2000.0, 0.0)],
-        "The second number is in seconds.":
-            [(128_000.0, 307.2), (1248.4, 16.405), (128_000.0, 0.0)],
-        "The numbers are in the wrong order: return the tokens per second first.":
-            [(5.12, 128_000.0), (0.273417, 1248.4), (0.0, 128_000.0)],
-        "The step time in the log is in milliseconds.":
-            [(128.0, 5120.0), (1.2484, 273.417), (128.0, 0.0)],
-        "The second number is the time of the whole run. Part of it is over.":
-            [(128_000.0, 6.82667), (1248.4, 2.73417), (128_000.0, 0.0533333)],
-        "The second number is the time that has passed, not the time that is left.":
-            [(128_000.0, 1.70667), (1248.4, 2.46075), (128_000.0, 0.0533333)],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(20, iteration=range(1, 10_000), more=range(1, 10_000), batch=[8, 48, 512],
-                   milliseconds=check.between(3.0, 9000.0, digits=1), length=[256, 1024, 2048])
-check.function(
-    progress, rel=1e-3,
-    cases=[(iteration_line(one["iteration"], one["iteration"] + one["more"], one["milliseconds"],
-                           one["batch"]), one["length"]) for one in drawn],
-    expected=[(1000 * one["batch"] * one["length"] / one["milliseconds"],
-               one["more"] * one["milliseconds"] / 60_000) for one in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="progress" hint="counts samples per second"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return batch / seconds, (int(last) - int(step)) * seconds / 60
-
-# %% [raw] mutant="progress" hint="tokens of one sample per second"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-
-# %% [raw] mutant="progress" hint="in the wrong order"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return (int(last) - int(step)) * seconds / 60, batch * sequence_length / seconds
-
-# %% [raw] mutant="progress" hint="is in seconds"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds
-
-# %% [raw] mutant="progress" hint="is in milliseconds"
-# -    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1]) / 1000
-# +    seconds = float(re.search(r"\(ms\): ([\d.]+)", line)[1])
-
-# %% [raw] mutant="progress" hint="the time of the whole run"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return batch * sequence_length / seconds, int(last) * seconds / 60
-
-# %% [raw] mutant="progress" hint="time that has passed"
-# -    return batch * sequence_length / seconds, (int(last) - int(step)) * seconds / 60
-# +    return batch * sequence_length / seconds, int(step) * seconds / 60
-
-# %% [markdown]
-# How fast is your own job, and how good was your prediction? With the iteration set to 1, nearly the whole run is
-# left.
-
-# %% tags=["explore"]
-latest = logs.lines(first.log, "elapsed time")[-1]
-speed, left = progress(latest, 256)
-print(f"{result(f'{speed:,.0f}')} tokens/s, {result(f'{left:.1f}')} minutes left")
-total = progress(re.sub(r"iteration +\d+/", "iteration 1/", latest), 256)[1]
-check.compare("minutes for 1,000 steps", guess_minutes, total)
-
-# %% [markdown]
 # `lab top` shows the same for each **rank**. A rank is one process of a distributed program; this job has two, and
 # each trains on its own samples. The **loss** measures how badly the model predicts the next token; has it fallen?
 # You have seen enough of this run, so the cell also cancels it.
@@ -323,6 +123,182 @@ check.compare("minutes for 1,000 steps", guess_minutes, total)
 !lab top --once
 !scancel {first.job}
 plots.loss(first_job=logs.read(first.log))
+
+# %% [markdown]
+# ## A script of your own
+#
+# The first lines of a job script are its **header**. Lines that begin with `#SBATCH` are **directives**: comments to
+# the shell, requests to Slurm. Here are the ones that nearly every script has:
+#
+# | directive | what it requests |
+# |---|---|
+# | `--job-name=NAME` | the name that `squeue` shows |
+# | `--nodes=1` | the number of nodes |
+# | `--ntasks-per-node=1` | the number of **tasks** that `srun` starts on each node |
+# | `--cpus-per-task=8` | the number of CPUs that the processes of a task share |
+# | `--time=2:00:00` | the time limit, after which Slurm kills the job |
+# | `--output=FILE` | the log; Slurm replaces `%x` with the job name and `%j` with the job ID |
+#
+# Slurm runs the script on the job's first node. `srun` starts the tasks, and in each task, `torchrun` starts the ranks
+# of that node. Three things go wrong so often that they are worth knowing before your first script:
+#
+# - **The limit.** One that is too short costs you the run, but one that is too long makes you wait: Slurm starts a
+#   short job early if it fits into a gap and delays no job ahead of it, called
+#   [**backfill**](https://slurm.schedmd.com/sched_config.html). `90` means 90 minutes, `2:00` two *minutes*, `2:00:00`
+#   two hours, and `1-12` a day and twelve hours.
+# - **The CPUs.** [Since Slurm 22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores the
+#   header's `--cpus-per-task` unless you write `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. Otherwise, all ranks of
+#   a task may share one CPU, and your job is slow without a message. `OMP_NUM_THREADS` is the number of threads that
+#   each rank computes with.
+# - **The port.** The ranks of a job find each other at a network port. `torchrun --standalone`, for jobs on one node,
+#   picks a free one; without it, two jobs on the same node collide.
+#
+# ### Answers and checks
+#
+# In an exercise, replace the line that says *Your turn*, and run that cell. The cell below it checks your answer, as
+# often as you like; attempts are not counted. Keep everything that your answer needs, such as an `import`, in the
+# answer's own cell, because cells that you add are not graded. Grading runs the same checks, in this lab also with
+# other cases, which are drawn for your submission.
+
+# %% [markdown]
+# ### Exercise 1: from an empty file to a job
+#
+# Complete the script that trains the small GPT, so that
+#
+# 1. it is called `my_first` and runs **two** ranks of `"$PROGRAM"` on **one** node, started by one `torchrun`;
+# 2. each thread of each rank has a CPU of its own, and no CPU is left over;
+# 3. Slurm kills it if it runs for more than 10 minutes;
+# 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
+# 5. two copies of it can run on one node.
+#
+# **Give a wrong answer first, on purpose,** to see what a hint looks like: for example, a limit of 10 hours. Pass
+# `$FLAGS` to the program without quotes, so that the shell splits them into words.
+
+# %% answer="my-first"
+%%writefile code/my_first.sh
+#!/bin/bash
+### BEGIN SOLUTION
+#SBATCH --job-name=my_first
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+### END SOLUTION
+set -euo pipefail
+
+export OMP_NUM_THREADS=2
+PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"
+DATA=$LAB_HOME/data/bpe-4096
+FLAGS="--device cpu --num-layers 4 --hidden-size 256 --num-attention-heads 8 \
+       --seq-length 256 --max-position-embeddings 256 \
+       --micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1 \
+       --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+       --data-path $DATA/text_document --vocab-file $DATA/vocab.json \
+       --merge-file $DATA/merges.txt --split 949,50,1 --eval-iters 0"
+### BEGIN SOLUTION
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+### END SOLUTION
+
+# %% check="my-first" points=3
+import re
+
+
+def seconds_of(limit):
+    """Return a time limit of Slurm's in seconds, or None if it is not one."""
+    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})(?::(\d{1,5}))?(?::(\d{1,5}))?", limit)
+    if not match:
+        return None
+    days, *rest = match.groups()
+    fields = [int(field) for field in rest if field]
+    hours, minutes, seconds = ([*fields, 0, 0] if days or len(fields) == 3 else [0, *fields, 0])[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+script = check.script("code/my_first.sh", only=[])
+header = dict(script.directives)
+name = header.get("job-name", "my_first.sh, as the file")
+check.that(name == "my_first", f"The job is called {name}, and not my_first.")
+check.that(header.get("cpus-per-task") == "4", f"It requests {header.get('cpus-per-task', 'no')} CPUs per task. Two ranks "
+           "share a task, and each computes with OMP_NUM_THREADS threads. How many CPUs is that?")
+check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
+check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so two jobs on one node collide. With "
+           "--standalone, torchrun picks a free port.")
+limit = header.get("time", "missing")
+check.that(seconds_of(limit) == 600,
+           f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
+output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
+check.that(output.startswith("megatron/logs/") and "%j" in output,
+           "The log belongs in megatron/logs, with the job's ID (%j) in its name, or the next job overwrites it.")
+### BEGIN HIDDEN TESTS
+for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
+    script = check.program("code/my_first.sh", "pretrain_gpt.py", job_id=trial["job_id"], ends=trial["ends"])
+    check.that(script.status == trial["ends"], f"The program fails with exit code {trial['ends']}, and the script ends "
+               f"with {script.status}.")
+### END HIDDEN TESTS
+
+# %% [raw] mutant="my-first" hint="which is not 10 minutes"
+# -#SBATCH --time=00:10:00
+# +#SBATCH --time=00:10
+
+# %% [raw] mutant="my-first" hint="which is not 10 minutes"
+# -#SBATCH --time=00:10:00
+# +#SBATCH --time=0-10
+
+# %% [raw] mutant="my-first" hint="unbound variable"
+# -#SBATCH --cpus-per-task=4
+# +# SBATCH --cpus-per-task=4
+
+# %% [raw] mutant="my-first" hint="How many CPUs is that"
+# -#SBATCH --cpus-per-task=4
+# +#SBATCH --cpus-per-task=2
+
+# %% [raw] mutant="my-first" hint="and not my_first"
+# -#SBATCH --job-name=my_first
+# +#SBATCH --job-name=first
+
+# %% [raw] mutant="my-first" hint="The program fails with exit code"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS || true
+
+# %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
+# -#SBATCH --output=megatron/logs/%x_%j.txt
+# +#SBATCH --output=megatron/logs/log.txt
+
+# %% [raw] mutant="my-first" hint="pass --cpus-per-task on"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+
+# %% [raw] mutant="my-first" hint="Every job uses port"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 2 "$PROGRAM" $FLAGS
+
+# %% [raw] mutant="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 "$PROGRAM" $FLAGS
+
+# %% [raw] mutant="my-first" hint="--ffn-hidden-size 1; the exercise uses 1024"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
+# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS --ffn-hidden-size 1
+
+# %% [markdown]
+# Submit it. How much of the job's time do its 25 steps take?
+
+# %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/; s/layers 4/layers 2/; s/size 256/size 64/; s/length 256/length 64/' code/my_first.sh | sbatch"}
+!sbatch code/my_first.sh
+
+# %% tags=["explore"]
+mine = jobs.wait()
+
+# %% tags=["explore"]
+log = logs.read(mine.log)
+training = sum(step.milliseconds for step in log.iterations) / 1000
+print(f"{result(f'{mine.seconds} s')} from start to end, of which {training:.1f} s are training steps")
+plots.loss(my_first=log)
+
+# %% [markdown]
+# The rest goes into starting Python and PyTorch and opening the text: nothing in a run of weeks, most of a short
+# test.
 
 # %% [markdown]
 # ## Why does it not start?
@@ -352,10 +328,6 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
 echo "done"
 
 # %% [markdown]
-# Lines that begin with `#SBATCH` are **directives**: comments to the shell, requests to Slurm. Together they are the
-# script's **header**. Slurm runs the script on the job's first node. `srun` then starts the job's **tasks** on its
-# nodes, one here, and `torchrun` starts four ranks in it.
-#
 # The second cell submits eight jobs. It also **drains** `slurmnode2`, as before a repair: no new job starts there
 # until you resume the node, a few cells below. `--dependency=afterok:51` waits until job 51 has succeeded,
 # `afterany:51` until it has ended either way. A job with `--exclusive` shares its node with no other job.
@@ -378,217 +350,247 @@ squeue
 sinfo --list-reasons
 
 # %% [markdown]
-# That table is for people; a program should ask for exactly what it needs. `%i` is the job ID, `%j` the name, `%r`
-# the reason, and `%E` the unfulfilled dependencies. (For short: `-h -t PD -o`.)
+# The last column is for people. `--format` prints the reason alone, here after the job ID and the name.
 
 # %% tags=["explore"]
-!squeue --noheader --states=PENDING --format="%i|%j|%r|%E"
+!squeue --noheader --states=PENDING --format="%i %j: %r"
 
 # %% [markdown]
-# | reason | why the job waits | what makes it start |
+# | what `squeue` says | why the job waits | what makes it start |
 # |---|---|---|
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
 # | `BeginTime` | submitted with `--begin`, or requeued | time |
-# | `ReqNodeNotAvail, Reserved for maintenance` | might not end before the maintenance | time |
 # | `Dependency` | other jobs | those jobs |
-# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=` |
-# | `JobHeldUser`, `JobHeldAdmin` | held | `scontrol release`, by you or by the administrator |
-# | `ReqNodeNotAvail, UnavailableNodes:...` | its nodes are down or drained | a repair, or other nodes |
+# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=...`, without that job |
+# | `JobHeldUser` | held by you | `scontrol release 53` |
+# | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` |
 # | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
-# | `PartitionDown` | its partition is closed | the administrator |
 #
-# There are many [more](https://slurm.schedmd.com/job_reason_codes.html). Slurm shows one at a time, so another may
-# appear when the first is gone. A job that asks for more than any node has never waits: `sbatch` refuses it.
-
-# %% [markdown]
-# ### Exercise 3: which jobs will never start?
-#
-# Find all pending jobs that cannot start unless somebody acts. `evaluate` waits for `draft`, which is held, yet its
-# own reason is an innocent `Dependency`. So follow the dependencies, along chains of any length. A comma in that
-# column means that *all* of them must be fulfilled. A job that is not in the table is running, and will end. The
-# checks use only the reasons above.
-
-# %% answer="never-start"
-def never_start(table):
-    """Find the pending jobs that need somebody to act before they can start.
-
-    Args:
-        table: the output of squeue --noheader --states=PENDING --format="%i|%r|%E", a string with
-            a line for each job, such as "12|Dependency|afterok:9(unfulfilled),afterany:11(unfulfilled)".
-
-    Returns their job IDs, a list of ints, in the order of the table.
-    """
-    ### BEGIN SOLUTION
-    rows = [line.split("|") for line in table.splitlines()]
-    stuck = {int(job) for job, reason, _ in rows
-             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
-             or "UnavailableNodes" in reason}
-    size = -1
-    while size != len(stuck):  # until no more jobs are found
-        size = len(stuck)
-        stuck |= {int(job) for job, _, dependencies in rows
-                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-    return [int(job) for job, _, _ in rows if int(job) in stuck]
-    ### END SOLUTION
-
-# %% check="never-start" points=4
-reasons = """\
-31|Resources|(null)
-32|Priority|(null)
-33|BeginTime|(null)
-34|DependencyNeverSatisfied|afterok:29(failed)
-35|ReqNodeNotAvail, UnavailableNodes:slurmnode2|(null)
-36|ReqNodeNotAvail, Reserved for maintenance|(null)
-37|Dependency|afterok:30(unfulfilled)
-38|JobHeldUser|(null)
-39|JobHeldAdmin|(null)
-40|PartitionTimeLimit|(null)
-41|PartitionDown|(null)
-"""
-chains = """\
-7|Priority|(null)
-21|Dependency|afterok:19(unfulfilled)
-18|Dependency|afterok:5(unfulfilled),afterany:17(unfulfilled)
-19|Dependency|afterany:18(unfulfilled)
-20|Dependency|afterok:7(unfulfilled)
-170|Priority|(null)
-171|Dependency|afterok:170(unfulfilled)
-22|Dependency|afternotok:17(unfulfilled)
-17|JobHeldUser|(null)
-"""
-check.function(
-    never_start, cases=[(reasons,), (chains,), ("",)],
-    expected=[[34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
-    hints={
-        "A job whose dependency will never start will never start, either, be it afterok, afterany, or afternotok. Its "
-        "own reason does not show that.":
-            [[34, 35, 38, 39, 40, 41], [17], []],
-        "You followed the dependencies one step. Chains can be longer.":
-            [[34, 35, 38, 39, 40, 41], [18, 22, 17], []],
-        "Job 18 waits for two jobs, and one of them will never start.":
-            [[34, 35, 38, 39, 40, 41], [22, 17], []],
-        "Job 21 is above the job that it waits for: one pass from top to bottom is not enough.":
-            [[34, 35, 38, 39, 40, 41], [18, 19, 22, 17], []],
-        "Reserved for maintenance: the nodes come back when the maintenance is over.":
-            [[34, 35, 36, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
-        "BeginTime passes by itself.":
-            [[33, 34, 35, 38, 39, 40, 41], [21, 18, 19, 22, 17], []],
-        "Not every dependency is hopeless. A job that is not in the table is running, and one with the reason "
-        "Priority will get its turn.":
-            [[34, 35, 37, 38, 39, 40, 41], [21, 18, 19, 20, 171, 22, 17], []],
-        "Return job IDs as ints.":
-            [["34", "35", "38", "39", "40", "41"], ["21", "18", "19", "22", "17"], []],
-        "Job 171 waits for job 170, which is not job 17.":
-            [[34, 35, 38, 39, 40, 41], [21, 18, 19, 171, 22, 17], []],
-    })
-### BEGIN HIDDEN TESTS
-STUCK = ["DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "PartitionDown", "PartitionTimeLimit",
-         "ReqNodeNotAvail, UnavailableNodes:slurmnode[3-4]", "ReqNodeNotAvail, UnavailableNodes:gpu7"]
-PATIENT = ["Resources", "Priority", "BeginTime", "ReqNodeNotAvail, Reserved for maintenance"]
-
-
-def any_queue(source):
-    """Draw a queue; return its table and the jobs that will never start."""
-    numbers = sorted(source.sample(range(1, 130), source.randrange(1, 14)))
-    stuck, rows = set(), []
-    for at, number in enumerate(numbers):
-        kind = source.choice(["stuck", "patient", "patient", "waits", "waits", "waits"])
-        if kind == "waits":
-            known = numbers[max(0, at - 4):at] + [number + 130]  # the last one is running
-            others = source.sample(known, source.randrange(1, min(3, len(known)) + 1))
-            rows.append((number, "Dependency", ",".join(
-                f"{source.choice(['afterok', 'afterany', 'afternotok'])}:{one}(unfulfilled)" for one in others)))
-            if stuck & set(others):
-                stuck.add(number)
-            continue
-        reason = source.choice(STUCK if kind == "stuck" else PATIENT)
-        if kind == "stuck":
-            stuck.add(number)
-        rows.append((number, reason, "afterok:400(failed)" if reason.startswith("Dependency") else "(null)"))
-    source.shuffle(rows)
-    return ("".join(f"{number}|{reason}|{dependencies}\n" for number, reason, dependencies in rows),
-            [number for number, _, _ in rows if number in stuck])
-
-
-drawn = check.draw(60, queue=any_queue)
-check.function(never_start, cases=[(one["queue"][0],) for one in drawn],
-               expected=[one["queue"][1] for one in drawn])
-### END HIDDEN TESTS
-
-# %% [raw] mutant="never-start" hint="own reason does not show that"
-# -    size = -1
-# -    while size != len(stuck):  # until no more jobs are found
-# -        size = len(stuck)
-# -        stuck |= {int(job) for job, _, dependencies in rows
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-
-# %% [raw] mutant="never-start" hint="be it afterok, afterany, or afternotok"
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-# +                  if stuck & set(map(int, re.findall(r"afterok:(\d+)", dependencies)))}
-
-# %% [raw] mutant="never-start" hint="Chains can be longer"
-# -    size = -1
-# -    while size != len(stuck):  # until no more jobs are found
-# -        size = len(stuck)
-# -        stuck |= {int(job) for job, _, dependencies in rows
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-# +    stuck |= {int(job) for job, _, dependencies in rows
-# +              if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-
-# %% [raw] mutant="never-start" hint="one of them will never start"
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-# +                  if set(map(int, re.findall(r":(\d+)", dependencies) or [0])) <= stuck}
-
-# %% [raw] mutant="never-start" hint="one pass from top to bottom"
-# -    size = -1
-# -    while size != len(stuck):  # until no more jobs are found
-# -        size = len(stuck)
-# -        stuck |= {int(job) for job, _, dependencies in rows
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-# +    for job, _, dependencies in rows:
-# +        if stuck & set(map(int, re.findall(r":(\d+)", dependencies))):
-# +            stuck.add(int(job))
-
-# %% [raw] mutant="never-start" hint="the maintenance is over"
-# -             or "UnavailableNodes" in reason}
-# +             or "ReqNodeNotAvail" in reason}
-
-# %% [raw] mutant="never-start" hint="BeginTime passes by itself"
-# -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
-# +             if reason.startswith(("DependencyNever", "JobHeld", "Partition", "Begin"))
-
-# %% [raw] mutant="never-start" hint="Not every dependency is hopeless"
-# -             if reason.startswith(("DependencyNever", "JobHeld", "Partition"))
-# +             if reason.startswith(("Dependency", "JobHeld", "Partition"))
-
-# %% [raw] mutant="never-start" hint="Return job IDs as ints"
-# -    return [int(job) for job, _, _ in rows if int(job) in stuck]
-# +    return [job for job, _, _ in rows if int(job) in stuck]
-
-# %% [raw] mutant="never-start" hint="which is not job 17"
-# -                  if stuck & set(map(int, re.findall(r":(\d+)", dependencies)))}
-# +                  if any(f":{one}" in dependencies for one in stuck)}
-
-# %% [markdown]
-# What does your function say about the real queue?
+# There are [many more](https://slurm.schedmd.com/job_reason_codes.html), and Slurm shows one at a time: a job that is
+# held *and* names a drained node shows only one of the two reasons, and the other one appears when the first is gone.
+# So a diagnosis from that column can be wrong. Look at what each job asked for:
 
 # %% tags=["explore"]
-queue = check_output(["squeue", "--noheader", "--states=PENDING", "--format=%i|%r|%E"], text=True)
-for job in never_start(queue):
-    name = check_output(["squeue", "--noheader", f"--jobs={job}", "--format=%j"], text=True).strip()
-    print("will never start:", job, result(name))
+queue = queues.read()
+for job in queue["jobs"]:
+    print(job)
+print({name: value for name, value in queue.items() if name != "jobs"})
 
 # %% [markdown]
-# The count job is among them: its script names the drained node. Ask for what a job needs, and let Slurm find a node
+# ### Exercise 2: unblock the queue
+#
+# Write a function that returns the commands after which *every* pending job will start sooner or later, without anyone
+# touching the queue again. Interfere as little as possible:
+#
+# - A job that would start by itself, or after the jobs that it waits for, gets no command.
+# - A dependency that can still be fulfilled stays, because it has a purpose.
+# - A job that requests more time than its partition allows gets all the time that the partition allows.
+#
+# `afterok` is fulfilled when the other job has succeeded, and `afterany` when it has ended, either way. A job that is
+# neither pending nor in `failed` is running or has succeeded. Assume that every job that starts succeeds, and that
+# drained nodes stay drained.
+
+# %% answer="unblock"
+def unblock(jobs, drained, limit, failed):
+    """Return the scontrol commands that let all pending jobs start (a list of strings).
+
+    Args:
+        jobs: the pending jobs, a list of dictionaries: "job" (its ID, an int), "name", "held" (whether you hold it),
+            "nodes" (the nodes that it must run on), "minutes" (its time limit), and "after" (what it waits for, a
+            list of pairs such as ["afterok", 17]).
+        drained: the names of the nodes on which no job can start.
+        limit: the partition's time limit in minutes.
+        failed: the IDs of the jobs that have failed, a list of ints.
+    """
+    ### BEGIN SOLUTION
+    commands = []
+    for job in jobs:
+        update = f"scontrol update JobId={job['job']}"
+        if job["held"]:
+            commands.append(f"scontrol release {job['job']}")
+        if set(job["nodes"]) & set(drained):
+            commands.append(f"{update} ReqNodeList=")
+        if job["minutes"] > limit:
+            commands.append(f"{update} TimeLimit={limit}")
+        possible = [(kind, other) for kind, other in job["after"] if kind != "afterok" or other not in failed]
+        if len(possible) < len(job["after"]):
+            commands.append(f"{update} Dependency=" + ",".join(f"{kind}:{other}" for kind, other in possible))
+    return commands
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+import re
+
+COMMAND = re.compile(r"scontrol (?:(release)|update JobId=(\d+) (ReqNodeList|NodeList|TimeLimit|Dependency)=)(\S*)",
+                     re.I)
+
+
+def pending(number, held=False, nodes=(), minutes=30, after=()):
+    """Return a pending job of the exercise."""
+    return {"job": number, "name": f"job{number}", "held": held, "nodes": list(nodes), "minutes": minutes,
+            "after": [list(one) for one in after]}
+
+
+def mistake(case, commands):
+    """Apply commands to a modeled queue; return what is wrong with them, or an empty string.
+
+    Args:
+        case: the arguments of the exercise's function.
+        commands: what it returned.
+    """
+    if not isinstance(commands, list) or not all(isinstance(one, str) for one in commands):
+        return f"Return a list of strings, not {commands!r}."
+    drained, limit, failed = set(case["drained"]), case["limit"], set(case["failed"])
+    jobs = {job["job"]: job for job in case["jobs"]}
+    now = {number: dict(job) for number, job in jobs.items()}
+
+    def hopeless(job):
+        return [[kind, other] for kind, other in job["after"] if kind == "afterok" and other in failed]
+
+    for command in commands:
+        words = re.sub(r"^scontrol release (?:JobId=)?(\d+)$", r"scontrol release\1", command.strip(), flags=re.I)
+        match = COMMAND.fullmatch(words)
+        number = int(match[2] or match[4] or 0) if match and (match[2] or match[4].isdecimal()) else None
+        if number not in jobs:
+            return f"{command!r} is not a command from the table about a pending job."
+        job, field = jobs[number], (match[3] or "release").lower()
+        if field == "release":
+            if not job["held"]:
+                return f"{command!r}: job {number} is not held. What does it wait for?"
+            now[number]["held"] = False
+        elif field in ("reqnodelist", "nodelist"):
+            if not drained & set(job["nodes"]):
+                return f"{command!r}: no node that job {number} must run on is drained, so leave it its nodes."
+            now[number]["nodes"] = match[4].split(",") if match[4] else []
+        elif field == "timelimit":
+            if job["minutes"] <= limit:
+                return f"{command!r}: the partition allows the time that job {number} requests."
+            if match[4] != str(limit):
+                return f"{command!r}: the partition allows {limit} minutes. Request all of them."
+            now[number]["minutes"] = limit
+        else:
+            after = [[kind, int(other)] for kind, other in re.findall(r"(after\w+):(\d+)", match[4])]
+            kept = [one for one in job["after"] if one not in hopeless(job)]
+            if not hopeless(job):
+                return (f"{command!r}: every job that job {number} waits for can still do what it waits for. It starts "
+                        "by itself once they have.")
+            if sorted(after) != sorted(kept) and all(one in after for one in kept):
+                return f"{command!r}: after this, job {number} still waits for a job that has failed."
+            if sorted(after) != sorted(kept):
+                return (f"{command!r}: job {number} also waited for something that can still happen, and no longer "
+                        "does.")
+            now[number]["after"] = after
+    for number, job in now.items():
+        if job["held"]:
+            return f"Job {number} is still held."
+        if drained & set(job["nodes"]):
+            return f"Job {number} can still only run on a node that is drained."
+        if job["minutes"] > limit:
+            return f"Job {number} still requests more time than the partition allows."
+        if hopeless(job):
+            return f"Job {number} still waits for the success of a job that has failed."
+    if len(set(commands)) < len(commands):
+        return "You return the same command twice."
+    return ""
+
+# %% check="unblock" points=4
+for case in ({"jobs": [pending(31), pending(34, after=[("afterok", 29)]), pending(35, nodes=["node2"]),
+                       pending(36, nodes=["node1"]), pending(38, held=True), pending(40, minutes=600)],
+              "drained": ["node2"], "limit": 60, "failed": [29]},
+             {"jobs": [pending(21, after=[("afterok", 19)]), pending(19, after=[("afterok", 17), ("afterany", 12)]),
+                       pending(17, held=True, nodes=["node3", "node2"]),
+                       pending(20, after=[("afterok", 12), ("afterok", 21)]),
+                       pending(22, after=[("afterany", 12), ("afterok", 9)])],
+              "drained": ["node2"], "limit": 60, "failed": [12]},
+             {"jobs": [], "drained": [], "limit": 60, "failed": []}):
+    wrong = mistake(case, check.call(unblock, case["jobs"], case["drained"], case["limit"], case["failed"]))
+    check.that(not wrong, f"{wrong}")
+### BEGIN HIDDEN TESTS
+def drawn_jobs(source):
+    """Draw a queue: its jobs and the IDs of those that have failed."""
+    numbers = source.sample(range(1, 500), source.randrange(1, 12))
+    ended = [number + 500 for number in source.sample(range(1, 500), 4)]
+    jobs = []
+    for at, number in enumerate(numbers):
+        others = source.sample([*numbers[:at], *ended], source.choice([0, 0, 1, min(3, at + 4)]))
+        jobs.append(pending(number, held=source.random() < 0.2,
+                            nodes=source.sample([f"node{one}" for one in range(6)], source.choice([0, 0, 1, 2])),
+                            minutes=source.choice([5, 30, 90, 2000]),
+                            after=[(source.choice(["afterok", "afterany"]), other) for other in others]))
+    source.shuffle(jobs)
+    return [jobs, ended[:2]]
+
+
+for one in check.draw(30, queue=drawn_jobs, drained=lambda source: source.sample(["node1", "node2", "node4"], 2),
+                      limit=range(60, 1500)):
+    case = {"jobs": one["queue"][0], "failed": one["queue"][1], "drained": one["drained"], "limit": one["limit"]}
+    wrong = mistake(case, check.call(unblock, case["jobs"], case["drained"], case["limit"], case["failed"]))
+    check.that(not wrong, f"{wrong}")
+### END HIDDEN TESTS
+
+# %% [raw] mutant="unblock" hint="can still do what it waits for"
+# -        possible = [(kind, other) for kind, other in job["after"] if kind != "afterok" or other not in failed]
+# +        possible = [(kind, other) for kind, other in job["after"] if other not in failed]
+
+# %% [raw] mutant="unblock" hint="can still do what it waits for"
+# -        if len(possible) < len(job["after"]):
+# +        if job["after"]:
+
+# %% [raw] mutant="unblock" hint="no longer does"
+# -            commands.append(f"{update} Dependency=" + ",".join(f"{kind}:{other}" for kind, other in possible))
+# +            commands.append(f"{update} Dependency=")
+
+# %% [raw] mutant="unblock" hint="the success of a job that has failed"
+# -        if len(possible) < len(job["after"]):
+# +        if len(possible) < len(job["after"]) and not possible:
+
+# %% [raw] mutant="unblock" hint="on a node that is drained"
+# -        if set(job["nodes"]) & set(drained):
+# +        if set(job["nodes"]) & set(drained) and not job["held"]:
+
+# %% [raw] mutant="unblock" hint="on a node that is drained"
+# -        if set(job["nodes"]) & set(drained):
+# +        if job["nodes"] and set(job["nodes"]) <= set(drained):
+
+# %% [raw] mutant="unblock" hint="leave it its nodes"
+# -        if set(job["nodes"]) & set(drained):
+# +        if job["nodes"]:
+
+# %% [raw] mutant="unblock" hint="Request all of them"
+# -            commands.append(f"{update} TimeLimit={limit}")
+# +            commands.append(f"{update} TimeLimit={limit // 2}")
+
+# %% [raw] mutant="unblock" hint="is still held"
+# -        if job["held"]:
+# +        if job["held"] and not job["nodes"]:
+
+# %% [raw] mutant="unblock" hint="not a command from the table"
+# -            commands.append(f"scontrol release {job['job']}")
+# +            commands.append(f"scontrol release {job['name']}")
+
+# %% [markdown]
+# Now prove your diagnosis. The next cell runs your commands on the real queue. If you are right, no job waits for
+# anything but a free node, a date, or a job that will start, and all jobs are still there.
+
+# %% tags=["explore"]
+for command in unblock(**queue):
+    print(result(command))
+    subprocess.run(shlex.split(command), check=True)
+time.sleep(3)
+!squeue
+
+# %% [markdown]
+# The count job was one of them: its script names the drained node. Ask for what a job needs, and let Slurm find a node
 # that has it.
 #
-# Cancel the other jobs, and resume the node, so that the count can start. `jobs.wait()` waits until the job that this
-# notebook submitted last has ended.
+# The repair is over, so the next cell resumes the node and cancels all jobs. Your colleague then submits the count once
+# more, to see whether the repaired node works. `jobs.wait()` waits until the job that this notebook submitted last has ended.
 
 # %% tags=["explore"]
 %%bash
-for name in train sweep backup draft evaluate download tokenize; do scancel --me --name=$name; done
+for name in train sweep backup draft evaluate tokenize count; do scancel --me --name=$name; done
 scontrol update NodeName=slurmnode2 State=RESUME
+cd code && sbatch count.sh
 squeue
 
 # %% tags=["explore"]
@@ -611,209 +613,309 @@ count = jobs.wait()
 #
 # The last lines of the log name a rank, but no error. When one rank of a distributed program fails, the others lose
 # their connection to it, and fail with errors of their own. Then `torchrun` stops whatever is left and prints a
-# summary. So look for the **first cause**: the first error that is not a consequence of another one.
-#
-# PyTorch begins each line of a rank's traceback with the rank, such as `[rank2]: `. The line after the indented ones
-# has the error itself. (Its message may go on for more lines, which are not indented, either.)
+# summary, which names the rank that ended first. So look for the **first cause**: an error that is not a consequence
+# of another one. `failures.reports` finds the first error of each rank in a log:
 
 # %% tags=["explore"]
-!grep -nE "^\[rank[0-9]+\]: [A-Za-z]" {count.log}
+for report in failures.reports(count.log.read_text()):
+    print(report)
 
 # %% [markdown]
 # You recognize a consequence by its text. It comes from the library that ranks communicate through, which is **Gloo**
 # on CPUs and **NCCL** on GPUs:
 #
-# | text in the error of a rank that lost a connection | who prints it |
+# | text in the error of a rank that lost the others | who prints it |
 # |---|---|
 # | `Connection closed by peer`, `Connection reset by peer`, `Broken pipe` | Gloo, or the operating system |
 # | `Timed out waiting` | Gloo, after its timeout |
 # | `remote process exited` | NCCL |
+# | `Watchdog caught collective operation timeout` | PyTorch's NCCL watchdog, after 10 minutes by default |
+#
+# At scale, the last one is the most common. Nothing breaks: the ranks sit in a **collective**, an operation in which
+# all ranks take part, until a thread in each of them, the *watchdog*, loses patience. This is rank 0 of
+# [a job](https://github.com/hiyouga/LlamaFactory/issues/7396) that waited in its 1,580th collective:
+#
+# ```text
+# [rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout:
+# WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466119168, NumelOut=466119168, Timeout(ms)=600000) ran for 600060
+# milliseconds before timing out.
+# ```
+#
+# So a rank that reports this is a victim: it *arrived* at the collective. Which rank did not? Often it is one whose log
+# ends without any error, because it hangs in a data loader or was killed together with its node. Or it arrived somewhere
+# else: in [another job](https://github.com/NVIDIA/nccl/issues/1409), the collective with `SeqNum=80078` was
+# a `BROADCAST` of 5,056 elements on rank 7 and an `ALLREDUCE` of 2,106,881 on rank 3. Their programs had taken
+# different branches.
 
 # %% [markdown]
-# ### Exercise 4: the first cause
+# ### Exercise 3: whom to suspect
 #
-# Find the first cause in any such log. Consequences may come before it, because the lines of several processes arrive
-# in any order; the lines of one traceback stay together. If several ranks have errors of their own, return the first
-# one in the log. Do not rely on the summary: a `torchrun` knows only its own ranks, and the one that ended first may
-# have lost its connection to another node.
+# Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
+# in any order, and the collective that it waited for, if the watchdog names one:
+#
+# - A rank with an error of its own explains everything else, whatever the others report.
+# - Without such a rank, suspect those that kept the others waiting: the ranks that report nothing. If all ranks report
+#   something, suspect those that wait for another collective than most do. A lost connection does not show where its rank
+#   was.
+# - If all ranks arrived at the same collective, the network may be to blame, but no program is: suspect no rank.
 
-# %% answer="first-cause"
+# %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
-        "remote process exited")
+        "remote process exited", "Watchdog caught collective operation timeout")
 
-def first_cause(log):
-    """Find the rank that failed first, and its error.
+
+def suspects(reports, world_size):
+    """Return the ranks whose program may have failed first, a sorted list of ints.
 
     Args:
-        log: the text of a log, a string.
-
-    Returns a tuple of the rank, an int, and its error's line without the prefix, such as
-    (2, "ValueError: the batch is empty"); None if every rank's error is a consequence.
+        reports: a list of dictionaries: "rank" (an int), "error" (a string), and "waits_for", which is None or a
+            dictionary with the "number" (int), "operation" (string), and "elements" (int) of a collective.
+        world_size: the number of ranks, 0 to world_size - 1.
     """
     ### BEGIN SOLUTION
-    # An error is the line after an indented one.
-    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-        if not any(words in text for words in LOST):
-            return int(rank), text
-    return None
+    own = [report["rank"] for report in reports if not any(words in report["error"] for words in LOST)]
+    if own:
+        return sorted(own)
+    silent = {*range(world_size)} - {report["rank"] for report in reports}
+    if silent:
+        return sorted(silent)
+    at = {report["rank"]: tuple(report["waits_for"].values()) for report in reports if report["waits_for"]}
+    places = [*at.values()]
+    majority = max(places, key=places.count, default=None)
+    return sorted(rank for rank, place in at.items() if place != majority)
     ### END SOLUTION
 
 # %% tags=["check-setup"]
-def failed_log(errors, blamed, node="slurmnode1"):
-    """Return the log of a job whose ranks failed, as torchrun and srun leave it.
+def unlucky(rank, text="RuntimeError: Connection closed by peer"):
+    """Return the report of a rank that lost its connection, or that failed with another error."""
+    return {"rank": rank, "error": text, "waits_for": None}
 
-    Args:
-        errors: the rank and the error of each failed rank, in the order of the log.
-        blamed: the rank that torchrun's summary names as the first to fail.
-        node: the node of that rank.
-    """
-    lines = ["using world size: 24",
-             "[rank0]:[W1123 11:49:55.120 socket.cpp:760] [c10d] The IPv6 network addresses of (node1, 29500) "
-             "cannot be retrieved (gai error: -2 - Name or service not known)."]
-    for rank, error in errors:
-        lines += [f"[rank{rank}]: {text}" for text in [
-            "Traceback (most recent call last):", '  File "/work/ada/train.py", line 85, in <module>', "    main()",
-            '  File "/work/ada/train.py", line 61, in main', "    raise RuntimeError(message)",
-            "          ^^^^^^^^^^^^^^^^^^^^", *error.splitlines()]]
-    lines += ["W1123 11:49:56.649 575 torch/distributed/elastic/api.py:1028] Sending process 602 closing signal",
-              "Traceback (most recent call last):", '  File "/usr/bin/torchrun", line 8, in <module>',
-              "    sys.exit(main())", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
-              "=" * 60, "train.py FAILED", "-" * 60, "Root Cause (first observed failure):", "[0]:",
-              f"  host      : {node}", f"  rank      : {blamed} (local_rank: {blamed % 4})",
-              "  exitcode  : 1 (pid: 601)", "=" * 60, f"srun: error: {node}: task 0: Exited with exit code 1"]
-    return "\n".join(lines) + "\n"
 
-# %% check="first-cause" points=4
-closed = "RuntimeError: Connection closed by peer"
-late = "RuntimeError: Timed out waiting 1800000ms"
-exited = "torch.distributed.DistBackendError: NCCL error, remote process exited"
-refused = "Last error:\nsocketProgressOpt: call to recv failed: Connection refused"  # NCCL has more to tell
+def timeout(rank, number=57, operation="ALLREDUCE", elements=1048576):
+    """Return the report of a rank whose watchdog gave up, as PyTorch 2 prints it."""
+    return {"rank": rank, "error": "Watchdog caught collective operation timeout: "
+            f"WorkNCCL(SeqNum={number}, OpType={operation}, NumelIn={elements}, NumelOut={elements}, "
+            f"Timeout(ms)=600000) ran for {600000 + 7 * rank} milliseconds before timing out.",
+            "waits_for": {"number": number, "operation": operation, "elements": elements}}
+
+# %% check="suspects" points=4
 check.function(
-    first_cause,
-    cases=[(failed_log([(0, "OSError: [Errno 28] No space left on device"), (1, closed), (3, closed)], blamed=0),),
-           (failed_log([(1, closed), (4, "RuntimeError: the batch has 0 samples"), (5, "KeyError: 'lr'"),
-                        (0, "BrokenPipeError: [Errno 32] Broken pipe"), (2, "ValueError: the loss is NaN"),
-                        (3, late)], blamed=3),),
-           (failed_log([(5, f"{exited}\n{refused}"), (17, "KeyError: 'text'"), (4, closed)], blamed=4),),
-           (failed_log([(5, closed), (7, "AssertionError")], blamed=5),),
-           (failed_log([(2, late), (0, closed)], blamed=2),)],
-    expected=[(0, "OSError: [Errno 28] No space left on device"), (4, "RuntimeError: the batch has 0 samples"),
-              (17, "KeyError: 'text'"), (7, "AssertionError"), None],
+    suspects,
+    cases=[([unlucky(1), unlucky(4, "RuntimeError: the batch has 0 samples"), unlucky(3), unlucky(0, "KeyError: 'lr'")], 6),
+           ([timeout(3), timeout(0), timeout(1)], 4),
+           ([timeout(3), timeout(0), timeout(2, operation="BROADCAST", elements=5056), timeout(1)], 4),
+           ([timeout(1, number=58), timeout(0, number=58), timeout(2, number=56), timeout(3, number=58)], 4),
+           ([timeout(2), timeout(1), timeout(0)], 3),
+           ([timeout(0), unlucky(1), timeout(3, elements=8), timeout(2), timeout(4)], 6)],
+    expected=[[0, 4], [2], [2], [2], [], [5]],
     hints={
-        "The rank is an int.": [("0", "OSError: [Errno 28] No space left on device"), "", "", "", ""],
-        "That is a line of the program, which the traceback shows. The error itself is not indented.":
-            [(0, "    raise RuntimeError(message)"), "", "", "", ""],
-        "That is the first error in the log, and it is a consequence: this rank lost its connection.":
-            ["", (1, "RuntimeError: Connection closed by peer"),
-             (5, "torch.distributed.DistBackendError: NCCL error, remote process exited"),
-             (5, "RuntimeError: Connection closed by peer"), (2, "RuntimeError: Timed out waiting 1800000ms")],
-        "That is the rank that torchrun's summary names. That rank may only have lost its connection.":
-            ["", (3, "RuntimeError: Timed out waiting 1800000ms"),
-             (4, "RuntimeError: Connection closed by peer"), "", ""],
+        "A rank whose watchdog gave up had arrived at the collective. It is a victim.":
+            [None, [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], None],
+        "A rank that reports nothing is not innocent: the others may have waited for it.":
+            [None, [], None, None, None, [3]],
+        "All ranks that report something wait, but not for the same collective: compare what they wait for.":
+            [None, None, [], None, None, None],
+        "Ranks 0 and 4 failed by themselves, so they explain the silence of the others.":
+            [[2, 5], None, None, None, None, None],
         "A RuntimeError can be a cause: look at its text, not at its type.":
-            ["", (5, "KeyError: 'lr'"), "", "", ""],
-        "That is the last cause in the log, and the lowest rank that has one. The first one in the log counts.":
-            ["", (2, "ValueError: the loss is NaN"), "", "", ""],
-        "That is a later line of rank 5's message. The error is in the line after the indented ones.":
-            ["", "", (5, "Last error:"), "", ""],
-        "A rank can have more than one digit.": ["", "", None, "", ""],
-        "An error without a message, such as AssertionError, has no colon.": ["", "", "", None, ""],
-        "All errors in this log are consequences, so the cause is not among them.":
-            ["", "", "", "", (0, "RuntimeError: Connection closed by peer")],
+            [[0], None, None, None, None, None],
+        "Two collectives of the same kind may still be two different ones. They have numbers.":
+            [None, None, None, [], None, None],
+        "All three ranks arrived at the same collective, so no rank kept the others waiting.":
+            [None, None, None, None, [0], None],
+        "Several ranks have errors of their own, and the order of a log proves nothing. Return all of them.":
+            [[4], None, None, None, None, None],
     })
 ### BEGIN HIDDEN TESTS
-OWN = ["ValueError: axes don't match array", "RuntimeError: CUDA error: device-side assert triggered",
-       "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "AssertionError",
-       "FileNotFoundError: [Errno 2] No such file or directory: 'b.txt'", "RuntimeError: shape '[4]' is invalid",
-       "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "KeyError: 'text'"]
+def drawn_failure(source):
+    """Draw the reports of a failed job; return them, the number of ranks, and the ranks to suspect."""
+    ranks = source.randrange(4, 40)
+    kind = source.choice(["own", "silent", "elsewhere", "network"])
+    guilty = sorted(source.sample(range(ranks), source.randrange(1, max(2, ranks // 4 + 1))))
+    number = source.randrange(2, 10**6)
+    other = source.choice([{"operation": "BROADCAST"}, {"number": number - 1}, {"elements": 5056}])
+    where = {"number": number, "operation": source.choice(["ALLREDUCE", "_REDUCE_SCATTER_BASE"]), "elements": 10**7}
+    odd = {**where, **other}
+    reports = []
+    for rank in range(ranks):
+        if rank in guilty and kind == "own":
+            reports.append(unlucky(rank, source.choice([
+                "ValueError: axes don't match array", "RuntimeError: CUDA error: device-side assert triggered",
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "AssertionError"])))
+        elif rank in guilty and kind == "elsewhere":
+            reports.append(timeout(rank, **odd))
+        elif not (rank in guilty and kind == "silent") and not (kind == "own" and source.random() < 0.3):
+            reports.append(source.choice([timeout(rank, **where)] * 3 + [unlucky(rank, source.choice([
+                "RuntimeError: Connection reset by peer", "BrokenPipeError: [Errno 32] Broken pipe",
+                "torch.distributed.DistBackendError: NCCL error, remote process exited"]))]))
+    if kind == "elsewhere":  # a clear majority elsewhere
+        reports = [one if one["rank"] in guilty else timeout(one["rank"], **where) for one in reports]
+    source.shuffle(reports)
+    return [reports, ranks, [] if kind == "network" else guilty]
 
 
-def any_log(source):
-    """Draw a log; return it and its first cause."""
-    ranks = source.sample(range(24), source.randrange(1, 7))
-    errors = [(rank, source.choice([*OWN, closed, late, f"{exited}\n{refused}",
-                                    "RuntimeError: Connection reset by peer",
-                                    "BrokenPipeError: [Errno 32] Broken pipe"])) for rank in ranks]
-    causes = [(rank, error) for rank, error in errors if error in OWN]
-    return failed_log(errors, source.choice(ranks)), causes[0] if causes else None
-
-
-drawn = check.draw(60, log=any_log)
-check.function(first_cause, cases=[(one["log"][0],) for one in drawn],
-               expected=[one["log"][1] for one in drawn])
+drawn = check.draw(40, failure=drawn_failure)
+check.function(suspects, cases=[tuple(one["failure"][:2]) for one in drawn],
+               expected=[one["failure"][2] for one in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="first-cause" hint="it is a consequence"
-# -        if not any(words in text for words in LOST):
-# +        if True:
+# %% [raw] mutant="suspects" hint="It is a victim"
+# -        "remote process exited", "Watchdog caught collective operation timeout")
+# +        "remote process exited")
 
-# %% [raw] mutant="first-cause" hint="summary names"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# -        if not any(words in text for words in LOST):
-# -            return int(rank), text
-# -    return None
-# +    blamed = int(re.search(r"rank      : (\d+)", log)[1])
-# +    return blamed, re.findall(rf"^\[rank{blamed}\]: (\w.*)$", log, re.M)[-1]
+# %% [raw] mutant="suspects" hint="is not innocent"
+# -    if silent:
+# +    if silent and not reports:
 
-# %% [raw] mutant="first-cause" hint="not at its type"
-# -        if not any(words in text for words in LOST):
-# +        if not text.startswith("RuntimeError") and not any(words in text for words in LOST):
+# %% [raw] mutant="suspects" hint="compare what they wait for"
+# -    return sorted(rank for rank, place in at.items() if place != majority)
+# +    return []
 
-# %% [raw] mutant="first-cause" hint="The first one in the log counts"
-# -        if not any(words in text for words in LOST):
-# -            return int(rank), text
-# -    return None
-# +        if not any(words in text for words in LOST):
-# +            found.append((int(rank), text))
-# +    return min(found, default=None)
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    found = []
-# +    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
+# %% [raw] mutant="suspects" hint="They have numbers"
+# -    at = {report["rank"]: tuple(report["waits_for"].values()) for report in reports if report["waits_for"]}
+# +    at = {report["rank"]: report["waits_for"]["operation"] for report in reports if report["waits_for"]}
 
-# %% [raw] mutant="first-cause" hint="The first one in the log counts"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in reversed(re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M)):
+# %% [raw] mutant="suspects" hint="explain the silence"
+# -    if own:
+# +    if own and len(reports) == world_size:
 
-# %% [raw] mutant="first-cause" hint="more than one digit"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in re.findall(r"^\[rank\d\]:  .*\n\[rank(\d)\]: (\w.*)$", log, re.M):
+# %% [raw] mutant="suspects" hint="not at its type"
+# -    own = [report["rank"] for report in reports if not any(words in report["error"] for words in LOST)]
+# +    own = [report["rank"] for report in reports if not any(words in report["error"] for words in LOST)
+# +           and not report["error"].startswith("RuntimeError")]
 
-# %% [raw] mutant="first-cause" hint="has no colon"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w[\w.]*: .*)$", log, re.M):
+# %% [raw] mutant="suspects" hint="kept the others waiting"
+# -    majority = max(places, key=places.count, default=None)
+# -    return sorted(rank for rank, place in at.items() if place != majority)
+# +    majority = max(places, key=places.count, default=None)
+# +    return sorted(rank for rank, place in at.items() if place != majority) or [0]
 
-# %% [raw] mutant="first-cause" hint="a later line of rank 5's message"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# -        if not any(words in text for words in LOST):
-# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +        if not text.startswith("Traceback") and not any(words in text for words in LOST):
-
-# %% [raw] mutant="first-cause" hint="a line of the program"
-# -    for rank, text in re.findall(r"^\[rank\d+\]:  .*\n\[rank(\d+)\]: (\w.*)$", log, re.M):
-# +    for rank, text in re.findall(r"^\[rank(\d+)\]: (.*Error.*)$", log, re.M):
-
-# %% [raw] mutant="first-cause" hint="The rank is an int"
-# -            return int(rank), text
-# +            return rank, text
-
-# %% [raw] mutant="first-cause" hint="All errors in this log are consequences"
-# -    return None
-# +    return int(rank), text
+# %% [raw] mutant="suspects" hint="the order of a log proves nothing"
+# -        return sorted(own)
+# +        return own[:1]
 
 # %% [markdown]
-# What does it find in the log of the count job?
+# Whom do you suspect in the log of the count job?
 
 # %% tags=["explore"]
-print("first cause:", result(str(first_cause(count.log.read_text()))))
+reports = failures.reports(count.log.read_text())
+for rank in suspects(reports, 4):
+    print("suspect:", result(f"rank {rank}"), *(one["error"] for one in reports if one["rank"] == rank))
 
 # %% [markdown]
-# Rank 0 could not write the result; the others waited for it. But the folder `megatron/logs` exists. So why was it
-# not found?
+# ## Prove the cause
 #
-# Your files are in the **workspace**, and `LAB_HOME` holds its path, here and in every job. A path such as
-# `megatron/logs/tokens.json` is **relative**: it starts at the current folder, for a job the one in which `sbatch`
-# was called. That was `code/` this time, but your colleague always submits from the workspace. An **absolute** path,
-# such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
+# Rank 0 could not write the result, and the others waited for it. But the folder `megatron/logs` exists. So why was it
+# not found? There are two suspects:
+#
+# - **The node.** The job ran on `slurmnode2`, which has just been repaired. "It no longer mounts our files,"
+#   says your colleague.
+# - **The folder.** Your files are in the **workspace**, and `LAB_HOME` holds its path, here and in every job. A path
+#   such as `megatron/logs/tokens.json` is **relative**: it starts at the current folder, for a job the one in which
+#   `sbatch` was called. That was `code/` this time, but your colleague always submits from the workspace.
+#
+# You have an opinion by now. An opinion becomes a proof by an experiment that comes out one way if you are right and
+# another way if you are not.
+
+# %% [markdown]
+# ### Exercise 4: design the experiment
+#
+# Write `code/experiment.sh`, a copy of `code/count.sh` (above Exercise 2) for **one** experiment that decides between
+# the two suspects. Like the job that failed, it is submitted from `code/`. Its outcome, whichever it is, must tell you
+# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job that
+# it would start.
+
+# %% answer="experiment"
+%%writefile code/experiment.sh
+#!/bin/bash
+# Decide whether the node or the folder is to blame.
+### BEGIN SOLUTION
+#SBATCH --job-name=experiment
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --nodelist=slurmnode2
+#SBATCH --time=00:05:00
+#SBATCH --output=%x_%j.txt
+
+export OMP_NUM_THREADS=1
+cd "$LAB_HOME"  # the only change: the same node, another folder
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+    "$LAB_HOME/code/count_tokens.py" \
+    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+### END SOLUTION
+
+# %% check="experiment" points=3
+from itertools import pairwise
+
+
+def require_one_change(job):
+    """Require that exactly one of the two suspects differs from the job that failed."""
+    check.that((job.nodes, job.ranks_per_node) == (1, 4) and job.run.cpus_per_task == "4",
+               f"It starts {job.nodes} x {job.ranks_per_node} ranks on {job.run.cpus_per_task or 1} CPUs instead of 1 x 4 "
+               "on 4. The more you change, the less its outcome proves.")
+    words = " ".join(job.run.arguments).replace("=", " ").split()
+    files = {flag: job.run.absolute(path) for flag, path in pairwise(words)}
+    check.that(files.get("--data") == "$LAB_HOME/data/bpe-4096/text_document.bin",
+               f"It reads {files.get('--data')}. The job that failed could read its data, so leave them alone.")
+    failing, right = (f"$LAB_HOME{folder}/megatron/logs/tokens.json" for folder in ("/code", ""))
+    result = files.get("--result")
+    check.that(result in (failing, right),
+               f"It writes {result}, which neither the job that failed nor your colleague's jobs do.")
+    nodes = job.directives.get("nodelist", "")
+    check.that(nodes, "Without --nodelist, Slurm picks the node, and you don't know which one your experiment is about.")
+    moved, elsewhere = result == right, nodes != "slurmnode2"
+    check.that(not (moved and elsewhere), f"It runs on {nodes} and writes {result}: both suspects have changed. If it "
+               "works, which of the two changes was it?")
+    check.that(moved or elsewhere, "Neither suspect has changed, so it will fail again, and prove nothing.")
+
+
+require_one_change(check.program("code/experiment.sh", "count_tokens.py", submitted_from="code"))
+### BEGIN HIDDEN TESTS
+for trial in check.draw(2, job_id=range(2, 10**6), ends=range(1, 120)):
+    require_one_change(check.program("code/experiment.sh", "count_tokens.py", submitted_from="code",
+                                     job_id=trial["job_id"], ends=trial["ends"]))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="experiment" hint="both suspects have changed"
+# -#SBATCH --nodelist=slurmnode2
+# +#SBATCH --nodelist=slurmnode1
+
+# %% [raw] mutant="experiment" hint="leave them alone"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+# +    --data "$LAB_HOME/data/text_document.bin" --result megatron/logs/tokens.json
+
+# %% [raw] mutant="experiment" hint="Slurm picks the node"
+# -#SBATCH --nodelist=slurmnode2
+
+# %% [raw] mutant="experiment" hint="Neither suspect has changed"
+# -cd "$LAB_HOME"  # the only change: the same node, another folder
+# +mkdir -p megatron/logs
+
+# %% [raw] mutant="experiment" hint="neither the job that failed"
+# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result /tmp/tokens.json
+
+# %% [raw] mutant="experiment" hint="The more you change"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+
+# %% [markdown]
+# Run it, from the folder in which the job failed:
+
+# %% tags=["explore"]
+!cd code && rm -f ../megatron/logs/tokens.json && sbatch experiment.sh
+
+# %% tags=["explore"]
+experiment = jobs.wait()
+!ls megatron/logs/tokens.json
+!grep -h "Error\|counted" {experiment.log} | head -n 3
+
+# %% [markdown]
+# If you changed the folder, the job succeeds on the node under suspicion, so the node is innocent. If you changed the
+# node, it fails as before, which says the same. Had you changed both, its success would have told you nothing.
+#
+# An **absolute** path, such as `$LAB_HOME/megatron/logs/tokens.json`, works from everywhere.
 #
 # Relative paths in `--output` are worse: if the log's folder does not exist, the job fails without a log. A typical
 # exit code is `0:53`:
@@ -826,15 +928,14 @@ lost = jobs.wait()
 # %% [markdown]
 # ### Exercise 5: repair the script
 #
-# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (above Exercise 3). It must
+# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (above Exercise 2). It must
 #
 # 1. start on any free node;
 # 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
 # 3. fail, with the program's exit code, if the count fails. `set -euo pipefail` ends a script at the first command
 #    that fails, even inside a pipe, and at variables that are not set.
 #
-# Everything else stays as it is. The check runs the script from two folders, with stand-ins for `srun` and `torchrun`
-# that record how they are called.
+# Everything else stays as it is. The check submits the script from two folders, in the same way as your experiment.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
@@ -882,8 +983,20 @@ for folder, run in (("code", job.run), ("the workspace", failed.run)):
     check.that(files.get("--result") == "$LAB_HOME/megatron/logs/tokens.json",
                f"Submitted from {folder}, it writes the result to {files.get('--result')}. A relative path starts at "
                "the current folder.")
-check.that(failed.status == 1, "The program failed with exit code 1, and the script ends with "
-           f"{failed.status}. Slurm would show COMPLETED.")
+
+
+def require_failure(job, ends):
+    """Require that the script fails like its program."""
+    check.that(job.status == ends, f"The program failed with exit code {ends}, and the script ends with {job.status}. "
+               "Slurm would show COMPLETED.")
+
+
+require_failure(failed, 1)
+### BEGIN HIDDEN TESTS
+for trial in check.draw(2, ends=range(2, 120), job_id=range(2, 10**6)):
+    require_failure(check.program("code/my_count.sh", "count_tokens.py", submitted_from="code", ends=trial["ends"],
+                                  job_id=trial["job_id"]), trial["ends"])
+### END HIDDEN TESTS
 
 # %% [raw] mutant="my-count" hint="depends on certain nodes"
 # -#SBATCH --cpus-per-task=4
@@ -954,154 +1067,13 @@ repaired = jobs.wait()
 !cat megatron/logs/tokens.json
 
 # %% [markdown]
-# ## A script of your own
-#
-# Two directives need a closer look before you write one.
-#
-# - **`--time`** is when Slurm kills the job. A limit that is too short costs you the run, but one that is too long
-#   makes you wait: Slurm starts a short job early if it fits into a gap and delays no job ahead of it, called
-#   [**backfill**](https://slurm.schedmd.com/sched_config.html). `90` means 90 minutes, `2:00` two *minutes*,
-#   `2:00:00` two hours, and `1-12` a day and twelve hours.
-# - **`--cpus-per-task`** is how many CPUs the ranks of a task share. [Since Slurm
-#   22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores it unless you write `srun
-#   --cpus-per-task="$SLURM_CPUS_PER_TASK"`; otherwise, all ranks of a task may share one CPU, and your job is slow
-#   without a message. `OMP_NUM_THREADS` is how many CPU threads each rank computes with.
-#
-# In `--output`, Slurm replaces `%x` with the job name and `%j` with the job ID, but no shell variables such as
-# `$LAB_HOME`.
-
-# %% [markdown]
-# ### Exercise 6: from an empty file to a job
-#
-# Write the header and the launch line of a script that trains the small GPT on two ranks:
-#
-# 1. the header: the name `my_first`, **one** node, **one** task per node, **4** CPUs per task, a time limit of **10
-#    minutes**, and a log in `megatron/logs` with the job's name and ID in its name;
-# 2. the launch line: `srun` passes the CPUs on to one `torchrun --standalone` (all ranks are on one node, at a port
-#    of their own), which starts **two** ranks of `"$PROGRAM"` with the flags `$FLAGS`, without quotes, so that the
-#    shell splits them into words.
-
-# %% answer="my-first"
-%%writefile code/my_first.sh
-#!/bin/bash
-### BEGIN SOLUTION
-#SBATCH --job-name=my_first
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-### END SOLUTION
-set -euo pipefail
-
-export OMP_NUM_THREADS=2
-PROGRAM="$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py"
-DATA=$LAB_HOME/data/bpe-4096
-FLAGS="--device cpu --num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-       --seq-length 256 --max-position-embeddings 256 \
-       --micro-batch-size 2 --global-batch-size 4 --train-iters 25 --log-interval 1 \
-       --lr 1e-3 --min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
-       --data-path $DATA/text_document --vocab-file $DATA/vocab.json \
-       --merge-file $DATA/merges.txt --split 949,50,1 --eval-iters 0"
-### BEGIN SOLUTION
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-### END SOLUTION
-
-# %% check="my-first" points=3
-import re
-
-
-def seconds_of(limit):
-    """Return a time limit of Slurm's in seconds, or None if it is not one."""
-    match = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,5})(?::(\d{1,5}))?(?::(\d{1,5}))?", limit)
-    if not match:
-        return None
-    days, *rest = match.groups()
-    fields = [int(field) for field in rest if field]
-    hours, minutes, seconds = ([*fields, 0, 0] if days or len(fields) == 3 else [0, *fields, 0])[:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
-
-
-script = check.script("code/my_first.sh", only=[])
-header = dict(script.directives)
-if "ntasks" in header:  # the same on one node
-    header.setdefault("ntasks-per-node", header["ntasks"])
-asked = {"job-name": "my_first", "nodes": "1", "ntasks-per-node": "1", "cpus-per-task": "4"}
-wrong = [f"--{name} is {header.get(name, 'missing')} instead of {value}."
-         for name, value in asked.items() if header.get(name) != value]
-check.that(not wrong, "The header differs from the exercise. " + " ".join(wrong))
-check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
-check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so two jobs on one node collide. With "
-           "--standalone, torchrun picks a free port.")
-limit = header.get("time", "missing")
-check.that(seconds_of(limit) == 600,
-           f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
-output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
-check.that(output.startswith("megatron/logs/") and "my_first" in output and "%j" in output,
-           "The log belongs in megatron/logs, with the job's name (%x) and ID (%j) in its name.")
-
-# %% [raw] mutant="my-first" hint="which is not 10 minutes"
-# -#SBATCH --time=00:10:00
-# +#SBATCH --time=00:10
-
-# %% [raw] mutant="my-first" hint="which is not 10 minutes"
-# -#SBATCH --time=00:10:00
-# +#SBATCH --time=0-10
-
-# %% [raw] mutant="my-first" hint="unbound variable"
-# -#SBATCH --cpus-per-task=4
-# +# SBATCH --cpus-per-task=4
-
-# %% [raw] mutant="my-first" hint="The header differs from the exercise"
-# -#SBATCH --ntasks-per-node=1
-
-# %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
-# -#SBATCH --output=megatron/logs/%x_%j.txt
-# +#SBATCH --output=megatron/logs/log.txt
-
-# %% [raw] mutant="my-first" hint="pass --cpus-per-task on"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-
-# %% [raw] mutant="my-first" hint="Every job uses port"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 2 "$PROGRAM" $FLAGS
-
-# %% [raw] mutant="my-first" hint="nodes x ranks per node: 1 x 1; the exercise uses 1 x 2"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 "$PROGRAM" $FLAGS
-
-# %% [raw] mutant="my-first" hint="--ffn-hidden-size 1; the exercise uses 1024"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
-# +srun torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS --ffn-hidden-size 1
-
-# %% [markdown]
-# Submit it. How much of the job's time do its 25 steps take?
-
-# %% tags=["explore"] short={"sbatch code/my_first.sh": "sed 's/iters 25/iters 4/; s/layers 4/layers 2/; s/size 256/size 64/; s/length 256/length 64/' code/my_first.sh | sbatch"}
-!sbatch code/my_first.sh
-
-# %% tags=["explore"]
-mine = jobs.wait()
-
-# %% tags=["explore"]
-log = logs.read(mine.log)
-training = sum(step.milliseconds for step in log.iterations) / 1000
-print(f"{result(f'{mine.seconds} s')} from start to end, of which {training:.1f} s are training steps")
-plots.loss(my_first=log)
-
-# %% [markdown]
-# The rest goes into starting Python and PyTorch and opening the text: nothing in a run of weeks, most of a short
-# test.
-
-# %% [markdown]
 # ## Discuss
 #
 # 1. **Why a queue?** What would go wrong if ten people logged in to a node and started their training there?
 # 2. **The time limit.** Your run needs between 3 and 5 hours. Which limit do you request, and what can the program do
 #    so that a limit that is too short costs little?
-# 3. **First, not last.** A job on 1,024 GPUs stops, and all 1,024 ranks log only errors about lost connections. What
-#    may have happened, and where do you look next?
+# 3. **Nobody to suspect.** All 1,024 ranks of a job report a timeout in the same collective. What may have happened,
+#    and which experiment would show it?
 
 # %% [markdown]
 # ## Cleanup
@@ -1116,8 +1088,8 @@ plots.loss(my_first=log)
 # %% [markdown]
 # ## What you have learned
 #
-# The first job would have waited forever for the node that it named. In the second, rank 0 failed first, and the
-# script's last command hid that from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
+# Some jobs would have waited forever: for a node that they named, for you to release them, or for a job that had failed.
+# The count then failed on rank 0, an experiment showed why, and the script's last command had hidden it from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
 # the first cause.
 #
 # **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), which contains your scripts, and run

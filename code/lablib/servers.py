@@ -9,7 +9,7 @@ from itertools import combinations, permutations
 
 from job_monitor.nvidia_smi import table
 from virtualgpu.core.cards import find
-from virtualgpu.net.intranode import GpuSlot
+from virtualgpu.net.intranode import GpuSlot, pair
 from virtualgpu.net.nodes import NODES
 
 GPUS = 8  # per server
@@ -87,57 +87,91 @@ def topology(server: str, order: Sequence[int] = range(GPUS)) -> str:
                           {"CPU Affinity": [wiring.affinity(gpu) for gpu in order]})
 
 
+def matrix(server: str, order: Sequence[int] = range(GPUS)) -> list[list[str]]:
+    """Return the entries between the GPUs of a server, "X" for a GPU itself.
+
+    Args:
+        server: a key of SERVERS.
+        order: the GPUs of the server's cells, in the order of their numbers.
+
+    Raises:
+        KeyError: there is no such server.
+    """
+    cells = SERVERS[server].cells
+    return [[cells[one][other].strip() for other in order] for one in order]
+
+
+def ring_seconds(card: str, ring: Sequence[int], size: int) -> float:
+    """Return the modeled seconds of a ring all-reduce over the GPUs of a node, in this order.
+
+    In each of the 2(n-1) steps, every GPU sends one n-th of the tensor to the next GPU, and all
+    wait for the slowest hop. (NCCL would choose a better order by itself, and use several rings.)
+
+    Args:
+        card: the GPU model.
+        ring: the numbers of the GPUs on the node.
+        size: the size of the tensor, in bytes.
+    """
+    sheet = find(card)
+    seats = [GpuSlot(sheet, gpu) for gpu in ring]
+    hops = [pair(one, other) for one, other in zip(seats, seats[1:] + seats[:1], strict=True)]
+    steps = 2 * (len(seats) - 1)
+    return steps * max(link.latency + size / len(seats) / link.effective for link in hops)
+
+
 def speed(link: str) -> int:
     """Return a link's rank among all links: a faster one has a larger number."""
     return 10 + int(link[2:]) if link.startswith("NV") else SLOWEST_FIRST.index(link)
 
 
-@lru_cache
-def fastest(server: str, count: int) -> str:
+def fastest(links: Sequence[Sequence[str]], count: int) -> str:
     """Return the slowest hop of the best ring, found by trying all rings.
 
     Args:
-        server: a key of SERVERS.
+        links: the entries between the GPUs.
         count: the number of GPUs in the ring, at least 2.
     """
+    return _fastest(tuple(map(tuple, links)), count)
+
+
+@lru_cache
+def _fastest(links: tuple[tuple[str, ...], ...], count: int) -> str:
     # A ring has no beginning, so each one may start at its lowest GPU.
-    rings = ((first, *rest) for first, *others in combinations(range(GPUS), count)
+    rings = ((first, *rest) for first, *others in combinations(range(len(links)), count)
              for rest in permutations(others))
-    return max((min(_hops(server, range(GPUS), ring), key=speed) for ring in rings), key=speed)
+    return max((min(_hops(links, ring), key=speed) for ring in rings), key=speed)
 
 
-def _hops(server: str, order: Sequence[int], ring: Sequence[int]) -> list[str]:
+def _hops(links: Sequence[Sequence[str]], ring: Sequence[int]) -> list[str]:
     """Return the links of a ring, including the one from the last GPU to the first."""
-    cells = SERVERS[server].cells
-    return [cells[order[one]][order[other]]
-            for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
+    return [links[one][other] for one, other in zip(ring, [*ring[1:], ring[0]], strict=True)]
 
 
-def is_ring(ring: object, count: int) -> bool:
+def is_ring(ring: object, count: int, gpus: int = GPUS) -> bool:
     """Return whether an answer is a list of different GPU numbers.
 
     Args:
         ring: the answer.
         count: the number of GPUs that it should have.
+        gpus: the number of GPUs of the server.
     """
     return (isinstance(ring, list) and all(type(gpu) is int for gpu in ring)
-            and len(ring) == count == len({*ring} & {*range(GPUS)}))
+            and len(ring) == count == len({*ring} & {*range(gpus)}))
 
 
-def slowest_hop(server: str, order: Sequence[int], ring: Sequence[int]) -> dict:
+def slowest_hop(links: Sequence[Sequence[str]], ring: Sequence[int]) -> dict:
     """Return the slowest hop of a ring.
 
     Args:
-        server: a key of SERVERS.
-        order: the numbering of the GPUs, as in `topology`.
+        links: the entries between the GPUs.
         ring: GPU numbers.
 
     Returns:
         A dictionary with "link", "from", "to", "closes" (whether it is the hop back to the first
         GPU), and "enough" (whether no ring has a faster slowest hop).
     """
-    count, hops = len(ring), _hops(server, order, ring)
+    count, hops = len(ring), _hops(links, ring)
     at = min(range(count), key=lambda at: speed(hops[at]))
     return {"link": hops[at], "from": ring[at], "to": ring[(at + 1) % count],
             "closes": count > 2 and at == count - 1,
-            "enough": speed(hops[at]) >= speed(fastest(server, count))}
+            "enough": speed(hops[at]) >= speed(fastest(links, count))}

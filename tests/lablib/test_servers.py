@@ -18,15 +18,16 @@ def test_links_are_the_same_in_both_directions(server):
 
 
 def test_eight_gpus_of_a_dgx_1_form_a_faster_ring_than_any_four():
-    assert [servers.fastest("DGX-1 (V100)", count) for count in (2, 4, 8)] == ["NV2", "NV1", "NV2"]
-    assert servers.slowest_hop("DGX-1 (V100)", range(8), [0, 3, 2, 1, 5, 6, 7, 4])["enough"]
-    assert not servers.slowest_hop("DGX-1 (V100)", range(8), range(8))["enough"]
+    links = servers.matrix("DGX-1 (V100)")
+    assert [servers.fastest(links, count) for count in (2, 4, 8)] == ["NV2", "NV1", "NV2"]
+    assert servers.slowest_hop(links, [0, 3, 2, 1, 5, 6, 7, 4])["enough"]
+    assert not servers.slowest_hop(links, range(8))["enough"]
 
 
 @each_server
 def test_a_ring_of_two_uses_the_fastest_link(server):
     links = {cell for row in servers.SERVERS[server].cells[:8] for cell in row[:8]} - {" X "}
-    assert servers.fastest(server, 2) == max(links, key=servers.speed)
+    assert servers.fastest(servers.matrix(server), 2) == max(links, key=servers.speed)
 
 
 def test_the_numbering_of_the_gpus_can_change():
@@ -48,8 +49,16 @@ def test_the_matrix_looks_like_that_of_the_virtual_nodes():
 
 
 def test_the_hop_back_counts():
-    hop = servers.slowest_hop("DGX-1 (V100)", range(8), [4, 0, 3, 2])
+    hop = servers.slowest_hop(servers.matrix("DGX-1 (V100)"), [4, 0, 3, 2])
     assert hop == {"link": "SYS", "from": 2, "to": 4, "closes": True, "enough": False}
+
+
+def test_a_ring_is_as_fast_as_its_slowest_hop():
+    best, plain = (servers.ring_seconds("v100", ring, 10**9)
+                   for ring in ([0, 3, 2, 1, 5, 6, 7, 4], range(8)))
+    assert best < plain / 2
+    assert servers.ring_seconds("a100", range(8), 10**9) == pytest.approx(
+        servers.ring_seconds("a100", [3, 1, 0, 2, 7, 5, 4, 6], 10**9))
 
 
 @pytest.mark.parametrize("ring", [None, "0123", [0, 1, 2], [0, 1, 2, 2], [0, 1, 2, 8],

@@ -12,13 +12,12 @@ LAB = workspace.CHECKOUT / "solutions" / "01_cluster_and_hardware.py"
 
 ONE_WAY = {
     "best-ring": '''
-    rows = [line.split("\\t") for line in text.split("\\n") if line.startswith("GPU")]
-    links = {(int(row[0][3:]), other): row[1 + other].strip()
-             for row in rows for other in range(len(rows))}
-    order = [*SLOWEST_FIRST, *(f"NV{number}" for number in range(1, 19))]
-    for slowest in sorted({order.index(link) for link in links.values() if link != "X"})[::-1]:
-        good = {hop for hop, link in links.items() if link != "X" and order.index(link) >= slowest}
-        for ring in itertools.permutations(range(len(rows)), count):
+    order = ["X", *SLOWEST_FIRST, *(f"NV{number}" for number in range(1, 19))]
+    hops = {(one, other): order.index(link)
+            for one, row in enumerate(links) for other, link in enumerate(row)}
+    for slowest in sorted(set(hops.values()))[::-1]:
+        good = {hop for hop, link in hops.items() if link >= slowest}
+        for ring in itertools.permutations(range(len(links)), count):
             if good.issuperset(zip(ring, ring[1:] + ring[:1])):
                 return list(ring)
 ''',
@@ -45,28 +44,20 @@ ONE_WAY = {
     fastest = min(seconds for size, seconds in points if size == largest)
     return latency, largest / (fastest - latency)
 ''',
-    "layer-time": '''
-    ridge = tflops * 1e12 / (gb_per_s * 1e9)
-    answer = {"microseconds": 0, "memory_bound": []}
-    for kernel in kernels:
-        if "m" in kernel:
-            m, k, n, batch = (kernel[key] for key in ("m", "k", "n", "batch"))
-            work, traffic = 2 * batch * m * k * n, 2 * batch * (m * k + k * n + m * n)
-        else:
-            work = kernel["flops"] * kernel["elements"]
-            traffic = 2 * (kernel["reads"] + kernel["writes"]) * kernel["elements"]
-        if work / traffic < ridge:
-            answer["memory_bound"].append(kernel["name"])
-            answer["microseconds"] += traffic / gb_per_s / 1e3
-        else:
-            answer["microseconds"] += work / tflops / 1e6
-    return answer
+    "predict": '''
+    flops = lambda g: 2 * g["batch"] * g["m"] * g["k"] * g["n"]
+    moved = lambda g: 2 * g["batch"] * (g["m"] * g["k"] + g["k"] * g["n"] + g["m"] * g["n"])
+    per_flop = min(g["microseconds"] / flops(g) for g in measured)
+    per_byte = min(g["microseconds"] / moved(g) for g in measured)
+    ridge = per_byte / per_flop
+    return [flops(g) * per_flop if flops(g) > ridge * moved(g) else moved(g) * per_byte
+            for g in gemms]
 ''',
-    "waves": '''
+    "fastest-tile": '''
     import math
-    tiles = math.ceil(m / tile_m) * math.ceil(n / tile_n)
-    waves = math.ceil(tiles / sms)
-    return [tiles, waves, (tiles / sms / waves) * (m * n / (tiles * tile_m * tile_n))]
+    up = math.ceil
+    times = [up(up(m / rows) * up(n / columns) / sms) * us for rows, columns, us in kernels]
+    return [times.index(min(times)), min(times)]
 ''',
     "limit": '''
     ridge = gpu["tflops"] * 1e12 / (gpu["memory_gb_per_s"] * 1e9)
@@ -87,18 +78,14 @@ ONE_WAY = {
 '''}
 ANOTHER = {
     "best-ring": '''
-    lines = text.splitlines()
-    names = [word for word in lines[0].split() if word.startswith("GPU")]
-    table = [line.split()[1:] for line in lines[1:len(names) + 1]]
-
     def rate(link):
         return (1, int(link[2:])) if link[:2] == "NV" else (0, SLOWEST_FIRST.index(link))
 
     best = None
-    for group in itertools.combinations(range(len(names)), count):
+    for group in itertools.combinations(range(len(links)), count):
         for others in itertools.permutations(group[1:]):  # a ring begins anywhere
             ring = [group[0], *others]
-            slowest = min(rate(table[ring[at - 1]][ring[at]]) for at in range(count))
+            slowest = min(rate(links[ring[at - 1]][ring[at]]) for at in range(count))
             if best is None or slowest > best[0]:
                 best = slowest, ring
     return best[1]
@@ -124,20 +111,21 @@ ANOTHER = {
     alpha, per_byte = np.linalg.lstsq(relative, np.ones(len(sizes)), rcond=None)[0]
     return [alpha, 1 / per_byte]
 ''',
-    "layer-time": '''
-    def cost(kind, batch=1, m=0, k=0, n=0, elements=0, flops=0, reads=0, writes=0, **_):
-        return np.array([2 * batch * m * k * n + elements * flops,
-                         2 * (batch * (m * k + k * n + m * n) + elements * (reads + writes))])
+    "predict": '''
+    def count(gemms):
+        b, m, k, n = (np.array([one[name] for one in gemms], dtype=float)
+                      for name in ("batch", "m", "k", "n"))
+        return np.array([2 * b * m * k * n, 2 * b * (m * k + k * n + m * n)])
 
-    times = np.array([cost(**kernel) / [tflops * 1e6, gb_per_s * 1e3] for kernel in kernels])
-    return {"microseconds": times.max(axis=1).sum(),
-            "memory_bound": [kernel["name"] for kernel, (compute, memory) in zip(kernels, times)
-                             if memory > compute]}
+    roof = (count(measured) / [one["microseconds"] for one in measured]).max(axis=1)
+    return list((count(gemms) / roof[:, None]).max(axis=0))
 ''',
-    "waves": '''
-    tiles = len(range(0, m, tile_m)) * len(range(0, n, tile_n))
-    waves = (tiles + sms - 1) // sms
-    return tiles, waves, m / tile_m * n / tile_n / sms / waves
+    "fastest-tile": '''
+    times = {}
+    for number, (rows, columns, microseconds) in enumerate(kernels):
+        tiles = len(range(0, m, rows)) * len(range(0, n, columns))
+        times[number] = (tiles + sms - 1) // sms * microseconds
+    return sorted((time, number) for number, time in times.items())[0][::-1]
 ''',
     "limit": '''
     def name(event):

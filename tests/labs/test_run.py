@@ -25,6 +25,7 @@ from labkit.build.metadata import shortened
 from labkit.build.notebooks import source_path
 from slurmbox.clients import full_environment
 from tests.labs.graded import COLORS
+from tests.labs.leaks import GUESSED, KNOWN, above, leaks, predictions
 from tests.labs.report import CPU_SECONDS, PROPERTY, line
 from tests.labs.spent import Spent, watching
 from tests.labs.test_labs import each_lab, lab_of
@@ -76,6 +77,25 @@ def execute(client: NotebookClient, cell: nbformat.NotebookNode, index: int) -> 
     pytest.fail(f"still not over: {cell.source}\n{said(cell)}")
 
 
+def given_away(lab: Lab, ran: Sequence[tuple[Cell, str]]) -> dict[str, list[str]]:
+    """Return the predictions whose measured value stands above the guess, in text or output.
+
+    Args:
+        lab: the lab.
+        ran: its cells, and what each one printed.
+    """
+    measured = {what: float(value.replace(",", ""))
+                for _, text in ran for what, value in GUESSED.findall(text)}
+    found = {}
+    for one in predictions(lab):
+        if one.what in measured:
+            printed = [text for cell, text in ran if cell.line < one.cell.line
+                       and cell.role is Role.EXPLORE]
+            found[one.what] = leaks(one.what, measured[one.what], [*above(lab, one), *printed])
+    return {what: lines for what, lines in found.items()
+            if lines and (lab.name, what) not in KNOWN}
+
+
 def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
         limit: int | None = SECONDS, command: Sequence[str] = ()) -> list[Taken]:
     """Run all cells of the source notebook, and return what each code cell took.
@@ -94,18 +114,20 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
                             resources={"metadata": {"path": str(home / "notebooks")}})
     if command:
         client.create_kernel_manager().kernel_spec.argv[:3] = command
-    taken = []
+    taken, ran = [], []
     with client.setup_kernel(env=full_environment(home)):
         for index, (made, cell) in enumerate(zip(notebook.cells, cells, strict=True)):
             if cell.kind == "code":
                 made.source, before = source(cell), spent.seconds
                 longest = execute(client, made, index)
                 taken.append(Taken(cell, longest, spent.seconds - before))
+                ran.append((cell, COLORS.sub("", said(made))))
             if cell.role is Role.CHECK:
                 lines = COLORS.sub("", said(made)).splitlines()
                 assert lines and lines[-1].startswith("✓"), f"no verdict: {cell.grade_id}: {lines}"
-    ran = [cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade")]
-    assert len(ran) == len(lab.of(Role.CHECK))
+    assert given_away(lab, ran) == {}
+    checked = [cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade")]
+    assert len(checked) == len(lab.of(Role.CHECK))
     return taken
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from labkit.build.lab import Role
 from tests.labs import graded
-from tests.labs.test_labs import SOLUTIONS, home, lab_of  # noqa: F401
+from tests.labs.test_labs import SOLUTIONS, each_lab, home, lab_of  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
@@ -66,3 +66,18 @@ def test_the_same_job_written_otherwise_has_full_marks(path, script, home):  # n
 
 def test_there_are_scripts_in_five_labs():
     assert len({path for path, _ in SCRIPTS}) >= 5
+
+
+@each_lab
+def test_only_job_scripts_have_no_hidden_tests(path):
+    """What docs/students.md says."""
+    lab = lab_of(path)
+    visible = [name for name, check in lab.checks.items() if "BEGIN HIDDEN" not in check.source]
+    assert [name for name in visible
+            if not all(answer.endswith(".sh") for answer in paths(lab, name))] == []
+
+
+def paths(lab, check):
+    """The files that a check's answers write; "" for an answer that defines names."""
+    answers = lab.answers_of(lab.checks[check])
+    return [cell.path or "" for cell in lab.of(Role.ANSWER) if cell.grade_id in answers]

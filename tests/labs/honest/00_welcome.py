@@ -1,95 +1,99 @@
-# %% answer="steps-for" style="the length of a range"
-def steps_for(tokens, global_batch, sequence_length):
-    return len(range(0, tokens, global_batch * sequence_length))
+# %% answer="unblock" style="a generator, and sets"
+def unblock(jobs, drained, limit, failed):
+    bad_nodes, dead = set(drained), set(failed)
 
-# %% answer="steps-for" style="fractions, and an import inside"
-def steps_for(tokens, global_batch, sequence_length):
-    from fractions import Fraction
-    from math import ceil
-    return ceil(Fraction(tokens, global_batch) / sequence_length)
+    def commands(job):
+        number = job["job"]
+        if not bad_nodes.isdisjoint(job["nodes"]):
+            yield f"scontrol update jobid={number} NodeList="
+        if limit < job["minutes"]:
+            yield f"scontrol update JobId={number} timelimit={limit}"
+        fine = ",".join(f"{kind}:{other}" for kind, other in job["after"]
+                        if not (kind == "afterok" and other in dead))
+        if fine.count("after") != len(job["after"]):
+            yield f"scontrol update JobId={number} Dependency={fine}"
+        if job["held"]:
+            yield f"scontrol release {number}"
 
-# %% answer="steps-for" style="numpy, and a boolean as an addend"
-def steps_for(tokens, global_batch, sequence_length):
-    import numpy as np
-    whole, rest = np.divmod(tokens, global_batch * sequence_length)
-    return int(whole) + bool(rest)
+    return [command for job in jobs for command in commands(job)]
 
-# %% answer="progress" style="a dictionary of all fields"
-def progress(line, sequence_length):
-    head, *fields = [part.strip() for part in line.split("|") if part.strip()]
-    at, total = map(int, head.removeprefix("iteration").split("/"))
-    values = {key.strip(): float(value) for key, value in (field.split(":") for field in fields)}
-    seconds = values["elapsed time per iteration (ms)"] / 1e3
-    return (values["global batch size"] * sequence_length / seconds, (total - at) * seconds / 60)
+# %% answer="unblock" style="nodes that are left, and a table of tests"
+def unblock(jobs, drained, limit, failed):
+    result = []
+    for job in jobs:
+        keep = [one for one in job["after"] if one[0] == "afterany" or one[1] not in failed]
+        left = [node for node in job["nodes"] if node not in drained]
+        for needed, change in (
+                (len(left) < len(job["nodes"]), "ReqNodeList=" + ",".join(left)),
+                (job["minutes"] > limit, f"TimeLimit={limit}"),
+                (keep != job["after"], "Dependency=" + ",".join("%s:%d" % (*one,) for one in keep))):
+            if needed:
+                result += [f"scontrol update JobId={job['job']} {change}"]
+        result += [f"scontrol release {job['job']}"] * job["held"]
+    return result
 
-# %% answer="progress" style="one regular expression with names, and numpy floats"
-def progress(line, sequence_length):
-    import numpy as np
-    found = re.search(r"(?P<i>\d+)/\s*(?P<n>\d+).*\(ms\): (?P<ms>[\d.]+).*batch size:\s+(?P<b>\d+)", line)
-    i, n, ms, b = (np.float64(found[name]) for name in ("i", "n", "ms", "b"))
-    return b * sequence_length * 1000 / ms, (n - i) * ms / 60_000
+# %% answer="suspects" style="Counter, and a class of consequences by words"
+LOST = ("Connection", "Broken pipe", "Timed out", "remote process exited", "Watchdog")
 
-# %% answer="never-start" style="a recursive inner function with a memo"
-def never_start(table):
-    from functools import lru_cache
+def suspects(reports, world_size):
+    from collections import Counter
 
-    jobs = {}
-    for row in filter(None, table.split("\n")):
-        number, reason, needs = row.split("|")
-        jobs[int(number)] = reason, [int(one) for one in re.findall(r"after\w+:(\d+)", needs)]
+    cause = sorted(r["rank"] for r in reports if not any(word in r["error"] for word in LOST))
+    heard = {r["rank"] for r in reports}
+    absent = [rank for rank in range(world_size) if rank not in heard]
+    places = Counter(str(r["waits_for"]) for r in reports if r["waits_for"] is not None)
+    usual = places.most_common(1)[0][0] if places else ""
+    odd = sorted(r["rank"] for r in reports if r["waits_for"] and str(r["waits_for"]) != usual)
+    return cause or absent or odd
 
-    @lru_cache(None)
-    def hopeless(number):
-        if number not in jobs:
-            return False
-        reason, needs = jobs[number]
-        if reason == "Dependency":
-            return any(map(hopeless, needs))
-        if reason.startswith("ReqNodeNotAvail"):
-            return "UnavailableNodes" in reason
-        return reason not in ("Resources", "Priority", "BeginTime")
+# %% answer="suspects" style="one dictionary by rank"
+def suspects(reports, world_size):
+    words = ["closed by peer", "reset by peer", "Broken pipe", "Timed out waiting", "remote process exited",
+             "Watchdog caught"]
+    by_rank = dict.fromkeys(range(world_size))
+    by_rank.update({report["rank"]: report for report in reports})
+    guilty = [rank for rank, report in by_rank.items()
+              if report and not [word for word in words if word in report["error"]]]
+    if not guilty:
+        guilty = [rank for rank, report in by_rank.items() if report is None]
+    if not guilty:
+        groups = {}
+        for rank, report in by_rank.items():
+            if report["waits_for"]:
+                groups.setdefault(tuple(sorted(report["waits_for"].items(), key=str)), []).append(rank)
+        small = sorted(groups.values(), key=len)[:-1]
+        guilty = sum(small, [])
+    return sorted(guilty)
 
-    return [number for number in jobs if hopeless(number)]
+# %% answer="experiment" style="the folder, by sbatch"
+%%writefile code/experiment.sh
+#!/bin/bash
+#SBATCH -J experiment -N 1 -n 1
+#SBATCH -c 4
+#SBATCH -w slurmnode2
+#SBATCH -t 5
+#SBATCH --chdir=..
+#SBATCH --output=%x_%j.txt
+export OMP_NUM_THREADS=1
+srun -c 4 torchrun --standalone --nproc_per_node 4 "$LAB_HOME/code/count_tokens.py" \
+    --data="$LAB_HOME/data/bpe-4096/text_document.bin" --result=megatron/logs/tokens.json
 
-# %% answer="never-start" style="a fixed point of sets"
-def never_start(table):
-    rows = [line.split("|") for line in table.splitlines()]
-    stuck = {row[0] for row in rows if row[1].split(",")[0] in {
-        "DependencyNeverSatisfied", "JobHeldUser", "JobHeldAdmin", "PartitionTimeLimit", "PartitionDown"}
-        or row[1].startswith("ReqNodeNotAvail, Unavailable")}
-    size = -1
-    while size != len(stuck):
-        size = len(stuck)
-        stuck |= {number for number, _, needs in rows
-                  if stuck.intersection(re.split(r"\D+", needs))}
-    return [int(number) for number, *_ in rows if number in stuck]
+# %% answer="experiment" style="the node alone"
+%%writefile code/experiment.sh
+#!/bin/bash
+#SBATCH --job-name=experiment
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --nodelist=slurmnode1
+#SBATCH --time=00:05:00
+#SBATCH --output=%x_%j.txt
 
-# %% answer="first-cause" style="a state machine over an iterator"
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
-        "remote process exited")
-
-def first_cause(log):
-    lines = iter(log.split("\n"))
-    for line in lines:
-        match = re.match(r"\[rank(\d+)\]: Traceback", line)
-        if not match:
-            continue
-        prefix = f"[rank{match[1]}]: "
-        text = next(lines).removeprefix(prefix)
-        while text.startswith(" "):
-            text = next(lines).removeprefix(prefix)
-        if not any(lost in text for lost in LOST):
-            return int(match[1]), text
-    return None
-
-# %% answer="first-cause" style="one expression with a multi-line regular expression"
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
-        "remote process exited")
-
-def first_cause(log):
-    pattern = r"^\[rank(\d+)\]: Traceback.*\n(?:\[rank\1\]:  .*\n)+\[rank\1\]: (\S.*)$"
-    return next(((int(rank), error) for rank, error in re.findall(pattern, log, re.M)
-                 if not re.search("|".join(map(re.escape, LOST)), error)), None)
+export OMP_NUM_THREADS=1
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+    "$LAB_HOME/code/count_tokens.py" \
+    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
+echo "done"
 
 # %% answer="my-count" style="functions, arrays, readonly, and exec"
 %%writefile code/my_count.sh

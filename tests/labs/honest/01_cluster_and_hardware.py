@@ -2,35 +2,25 @@
 SLOWEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]
 
 
-def best_ring(text, count):
-    rows = [line.split() for line in text.splitlines() if line.startswith("GPU")]
-    speed = [[99 if word == "X" else SLOWEST_FIRST.index(word) if word in SLOWEST_FIRST else 10 + int(word[2:])
-              for word in row[1:1 + len(rows)]] for row in rows]
+def best_ring(links, count):
+    names = SLOWEST_FIRST + [f"NV{n}" for n in range(1, 37)]
+    rank = [[names.index(link) if link != "X" else -1 for link in row] for row in links]
 
-    def extend(path, least):
+    def search(path, floor):
         if len(path) == count:
-            return path if speed[path[-1]][path[0]] >= least else None
-        for other in range(len(rows)):
-            if other not in path and speed[path[-1]][other] >= least:
-                if found := extend([*path, other], least):
+            return path if rank[path[-1]][path[0]] >= floor else None
+        for gpu in range(len(rank)):
+            if gpu not in path and rank[path[-1]][gpu] >= floor:
+                found = search(path + [gpu], floor)
+                if found:
                     return found
+        return None
 
-    for least in sorted({value for row in speed for value in row}, reverse=True):
-        for first in range(len(rows)):
-            if ring := extend([first], least):
-                return ring
-
-# %% answer="best-ring" style="itertools, numpy, and max with a key"
-SLOWEST_FIRST = ["SYS", "NODE", "PHB", "PXB", "PIX"]
-
-
-def best_ring(text, count):
-    names = [*SLOWEST_FIRST, *(f"NV{links}" for links in range(1, 99)), "X"]
-    table = np.array([[names.index(name) for name in line.split()[1:9]]
-                      for line in text.split("\n") if line[:3] == "GPU"])
-    rings = ((first, *rest) for group in itertools.combinations(range(len(table)), count)
-             for first in group[:1] for rest in itertools.permutations(group[1:]))
-    return list(max(rings, key=lambda ring: min(table[a, b] for a, b in zip(ring, ring[1:] + ring[:1]))))
+    for floor in range(len(names), -1, -1):
+        for start in range(len(rank)):
+            found = search([start], floor)
+            if found:
+                return found
 
 # %% answer="ping-pong" style="asynchronous calls, and one loop for both ranks"
 def ping_pong(tensor, rounds, clock):
@@ -82,27 +72,25 @@ def fit_link(points):
     bandwidth = (large - small) / (fastest[large] - latency)
     return [latency, bandwidth]
 
-# %% answer="layer-time" style="an inner class, and numbers in microseconds"
-def layer_time(kernels, tflops, gb_per_s):
-    class Work:
-        def __init__(self, kernel):
-            if kernel["kind"] == "gemm":
-                b, m, k, n = (kernel[key] for key in ("batch", "m", "k", "n"))
-                flops, elements = 2 * b * m * k * n, b * (m * k + k * n + m * n)
-            else:
-                flops = kernel["elements"] * kernel["flops"]
-                elements = kernel["elements"] * (kernel["reads"] + kernel["writes"])
-            self.name, self.times = kernel["name"], (flops / tflops / 1e6, 2 * elements / gb_per_s / 1e3)
+# %% answer="predict" style="one pass, and plain loops"
+def predict(measured, gemms):
+    def flops_and_bytes(batch, m, k, n, **rest):
+        return batch * 2 * m * n * k, batch * 2 * (m * n + n * k + k * m)
 
-    done = [*map(Work, kernels)]
-    return dict(microseconds=sum(max(one.times) for one in done),
-                memory_bound=[one.name for one in done if one.times[1] > one.times[0]])
+    peak = bandwidth = 0
+    for one in measured:
+        flops, moved = flops_and_bytes(**one)
+        peak, bandwidth = max(peak, flops / one["microseconds"]), max(bandwidth, moved / one["microseconds"])
+    times = []
+    for one in gemms:
+        flops, moved = flops_and_bytes(**one)
+        times.append(flops / peak if flops / moved > peak / bandwidth else moved / bandwidth)
+    return times
 
-# %% answer="waves" style="lengths of ranges"
-def waves(m, n, tile_m, tile_n, sms):
-    tiles = len(range(0, m, tile_m)) * len(range(0, n, tile_n))
-    count = len(range(0, tiles, sms))
-    return tiles, count, np.float64(m * n) / (count * sms * tile_m * tile_n)
+# %% answer="fastest-tile" style="lengths of ranges"
+def fastest_tile(m, n, sms, kernels):
+    waves = [len(range(0, len(range(0, m, a)) * len(range(0, n, b)), sms)) * t for a, b, t in kernels]
+    return min(enumerate(waves), key=lambda pair: pair[1])
 
 # %% answer="limit" style="a counter, and gaps as a remainder"
 def limit(events, gpu):

@@ -827,8 +827,8 @@ for name, dtype in (("v100", "fp16"), ("a100", "fp16"), ("h100", "bf16")):
     for title, gemms in (("GPT-2 small", layer(1024, 768, 12)), ("GPT-3", layer(2048, 12_288, 96))):
         times = predict(points, gemms)
         # The FLOP/s of a memory-bound GEMM are below those of the best.
-        rates = [2 * one["batch"] * one["m"] * one["k"] * one["n"] / time for one, time in zip(gemms, times)]
-        slow = [time for time, rate in zip(times, rates) if rate < 0.99 * max(rates)]
+        rates = [2 * one["batch"] * one["m"] * one["k"] * one["n"] / time for one, time in zip(gemms, times, strict=True)]
+        slow = [time for time, rate in zip(times, rates, strict=True) if rate < 0.99 * max(rates)]
         print(f"{title:12} {name}: {sum(times):8,.1f} us, {result(f'{sum(slow) / sum(times):4.0%}')} of it in "
               f"{len(slow)} memory-bound GEMMs of {len(gemms)} (modeled)")
 

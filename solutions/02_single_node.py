@@ -764,14 +764,15 @@ def fixed(run):
 def model_of(run):
     """Return the model's size, and the device."""
     flags = run.flags
-    return flags.num_layers, flags.hidden_size, flags.num_attention_heads, flags.seq_length, str(flags.device)
+    return (flags.num_layers, flags.hidden_size, flags.num_attention_heads, flags.seq_length, flags.ffn_hidden_size,
+            flags.make_vocab_size_divisible_by, str(flags.device))
 
 # %% check="experiment" points=4
 job = check.script("code/my_experiment.sh", given=None)
 check.that(not job.problems, "This would go wrong. " + " ".join(job.problems))
 check.that(len(job.runs) == 2, f"It runs the trainer {len(job.runs)} times. An experiment with one change needs "
            "exactly two runs, one after the other.")
-check.that(all(model_of(run) == (4, 256, 8, 256, "cpu") for run in job.runs),
+check.that(all(model_of(run) == (4, 256, 8, 256, 1024, 128, "cpu") for run in job.runs),
            "A run changes the model or the device. Pass $TRAIN to both.")
 differing = sorted(name for name, value in fixed(job.runs[0]).items() if fixed(job.runs[1])[name] != value)
 check.that(not differing, "The two runs also differ in what this experiment leaves alone: " + ", ".join(differing))

@@ -27,7 +27,8 @@ HONEST = [
 # Labs are read when a test asks for one: that takes seconds.
 # (A check with given=None compares the script's runs itself.)
 SCRIPTS = [(path, script) for path in SOLUTIONS
-           for script in re.findall(r'check\.script\("([\w/.]+)"(?!, given=None)', path.read_text())]
+           for script in re.findall(r'check\.script\("([\w/.]+)"(?!, given=None)',
+                                    path.read_text())]
 each_script = pytest.mark.parametrize(("path", "script"), SCRIPTS,
                                       ids=[script for _, script in SCRIPTS])
 

@@ -8,6 +8,7 @@ of all the others, so it is never slower than one of them.
 from __future__ import annotations
 
 import json
+from bisect import insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -36,10 +37,24 @@ Planner = Callable[[Case], dict[str, Any]]
 
 
 class Placed(NamedTuple):
-    """A placement, and what its stages cost."""
+    """A placement, what its stages cost, and a time that its step takes at least."""
 
     place: Place
     stages: Stages
+    least: float
+
+
+def _placed(case: Case, place: Place) -> Placed:
+    stages = case_stages(case, place)
+    return Placed(place, stages, partition.least_time(stages))
+
+
+def _promising(placed: Iterable[Placed]) -> list[tuple[int, Placed]]:
+    """Return the placements with their numbers, those with the least lower bounds first.
+
+    Once a plan is known, the last ones cannot be better. The numbers decide between equal plans.
+    """
+    return sorted(enumerate(placed), key=lambda one: one[1].least)
 
 
 def starts(case: Case) -> list[Placed]:
@@ -50,7 +65,7 @@ def starts(case: Case) -> list[Placed]:
 @lru_cache(maxsize=1)  # the planners of a case share it
 def _starts(text: str) -> list[Placed]:
     case = json.loads(text)
-    return [Placed((replicas, kinds), case_stages(case, (replicas, kinds)))
+    return [_placed(case, (replicas, kinds))
             for replicas in case["replicas"] for kinds in _tried(
                 {kind: spec["gpus"] // replicas for kind, spec in case["kinds"].items()})]
 
@@ -119,11 +134,13 @@ def amp(case: Case) -> dict[str, Any]:
 
 def _published(case: Case, partitioner: Partitioner) -> dict[str, Any]:
     """Return the plan of the placement whose partition the partitioner ranks first."""
-    least, best = np.inf, None
-    for place, stages in starts(case):
-        made = partitioner(stages, least)
-        if made is not None:
-            least, best = made.time, staged(*place, made.layers)
+    least, best = (np.inf, 0), None
+    for number, (place, stages, bound) in _promising(starts(case)):
+        if bound > least[0]:
+            break
+        made = partitioner(stages, np.nextafter(least[0], np.inf))
+        if made is not None and (made.time, number) < least:
+            least, best = (made.time, number), staged(*place, made.layers)
     if best is None:
         raise InvalidPlan("memory", "the model fits on no placement")
     return best
@@ -175,7 +192,7 @@ def _searched(text: str) -> str:
     """Return the plan of a case, both as JSON."""
     case = json.loads(text)
     found = [one._replace(time=float(step_times(one.stages, [one.layers])[0]))
-             for one in (*_seeds(case), *_leanest(starts(case))[:SIMULATED])]
+             for one in (*_seeds(case), *_leanest(starts(case), most=SIMULATED))]
     if not found:
         raise InvalidPlan("memory", "the model fits on no placement")
     best = _fastest(one.improved(1) for one in _fastest(found, IMPROVED))
@@ -185,7 +202,7 @@ def _searched(text: str) -> str:
         places = {place for one in best for place in _changes(case, one.place)} - seen
         seen |= places
         least = best[0].time
-        placed = [Placed(place, case_stages(case, place)) for place in sorted(places)]
+        placed = [_placed(case, place) for place in sorted(places)]
         found = _fastest(one.improved(1) for one in _leanest(placed, least))
         best = _fastest([*best, *(one.improved(MOST_MOVED) for one in found)])
         if best[0].time >= least * LESS:
@@ -214,19 +231,28 @@ def _seeds(case: Case) -> Iterator[Candidate]:
                 yield Candidate(0.0, (plan["replicas"], kinds), stages, layers)
 
 
-def _leanest(placed: Iterable[Placed], below: float = np.inf) -> list[Candidate]:
+def _leanest(placed: Iterable[Placed], below: float = np.inf, most: int | None = None
+             ) -> list[Candidate]:
     """Return the plan of each placement with the least lower bound, and this in place of its time.
 
     The splits are those with the least total time for each limit on the slowest stage.
+
+    Args:
+        placed: the placements.
+        below: plans with a greater bound are left out.
+        most: how many plans, those with the least bounds; None for all.
     """
-    plans = []
-    for place, stages in placed:
+    plans: list[tuple[float, int, Candidate]] = []
+    for number, (place, stages, bound) in _promising(placed):
+        if bound >= below or (most and len(plans) >= most and bound > plans[most - 1][0]):
+            break
         splits = partition.lean_splits(stages)
         if len(splits):
             bounds = partition.bounds(stages, splits)
-            plans.append(Candidate(float(bounds.min()), place, stages,
-                                   tuple(splits[bounds.argmin()].tolist())))
-    return sorted((one for one in plans if one.time < below), key=attrgetter("time"))
+            time, layers = float(bounds.min()), tuple(splits[bounds.argmin()].tolist())
+            if time < below:
+                insort(plans, (time, number, Candidate(time, place, stages, layers)))
+    return [plan for _, _, plan in plans[:most]]
 
 
 def _changes(case: Case, place: Place) -> Iterator[Place]:

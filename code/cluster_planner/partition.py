@@ -49,6 +49,18 @@ class Partition:
     time: float
 
 
+def least_time(stages: Stages) -> float:
+    """Return a time that no partition's step is below, modeled or simulated, whatever it needs.
+
+    All passes of the slowest stage follow one another. Its passes grow with its layers, so all
+    layers are within a limit only if as many entries of `both` are.
+    """
+    both = stages.both[:, 1:]
+    layers = both.shape[1]
+    slowest = np.partition(both, layers - 1, axis=None)[layers - 1]
+    return float(stages.micro_batches * slowest) * LESS
+
+
 def modeled_time(stages: Stages, layers: Split) -> float:
     """Return the time of a step's passes in the cost model above."""
     return float(_modeled_times(stages, np.array([layers]))[0])

@@ -93,7 +93,9 @@ def last_ends(order: Sequence[Pass], times: dict[str, Sequence[float]], send: Se
     for kind, stage, source, boundary, _ in order:
         start = free[stage]
         if source is not None:
-            start = max(start, ends[source] + send[boundary])
+            arrival = ends[source] + send[boundary]
+            if arrival > start:  # max() takes longer than all the rest
+                start = arrival
         free[stage] = start + times[kind][stage]
         ends.append(free[stage])
     return free

@@ -118,10 +118,30 @@ def test_the_search_comes_within_1_percent_of_the_optimum_of_drawn_clusters():
 
 
 def test_the_search_is_no_slower_than_the_planners_whose_plans_it_begins_with(monkeypatch):
-    monkeypatch.setattr(case_planners, "_leanest", lambda *_: [])
+    monkeypatch.setattr(case_planners, "_leanest", lambda *_, **options: [])
     plan = json.loads(case_planners._searched.__wrapped__(json.dumps(CASE)))
     assert step(CASE, plan).milliseconds <= min(
         planners.milliseconds(CASE, planner) for planner in case_planners.SEEDS)
+
+
+def test_placements_that_a_bound_leaves_out_would_change_no_plan(monkeypatch):
+    case = next(planners.clusters(3))
+    planned = (case_planners.amp, case_planners.fasop,
+               lambda case: case_planners._leanest(case_planners.starts(case), most=5))
+
+    def plans():
+        case_planners._starts.cache_clear()
+        *published, leanest = [planner(case) for planner in planned]
+        return published, [(one.time, one.place, one.layers) for one in leanest]
+
+    bounded, tried = plans(), []
+    lean_splits = partition.lean_splits
+    monkeypatch.setattr(partition, "lean_splits",
+                        lambda stages: tried.append(stages) or lean_splits(stages))
+    assert plans() == bounded and len(tried) < len(case_planners.starts(case))
+    monkeypatch.setattr(partition, "least_time", lambda stages: 0.0)
+    assert plans() == bounded
+    case_planners._starts.cache_clear()
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def bootstrap(tmp_path, monkeypatch):
     return module
 
 
-WHOLE = ["venv", "--no-compile", "compiled", "--no-build-isolation"]
+WHOLE = ["venv", "--upgrade", "--no-compile", "compiled", "--no-build-isolation"]
 
 
 def test_once_and_never_again(bootstrap):

@@ -18,6 +18,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "complete")
 LOCK = os.path.join(ROOT, "requirements.lock")
+# Python's own pip is older: with 200 packages, it takes half as long again.
+PIP = "pip>=26,<27"
 OLDEST, NEWEST = (3, 11), (3, 13)
 # Folders that the course does not import, and half of all modules. Should somebody import one,
 # Python compiles it then.
@@ -173,6 +175,7 @@ def ensure_venv():
         else:
             os.remove(STAMP)
         say("Installing the packages of requirements.lock")
+        pip("--upgrade", PIP)
         pip("--no-compile", "-r", LOCK)
         compile_packages()
         pip("--no-build-isolation", "--no-deps", "-e", ROOT)

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # Build your own data parallelism
 #
-# Twice the GPUs, and the step got slower. Why?
+# Four times the GPUs. How much faster is the step?
 #
 # **Data parallelism** (DP) is the simplest way to use more than one GPU: every GPU holds a copy of the model, a
 # **replica**, and works on its own share of the batch. It should scale perfectly, because the replicas never look at
-# each other's samples. Yet this lab opens with a job that takes as long on four GPUs as on one. You find out why, and
-# build what helps:
+# each other's samples. This lab opens with a job that puts that to the test. You find out what limits it, and build
+# what helps:
 #
 # - **First sitting, 60 minutes.** From two functions, send and receive, you build an all-reduce, and from that, data
 #   parallelism. It ends with what a larger batch does for the job.
@@ -27,8 +27,8 @@
 #   in a `DataParallel` that overlaps them with the backward pass.
 # - **Third sitting, 60 minutes.** You write the training program around it, from the rendezvous to the log, and it
 #   reproduces the losses of this course's trainer.
-# - **Fourth sitting, 60 minutes.** Your program goes to 1,024 virtual H100s, and to a job on two nodes that survives
-#   its time limit.
+# - **Fourth sitting, 60 minutes.** You take your `DataParallel` to 1,024 virtual H100s, compute the best bucket size,
+#   and run a job on two nodes that survives its time limit.
 #
 # Real **ranks**, `torch.distributed` processes on this machine's CPU, check your values. **Virtual GPUs** model time
 # and memory. Four of your answers are files in `mytrainer/`, the trainer that you build during this course.
@@ -62,7 +62,7 @@ from warmranks import RanksDeadlock, record_ranks
 jobs.connect()
 
 # %% [markdown]
-# ## Four GPUs as slow as one
+# ## One GPU, two, and four
 #
 # The job trains GPT-2 small (124 million parameters, fp32; [Radford et al.,
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf)) on
@@ -593,7 +593,8 @@ for ranks in (2, 4, 8):
 #
 # $$ T_\text{tree}(S) \approx 2\alpha\log_2 n + 2\,\frac{S}{B}. $$
 #
-# Your sends and receives also run on virtual GPUs. The next cell all-reduces 64 MiB with your ring and with NCCL, as
+# Your sends and receives also run on virtual GPUs. (On real ones, issue each step's send and receive together with
+# `dist.batch_isend_irecv`, or they can deadlock.) The next cell all-reduces 64 MiB with your ring and with NCCL, as
 # modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with an
 # $\alpha$ of 20 µs. How many times slower than NCCL do you expect your ring to be, on 4 GPUs and on 1,024?
 
@@ -624,8 +625,8 @@ for gpus, nodes, present in (("h100:4", 1, None), ("h100:8", 128, [0])):
 
 # %% [markdown]
 # Within a node, your ring pays for its Python loop and for separate kernels that add. On 1,024 GPUs, it takes 2,046
-# steps one after the other, and their latency is almost the whole time. This is why a library has more than one
-# algorithm, and why nobody trains on a thousand GPUs with a flat ring.
+# steps one after the other, and their latency is almost the whole time. This is why NCCL has several algorithms, and
+# chooses one by the size of the tensor and the number of ranks.
 #
 # Back to the first job. Around a ring, each of the four V100s sends $2 \cdot \frac34$ of its fp32 gradients per step,
 # and the slowest link, at 25 Gbit/s, sets the pace. How many milliseconds is that for GPT-2's gradients, if nothing
@@ -657,7 +658,7 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # - **Equal parameters at the start.** Rank 0 broadcasts its random parameters: `dist.broadcast(tensor, src=0)`
 #   overwrites the tensor on all other ranks. *All* parameters, frozen ones as well: they take part in the forward
 #   pass.
-# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (It does what yours does, faster than your
+# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (Gloo has no `ReduceOp.AVG`: sum, then divide. It does what yours does, faster than your
 #   Python, so use it from here on.)
 #
 # A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one parameter, as
@@ -914,7 +915,7 @@ for size in (4, 16, 32):
 # Each step waits for the same time, however many micro-batches it has, so accumulation raises the efficiency. But you
 # pay for it with a larger batch, and not a millisecond of waiting is gone.
 #
-# **Here ends the first sitting.** From send and receive, you have built data parallelism that computes what one
+# **This is the end of the first sitting.** From send and receive, you have built data parallelism that computes what one
 # process computes. You know what it sends, $2\frac{n-1}{n}S$ bytes per rank and step, and why that made four GPUs as
 # slow as one. Next, you hide it. (After a restart of the kernel, run the cells above again.)
 
@@ -948,9 +949,9 @@ scaling.show_links("h100:8", 128)
 #
 # Write `average_in_buckets`, which averages gradients over all ranks after the backward pass. Fill a bucket with
 # consecutive gradients, and begin the next one when another gradient would make it larger than `bucket_mb`, in MiB.
-# (So unlike PyTorch's, your buckets never exceed the limit.) A larger gradient gets its own bucket. Call all-reduce once per bucket, and skip
-# parameters without a gradient; here, they lack it on all ranks. Use `torch.cat` to copy in, and `split` and `copy_`
-# to copy out.
+# A gradient larger than the limit gets a bucket of its own. (So unlike PyTorch's, your buckets exceed the limit only if
+# a single gradient does.) Call all-reduce once per bucket, and skip parameters without a gradient; here, they lack it
+# on all ranks. Use `torch.cat` to copy in, and `split` and `copy_` to copy out.
 
 # %% answer="buckets"
 def average_in_buckets(parameters, bucket_mb):
@@ -1156,7 +1157,8 @@ collectives.overlap(6, 2)
 # ### Exercise 5: one asynchronous all-reduce for each gradient
 #
 # Complete `AsyncDDP`. It starts an all-reduce as soon as a gradient is ready, except within `no_sync`, and `finish()`
-# leaves the averages in `.grad`. In this exercise, all ranks use the same parameters in the same order.
+# leaves the averages in `.grad`. In this exercise, all ranks use the same parameters in the same order. A parameter
+# with `requires_grad=False` takes no hook.
 #
 # A function decorated with `contextlib.contextmanager` has one `yield`: the code before it runs when the `with` block
 # begins, and the code after it when the block ends. Put that in a `finally` clause, so that it also runs after an
@@ -1215,7 +1217,7 @@ def accumulated_norms(kind, seed, samples, micro_batches):
     replica = AsyncDDP(replicas.Small(kind, seed))
     norms = []
     for turn in range(2):
-        replica.zero_grad()
+        replica.zero_grad(set_to_none=False)
         x, y = replicas.batch(seed + turn, samples)
         parts = list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
         with replica.no_sync():
@@ -1292,8 +1294,8 @@ def require_overlap(run, layers, per_bucket):
                        f"All-reduce {bucket + 1} of {buckets} starts after {begun:.0%} of the step's FLOPs, but its "
                        f"gradients are ready after {ready:.0%}. Start it then. Are they taken in the order of the "
                        "backward pass? Do the hooks count only outside no_sync?")
-            check.that(call.finished is not None, f"Rank {rank} never waits for all-reduce {bucket + 1} of {buckets}: "
-                       "keep its work handle.")
+            check.that(call.finished is not None, f"Rank {rank} never calls wait() on the work handle of all-reduce "
+                       f"{bucket + 1} of {buckets}. Keep the handle, and call its wait() in finish().")
             check.that(call.finished >= calls[-1].started, f"Rank {rank} waits for all-reduce {bucket + 1} of "
                        f"{buckets} after {call.finished / flops:.0%} of the step's FLOPs, before the last one has "
                        "started. Wait for all of them in finish().")
@@ -1316,12 +1318,14 @@ def require_nesting(run):
                    "blocks, neither the inner one nor its end may start communication.")
 
 
-(run,) = check.ranks(
-    accumulated_norms, ranks=4,
-    cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "micro_batches": 2}], rel=1e-4, expected=[[[1.259003, 1.265055]] * 4],
-    hints={"These are the norms of the sums over the ranks.": [[[5.036012, 5.06022]] * 4],
+run, _ = check.ranks(
+    accumulated_norms, ranks=4, rel=1e-4,
+    cases=[{"kind": kind, "seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "micro_batches": 2}
+           for kind in ("plain", "frozen")],
+    expected=[[[1.259003, 1.265055]] * 4, [[1.186222, 1.195427]] * 4],
+    hints={"These are the norms of the sums over the ranks.": [[[5.036012, 5.06022]] * 4, []],
            "The ranks have different norms: nothing is all-reduced after no_sync has ended.":
-               [[[1.254696, 1.284918], [1.284918, 1.285248], [1.285248, 1.272661], [1.272661, 1.259669]]]})
+               [[[1.254696, 1.284918], [1.284918, 1.285248], [1.285248, 1.272661], [1.272661, 1.259669]], []]})
 require_no_early_calls(run, 12)
 (run,) = check.ranks(
     interrupted, cases=[{"seed": check.by_rank([1, 2, 3, 4])}], ranks=4, rel=1e-4, expected=[[1.421969] * 4],
@@ -1395,6 +1399,11 @@ require_overlap(run, drawn[0]["layers"], 1)
 # %% [raw] mutant="async" hint="sums over the ranks"
 # -            gradient /= dist.get_world_size()
 
+# %% [raw] mutant="async" hint="hook on a tensor that"
+# -            if parameter.requires_grad:
+# -                parameter.register_post_accumulate_grad_hook(self._start)
+# +            parameter.register_post_accumulate_grad_hook(self._start)
+
 # %% [raw] mutant="async" hint="before the last one has started"
 # -            self.started.append((parameter.grad, dist.all_reduce(parameter.grad, async_op=True)))
 # +            dist.all_reduce(parameter.grad)
@@ -1434,8 +1443,10 @@ require_overlap(run, drawn[0]["layers"], 1)
 #
 # 1. **Buckets.** `__init__` makes the replicas equal and fills the buckets by the rule of Exercise 4, with the
 #    parameters that require a gradient. `no_sync` is yours from Exercise 5. `finish()` all-reduces every bucket and
-#    leaves the averages in `.grad`, which may be `None` when a backward pass starts. If `all_reduce` is given, such as
-#    your ring of Exercise 2, average with that function instead of `dist.all_reduce`.
+#    leaves the averages in `.grad`, even within a `no_sync` block: without `--overlap-grad-reduce`, `my_trainer.py` runs
+#    the whole loop in one. `.grad` is `None` before the first backward pass, and stays `None` for a parameter that was
+#    not used; for now, skip that one. If `all_reduce` is given, such as your ring of Exercise 2, average with that
+#    function instead of `dist.all_reduce`.
 # 2. **Overlap.** Start a bucket's all-reduce, asynchronously, as soon as its last gradient is ready, except within
 #    `no_sync()`. `finish()` waits. On 32 virtual H100s, at most 10% of a step may be exposed communication.
 # 3. **Edge cases.** Frozen parameters and buffers, such as batch-norm statistics, are equal on all ranks, too. A bucket
@@ -1578,8 +1589,12 @@ def own_all_reduce(kind, seed, samples):
     from lablib import replicas
 
     replica = DataParallel(replicas.Small(kind, seed), 1e-4, all_reduce)
-    replicas.loss(replica, *replicas.batch(seed, samples)).backward()
-    replica.finish()
+    with replica.no_sync():  # as in the loop without --overlap-grad-reduce
+        with replica.no_sync():
+            (replicas.loss(replica, *replicas.batch(seed, samples)) / 2).backward()
+        (replicas.loss(replica, *replicas.batch(seed, samples)) / 2).backward()
+        dist.barrier()
+        replica.finish()
     return replicas.gradient_norm(replica)
 
 
@@ -1653,6 +1668,20 @@ def two_orders(bucket_mb, swapped, frozen, scale):
     replica(scale * torch.ones(1, 4)).sum().backward()
     replica.finish()
     return [parameter.grad.sum().item() for parameter in replica.parameters() if parameter.requires_grad]
+
+
+def two_dtypes(scale):
+    """Run one step of a layer in float32 and one in float64; return the sums of the averaged gradients."""
+    from mytrainer.ddp import DataParallel
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False).double())
+    for parameter in model.parameters():
+        torch.nn.init.eye_(parameter)
+    replica = DataParallel(model)
+    x = scale * torch.ones(1, 4)
+    (model[0](x).sum() + model[1](x.double()).sum()).backward()
+    replica.finish()
+    return [parameter.grad.sum().item() for parameter in model.parameters()]
 
 
 def ddp_steps(width, layers, tokens, micro_batches, bucket_mb, steps, after_step=lambda: None):
@@ -1754,11 +1783,16 @@ with check.parts():
         # With the ring of collectives.py, no bucket goes through dist.all_reduce.
         (run,) = check.ranks(own_all_reduce, ranks=3, rel=1e-4,
                              cases=[{"kind": "tied", "seed": check.by_rank([1, 2, 3]), "samples": 2}],
-                             expected=[[1.994233] * 3])
+                             expected=[[1.994233] * 3],
+                             hints={"These are the ranks' own gradients: finish() must average within no_sync, too.":
+                                        [[2.042007, 2.000992, 1.996998]]})
         for rank in range(3):
             used = {call.op for call in run.calls(rank) if call.bytes > 0} - {"broadcast"}
             check.that(used == {"send", "recv"}, f"Rank {rank} averages with {', '.join(sorted(used))}, and not with the "
                        "function all_reduce that was passed in.")
+            check.that(run.calls(rank, "send")[0].order > run.calls(rank, "barrier")[0].order,
+                       f"Rank {rank} averages before finish(), although both backward passes are within no_sync. There, "
+                       "only finish() communicates.")
         ### BEGIN HIDDEN TESTS
         drawn = check.draw(2, kind=["plain", "tied", "frozen", "unused"], seed=check.for_each_rank(check.between(0, 100)),
                            samples=[4, 8], steps=[2, 3], micro_batches=[1, 2])
@@ -1797,6 +1831,12 @@ with check.parts():
                     expected=[[[16.0, 8.0]] * 2],
                     hints={"Only rank 0 used the second parameter, but every rank needs its averaged "
                            "gradient.": [[[16.0, 8.0], [16.0, 0.0]]]})
+        (run,) = check.ranks(two_dtypes, ranks=2, cases=[{"scale": check.by_rank([1.0, 3.0])}],
+                             expected=[[[32.0, 32.0]] * 2])
+        for rank in (0, 1):
+            used = sorted(call.bytes for call in run.calls(rank, "all_reduce"))
+            check.that(used == [64, 128], f"A gradient has 64 bytes in float32, and another one 128 in float64. Your "
+                       f"all-reduces have {used} bytes. A bucket has one dtype.")
         check.ranks(two_orders, cases=[{"bucket_mb": 1e-5, "swapped": check.by_rank([False, True]),
                                         "frozen": check.by_rank([1.0, 3.0]), "scale": 1.0}],
                     ranks=2, expected=[[[16.0, 160.0]] * 2],
@@ -1891,6 +1931,24 @@ with check.parts():
 # +        bucket = self.buckets[number]
 # -        self.started.append((flat, work))
 # +        self.started[number] = flat, work
+
+# %% [raw] mutant="ddp" hint="A bucket has one dtype"
+# -            if dtypes != {parameter.dtype} or size + parameter.nbytes > bucket_mb * 2**20:
+# +            if not dtypes or size + parameter.nbytes > bucket_mb * 2**20:
+
+# %% [raw] mutant="ddp" hint="must average within no_sync"
+# -        while len(self.started) < len(self.buckets):
+# -            self._start()
+# -        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+# +        if not self.synchronizes:
+# +            return
+# +        while len(self.started) < len(self.buckets):
+# +            self._start()
+# +        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+
+# %% [raw] mutant="ddp" hint="There, only finish() communicates"
+# -            self.synchronizes = before
+# +            self.synchronizes = True
 
 # %% [raw] mutant="ddp" hint="not with the function all_reduce"
 # -        if self.all_reduce is None:
@@ -2006,15 +2064,15 @@ for kind in (*KINDS, "torch's DDP, views"):
 # With equal buckets, yours hides communication about as well as PyTorch's. With `gradient_as_bucket_view=True`, in the
 # last row, each `.grad` is a view into its bucket, which saves the copies and a buffer as large as the gradients.
 #
-# **Here ends the second sitting.** You have built the core of every data-parallel trainer. What it still lacks is a
+# **This is the end of the second sitting.** You have built the core of every data-parallel trainer. What it still lacks is a
 # trainer.
 
 # %% [markdown]
 # ## A program that trains
 #
-# **The third sitting starts here.** A real training job is one program that torchrun starts once per GPU. Nobody hands
-# it a process group, a device, or a batch. It finds out which rank it is, joins the others, takes its own part of the
-# data, and then repeats one step a million times. You write that now. The model, the tokenizer, and the samples are the
+# **The third sitting starts here.** A real training job is one program that torchrun starts once per GPU. It starts
+# without a process group, a device, or a batch. It has to find out which rank it is, join the others, select its part of
+# the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the samples are the
 # course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
 #
 # torchrun tells each rank who it is through its environment:
@@ -2035,8 +2093,8 @@ for kind in (*KINDS, "torch's DDP, views"):
 # Write `mytrainer/launch.py` with two functions:
 #
 # - `connect()` joins the other ranks and returns this rank's `torch.device`: a GPU of its own if the node has GPUs
-#   (`torch.cuda.is_available()`), otherwise the CPU. On a GPU, also make it the current device before you join, with
-#   `torch.cuda.set_device`: NCCL and every `device="cuda"` use that one.
+#   (`torch.cuda.is_available()`), otherwise the CPU. If it is a GPU, call `torch.cuda.set_device` before you join,
+#   because NCCL and `device="cuda"` use the current device;
 # - `own_samples(consumed, batch, rank, ranks)` returns the numbers of the samples that a rank trains on in the next
 #   step. The global batch consists of the samples from `consumed` to `consumed + batch - 1`; `batch` is divisible by
 #   `ranks`. Over all ranks, each sample appears once, and every rank has equally many.
@@ -2084,6 +2142,8 @@ def joined(value):
 
     dist.destroy_process_group()
     device = connect()
+    if not isinstance(device, torch.device):
+        raise TypeError(f"connect() must return a torch.device, not {device!r}")
     tensor = torch.tensor([value], device=device)
     dist.all_reduce(tensor)
     return [str(device), tensor.item()]
@@ -2095,8 +2155,9 @@ def joined_on_gpus():
 
     dist.destroy_process_group()
     device = connect()
+    if device.index is None:
+        raise ValueError(f"connect() must return this rank's GPU with its number, not {device!r}")
     dist.all_reduce(torch.empty(2**18, device=device))
-    dist.all_reduce(torch.empty(2**18, device="cuda"))  # the current device is the same one
 
 
 def shares(consumed, batch):
@@ -2121,7 +2182,7 @@ check.ranks(
            "All ranks train on the same samples.": [[[2, [0] * 8 + [4] * 2 + [0] * 6]] * 4],
            "Every rank trains on the whole batch.": [[[8, [0] * 8 + [4] * 8]] * 4]})
 # On two nodes with two virtual GPUs each, every rank has a GPU of its own.
-check.gpus(joined_on_gpus, {}, "h100:2", nodes=2, least={"communicated": 2 * 2**20, "among": 4})
+check.gpus(joined_on_gpus, {}, "h100:2", nodes=2, least={"communicated": 2**20, "among": 4})
 ### BEGIN HIDDEN TESTS
 (run,) = check.ranks(joined, ranks=3, cases=check.draw(1, value=check.for_each_rank(check.between(1, 9))),
                      rel=1e-5, expected=lambda ranks, value: [["cpu", sum(value)]] * ranks)
@@ -2150,6 +2211,14 @@ for ranks, case in zip((2, 5), check.draw(2, steps=range(7), each=range(1, 9)), 
 # %% [raw] mutant="launch" hint="Every rank trains on the whole batch"
 # -    return list(range(consumed + rank, consumed + batch, ranks))
 # +    return list(range(consumed, consumed + batch))
+
+# %% [raw] mutant="launch" hint="must return a torch.device"
+# -    return device
+# +    return str(device)
+
+# %% [raw] mutant="launch" hint="with its number"
+# -    return device
+# +    return torch.device(device.type)
 
 # %% [raw] mutant="launch" hint="process group has not been initialized"
 # -    dist.init_process_group(backend)
@@ -2182,7 +2251,7 @@ for ranks, case in zip((2, 5), check.draw(2, steps=range(7), each=range(1, 9)), 
 #   with `no_sync()` and `finish()`;
 # - `learning_rate(consumed)`: the rate for the step that follows `consumed` samples;
 # - `log(iteration, loss, norm)`: on every rank and after every step, counted from 1. It prints a line in Megatron-LM's
-#   form. Pass tensors, and never call `.item()`: on a GPU, it makes the CPU wait for all work that has been launched.
+#   format. Pass tensors, and never call `.item()`: on a GPU, it makes the CPU wait for all work that has been launched.
 
 # %% answer="loop"
 %%writefile mytrainer/train.py
@@ -2241,15 +2310,18 @@ def logged(seed, samples, micro_batches, steps, clip):
     from lablib import replicas
 
     class Replica(torch.nn.Module):
-        """Averages gradients in finish(), and broadcasts one number in each synchronized forward pass."""
+        """Averages gradients in finish(), and broadcasts one number in each synchronized backward pass."""
 
         def __init__(self, module):
             super().__init__()
             self.module, self.local = module, False
+            next(module.parameters()).register_post_accumulate_grad_hook(self.note)
 
-        def forward(self, batch):
+        def note(self, parameter):
             if not self.local:
                 dist.broadcast(torch.zeros(1, dtype=torch.float64), src=0)
+
+        def forward(self, batch):
             return replicas.loss(self.module, *batch)
 
         @contextlib.contextmanager
@@ -2267,11 +2339,16 @@ def logged(seed, samples, micro_batches, steps, clip):
         x, y = replicas.batch(seed + consumed, samples)
         return list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
 
+    def log(iteration, loss, norm):
+        if not (isinstance(loss, torch.Tensor) and isinstance(norm, torch.Tensor)):
+            raise TypeError("log() takes tensors: never call .item() in the loop")
+        lines.append([iteration, float(loss), float(norm)])
+
     model = Replica(replicas.Small("plain", 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+    parameters = list(model.parameters())  # in two groups, as real models have with and without weight decay
+    optimizer = torch.optim.SGD([{"params": parameters[::2]}, {"params": parameters[1::2]}], lr=100.0)
     lines, batch = [], samples * dist.get_world_size()
-    train(model, optimizer, batches, lambda consumed: replicas.RATE / (1 + consumed / batch),
-          lambda iteration, loss, norm: lines.append([iteration, float(loss), float(norm)]),
+    train(model, optimizer, batches, lambda consumed: replicas.RATE / (1 + consumed / batch), log,
           SimpleNamespace(train_iters=steps, global_batch_size=batch, clip_grad=clip))
     return lines
 
@@ -2295,35 +2372,44 @@ def logged_by_one_process(seeds, samples, steps, clip):
 
 
 def require_synchronized_once(run, steps):
-    """Require that only the last micro-batch of each step is outside of no_sync."""
+    """Require that only the last backward pass of each step is outside of no_sync."""
     for rank in range(len(run.values)):
         count = len(run.calls(rank, "broadcast"))
-        check.that(count == steps, f"In {steps} steps, rank {rank} runs {count} micro-batches outside of no_sync. Only "
-                   "the last one of each step may communicate.")
+        check.that(count == steps, f"In {steps} steps, rank {rank} runs {count} backward passes outside of no_sync. "
+                   "Only the last one of each step may communicate.")
 
 # %% check="loop" points=6
-(run,) = check.ranks(
+run, free = check.ranks(
     logged, ranks=4, rel=1e-4,
-    cases=[{"seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "micro_batches": 2, "steps": 3, "clip": 0.5}],
-    expected=[[[[1, 1.08011, 1.259003], [2, 0.9558252, 1.072168], [3, 0.9039799, 0.9699542]]] * 4],
+    cases=[{"seed": check.by_rank([1, 2, 3, 4]), "samples": 4, "micro_batches": 2, "steps": 3, "clip": clip}
+           for clip in (0.5, 0)],
+    expected=[[[[1, 1.08011, 1.259003], [2, 0.9558252, 1.072168], [3, 0.9039799, 0.9699542]]] * 4,
+              [[[1, 1.08011, 1.259003], [2, 0.818306, 0.8483877], [3, 0.7576418, 0.7287585]]] * 4],
     hints={
         "Each rank logs its own loss. The loss of the global batch is the mean over the ranks.":
-            [[[[1, 1.069608, 1.259003], [2, 0.9134594, 1.072168], [3, 0.8731467, 0.9699542]], [[1, 1.085697, 1.259003], [2, 0.9465533, 1.072168], [3, 0.8886019, 0.9699542]], [[1, 1.085474, 1.259003], [2, 0.9764794, 1.072168], [3, 0.9173812, 0.9699542]], [[1, 1.079662, 1.259003], [2, 0.9868089, 1.072168], [3, 0.93679, 0.9699542]]]],
-        "The gradient is a sum over the micro-batches, so each micro-batch counts as much as the whole batch. The loss is right all the same: only the norm shows it.":
-            [[[[1, 1.08011, 2.518007], [2, 0.9558252, 2.144336], [3, 0.9039799, 1.939908]]] * 4],
+            [[[[1, 1.069608, 1.259003], [2, 0.9134594, 1.072168], [3, 0.8731467, 0.9699542]], [[1, 1.085697, 1.259003], [2, 0.9465533, 1.072168], [3, 0.8886019, 0.9699542]], [[1, 1.085474, 1.259003], [2, 0.9764794, 1.072168], [3, 0.9173812, 0.9699542]], [[1, 1.079662, 1.259003], [2, 0.9868089, 1.072168], [3, 0.93679, 0.9699542]]], []],
+        "The gradient is a sum over the micro-batches, so each micro-batch counts as much as the whole batch. "
+        "The loss is right all the same: only the norm shows it.":
+            [[[[1, 1.08011, 2.518007], [2, 0.9558252, 2.144336], [3, 0.9039799, 1.939908]]] * 4, []],
         "The gradients were clipped before they were averaged, by each rank's own norm.":
-            [[[[1, 1.08011, 1.254696], [2, 0.9570745, 1.019224], [3, 0.9058914, 0.9190209]], [[1, 1.08011, 1.284918], [2, 0.9570745, 1.085748], [3, 0.9058914, 0.9623986]], [[1, 1.08011, 1.285248], [2, 0.9570745, 1.128267], [3, 0.9058914, 1.024116]], [[1, 1.08011, 1.272661], [2, 0.9570745, 1.13854], [3, 0.9058914, 1.060072]]]],
+            [[[[1, 1.08011, 1.254696], [2, 0.9570745, 1.019224], [3, 0.9058914, 0.9190209]], [[1, 1.08011, 1.284918], [2, 0.9570745, 1.085748], [3, 0.9058914, 0.9623986]], [[1, 1.08011, 1.285248], [2, 0.9570745, 1.128267], [3, 0.9058914, 1.024116]], [[1, 1.08011, 1.272661], [2, 0.9570745, 1.13854], [3, 0.9058914, 1.060072]]], []],
         "The norms exceed args.clip_grad, but nothing is clipped.":
-            [[[[1, 1.08011, 1.259003], [2, 0.818306, 0.8483877], [3, 0.7576418, 0.7287585]]] * 4],
+            [[[[1, 1.08011, 1.259003], [2, 0.818306, 0.8483877], [3, 0.7576418, 0.7287585]]] * 4, []],
         "This trains on the same samples in every step, at the same rate.":
-            [[[[1, 1.08011, 1.259003], [2, 0.9623817, 1.097728], [3, 0.8603181, 0.9458221]]] * 4],
+            [[[[1, 1.08011, 1.259003], [2, 0.9623817, 1.097728], [3, 0.8603181, 0.9458221]]] * 4, []],
         "From the second step on, the gradients of the step before are in the sum.":
-            [[[[1, 1.08011, 1.259003], [2, 0.9558252, 1.558055], [3, 0.9035003, 1.454231]]] * 4],
+            [[[[1, 1.08011, 1.259003], [2, 0.9558252, 1.558055], [3, 0.9035003, 1.454231]]] * 4, []],
         "This is trained with the rate of the step after.":
-            [[[[1, 1.08011, 1.259003], [2, 1.009267, 1.151517], [3, 0.9688267, 1.068984]]] * 4],
+            [[[[1, 1.08011, 1.259003], [2, 1.009267, 1.151517], [3, 0.9688267, 1.068984]]] * 4, []],
         "This is the loss of the last micro-batch alone.":
-            [[[[1, 1.043598, 1.259003], [2, 0.9284065, 1.072168], [3, 0.8448257, 0.9699542]]] * 4]})
+            [[[[1, 1.043598, 1.259003], [2, 0.9284065, 1.072168], [3, 0.8448257, 0.9699542]]] * 4, []],
+        "The loss explodes: only the first group of parameters has the learning rate.":
+            [[[[1, 1.08011, 1.259003], [2, 108.1594, 21.173], [3, 5.204824, 4.36516]]] * 4, []],
+        "args.clip_grad is 0, so nothing may be clipped, but clip_grad_norm_(..., 0) scales every gradient to "
+        "0.":
+            [[], [[[1, 1.08011, 1.259003], [2, 1.066818, 1.23299], [3, 1.059777, 1.200829]]] * 4]})
 require_synchronized_once(run, 3)
+require_synchronized_once(free, 3)
 ### BEGIN HIDDEN TESTS
 for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8],
                                           micro_batches=[2, 4], steps=[2, 3], clip=[0, 0.4, 5.0]), strict=True):
@@ -2377,12 +2463,28 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # -        loss = torch.stack(losses).sum()
 # +        loss = losses[-1] * len(losses)
 
+# %% [raw] mutant="loop" hint="never call .item()"
+# -        log(iteration, loss / dist.get_world_size(), norm)
+# +        log(iteration, loss.item() / dist.get_world_size(), norm.item())
+
+# %% [raw] mutant="loop" hint="only the first group"
+# -        for group in optimizer.param_groups:
+# -            group["lr"] = learning_rate(consumed)
+# +        optimizer.param_groups[0]["lr"] = learning_rate(consumed)
+
+# %% [raw] mutant="loop" hint="nothing may be clipped"
+# -        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+# +        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
+
 # %% [raw] mutant="loop" hint="outside of no_sync"
 # -            with contextlib.nullcontext() if last else model.no_sync():
 # +            with contextlib.nullcontext():
 
 # %% [markdown]
 # ## Does it train like the course's trainer?
+#
+# If each rank clipped before the average, it would clip its own gradient by its own norm. The mean would then have
+# another length than the clipped mean, and often another direction.
 #
 # `code/my_trainer.py` gives your files a GPT and real text. The next cells train a small one for ten steps, with one
 # process of `pretrain_gpt.py` and with four ranks of yours on two nodes of the cluster. The first loss is the same if
@@ -2392,7 +2494,7 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
 FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
          "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 "
-         "--global-batch-size 16 --train-iters 10 --lr 1e-3 --lr-warmup-fraction 0.2 --lr-decay-style cosine "
+         "--global-batch-size 16 --train-iters 10 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 --lr-decay-style cosine "
          "--log-interval 1 --eval-iters 0 --split 949,50,1 --data-path data/bpe-4096/text_document "
          "--vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt")
 !python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference.txt
@@ -2409,10 +2511,11 @@ for theirs, yours in zip(reference.iterations, mine.iterations, strict=True):
           f"gradient norm {theirs.grad_norm:.3f} and {yours.grad_norm:.3f}")
 difference = logs.loss_difference(reference, mine)
 print(f"largest relative difference of the losses: {result(f'{difference:.1e}')}")
+assert difference < 1e-5, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
 
 # %% [markdown]
 # The losses agree to within rounding, although your loop, your shares, and your gradients come from other code than
-# the reference's, and the ranks add in another order. Whatever you add to `mytrainer/` in later labs must pass this
+# the reference's, and the ranks add the numbers in a different order. Whatever you add to `mytrainer/` in later labs must pass this
 # test, too.
 #
 # Your ring is part of the trainer as well: `--ring-all-reduce` averages the gradients with `collectives.py`. Let both
@@ -2426,10 +2529,10 @@ for nodes in (1, 4):
               f"{result(f'{1000 * gained.exposed:5.1f} ms')} exposed (modeled)")
 
 # %% [markdown]
-# A ring of blocking sends and receives cannot overlap: each bucket holds up the backward pass until it is done. NCCL's
-# kernels run beside it, on a CUDA stream of their own.
+# Your ring cannot overlap: its waits and additions are on the stream of the backward pass, so each bucket holds up the
+# kernels behind it. NCCL's all-reduce runs beside them, on a stream of its own.
 #
-# **Here ends the third sitting.** `mytrainer/` is a trainer now. `lab mytrainer` shows what it can do:
+# **This is the end of the third sitting.** `mytrainer/` is a trainer now. `lab mytrainer` shows what it can do:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
 !lab mytrainer
@@ -2514,12 +2617,12 @@ collectives.efficiency({
 #    \frac{\text{tokens}}{\text{fewest tokens}} = 1 + \frac{B}{B_\text{crit}}. $$
 #
 # At $B = B_\text{crit}$, training takes twice the fewest steps and also twice the fewest tokens. Far above it, a larger
-# batch costs tokens and saves hardly any steps: with $B_\text{crit}$ = 262,144 tokens, 17 million tokens per step cost
-# 65 times the fewest tokens and save almost half of the steps. $B_\text{crit}$ starts near zero
-# and grows during training ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must
+# batch costs many tokens for few steps. If $B_\text{crit}$ were 262,144 tokens, a batch of 17 million would need 33 times
+# as many tokens as a batch of $B_\text{crit}$, and still take about half as many steps. $B_\text{crit}$ starts near zero,
+# rises quickly, and then levels off ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must
 # follow the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam
-# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size finally limits data
-# parallelism, which larger jobs combine with tensor and pipeline parallelism.
+# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size ultimately limits
+# data parallelism, so larger jobs combine it with tensor and pipeline parallelism.
 
 # %% [markdown]
 # ## How large should a bucket be?
@@ -2647,8 +2750,8 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
           + (" <- yours" if factor == 1 else ""))
 
 # %% [markdown]
-# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. A factor of
-# eight does matter. The formula leaves out what the virtual GPUs model, such as the copies into and out of a bucket, so
+# The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. For this one,
+# PyTorch's 25 MiB happens to be nearly the best. A factor of eight does matter. The formula leaves out what the virtual GPUs model, such as the copies into and out of a bucket, so
 # compare its optimum with the measured one before you trust it on other hardware.
 
 # %% [markdown]
@@ -2677,7 +2780,9 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # %% [markdown]
 # ### Exercise 10: a job that requeues itself
 #
-# A step and a checkpoint of this program can take up to two minutes, and the ranks must have them. Complete the job
+# A step and a checkpoint of this program can take up to two minutes, and the ranks must get that time. So give
+# `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the
+# script still has to requeue the job. Complete the job
 # script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early enough for all this;
 # `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which continues the log of the
 # first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with two ranks each and a
@@ -2927,8 +3032,7 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## Four GPUs, once more
 #
-# `code/my_trainer.py` is a training loop around your files. Run it on the first job's GPUs with one remedy after
-# another: overlap, accumulation over four micro-batches, the same four samples in one micro-batch, and a faster
+# `code/my_trainer.py` runs your loop. Train on the first job's GPUs with one remedy after another: overlap, accumulation over four micro-batches, the same four samples in one micro-batch, and a faster
 # network.
 
 # %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]", "GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}

@@ -2231,8 +2231,8 @@ for precision, handlers in (("bf16", []), ("fp8", [fp8])):
 # %% [markdown]
 # ## What you have built
 #
-# `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs. `lab mytrainer` tests it, and `code/my_trainer.py`, the
-# training loop around your files, uses it with `--bf16 --fp8-format hybrid`. The recipe is one of yours:
+# `mytrainer/fp8.py` is a linear layer with three FP8 GEMMs. `lab mytrainer` tests it, and `code/my_trainer.py`,
+# which runs your files, uses it with `--bf16 --fp8-format hybrid`. The recipe is one of yours:
 #
 # | `--fp8-recipe` | your files |
 # |---|---|

@@ -1194,7 +1194,7 @@ require_overlap(run, drawn[0]["layers"])
 !lab mytrainer --adopt ddp
 
 # %% [markdown]
-# Your training loop, `code/my_trainer.py`, calls `begin` if you tell it how many samples each rank has. Two ranks on
+# `code/my_trainer.py` calls `begin` if you tell it how many samples each rank has. Two ranks on
 # this machine share 8 samples unequally. Do they learn what one process learns?
 
 # %% tags=["explore"] short={"--train-iters 8": "--train-iters 2", "!python code/my_trainer.py {FLAGS} | grep iteration": ""}

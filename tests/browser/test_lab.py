@@ -40,14 +40,14 @@ def test_a_student_reads_the_lab_answers_and_looks_at_the_worked_notebook(
     for text in ("os.chdir", "from labkit import check", "jobs.connect()"):
         run_cell(page, number_of(page, text))
     assert "slurmnode" in code_cell(page, number_of(page, "jobs.connect()")).inner_text()
-    run_cell(page, number_of(page, "def verdict"))
-    said = run_cell(page, number_of(page, 'check("verdict")')).inner_text()
+    run_cell(page, number_of(page, "def stragglers"))
+    said = run_cell(page, number_of(page, 'check("stragglers")')).inner_text()
     assert "still waits for your answer" in said
-    code_cell(page, number_of(page, "def verdict")).scroll_into_view_if_needed()
+    code_cell(page, number_of(page, "def stragglers")).scroll_into_view_if_needed()
     screenshot(page, "lab-first-exercise")
     gets_a_hint_then_passes(page, screenshot)
     page.locator(f"{NOTEBOOK} a", has_text="worked notebook").first.click()
-    page.locator(NOTEBOOK, has_text='return "separate worlds" if').first.wait_for()
+    page.locator(NOTEBOOK, has_text="return slow, max(compute) - fastest if").first.wait_for()
     screenshot(page, "lab-worked")
     assert common_traffic.outside == [] and common_traffic.errors == []
 
@@ -61,22 +61,19 @@ def write(page, n, text):
 
 def gets_a_hint_then_passes(page, screenshot):
     """A wrong answer gets its hint, and the right one passes."""
-    answer, check = number_of(page, "def verdict"), number_of(page, 'check("verdict")')
-    sizes = ("import re\n\ndef verdict(lines, gpus):\n"
-             "    sizes = [int(size) for line in lines\n"
-             "             for size in re.findall(r\"using world size: (\\d+)\", line)]\n"
-             "    if not sizes or sizes[-1] == gpus:\n"
-             "        return \"ok\" if sizes else \"not started\"\n")
-    write(page, answer, sizes + "    return \"idle GPUs\"")
+    answer, check = number_of(page, "def stragglers"), number_of(page, 'check("stragglers")')
+    late = ("def stragglers(compute, communication):\n"
+            "    slow = [rank for rank, time in enumerate({0}) if time > 1.1 * min({0})]\n"
+            "    return slow, max(compute) - min(compute) if slow else 0.0")
+    write(page, answer, late.format("communication"))
     run_cell(page, answer)
     said = run_cell(page, check).inner_text()
-    assert "how many start-up lines are there?" in said
-    page.locator(f"{NOTEBOOK} h3", has_text="Exercise 1:").scroll_into_view_if_needed()
+    assert "these ranks are the victims" in said
+    page.locator(f"{NOTEBOOK} h3", has_text="Exercise 2:").scroll_into_view_if_needed()
     screenshot(page, "lab-hint")
-    write(page, answer,
-          sizes + "    return \"separate worlds\" if len(sizes) > 1 else \"idle GPUs\"")
+    write(page, answer, late.format("compute"))
     run_cell(page, answer)
-    assert "verdict: right in 6 cases" in run_cell(page, check).inner_text()
+    assert "stragglers: right in 4 cases" in run_cell(page, check).inner_text()
 
 
 @pytest.fixture

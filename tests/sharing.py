@@ -22,7 +22,7 @@ PAGES = ("tests/browser/test_every_lab.py", "tests/browser/test_lab.py")
 TRACED = ("tests/virtualgpu/export/test_trace.py", "tests/browser/test_virtual_profile.py")
 ESTIMATED = tuple(f"tests/labs/test_{file}.py" for file in (
     # Labs that were read and estimates are kept.
-    "borrowed", "cluster_hardware", "discuss", "elsewhere", "honest", "labs", "multi_node",
+    "borrowed", "cluster_hardware", "discuss", "honest", "labs", "multi_node",
     "oracles", "pass_marks", "scripts", "single_node", "timetable", "welcome"))
 UNITS = (LABS, CLUSTER, PAGES, HOME, TRACED, ESTIMATED)
 # What takes long is begun first, so that the workers end at about the same time.

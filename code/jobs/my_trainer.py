@@ -220,7 +220,7 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
     return OneProcess if ddp is None else ddp.DataParallel
 
 
-class AdamW(torch.optim.AdamW):
+class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) over fp32 master weights.
 
     16-bit parameters have fp32 copies, which are updated and then rounded (Micikevicius et al.
@@ -233,10 +233,14 @@ class AdamW(torch.optim.AdamW):
         self.gpt, self.ranks, config = model, ctx.grid.dp, ctx.config
         matrices = [master for master in self.masters.values() if master.dim() > 1]
         vectors = [master for master in self.masters.values() if master.dim() == 1]
-        super().__init__(  # biases and layer norms do not decay
+        self.adamw = torch.optim.AdamW(  # biases and layer norms do not decay
             [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
             betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
             weight_decay=config.weight_decay, fused=True)
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.adamw.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.gpt.zero_grad(set_to_none)
@@ -247,7 +251,7 @@ class AdamW(torch.optim.AdamW):
                    if parameter is not master}
         for parameter, master in rounded.items():
             master.grad = parameter.grad
-        super().step()
+        self.adamw.step()
         for parameter, master in rounded.items():
             parameter.data.copy_(master)
         self.gpt.end_step(self.ranks)
@@ -329,7 +333,7 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
     return batches
 
 
-def train(model: nn.Module, optimizer: AdamW, batches: Callable[[int], Sequence[MicroBatch]],
+def train(model: nn.Module, optimizer: Optimizer, batches: Callable[[int], Sequence[MicroBatch]],
           learning_rate: Callable[[int], float], log: StepLog, args: LoopConfig) -> None:
     """Train for args.train_iters steps. Your train.py takes the place of this function.
 
@@ -398,8 +402,9 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
     with nullcontext() if config.overlap_grad_reduce else model.no_sync():
         (loop.train if loop else train)(
-            model, AdamW(ctx, gpt), batches_of(data, launch.own_samples if launch else own_samples),
-            learning_rate, log, config)
+            model, Optimizer(ctx, gpt),
+            batches_of(data, launch.own_samples if launch else own_samples), learning_rate, log,
+            config)
     log.close()
     dist.destroy_process_group()
 

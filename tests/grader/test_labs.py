@@ -97,7 +97,7 @@ class Graded:
         they may have some. The reference's page holds its figures."""
         lab = lab_of(CHECKOUT / "solutions" / f"{name}.py")
         points = sum(check.points for check in lab.checks.values())
-        got = {row["student"]: (row["state"], row["reason"], float(row["score"]))
+        got = {row["student"]: (row["state"], row["reason"], float(row["score"] or "nan"))
                for row in self.rows if row["lab"] == name}
         assert points and got["reference"] == ("graded", "", points)
         in_parts = {one.grade_id: one.points for one in lab.checks.values()

@@ -8,29 +8,33 @@ import re
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from labcore.workspace import CHECKOUT
+from labcore import own_labs
 from labkit.cells import Role, read_release
-from labkit.check import history
+from labkit.check import history, running
 from labkit.check.history import CellHistory
+from labkit.check.sides import side
+from tests.labkit.check.test_running import labs  # noqa: F401  a fixture
 
 COLORS = re.compile("\033\\[[0-9;]*m")
-LAB = CHECKOUT / "notebooks" / "00_welcome.ipynb"
-RIGHT = """def steps_for(tokens, global_batch, sequence_length):
-    return -(-tokens // (global_batch * sequence_length))"""
-CHECK_SETUP = next(cell.id for cell in read_release(LAB).cells if cell.role is Role.CHECK_SETUP)
-HELPER = "def up(a, b):\n    return -(-a // b)"
-WITH_HELPER = """def steps_for(tokens, global_batch, sequence_length):
-    return up(tokens, global_batch * sequence_length)"""
+RIGHT = "def halve(x):\n    return x / 2"
+HELPER = "def up(a, b):\n    return a / b"
+WITH_HELPER = "def halve(x):\n    return up(x, 2)"
+CHECK_SETUP = "check-setup"  # stands for the ID of the small lab's cell
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys):
+def run(monkeypatch, tmp_path, capsys, labs):  # noqa: F811
     """Runs cells by the ID or the source, as JupyterLab does; returns what the last one printed."""
     monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    monkeypatch.setenv(own_labs.VARIABLE, str(labs))
+    monkeypatch.setattr(running, "_loaded", None)
+    monkeypatch.setattr(side(), "masks", side().masks)  # those of the lab end with the test
     monkeypatch.chdir(tmp_path)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
-    released = read_release(LAB).by_id
+    lab = read_release(labs / "notebooks" / "90_small.ipynb")
+    setup = next(cell.id for cell in lab.cells if cell.role is Role.CHECK_SETUP)
+    released = lab.by_id
     shell.run_cell("import math", store_history=True)
     watched = CellHistory(shell)
     shell.events.register("pre_run_cell", watched.before_cell)
@@ -39,6 +43,7 @@ def run(monkeypatch, tmp_path, capsys):
     def run(*cells: str | tuple[str, str]) -> str:
         for cell in cells:
             name, source = cell if isinstance(cell, tuple) else (cell, None)
+            name = setup if name == CHECK_SETUP else name
             if source is None and name in released:
                 source = released[name].text
             capsys.readouterr()
@@ -51,26 +56,26 @@ def run(monkeypatch, tmp_path, capsys):
 
 
 def test_a_helper_in_a_cell_of_one_s_own_is_named_below_the_verdict(run):
-    said = run(CHECK_SETUP, HELPER, ("steps-for", WITH_HELPER), "steps-for-check")
-    verdict, warning = said.splitlines()
-    assert "steps_for: right in" in verdict
+    said = run(CHECK_SETUP, HELPER, ("halve", WITH_HELPER), "halve-check")
+    *verdicts, warning = said.splitlines()
+    assert "halve: right in" in verdicts[0]
     assert warning.endswith("`up` is defined in a cell of your own; grading will not have it: move "
                             "it into your answer")
-    moved = run(("steps-for", f"{HELPER}\n{WITH_HELPER}"), "steps-for-check")
-    assert len(moved.splitlines()) == 1
+    moved = run(("halve", f"{HELPER}\n{WITH_HELPER}"), "halve-check")
+    assert moved.splitlines() == verdicts
 
 
 def test_an_answer_on_its_own_gives_no_warning(run):
-    said = run(CHECK_SETUP, ("steps-for", RIGHT), "import math", "x = 3",
-               "steps-for-check")
-    assert len(said.splitlines()) == 1 and "right in" in said
+    said = run(CHECK_SETUP, ("halve", RIGHT), "import math", "x = 3",
+               "halve-check")
+    assert all("✓" in line for line in said.splitlines()) and "right in" in said
 
 
 def test_a_name_from_import_star_and_a_changed_check_are_named(run, tmp_path, monkeypatch):
     (tmp_path / "helpers.py").write_text(HELPER)
     monkeypatch.syspath_prepend(tmp_path)
-    said = run(CHECK_SETUP, "from helpers import *", ("steps-for", WITH_HELPER),
-               ("steps-for-check", "check.call(steps_for, 1, 1, 1)"))
+    said = run(CHECK_SETUP, "from helpers import *", ("halve", WITH_HELPER),
+               ("halve-check", "check.call(halve, 1)"))
     assert "this check is not the original" in said
     assert "`up` is defined in a cell of your own" in said
 
@@ -78,36 +83,36 @@ def test_a_name_from_import_star_and_a_changed_check_are_named(run, tmp_path, mo
 def test_half_an_answer_has_the_grade_id_in_the_saved_notebook(run, tmp_path, monkeypatch):
     notebook = tmp_path / "my copy.ipynb"
     notebook.write_text(json.dumps({"cells": [
-        {"id": "half-uuid", "metadata": {"nbgrader": {"grade_id": "steps-for"}}},
+        {"id": "half-uuid", "metadata": {"nbgrader": {"grade_id": "halve"}}},
         {"id": "other-uuid", "metadata": {}}]}))
-    cells = (CHECK_SETUP, ("half-uuid", HELPER), ("steps-for", WITH_HELPER),
-             "steps-for-check")
+    cells = (CHECK_SETUP, ("half-uuid", HELPER), ("halve", WITH_HELPER),
+             "halve-check")
     assert "`up`" in run(*cells)
     monkeypatch.setenv(history.NOTEBOOK, str(notebook))
     assert "`up`" not in run(*cells)
 
 
 @pytest.mark.parametrize(("source", "verdict"), [
-    ("check.that(check.call(steps_for, 8, 4, 2) == 1, 'no')", "✓ steps_for: passed 1 test"),
-    ("check.function(steps_for, [(8, 4, 2)], [1])", "✓ steps_for: right in 1 case"),
-    ("for n in range(8, 11):\n    check.that(check.call(steps_for, n, 1, 1) == n, 'no')",
-     "✓ steps_for: passed 3 tests"),
-    ("check.function(steps_for, [(8, 4, 2)], [1])\ncheck.that(1 == 1, 'no')",
-     "✓ steps_for: passed 1 test"),
-    ("assert steps_for(8, 4, 2) == 1", "✓ this check: passed")])
+    ("check.that(check.call(halve, 8) == 4, 'no')", "✓ halve: passed 1 test"),
+    ("check.function(halve, [(8,)], [4.0])", "✓ halve: right in 1 case"),
+    ("for n in range(8, 11):\n    check.that(check.call(halve, 2 * n) == n, 'no')",
+     "✓ halve: passed 3 tests"),
+    ("check.function(halve, [(8,)], [4.0])\ncheck.that(1 == 1, 'no')",
+     "✓ halve: passed 1 test"),
+    ("assert halve(8) == 4", "✓ this check: passed")])
 def test_a_check_ends_with_a_verdict_whatever_it_uses(run, source, verdict):
-    said = run(CHECK_SETUP, ("steps-for", RIGHT), ("steps-for-check", source))
+    said = run(CHECK_SETUP, ("halve", RIGHT), ("halve-check", source))
     lines = COLORS.sub("", said).splitlines()
     assert next(line for line in reversed(lines) if not line.startswith("!")) == verdict
 
 
 def test_a_check_that_fails_and_a_cell_that_is_no_check_have_no_verdict_of_their_own(run):
-    said = run(CHECK_SETUP, ("steps-for", RIGHT),
-               ("steps-for-check", "check.that(True, 'no')\ncheck.that(False, 'a hint')"))
+    said = run(CHECK_SETUP, ("halve", RIGHT),
+               ("halve-check", "check.that(True, 'no')\ncheck.that(False, 'a hint')"))
     assert "✓" not in said and "a hint" in said
     assert run("x = 1") == ""
 
 
 def test_a_check_that_a_student_runs_in_a_cell_of_their_own_warns_too(run):
-    said = run(CHECK_SETUP, HELPER, ("steps-for", WITH_HELPER), 'check("steps-for")')
-    assert "steps_for: right in" in said and "`up` is defined in a cell of your own" in said
+    said = run(CHECK_SETUP, HELPER, ("halve", WITH_HELPER), 'check("halve")')
+    assert "halve: right in" in said and "`up` is defined in a cell of your own" in said

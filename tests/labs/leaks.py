@@ -15,6 +15,8 @@ NUMBER = re.compile(r"(?<![\w.,-])\d[\d,]*(?:\.\d+)?")
 UNITS = {"milliseconds": r"ms|milliseconds", "minutes": r"min|minutes", "times": r"x|×|times|fold",
          "share": r"%|percent", "percent": r"%|percent", "percentage": r"%|percent",
          "MB/s": r"MB/s", "GFLOP/s": r"GFLOP/s", "days": r"days"}
+# What the lab measures on this machine: it can equal any number by chance.
+ON_THIS_MACHINE = ("MB/s", "GFLOP/s")
 NEIGHBOR = 0.05  # a number with this unit gives the prediction away if it is this close
 EQUAL = 0.005  # and any number of three digits or more without a unit, if it is this close
 ANY_UNIT = r"ms|us|s|[KMGT]i?B|bytes|TFLOP/s|tokens|GPUs|steps|%"

@@ -25,7 +25,7 @@ from labkit.build.metadata import shortened
 from labkit.build.notebooks import source_path
 from slurmbox.clients import full_environment
 from tests.labs.graded import COLORS
-from tests.labs.leaks import GUESSED, KNOWN, above, leaks, predictions
+from tests.labs.leaks import GUESSED, KNOWN, ON_THIS_MACHINE, above, leaks, predictions
 from tests.labs.report import CPU_SECONDS, PROPERTY, line
 from tests.labs.spent import Spent, watching
 from tests.labs.test_labs import each_lab, lab_of
@@ -88,7 +88,7 @@ def given_away(lab: Lab, ran: Sequence[tuple[Cell, str]]) -> dict[str, list[str]
                 for _, text in ran for what, value in GUESSED.findall(text)}
     found = {}
     for one in predictions(lab):
-        if one.what in measured:
+        if one.what in measured and not any(unit in one.what for unit in ON_THIS_MACHINE):
             printed = [text for cell, text in ran if cell.line < one.cell.line
                        and cell.role is Role.EXPLORE]
             found[one.what] = leaks(one.what, measured[one.what], [*above(lab, one), *printed])

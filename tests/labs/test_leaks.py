@@ -3,8 +3,8 @@ measures, and for the output above the guess."""
 
 import pytest
 
-from tests.labs.leaks import above, leaks, predictions
-from tests.labs.test_labs import each_lab, lab_of
+from tests.labs.leaks import KNOWN, above, leaks, predictions
+from tests.labs.test_labs import SOLUTIONS, each_lab, lab_of
 
 
 @each_lab
@@ -30,3 +30,9 @@ def test_a_leak_is_found(what, value, text):
     ("days", 154.4, "154.5 ms of kernels")])
 def test_another_number_is_no_leak(what, value, text):
     assert leaks(what, value, [text]) == []
+
+
+def test_what_is_known_is_still_predicted():
+    for stem, what in KNOWN:
+        (path,) = (path for path in SOLUTIONS if path.stem == stem)
+        assert f'check.compare("{what}"' in path.read_text()

@@ -2072,8 +2072,8 @@ for kind in (*KINDS, "torch's DDP, views"):
 #
 # **The third sitting starts here.** A real training job is one program that torchrun starts once per GPU. It starts
 # without a process group, a device, or a batch. It has to find out which rank it is, join the others, select its part of
-# the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the samples are the
-# course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
+# the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the samples
+# are the course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
 #
 # torchrun tells each rank who it is through its environment:
 #
@@ -2483,8 +2483,8 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # %% [markdown]
 # ## Does it train like the course's trainer?
 #
-# If each rank clipped before the average, it would clip its own gradient by its own norm. The mean would then have
-# another length than the clipped mean, and often another direction.
+# First, the question about clipping. If each rank clipped before the average, it would clip its own gradient by its own
+# norm. The mean would then have another length than the clipped mean, and often another direction.
 #
 # `code/my_trainer.py` gives your files a GPT and real text. The next cells train a small one for ten steps, with one
 # process of `pretrain_gpt.py` and with four ranks of yours on two nodes of the cluster. The first loss is the same if
@@ -2782,10 +2782,11 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 #
 # A step and a checkpoint of this program can take up to two minutes, and the ranks must get that time. So give
 # `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the
-# script still has to requeue the job. Complete the job
-# script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early enough for all this;
-# `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which continues the log of the
-# first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with two ranks each and a
+# script still has to requeue the job.
+#
+# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early enough
+# for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which continues the
+# log of the first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with two ranks each and a
 # `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's own arguments,
 # `"$@"`.
 #

@@ -2514,9 +2514,9 @@ print(f"largest relative difference of the losses: {result(f'{difference:.1e}')}
 assert difference < 1e-5, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
 
 # %% [markdown]
-# The losses agree to within rounding, although your loop, your shares, and your gradients come from other code than
-# the reference's, and the ranks add the numbers in a different order. Whatever you add to `mytrainer/` in later labs must pass this
-# test, too.
+# The losses agree to within rounding, although your loop, your shares, and your gradients come from other code than the
+# reference's, and the ranks add the numbers in a different order. Whatever you add to `mytrainer/` in later labs must
+# pass this test, too.
 #
 # Your ring is part of the trainer as well: `--ring-all-reduce` averages the gradients with `collectives.py`. Let both
 # train GPT-2 small on virtual H100s:
@@ -2617,11 +2617,11 @@ collectives.efficiency({
 #    \frac{\text{tokens}}{\text{fewest tokens}} = 1 + \frac{B}{B_\text{crit}}. $$
 #
 # At $B = B_\text{crit}$, training takes twice the fewest steps and also twice the fewest tokens. Far above it, a larger
-# batch costs many tokens for few steps. If $B_\text{crit}$ were 262,144 tokens, a batch of 17 million would need 33 times
-# as many tokens as a batch of $B_\text{crit}$, and still take about half as many steps. $B_\text{crit}$ starts near zero,
-# rises quickly, and then levels off ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the learning rate must
-# follow the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square root for Adam
-# ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size ultimately limits
+# batch costs many tokens for few steps. If $B_\text{crit}$ were 262,144 tokens, a batch of 17 million would need 33
+# times as many tokens as a batch of $B_\text{crit}$, and still take about half as many steps. $B_\text{crit}$ starts
+# near zero, rises quickly, and then levels off ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the
+# learning rate must follow the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square
+# root for Adam ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size ultimately limits
 # data parallelism, so larger jobs combine it with tensor and pipeline parallelism.
 
 # %% [markdown]
@@ -2751,8 +2751,9 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 
 # %% [markdown]
 # The minimum is flat, so a factor of two hardly matters, and this is why one default serves most jobs. For this one,
-# PyTorch's 25 MiB happens to be nearly the best. A factor of eight does matter. The formula leaves out what the virtual GPUs model, such as the copies into and out of a bucket, so
-# compare its optimum with the measured one before you trust it on other hardware.
+# PyTorch's 25 MiB happens to be nearly the best. A factor of eight does matter. The formula leaves out what the virtual
+# GPUs model, such as the copies into and out of a bucket, so compare its optimum with the measured one before you trust
+# it on other hardware.
 
 # %% [markdown]
 # ## Run it on the cluster, across time limits
@@ -2781,14 +2782,14 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # ### Exercise 10: a job that requeues itself
 #
 # A step and a checkpoint of this program can take up to two minutes, and the ranks must get that time. So give
-# `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the
-# script still has to requeue the job.
+# `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because
+# the script still has to requeue the job.
 #
-# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early enough
-# for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which continues the
-# log of the first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with two ranks each and a
-# `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's own arguments,
-# `"$@"`.
+# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early
+# enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
+# continues the log of the first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with
+# two ranks each and a `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's
+# own arguments, `"$@"`.
 #
 # When the program was stopped by the signal, `scontrol requeue "$SLURM_JOB_ID"` puts the job back into the queue.
 # When the program *fails*, exit with torchrun's exit code, and do not requeue the job, or it would fail forever. If
@@ -3083,8 +3084,8 @@ for name, (link, batch) in rows.items():
 # ## What you have built
 #
 # Your `mytrainer/` trains a GPT on any number of ranks: it joins them, shares the data, runs the loop, and hides the
-# communication. One problem remains: every GPU still holds *all* parameters, gradients, and optimizer state, so plain data
-# parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
+# communication. One problem remains: every GPU still holds *all* parameters, gradients, and optimizer state, so plain
+# data parallelism saves time but no memory. ZeRO ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)) shards
 # them over the same ranks, with the reduce-scatter and the all-gather that you already know.
 #
 # ## Read next

@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the command. Return 1 if a piece is broken. Raises LabError for bad arguments."""
     if arguments.force and arguments.worked is None:
         raise LabError("--force is only for --worked, which is not given")
+    if arguments.html is not None and (arguments.worked or arguments.adopt):
+        raise LabError(f"--html {arguments.html}: --worked and --adopt draw no map; leave it out")
     if arguments.html is not None and not Path(arguments.html).absolute().parent.is_dir():
         raise LabError(f"--html {arguments.html}: {Path(arguments.html).absolute().parent} is no "
                        f"folder; nearest: --html {Path(arguments.html).name}")
@@ -73,6 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     if results["ddp"].unfinished:
         print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it gains.")
+        if arguments.html is not None:
+            raise LabError(f"--html {arguments.html}: the map needs mytrainer/ddp.py to be written, "
+                           "or to be absent")
         return 0
     show_gain(arguments.gpus, arguments.nodes, results["ddp"].works)
     show_journey({name for name, result in results.items() if result.works}, arguments.html)
@@ -135,7 +140,7 @@ def show_gain(gpus: str, nodes: int, parallel: bool) -> None:
 
     kinds = list(dict.fromkeys(part.partition(":")[0].strip() for part in gpus.split(",")))
     print(f"\ncode/my_trainer.py on virtual {' and '.join(kinds)} GPUs (modeled, not measured):\n"
-          f"{gain.TITLE}")
+          f"{gain.TITLE}, fp32")
     for card in parse(gpus, nodes).kinds:
         print(f"software stack {stacks.describe(card)}")
     if len(kinds) > 1:

@@ -17,7 +17,7 @@ from labcore import workspace
 from labcore.errors import LabError
 
 SCRIPT = workspace.CODE / "jobs" / "my_trainer.py"
-TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches of 2, fp32"
+TITLE = "GPT-2 small (124M parameters), sequences of 1,024 tokens, micro-batches of 2"
 MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--seq-length 1024 --max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 "
          "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
@@ -35,7 +35,7 @@ class Gain:
         peak: peak allocated memory per GPU, in bytes.
         exposed: time in which a GPU only waits for communication, in seconds.
         seconds: step time.
-        mfu: model FLOPs utilization, the mean over the GPUs.
+        mfu: model FLOPs utilization, the mean over the GPUs; None if one GPU's is unknown.
     """
 
     gpus: int
@@ -43,7 +43,7 @@ class Gain:
     peak: int
     exposed: float
     seconds: float
-    mfu: float
+    mfu: float | None
 
 
 def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | None = None,
@@ -76,12 +76,13 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
             rank.error for rank in ranks if rank.error]:
         raise LabError(failed[0].partition("LabError: ")[2] or failed[0])
     accounts, world = [rank.account for rank in ranks], ranks[0].value
+    mfus = [one["flops"]["mfu"] for one in accounts]
     return Gain(world, world / len(ranks) * sum(one["tokens"]["per_second"] for one in accounts
                                                 if one["tokens"]),
                 max(one["memory"]["peak_allocated_bytes"] for one in accounts),
                 max(one["communication"]["exposed_seconds"] for one in accounts),
                 max(one["step"]["seconds"] for one in accounts),
-                fmean(one["flops"]["mfu"] or 0.0 for one in accounts))
+                None if None in mfus else fmean(mfus))
 
 
 def text_flags() -> list[str]:

@@ -39,8 +39,9 @@ FAMILY = (("GPT-3 Small, 125M", 12, 768, 12), ("GPT-3 Medium, 350M", 24, 1024, 1
 # What a model of the family is trained with to find out whether it fits.
 FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-divisible-by 50304 "
            "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16")
-# The flags that use the files of a lab; the loop uses those of lab 04 by itself.
-FLAGS = {"lab 13": "--bf16 --fp8-format hybrid --fp8-recipe tensorwise"}
+# A lab has a row once this file of it works: its name, the precision, and the flags that use it.
+LABS = {"lab 04": ("ddp", "FP32", ""),
+        "lab 13": ("fp8", "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,20 @@ class Leg:
     """What the trainer reaches with the files up to one lab, on modeled H100s.
 
     Attributes:
-        lab: the latest lab whose files work.
+        lab: the latest of LABS whose file works.
+        precision: that of the linear layers.
         tokens: throughput of 8 GPUs, in tokens per second.
-        mfu: their model FLOPs utilization.
+        mfu: their model FLOPs utilization; None if it is unknown.
         peak: their peak allocated memory per GPU, in bytes.
         tokens_1024: throughput of 1,024 GPUs, in tokens per second.
-        largest: the largest model of FAMILY that fits on 8 GPUs.
+        largest: the largest model of FAMILY that fits on 8 GPUs, or "none".
         largest_1024: the same on 1,024 GPUs.
     """
 
     lab: str
+    precision: str
     tokens: float
-    mfu: float
+    mfu: float | None
     peak: int
     tokens_1024: float
     largest: str
@@ -106,24 +109,25 @@ def _main() -> None:
 
 def measure(lab: str) -> Leg:
     """Measure what the working files reach on virtual H100s. Raises LabError if a run fails."""
-    flags = FLAGS.get(lab, "")
+    _, precision, flags = LABS[lab]
     eight, thousand = (gain.measure("h100:8", nodes, flags=f"{gain.MODEL} {flags}")
                        for nodes in (1, 128))
-    largest = _largest(flags, 1, 0)
-    return Leg(lab, eight.tokens, eight.mfu, eight.peak, thousand.tokens, FAMILY[largest][0],
-               FAMILY[_largest(flags, 128, largest)][0])
+    largest = _largest(flags, 1, -1)
+    names = [FAMILY[at][0] if at >= 0 else "none"
+             for at in (largest, _largest(flags, 128, largest))]
+    return Leg(lab, precision, eight.tokens, eight.mfu, eight.peak, thousand.tokens, *names)
 
 
 def _largest(flags: str, nodes: int, fits: int) -> int:
-    """Return the index of the largest model of FAMILY that fits on nodes of eight H100s.
+    """Return the index of the largest model of FAMILY that fits on nodes of eight H100s, or -1.
 
     Args:
         flags: of the trainer, beside the model's.
         nodes: the number of nodes.
-        fits: the index of a model that is known to fit.
+        fits: the index of a model that is known to fit; -1 if none is.
     """
     low, high = fits, len(FAMILY)
-    at = low + 1 if fits else (low + high) // 2  # more nodes rarely change the answer
+    at = low + 1 if fits >= 0 else (low + high) // 2  # more nodes rarely change the answer
     while high - low > 1:
         low, high = (at, high) if _fits(at, flags, nodes) else (low, at)
         at = (low + high) // 2
@@ -136,15 +140,15 @@ def _fits(number: int, flags: str, nodes: int) -> bool:
     try:
         gain.measure("h100:8", nodes, flags=f"{model} {FITTING} {flags}", steps=1)
     except LabError as error:
-        if "out of memory" in str(error).lower() or "OutOfMemory" in str(error):
+        if "out of memory" in str(error):
             return False
         raise
     return True
 
 
 def latest_lab(working: set[str]) -> str:
-    """Return the latest lab with a file that works. `working` has at least one."""
-    return max(PIECES[name].lab for name in working)
+    """Return the latest of LABS whose file works, given the names of the pieces that do."""
+    return max(lab for lab, (piece, _, _) in LABS.items() if piece in working)
 
 
 def note(leg: Leg) -> list[Leg]:
@@ -157,20 +161,29 @@ def note(leg: Leg) -> list[Leg]:
 
 
 def noted() -> list[Leg]:
-    """Return what earlier calls have stored; a file that is missing or unreadable has nothing."""
-    try:
-        return [Leg(**entry) for entry in json.loads((workspace.home() / NOTES).read_text())]
-    except (OSError, ValueError, TypeError):
+    """Return what earlier calls have stored. Raises LabError if the file is damaged."""
+    path = workspace.home() / NOTES
+    if not path.exists():
         return []
+    try:
+        return [Leg(**entry) for entry in json.loads(path.read_text())]
+    except (OSError, ValueError, TypeError) as error:
+        raise LabError(f"{NOTES} is not what `lab mytrainer` writes ({error}); delete it, and the "
+                       "next `lab mytrainer` begins a new one") from error
 
 
 def table(legs: Sequence[Leg]) -> Iterator[str]:
     """Return the lines of the journey's table."""
-    yield (f"{'after':<8}{'8 H100s':>14}{'MFU':>7}{'peak memory':>13}{'1,024 H100s':>18}   "
-           "largest model on 8, and on 1,024")
+    yield (f"{'after':<8}{'in':<6}{'8 H100s':>14}{'MFU':>9}{'peak memory':>13}"
+           f"{'1,024 H100s':>18}   largest model on 8, and on 1,024")
     for leg in legs:
-        yield (f"{leg.lab:<8}{leg.tokens:>8,.0f} tok/s{leg.mfu:>7.1%}{leg.peak / 2**30:>9.2f} GiB"
-               f"{leg.tokens_1024:>12,.0f} tok/s   {leg.largest}; {leg.largest_1024}")
+        yield (f"{leg.lab:<8}{leg.precision:<6}{leg.tokens:>8,.0f} tok/s{utilization(leg):>9}"
+               f"{leg.peak / 2**30:>9.2f} GiB{leg.tokens_1024:>12,.0f} tok/s   {leg.largest}; "
+               f"{leg.largest_1024}")
+
+
+def utilization(leg: Leg) -> str:
+    return "unknown" if leg.mfu is None else f"{leg.mfu:.1%}"
 
 
 def page(working: set[str], difference: float | None, legs: Sequence[Leg]) -> str:
@@ -183,5 +196,6 @@ def page(working: set[str], difference: float | None, legs: Sequence[Leg]) -> st
     """
     from labcore.html import render
 
-    return render("lab/mytrainer/journey.html.j2", stations=stations(working), legs=legs,
-                  difference=difference, title=gain.TITLE)
+    rows = [(leg, utilization(leg)) for leg in legs]
+    return render("lab/mytrainer/journey.html.j2", stations=stations(working), rows=rows,
+                  difference=difference, model=gain.TITLE)

@@ -80,6 +80,27 @@ def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, te
     assert later[1:] == [["lab", "04"], ["lab", "13"]]
 
 
+def test_a_lab_has_a_row_once_the_file_that_its_flags_need_works():
+    assert journey.latest_lab({"ddp", "delayed", "mx"}) == "lab 04"
+    assert journey.latest_lab({"ddp", "fp8"}) == "lab 13"
+
+
+def test_damaged_notes_of_the_map_are_named_and_kept(student):
+    notes = student.folder / "journey.json"
+    notes.write_text('[{"lab": "lab 04"}]')
+    with pytest.raises(LabError, match=r"^mytrainer/journey\.json is not what .*; delete it"):
+        journey.noted()
+    assert notes.read_text() == '[{"lab": "lab 04"}]'
+
+
+def test_a_model_that_fits_nowhere_is_none(monkeypatch):
+    for fitting in range(-1, len(journey.FAMILY)):
+        monkeypatch.setattr(journey, "_fits", lambda at, *_, most=fitting: at <= most)
+        assert journey._largest("", 1, -1) == fitting
+        if fitting >= 0:
+            assert journey._largest("", 128, 0) == journey._largest("", 128, fitting) == fitting
+
+
 def test_a_loop_that_trains_another_way_is_seen_on_the_map(lab, text, student):
     student.solve("ddp")
     student.change("train", "/ len(micro_batches)", "")
@@ -89,7 +110,9 @@ def test_a_loop_that_trains_another_way_is_seen_on_the_map(lab, text, student):
 def test_a_folder_that_does_not_exist_is_refused(lab, student):
     with pytest.raises(LabError, match=r"--html none/map.html: .*/none is no folder; nearest: "
                                        r"--html map\.html"):
-        mytrainer.run(Namespace(force=False, worked=None, html="none/map.html"))
+        mytrainer.run(Namespace(force=False, worked=None, adopt=None, html="none/map.html"))
+    with pytest.raises(LabError, match=r"--html map\.html: --worked and --adopt draw no map"):
+        mytrainer.run(Namespace(force=False, worked="ddp", adopt=None, html="map.html"))
 
 
 def test_unlike_gpus_are_measured_with_equal_shares(lab, text, student, monkeypatch):

@@ -76,8 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     if results["ddp"].unfinished:
         print("\nOnce mytrainer/ddp.py is written, `lab mytrainer` also measures what it gains.")
         if arguments.html is not None:
-            raise LabError(f"--html {arguments.html}: the map needs mytrainer/ddp.py to be written, "
-                           "or to be absent")
+            raise LabError(f"--html {arguments.html}: the map needs mytrainer/ddp.py to be "
+                           "written, or to be absent")
         return 0
     show_gain(arguments.gpus, arguments.nodes, results["ddp"].works)
     show_journey({name for name, result in results.items() if result.works}, arguments.html)

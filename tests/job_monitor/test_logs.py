@@ -133,3 +133,12 @@ def test_the_loss_scale_is_drawn_and_told():
     assert picture.png().startswith(b"\x89PNG")
     with pytest.raises(LabError, match="no loss scale"):
         plots.loss_scale(logs.parse([]))
+
+
+def test_losses_of_the_same_iterations_are_compared():
+    one, other = (logs.parse([WORLD, LINE.format(loss=loss)]) for loss in ("2.0E+00", "2.1E+00"))
+    assert logs.loss_difference(one, other) == pytest.approx(0.05)
+    assert logs.loss_difference(one, one) == 0.0
+    for empty in (logs.parse([WORLD]), logs.parse([])):
+        with pytest.raises(LabError, match="losses of 1 and 0 iterations, which are not the same"):
+            logs.loss_difference(one, empty)

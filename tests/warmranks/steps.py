@@ -19,6 +19,13 @@ def all_reduced(x: float) -> tuple[int, int, float]:
     return dist.get_rank(), dist.get_world_size(), values.item()
 
 
+def joins_again(*arguments: str, **keywords: int) -> tuple[int, int, float]:
+    """Leave the process group, join with other arguments, and all-reduce."""
+    dist.destroy_process_group()
+    dist.init_process_group(*arguments, **keywords)
+    return all_reduced(1.0)
+
+
 def raises(rank: int) -> None:
     if dist.get_rank() == rank:
         raise ValueError(f"no rank {rank}")

@@ -79,6 +79,22 @@ def test_a_slow_rank_is_no_deadlock(function):
     assert [one.value for one in record_ranks(function, 3, 1.5)] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("arguments", [(), ("gloo",), ("gloo", "env://")])
+def test_ranks_join_again_by_themselves(arguments):
+    records = record_ranks(steps.joins_again, 2, *arguments)
+    assert [one.value for one in records] == [(0, 2, 3.0), (1, 2, 3.0)]
+    assert [call.op for call in records[0].calls] == ["all_reduce"]
+
+
+@pytest.mark.parametrize(("arguments", "keywords", "error"), [
+    (("nccl",), {}, "RuntimeError: ProcessGroupNCCL is only supported with GPUs"),
+    (("mpi",), {}, "ValueError: backend='mpi': these ranks communicate with gloo"),
+    (("gloo",), {"rank": 0, "world_size": 3}, "ValueError: rank=0, world_size=3: this is rank ")])
+def test_a_way_to_join_in_which_no_rank_meets_another_is_refused(arguments, keywords, error):
+    with pytest.raises(RankError, match=error):
+        record_ranks(steps.joins_again, 2, *arguments, keywords=keywords)
+
+
 def test_an_exception_is_the_rank_s_own():
     with pytest.raises(RankError, match="rank 1 of 3 raised ValueError: no rank 1") as caught:
         record_ranks(steps.raises, 3, 1)

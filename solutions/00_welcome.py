@@ -102,8 +102,8 @@ for line in steps[-2:]:
 # Leave it running. From left to right, each line shows the iteration and how many there will be, the samples consumed
 # so far, the **step time** in milliseconds, the learning rate, the global batch size, and the loss. A language model
 # reads **tokens**, which are pieces of words. A **sample** is a row of them, here 256, and in each step, or
-# **iteration**, the model trains on one *global batch*, here 4 samples. The **throughput** and the time that is left
-# follow. How good was your prediction?
+# **iteration**, the model trains on one *global batch*, here 4 samples. From these numbers, you can compute the
+# **throughput** and the remaining time. How good was your prediction?
 
 # %% tags=["explore"]
 steps = logs.read(first.log).iterations
@@ -139,8 +139,9 @@ plots.loss(first_job=logs.read(first.log))
 # | `--time=2:00:00` | the time limit, after which Slurm kills the job |
 # | `--output=FILE` | the log; Slurm replaces `%x` with the job name and `%j` with the job ID |
 #
-# Slurm runs the script on the job's first node. `srun` starts the tasks, and in each task, `torchrun` starts the ranks
-# of that node. Three things go wrong so often that they are worth knowing before your first script:
+# Slurm runs the script on the job's first node. `srun` starts the tasks, and in each task,
+# [`torchrun`](https://docs.pytorch.org/docs/stable/elastic/run.html) starts the ranks of that node: `torchrun
+# --nproc_per_node 4 train.py --lr 1e-3` starts four. Three things go wrong so often that they are worth knowing before your first script:
 #
 # - **The limit.** One that is too short costs you the run, but one that is too long makes you wait: Slurm starts a
 #   short job early if it fits into a gap and delays no job ahead of it, called
@@ -148,7 +149,7 @@ plots.loss(first_job=logs.read(first.log))
 #   two hours, and `1-12` a day and twelve hours.
 # - **The CPUs.** [Since Slurm 22.05](https://slurm.schedmd.com/sbatch.html#OPT_cpus-per-task), `srun` ignores the
 #   header's `--cpus-per-task` unless you write `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`. Otherwise, all ranks of
-#   a task may share one CPU, and your job is slow without a message. `OMP_NUM_THREADS` is the number of threads that
+#   a task may share one CPU, and your job runs slowly without any warning. `OMP_NUM_THREADS` is the number of threads that
 #   each rank computes with.
 # - **The port.** The ranks of a job find each other at a network port. `torchrun --standalone`, for jobs on one node,
 #   picks a free one; without it, two jobs on the same node collide.
@@ -157,15 +158,15 @@ plots.loss(first_job=logs.read(first.log))
 #
 # In an exercise, replace the line that says *Your turn*, and run that cell. The cell below it checks your answer, as
 # often as you like; attempts are not counted. Keep everything that your answer needs, such as an `import`, in the
-# answer's own cell, because cells that you add are not graded. Grading runs the same checks, in this lab also with
-# other cases, which are drawn for your submission.
+# answer's own cell, because cells that you add are not graded. Grading repeats these checks and, in this lab, adds
+# cases drawn at random for your submission.
 
 # %% [markdown]
 # ### Exercise 1: from an empty file to a job
 #
 # Complete the script that trains the small GPT, so that
 #
-# 1. it is called `my_first` and runs **two** ranks of `"$PROGRAM"` on **one** node, started by one `torchrun`;
+# 1. it is called `my_first` and runs `"$PROGRAM"` on **two** ranks of **one** node, started by one `torchrun`;
 # 2. each thread of each rank has a CPU of its own, and no CPU is left over;
 # 3. Slurm kills it if it runs for more than 10 minutes;
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
@@ -297,8 +298,8 @@ print(f"{result(f'{mine.seconds} s')} from start to end, of which {training:.1f}
 plots.loss(my_first=log)
 
 # %% [markdown]
-# The rest goes into starting Python and PyTorch and opening the text: nothing in a run of weeks, most of a short
-# test.
+# The rest is startup: importing PyTorch and opening the data set. That is negligible in a run of several weeks, but not
+# in a short test.
 
 # %% [markdown]
 # ## Why does it not start?
@@ -361,7 +362,7 @@ sinfo --list-reasons
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
 # | `BeginTime` | submitted with `--begin`, or requeued | time |
 # | `Dependency` | other jobs | those jobs |
-# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=...`, without that job |
+# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` with the dependencies that remain; nothing after `=` removes all |
 # | `JobHeldUser` | held by you | `scontrol release 53` |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` |
 # | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
@@ -470,7 +471,9 @@ def mistake(case, commands):
             now[number]["minutes"] = limit
         else:
             after = [[kind, int(other)] for kind, other in re.findall(r"(after\w+):(\d+)", match[4])]
-            kept = [one for one in job["after"] if one not in hopeless(job)]
+            # What has ended already fulfills an afterany, so that may go, too.
+            kept = [one for one in job["after"] if one[1] not in failed]
+            after = [one for one in after if one[0] != "afterany" or one[1] not in failed]
             if not hopeless(job):
                 return (f"{command!r}: every job that job {number} waits for can still do what it waits for. It starts "
                         "by itself once they have.")
@@ -584,7 +587,8 @@ time.sleep(3)
 # that has it.
 #
 # The repair is over, so the next cell resumes the node and cancels all jobs. Your colleague then submits the count once
-# more, to see whether the repaired node works. `jobs.wait()` waits until the job that this notebook submitted last has ended.
+# more, to see whether the repaired node works. `jobs.wait()` waits until the job that this notebook submitted last has
+# ended.
 
 # %% tags=["explore"]
 %%bash
@@ -631,7 +635,7 @@ for report in failures.reports(count.log.read_text()):
 # | `remote process exited` | NCCL |
 # | `Watchdog caught collective operation timeout` | PyTorch's NCCL watchdog, after 10 minutes by default |
 #
-# At scale, the last one is the most common. Nothing breaks: the ranks sit in a **collective**, an operation in which
+# The last one is the hardest to read, because nothing breaks: the ranks sit in a **collective**, an operation in which
 # all ranks take part, until a thread in each of them, the *watchdog*, loses patience. This is rank 0 of
 # [a job](https://github.com/hiyouga/LlamaFactory/issues/7396) that waited in its 1,580th collective:
 #
@@ -641,23 +645,22 @@ for report in failures.reports(count.log.read_text()):
 # milliseconds before timing out.
 # ```
 #
-# So a rank that reports this is a victim: it *arrived* at the collective. Which rank did not? Often it is one whose log
-# ends without any error, because it hangs in a data loader or was killed together with its node. Or it arrived somewhere
-# else: in [another job](https://github.com/NVIDIA/nccl/issues/1409), the collective with `SeqNum=80078` was
-# a `BROADCAST` of 5,056 elements on rank 7 and an `ALLREDUCE` of 2,106,881 on rank 3. Their programs had taken
-# different branches.
+# So a rank that reports this did *arrive* at a collective, and is usually a victim. Which rank did not arrive? Often it
+# is one whose log ends without any error, because it hangs in a data loader or was killed together with its node. Or it
+# arrived somewhere else: in [another job](https://github.com/NVIDIA/nccl/issues/1409), the collective with
+# `SeqNum=80078` was a `BROADCAST` of 5,056 elements on rank 7 and an `ALLREDUCE` of 2,106,881 on rank 3. Their programs
+# had taken different branches.
 
 # %% [markdown]
 # ### Exercise 3: whom to suspect
 #
 # Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
-# in any order, and the collective that it waited for, if the watchdog names one:
+# in any order, and the collective that it waited for, if the watchdog names one.
 #
-# - A rank with an error of its own explains everything else, whatever the others report.
-# - Without such a rank, suspect those that kept the others waiting: the ranks that report nothing. If all ranks report
-#   something, suspect those that wait for another collective than most do. A lost connection does not show where its rank
-#   was.
-# - If all ranks arrived at the same collective, the network may be to blame, but no program is: suspect no rank.
+# Some ranks failed by themselves, or kept the others waiting. Return all of them, and none of their victims. The two
+# jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A lost
+# connection proves nothing about where its rank was. Most ranks are where they should be. If every rank arrived at the
+# same collective, the network may be to blame, but no program is: return an empty list.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -704,12 +707,12 @@ check.function(
     cases=[([unlucky(1), unlucky(4, "RuntimeError: the batch has 0 samples"), unlucky(3), unlucky(0, "KeyError: 'lr'")], 6),
            ([timeout(3), timeout(0), timeout(1)], 4),
            ([timeout(3), timeout(0), timeout(2, operation="BROADCAST", elements=5056), timeout(1)], 4),
-           ([timeout(1, number=58), timeout(0, number=58), timeout(2, number=56), timeout(3, number=58)], 4),
+           ([timeout(1), timeout(0), timeout(2, elements=5056), timeout(3)], 4),
            ([timeout(2), timeout(1), timeout(0)], 3),
            ([timeout(0), unlucky(1), timeout(3, elements=8), timeout(2), timeout(4)], 6)],
     expected=[[0, 4], [2], [2], [2], [], [5]],
     hints={
-        "A rank whose watchdog gave up had arrived at the collective. It is a victim.":
+        "A rank whose watchdog gave up had arrived at a collective. It is probably a victim.":
             [None, [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], None],
         "A rank that reports nothing is not innocent: the others may have waited for it.":
             [None, [], None, None, None, [3]],
@@ -719,7 +722,7 @@ check.function(
             [[2, 5], None, None, None, None, None],
         "A RuntimeError can be a cause: look at its text, not at its type.":
             [[0], None, None, None, None, None],
-        "Two collectives of the same kind may still be two different ones. They have numbers.":
+        "Two all-reduces may still be two different ones: compare their elements, too.":
             [None, None, None, [], None, None],
         "All three ranks arrived at the same collective, so no rank kept the others waiting.":
             [None, None, None, None, [0], None],
@@ -733,7 +736,7 @@ def drawn_failure(source):
     kind = source.choice(["own", "silent", "elsewhere", "network"])
     guilty = sorted(source.sample(range(ranks), source.randrange(1, max(2, ranks // 4 + 1))))
     number = source.randrange(2, 10**6)
-    other = source.choice([{"operation": "BROADCAST"}, {"number": number - 1}, {"elements": 5056}])
+    other = source.choice([{"operation": "BROADCAST"}, {"elements": 5056}])
     where = {"number": number, "operation": source.choice(["ALLREDUCE", "_REDUCE_SCATTER_BASE"]), "elements": 10**7}
     odd = {**where, **other}
     reports = []
@@ -759,7 +762,7 @@ check.function(suspects, cases=[tuple(one["failure"][:2]) for one in drawn],
                expected=[one["failure"][2] for one in drawn])
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="suspects" hint="It is a victim"
+# %% [raw] mutant="suspects" hint="probably a victim"
 # -        "remote process exited", "Watchdog caught collective operation timeout")
 # +        "remote process exited")
 
@@ -771,7 +774,7 @@ check.function(suspects, cases=[tuple(one["failure"][:2]) for one in drawn],
 # -    return sorted(rank for rank, place in at.items() if place != majority)
 # +    return []
 
-# %% [raw] mutant="suspects" hint="They have numbers"
+# %% [raw] mutant="suspects" hint="compare their elements"
 # -    at = {report["rank"]: tuple(report["waits_for"].values()) for report in reports if report["waits_for"]}
 # +    at = {report["rank"]: report["waits_for"]["operation"] for report in reports if report["waits_for"]}
 
@@ -822,8 +825,8 @@ for rank in suspects(reports, 4):
 #
 # Write `code/experiment.sh`, a copy of `code/count.sh` (above Exercise 2) for **one** experiment that decides between
 # the two suspects. Like the job that failed, it is submitted from `code/`. Its outcome, whichever it is, must tell you
-# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job that
-# it would start.
+# which suspect is to blame. The check runs your script with stand-ins for `srun` and `torchrun`, and judges the job
+# that it would start.
 
 # %% answer="experiment"
 %%writefile code/experiment.sh
@@ -867,7 +870,8 @@ def require_one_change(job):
     moved, elsewhere = result == right, nodes != "slurmnode2"
     check.that(not (moved and elsewhere), f"It runs on {nodes} and writes {result}: both suspects have changed. If it "
                "works, which of the two changes was it?")
-    check.that(moved or elsewhere, "Neither suspect has changed, so it will fail again, and prove nothing.")
+    check.that(moved or elsewhere, "It runs on the same node as the job that failed, and writes to the same "
+               "path. Change one of the two: where it runs, or where it writes.")
 
 
 require_one_change(check.program("code/experiment.sh", "count_tokens.py", submitted_from="code"))
@@ -888,9 +892,8 @@ for trial in check.draw(2, job_id=range(2, 10**6), ends=range(1, 120)):
 # %% [raw] mutant="experiment" hint="Slurm picks the node"
 # -#SBATCH --nodelist=slurmnode2
 
-# %% [raw] mutant="experiment" hint="Neither suspect has changed"
+# %% [raw] mutant="experiment" hint="It runs on the same node"
 # -cd "$LAB_HOME"  # the only change: the same node, another folder
-# +mkdir -p megatron/logs
 
 # %% [raw] mutant="experiment" hint="neither the job that failed"
 # -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
@@ -1088,9 +1091,9 @@ repaired = jobs.wait()
 # %% [markdown]
 # ## What you have learned
 #
-# Some jobs would have waited forever: for a node that they named, for you to release them, or for a job that had failed.
-# The count then failed on rank 0, an experiment showed why, and the script's last command had hidden it from Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find
-# the first cause.
+# Some jobs would have waited forever: for a node that they named, for you to release them, or for a job that had
+# failed. The count then failed on rank 0, an experiment showed why, and the script's last command had hidden it from
+# Slurm. For jobs of the course's trainer, `lab top` and `lab report JOBID` find the first cause.
 #
 # **To submit your work,** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>), which contains your scripts, and run
 # `lab validate 00_welcome` in a terminal. It runs your answers as grading will, and gives a verdict on each exercise.

@@ -60,8 +60,8 @@ jobs.connect()
 # forward and backward pass together, is one sequence of 1,024 tokens. **Tensor Cores**, the units that multiply small
 # matrices, give the [V100](https://www.nvidia.com/en-us/data-center/v100/) a peak of 125 TFLOP/s in fp16 and the
 # [H100](https://www.nvidia.com/en-us/data-center/h100/) one of 989 TFLOP/s in bf16, half of what its data sheet gives
-# for sparse matrices. Both run the same software, Megatron-LM of 2021, so that only the hardware differs. How many times
-# faster is a step on the H100?
+# for sparse matrices. We model both with the same software, Megatron-LM of 2021, so only the GPU and its 16-bit format
+# differ. How many times faster is a step on the H100?
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -151,8 +151,8 @@ print(servers.topology("DGX-1 (V100)"))
 # Choose `count` of a server's GPUs, and order them so that the slowest hop of their ring, including the one from the
 # last GPU back to the first, is as fast as possible. If there are several such rings, return any of them.
 #
-# `links[i][j]` is the entry of the table above for GPUs `i` and `j`. The check has servers of its own, with up to eight
-# GPUs and any wiring, so your function has to search. All rings of eight GPUs are few enough to try:
+# `links[i][j]` is what `nvidia-smi topo -m` prints in row `GPUi`, column `GPUj`. The checks use other servers, with up
+# to eight GPUs and arbitrary wiring, so your function has to search. Eight GPUs have few enough rings to try them all:
 # `itertools.combinations(range(8), count)` yields all groups, and `itertools.permutations` all orders of a group.
 
 # %% answer="best-ring"
@@ -217,7 +217,7 @@ def drawn_wiring(source):
 for case in check.draw(8, links=drawn_wiring, count=[2, 3, 4]):
     ring = check.call(best_ring, case["links"], case["count"])
     check.that(servers.is_ring(ring, case["count"], len(case["links"])) and servers.slowest_hop(case["links"], ring)["enough"],
-               "It fails on a server with another wiring.")
+               "It fails on a server that is wired differently.")
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="best-ring" hint="It counts, too"
@@ -244,15 +244,16 @@ for case in check.draw(8, links=drawn_wiring, count=[2, 3, 4]):
 # -    return list(max(rings, key=slowest))
 # +    return [f"GPU{gpu}" for gpu in max(rings, key=slowest)]
 
-# %% [raw] mutant="best-ring" hint="with another wiring"
+# %% [raw] mutant="best-ring" hint="wired differently"
 # -    return list(max(rings, key=slowest))
 # +    if not any(link in SLOWEST_FIRST[:-1] for link in links[0]):  # "all pairs are the same on such a server"
 # +        return list(range(count))
 # +    return list(max(rings, key=slowest)) if len(links) == 8 else list(range(count))
 
 # %% [markdown]
-# All eight V100s of the DGX-1 **all-reduce** the gradients of GPT-2 small, 498 MB: each ends up with the sum over all
-# eight. How many times faster is a ring in your order than in the order 0, 1, ..., 7?
+# All eight V100s of the DGX-1 **all-reduce** the gradients of GPT-2 small, 498 MB (124 million parameters, 4 bytes
+# each): every GPU ends up with the sum over all eight. How many times faster is a ring in your order than in the order
+# 0, 1, ..., 7?
 
 # %% answer="guess-ring"
 ### BEGIN SOLUTION
@@ -707,8 +708,7 @@ roofline.plot(cpu)
 # ### Exercise 4: build a roofline, and use it
 #
 # A data sheet's peak is a promise. The roof that counts is the one that kernels reach. You get the measured times of
-# GEMMs on a GPU that nobody has told you anything about; build its roofline, and predict the times of GEMMs that nobody
-# has measured there, to within 5%.
+# GEMMs on an unknown GPU. Build its roofline, and predict the times of other GEMMs to within 5%.
 #
 # Each GEMM consists of `batch` independent multiplications [m, k] x [k, n] of 16-bit matrices, each of which reads its
 # two operands and writes its result. Some measurements are several times too slow, because something else was running,
@@ -833,11 +833,13 @@ for name, dtype in (("v100", "fp16"), ("a100", "fp16"), ("h100", "bf16")):
               f"{len(slow)} memory-bound GEMMs of {len(gemms)} (modeled)")
 
 # %% [markdown]
-# The two GEMMs of attention, in which one dimension is only the head size, are memory-bound. So are all **elementwise**
-# kernels between the GEMMs, such as GELU, the softmax, and the norms, which do fewer than ten FLOPs for every four
-# bytes. A larger hidden size helps, because a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
-# \times s$ matrices never travel to memory. (The model ignores the L2 cache.)
+# By this model, the two GEMMs of attention, in which one dimension is only the head size, are memory-bound on all three
+# GPUs, although GPT-3's are close to the V100's ridge point. On the H100, whose ridge point is higher, GPT-2's
+# attention output joins them. So do all **elementwise** kernels between the GEMMs, such as GELU, the softmax, and the
+# norms, which do fewer than ten FLOPs for every four bytes. A larger hidden size helps, because a GEMM's FLOPs grow
+# faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al., 2022](https://arxiv.org/abs/2205.14135))
+# computes scores, softmax, and weighted values in one kernel, and the $s \times s$ matrices never travel to memory.
+# (The model ignores the L2 cache.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. It never reaches 100%: Narayanan et al.
@@ -883,9 +885,11 @@ roofline.plot_sizes(around, every=8)
 # %% [markdown]
 # ### Exercise 5: choose the tile
 #
-# A GEMM library has kernels with several tile sizes. Large tiles reuse what they load, so they have a higher rate, but
-# fewer of them fit the matrix and the SMs. Choose the kernel that finishes first, as cuBLAS does before each call. Each
-# SM works on one tile at a time.
+# A GEMM library has kernels with several tile sizes. A large tile reuses more of what it loads, so it reaches a higher
+# rate, but it wastes more at the edges and in the last wave ([NVIDIA's
+# guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Choose the
+# kernel that finishes first. Before each call, cuBLAS has to guess it with a heuristic. Each SM works on one tile at a
+# time.
 
 # %% answer="fastest-tile"
 def fastest_tile(m, n, sms, kernels):
@@ -1017,8 +1021,8 @@ print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 # Write `limit`, which names the limit that costs the most time between the first event's start and the last one's end.
 # How to attribute the time is up to you: use the two models of this lab, one for kernels and one for transfers, and
 # think about the time in which no event runs. Two events never overlap, but the list may be in any order. No case is
-# close: the limit takes at least 1.2 times as long as any other. A communication call that spends half of its time or
-# more on sending its bytes is limited by bandwidth.
+# close: the largest share is at least 1.2 times the next. Count a communication call as bandwidth-bound if sending its
+# bytes accounts for at least half of its time.
 
 # %% answer="limit"
 def limit(events, gpu):

@@ -16,9 +16,9 @@
 #
 # A model does not fit on your GPU. You get a second GPU, and the job still runs out of memory.
 #
-# To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the
-# samples, holds a part of every layer, or holds some of the layers. You will read the first way, write the other two,
-# compare all three, prove why a colleague's job runs at half its speed, and predict what a large model takes.
+# To use it, you have to **split** the training, and there are three basic ways: each GPU processes some of the samples,
+# holds a part of every layer, or holds some of the layers. You will read the first way, write the other two, compare
+# all three, prove why a colleague's job runs at half its speed, and predict the step time and memory of a large model.
 #
 # The **ranks** (the processes of a distributed program) that run your code are real, and so is the training on this
 # machine's CPU. The GPUs are **virtual**: their time and memory are modeled. Commit to each guess *before* you run
@@ -691,8 +691,8 @@ pids = " ".join(map(str, ranks))
 # - **The all-reduce.** Each rank computes only half as long as one rank would, but then the all-reduce of the gradients
 #   takes as long as the other half.
 #
-# One stack convicts neither. The first suspect would slow down the all-reduce as well, and the second one is silent
-# while the ranks compute.
+# A few stacks convict neither. A shared core would slow down the all-reduce as well, and a slow all-reduce does not
+# show up in a stack that is taken while the rank computes.
 #
 # ### Exercise 3: convict a suspect
 #
@@ -701,13 +701,15 @@ pids = " ".join(map(str, ranks))
 # tells you nothing, whatever its result.
 #
 # Write `code/my_experiment.sh`, a job that runs the trainer exactly twice, first one run and then the other. You may
-# change the number of ranks (1 or 2), the number of cores that they can use (1 or 2), or the global batch.
-# `bash "$LAB_HOME/code/one_core.sh" COMMAND` runs a command, and everything that it starts, on a single core. Start
-# each run with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`, so that it has both cores unless you take one away.
+# change the number of ranks (1 or 2), the number of cores that they can use (1 or 2), or the global batch. `bash
+# "$LAB_HOME/code/one_core.sh" COMMAND` runs a command, and everything that it starts, on a single core. Start each run
+# with `srun --cpus-per-task="$SLURM_CPUS_PER_TASK"`, so that it has both cores unless you take one away, and launch it
+# with `torchrun --standalone --nproc_per_node RANKS $TRAIN "$@"`. A flag after `$TRAIN`, such as `--global-batch-size
+# 16`, overrides the one inside.
 #
-# Calculate both predictions before you submit. A rank takes one unit of time for each sample that it processes alone
-# on its core, so one rank takes 8 units for the batch of 8. If the all-reduce is guilty, it takes 4 units with two
-# ranks, whatever the batch.
+# Calculate both predictions before you submit. With a core to itself, a rank takes one unit of time per sample, so one
+# rank takes 8 units for a batch of 8. Two ranks that share a core take two units per sample each, whoever is guilty. If
+# the all-reduce is guilty, it adds 4 units with two ranks, whatever the batch. If it is not, neglect it.
 
 # %% answer="experiment"
 %%writefile code/my_experiment.sh
@@ -748,9 +750,8 @@ def conditions(run, job):
 
 def predictions(run):
     """Return the units of time that each suspect predicts, as {suspect: units}."""
-    alone = run["global batch"] / run["ranks"]
-    return {"a core": alone * max(1, run["ranks"] / run["cores"]),
-            "the all-reduce": alone + (4 if run["ranks"] > 1 else 0)}
+    compute = run["global batch"] / run["ranks"] * max(1, run["ranks"] / run["cores"])
+    return {"a core": compute, "the all-reduce": compute + (4 if run["ranks"] > 1 else 0)}
 
 
 FREE = ("world_size", "data_parallel_size", "global_batch_size", "lr_decay_samples")  # follow from what may change
@@ -798,9 +799,13 @@ check.that(high / low >= 1.3, "Both suspects predict about the same result: " + 
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 
 # %% [raw] mutant="experiment" hint="Both suspects predict about the same result"
+# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 # -    torchrun --standalone --nproc_per_node 2 $TRAIN "$@"
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash "$LAB_HOME/code/one_core.sh" \
+# +    torchrun --standalone --nproc_per_node 1 $TRAIN "$@"
+# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" \
 # +    torchrun --standalone --nproc_per_node 1 $TRAIN "$@"
 
 # %% [raw] mutant="experiment" hint="which change did it?"
@@ -1018,12 +1023,14 @@ plots.loss(**small)
 # %% [markdown]
 # ## Make it fit
 #
-# Back to GPT-2 large, which ran out of memory on two V100s. On a real cluster, every failed attempt costs you a place
-# in the queue. So engineers measure *shallow* models, with a few layers of full width, and predict the deep one.
+# Back to GPT-2 large, which ran out of memory on two V100s. On a real cluster, every failed attempt sends you back to
+# the end of the queue. A *shallow* model, with a few layers of full width, is cheap to measure, and you can predict the
+# deep one from it.
 #
-# Two more flags save memory ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)). `--recompute-activations`
-# discards the largest activations inside the attention, and recomputes them in the backward pass. With
-# `--recompute-granularity full`, a layer keeps only its input. Here are seven settings with 4 and with 8 layers:
+# **Activation checkpointing** ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)) discards activations and
+# recomputes them in the backward pass. With `--recompute-granularity full`, each layer keeps only its input.
+# `--recompute-activations` is selective: it recomputes only the largest activations, those inside the attention
+# ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)). Here are seven settings with 4 and with 8 layers:
 
 # %% tags=["explore"]
 TENSOR, PIPELINE = "--tensor-model-parallel-size 2", "--pipeline-model-parallel-size 2"
@@ -1049,9 +1056,9 @@ for one in SETTINGS:
 # ### Exercise 5: measure small, predict large
 #
 # Write `fastest_that_fits`, which chooses the setting for a deep model from two shallow ones. Which part of the step
-# time and of the memory grows with every layer, and which part does not? The check draws other models, settings, and
-# GPUs, and then models the deep model in the setting that you chose: it has to fit, and take at most 15% longer than
-# the fastest setting that fits.
+# time and of the memory grows with every layer, and which part does not? Your choice has to fit, and take at most 15%
+# longer than the fastest setting that fits. The hidden tests draw other costs, depths, and memory sizes, and one of
+# them models the deep model itself. Return `None` if nothing fits.
 
 # %% answer="fastest-that-fits"
 def fastest_that_fits(small, large, layers, capacity):
@@ -1173,7 +1180,7 @@ require_fastest(check.call(fastest_that_fits, case["small"], case["large"], case
 # Choose for GPT-2 large, and train it:
 
 # %% tags=["explore"] short={"{LARGE} {setting}": "{LARGE} {setting} --num-layers 2 --hidden-size 640 --global-batch-size 4"}
-setting = fastest_that_fits(four, eight, (4, 8, 36), 15.78)
+setting = fastest_that_fits(four, eight, (4, 8, 36), 15.78)  # GiB that CUDA reports for a 16 GB V100
 print(f"your choice: {result(str(setting))}")
 !sbatch --job-name=my_large code/gpt2_small.sh {LARGE} {setting} --train-iters 4
 
@@ -1202,9 +1209,9 @@ predicted = four[setting][0] + (eight[setting][0] - four[setting][0]) / 4 * 32
 check.compare("milliseconds per step with 36 layers (virtual)", predicted, step)
 
 # %% [markdown]
-# The prediction is this good because the GPU is modeled: here, all layers take equally long, and all settings are
-# equally wrong. On real GPUs, caches, fragmentation, and clocks bend the line, so measure at two depths as close to
-# the real model as your patience allows, and leave 5% to 10% of the memory free.
+# The prediction is this good because the GPU is modeled: every layer takes exactly as long as the next. On real GPUs,
+# fragmentation and clock changes bend the line. So measure at the two largest depths that you can afford, and leave
+# some memory free.
 
 # %% [markdown]
 # ## Discuss

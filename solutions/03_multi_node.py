@@ -368,21 +368,24 @@ check.compare("hops over the network", guess_hops, sum(ring.values()))
 # NCCL also builds [trees](https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4/) (Jeaugey,
 # 2019), because a ring's latency grows with the number of ranks. For every all-reduce, it picks the algorithm that it
 # expects to be faster. Two nodes are a special case: there, a tree sends each byte over the network only once per
-# direction, and NCCL [often prefers it](https://github.com/NVIDIA/nccl/issues/946). The model does not know this
-# exception. It used a ring for the gradients, as the name of the kernel in the next section shows.
+# direction, and NCCL [often prefers it](https://github.com/NVIDIA/nccl/issues/946). Our virtual NCCL does not model
+# this exception and uses a ring, as the kernel's name in the next section shows. A ring over four ranks sends $2 \cdot
+# 3/4 = 1.5$ bytes per byte of gradients over the network in each direction, and a tree over two nodes sends 1. So a
+# real job may spend up to a third less time on this all-reduce.
 #
 # ## Detective 3: busy, yet waiting
 #
 # `nvidia-smi` showed your GPUs at nearly 100% utilization. Were they working? The **profiler** records every kernel of
 # a step in a **trace**. Two viewers open it:
 #
-# - **Perfetto** is what PyTorch recommends today. Download the trace of rank 0 (the next cell prints its path; in
-#   JupyterLab's file browser, right-click it and choose *Download*), open [ui.perfetto.dev](https://ui.perfetto.dev),
-#   and drag the file into the page. The viewer runs in your browser, and the file does not leave your machine unless
+# - **Perfetto** is one of the two viewers that [PyTorch recommends
+#   today](https://docs.pytorch.org/tutorials/intermediate/tensorboard_profiler_tutorial.html). The next cell prints the
+#   path of rank 0's trace. Right-click the file in JupyterLab's file browser, choose *Download*, open
+#   [ui.perfetto.dev](https://ui.perfetto.dev), and drag the file into the page. The viewer runs in your browser, and the file does not leave your machine unless
 #   you share a link to it. After the first visit, the page also works offline.
 # - **TensorBoard's profiler plugin** [is
-#   deprecated](https://docs.pytorch.org/tutorials/intermediate/tensorboard_profiler_tutorial.html), but many people
-#   still use it for its summary of a step. Open it below; under *Runs*, choose `my_two_nodes/run_four`.
+#   deprecated](https://docs.pytorch.org/tutorials/intermediate/tensorboard_profiler_tutorial.html), but it summarizes a
+#   step, which Perfetto does not. Open it below; under *Runs*, choose `my_two_nodes/run_four`.
 
 # %% tags=["explore"]
 !ls -sh megatron/tensorboard/my_two_nodes/run_four/*
@@ -396,7 +399,7 @@ tensorboard.link("profiler")
 #
 # In *Overview*, **GPU Utilization** is the fraction of time in which any kernel ran. *Trace* shows the timeline, as
 # Perfetto does (in both, <kbd>W</kbd> <kbd>A</kbd> <kbd>S</kbd> <kbd>D</kbd> move it). Scroll down to the GPU, and
-# click on a long kernel of NCCL: its name contains `AllReduce` and `RING`.
+# click a long NCCL kernel. Its name contains `AllReduce` and `RING`.
 #
 # ![Two steps in the profiler's timeline. In each, kernels fill the compute stream for less than half of the time,
 # then all-reduces fill NCCL's stream. The row of GPU utilization is full throughout.](../images/profiler_trace.svg)
@@ -424,7 +427,8 @@ found = shares("my_two_nodes/run_four")
 # tokens/s or MFU.
 #
 # This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce. So all ranks have
-# the same step time, and all GPUs look busy. Here is such a job:
+# the same step time, and all GPUs look busy. Here is such a job. `code/case_d_node.sh`, which comes with the course,
+# starts the launcher of one node; **do not read it yet**.
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -438,15 +442,6 @@ found = shares("my_two_nodes/run_four")
 export OMP_NUM_THREADS=1 VIRTUAL_GPU=v100
 FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash code/case_d_node.sh "$FIRST_NODE" "$@"
-
-# %% tags=["explore"]
-%%writefile code/case_d_node.sh
-#!/bin/bash
-# The second node of this partition is an old one with T4 GPUs, and nobody remembers that.
-if [ "$SLURM_NODEID" = 1 ]; then export VIRTUAL_GPU=t4; fi
-PORT=$((20000 + SLURM_JOB_ID % 10000))
-exec torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint "$1:$PORT" \
-    --rdzv_id "$SLURM_JOB_ID" "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" "${@:2}"
 
 # %% tags=["explore"] short={"+ TEXT": "+ TEXT + ' --num-layers 2'"}
 DATA = "data/GPT-2_assets"
@@ -556,6 +551,7 @@ late, cost = stragglers([step * slow[rank]["compute"] for rank in range(4)],
                         [step * slow[rank]["communication"] for rank in range(4)])
 print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtual)")
 !grep -h "^using virtual" {case_d.log}
+!sed -n 2,3p code/case_d_node.sh
 
 # %% [markdown]
 # The profiler's view *Distributed* of `case_d/run_slow` shows all ranks side by side:
@@ -563,18 +559,19 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 # ![Two bar charts with a bar for each rank. Ranks 2 and 3 compute for two thirds of the time, ranks 0 and 1 for a
 # fifth. Most of their communication is synchronizing.](../images/profiler_straggler.svg)
 #
-# In practice, a straggler is rarely a different GPU model. More often, a GPU runs hot and lowers its clock, or one
-# rank gets longer samples. MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines
-# among more than 10,000 GPUs just as you did. Real step times vary, so compare the medians of many.
+# In practice, a straggler need not be a slow GPU at all: in five months of training jobs at ByteDance, stragglers had
+# many causes, and not always a hardware failure ([Lin et al., 2025](https://arxiv.org/abs/2505.05713)). MegaScale
+# ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs just as you
+# did. Real step times vary, so compare the medians of many.
 #
 # ### Exercise 3: one experiment
 #
-# You know *which rank* is slow. That is not yet *why*. Suppose a single rank $s$ needs longer than all others. There
-# are three suspects:
+# In case D, the log named the slow GPUs. Usually, nothing does: you know *which* rank is slow, but not *why*. Suppose
+# that a single rank $s$ takes longer than all others. There are three suspects:
 #
 # - `"gpu"`: the GPU that rank $s$ uses is slow, for example because it is hot.
 # - `"shard"`: the part of the data that rank $s$ reads has longer samples.
-# - `"rank"`: the program does more work on rank $s$, for example because it also writes the log.
+# - `"rank"`: the program does more work on rank $s$, for example because Python's garbage collector runs there more often.
 #
 # In the run that you have seen, rank $r$ used GPU $r$ and shard $r$, so it cannot tell the suspects apart. You may
 # start **one** more run, in which you assign GPUs and shards to ranks as you like. Every rank gets one GPU and one
@@ -707,9 +704,11 @@ for case in check.draw(16, size=range(3, 60), suspect=range(60)):
 # +    return "gpu", gpus[slow]
 
 # %% [markdown]
-# A real swap works the same way, and costs one short run: `#SBATCH --exclude` or `--nodelist` moves a job to other
-# GPUs, and a different `--seed` reads other samples. If the slowness follows the node, drain it; if it follows the
-# data, sort or pack the samples by length.
+# A real swap permutes, too. Within a node, `CUDA_VISIBLE_DEVICES=1,0` exchanges two GPUs; across nodes, exchange the
+# node ranks (`--node_rank`). A data loader that takes its shard number from an argument instead of the rank lets you
+# permute shards. If the slowness follows the GPU, ask for its node to be drained. If it follows the shard, pack or
+# balance samples by length. `#SBATCH --exclude` and a new `--seed` are no substitute: they change every rank at once,
+# so you learn only whether the slowness disappears.
 
 # %% [markdown]
 # ## Detective 4: a job that hangs
@@ -945,8 +944,9 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # - Tensor-parallel groups are as large as possible, but no group is on two nodes. All groups have the same size, and a
 #   replica consists of whole groups.
 # - The rest of a replica is a pipeline. All other GPUs hold further replicas, which share the global batch equally.
-# - A larger micro-batch makes matmuls more efficient, but the pipeline idles longer. Take the largest micro-batch that
-#   fits and keeps the bubble *below* a limit. ([Lab 02](02_single_node.ipynb) has the formula for equal stages.)
+# - The paper gives no rule for the micro-batch: a larger one makes matmuls more efficient, but the pipeline idles longer.
+#   As a first guess, take the largest one that fits and keeps the bubble *below* a limit ([lab 02](02_single_node.ipynb)
+#   has the formula for equal stages). After the exercise, you will see how good this guess is.
 
 # %% answer="hybrid"
 def hybrid(nodes, gpus_per_node, replica, batch, largest, bubble):
@@ -1035,19 +1035,22 @@ check.function(hybrid, cases=[one["cluster"] for one in check.draw(24, cluster=d
 # and how large in the model of the job? And what would happen with tensor parallelism over both nodes?
 
 # %% tags=["explore"]
-t, p, b = hybrid(2, 2, 4, 16, 6, 0.3)
+t, p, b = hybrid(2, 2, 4, 16, 16, 0.3)  # a quarter of the model per GPU: even a micro-batch of 16 fits
 HYBRID = (f"--tensor-model-parallel-size {t} --pipeline-model-parallel-size {p} --micro-batch-size {b} "
           "--global-batch-size 16")
-yours, across = costs.of({"yours": HYBRID, "tensor-parallel over both nodes":
-                          f"--tensor-model-parallel-size 4 --micro-batch-size {b} --global-batch-size 16"},
-                         GPT2 + "--world-size 4")
+yours, across, *smaller = costs.of({
+    "yours": HYBRID,
+    "tensor-parallel over both nodes": f"--tensor-model-parallel-size 4 --micro-batch-size {b} --global-batch-size 16",
+    **{f"yours, micro-batch of {size}": HYBRID.replace(f"--micro-batch-size {b}", f"--micro-batch-size {size}")
+       for size in (1, 2, 8)}}, GPT2 + "--world-size 4")
 formula = (p - 1) / (16 // b + p - 1)
 check.compare("percent of the step in the bubble (virtual)", 100 * formula, 100 * yours.bubble)
-costs.show([yours, across])
+costs.show([yours, across, *smaller])
 
 # %% [markdown]
 # The modeled bubble is larger than the formula's, because the stages are not equal: the last one also computes the
-# logits. Now run it. With `NCCL_DEBUG=INFO`, the log shows whether each process group is where it belongs:
+# logits. And the first guess of the micro-batch is not the fastest one, by a few percent. Now run it. With
+# `NCCL_DEBUG=INFO`, the log shows whether each process group is where it belongs:
 
 # %% tags=["explore"] short={"{HYBRID}": "{HYBRID} --global-batch-size 8 --num-layers 4"}
 !sbatch --job-name=my_hybrid --export=ALL,NCCL_DEBUG=INFO code/my_two_nodes.sh {HYBRID}

@@ -164,7 +164,7 @@ def show_journey(working: set[str], html: str | None) -> None:
     from lab.mytrainer import journey
     from lab.mytrainer.selfcheck import RANKS
 
-    print("\nThe way of a batch through your trainer:\n")
+    print("\nThe path of a batch through your trainer:\n")
     for text, file, works in journey.stations(working):
         owner = good(f"yours, {file}") if works else "the course's"
         print(f"  {strong(f'{text:<22}') if works else f'{text:<22}'} {owner}")

@@ -23,7 +23,7 @@ from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 NOTES = f"{pieces.FOLDER}/journey.json"
-# The way of a sample through a step, and the student's file for each station; None: the course's.
+# The path of a sample through a step, and the student's file for each station; None: the course's.
 STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),

@@ -428,7 +428,7 @@ found = shares("my_two_nodes/run_four")
 #
 # This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce. So all ranks have
 # the same step time, and all GPUs look busy. Here is such a job. `code/case_d_node.sh`, which comes with the course,
-# starts the launcher of one node; **do not read it yet**.
+# starts the command of one node; **do not read it yet**.
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -441,7 +441,10 @@ found = shares("my_two_nodes/run_four")
 #SBATCH --output=megatron/logs/%x_%j.txt
 export OMP_NUM_THREADS=1 VIRTUAL_GPU=v100
 FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash code/case_d_node.sh "$FIRST_NODE" "$@"
+PORT=$((20000 + SLURM_JOB_ID % 10000))
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" bash code/case_d_node.sh \
+    torchrun --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$PORT" \
+    --rdzv_id "$SLURM_JOB_ID" "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" "$@"
 
 # %% tags=["explore"] short={"+ TEXT": "+ TEXT + ' --num-layers 2'"}
 DATA = "data/GPT-2_assets"
@@ -551,7 +554,7 @@ late, cost = stragglers([step * slow[rank]["compute"] for rank in range(4)],
                         [step * slow[rank]["communication"] for rank in range(4)])
 print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtual)")
 !grep -h "^using virtual" {case_d.log}
-!sed -n 2,3p code/case_d_node.sh
+!sed -n 4,5p code/case_d_node.sh
 
 # %% [markdown]
 # The profiler's view *Distributed* of `case_d/run_slow` shows all ranks side by side:

@@ -165,7 +165,7 @@ def test_a_lab_has_the_lists_and_tables_that_jupyterlab_shows(path, site):
 
 # With long flags, wide tables, long lines of code; all pages would take a quarter of a minute.
 WIDE = ("README.md", "docs/instructors.md", "docs/trainer.md", "docs/virtual-gpus.md",
-        "notebooks/03_multi_node.ipynb", "notebooks/05_training_optimizations.ipynb")
+        "notebooks/03_multi_node.ipynb", "notebooks/07_the_bill.ipynb")
 
 
 @pytest.mark.browser

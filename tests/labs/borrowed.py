@@ -10,7 +10,7 @@ def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 
 # By lab and by the grade_id of the answer.
 BORROWED = {
-    "05_training_optimizations": {
+    "07_the_bill": {
         "kept-bytes": GPT + """def kept_bytes(layers, kept, input_bytes, method=None, size=1):
     return formulas.stage_activations(layers, kept, input_bytes, method, size)""",
         "padded": PADDED,

@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Training optimizations: precision, memory, and the bill
+# # Precision, memory, and the bill
 #
 # Your training runs on several nodes, and now somebody asks what it costs. Three techniques make it cheaper.
 # Mixed precision computes with 16-bit numbers, activation checkpointing recomputes activations instead of

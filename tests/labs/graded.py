@@ -6,6 +6,7 @@ grading there is a wall between the two as well; tests/grader proves that.)
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
 import os
@@ -96,15 +97,27 @@ def run(lab: Lab, home: Path, answer: Change = as_written, only: set[str] | None
             if only is not None and cell.grade_id not in only:
                 continue
             given = {name: student[name] for name in proxies & cell.uses if name in student}
+            source = cell.source if hint is None else hinting_first(cell.source, hint)
             try:
                 with noting(outcome.marks.setdefault(cell.grade_id, [])):
-                    _execute(cell.source, trusted | given, cell)
+                    _execute(source, trusted | given, cell)
                 outcome.checks[cell.grade_id] = None
             except Exception as error:
                 outcome.checks[cell.grade_id] = error
                 if hint is not None and hint in text(error):
                     break
     return outcome
+
+
+def hinting_first(source: str, hint: str) -> str:
+    """Return a check's source, in which parts that have a hint in their own text come before the
+    others: what else the check tries costs seconds a mutant."""
+    tree = ast.parse(source)
+    last = tree.body[-1]
+    if not (isinstance(last, ast.With) and ast.unparse(last.items[0]) == "check.parts()"):
+        return source
+    last.body.sort(key=lambda part: hint not in ast.unparse(part))
+    return ast.unparse(tree)
 
 
 @contextlib.contextmanager

@@ -110,10 +110,12 @@ steps = logs.read(first.log).iterations
 pace = sorted(step.milliseconds for step in steps)[len(steps) // 2] / 1000  # seconds, the median
 print(f"{result(f'{4 * 256 / pace:,.0f}')} tokens/s, {(1000 - steps[-1].iteration) * pace / 60:.1f} minutes left")
 check.compare("minutes for 1,000 steps", guess_minutes, 1000 * pace / 60)
+years = 15.6e12 / (4 * 256 / pace) / (3600 * 24 * 365)
+print(f"15.6 trillion tokens would take {result(f'{years:,.0f}')} years at this pace")
 
 # %% [markdown]
-# Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783). At this pace, your job would
-# need more than a hundred centuries.
+# Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783), and each of them takes far more
+# computation in that model than in yours.
 #
 # `lab top` shows the same for each **rank**. A rank is one process of a distributed program; this job has two, and
 # each trains on its own samples. The **loss** measures how badly the model predicts the next token; has it fallen?
@@ -929,21 +931,26 @@ lost = jobs.wait()
 !sacct -j {lost.job} --format=JobID,JobName,State,ExitCode
 
 # %% [markdown]
-# ### Exercise 5: repair the script
+# ### Exercise 5: a script that runs at night
 #
-# Write `code/my_count.sh`, a repaired copy of `code/count.sh` (above Exercise 2). It must
+# From tonight on, the job runs while you sleep, and it counts several texts, one after another. The script's arguments
+# are their folders in `data/`: `sbatch code/my_count.sh bpe-4096 wiki` first counts
+# `data/bpe-4096/text_document.bin`. Some texts may be missing or damaged. Write `code/my_count.sh`, so that in the
+# morning
 #
-# 1. start on any free node;
-# 2. write the result to `megatron/logs/tokens.json` in the workspace, whichever folder it is submitted from;
-# 3. fail, with the program's exit code, if the count fails. `set -euo pipefail` ends a script at the first command
-#    that fails, even inside a pipe, and at variables that are not set.
+# 1. you have the counts of every text that could be counted, whatever happened to the others, and whichever folder the
+#    job was submitted from. Those of `data/wiki` are in `megatron/logs/wiki.json` in the workspace;
+# 2. `sacct` shows the job as `FAILED` if a text could not be counted, and otherwise as `COMPLETED`;
+# 3. the job has not waited for one particular node.
 #
-# Everything else stays as it is. The check submits the script from two folders, in the same way as your experiment.
+# Keep what you did not have to change in `code/count.sh` (above Exercise 2): the four ranks, their CPUs, and the log.
+# In bash, `"$@"` holds the script's arguments. A command that succeeds has exit code 0. A script has the exit code of
+# its last command, or 3 after `exit 3`, and Slurm sees nothing else of what went wrong.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
 #!/bin/bash
-# Count the tokens of the training text with four ranks, from any folder.
+# Count the tokens of several texts: sbatch my_count.sh FOLDER...
 ### BEGIN SOLUTION
 #SBATCH --job-name=count
 #SBATCH --nodes=1
@@ -951,123 +958,164 @@ lost = jobs.wait()
 #SBATCH --cpus-per-task=4
 #SBATCH --time=00:05:00
 #SBATCH --output=%x_%j.txt
-set -euo pipefail
 
 export OMP_NUM_THREADS=1
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
-    "$LAB_HOME/code/count_tokens.py" \
-    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-echo "done"
+failed=0
+for text in "$@"; do
+    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+        "$LAB_HOME/code/count_tokens.py" \
+        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+done
+exit "$failed"
 ### END SOLUTION
 
-# %% check="my-count" points=2
+# %% check="my-count" points=3
 from itertools import pairwise
 
-# It starts four ranks on any node.
-job = check.program("code/my_count.sh", "count_tokens.py", submitted_from="code")
-check.that((job.nodes, job.ranks_per_node) == (1, 4),
-           f"It starts {job.nodes} x {job.ranks_per_node} ranks instead of 1 x 4.")
-check.that(job.run.cpus_per_task == "4", "Its ranks no longer share 4 CPUs: leave --cpus-per-task as it was.")
-check.that("nodelist" not in job.directives and "exclude" not in job.directives,
-           "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
-check.that(job.directives.get("output", "").replace("%x", "count") in ("count_%j.txt", "./count_%j.txt"),
-           "The log is somewhere else now. --output=%x_%j.txt works from every folder.")
-check.that(job.run.port == "0", "torchrun no longer picks a free port, so two such jobs on one node collide: leave "
-           "--standalone as it was.")
-# It reads and writes the right files, whichever folder it is submitted from, and fails if the program does.
-failed = check.program("code/my_count.sh", "count_tokens.py", submitted_from=".", ends=1)
-for folder, run in (("code", job.run), ("the workspace", failed.run)):
-    words = " ".join(run.arguments).replace("=", " ").split()
-    files = {flag: run.absolute(path) for flag, path in pairwise(words)}
-    check.that(run.absolute(run.trainer) == "$LAB_HOME/code/count_tokens.py",
-               f"Submitted from {folder}, it starts {run.absolute(run.trainer)}, which does not exist.")
-    check.that(files.get("--data") == "$LAB_HOME/data/bpe-4096/text_document.bin",
-               f"Submitted from {folder}, it counts the tokens of {files.get('--data')}.")
-    check.that(files.get("--result") == "$LAB_HOME/megatron/logs/tokens.json",
-               f"Submitted from {folder}, it writes the result to {files.get('--result')}. A relative path starts at "
-               "the current folder.")
+
+def require_counts(texts, failing, code=1, folder="code", job_id=1):
+    """Require the right runs and the right exit code of the job that counts some texts.
+
+    Args:
+        texts: the script's arguments.
+        failing: those of the texts that cannot be counted.
+        code: the exit code of a count that fails.
+        folder: the folder in which the job is submitted.
+        job_id: the job's ID.
+    """
+    job = check.program("code/my_count.sh", "count_tokens.py", arguments=texts, times=None, job_id=job_id,
+                        submitted_from=folder, ends={text: code for text in failing},
+                        finds=[f"data/{text}/text_document.bin" for text in texts])
+    check.that("nodelist" not in job.directives and "exclude" not in job.directives,
+               "It still depends on certain nodes. When one of them is drained, the job may wait forever.")
+    check.that(job.directives.get("output", "").replace("%x", "count") in ("count_%j.txt", "./count_%j.txt"),
+               "The log is somewhere else now. --output=%x_%j.txt works from every folder.")
+    counted = {}
+    for run in job.runs:
+        check.that((run.nodes, run.ranks_per_node) == (1, 4),
+                   f"It starts {run.nodes} x {run.ranks_per_node} ranks instead of 1 x 4.")
+        check.that(run.cpus_per_task == "4", "Its ranks no longer share 4 CPUs: leave --cpus-per-task as it was.")
+        check.that(run.port == "0", "torchrun no longer picks a free port, so two such jobs on one node collide: leave "
+                   "--standalone as it was.")
+        check.that(run.absolute(run.trainer) == "$LAB_HOME/code/count_tokens.py",
+                   f"Submitted from {folder}, it starts {run.absolute(run.trainer)}, which does not exist.")
+        words = " ".join(run.arguments).replace("=", " ").split()
+        files = {flag: run.absolute(path) for flag, path in pairwise(words)}
+        counted[files.get("--data")] = files.get("--result")
+    story = f"Its arguments are {' '.join(texts)}, and " + (
+        f"{' and '.join(failing)} cannot be counted" if failing else "all can be counted")
+    for text in texts:
+        data, result = f"$LAB_HOME/data/{text}/text_document.bin", f"$LAB_HOME/megatron/logs/{text}.json"
+        check.that(data in counted, f"{story}. Submitted from {folder}, it counts {', '.join(map(str, counted))}. What "
+                   f"about {data}?")
+        check.that(counted[data] == result, f"Submitted from {folder}, it writes the counts of {text} to {counted[data]}. "
+                   "Does every text have a file of its own, wherever the job starts?")
+    check.that(not failing or job.status, f"{story}: each failed count has exit code {code}, but the script's is 0, "
+               "which Slurm shows as COMPLETED. (Bash keeps exit codes modulo 256.)")
 
 
-def require_failure(job, ends):
-    """Require that the script fails like its program."""
-    check.that(job.status == ends, f"The program failed with exit code {ends}, and the script ends with {job.status}. "
-               "Slurm would show COMPLETED.")
-
-
-require_failure(failed, 1)
+require_counts(["bpe-4096", "wiki-en", "books-3"], [])
+require_counts(["bpe-4096", "wiki-en", "books-3"], ["wiki-en"])
+require_counts(["wiki-en"], ["wiki-en"], code=7, folder=".")
+require_counts(["news-24", "bpe-4096"], ["bpe-4096"], folder="megatron/logs")
 ### BEGIN HIDDEN TESTS
-for trial in check.draw(2, ends=range(2, 120), job_id=range(2, 10**6)):
-    require_failure(check.program("code/my_count.sh", "count_tokens.py", submitted_from="code", ends=trial["ends"],
-                                  job_id=trial["job_id"]), trial["ends"])
+FOLDERS = ("bpe-4096", "wiki-en", "books-3", "news-24", "law_2", "code.py3")
+
+
+def drawn_night(source):
+    texts = source.sample(FOLDERS, source.randint(3, 5))
+    return texts, source.sample(texts, source.randint(1, 2))
+
+
+for trial in check.draw(2, night=drawn_night, code=range(1, 120), job_id=range(2, 10**6)):
+    require_counts(*trial["night"], code=trial["code"], job_id=trial["job_id"])
+require_counts(["wiki-en", "bpe-4096", "books-3"], ["wiki-en", "bpe-4096"], code=128)
 ### END HIDDEN TESTS
+
+# %% [raw] mutant="my-count" hint="What about"
+# -export OMP_NUM_THREADS=1
+# +set -euo pipefail
+# +export OMP_NUM_THREADS=1
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json"
+
+# %% [raw] mutant="my-count" hint="which Slurm shows as COMPLETED"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json"
+
+# %% [raw] mutant="my-count" hint="which Slurm shows as COMPLETED"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json"
+# +    failed=$?
+
+# %% [raw] mutant="my-count" hint="modulo 256"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json"
+# +    failed=$((failed + $?))
+
+# %% [raw] mutant="my-count" hint="What about"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || exit $?
+
+# %% [raw] mutant="my-count" hint="a file of its own"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json" || failed=1
+
+# %% [raw] mutant="my-count" hint="wherever the job starts"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "megatron/logs/$text.json" || failed=1
+
+# %% [raw] mutant="my-count" hint="wherever the job starts"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "$LAB_HOME/data/$text/text_document.bin" --result "../megatron/logs/$text.json" || failed=1
+
+# %% [raw] mutant="my-count" hint="What about"
+# -        --data "$LAB_HOME/data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+# +        --data "../data/$text/text_document.bin" --result "$LAB_HOME/megatron/logs/$text.json" || failed=1
+
+# %% [raw] mutant="my-count" hint="What about"
+# -for text in "$@"; do
+# +for text in "$1"; do
+
+# %% [raw] mutant="my-count" hint="which does not exist"
+# -        "$LAB_HOME/code/count_tokens.py" \
+# +        count_tokens.py \
 
 # %% [raw] mutant="my-count" hint="depends on certain nodes"
 # -#SBATCH --cpus-per-task=4
 # +#SBATCH --cpus-per-task=4
 # +#SBATCH -w slurmnode1
 
-# %% [raw] mutant="my-count" hint="it writes the result to"
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
-
-# %% [raw] mutant="my-count" hint="it writes the result to"
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result ../megatron/logs/tokens.json
-
-# %% [raw] mutant="my-count" hint="which does not exist"
-# -    "$LAB_HOME/code/count_tokens.py" \
-# +    count_tokens.py \
-
-# %% [raw] mutant="my-count" hint="it counts the tokens of"
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    --data data/bpe-4096/text_document.bin --result "$LAB_HOME/megatron/logs/tokens.json"
-
-# %% [raw] mutant="my-count" hint="it writes the result to"
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result '$LAB_HOME/megatron/logs/tokens.json'
-
-# %% [raw] mutant="my-count" hint="it writes the result to"
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result /work/ada/megatron/logs/tokens.json
-
-# %% [raw] mutant="my-count" hint="Slurm would show COMPLETED"
-# -set -euo pipefail
-
 # %% [raw] mutant="my-count" hint="instead of 1 x 4"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+# -    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+# +    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
 
 # %% [raw] mutant="my-count" hint="leave --standalone as it was"
-# -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
-# +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 4 \
+# -    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 4 \
+# +    srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --nproc_per_node 4 \
 
 # %% [raw] mutant="my-count" hint="leave --cpus-per-task as it was"
 # -#SBATCH --cpus-per-task=4
 # +#SBATCH --cpus-per-task=1
-
-# %% [raw] mutant="my-count" hint="there is no such folder when sbatch is called in code"
-# -#SBATCH --output=%x_%j.txt
-# -set -euo pipefail
-# +#SBATCH --output=%x_%j.txt
-# +#SBATCH --chdir=code
-# +set -euo pipefail
-# -    "$LAB_HOME/code/count_tokens.py" \
-# -    --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result "$LAB_HOME/megatron/logs/tokens.json"
-# +    count_tokens.py --data ../data/bpe-4096/text_document.bin --result ../megatron/logs/tokens.json
 
 # %% [raw] mutant="my-count" hint="works from every folder"
 # -#SBATCH --output=%x_%j.txt
 # +#SBATCH --output=megatron/logs/%x_%j.txt
 
 # %% [markdown]
-# Submit it from `code/` again:
+# A rehearsal, from `code/` and with a text that does not exist:
 
 # %% tags=["explore"]
-!cd code && sbatch my_count.sh
+!cd code && sbatch my_count.sh missing bpe-4096
 
 # %% tags=["explore"]
-repaired = jobs.wait()
-!cat megatron/logs/tokens.json
+night = jobs.wait()
+!cat megatron/logs/bpe-4096.json
+!sacct -j {night.job} --format=JobID,JobName,State,ExitCode
+
+# %% [markdown]
+# The count of the missing text failed, the other one has its result, and Slurm knows. A job that depends on this one
+# with `afterok` would not start.
 
 # %% [markdown]
 # ## Discuss

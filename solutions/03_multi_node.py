@@ -19,7 +19,7 @@
 #
 # Failures that stop a job are easy to see. The failures in this lab raise no error. You start one healthy job on two
 # nodes, and then diagnose five broken ones. You repair two of them, and design the experiment that proves why a rank is
-# slow. At the end, you run out of memory on purpose, and lay out a model on any cluster.
+# slow. At the end, you run out of memory on purpose, and place a model on any cluster.
 #
 # Some jobs really train, on CPUs. Others run on **virtual GPUs**, whose time and memory are modeled. Commit to each
 # guess *before* you run the next cell.
@@ -31,6 +31,7 @@ import torch
 import torch.distributed as dist
 
 from labcore import workspace
+from lablib import placements
 
 os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
 
@@ -131,8 +132,8 @@ costs.show(costs.of({
 
 # %% [markdown]
 # Twice the GPUs, and the modeled step is no faster: the GPUs wait for the network more than half of the time
-# (`waiting`). A real job of this kind took 540 ms per step, half of it communication (the 2021 handout of the course
-# that this one follows). A second node pays off only if its GPUs have enough computation for every byte that they
+# (`waiting`). A real job of this kind took 540 ms per step, half of it communication. (That figure is from the slides of
+# a course given in 2021, which are not public.) A second node pays off only if its GPUs have enough computation for every byte that they
 # send.
 
 # %% [markdown]
@@ -938,122 +939,160 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 # node are stage 1, layers 6 to 11. Activations go from rank 0 to 2 and from 1 to 3, and their gradients
 # back.](../images/hybrid_ranks.svg)
 #
-# ### Exercise 5: a layout for any cluster
+# ### Exercise 5: place a model on any cluster
 #
-# Write `hybrid`, which lays out a training run on any cluster. Memory decides how many GPUs one **replica** of the
-# model needs. You decide how it uses them, by the rules of thumb of [Narayanan et al.,
-# 2021](https://arxiv.org/abs/2104.04473):
+# A job of $d \cdot p \cdot t$ ranks holds $d$ **replicas** of a model, for data parallelism. Each has $p$ stages, and
+# each stage has $t$ tensor-parallel **shards**. Rank $r$ runs on node `r // gpus_per_node`, and you decide what it
+# holds. Write `arrange`, so that
 #
-# - Tensor-parallel groups are as large as possible, but no group is on two nodes. All groups have the same size, and a
-#   replica consists of whole groups.
-# - The rest of a replica is a pipeline. All other GPUs hold further replicas, which share the global batch equally.
-# - The paper gives no rule for the micro-batch: a larger one makes matmuls more efficient, but the pipeline idles longer.
-#   As a first guess, take the largest one that fits and keeps the bubble *below* a limit ([lab 02](02_single_node.ipynb)
-#   has the formula for equal stages). After the exercise, you will see how good this guess is.
+# - every combination of replica, stage, and shard is on exactly one rank;
+# - no tensor-parallel group (the shards of one stage of one replica) is on two nodes;
+# - the busiest node sends as little as possible over the network. The check accepts what the better one of
+#   [Megatron-LM's two orders of ranks](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py)
+#   achieves, and anything below.
+#
+# In each step, a rank sends `activation` bytes to the same shard of the next stage, which returns as many bytes of
+# gradients. The $d$ ranks with the same stage and shard all-reduce the `gradient` bytes of their parameters, in a ring in
+# the order of their numbers. `placements.busiest_node(placement, gpus_per_node, activation, gradient)` adds up what
+# every node sends to others, and returns the largest sum.
 
-# %% answer="hybrid"
-def hybrid(nodes, gpus_per_node, replica, batch, largest, bubble):
-    """Return (t, p, b): tensor-parallel size, pipeline-parallel size, and micro-batch size.
+# %% answer="arrange"
+def arrange(nodes, gpus_per_node, t, p, activation, gradient):
+    """Return the part that each rank holds: a list of tuples (replica, stage, shard), by rank.
 
     Args:
         nodes: the number of nodes.
-        gpus_per_node: the number of GPUs of each.
-        replica: the number of GPUs that hold one copy of the model; divides the number of all GPUs.
-        batch: the global batch size.
-        largest: the largest micro-batch that fits into memory.
-        bubble: the limit for the fraction of the step that a stage idles.
+        gpus_per_node: the number of ranks on each; divisible by t.
+        t: the tensor-parallel size.
+        p: the number of stages; t * p divides the number of ranks.
+        activation: bytes that a rank sends to the next stage per step.
+        gradient: bytes of the gradients of one rank's parameters.
     """
     ### BEGIN SOLUTION
-    import math
-
-    t = math.gcd(gpus_per_node, replica)
-    p = replica // t
-    share = batch * replica // (nodes * gpus_per_node)
-    return t, p, max(b for b in range(1, largest + 1)
-                     if share % b == 0 and (p - 1) / (share // b + p - 1) < bubble)
+    ranks = range(nodes * gpus_per_node)
+    d = len(ranks) // (t * p)
+    replicas_together = [(rank // t % d, rank // (t * d), rank % t) for rank in ranks]
+    stages_together = [(rank // (t * p), rank // t % p, rank % t) for rank in ranks]
+    return min(replicas_together, stages_together,
+               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
     ### END SOLUTION
 
-# %% check="hybrid" points=4
-check.function(
-    hybrid,
-    cases=[(2, 2, 4, 16, 8, 0.3), (4, 8, 8, 256, 16, 0.1), (4, 8, 32, 64, 8, 0.2), (6, 8, 12, 96, 16, 0.25)],
-    expected=[(2, 2, 4), (8, 1, 16), (8, 4, 4), (4, 3, 3)],
-    hints={
-        "This tensor-parallel group spans several nodes: each layer's all-reduces cross the network.":
-            [(4, 1, 8), (8, 1, 16), (32, 1, 8), (12, 1, 12)],
-        "Not every node is a stage: a replica may need fewer nodes than there are.":
-            [(2, 2, 4), (8, 4, 2), (8, 4, 4), (8, 6, 1)],
-        "The replicas share the global batch, so each pipeline has fewer micro-batches.":
-            [(2, 2, 4), (8, 1, 16), (8, 4, 4), (4, 3, 12)],
-        "Another micro-batch is larger and keeps the bubble below the limit, too.":
-            [(2, 2, 1), (8, 1, 1), (8, 4, 1), (4, 3, 1)],
-        "What fits into memory leaves too few micro-batches here.":
-            [(2, 2, 8), (8, 1, 16), (8, 4, 8), (4, 3, 12)]})
+# %% tags=["check-setup"]
+def least_traffic(nodes, gpus_per_node, t, p, activation, gradient):
+    """Return what the busiest node sends with the better order of ranks."""
+    from lablib import placements
+
+    ranks = range(nodes * gpus_per_node)
+    d = len(ranks) // (t * p)
+    orders = ([(rank // t % d, rank // (t * d), rank % t) for rank in ranks],
+              [(rank // (t * p), rank // t % p, rank % t) for rank in ranks])
+    return min(placements.busiest_node(one, gpus_per_node, activation, gradient) for one in orders)
+
+# %% check="arrange" points=4
+def require_placement(nodes, gpus_per_node, t, p, activation, gradient):
+    """Require a possible placement whose busiest node sends little."""
+    from lablib import placements
+
+    cluster = f"On {nodes} nodes of {gpus_per_node} GPUs, with t = {t} and p = {p}"
+    placement = check.call(arrange, nodes, gpus_per_node, t, p, activation, gradient)
+    wrong = placements.problem(placement, gpus_per_node, (nodes * gpus_per_node // (t * p), p, t))
+    check.that(wrong is None, f"This placement is impossible. {cluster}, {wrong}.")
+    sends, only_activations, least = (
+        placements.busiest_node(placement, gpus_per_node, activation, gradient),
+        placements.busiest_node(placement, gpus_per_node, activation, 0),
+        least_traffic(nodes, gpus_per_node, t, p, activation, gradient))
+    cluster += (f", activations of {activation:,} bytes, and gradients of {gradient:,} bytes, the busiest node sends "
+                f"{sends:,.0f} bytes per step")
+    mostly_activations = only_activations > sends / 2
+    check.that(sends <= 1.000001 * least or not mostly_activations,
+               f"{cluster}, most of them activations and their gradients. Could the ranks that exchange these share a node?")
+    check.that(sends <= 1.000001 * least or mostly_activations,
+               f"{cluster}, most of them for the all-reduce. Could the ranks that take part in it share a node?")
+
+
+for case in ((2, 2, 2, 2, 50, 900), (4, 8, 2, 4, 100, 900), (4, 8, 2, 4, 900, 100), (2, 8, 2, 2, 500, 600),
+             (6, 4, 2, 3, 700, 800), (1, 8, 2, 2, 100, 100), (4, 4, 1, 2, 900, 1000)):
+    require_placement(*case)
 ### BEGIN HIDDEN TESTS
-import math
-
-
-def layout_of(nodes, gpus_per_node, replica, batch, largest, bubble):
-    t = math.gcd(gpus_per_node, replica)
-    p, share = replica // t, batch * replica // (nodes * gpus_per_node)
-    return t, p, max(b for b in range(1, largest + 1) if share % b == 0 and (p - 1) / (share // b + p - 1) < bubble)
-
-
 def drawn_cluster(dice):
-    gpus_per_node, stages, replicas = dice.choice([2, 4, 6, 8]), dice.choice([1, 2, 3, 4, 6]), dice.choice([1, 2, 4, 8])
-    part = dice.choice([one for one in (1, 2, 4) if gpus_per_node % one == 0])  # of a node, for each stage
-    replica = stages * gpus_per_node // part
-    nodes = stages * replicas  # so that the replicas fill the nodes
-    share = dice.choice([24, 48, 60, 96, 128])
-    batch = share * nodes * gpus_per_node // replica
-    return nodes, gpus_per_node, replica, batch, dice.choice([4, 8, 16]), dice.uniform(0.21, 0.5)
+    t, p, d = dice.choice([1, 2, 4]), dice.choice([1, 2, 3, 4, 6]), dice.choice([1, 2, 3, 4, 8])
+    gpus_per_node = t * dice.choice([one for one in (1, 2, 3, 4, 8) if p * d % one == 0])
+    return p * d * t // gpus_per_node, gpus_per_node, t, p, dice.randrange(1, 1000), dice.randrange(1, 1000)
 
 
-check.function(hybrid, cases=[one["cluster"] for one in check.draw(24, cluster=drawn_cluster)], expected=layout_of)
+for trial in check.draw(16, cluster=drawn_cluster):
+    require_placement(*trial["cluster"])
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="hybrid" hint="spans several nodes"
-# -    t = math.gcd(gpus_per_node, replica)
-# +    t = replica
+# %% [raw] mutant="arrange" hint="most of them activations"
+# -    return min(replicas_together, stages_together,
+# -               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
+# +    return replicas_together
 
-# %% [raw] mutant="hybrid" hint="Not every node is a stage"
-# -    t = math.gcd(gpus_per_node, replica)
-# -    p = replica // t
-# +    t, p = gpus_per_node, nodes
+# %% [raw] mutant="arrange" hint="most of them for the all-reduce"
+# -    return min(replicas_together, stages_together,
+# -               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
+# +    return stages_together
 
-# %% [raw] mutant="hybrid" hint="The replicas share the global batch"
-# -    share = batch * replica // (nodes * gpus_per_node)
-# +    share = batch
+# %% [raw] mutant="arrange" hint="share a node"
+# -               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
+# +               key=lambda one: (one == replicas_together) == (gradient < activation))
 
-# %% [raw] mutant="hybrid" hint="Another micro-batch is larger"
-# -    return t, p, max(b for b in range(1, largest + 1)
-# +    return t, p, min(b for b in range(1, largest + 1)
+# %% [raw] mutant="arrange" hint="share a node"
+# -    return min(replicas_together, stages_together,
+# -               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
+# +    return stages_together if t * p <= gpus_per_node else replicas_together
 
-# %% [raw] mutant="hybrid" hint="leaves too few micro-batches"
-# -                     if share % b == 0 and (p - 1) / (share // b + p - 1) < bubble)
-# +                     if share % b == 0)
+# %% [raw] mutant="arrange" hint="This placement is impossible"
+# -    stages_together = [(rank // (t * p), rank // t % p, rank % t) for rank in ranks]
+# +    stages_together = [(rank // (t * p), rank % p, rank // p % t) for rank in ranks]
+
+# %% [raw] mutant="arrange" hint="This placement is impossible"
+# -    replicas_together = [(rank // t % d, rank // (t * d), rank % t) for rank in ranks]
+# -    stages_together = [(rank // (t * p), rank // t % p, rank % t) for rank in ranks]
+# +    replicas_together = [(rank % d, rank // d % p, rank % t) for rank in ranks]
+# +    stages_together = replicas_together
 
 # %% [markdown]
-# Your layout for this cluster, a global batch of 16, and a bubble below 30%: how large is the bubble by the formula,
-# and how large in the model of the job? And what would happen with tensor parallelism over both nodes?
+# Which order does a real model prefer? GPT-2 XL (1.56 billion parameters, width 1,600) in fp16 on four nodes of eight
+# GPUs, with $t = 2$ and $p = 4$: every micro-batch of 4 samples sends one activation of 2 bytes for each of 4 x 1,024
+# tokens and each of the 1,600 channels.
 
 # %% tags=["explore"]
-t, p, b = hybrid(2, 2, 4, 16, 16, 0.3)  # a quarter of the model per GPU: even a micro-batch of 16 fits
-HYBRID = (f"--tensor-model-parallel-size {t} --pipeline-model-parallel-size {p} --micro-batch-size {b} "
-          "--global-batch-size 16")
-yours, across, *smaller = costs.of({
-    "yours": HYBRID,
-    "tensor-parallel over both nodes": f"--tensor-model-parallel-size 4 --micro-batch-size {b} --global-batch-size 16",
-    **{f"yours, micro-batch of {size}": HYBRID.replace(f"--micro-batch-size {b}", f"--micro-batch-size {size}")
-       for size in (1, 2, 8)}}, GPT2 + "--world-size 4")
-formula = (p - 1) / (16 // b + p - 1)
+gradients = int(1.56e9 / (2 * 4) * 2)  # bytes; each rank has an eighth of the parameters
+for micro_batches in (4, 16, 64):
+    activations = micro_batches * 4 * 1024 * 1600 * 2
+    placement = arrange(4, 8, 2, 4, activations, gradients)
+    homes = [placement.index((0, stage, 0)) // 8 for stage in range(4)]
+    busiest = placements.busiest_node(placement, 8, activations, gradients)
+    print(f"{micro_batches:2} micro-batches: the stages of replica 0 are on nodes {result(homes)}, and the busiest node "
+          f"sends {busiest / 1e9:.1f} GB per step (computed)")
+
+# %% [markdown]
+# Gradients are sent once per step, activations for every micro-batch, so the best order depends on the batch.
+# Megatron-LM's default puts the replicas of a stage next to one another; `--use-tp-pp-dp-mapping` does so with the
+# stages of a replica. Which one is faster also depends on what overlaps with computation.
+#
+# Your cluster has two nodes of two GPUs, so with $t = p = 2$, there is one replica. Take a global batch of 16 in
+# micro-batches of 4: how large is the bubble by the formula of [lab 02](02_single_node.ipynb), and how large in the
+# model of the job? What would happen with tensor parallelism over both nodes? And is 4 the best micro-batch?
+
+# %% tags=["explore"]
+LAYOUT = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16 --micro-batch-size "
+HYBRID = f"{LAYOUT} 4"
+yours, across, *others = costs.of({
+    "t = p = 2, micro-batch of 4": HYBRID,
+    "t = 4, over both nodes": "--tensor-model-parallel-size 4 --micro-batch-size 4 --global-batch-size 16",
+    **{f"t = p = 2, micro-batch of {size}": f"{LAYOUT} {size}" for size in (1, 2, 8)}}, GPT2 + "--world-size 4")
+formula = (2 - 1) / (16 // 4 + 2 - 1)
 check.compare("percent of the step in the bubble (virtual)", 100 * formula, 100 * yours.bubble)
-costs.show([yours, across, *smaller])
+costs.show([yours, across, *others])
 
 # %% [markdown]
 # The modeled bubble is larger than the formula's, because the stages are not equal: the last one also computes the
-# logits. And the first guess of the micro-batch is not the fastest one, by a few percent. Now run it. With
-# `NCCL_DEBUG=INFO`, the log shows whether each process group is where it belongs:
+# logits. A larger micro-batch makes matmuls more efficient but leaves fewer micro-batches, so the bubble grows. Which
+# groups of ranks should now be connected by NVLink, and which by the network? With `NCCL_DEBUG=INFO`, the log of the
+# job shows where each process group really is:
 
 # %% tags=["explore"] short={"{HYBRID}": "{HYBRID} --global-batch-size 8 --num-layers 4"}
 !sbatch --job-name=my_hybrid --export=ALL,NCCL_DEBUG=INFO code/my_two_nodes.sh {HYBRID}
@@ -1063,12 +1102,14 @@ hybrid_job = jobs.wait()
 
 # %% tags=["explore"]
 print(mark(logs.lines(hybrid_job.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+placement = arrange(2, 2, 2, 2, activation=1, gradient=1)
 for ranks, lines in channels.read(hybrid_job.log).items():
-    print(f"ranks {ranks} of the job, numbered from 0 within the group:", channels.connections(lines))
+    held = [placement[int(rank)][1:] for rank in ranks.split(",")]
+    print(f"ranks {ranks}, by your placement (stage, shard) {held}:", {one[2] for one in channels.connections(lines)})
 
 # %% [markdown]
-# Each process group has a **communicator** of its own. The tensor-parallel pairs are connected by `P2P` only, and the
-# pairs of neighboring stages by `NET` only. (All four compute the norm of the gradient together.)
+# Each process group has a **communicator** of its own. The shards of a stage are connected by `P2P` only, and
+# neighboring stages by `NET` only, as you placed them. (All four compute the norm of the gradient together.)
 #
 # ## Discuss
 #

@@ -1255,6 +1255,22 @@ def interrupted(seed):
     return norm
 
 
+def left_behind(seed):
+    """Return how many of the first step's gradients still exist after the second step."""
+    import weakref
+
+    from lablib import replicas
+
+    replica = AsyncDDP(replicas.Small("plain", seed))
+    part, gradients = replicas.batch(seed, 2), []
+    for _ in range(2):
+        replica.zero_grad()
+        replicas.loss(replica, *part).backward()
+        replica.finish()
+        gradients = gradients or [weakref.ref(parameter.grad) for parameter in replica.parameters()]
+    return sum(one() is not None for one in gradients)
+
+
 def async_pass(layers, scale):
     """Run one step of layers of 1 KiB each, with a first backward pass in no_sync.
 
@@ -1331,6 +1347,10 @@ require_no_early_calls(run, 12)
     interrupted, cases=[{"seed": check.by_rank([1, 2, 3, 4])}], ranks=4, rel=1e-4, expected=[[1.421969] * 4],
     hints={"An error ended the no_sync block, and DDP no longer all-reduces.": [[1.395343, 1.463266, 1.481662, 1.440933]]})
 require_nesting(run)
+# A step leaves nothing behind.
+check.ranks(left_behind, cases=[{"seed": check.by_rank([1, 2])}], ranks=2, expected=[[0, 0]],
+            hints={"After finish(), the gradients of this step are still referenced when the next one has replaced them. "
+                   "What keeps the handles of earlier steps?": [[6, 6]]})
 # It starts each all-reduce when the gradient is ready, and waits for all of them at the end.
 (run,) = check.ranks(async_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
                      cases=[{"layers": 8, "scale": check.by_rank([1.0, 2.0])}])
@@ -1398,6 +1418,17 @@ require_overlap(run, drawn[0]["layers"], 1)
 
 # %% [raw] mutant="async" hint="sums over the ranks"
 # -            gradient /= dist.get_world_size()
+
+# %% [raw] mutant="async" hint="keeps the handles of earlier steps"
+# -        for gradient, work in self.started:
+# -            work.wait()
+# -            gradient /= dist.get_world_size()
+# -        self.started = []
+# +        for _, work in self.started:
+# +            work.wait()
+# +        for parameter in self.module.parameters():
+# +            if parameter.grad is not None:
+# +                parameter.grad /= dist.get_world_size()
 
 # %% [raw] mutant="async" hint="hook on a tensor that"
 # -            if parameter.requires_grad:
@@ -2153,10 +2184,13 @@ def joined_on_gpus():
     """Leave the process group, join again, and all-reduce 1 MiB on this rank's own GPU."""
     from mytrainer.launch import connect
 
+    from lablib import replicas
+
     dist.destroy_process_group()
     device = connect()
     if device.index is None:
         raise ValueError(f"connect() must return this rank's GPU with its number, not {device!r}")
+    replicas.require_current_gpu(device)
     dist.all_reduce(torch.empty(2**18, device=device))
 
 
@@ -2195,6 +2229,9 @@ for ranks, case in zip((2, 5), check.draw(2, steps=range(7), each=range(1, 9)), 
 # %% [raw] mutant="launch" hint="invalid device ordinal"
 # -        device, backend = torch.device("cuda", int(os.environ["LOCAL_RANK"])), "nccl"
 # +        device, backend = torch.device("cuda", int(os.environ["RANK"])), "nccl"
+
+# %% [raw] mutant="launch" hint="Duplicate GPU detected"
+# -        torch.cuda.set_device(device)
 
 # %% [raw] mutant="launch" hint="no GPUs found"
 # -        device, backend = torch.device("cpu"), "gloo"

@@ -1084,6 +1084,13 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 5000), chunks=
 #    gradient? The memory?
 
 # %% [markdown]
+# The files of this lab are not part of your trainer, which splits the batch but not the model. See what it can do
+# so far:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
 # ## Cleanup
 #
 # Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.

@@ -1583,6 +1583,12 @@ for name in ("gpipe", "1f1b", "interleaved", "zb-h1"):
 #    pipelines).
 
 # %% [markdown]
+# Your trainer does not run these schedules yet. See what it can do so far:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
 # ## Cleanup
 #
 # Cancel this lab's jobs in case they still run, and delete checkpoints, because they are large.

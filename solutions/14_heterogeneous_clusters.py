@@ -1793,7 +1793,14 @@ planned = jobs.wait()
 # 3. **The measured plan.** The plan says 556 ms, and the first run takes 660. Where do you look, and in which order?
 # 4. **Unequal replicas.** The A100 replicas process three times as many samples. Which other parts of the training
 #    have to know?
-#
+
+# %% [markdown]
+# See what your trainer can do now:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
 # ## Cleanup
 #
 # Bring the course's usual cluster back.

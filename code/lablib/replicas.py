@@ -1,4 +1,4 @@
-"""Build small models for lab 04, and batches to train them on.
+"""Build small models for lab 04, and batches to train them on; check which GPU a rank has chosen.
 
 Parameters and batches are values of sines, so they are the same on every rank and machine.
 """
@@ -64,3 +64,12 @@ def gradient_norm(model: nn.Module) -> float:
     """Return the norm of all gradients together; a missing gradient counts as zeros."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return torch.cat([gradient.flatten() for gradient in gradients]).norm().item()
+
+
+def require_current_gpu(device: torch.device) -> None:
+    """Raise ValueError unless `device` is the GPU on which code without a number runs."""
+    current = torch.cuda.current_device()
+    if device.index != current:
+        raise ValueError(f"connect() returns {device}, but the current GPU is cuda:{current}, as "
+                         "in every new process. Code with device='cuda' would put all ranks of a "
+                         "node on that one, and NCCL would refuse: 'Duplicate GPU detected'")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
@@ -112,11 +113,24 @@ def ring_seconds(card: str, ring: Sequence[int], size: int) -> float:
         ring: the numbers of the GPUs on the node.
         size: the size of the tensor, in bytes.
     """
-    sheet = find(card)
-    seats = [GpuSlot(sheet, gpu) for gpu in ring]
-    hops = [pair(one, other) for one, other in zip(seats, seats[1:] + seats[:1], strict=True)]
-    steps = 2 * (len(seats) - 1)
-    return steps * max(link.latency + size / len(seats) / link.effective for link in hops)
+    hops = _hop_seconds(card, size / len(ring))
+    slowest = max(hops[one][other] for one, other in zip(ring, [*ring[1:], ring[0]], strict=True))
+    return 2 * (len(ring) - 1) * slowest
+
+
+@lru_cache
+def best_ring_seconds(card: str, count: int, size: int) -> float:
+    """Return the smallest ring_seconds of `count` GPUs of a node, found by trying all rings."""
+    return min(ring_seconds(card, ring, size) for ring in _rings(GPUS, count))
+
+
+@lru_cache
+def _hop_seconds(card: str, size: float) -> list[list[float]]:
+    """Return the modeled seconds that each GPU of a node needs to send some bytes to each other."""
+    seats = [GpuSlot(find(card), gpu) for gpu in range(GPUS)]
+    links = [[None if one is other else pair(one, other) for other in seats] for one in seats]
+    return [[link.latency + size / link.effective if link else math.inf for link in row]
+            for row in links]
 
 
 def speed(link: str) -> int:
@@ -136,10 +150,14 @@ def fastest(links: Sequence[Sequence[str]], count: int) -> str:
 
 @lru_cache
 def _fastest(links: tuple[tuple[str, ...], ...], count: int) -> str:
-    # A ring has no beginning, so each one may start at its lowest GPU.
-    rings = ((first, *rest) for first, *others in combinations(range(len(links)), count)
-             for rest in permutations(others))
-    return max((min(_hops(links, ring), key=speed) for ring in rings), key=speed)
+    return max((min(_hops(links, ring), key=speed) for ring in _rings(len(links), count)),
+               key=speed)
+
+
+def _rings(gpus: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield all rings of some GPUs. A ring has no beginning, so each one starts at its lowest."""
+    return ((first, *rest) for first, *others in combinations(range(gpus), count)
+            for rest in permutations(others))
 
 
 def _hops(links: Sequence[Sequence[str]], ring: Sequence[int]) -> list[str]:

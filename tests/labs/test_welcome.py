@@ -9,11 +9,11 @@ from tests.labs.test_labs import home, lab_of  # noqa: F401
 
 LAB = workspace.CHECKOUT / "solutions" / "00_welcome.py"
 
-DATA = '"$LAB_HOME/data/bpe-4096/text_document.bin"'
-RESULT = '"$LAB_HOME/megatron/logs/tokens.json"'
-ABSOLUTE = f'"$LAB_HOME/code/count_tokens.py" \\\n    --data {DATA} --result {RESULT}'
-RELATIVE = ("code/count_tokens.py --data=data/bpe-4096/text_document.bin "
-            "--result=megatron/logs/tokens.json")
+DATA = '"$LAB_HOME/data/$text/text_document.bin"'
+RESULT = '"$LAB_HOME/megatron/logs/$text.json"'
+ABSOLUTE = f'"$LAB_HOME/code/count_tokens.py" \\\n        --data {DATA} --result {RESULT}'
+RELATIVE = ('code/count_tokens.py --data="data/$text/text_document.bin" '
+            '--result="megatron/logs/$text.json"')
 SRUN = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun'
 
 
@@ -30,12 +30,12 @@ def said(answer, change, home):  # noqa: F811
 
 
 @pytest.mark.parametrize("changes", [
-    [(ABSOLUTE, RELATIVE), ("set -euo pipefail", 'set -e\ncd "$LAB_HOME"')],
+    [(ABSOLUTE, RELATIVE), ("failed=0", 'cd "$LAB_HOME"; failed=0')],
     [(ABSOLUTE, RELATIVE), ("srun ", 'srun --chdir="$LAB_HOME" ')],
     [(ABSOLUTE, RELATIVE), (SRUN, 'cd "$LAB_HOME/notebooks/.." && srun -c 4 torchrun')],
-    [(RESULT, '"${LAB_HOME}"/megatron/./logs/tokens.json')],
-    [("set -euo pipefail\n", ""), ('echo "done"', "")],
-    [("set -euo pipefail\n", ""), (RESULT, f"{RESULT} || exit $?")],
+    [(RESULT, '"${LAB_HOME}"/megatron/./logs/"$text".json')],
+    [("failed=1", 'failed=$?'), ("failed=0", "set -u; failed=0")],
+    [('for text in "$@"; do', 'while [ $# -gt 0 ]; do text=$1; shift')],
     [("=%x_%j", "=count_%j"), ("torchrun", "python -m torch.distributed.run")]])
 def test_every_repair_that_works_has_full_marks(changes, home):  # noqa: F811
     def change(source):

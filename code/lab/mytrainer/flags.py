@@ -13,7 +13,7 @@ import torch
 from lab.mytrainer import pieces
 from minimegatron.arguments import Config, parse_arguments
 from minimegatron.arguments.checks import DELAYED_ONLY
-from minimegatron.arguments.flag import RESULTS, SCHEDULE, flag, table_of
+from minimegatron.arguments.flag import PASSES, RESULTS, SCHEDULE, flag, table_of
 from minimegatron.arguments.parse import parse_unchecked
 from minimegatron.errors import UserError
 
@@ -41,7 +41,7 @@ NO_VALIDATION = {"eval_iters": 0}
 
 @dataclass(frozen=True)
 class LoopConfig(Config):
-    """The command line of my_trainer.py: the trainer's flags, and two of its own."""
+    """The command line of my_trainer.py: the trainer's flags, and a few of its own."""
 
     samples_per_rank: str | None = flag(
         None, "number of samples of the global batch that each rank processes, such as 6,2; by "
@@ -49,6 +49,9 @@ class LoopConfig(Config):
     ring_all_reduce: bool = flag(
         False, "average gradients with the all_reduce of mytrainer/collectives.py instead of the "
         "communication library's", affects=RESULTS)
+    data_parallel_sharding_strategy: str = flag(
+        "no_shard", "what is sharded over the data-parallel ranks",
+        choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
 
     @property
     def samples(self) -> tuple[int, ...] | None:
@@ -63,15 +66,8 @@ def parse(argv: Sequence[str]) -> LoopConfig:
     Raises:
         UserError: pretrain_gpt.py would refuse the command line, or the loop would ignore a flag.
     """
+    _check_used(parse_unchecked(argv, config=LoopConfig))
     config = parse_arguments(argv, config=LoopConfig)
-    given = parse_unchecked(argv, config=LoopConfig)
-    for name, one in table_of(LoopConfig).items():
-        value = getattr(given, name)
-        if one.derived or name in USED or value in (one.default, NO_VALIDATION.get(name)):
-            continue
-        shown = one.spellings[0] if isinstance(value, bool) else f"{one.spelling} {value}"
-        raise UserError(f"{shown}: my_trainer.py does not use this flag; leave it out, or pass it "
-                        "to megatron/Megatron-LM/pretrain_gpt.py")
     if config.samples_per_rank is not None:
         _check_samples(config)
     if config.fp8_format is not None:
@@ -83,6 +79,25 @@ def parse(argv: Sequence[str]) -> LoopConfig:
     if config.device == "auto":
         return replace(config, device="cuda" if torch.cuda.is_available() else "cpu")
     return config
+
+
+def _check_used(given: LoopConfig) -> None:
+    """Raise UserError for a flag that the loop does not use, or not before a later lab."""
+    for name, one in table_of(LoopConfig).items():
+        value = getattr(given, name)
+        if one.derived or name in USED or value in (one.default, NO_VALIDATION.get(name)):
+            continue
+        piece = pieces.needed_by(name)
+        problem = (": my_trainer.py does not use this flag;" if piece is None else
+                   f" needs {piece.shown}, which {piece.lab} builds; until then,")
+        raise UserError(f"{_shown(given, name)}{problem} leave it out, or pass it to "
+                        "megatron/Megatron-LM/pretrain_gpt.py")
+
+
+def _shown(config: LoopConfig, name: str) -> str:
+    """Return a flag and its value as on the command line."""
+    one, value = table_of(LoopConfig)[name], getattr(config, name)
+    return one.spellings[0] if isinstance(value, bool) else f"{one.spelling} {value}"
 
 
 def _check_samples(config: LoopConfig) -> None:
@@ -147,29 +162,23 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
         raise UserError(f"--samples-per-rank {config.samples_per_rank}: DataParallel in "
                         "mytrainer/ddp.py has no begin(), which you write in lab 14, exercise 7; "
                         f"until then, leave the flag out, so that the ranks have {equal} samples")
-    if config.ring_all_reduce:
-        _require_ring(wrapper)
+    for piece in pieces.PIECES.values():
+        for name in piece.flags:
+            if (getattr(config, name) != table_of(LoopConfig)[name].default
+                    and pieces.load(piece.name) is None):
+                raise UserError(f"{_shown(config, name)} needs {piece.shown}, which you write in "
+                                f"{piece.lab}; until then, leave the flag out")
+    if config.ring_all_reduce and "all_reduce" not in inspect.signature(wrapper).parameters:
+        raise UserError("--ring-all-reduce: DataParallel in mytrainer/ddp.py has no parameter "
+                        "all_reduce, which lab 04 describes; until then, leave the flag out")
     if config.fp8_format is None:
         return
     fp8 = pieces.load("fp8")
-    if fp8 is None:
-        raise UserError(f"--fp8-format {config.fp8_format} needs mytrainer/fp8.py, which you write "
-                        "in lab 13; until then, leave the flag out")
     missing = _missing_for_recipe(config, fp8)
     if missing is not None:
         nearest = ("--fp8-recipe tensorwise" if hasattr(fp8, "PerTensor") else
                    "leave --fp8-format out")
         raise UserError(f"--fp8-recipe {config.fp8_recipe}{missing}; nearest: {nearest}")
-
-
-def _require_ring(wrapper: type) -> None:
-    """Raise UserError unless DataParallel can use the ring of collectives.py."""
-    if pieces.load("collectives") is None:
-        raise UserError("--ring-all-reduce needs mytrainer/collectives.py, which you write in lab "
-                        "04; until then, leave the flag out")
-    if "all_reduce" not in inspect.signature(wrapper).parameters:
-        raise UserError("--ring-all-reduce: DataParallel in mytrainer/ddp.py has no parameter "
-                        "all_reduce, which lab 04 describes; until then, leave the flag out")
 
 
 def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:

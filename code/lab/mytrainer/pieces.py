@@ -31,12 +31,14 @@ class Piece:
         lab: the lab, as students call it.
         defines: the functions or classes that other code imports from it.
         purpose: what the trainer uses it for, in a few words.
+        flags: the flags that need the file, as fields of the command line.
     """
 
     name: str
     lab: str
     defines: tuple[str, ...]
     purpose: str
+    flags: tuple[str, ...] = ()
 
     @property
     def shown(self) -> str:
@@ -47,7 +49,6 @@ class Piece:
     def path(self) -> Path:
         """The file's path in the workspace."""
         return workspace.home() / FOLDER / f"{self.name}.py"
-
 
     @property
     def module(self) -> str:
@@ -61,15 +62,32 @@ class Piece:
 
 
 PIECES = {piece.name: piece for piece in (
-    Piece("collectives", "lab 04", ("all_reduce",), "ring all-reduce"),
+    Piece("collectives", "lab 04", ("all_reduce",), "ring all-reduce", ("ring_all_reduce",)),
     Piece("ddp", "lab 04", ("DataParallel",), "data parallelism"),
     Piece("launch", "lab 04", ("connect", "own_samples"), "ranks and shares"),
     Piece("train", "lab 04", ("train",), "training loop"),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
-    Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers"),
+    Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
     Piece("blocks", "lab 13", ("Blocks",), "block scales"),
     Piece("mx", "lab 13", ("MX",), "MXFP8"))}
+# The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
+# lab that teaches the trainer to use a file moves its line up to PIECES.
+LATER = (
+    Piece("precision", "lab 05", (), "mixed precision", (
+        "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
+        "hysteresis")),
+    Piece("checkpointing", "lab 06", (), "activation checkpointing", (
+        "recompute_granularity", "recompute_method", "recompute_num_layers",
+        "recompute_activations", "activations_checkpoint_method")),
+    Piece("zero", "lab 08", (), "sharding", (
+        "data_parallel_sharding_strategy", "use_distributed_optimizer")),
+    Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (
+        "tensor_model_parallel_size", "sequence_parallel")),
+    Piece("pipeline", "lab 10", (), "pipeline stages", ("pipeline_model_parallel_size",)),
+    Piece("schedules", "lab 11", (), "pipeline schedules", (
+        "schedule", "num_layers_per_virtual_pipeline_stage", "balance",
+        "pipeline_model_parallel_layout")))
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (
     Piece(NEW + "ddp", "lab 14", ("DataParallel",), "unequal replicas"),)}
@@ -88,6 +106,15 @@ def find(name: str) -> Piece:
     near = difflib.get_close_matches(name, known, n=1)
     raise LabError(f"{name}: no piece of {FOLDER}/ has this name; nearest: "
                    + (near[0] if near else ", ".join(PIECES)))
+
+
+def needed_by(flag: str) -> Piece | None:
+    """Return the piece that a flag needs, if it needs one.
+
+    Args:
+        flag: the flag, as a field of the command line.
+    """
+    return next((piece for piece in (*PIECES.values(), *LATER) if flag in piece.flags), None)
 
 
 def load(name: str) -> ModuleType | None:

@@ -98,7 +98,7 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
     Args:
         recorded: labkit.check.record's result.
         trainer: the file name of the program that trains.
-        trial: the conditions of the record: its exit code, `ends`, is no problem.
+        trial: the conditions of the record: an exit code of `ends` is no problem.
 
     Raises LabError where the record is not one.
     """
@@ -119,7 +119,7 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
                                 cpus_per_task=resources.fewest_cpus(sruns)))
         if len(runs) > MOST_RUNS:
             raise LabError(f"the script starts {trainer} more than {MOST_RUNS} times")
-    problems += _end_problems(recorded, trial.ends)
+    problems += _end_problems(recorded, trial)
     queue = scheduling.queue(components, launches, trial.job_id)
     problems += scheduling.problems(components, queue)
     if runs:
@@ -132,13 +132,20 @@ def resolve(recorded: dict[str, Any], trainer: str = TRAINER, trial: Trial = DEF
                tuple(dict.fromkeys(note[:MOST_TEXT] for note in notes)))
 
 
-def _end_problems(recorded: Mapping[str, Any], ends: int) -> Iterator[str]:
-    """Yield what is wrong with the script's end; an exit code of `ends` is not."""
+def _end_problems(recorded: Mapping[str, Any], trial: Trial) -> Iterator[str]:
+    """Yield what is wrong with the script's end.
+
+    A script may end with its program's exit code. If several programs end in different ways, it may
+    choose its own.
+    """
     status = recorded["exit"]
+    fine = {0, *(code for _, code in trial.exit_codes)}
+    if not isinstance(trial.ends, int) and trial.ends and status is not None:
+        fine.add(status)
     if status is None:
         yield (f"the script was still running after {record.SECONDS} seconds, although no training "
                "takes place here")
-    elif status not in (0, ends):
+    elif status not in fine:
         lines = [line[:200] for line in recorded["output"].splitlines()
                  if line.strip() and not line.startswith("+")]  # those with + come from set -x
         yield f"the script ends with exit code {status}: " + " / ".join(lines[-3:])

@@ -136,10 +136,11 @@ def _stand_ins(programs: Path, written: Path, scratch: Path, trial: Trial) -> No
         trial: how the programs end.
     """
     programs.mkdir()
+    ends = "\n".join(f"{code} {word}" for word, code in trial.exit_codes)
     for name in NAMES:
         wrapper = programs / name
         words = shlex.join([sys.executable, "-I", "-S", str(STAND_IN), str(written), str(scratch),
-                            "\n".join(trial.writes), str(trial.ends), name])
+                            "\n".join(trial.writes), ends, name])
         # bash, because other shells drop the functions that a script exports (export -f).
         wrapper.write_text(f'#!/bin/bash\nexec {words} "$@"\n')
         wrapper.chmod(0o755)

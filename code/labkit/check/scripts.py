@@ -51,8 +51,8 @@ def script(path: str, *, only: Sequence[str] = (),
 
 
 def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Sequence[str] = (),
-            writes: Sequence[str] = (), ends: int = 0, submitted_from: str = ".",
-            job_id: int = 1) -> Job:
+            writes: Sequence[str] = (), ends: int | Mapping[str, int] = 0,
+            submitted_from: str = ".", job_id: int = 1, times: int | None = 1) -> Job:
     """Return the job that a student's script would run, if the program ended in a certain way.
 
     The script runs with stand-ins for srun, torchrun, and python, as in check.script. The program
@@ -64,11 +64,16 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         arguments: the script's own arguments, such as ["--steps", "7"].
         finds: empty files, relative to the workspace, that exist before the script starts.
         writes: empty files, relative to the workspace, that the program leaves.
-        ends: the exit code of the program, and of torchrun. The script may end with it.
+        ends: the exit code of the program, and of torchrun. The script may end with it. For several
+            programs, the exit codes of those that have a word in their arguments, by word, such as
+            {"wiki": 3}; others succeed, and the script may end with any exit code.
         submitted_from: the folder, relative to the workspace, in which sbatch is called.
         job_id: the ID that Slurm gives the job. With two calls, compare the ports of two jobs.
+        times: how often the script must start the program; None for any number, which the check
+            judges by `job.runs`.
 
-    Raises Failed if the script cannot be read, does not start the program once, or would go wrong.
+    Raises Failed if the script cannot be read, starts the program another number of times, or would
+    go wrong.
     """
     try:
         trial = Trial(tuple(arguments), tuple(finds), tuple(writes), ends, submitted_from,
@@ -76,7 +81,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         job = resolve(side().script(path, trial), trainer, trial)
     except LabError as error:
         raise Failed(str(error)) from None
-    if len(job.runs) != 1:
+    if not job.runs or times not in (None, len(job.runs)):
         does = f"starts {trainer} {len(job.runs)} times"
         if not job.runs:
             does = f"does not start {trainer}"
@@ -84,7 +89,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
     if job.problems:
         raise Failed("This would go wrong. " + " ".join(job.problems))
     tally.note(path)
-    passed(f"{path} starts {trainer} on {job.run.size} ranks")
+    passed(f"{path} starts {trainer} on {job.runs[0].size} ranks")
     print_notes(job)
     return job
 

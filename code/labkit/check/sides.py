@@ -55,7 +55,8 @@ class Trial:
         arguments: the script's own arguments, as after its name on sbatch's command line.
         finds: empty files, relative to the workspace, that exist before it starts.
         writes: empty files, relative to the workspace, that the programs it starts leave.
-        ends: the exit code of the programs that it starts with torchrun or python.
+        ends: the exit code of the programs that it starts with torchrun or python; or the exit
+            codes of those that have a word in their arguments, by word, while others succeed.
         submitted_from: the folder, relative to the workspace, in which sbatch is called.
         job_id: the ID that Slurm gives the job.
     """
@@ -63,9 +64,14 @@ class Trial:
     arguments: tuple[str, ...] = ()
     finds: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    ends: int = 0
+    ends: int | Mapping[str, int] = 0
     submitted_from: str = "."
     job_id: int = 1
+
+    @property
+    def exit_codes(self) -> list[tuple[str, int]]:
+        """The words of `ends` and their exit codes; every argument contains the empty word."""
+        return [("", self.ends)] if isinstance(self.ends, int) else list(self.ends.items())
 
 
 DEFAULT_TRIAL = Trial()  # no arguments, and every program succeeds

@@ -1,10 +1,11 @@
 """Stand in for srun, torchrun, python, scontrol, ...: record what should run, and run nothing.
 
-    python -I -S stand_in.py RECORD HOME WRITES STATUS NAME ARGUMENTS...
+    python -I -S stand_in.py RECORD HOME WRITES ENDS NAME ARGUMENTS...
 
 labkit.check.record puts these in front of the PATH of a job script. Only srun does something: it
 runs its command once per task, as Slurm would, so that what each task starts is recorded.
-A program such as torchrun leaves the files WRITES (one a line) in HOME, and ends with STATUS.
+A program such as torchrun leaves the files WRITES (one a line) in HOME. Its exit code is that of
+the first line of ENDS whose word is in one of its arguments, and 0 without such a line.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from launch_record import append_launch, current_step, linger
 
 
-def main(record: str, home: str, writes: str, status: str, name: str, *given: str) -> int:
+def main(record: str, home: str, writes: str, ends: str, name: str, *given: str) -> int:
     arguments = list(given)
     step, process = current_step()
     if os.path.isdir(f"{record}.pinned"):
@@ -51,7 +52,11 @@ def main(record: str, home: str, writes: str, status: str, name: str, *given: st
         os.makedirs(os.path.dirname(place), exist_ok=True)
         with open(place, "a"):
             pass
-    return int(status)
+    for line in ends.splitlines():
+        code, _, word = line.partition(" ")
+        if not word or any(word in argument for argument in arguments):
+            return int(code)
+    return 0
 
 
 if __name__ == "__main__":

@@ -55,6 +55,8 @@ def become(cluster: Cluster, rank: int, settings: Settings, present: Sequence[in
     torch.set_num_threads(1)
     gpu = CudaGpu(cluster.card_of(rank), rank % cluster.per_node, cluster.per_node, settings.values,
                   Decisions(settings.answers, settings.typical is None), settings.typical)
+    if cluster.per_node > 1:
+        gpu.current = None  # the program has to choose
     if settings.fuse:
         compiled.fuse(gpu)
     facade.install(gpu)

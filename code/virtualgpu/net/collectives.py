@@ -10,7 +10,7 @@ tensor up to the other node once and down once, so only S passes a node's adapte
 instead of the ring's 2 (n-1)/n S (github.com/NVIDIA/nccl issues 812 and 946; src/graph/search.cc
 looks for trees whose links within a node are up to twice as fast as the network, and
 src/graph/tuning.cc counts those, `nNodes <= 2 ? bwIntra : bwInter`). It is not modeled: the only
-published step on two nodes that we compare with, on V100s and sockets, takes 0.54 s, of which half
+measured step on two nodes that we compare with, on V100s and sockets, takes 0.54 s, of which half
 is communication. A ring predicts 0.50 s, and such a tree 0.43 s.
 """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 from collections import OrderedDict
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -86,7 +85,7 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
     props = properties(gpu.card)
 
     def set_device(device: object) -> None:
-        """Check the device; a process has only one. Torch ignores a negative index.
+        """Make the process's GPU the current one. Torch ignores a negative index.
 
         Raises:
             torch.AcceleratorError: the node has no such GPU, as on CUDA.
@@ -96,20 +95,34 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
             target = torch.device("cuda", device) if type(device) is int else torch.device(device)
             if target.type == "cuda":
                 gpu.own_device(target)
+                if target.index is not None:
+                    gpu.current = target.index
 
-    class DeviceContext(nullcontext):
+    def current_device() -> int:
+        return gpu.current or 0
+
+    class DeviceContext:
         """torch.cuda.device: set_device for a block."""
 
         def __init__(self, device: object = None) -> None:
-            super().__init__()
+            self.device, self.idx, self.before = device, gpu.index, gpu.current
             if device is not None:
                 set_device(device)
-            self.idx = gpu.index
+                gpu.current = self.before
+
+        def __enter__(self) -> None:
+            self.before = gpu.current
+            if self.device is not None:
+                set_device(self.device)
+
+        def __exit__(self, *error: object) -> None:
+            gpu.current = self.before
 
     return dict(
-        is_available=lambda: True, is_initialized=lambda: True, init=lambda: None,
+        is_available=lambda: True, init=lambda: None,
+        is_initialized=lambda: gpu.current is not None,  # DeviceMesh chooses for a process without
         _lazy_init=lambda: None, _is_in_bad_fork=lambda: False,
-        device_count=lambda: gpu.count, current_device=lambda: gpu.index, set_device=set_device,
+        device_count=lambda: gpu.count, current_device=current_device, set_device=set_device,
         get_device_name=lambda device=None: props.name,
         get_device_properties=lambda device=None: props,
         get_device_capability=lambda device=None: (props.major, props.minor),
@@ -206,7 +219,7 @@ def _accelerator(gpu: CudaGpu) -> None:
     accelerator.is_available = lambda: True
     accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
     accelerator.device_count = lambda: gpu.count
-    accelerator.current_device_index = accelerator.current_device_idx = lambda: gpu.index
+    accelerator.current_device_index = accelerator.current_device_idx = torch.cuda.current_device
     accelerator.set_device_index = accelerator.set_device_idx = torch.cuda.set_device
     accelerator.synchronize = torch.cuda.synchronize
     memory = torch.accelerator.memory

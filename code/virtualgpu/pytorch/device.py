@@ -28,6 +28,8 @@ class CudaDevice(VirtualGpu):
     """A virtual GPU that knows which tensors are in its memory, and which in the host's.
 
     Attributes:
+        current: the number of the process's current GPU; None until it calls torch.cuda.set_device,
+            and torch.cuda.current_device() then returns 0, as on CUDA.
         values: the values of small tensors.
         on_host: storages in the host's memory without values.
         own: storages of meta tensors that the program asked for.
@@ -48,6 +50,7 @@ class CudaDevice(VirtualGpu):
         """
         super().__init__(card)
         self.index, self.count, self.device = index, count, torch.device("cuda", index)
+        self.current: int | None = index
         self.memory.message = partial(pytorch_2_message, index=index)
         self.assumptions = assumptions or Decisions()
         self.values = Values(limit, self.assumptions, typical)

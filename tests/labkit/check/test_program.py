@@ -41,6 +41,21 @@ def test_a_script_is_told_how_its_program_ended(home, program, ends, writes, req
     assert not (home / "saved").exists()
 
 
+LOOP = (SHEBANG + FIRST + 'for name in "$@"; do torchrun --standalone --nproc_per_node 2 '
+        'code/mine.py --text "$name" || failed=$?; done\nexit ${failed:-0}\n')
+
+
+@pytest.mark.parametrize(("ends", "status"), [({}, 0), ({"wiki": 3}, 3), ({"news": 4, "s": 5}, 4)])
+def test_several_programs_may_end_in_different_ways(program, ends, status):
+    job = program(LOOP, arguments=["wiki", "books", "news"][2 * ("news" in ends):], ends=ends,
+                  times=None)
+    assert job.status == status
+    if "wiki" in ends:
+        assert [run.arguments[1] for run in job.runs] == ["wiki", "books", "news"]
+        with pytest.raises(Failed, match="starts mine[.]py 3 times"):
+            program(LOOP, arguments=["wiki", "books", "news"], ends=ends)
+
+
 def test_the_environment_does_not_show_how_the_program_ends(program):
     hidden = REQUEUE.replace("status=0\n", """
 export LAB_RECORD_EXIT=0 LAB_RECORD_WRITES= LAB_HOME=/nowhere

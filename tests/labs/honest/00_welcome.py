@@ -95,7 +95,7 @@ srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_no
     --data "$LAB_HOME/data/bpe-4096/text_document.bin" --result megatron/logs/tokens.json
 echo "done"
 
-# %% answer="my-count" style="functions, arrays, readonly, and exec"
+# %% answer="my-count" style="functions, arrays, readonly, and a list of failures"
 %%writefile code/my_count.sh
 #!/usr/bin/env bash
 #SBATCH -J count
@@ -107,12 +107,20 @@ echo "done"
 set -o errexit -o nounset -o pipefail
 readonly home=${LAB_HOME:?start it from the course}
 declare -x OMP_NUM_THREADS=1
+declare -a broken=()
 
-launcher() { printf '%s\n' torchrun --standalone --nproc-per-node=4; }
-mapfile -t words < <(launcher)
-options=(--data="$home/data/bpe-4096/text_document.bin"
-         --result="$home/megatron/logs/tokens.json")
-exec srun -c "$SLURM_CPUS_PER_TASK" "${words[@]}" "$home/code/count_tokens.py" "${options[@]}"
+count() {
+    local options=(--data="$home/data/$1/text_document.bin" --result="$home/megatron/logs/$1.json")
+    srun -c "$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc-per-node=4 "$home/code/count_tokens.py" "${options[@]}"
+}
+
+while (( $# )); do
+    if ! count "$1"; then
+        broken+=("$1")
+    fi
+    shift
+done
+(( ${#broken[@]} == 0 ))
 
 # %% answer="my-count" style="the workspace as the current folder, a trap, and the status by hand"
 %%writefile code/my_count.sh
@@ -125,14 +133,14 @@ set -u
 trap 'echo "ended with $?"' EXIT
 export OMP_NUM_THREADS=1 SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 cd "$LAB_HOME" || exit
-if srun torchrun --standalone --nproc_per_node 4 code/count_tokens.py \
-        --data data/bpe-4096/text_document.bin --result megatron/logs/tokens.json; then
-    echo "done"
-else
+worst=0
+for name; do
+    srun torchrun --standalone --nproc_per_node 4 code/count_tokens.py \
+        --data "data/$name/text_document.bin" --result "megatron/logs/$name.json"
     status=$?
-    echo "failed" >&2
-    exit $status
-fi
+    if [ $status -gt $worst ]; then worst=$status; fi
+done
+exit $worst
 
 # %% answer="my-first" style="short options, a here-document of flags, and a function"
 %%writefile code/my_first.sh

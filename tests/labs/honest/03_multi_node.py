@@ -19,18 +19,21 @@ def cause(gpus, shards, compute, suspect):
     found = {gpus.index(suspect): "gpu", shards.index(suspect): "shard", suspect: "rank"}
     return found[late[0]], suspect
 
-# %% answer="hybrid" style="a search from the largest sizes down"
-def hybrid(nodes, gpus_per_node, replica, batch, largest, bubble):
-    tensor = next(size for size in range(gpus_per_node, 0, -1)
-                  if gpus_per_node % size == 0 and replica % size == 0)
-    stages = replica // tensor
-    replicas = nodes * gpus_per_node / replica
-    for size in range(largest, 0, -1):
-        if batch % (replicas * size) == 0:
-            count = batch / (replicas * size)
-            if (stages - 1) / (count + stages - 1) < bubble:
-                return tensor, stages, size
-    return None
+# %% answer="arrange" style="a search over both orders with nested loops"
+def arrange(nodes, gpus_per_node, t, p, activation, gradient):
+    from itertools import product
+
+    d = nodes * gpus_per_node // t // p
+    best = None
+    for outer in ("stage", "replica"):
+        if outer == "stage":
+            order = [(replica, stage, shard) for stage, replica, shard in product(range(p), range(d), range(t))]
+        else:
+            order = list(product(range(d), range(p), range(t)))
+        cost = placements.busiest_node(order, gpus_per_node, activation, gradient)
+        if best is None or cost < best[0]:
+            best = cost, order
+    return [list(one) for one in best[1]]
 
 # %% answer="my-two-nodes" style="a here-document that is a program, and readarray"
 %%writefile code/my_two_nodes.sh

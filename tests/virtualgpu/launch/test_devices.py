@@ -41,6 +41,25 @@ def test_another_gpu_is_refused(gpus):
             assert "uses cuda:1, but this process has cuda:0 only" in error
 
 
+@pytest.mark.parametrize("chosen_by", ["set_device", "mesh"])
+def test_every_process_begins_on_gpu_0_until_it_or_a_device_mesh_chooses(chosen_by):
+    def program():
+        dist.init_process_group("nccl")
+        begin = torch.cuda.current_device(), torch.cuda.is_initialized()
+        with torch.cuda.device(dist.get_rank()):
+            inside = torch.cuda.current_device()
+        after = torch.cuda.current_device()
+        if chosen_by == "set_device":
+            torch.cuda.set_device(dist.get_rank())
+        else:
+            dist.init_device_mesh("cuda", (2,))
+        return begin, inside, after, torch.cuda.current_device(), torch.cuda.is_initialized()
+
+    for rank in run_ranks(parse("h100:2"), Settings(), program):
+        assert rank.error is None, rank.error
+        assert rank.value == ((0, False), rank.rank, 0, rank.rank, True)
+
+
 def test_a_share_of_the_memory_is_refused_and_utilization_is_modeled():
     def program():
         x = torch.ones(4096, 4096, device="cuda")

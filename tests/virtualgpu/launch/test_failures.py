@@ -18,7 +18,8 @@ if loss > 1:
     print("high")
 """
 FULL = """
-import torch
+import os, torch
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 x = torch.empty(2**35, device=f"cuda:{torch.cuda.current_device()}")
 """
 ONE_FAILS = """

@@ -17,7 +17,8 @@ from labcore.terminal import quiet_stdout, visible
 # a command have one that another part extends: `lab contest` and `lab plan` need all parts.
 PARTS = {"slurmbox.cli": ("cluster",), "corpus_tools.cli": ("data",),
          "lab.start": ("start", "install-slurm"), "labkit.build.cli": ("build",),
-         "labkit.build.new": ("new",), "lab.tensorboard.cli": ("tensorboard",),
+         "labkit.build.new": ("new",), "lab.outputs.cli": ("outputs",),
+         "lab.tensorboard.cli": ("tensorboard",),
          "lab.devices": ("devices",), "lab.doctor": ("doctor",), "lab.explain": ("explain",),
          "layout_estimator.cli": ("estimate",), "layout_estimator.plan_cli": (),
          "lab.submit.cli": ("submit",),

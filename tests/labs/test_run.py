@@ -14,16 +14,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 
 from corpus_tools import cli as data
+from lab.outputs.running import execute, kernel, printed
 from labcore import shipping
 from labcore.workspace import CHECKOUT
 from labkit.build import Cell, Lab, Role
 from labkit.build.metadata import shortened
 from labkit.build.notebooks import source_path
-from slurmbox.clients import full_environment
 from tests.labs.graded import COLORS
 from tests.labs.leaks import GUESSED, KNOWN, ON_THIS_MACHINE, above, leaks, predictions
 from tests.labs.report import CPU_SECONDS, PROPERTY, line
@@ -32,7 +30,6 @@ from tests.labs.test_labs import each_lab, lab_of
 from tests.labs.warm.launch import Warm, servers
 
 SECONDS = 60  # the most that a cell of the course may take
-AGAIN = "run this cell again"  # what a cell that waits for a job says when it still runs
 
 pytestmark = pytest.mark.cluster
 
@@ -50,31 +47,6 @@ class Taken:
     cell: Cell
     longest: float
     cpu: float
-
-
-def said(cell):
-    return "".join(output.get("text", "") for output in cell.get("outputs", ()))
-
-
-def execute(client: NotebookClient, cell: nbformat.NotebookNode, index: int) -> float:
-    """Run a cell until it has nothing more to wait for, as the lab tells the student to. Return
-    the elapsed seconds of its longest run."""
-    longest = 0.0
-    for _ in range(5):
-        began = time.monotonic()
-        try:
-            client.execute_cell(cell, index)
-            is_waiting = AGAIN in said(cell)
-        except CellExecutionError as error:
-            is_waiting = AGAIN in str(error)  # jobs.wait() stops Run All
-            if not is_waiting:
-                raise
-        longest = max(longest, time.monotonic() - began)
-        assert "Invalid job id {" not in said(cell), f"no such variable: {cell.source}"
-        if not is_waiting:
-            return longest
-        assert "sbatch" not in cell.source, f"run again, it submits again: {cell.source}"
-    pytest.fail(f"still not over: {cell.source}\n{said(cell)}")
 
 
 def given_away(lab: Lab, ran: Sequence[tuple[Cell, str]]) -> dict[str, list[str]]:
@@ -110,20 +82,16 @@ def run(lab: Lab, home: Path, source: Callable[[Cell], str], spent: Spent,
     """
     notebook = nbformat.read(CHECKOUT / source_path(lab.name), as_version=4)
     cells = [cell for cell in lab.cells if cell.role is not Role.MUTANT]
-    client = NotebookClient(notebook, timeout=limit, kernel_name="python3",
-                            resources={"metadata": {"path": str(home / "notebooks")}})
-    if command:
-        client.create_kernel_manager().kernel_spec.argv[:3] = command
     taken, ran = [], []
-    with client.setup_kernel(env=full_environment(home)):
+    with kernel(notebook, home, limit, command) as client:
         for index, (made, cell) in enumerate(zip(notebook.cells, cells, strict=True)):
             if cell.kind == "code":
                 made.source, before = source(cell), spent.seconds
                 longest = execute(client, made, index)
                 taken.append(Taken(cell, longest, spent.seconds - before))
-                ran.append((cell, COLORS.sub("", said(made))))
+                ran.append((cell, COLORS.sub("", printed(made))))
             if cell.role is Role.CHECK:
-                lines = COLORS.sub("", said(made)).splitlines()
+                lines = COLORS.sub("", printed(made)).splitlines()
                 assert lines and lines[-1].startswith("✓"), f"no verdict: {cell.grade_id}: {lines}"
     assert given_away(lab, ran) == {}
     checked = [cell for cell in notebook.cells if cell.metadata.get("nbgrader", {}).get("grade")]

@@ -1,4 +1,4 @@
-"""A released notebook as Markdown: what a student sees before the first cell has run."""
+"""A released notebook as Markdown, with the outputs of its experiments."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from docs_site import ROOT, outputs
+
 # The worked notebooks are not on the site, so neither is the line that leads to one.
 STUCK = re.compile(r"\n+\*[^*]*\]\(worked/[^)]*\)[^*]*\*\s*$")
+FOLDS = "Folded outputs use the course's answers, so do the exercise before you open one."
 IN_A_CONTAINER = "http://127.0.0.1:8888/lab/tree"
 
 
@@ -25,17 +28,21 @@ def title_of(path: Path) -> str:
 def to_markdown(text: str, path: str) -> str:
     """The page of the notebook that stands at `path` in the repository."""
     cells = json.loads(text)["cells"]
-    parts = [_cell(cell) for cell in cells]
+    shown, label = outputs.read(ROOT, path, cells)
+    parts = []
+    for cell in cells:
+        parts += [_cell(cell), shown.get(cell.get("id"), "")]
     title, _, rest = parts[0].partition("\n")
-    parts[0] = f"{title}\n\n{_how_to_open(path)}\n{rest}"
+    parts[0] = f"{title}\n\n{_how_to_open(path, label)}\n{rest}"
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def _how_to_open(path: str) -> str:
+def _how_to_open(path: str, label: str) -> str:
     name = PurePosixPath(path).name
+    about = f"\n    {label} {FOLDS}\n" if label else ""
     return (f'!!! note "Read here, work in JupyterLab"\n'
             f"    In your lab, open `{path}`. Links: [in a container on this machine]"
-            f"({IN_A_CONTAINER}/{path}), [the notebook as a file](download/{name}).\n")
+            f"({IN_A_CONTAINER}/{path}), [the notebook as a file](download/{name}).\n{about}")
 
 
 def _cell(cell: dict[str, Any]) -> str:

@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 # The folders that hold generated files and nothing else with these endings.
 GENERATED = ("notebooks/*.ipynb", "notebooks/checks/*.json", "notebooks/worked/*.ipynb",
-             "notebooks/worked/mytrainer/**/*.py", "grader/source/*/*.ipynb")
+             "notebooks/worked/mytrainer/**/*.py", "notebooks/outputs/*.json",
+             "grader/source/*/*.ipynb")
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     build = subparsers.add_parser("build", help="generate the notebooks from solutions/")
     build.add_argument("labs", nargs="*", metavar="LAB", help="for example 03 (default: all)")
     build.add_argument("--no-worked", action="store_true",
-                       help="without the worked notebooks and the links to them")
+                       help="without the worked notebooks, their outputs, and the links to them")
     build.add_argument("--check", action="store_true",
                        help="write nothing; list stale files, and exit with 1 if there are any")
     build.add_argument("--draft", action="store_true",
@@ -87,6 +88,7 @@ def build(root: Path, names: list[str] | None = None, *, worked: bool = True, wr
 def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | None = None,
          read_labs: list[Lab] | None = None) -> dict[str, str]:
     """Return the text of every file generated from these solutions, by path relative to `root`."""
+    from labkit.build import outputs
     from labkit.build.notebooks import notebooks, worked_pieces, written_twice
     from labkit.build.problems import Problems
     from labkit.build.reading import read_into
@@ -110,7 +112,9 @@ def make(root: Path, solutions: list[Path], worked: bool, missing: list[str] | N
         raise LabError("\n".join([f"{len(lines)} errors; nothing was written", *lines]))
     if read_labs is not None:
         read_labs += labs
-    generated = {path: text for lab in labs for path, text in notebooks(lab, worked).items()}
+    stored = {lab.name: outputs.read(root, lab.name) if worked else None for lab in labs}
+    generated = {path: text for lab in labs
+                 for path, text in notebooks(lab, worked, stored[lab.name]).items()}
     if worked:
         generated |= {path: text for lab in labs for path, text in worked_pieces(lab).items()}
     return generated
@@ -143,8 +147,11 @@ def _orphaned(root: Path, generated: dict[str, str], labs: list[Lab] | None) -> 
     """
     from labkit.build.notebooks import worked_pieces
 
+    # `lab outputs` makes these, and only for labs that have a worked notebook.
+    outputs = {path.replace("/worked/", "/outputs/").replace(".ipynb", ".json")
+               for path in generated if path.startswith("notebooks/worked/")}
     existing = {str(path.relative_to(root)) for pattern in GENERATED for path in root.glob(pattern)}
-    orphaned = sorted(existing - set(generated))
+    orphaned = sorted(existing - set(generated) - outputs)
     if labs is None:
         return orphaned
     pieces = {piece for lab in labs for piece in worked_pieces(lab)}

@@ -9,7 +9,7 @@ from typing import Any
 
 from labcore.shipping import WORKED_LINK
 from labkit import lab_checks
-from labkit.build import prose, rubrics
+from labkit.build import outputs, prose, rubrics
 from labkit.build.lab import Cell, Lab, Role
 from labkit.build.stubs import answered
 from labkit.build.visible import without_hidden
@@ -25,11 +25,15 @@ METADATA = {"kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "
             "language_info": {"name": "python"}}
 
 
-def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
+def notebooks(lab: Lab, worked: bool = True, stored: outputs.LabOutputs | None = None
+              ) -> dict[str, str]:
     """Return the text of every notebook generated from `lab`, and of its checks, by path in the
     checkout.
 
-    Without `worked`, there is no worked notebook and no link to it.
+    Args:
+        lab: the lab.
+        worked: whether to make the worked notebook and the links to it.
+        stored: the outputs of the worked notebook, if it ever ran.
     """
     from labkit.build.release import release
     from labkit.build.shown import checks_text
@@ -38,7 +42,9 @@ def notebooks(lab: Lab, worked: bool = True) -> dict[str, str]:
     texts = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source),
              checks_path(lab.name): checks_text(lab, source)}
     if worked:
-        texts[worked_path(lab.name)] = _text(_worked(lab))
+        made, digests = worked_notebook(lab)
+        outputs.merge(made, digests, stored)
+        texts[worked_path(lab.name)] = _text(made)
     return texts
 
 
@@ -103,8 +109,10 @@ def _notebook(lab: Lab, added: dict[int, str]) -> Any:
     return new_notebook(cells=cells, metadata=_metadata(lab))
 
 
-def _worked(lab: Lab) -> Any:
-    """Return the notebook for self-learners: answers and visible tests, without nbgrader metadata.
+def worked_notebook(lab: Lab) -> tuple[Any, dict[str, str]]:
+    """Return the notebook for self-learners, without outputs: answers and one line for each check,
+    without nbgrader's metadata. Also return the digest of each code cell's source, by its ID; that
+    of a check is of the whole check, whose output has the number of its cases.
     """
     from nbformat.v4 import new_notebook
 
@@ -123,10 +131,14 @@ def _worked(lab: Lab) -> Any:
             source = without_hidden(source)
         cells.append(_cell(cell, source, ids, ("tags",)))
         roles.append(cell.role)
+    checks = {cell.id: cell.source for cell, role in zip(cells, roles, strict=True)
+              if role is Role.CHECK}
     cells = shortened(cells, roles, lab.name)
     cells[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                         "it shows one way to solve it.*")
-    return new_notebook(cells=cells, metadata=_metadata(lab))
+    digests = {cell.id: outputs.digest(checks.get(cell.id, cell.source)) for cell in cells
+               if cell.cell_type == "code"}
+    return new_notebook(cells=cells, metadata=_metadata(lab)), digests
 
 
 def _metadata(lab: Lab) -> dict[str, Any]:

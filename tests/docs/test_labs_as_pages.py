@@ -11,7 +11,7 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import PluginError
 
 import site_hooks
-from docs_site import LABS, PAGES, ROOT, flags, formulas, labs, links, matching
+from docs_site import LABS, PAGES, ROOT, flags, formulas, labs, links, matching, outputs
 
 PATH = "notebooks/07_new.ipynb"
 
@@ -52,6 +52,59 @@ def test_code_with_a_fence_in_it_stays_whole():
 
 def test_a_shell_script_is_colored_as_one():
     assert "```bash\n%%writefile code/mine.sh" in page(cell("%%writefile code/mine.sh\nsrun x"))
+
+
+RELEASED = [
+    ("setup", "import os", {"tags": ["setup"]}), ("look", "print(os.name)", {"tags": ["explore"]}),
+    ("split", 'raise NotImplementedError("Your turn: define split here")',
+     {"nbgrader": {"solution": True}}),
+    ("split-check", 'check("split")', {"nbgrader": {"grade": True, "points": 2}}),
+    ("use", "half = split(8)", {"tags": ["explore"]}),
+    ("later", "print(half)", {"tags": ["explore"]}),
+    ("after", "print(len('x'))", {"tags": ["explore"]}),
+    ("show", "print(getsource(f))", {"tags": ["explore"]})]
+ANSWER = "def split(layers):\n    return layers // 2, layers - layers // 2"
+PRINTED = {"look": "posix", "split-check": "passed", "use": "(4, 4)",
+           "later": "\x1b[1m4\x1b[0m < 5", "after": "1", "show": ANSWER}
+
+
+@pytest.fixture
+def read_outputs(tmp_path):
+    """The outputs of a lab whose worked notebook printed PRINTED."""
+    released = [{"id": name, "cell_type": "code", "source": source, "metadata": marks}
+                for name, source, marks in RELEASED]
+    released.insert(0, {"id": "title", "cell_type": "markdown", "source": "# New", "metadata": {}})
+    worked = [{**one, "source": {"split": ANSWER, "title": "# New\n\n*From a run.*"}.get(
+        one["id"], one["source"])} for one in released]
+    for one in worked:
+        one["outputs"] = [{"output_type": "stream", "text": PRINTED[one["id"]]}
+                          ] if one["id"] in PRINTED else []
+    (tmp_path / "notebooks" / "worked").mkdir(parents=True)
+    (tmp_path / "notebooks" / "worked" / "07_new.ipynb").write_text(json.dumps({"cells": worked}))
+    return outputs.read(tmp_path, PATH, released)
+
+
+def test_outputs_of_experiments_are_shown_and_those_of_answers_are_not(read_outputs):
+    shown, label = read_outputs
+    assert set(shown) == {"look", "use", "later", "after"} and label == "From a run."
+    assert "<pre>posix</pre>" in shown["look"]
+
+
+def test_outputs_that_use_an_answer_are_folded(read_outputs):
+    shown, _ = read_outputs
+    folded = {name for name, made in shown.items() if made.startswith("<details")}
+    assert folded == {"use", "later"}
+    assert '<span class="ansi-bold">4</span> &lt; 5' in shown["later"]
+
+
+def test_without_worked_notebooks_there_are_no_outputs(tmp_path):
+    assert outputs.read(tmp_path, PATH, []) == ({}, "")
+
+
+def test_a_picture_has_its_alternative_text():
+    made = outputs.to_html({"data": {"image/png": "aGk=\n", "text/plain": "x"},
+                            "metadata": {"image/png": {"alt": 'a "b"'}}})
+    assert '<img alt="a &quot;b&quot;" src="data:image/png;base64,aGk=">' in made
 
 
 @pytest.mark.parametrize("tex", [

@@ -68,7 +68,8 @@ def test_a_users_name_is_replaced_where_it_is_a_word(monkeypatch):
 
 
 def test_a_figure_is_stored_as_a_small_picture_with_its_alternative_text():
-    page = f'<div style="x"><img alt="4 stages &amp; 2" src="data:image/png;base64,{picture(3000)}"></div>'
+    image = f'<img alt="4 stages &amp; 2" src="data:image/png;base64,{picture(3000)}">'
+    page = f'<div style="overflow-x: auto">{image}</div>'
     (output,) = cleaned([shown(text_html=page, text_plain="4 stages & 2")], HOME)
     assert opened(output).width == cleaning.WIDTH
     assert len(opened(output).getcolors()) <= cleaning.COLORS

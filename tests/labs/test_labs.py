@@ -8,9 +8,9 @@ from functools import cache
 import pytest
 
 from labcore import own_labs, shipping, workspace
-from labkit.build import Role, read, reading
+from labkit.build import Role, outputs, read, reading
 from labkit.build.cli import build
-from labkit.build.notebooks import notebooks, release_path
+from labkit.build.notebooks import notebooks, release_path, worked_notebook
 from labkit.build.shortcuts import similar
 from labkit.build.stubs import BEGIN, answered, unanswered
 from tests.labs import graded
@@ -62,6 +62,18 @@ def test_no_notebook_is_stale(monkeypatch):
     monkeypatch.setattr(reading, "read_into", lambda path, problems: labs[path])
     stale = build(ROOT, write=False)
     assert not stale, "run `lab build`"
+
+
+@pytest.mark.slow
+@each_lab
+def test_no_output_is_older_than_its_cell(path):
+    lab = lab_of(path)
+    stored = outputs.read(ROOT, lab.name)
+    if stored is None and own_labs.folder():
+        pytest.skip("an author's own lab may have no outputs")
+    stale = outputs.stale(lab, worked_notebook(lab)[1], stored)
+    assert not stale, "\n".join([*stale, f"run `lab outputs {lab.name[:2]}`"])
+    assert (ROOT / outputs.path_of(lab.name)).stat().st_size <= outputs.MOST_OF_A_LAB
 
 
 @pytest.mark.slow

@@ -126,11 +126,11 @@ def run_lab(lab: Lab, data: Path) -> LabOutputs:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     from lab.outputs.cleaning import cleaned
-    from lab.outputs.running import execute, kernel, temporary_workspace
+    from lab.outputs.running import execute, kernel, printed, temporary_workspace
     from labkit.build.notebooks import worked_notebook
     from labkit.build.outputs import CellOutputs, LabOutputs
 
-    notebook, digests = worked_notebook(lab)
+    notebook, sources = worked_notebook(lab)
     checks = {check.grade_id for check in lab.checks.values()}
     made = []
     with (temporary_workspace(lab.name, data, lambda line: None) as home,
@@ -139,17 +139,23 @@ def run_lab(lab: Lab, data: Path) -> LabOutputs:
             if cell.cell_type != "code":
                 continue
             show_progress(lab, index, len(notebook.cells))
+            # As JupyterLab does: by its ID, a check knows an answer from a cell of one's own.
+            client.kc.session.metadata = {"cellId": cell.id}
             try:
                 execute(client, cell, index)
             except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-                last = CODES.sub("", str(error)).strip().splitlines()[-8:]
-                raise LabError("\n  ".join([f"{lab.name}, cell {cell.id}: it fails, so nothing is "
-                                            "stored", *last])) from error
+                raise refusal(lab, cell, "it fails", str(error)) from error
             if cell.id in checks and not passed(cell):
-                raise LabError(f"{lab.name}, cell {cell.id}: the check does not pass, so nothing "
-                               "is stored")
-            made.append(CellOutputs(cell.id, digests[cell.id], cleaned(cell.outputs, home)))
+                raise refusal(lab, cell, "the check does not pass", printed(cell))
+            made.append(CellOutputs(cell.id, sources[cell.id].digest, cleaned(cell.outputs, home)))
     return LabOutputs(datetime.date.today().isoformat(), machine(), tuple(made))
+
+
+def refusal(lab: Lab, cell: NotebookNode, what: str, text: str) -> LabError:
+    """Return the error for a cell that did not run as it should, with the end of what it said."""
+    last = CODES.sub("", text).strip().splitlines()[-8:]
+    head = f"{lab.name}, cell {cell.id}: {what}, so nothing is stored"
+    return LabError("\n  ".join([head, *last]))
 
 
 def show_progress(lab: Lab, index: int, count: int) -> None:

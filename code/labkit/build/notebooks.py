@@ -42,8 +42,8 @@ def notebooks(lab: Lab, worked: bool = True, stored: outputs.LabOutputs | None =
     texts = {release_path(lab.name): _text(release(source)), source_path(lab.name): _text(source),
              checks_path(lab.name): checks_text(lab, source)}
     if worked:
-        made, digests = worked_notebook(lab)
-        outputs.merge(made, digests, stored)
+        made, sources = worked_notebook(lab)
+        outputs.merge(made, sources, stored)
         texts[worked_path(lab.name)] = _text(made)
     return texts
 
@@ -109,16 +109,16 @@ def _notebook(lab: Lab, added: dict[int, str]) -> Any:
     return new_notebook(cells=cells, metadata=_metadata(lab))
 
 
-def worked_notebook(lab: Lab) -> tuple[Any, dict[str, str]]:
+def worked_notebook(lab: Lab) -> tuple[Any, dict[str, outputs.Source]]:
     """Return the notebook for self-learners, without outputs: answers and one line for each check,
-    without nbgrader's metadata. Also return the digest of each code cell's source, by its ID; that
-    of a check is of the whole check, whose output has the number of its cases.
+    without nbgrader's metadata. Also return the source of each code cell, by its ID; that of a
+    check is the whole check, whose output has the number of its cases.
     """
     from nbformat.v4 import new_notebook
 
     from labkit.build.shown import shortened
 
-    ids, cells, roles = _Ids(), [], []
+    ids, cells, roles, lines = _Ids(), [], [], {}
     for cell in lab.cells:
         if cell.role in IN_NO_NOTEBOOK:
             continue
@@ -131,14 +131,16 @@ def worked_notebook(lab: Lab) -> tuple[Any, dict[str, str]]:
             source = without_hidden(source)
         cells.append(_cell(cell, source, ids, ("tags",)))
         roles.append(cell.role)
+        lines[cells[-1].id] = cell.line
     checks = {cell.id: cell.source for cell, role in zip(cells, roles, strict=True)
               if role is Role.CHECK}
     cells = shortened(cells, roles, lab.name)
     cells[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                         "it shows one way to solve it.*")
-    digests = {cell.id: outputs.digest(checks.get(cell.id, cell.source)) for cell in cells
-               if cell.cell_type == "code"}
-    return new_notebook(cells=cells, metadata=_metadata(lab)), digests
+    sources = {cell.id: outputs.Source(outputs.digest_of(checks.get(cell.id, cell.source)),
+                                       lines[cell.id])
+               for cell in cells if cell.cell_type == "code"}
+    return new_notebook(cells=cells, metadata=_metadata(lab)), sources
 
 
 def _metadata(lab: Lab) -> dict[str, Any]:

@@ -13,13 +13,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from labcore.errors import LabError
 from labkit.build.lab import Lab
 
 # Bytes of JSON: what a browser loads with a page, and what every clone of the repository has twice.
 MOST_OF_A_LAB = 400_000
+
+
+class Source(NamedTuple):
+    """The source of a code cell: its digest, and its line in the .py."""
+
+    digest: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -86,11 +93,11 @@ def read(root: Path, name: str) -> LabOutputs | None:
                        f"run `lab outputs {name}`") from error
 
 
-def digest(source: str) -> str:
+def digest_of(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()[:12]
 
 
-def merge(notebook: Any, digests: Mapping[str, str], stored: LabOutputs | None) -> None:
+def merge(notebook: Any, sources: Mapping[str, Source], stored: LabOutputs | None) -> None:
     """Put the stored outputs into a worked notebook, and say below its title where they are from.
 
     A cell whose source has changed since stays without an output, because the stored one is not its
@@ -98,7 +105,7 @@ def merge(notebook: Any, digests: Mapping[str, str], stored: LabOutputs | None) 
 
     Args:
         notebook: the worked notebook, which is changed in place.
-        digests: the digest of each code cell's source, by the cell's ID.
+        sources: the source of each code cell, by the cell's ID.
         stored: the lab's outputs; None if it never ran.
     """
     import nbformat
@@ -111,7 +118,7 @@ def merge(notebook: Any, digests: Mapping[str, str], stored: LabOutputs | None) 
         if cell.cell_type != "code":
             continue
         count += 1
-        if cell.id in known and known[cell.id].source == digests[cell.id]:
+        if cell.id in known and known[cell.id].source == sources[cell.id].digest:
             cell.execution_count = count
             cell.outputs = [nbformat.from_dict({**output, **(
                 {"execution_count": count} if output["output_type"] == "execute_result" else {})})
@@ -119,19 +126,19 @@ def merge(notebook: Any, digests: Mapping[str, str], stored: LabOutputs | None) 
     notebook.cells[0].source += f"\n\n*{stored.label}*"
 
 
-def stale(lab: Lab, digests: Mapping[str, str], stored: LabOutputs | None) -> list[str]:
+def stale(lab: Lab, sources: Mapping[str, Source], stored: LabOutputs | None) -> list[str]:
     """Return a line for each cell whose source is newer than its output.
 
     Args:
         lab: the lab.
-        digests: the digest of each code cell's source, by the cell's ID.
+        sources: the source of each code cell, by the cell's ID.
         stored: its outputs.
     """
-    known = {cell.id: cell.source for cell in stored.cells} if stored else {}
-    lines = [f"{lab.name}: the source of cell {name} is newer than its output"
-             for name, made in digests.items() if known.get(name) != made]
-    gone = [f"{lab.name}: the outputs have a cell {name}, which the lab no longer has"
-            for name in known if name not in digests]
+    file = f"solutions/{lab.path.name}"
     if not stored:
-        return [f"{lab.name}: no outputs"]
-    return lines + gone
+        return [f"{file}: no outputs"]
+    known = {cell.id: cell.source for cell in stored.cells}
+    lines = [f"{file}:{source.line}: the source of cell {name} is newer than its output"
+             for name, source in sources.items() if known.get(name) != source.digest]
+    return lines + [f"{file}: there are outputs of a cell {name}, which is gone"
+                    for name in known if name not in sources]

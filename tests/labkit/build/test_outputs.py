@@ -8,6 +8,7 @@ from labcore.errors import LabError
 from labkit.build import outputs, read
 from labkit.build.cli import build
 from labkit.build.notebooks import worked_notebook
+from tests.labkit.build.conftest import line_of
 
 SOURCE, RELEASE, WORKED = (f"{folder}/90_sample.ipynb" for folder in
                            ("grader/source/90_sample", "notebooks", "notebooks/worked"))
@@ -18,11 +19,11 @@ COMMENT = ("# !echo the queue is empty", "# !echo the queue is full")
 @pytest.fixture
 def stored(author, root):
     """The sample lab, built, and outputs of all its cells: each prints its own ID."""
-    digests = worked_notebook(read(author()))[1]
+    sources = worked_notebook(read(author()))[1]
     build(root)
-    cells = tuple(outputs.CellOutputs(name, made, [
+    cells = tuple(outputs.CellOutputs(name, source.digest, [
         {"output_type": "execute_result", "data": {"text/plain": name}, "metadata": {}}])
-        for name, made in digests.items())
+        for name, source in sources.items())
     made = outputs.LabOutputs("2026-01-31", "2 CPU cores", cells)
     (root / OUTPUTS).parent.mkdir()
     (root / OUTPUTS).write_text(made.text)
@@ -56,12 +57,14 @@ def test_only_the_worked_notebook_has_outputs_and_says_where_they_are_from(store
      "global-batch"),
     (("expected=[16, 2]", "expected=[2 * 8, 2]"), "global-batch-check")])
 def test_a_changed_cell_is_stale_and_shows_no_output(stored, author, root, change, gone):
-    author(change)
+    path = author(change)
     build(root)
-    assert any(line.startswith(f"90_sample: the source of cell {gone}") and "newer" in line
-               for line in stale(root))
-    assert len(shown(root)) == len(stored.cells) - 1
-    assert not any(name.startswith(gone) and name == gone for name in shown(root))
+    (line, *rest) = stale(root)
+    number = line_of(path, change[1])
+    assert f"the source of cell {gone}" in line and "is newer than its output" in line
+    assert abs(int(line.split(":")[1]) - number) < 5 and line.startswith("solutions/90_sample.py:")
+    assert len(rest) == (gone == "explore-")  # its ID is another one now
+    assert len(shown(root)) == len(stored.cells) - 1 and gone not in shown(root)
 
 
 def test_a_changed_text_and_a_changed_hidden_test_leave_outputs_as_they_are(stored, author, root):
@@ -72,7 +75,7 @@ def test_a_changed_text_and_a_changed_hidden_test_leave_outputs_as_they_are(stor
 
 def test_a_lab_that_never_ran_has_no_outputs(author, root):
     author()
-    assert stale(root) == ["90_sample: no outputs"]
+    assert stale(root) == ["solutions/90_sample.py: no outputs"]
 
 
 def test_without_worked_notebooks_their_outputs_go_too(stored, root):

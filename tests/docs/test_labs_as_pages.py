@@ -59,13 +59,18 @@ RELEASED = [
     ("split", 'raise NotImplementedError("Your turn: define split here")',
      {"nbgrader": {"solution": True}}),
     ("split-check", 'check("split")', {"nbgrader": {"grade": True, "points": 2}}),
+    ("first", "!sbatch code/x.sh", {"tags": ["explore"]}),
     ("use", "half = split(8)", {"tags": ["explore"]}),
     ("later", "print(half)", {"tags": ["explore"]}),
+    ("run", "!sbatch code/x.sh {half} --timeline runs/mine", {"tags": ["explore"]}),
+    ("draw", "draw('runs/mine')", {"tags": ["explore"]}),
+    ("again", "!sbatch code/x.sh", {"tags": ["explore"]}),
     ("after", "print(len('x'))", {"tags": ["explore"]}),
     ("show", "print(getsource(f))", {"tags": ["explore"]})]
 ANSWER = "def split(layers):\n    return layers // 2, layers - layers // 2"
 PRINTED = {"look": "posix", "split-check": "passed", "use": "(4, 4)",
-           "later": "\x1b[1m4\x1b[0m < 5", "after": "1", "show": ANSWER}
+           "later": "\x1b[1m4\x1b[0m < 5", "after": "1", "show": ANSWER, "draw": "F0 B0",
+           **dict.fromkeys(("first", "run", "again"), "Submitted batch job 2")}
 
 
 @pytest.fixture
@@ -86,14 +91,14 @@ def read_outputs(tmp_path):
 
 def test_outputs_of_experiments_are_shown_and_those_of_answers_are_not(read_outputs):
     shown, label = read_outputs
-    assert set(shown) == {"look", "use", "later", "after"} and label == "From a run."
+    assert set(shown) == set(PRINTED) - {"split-check", "show"} and label == "From a run."
     assert "<pre>posix</pre>" in shown["look"]
 
 
 def test_outputs_that_use_an_answer_are_folded(read_outputs):
     shown, _ = read_outputs
     folded = {name for name, made in shown.items() if made.startswith("<details")}
-    assert folded == {"use", "later"}
+    assert folded == {"use", "later", "draw"}
     assert '<span class="ansi-bold">4</span> &lt; 5' in shown["later"]
 
 

@@ -18,7 +18,9 @@ from typing import Any
 from labkit.cells import Code, Role, role_of
 
 SHORTEST = 15  # characters of a line of an answer that an output must not repeat
-FOLDED = "Output, with the course's answers"
+FOLDED = "Output: open it after your own answer"
+SUBMITTED = re.compile(r"<pre>Submitted batch job \d+</pre>")
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+")
 TRAINER = ("mytrainer", "my_trainer")  # runs what students wrote
 Cell = Mapping[str, Any]
 
@@ -54,7 +56,8 @@ def read(root: Path, path: str, cells: list[Cell]) -> tuple[dict[str, str], str]
         if is_explore(cell) and cell["id"] in outputs:
             made = "".join(to_html(output) for output in outputs[cell["id"]])
             if not secrets & lines_of(made):
-                shown[cell["id"]] = _wrapped(made, cell["id"] in folded)
+                tells = cell["id"] in folded and not SUBMITTED.fullmatch(made)
+                shown[cell["id"]] = _wrapped(made, tells)
     return shown, source_of(worked[0]).rpartition("\n")[2].strip("*")
 
 
@@ -78,14 +81,15 @@ def secrets_of(worked: Iterable[Cell], released: Iterable[Cell]) -> set[str]:
 
 
 def needing_answers(cells: Iterable[Cell]) -> set[str]:
-    """Return the IDs of the explore cells that use an answer: its name, its file, or a name that
-    another such cell binds."""
+    """Return the IDs of the explore cells that use an answer: its name, its file, or what another
+    such cell makes of it (a name that it binds, or a path that it is the first to mention)."""
     names: set[str] = set()
     files: set[str] = set(TRAINER)
+    mentioned: set[str] = set()
     found = set()
     for cell in cells:
         source = source_of(cell)
-        code = Code(source)
+        code, paths = Code(source), set(PATH.findall(source))
         if cell["metadata"].get("nbgrader", {}).get("solution"):
             names |= code.stub_names
             files |= {code.path} if code.path else set()
@@ -93,7 +97,9 @@ def needing_answers(cells: Iterable[Cell]) -> set[str]:
             uses = {use.name for use in code.names.uses} | set(re.findall(r"[{$](\w+)", source))
             if uses & names or any(file in source for file in files):
                 found.add(cell["id"])
-                names |= set(code.names.binds)
+                names |= set(code.names.binds) - set(code.names.imports)
+                files |= paths - mentioned
+        mentioned |= paths
     return found
 
 

@@ -67,7 +67,7 @@ class LabOutputs:
     def label(self) -> str:
         """The sentence that tells readers what they see."""
         return (f"The outputs are from a run on {self.date}, on {self.machine}, without a GPU: "
-                "measured times are this machine's, and those of virtual GPUs are modeled.")
+                "measured times are that machine's, and those of virtual GPUs are modeled.")
 
 
 def path_of(name: str) -> str:

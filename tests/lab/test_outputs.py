@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,11 @@ from lab.outputs import cleaning, running
 from lab.outputs.cleaning import cleaned
 from labcore import own_labs, shipping
 from labkit.build.cli import build
+from slurmbox.clients import full_environment
+from slurmbox.install import locate
+from tests.conftest import cluster_processes
 from tests.labkit.build.conftest import SAMPLE
+from tests.needs import because
 
 HOME = Path("/tmp/lab-outputs-x1y2")
 SMALL = SAMPLE[:SAMPLE.index("# %% [markdown]\n# ## Exercise 2")]
@@ -163,3 +168,19 @@ def test_bad_input_is_an_error(arguments, said, lab, monkeypatch, capsys):
     assert cli.main(arguments) == 1
     assert said in capsys.readouterr().err
     assert not (lab / "notebooks" / "outputs").exists()
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_a_lab_runs_on_a_cluster_of_its_own_with_the_files_of_earlier_labs(tmp_path):
+    if locate() is None:
+        pytest.skip(because("slurm"))
+    (tmp_path / "tokens.bin").write_text("1 2 3")
+    with running.temporary_workspace("12_new", tmp_path, lambda line: None) as home:
+        assert (home / "data" / "tokens.bin").is_file() and (home / "notebooks").is_dir()
+        assert {path.name for path in (home / "mytrainer").glob("*.py")} >= {"ddp.py", "train.py"}
+        assert not (home / "mytrainer" / "fp8.py").exists()  # lab 13
+        queue = subprocess.run(["squeue", "--noheader"], env=full_environment(home),
+                               capture_output=True, text=True)
+        assert (queue.returncode, queue.stdout) == (0, "")
+    assert not home.exists() and not cluster_processes(home)

@@ -6,7 +6,6 @@ import argparse
 import datetime
 import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -82,16 +81,15 @@ def run_labs(root: Path, labs: list[Lab]) -> int:
         labs: the labs to run.
     """
     from corpus_tools import cli as data
-    from lab.outputs.running import no_slurm_variables
+    from lab.outputs.running import as_from_a_terminal
     from labcore.atomic import write_atomic
     from labkit.build.cli import build
     from labkit.build.outputs import path_of
     from slurmbox.install import require_slurm
 
     require_slurm()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the cluster must not stay
     failed = []
-    with tempfile.TemporaryDirectory(prefix="lab-data-") as folder, no_slurm_variables():
+    with tempfile.TemporaryDirectory(prefix="lab-data-") as folder, as_from_a_terminal():
         print("making the course's data", flush=True)
         data.ensure(Path(folder), lambda line: None)
         for lab in labs:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -117,11 +118,14 @@ def temporary_workspace(lab: str, data: Path, notify: Notify) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def no_slurm_variables() -> Iterator[None]:
-    """Hide the variables of a Slurm job and of a Jupyter server in which the command may run."""
+def as_from_a_terminal() -> Iterator[None]:
+    """Hide the variables of a Slurm job and of a Jupyter server in which the command may run, and
+    let SIGTERM end it as Ctrl-C does, so that no cluster stays."""
     hidden = {name: os.environ.pop(name) for name in list(os.environ)
               if name.startswith("SLURM_") or name == "JPY_PARENT_PID"}
+    handler = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:
+        signal.signal(signal.SIGTERM, handler)
         os.environ.update(hidden)

@@ -76,7 +76,7 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
             rank.error for rank in ranks if rank.error]:
         raise LabError(failed[0].partition("LabError: ")[2] or failed[0])
     accounts, world = [rank.account for rank in ranks], ranks[0].value
-    mfus = [one["flops"]["mfu"] for one in accounts]
+    mfus = [one["flops"]["mfu"] if one["flops"] else 0.0 for one in accounts]  # 0: no samples
     return Gain(world, world / len(ranks) * sum(one["tokens"]["per_second"] for one in accounts
                                                 if one["tokens"]),
                 max(one["memory"]["peak_allocated_bytes"] for one in accounts),

@@ -68,9 +68,13 @@ class DataParallel(torch.nn.Module):
             parts = flat.split([parameter.numel() for parameter in bucket])
             for parameter, part in zip(bucket, parts, strict=True):
                 if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad = self._no_gradient(parameter)
                 parameter.grad.copy_(part.view_as(parameter))
         self._reset()
+
+    def _no_gradient(self, parameter):
+        """Return zeros in the dtype of its gradients on the other ranks: fp32 also in bf16 training."""
+        return torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
     def _reset(self):
         self.weight = 1.0
@@ -89,8 +93,8 @@ class DataParallel(torch.nn.Module):
     def _start(self):
         """Start the all-reduce of the next bucket, weighted by this rank's samples."""
         bucket = self.buckets[len(self.started)]
-        flat = torch.cat([torch.zeros_like(parameter).flatten() if parameter.grad is None
-                          else parameter.grad.flatten() for parameter in bucket])
+        flat = torch.cat([(self._no_gradient(parameter) if parameter.grad is None
+                           else parameter.grad).flatten() for parameter in bucket])
         flat *= self.weight
         if self.all_reduce is None:
             work = dist.all_reduce(flat, async_op=True)

@@ -1,5 +1,6 @@
 """The parts that the site is made of: labs as Markdown, formulas, links, the navigation."""
 
+import base64
 import json
 import re
 import xml.etree.ElementTree as xml
@@ -73,6 +74,11 @@ PRINTED = {"look": "posix", "split-check": "passed", "use": "(4, 4)",
            **dict.fromkeys(("first", "run", "again"), "Submitted batch job 2")}
 
 
+# The headers of PNG images of 800 and of 1600 pixels per line.
+NARROW, WIDE = (base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + width.to_bytes(4)
+                                 + b"\0\0\1\0").decode() for width in (800, 1600))
+
+
 @pytest.fixture
 def read_outputs(tmp_path):
     """The outputs of a lab whose worked notebook printed PRINTED."""
@@ -107,9 +113,12 @@ def test_without_worked_notebooks_there_are_no_outputs(tmp_path):
 
 
 def test_a_picture_has_its_alternative_text():
-    made = outputs.to_html({"data": {"image/png": "aGk=\n", "text/plain": "x"},
+    made = outputs.to_html({"data": {"image/png": NARROW + "\n", "text/plain": "x"},
                             "metadata": {"image/png": {"alt": 'a "b"'}}})
-    assert '<img alt="a &quot;b&quot;" src="data:image/png;base64,aGk=">' in made
+    assert f'<img alt="a &quot;b&quot;" src="data:image/png;base64,{NARROW}">' in made
+    assert 'class="picture"' in made
+    made = outputs.to_html({"data": {"image/png": WIDE}, "metadata": {}})
+    assert 'class="picture wide"' in made
 
 
 @pytest.mark.parametrize("tex", [

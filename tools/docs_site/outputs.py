@@ -8,6 +8,7 @@ no outputs.
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
@@ -18,6 +19,7 @@ from typing import Any
 from labkit.cells import Code, Role, role_of
 
 SHORTEST = 15  # characters of a line of an answer that an output must not repeat
+WIDE = 1_150  # pixels of a picture
 FOLDED = "Output: open it after your own answer"
 SUBMITTED = re.compile(r"<pre>Submitted batch job \d+</pre>")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+")
@@ -111,7 +113,10 @@ def to_html(output: Mapping[str, Any]) -> str:
     if "image/png" in data:
         alt = output["metadata"].get("image/png", {}).get("alt", "")
         picture = "".join(data["image/png"]).replace("\n", "")
-        return (f'<div class="picture"><img alt="{html.escape(alt)}" '
+        # As in JupyterLab, a wide figure scrolls: shrunk, the labels in its boxes cannot be read.
+        width = int.from_bytes(base64.b64decode(picture[:32])[16:20])
+        kind = "picture wide" if width > WIDE else "picture"
+        return (f'<div class="{kind}"><img alt="{html.escape(alt)}" '
                 f'src="data:image/png;base64,{picture}"></div>')
     if "text/html" in data:
         return f'<div class="picture">{"".join(data["text/html"])}</div>'

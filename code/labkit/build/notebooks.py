@@ -111,8 +111,7 @@ def _notebook(lab: Lab, added: dict[int, str]) -> Any:
 
 def worked_notebook(lab: Lab) -> tuple[Any, dict[str, outputs.Source]]:
     """Return the notebook for self-learners, without outputs: answers and one line for each check,
-    without nbgrader's metadata. Also return the source of each code cell, by its ID; that of a
-    check is the whole check, whose output has the number of its cases.
+    without nbgrader's metadata. Also return the source of each code cell, by its ID.
     """
     from nbformat.v4 import new_notebook
 
@@ -132,13 +131,10 @@ def worked_notebook(lab: Lab) -> tuple[Any, dict[str, outputs.Source]]:
         cells.append(_cell(cell, source, ids, ("tags",)))
         roles.append(cell.role)
         lines[cells[-1].id] = cell.line
-    checks = {cell.id: cell.source for cell, role in zip(cells, roles, strict=True)
-              if role is Role.CHECK}
     cells = shortened(cells, roles, lab.name)
     cells[0].source += (f"\n\n*This is the worked notebook of [the lab](../{lab.name}.ipynb): "
                         "it shows one way to solve it.*")
-    sources = {cell.id: outputs.Source(outputs.digest_of(checks.get(cell.id, cell.source)),
-                                       lines[cell.id])
+    sources = {cell.id: outputs.Source(outputs.digest_of(cell.source), lines[cell.id])
                for cell in cells if cell.cell_type == "code"}
     return new_notebook(cells=cells, metadata=_metadata(lab)), sources
 

@@ -52,7 +52,7 @@ def test_several_programs_may_end_in_different_ways(program, ends, status):
     assert job.status == status
     if "wiki" in ends:
         assert [run.arguments[1] for run in job.runs] == ["wiki", "books", "news"]
-        with pytest.raises(Failed, match="starts mine[.]py 3 times"):
+        with pytest.raises(Failed, match=r"starts mine[.]py 3 times"):
             program(LOOP, arguments=["wiki", "books", "news"], ends=ends)
 
 

@@ -29,7 +29,7 @@ test-steps:
 	@$(RUN) lab install-slurm --accounting
 	-@$(RUN) lab install-sandbox
 	@$(RUN) ruff check .
-	@$(RUN) pytest -n 3 -m "not stress and not image and not oracle and not alone"
+	@$(RUN) pytest -n 2 -m "not stress and not image and not oracle and not alone"
 	@$(RUN) pytest -m alone --with-run-before
 
 test-fast:  ## what one runs while working

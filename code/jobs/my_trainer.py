@@ -9,10 +9,11 @@ The model, the data, and the flags are those of pretrain_gpt.py, so the same fla
 losses. Your files do the rest. launch.py joins the ranks and divides the samples among them, and
 train.py is the training loop; until you have written them, `join_ranks`, `own_samples`, and `train`
 below take their place. ddp.py averages gradients, with --overlap-grad-reduce during the backward
-pass, and with --ring-all-reduce through the ring of collectives.py. With --bf16 --fp8-format
-hybrid, the linear layers and the recipes that --fp8-recipe selects are yours, too. With
---samples-per-rank, ranks process different numbers of samples. There is no validation and no
-checkpoint yet.
+pass, and with --ring-all-reduce through the ring of collectives.py. With --bf16 and --fp16,
+precision.py keeps the master weights; --fp16 also needs unscale.py, scaler.py, and the train.py of
+lab 05, and --log-num-zeros-in-grad needs histogram.py. With --bf16 --fp8-format hybrid, the linear
+layers and the recipes that --fp8-recipe selects are yours, too. With --samples-per-rank, ranks
+process different numbers of samples. There is no validation and no checkpoint yet.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -85,8 +86,6 @@ class GPT(nn.Module):
         super().__init__()
         plain = replace(ctx, config=replace(ctx.config, fp8_format=None))
         self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
-        for parameter in self.parameters():  # micro-batches add up in fp32, as in Megatron-LM
-            parameter.grad_dtype = torch.float32
         self.first_micro_batch, self.scales = True, []
         if ctx.config.fp8_format is not None:
             self._use_fp8(ctx, pieces.load("fp8").Linear)
@@ -220,75 +219,147 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
     return OneProcess if ddp is None else ddp.DataParallel
 
 
-class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) over fp32 master weights.
+class MixedPrecision:
+    """An optimizer over fp32 master weights. Your precision.py takes the place of this class.
 
     16-bit parameters have fp32 copies, which are updated and then rounded (Micikevicius et al.
     2018, section 3.1); fp32 parameters are their own.
     """
 
-    def __init__(self, ctx: Context, model: GPT) -> None:
-        self.masters = {parameter: parameter if parameter.dtype == torch.float32 else
-                        parameter.detach().float() for parameter in model.parameters()}
-        self.gpt, self.ranks, config = model, ctx.grid.dp, ctx.config
-        matrices = [master for master in self.masters.values() if master.dim() > 1]
-        vectors = [master for master in self.masters.values() if master.dim() == 1]
-        self.adamw = torch.optim.AdamW(  # biases and layer norms do not decay
-            [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
-            betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
-            weight_decay=config.weight_decay, fused=True)
+    def __init__(self, parameters: Iterable[nn.Parameter],
+                 make_optimizer: Callable[[list[torch.Tensor]], torch.optim.Optimizer]) -> None:
+        """Create the master weights.
+
+        Args:
+            parameters: those of the model.
+            make_optimizer: returns an optimizer, given the master weights in the same order.
+        """
+        self.parameters = list(parameters)
+        for parameter in self.parameters:  # micro-batches add up in fp32, as in Megatron-LM
+            parameter.grad_dtype = torch.float32
+        self.masters = [parameter if parameter.dtype == torch.float32 else
+                        parameter.detach().float() for parameter in self.parameters]
+        self.optimizer = make_optimizer(self.masters)
 
     @property
     def param_groups(self) -> list[dict]:
-        return self.adamw.param_groups
+        return self.optimizer.param_groups
+
+    def zero_grad(self) -> None:
+        for parameter in (*self.parameters, *self.masters):
+            parameter.grad = None
+
+    def step(self) -> None:
+        """Update the master weights, and round them to the parameters."""
+        pairs = [pair for pair in zip(self.parameters, self.masters, strict=True)
+                 if pair[0] is not pair[1]]
+        for parameter, master in pairs:
+            master.grad = parameter.grad
+        self.optimizer.step()
+        for parameter, master in pairs:
+            parameter.data.copy_(master)
+
+
+class Optimizer:
+    """AdamW (Loshchilov & Hutter 2019) in mixed precision, which ends the step of FP8 layers."""
+
+    def __init__(self, ctx: Context, model: GPT) -> None:
+        self.gpt, self.ranks, config = model, ctx.grid.dp, ctx.config
+        precision = None if config.precision == "fp32" else pieces.load("precision")
+        make = MixedPrecision if precision is None else precision.MixedPrecision
+        self.mixed = make(model.parameters(), partial(adamw, config))
+
+    @property
+    def param_groups(self) -> list[dict]:
+        return self.mixed.param_groups
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        self.gpt.zero_grad(set_to_none)
+        self.mixed.zero_grad()
 
     def step(self) -> None:
         """Update the parameters, and the scales of FP8 layers."""
-        rounded = {parameter: master for parameter, master in self.masters.items()
-                   if parameter is not master}
-        for parameter, master in rounded.items():
-            master.grad = parameter.grad
-        self.adamw.step()
-        for parameter, master in rounded.items():
-            parameter.data.copy_(master)
+        self.mixed.step()
         self.gpt.end_step(self.ranks)
+
+
+def adamw(config: LoopConfig, masters: Sequence[torch.Tensor]) -> torch.optim.AdamW:
+    """Return AdamW over the master weights; biases and layer norms do not decay."""
+    matrices = [master for master in masters if master.dim() > 1]
+    vectors = [master for master in masters if master.dim() == 1]
+    return torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
+        betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
+        weight_decay=config.weight_decay, fused=True)
+
+
+def loss_scaler(config: LoopConfig) -> object | None:
+    """Return your LossScaler as the flags describe it, or None without --fp16.
+
+    pretrain_gpt.py divides each rank's loss by the number of ranks before the backward pass, and
+    your DataParallel divides the gradients after it. So with a scale that is smaller by this
+    factor, the 16-bit gradients of the two are the same, and so are their overflows.
+    """
+    if not config.fp16:
+        return None
+    make, ranks = pieces.load("scaler").LossScaler, config.world_size
+    if config.loss_scale is not None:  # a scale that is its own minimum, and never grows
+        return make(config.loss_scale / ranks, config.loss_scale / ranks, math.inf, 1)
+    return make(config.initial_loss_scale / ranks, config.min_loss_scale / ranks,
+                config.loss_scale_window, config.hysteresis)
 
 
 class StepLog:
     """Prints a line every --log-interval steps, as pretrain_gpt.py does, and for TensorBoard."""
 
-    def __init__(self, ctx: Context, learning_rate: Callable[[int], float]) -> None:
-        self.ctx, self.learning_rate = ctx, learning_rate
+    def __init__(self, ctx: Context, learning_rate: Callable[[int], float], gpt: GPT,
+                 scaler: object | None = None) -> None:
+        self.ctx, self.learning_rate, self.gpt, self.scaler = ctx, learning_rate, gpt, scaler
         self.board, self.status = TensorBoard(ctx), Status(ctx)
-        self.losses, self.started = [], ctx.device.now()
+        self.losses, self.steps, self.started = [], 0, ctx.device.now()  # since the last line
+        self.skipped_before = self.skipped = 0  # steps: up to the last line, and since
 
-    def __call__(self, iteration: int, loss: torch.Tensor, norm: torch.Tensor) -> None:
+    def __call__(self, iteration: int, loss: torch.Tensor, norm: torch.Tensor,
+                 skipped: bool = False) -> None:
         """Note the result of a step, on every rank.
 
         Args:
             iteration: number of the step, from 1.
             loss: mean loss over the global batch, one element.
             norm: gradient norm before clipping, one element.
+            skipped: whether a gradient overflowed, so that the step updated nothing.
         """
         config, ctx = self.ctx.config, self.ctx
-        self.losses.append(torch.as_tensor(loss).detach())
+        self.steps += 1
+        self.skipped += skipped
+        if not skipped:
+            self.losses.append(torch.as_tensor(loss).detach())
         if iteration % config.log_interval:
             return
-        seconds = (ctx.device.now() - self.started) / len(self.losses)
-        consumed = iteration * config.global_batch_size
-        shown = {"loss": ctx.read(torch.stack(self.losses).mean()),
-                 "norm": ctx.read(torch.as_tensor(norm))}
+        seconds = (ctx.device.now() - self.started) / self.steps
+        consumed, batch = iteration * config.global_batch_size, config.global_batch_size
+        advanced = consumed - batch * (self.skipped_before + self.skipped)
+        shown = {"loss": ctx.read(torch.stack(self.losses).mean()) if self.losses else None,
+                 "norm": None if skipped else ctx.read(torch.as_tensor(norm))}
+        nans = 0 if shown["loss"] is None else int(math.isnan(shown["loss"]))
+        scale = 1.0 if self.scaler is None else float(self.scaler.scale) * config.world_size
         ctx.print_rank_0(iteration_line(
             config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
-            lr=self.learning_rate(consumed), zeros=None, params_norm=None,
-            nans=int(math.isnan(shown["loss"])), **shown))
+            lr=self.learning_rate(advanced), zeros=self._zeros(), params_norm=None, nans=nans,
+            loss_scale=scale, skipped=self.skipped, **shown))
         self.board.scalar("lm loss", shown["loss"], iteration, consumed)
         self.board.scalar("grad-norm", shown["norm"], iteration, consumed)
+        if self.scaler is not None:
+            self.board.scalar("loss-scale", scale, iteration, consumed)
         self.status.step(iteration, seconds, shown)  # for `lab top`
-        self.losses, self.started = [], ctx.device.now()
+        self.skipped_before += self.skipped
+        self.losses, self.steps, self.skipped, self.started = [], 0, 0, ctx.device.now()
+
+    def _zeros(self) -> float | None:
+        """Return the zeros in the gradient, as your histogram.py counts them, if asked for."""
+        if not self.ctx.config.log_num_zeros_in_grad or not self.ctx.device.has_values:
+            return None
+        count = pieces.load("histogram").log2_histogram
+        return self.ctx.read(sum(count(parameter.grad)[0] for parameter in self.gpt.parameters()))
 
     def close(self) -> None:
         self.board.close()
@@ -334,7 +405,8 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
 
 
 def train(model: nn.Module, optimizer: Optimizer, batches: Callable[[int], Sequence[MicroBatch]],
-          learning_rate: Callable[[int], float], log: StepLog, args: LoopConfig) -> None:
+          learning_rate: Callable[[int], float], log: StepLog, args: LoopConfig,
+          scaler: object | None = None) -> None:
     """Train for args.train_iters steps. Your train.py takes the place of this function.
 
     Args:
@@ -344,17 +416,18 @@ def train(model: nn.Module, optimizer: Optimizer, batches: Callable[[int], Seque
             all steps before.
         learning_rate: returns the learning rate of the next step, given the same.
         log: called after each step with its number, from 1, and the loss of the global batch and
-            the gradient norm before clipping, each as a tensor.
+            the gradient norm before clipping, each as a tensor, and whether it was skipped.
         args: the flags.
+        scaler: your LossScaler; None without --fp16.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
     own = args.samples[rank] if args.samples is not None else args.global_batch_size // ranks
-    share, consumed = own / args.global_batch_size, 0
+    share, consumed, advanced = own / args.global_batch_size, 0, 0  # samples
     device = next(model.parameters()).device
     for iteration in range(1, args.train_iters + 1):
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(consumed)
-        model.zero_grad()
+            group["lr"] = learning_rate(advanced)
+        optimizer.zero_grad()
         if args.samples is not None:
             model.begin(own)  # before the backward pass, which sends the gradients
         loss, micro_batches = torch.zeros((), device=device), batches(consumed)
@@ -362,14 +435,19 @@ def train(model: nn.Module, optimizer: Optimizer, batches: Callable[[int], Seque
             # Gradients accumulate locally; only the last backward pass starts all-reduces.
             with nullcontext() if number == len(micro_batches) else model.no_sync():
                 part = model(batch) / len(micro_batches)
-                part.backward()
+                (part if scaler is None else part * scaler.scale).backward()
             loss += part.detach() * share
         model.finish()  # from here on, every rank has the gradient of the global batch
+        skipped = scaler is not None and scaler.unscale(model.parameters())
         norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
-        optimizer.step()
+        if not skipped:
+            optimizer.step()
+            advanced += args.global_batch_size
+        if scaler is not None:
+            scaler.update(skipped)
         consumed += args.global_batch_size
         dist.all_reduce(loss)
-        log(iteration, loss, norm)
+        log(iteration, loss, norm, skipped)
 
 
 def main(wrapper: type[nn.Module] | None = None) -> None:
@@ -396,15 +474,15 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     parameters = sum(weight.numel() for weight in model.parameters())
     ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
                      f"{pieces.describe()}")
-    learning_rate = rate_schedule(config)
-    log = StepLog(ctx, learning_rate)
+    learning_rate, scaler = rate_schedule(config), loss_scaler(config)
+    log = StepLog(ctx, learning_rate, gpt, scaler)
     data = Batches(ctx, text, tokenizer.eod, "training")
     # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
     with nullcontext() if config.overlap_grad_reduce else model.no_sync():
         (loop.train if loop else train)(
             model, Optimizer(ctx, gpt),
             batches_of(data, launch.own_samples if launch else own_samples), learning_rate, log,
-            config)
+            config, **({} if scaler is None else {"scaler": scaler}))
     log.close()
     dist.destroy_process_group()
 

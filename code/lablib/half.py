@@ -6,7 +6,7 @@ import contextlib
 import io
 import runpy
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +21,7 @@ from minimegatron.grid import GROUPS, Grid, Group
 from minimegatron.initialize import choose_device
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 SMALL = ("--device cpu --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 256 "
          "--max-position-embeddings 256 --attention-dropout 0 --hidden-dropout 0 --lr 1e-3 "

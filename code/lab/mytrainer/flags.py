@@ -31,7 +31,10 @@ DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "mer
 PARALLEL = ("overlap_grad_reduce", "ring_all_reduce")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
-PRECISION = ("bf16", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
+SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+# The loop always accumulates and averages gradients in fp32.
+PRECISION = ("bf16", "fp16", *SCALING, "accumulate_allreduce_grads_in_fp32",
+             "log_num_zeros_in_grad", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *PARALLEL, *REST, *PRECISION))
@@ -168,6 +171,11 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
                     and pieces.load(piece.name) is None):
                 raise UserError(f"{_shown(config, name)} needs {piece.shown}, which you write in "
                                 f"{piece.lab}; until then, leave the flag out")
+    loop = pieces.load("train") if config.fp16 and config.samples is None else None
+    if loop is not None and "scaler" not in inspect.signature(loop.train).parameters:
+        raise UserError("--fp16: train in mytrainer/train.py has no parameter scaler; lab 05, "
+                        "exercise 5, builds mytrainer/new/train.py with it, and `lab mytrainer "
+                        "--adopt train` puts that in place; until then, leave the flag out")
     if config.ring_all_reduce and "all_reduce" not in inspect.signature(wrapper).parameters:
         raise UserError("--ring-all-reduce: DataParallel in mytrainer/ddp.py has no parameter "
                         "all_reduce, which lab 04 describes; until then, leave the flag out")

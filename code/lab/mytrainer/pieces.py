@@ -66,6 +66,13 @@ PIECES = {piece.name: piece for piece in (
     Piece("ddp", "lab 04", ("DataParallel",), "data parallelism"),
     Piece("launch", "lab 04", ("connect", "own_samples"), "ranks and shares"),
     Piece("train", "lab 04", ("train",), "training loop"),
+    Piece("histogram", "lab 05", ("log2_histogram",), "gradient histogram", (
+        "log_num_zeros_in_grad",)),
+    Piece("precision", "lab 05", ("MixedPrecision",), "master weights", ("fp16",)),
+    Piece("unscale", "lab 05", ("unscale",), "overflow check", ("fp16",)),
+    Piece("scaler", "lab 05", ("LossScaler",), "loss scaling", (
+        "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
+        "hysteresis")),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
@@ -74,9 +81,6 @@ PIECES = {piece.name: piece for piece in (
 # The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
 # lab that teaches the trainer to use a file moves its line up to PIECES.
 LATER = (
-    Piece("precision", "lab 05", (), "mixed precision", (
-        "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
-        "hysteresis")),
     Piece("checkpointing", "lab 06", (), "activation checkpointing", (
         "recompute_granularity", "recompute_method", "recompute_num_layers",
         "recompute_activations", "activations_checkpoint_method")),
@@ -90,7 +94,8 @@ LATER = (
         "pipeline_model_parallel_layout")))
 # Extended versions, which students write beside the file that works and then adopt.
 EXTENDED = {piece.name: piece for piece in (
-    Piece(NEW + "ddp", "lab 14", ("DataParallel",), "unequal replicas"),)}
+    Piece(NEW + "train", "lab 05", ("train",), "loss scaling"),
+    Piece(NEW + "ddp", "lab 14", ("DataParallel",), "unequal replicas"))}
 
 
 class PieceError(LabError):

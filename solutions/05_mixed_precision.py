@@ -1,0 +1,1793 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Mixed precision
+#
+# The data sheet promises that 16-bit numbers make a V100 eight times as fast. Two colleagues have tried it. One got a
+# loss of NaN in the second step; the other's loss hardly moved. This lab reproduces both failures, and you build what
+# prevents them:
+#
+# - **First sitting, 75 minutes.** You look at real gradients as 16-bit hardware sees them, and write an optimizer with
+#   fp32 **master weights** for models in fp16 or bf16.
+# - **Second sitting, 75 minutes.** You write **dynamic loss scaling**: the overflow check that all ranks agree on, the
+#   scaler, and the training loop around them. Then your trainer trains in fp16 with the losses, the loss scale, and the
+#   skipped steps of this course's trainer.
+# - **Third sitting, 60 minutes.** You decide which operations may run in fp16, find out when fp16 needs *more* memory,
+#   and why the step is not eight times as fast.
+#
+# What happens to numbers is **real** here: your CPU computes with real fp16 and bf16 numbers. Time and memory on GPUs
+# are **virtual**, that is, modeled.
+
+# %% tags=["setup"]
+import os
+
+import torch
+import torch.distributed as dist
+
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
+os.makedirs("mytrainer/new", exist_ok=True)
+
+# %% tags=["check-setup"]
+from labkit import check
+
+# Answers cannot import these, because they contain the solutions.
+check.mask("layout_estimator", "minimegatron", "lab.mytrainer", "torch.amp", "torch.cuda.amp", "lablib.half")
+
+# %% tags=["explore"]
+from job_monitor import kernels, logs
+from lab import tensorboard
+from lab.mytrainer import gain
+from labcore.colors import bad, good, mark, result
+from lablib import half, jobs, plots
+from layout_estimator import costs
+
+jobs.connect()
+
+# %% [markdown]
+# ## Two ways to fail
+#
+# Both colleagues changed one line: `model.to(dtype)`, which converts the parameters, and with them the activations, the
+# gradients, and Adam's state. The first one trains in fp16, and the second fine-tunes in bf16, at a learning rate of
+# $10^{-5}$, as is usual there. Read the loop, and run it. The model is a small GPT on real text.
+
+# %% tags=["explore"] short={"steps=60": "steps=4", '"fp32 at 1e-5": (torch.float32, 1e-5)': '"fp32 at 1e-5": (torch.float32, 1e-4)'}
+def train(dtype, rate, steps=60):
+    """Train the small GPT with everything in one dtype; return the loss of each step."""
+    model, batches = half.small_gpt(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = model(next(batches))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+half.draw_losses({name: train(*settings) for name, settings in {
+    "fp16 at 1e-3": (torch.float16, 1e-3), "bf16 at 1e-5": (torch.bfloat16, 1e-5),
+    "fp32 at 1e-5": (torch.float32, 1e-5)}.items()})
+
+# %% [markdown]
+# Nothing is rigged: these are the numbers that 16 bits give. A floating-point number has a sign, an exponent, and
+# significant digits, and 16 bits are too few for both a wide range and many digits. The next cell asks PyTorch.
+
+# %% tags=["explore"]
+for name in ("float32", "float16", "bfloat16"):
+    kind = torch.finfo(getattr(torch, name))
+    print(f"{name:9} largest {kind.max:8.2g}   smallest normal {kind.tiny:8.2g}   smallest {kind.smallest_normal * kind.eps:8.2g}"
+          f"   1 and the next number differ by {kind.eps:.2g}")
+one = torch.tensor([70_000.0, 1e-8, 1 + 1e-3, 1 + 1e-4])
+print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
+
+# %% [markdown]
+# - A number beyond the range becomes infinite: an **overflow**. One that is too close to 0 becomes 0: an
+#   **underflow**. fp16 does this within the range of a gradient; **bf16** has the range of fp32.
+# - Every number is rounded, and bf16 rounds eight times more coarsely than fp16. An update smaller than half the
+#   distance between two numbers is lost: a weight of 0.02 in bf16 has neighbors at a distance of 0.00012, so Adam's
+#   steps of $10^{-5}$ do not change it at all. This is how the second colleague's loss stalls.
+#
+# The first one's NaN comes from Adam. Its second moment is a mean of *squared* gradients, which underflow to 0, and so
+# does its $\epsilon = 10^{-8}$. The first update divides by $\sqrt0+0$.
+#
+# **Mixed precision** ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)) keeps 16 bits for what is large
+# and computed often, and 32 bits for what is added up: master weights and Adam's state in fp32, and, for fp16, a loss
+# that is scaled so that gradients do not underflow. The V100 multiplies fp16 matrices on its **Tensor Cores**; the
+# A100 and the H100 bf16 ones, too, just as fast.
+
+# %% [markdown]
+# ## Where gradients are
+#
+# Is underflow a theoretical problem? The **exponent** $e$ of a number $x$ with $2^e \le |x| < 2^{e+1}$ decides. A
+# histogram over exponents shows at a glance what 16 bits can hold, and what a factor of $2^k$ does: it shifts the
+# histogram by $k$ bins.
+
+# %% [markdown]
+# ### Exercise 1: a histogram of exponents
+#
+# Write `log2_histogram`. It must be exact: 1023.99994, the fp32 number below 1,024, has the exponent 9, although its
+# logarithm rounds to 10. `torch.frexp` splits numbers without rounding. With `--log-num-zeros-in-grad`,
+# `my_trainer.py` counts the zeros of each step's gradient with your function.
+
+# %% answer="histogram"
+%%writefile mytrainer/histogram.py
+"""A histogram of a tensor's exponents."""
+
+import torch
+
+
+def log2_histogram(tensor, lowest=-40, highest=16):
+    """Count the elements of a tensor by their exponents.
+
+    Args:
+        tensor: of any shape and any floating-point dtype, in any state of autograd.
+        lowest: exponent of the first bin, which also counts all smaller elements except zeros.
+        highest: exponent of the last bin, which also counts all larger elements.
+
+    Returns the number of zeros, a tensor of one element, and the counts, int64
+    [highest - lowest + 1]. The sign does not matter.
+    """
+    ### BEGIN SOLUTION
+    values = tensor.detach().abs().flatten().float()
+    zeros = (values == 0).sum()
+    values = values[values > 0].clamp(max=2.0**highest)
+    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
+    return zeros, torch.bincount(bins, minlength=highest - lowest + 1)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def histogram_of(values, dtype, lowest, highest):
+    """Return the zeros and the counts of a matrix that requires a gradient."""
+    from mytrainer.histogram import log2_histogram
+
+    matrix = torch.tensor([values, values], dtype=getattr(torch, dtype), requires_grad=True)
+    zeros, counts = log2_histogram(matrix, lowest, highest)
+    return [zeros.item(), counts.tolist()]
+
+# %% check="histogram" points=3
+check.ranks(
+    histogram_of, ranks=1,
+    cases=[{"values": [1.0, 1.5, -2.0, 0.0, 0.3, 0.0], "dtype": "float32", "lowest": -3, "highest": 2},
+           {"values": [0.01, 1000.0, 4.0, -0.125, 0.0], "dtype": "float16", "lowest": -3, "highest": 2},
+           {"values": [1023.99994, -0.00097656244], "dtype": "float32", "lowest": -12, "highest": 10},
+           {"values": [6e-8, float("inf"), -1e-7], "dtype": "float16", "lowest": -26, "highest": -22}],
+    expected=[[[4, [0, 2, 0, 4, 2, 0]]], [[2, [4, 0, 0, 0, 0, 4]]], [[0, [0, 2] + [0] * 19 + [2, 0]]], [[0, [0, 0, 2, 2, 2]]]],
+    hints={"Negative elements are missing: only the magnitude counts.":
+               [[[4, [0, 2, 0, 4, 0, 0]]], [], [], []],
+           "Each of these exponents is rounded to the nearest integer. Which bin holds 1.5?":
+               [[[4, [0, 2, 0, 2, 4, 0]]], [], [], []],
+           "Zeros have no exponent: count them separately, and not in the first bin.":
+               [[[4, [4, 2, 0, 4, 2, 0]]], [], [], []],
+           "Elements beyond the first or the last bin are missing. The bins at the ends count them, too.":
+               [[], [[2, [2, 0, 0, 0, 0, 2]]], [], []],
+           "An exponent is off by one: the logarithm of a number just below a power of two is rounded.":
+               [[], [], [[0, [0, 0, 2] + [0] * 19 + [2]]], []]})
+### BEGIN HIDDEN TESTS
+import math
+
+
+def counted(values, lowest, highest):
+    counts, zeros = [0] * (highest - lowest + 1), 0
+    for value in values:
+        if value == 0:
+            zeros += 2
+        else:
+            counts[min(max(math.frexp(abs(value))[1] - 1, lowest), highest) - lowest] += 2
+    return [zeros, counts]
+
+
+drawn = check.draw(3, values=lambda dice: [dice.choice([0.0, 1.0, -1.0]) * dice.randint(16, 31) * 2.0**dice.randint(-16, 6)
+                                           for _ in range(40)], lowest=range(-12, -5), highest=range(0, 6))
+check.ranks(histogram_of, ranks=1, cases=[dict(case, dtype=dtype) for case, dtype in zip(
+                drawn, ("float32", "float16", "bfloat16"), strict=True)],
+            expected=lambda ranks, values, dtype, lowest, highest: [counted(values, lowest, highest)])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="histogram" hint="only the magnitude counts"
+# -    values = tensor.detach().abs().flatten().float()
+# +    values = tensor.detach().flatten().float()
+
+# %% [raw] mutant="histogram" hint="Which bin holds 1.5"
+# -    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
+# +    bins = values.log2().round().long().clamp(lowest, highest) - lowest
+
+# %% [raw] mutant="histogram" hint="Zeros have no exponent"
+# -    values = values[values > 0].clamp(max=2.0**highest)
+# +    values = values.clamp(max=2.0**highest)
+# -    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
+# +    bins = torch.where(values > 0, torch.frexp(values).exponent - 1, lowest).clamp(lowest, highest) - lowest
+
+# %% [raw] mutant="histogram" hint="The bins at the ends count them"
+# -    values = values[values > 0].clamp(max=2.0**highest)
+# -    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
+# +    bins = torch.frexp(values[values > 0]).exponent - 1
+# +    bins = bins[(bins >= lowest) & (bins <= highest)] - lowest
+
+# %% [raw] mutant="histogram" hint="is rounded"
+# -    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
+# +    bins = values.log2().floor().long().clamp(lowest, highest) - lowest
+
+# %% [raw] mutant="histogram" hint="requires grad"
+# -    values = tensor.detach().abs().flatten().float()
+# -    zeros = (values == 0).sum()
+# +    values = torch.from_numpy(abs(tensor.numpy())).flatten().float()
+# +    zeros = (values == 0).sum()
+
+# %% [markdown]
+# ### Predict the underflow
+#
+# The loss is a mean over tokens, and over micro-batches: if a step has 64 of them, each one's loss is divided by 64.
+# The next cell takes the first micro-batch of the small GPT in fp32, with 512 tokens and a vocabulary of 4,096. The
+# gradient of the **logits**, which the backward pass computes first, is $(p_v - [v\text{ is the label}])/(512 \cdot 64)$,
+# and an untrained model has $p_v \approx 1/4096$. fp16's smallest number is $2^{-24}$. What percentage of the logits'
+# gradients become 0 in fp16? And in bf16, whose smallest number is $2^{-133}$?
+
+# %% answer="guess-underflow"
+### BEGIN SOLUTION
+guess_fp16 = 90
+guess_bf16 = 1
+### END SOLUTION
+
+# %% tags=["explore"]
+from mytrainer import histogram
+
+
+def percent_lost(gradient, dtype):
+    """Return the percentage of the elements other than 0 that become 0 in a dtype."""
+    present = gradient[gradient != 0]
+    return 100 * (present.to(dtype) == 0).float().mean().item()
+
+
+gradients = half.gradients(micro_batches=64)
+check.compare("percent of the logits' gradients lost in fp16", guess_fp16, percent_lost(gradients["logits"], torch.float16))
+print(f"in bf16: {percent_lost(gradients['logits'], torch.bfloat16):.1f}%; you guessed {guess_bf16}")
+for name, gradient in gradients.items():
+    print(f"{name:20} lost in fp16: {result(f'{percent_lost(gradient, torch.float16):5.1f}%')}, with 1 micro-batch: "
+          f"{percent_lost(64 * gradient, torch.float16):.1f}%")
+half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist()
+                      for name, gradient in gradients.items()}, -40, -24)
+
+# %% [markdown]
+# Only the logits' gradients are lost, but every other gradient is computed from them: a backward pass in fp16 would
+# start with almost nothing but the labels' own terms. With a single micro-batch, or a loss that is multiplied by 64 or
+# more, all of them survive. How far to the right could you shift *this* histogram before its largest gradient
+# overflows, at $65{,}504 \approx 2^{16}$? There is room for a factor of more than a million, and the right factor
+# depends on the model, the batch, and how far training has come. So it is found by trial, in the second sitting.
+
+# %% [markdown]
+# ## Master weights
+#
+# The other failure, lost updates, has a simple remedy: update weights in fp32, and round them to 16 bits for the next
+# forward pass. Gradients need digits, too. A step adds up the gradients of all micro-batches, and a small addend is
+# lost in a large sum just as a small update is. By default, `.grad` has the parameter's dtype. PyTorch 2.10 lets you
+# change that: after `parameter.grad_dtype = torch.float32`, the backward pass still computes the gradient in 16 bits, and adds it to an
+# fp32 `.grad`. (Megatron-LM keeps an fp32 buffer, `main_grad`, for the same purpose.)
+
+# %% [markdown]
+# ### Exercise 2: the mixed-precision optimizer
+#
+# Write `MixedPrecision`, which wraps any optimizer. `my_trainer.py` uses it with `--bf16` and `--fp16`.
+#
+# - The model's parameters keep their dtypes. A parameter in fp32 is its own master weight.
+# - Micro-batches accumulate in fp32, in `.grad` of the model's parameters.
+# - `step()` updates the fp32 master weights with the wrapped optimizer and leaves their rounded values in the model.
+# - With Adam, fp16 parameters take 18 bytes each at the end of the backward pass and during the step: a copy of the
+#   gradient would be too much. In the forward pass, there are no gradients, so they take 14.
+
+# %% answer="precision"
+%%writefile mytrainer/precision.py
+"""Mixed precision: 16-bit parameters, fp32 gradients, and an optimizer over fp32 master weights."""
+
+import torch
+
+
+class MixedPrecision:
+    """Update fp32 master weights of a model's parameters with any optimizer."""
+
+    def __init__(self, parameters, make_optimizer):
+        """Create the master weights, and an optimizer for them.
+
+        Args:
+            parameters: those of the model, in fp16, bf16, or fp32.
+            make_optimizer: returns an optimizer, given a list of master weights, one for each
+                parameter and in the same order.
+        """
+        ### BEGIN SOLUTION
+        self.parameters = list(parameters)
+        self.masters = []
+        for parameter in self.parameters:
+            parameter.grad_dtype = torch.float32
+            is_master = parameter.dtype == torch.float32
+            self.masters.append(parameter if is_master else parameter.detach().float())
+        self.optimizer = make_optimizer(self.masters)
+        ### END SOLUTION
+
+    @property
+    def param_groups(self):
+        """The groups of the wrapped optimizer, in which the training loop sets the learning rate."""
+        ### BEGIN SOLUTION
+        return self.optimizer.param_groups
+        ### END SOLUTION
+
+    def zero_grad(self):
+        """Free all gradients, before a forward pass."""
+        ### BEGIN SOLUTION
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+        ### END SOLUTION
+
+    def step(self):
+        """Update the master weights from the parameters' gradients, and round them to the parameters."""
+        ### BEGIN SOLUTION
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.grad = parameter.grad
+        self.optimizer.step()
+        with torch.no_grad():
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                if parameter is not master:
+                    parameter.copy_(master)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def accumulated(dtype, gradients):
+    """Run a backward pass for each gradient of one parameter; return .grad's dtype and value."""
+    from mytrainer.precision import MixedPrecision
+
+    parameter = torch.nn.Parameter(torch.ones(1, dtype=getattr(torch, dtype)))
+    optimizer = MixedPrecision([parameter], lambda masters: torch.optim.SGD(masters, lr=0.1))
+    optimizer.zero_grad()
+    for gradient in gradients:
+        (parameter * gradient).sum().backward()
+    return [str(parameter.grad.dtype), parameter.grad.item()]
+
+
+def updated(dtypes, start, gradients, rate):
+    """Update a parameter of each dtype, one gradient per step; return their dtypes and values."""
+    from mytrainer.precision import MixedPrecision
+
+    parameters = [torch.nn.Parameter(torch.tensor([start], dtype=getattr(torch, dtype))) for dtype in dtypes]
+    parameters.append(torch.nn.Parameter(torch.ones(1)))  # it has no gradient
+    optimizer = MixedPrecision(parameters, lambda masters: torch.optim.SGD(masters, lr=100.0))
+    for gradient in gradients:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        for parameter in parameters[:-1]:
+            (parameter * gradient).sum().backward()
+        optimizer.step()
+    return [[str(parameter.dtype), parameter.item()] for parameter in parameters]
+
+
+def precision_steps(width, layers, samples, steps):
+    """Train a stack of linear layers in fp16 on a GPU."""
+    from functools import partial
+
+    from mytrainer.precision import MixedPrecision
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda", dtype=torch.float16)
+                                  for _ in range(layers)))
+    optimizer = MixedPrecision(model.parameters(), partial(torch.optim.AdamW, lr=1e-3, fused=True))
+    inputs = torch.zeros(samples, width, device="cuda", dtype=torch.float16)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(inputs).sum().backward()
+        optimizer.step()
+
+# %% check="precision" points=6
+with check.parts():
+    with check.part(2, "accumulates micro-batches in fp32"):
+        check.ranks(
+            accumulated, ranks=1,
+            cases=[{"dtype": "bfloat16", "gradients": [1.0] + [2.0**-9] * 63},
+                   {"dtype": "float16", "gradients": [1.0] + [2.0**-12] * 63}],
+            expected=[[["torch.float32", 1.123046875]], [["torch.float32", 1.015380859375]]],
+            hints={"63 small gradients are lost: each is smaller than half the distance between two 16-bit numbers. "
+                   "The sum needs fp32.": [[["torch.bfloat16", 1.0]], [["torch.float16", 1.0]]]})
+        ### BEGIN HIDDEN TESTS
+        check.ranks(
+            accumulated, ranks=1, rel=1e-6,
+            cases=check.draw(3, dtype=["bfloat16", "float16"], gradients=lambda dice: [
+                dice.randint(-127, 127) * 2.0**-7 * dice.choice([1, 2.0**-6]) for _ in range(64)]),
+            expected=lambda ranks, dtype, gradients: [["torch.float32", sum(gradients)]])
+        ### END HIDDEN TESTS
+    with check.part(2, "updates fp32 master weights"):
+        kinds = ["float16", "bfloat16", "float32"]
+        check.ranks(
+            updated, ranks=1, rel=1e-3,
+            cases=[{"dtypes": kinds, "start": 1.0, "gradients": [1.0, 1.0], "rate": 0.0625},
+                   {"dtypes": kinds, "start": 1.0, "gradients": [1.0] * 40, "rate": 1e-4}],
+            expected=[[[["torch.float16", 0.875], ["torch.bfloat16", 0.875], ["torch.float32", 0.875], ["torch.float32", 1.0]]],
+                      [[["torch.float16", 0.996], ["torch.bfloat16", 0.996], ["torch.float32", 0.996], ["torch.float32", 1.0]]]],
+            hints={"40 small updates are lost in 16 bits: each is smaller than half the distance between two numbers. "
+                   "The optimizer must update fp32 weights.":
+                       [[[["torch.float16", 0.875], ["torch.bfloat16", 0.875], ["torch.float32", 0.875], ["torch.float32", 1.0]]],
+                        [[["torch.float16", 1.0], ["torch.bfloat16", 1.0], ["torch.float32", 0.996], ["torch.float32", 1.0]]]],
+                   "The model in 16 bits never changes: round the master weights to its parameters.":
+                       [[[["torch.float16", 1.0], ["torch.bfloat16", 1.0], ["torch.float32", 0.875], ["torch.float32", 1.0]]],
+                        [[["torch.float16", 1.0], ["torch.bfloat16", 1.0], ["torch.float32", 0.996], ["torch.float32", 1.0]]]],
+                   "The gradients of all steps add up: does zero_grad() free those of the model's parameters?":
+                       [[[["torch.float16", 0.8125], ["torch.bfloat16", 0.8125], ["torch.float32", 0.8125], ["torch.float32", 1.0]]],
+                        [[["torch.float16", 0.918], ["torch.bfloat16", 0.918], ["torch.float32", 0.918], ["torch.float32", 1.0]]]],
+                   "The model's parameters are in fp32 now, so its GEMMs cannot use fp16 Tensor Cores.":
+                       [[[["torch.float32", 0.875], ["torch.float32", 0.875], ["torch.float32", 0.875], ["torch.float32", 1.0]]], []],
+                   "The learning rate that the loop sets has no effect: param_groups are those of the wrapped optimizer.":
+                       [[[["torch.float16", -199.0], ["torch.bfloat16", -199.0], ["torch.float32", -199.0], ["torch.float32", 1.0]]], []]})
+        ### BEGIN HIDDEN TESTS
+        check.ranks(
+            updated, ranks=1, rel=8e-3,
+            cases=check.draw(3, dtypes=[["float16"], ["bfloat16", "float32"]], start=check.between(1.0, 1.5),
+                             gradients=lambda dice: [dice.uniform(0.5, 1.0)] * dice.randint(100, 300), rate=[2e-4]),
+            expected=lambda ranks, dtypes, start, gradients, rate: [
+                [[f"torch.{dtype}", start - rate * sum(gradients)] for dtype in dtypes] + [["torch.float32", 1.0]]])
+        ### END HIDDEN TESTS
+    with check.part(2, "needs 18 bytes per parameter, and 14 in the forward pass"):
+        # 2**27 parameters: the step takes 2.25 GiB, and a copy of the gradients 0.5 GiB more.
+        small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3}, "h100:1",
+                           least={"flops": 3 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
+        check.pass_mark(small.peak_memory, error=small.memory_error, below=2.62, hint=(
+            f"{small.peak_memory:.2f} GiB at the peak, {small.peak_memory * 2**30 / 2**27:.0f} bytes per parameter: the "
+            "step holds more than one fp32 tensor for each gradient."))
+        # 12.4 bytes of activations for each parameter: the forward pass needs most.
+        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 22_528, "steps": 3}, "h100:1",
+                           least={"flops": 3 * 23 * 2 * 22_528 * 4096**2, "dtype": "fp16",
+                                  "live": 14 * 2**27 + 9 * 2 * 22_528 * 4096})
+        check.pass_mark(large.peak_memory, error=large.memory_error, below=3.65, hint=(
+            f"{large.peak_memory:.2f} GiB at the peak: something that only the backward pass and the step need is still "
+            "allocated in the next forward pass."))
+
+# %% [raw] mutant="precision" hint="The sum needs fp32"
+# -            parameter.grad_dtype = torch.float32
+# +            pass
+# -            master.grad = parameter.grad
+# +            master.grad = None if parameter.grad is None else parameter.grad.to(master.dtype)
+
+# %% [raw] mutant="precision" hint="never changes"
+# -        with torch.no_grad():
+# -            for parameter, master in zip(self.parameters, self.masters, strict=True):
+# -                if parameter is not master:
+# -                    parameter.copy_(master)
+
+# %% [raw] mutant="precision" hint="gradients of all steps add up"
+# -        for tensor in (*self.parameters, *self.masters):
+# -            tensor.grad = None
+# +        for tensor in self.masters:
+# +            if all(tensor is not parameter for parameter in self.parameters):
+# +                tensor.grad = None
+
+# %% [raw] mutant="precision" hint="The optimizer must update fp32 weights"
+# -            is_master = parameter.dtype == torch.float32
+# -            self.masters.append(parameter if is_master else parameter.detach().float())
+# +            self.masters.append(parameter)
+
+# %% [raw] mutant="precision" hint="more than one fp32 tensor for each gradient"
+# -            master.grad = parameter.grad
+# +            master.grad = None if parameter.grad is None else parameter.grad.clone()
+
+# %% [raw] mutant="precision" hint="still allocated in the next forward pass"
+# -        for tensor in (*self.parameters, *self.masters):
+# -            tensor.grad = None
+# +        for parameter in self.parameters:
+# +            parameter.grad = None
+
+# %% [raw] mutant="precision" hint="cannot use fp16 Tensor Cores"
+# -            is_master = parameter.dtype == torch.float32
+# -            self.masters.append(parameter if is_master else parameter.detach().float())
+# +            parameter.data = parameter.data.float()
+# +            self.masters.append(parameter)
+
+# %% [raw] mutant="precision" hint="has no effect"
+# -        return self.optimizer.param_groups
+# +        return [{"params": self.parameters, "lr": 0.0}]
+
+# %% [markdown]
+# How large is the error that fp32 sums avoid? The next cell adds up the gradients of 64 micro-batches of the small GPT,
+# each computed in bf16, in both ways, and compares the sums with one in fp64.
+
+# %% tags=["explore"] short={"range(64)": "range(4)"}
+model, batches = half.small_gpt(torch.bfloat16)
+weight = dict(model.named_parameters())["stage.decoder.layers.0.mlp.linear_fc1.weight"]
+sums = {dtype: torch.zeros_like(weight, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64)}
+errors = {"bf16": [], "fp32": []}
+for _ in range(64):
+    model.zero_grad()
+    model(next(batches)).backward()
+    for dtype, total in sums.items():
+        total += weight.grad.to(dtype)
+    exact = sums[torch.float64]
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        errors[name].append(((sums[dtype].double() - exact).norm() / exact.norm()).item() + 1e-12)
+half.draw_errors(errors)
+
+# %% [markdown]
+# In bf16, the error grows with every micro-batch, and it is a bias, not noise: small addends are lost, never doubled.
+# This is why Megatron-LM, and your trainer, accumulate and all-reduce gradients in fp32.
+#
+# **This is the end of the first sitting.** With `--bf16`, your trainer works already, because bf16 has the range of
+# fp32. Train GPT-2 small on one and on eight virtual H100s, in fp32 and with your master weights:
+
+# %% tags=["explore"] short={'("h100:1", "h100:8")': '("h100:1",)', "{gain.MODEL}": "{gain.MODEL} --num-layers 2"}
+for gpus in ("h100:1", "h100:8"):
+    for flags in ("", "--bf16"):
+        gained = gain.measure(gpus, flags=f"{gain.MODEL} {flags}")
+        print(f"{gpus:6} {flags or '(fp32)':8} {1000 * gained.seconds:6.1f} ms per step, "
+              f"{result(f'{gained.tokens:9,.0f} tokens/s')}, {gained.peak / 2**30:.2f} GiB, MFU {gained.mfu:.0%} (modeled)")
+
+# %% [markdown]
+# On a V100, which has no bf16, training needs the rest of this lab. An H100 can do both, and most models since 2020
+# have been trained in bf16, because it needs no loss scaling.
+
+# %% [markdown]
+# ## Loss scaling
+#
+# **The second sitting starts here.** Multiply the loss by a scale $S$, and the chain rule multiplies every gradient by
+# $S$: the histogram moves to the right by $\log_2 S$ bins. In fp32, the gradients are divided by $S$ again,
+# **unscaled**, before anything looks at them. If $S$ is too large, a gradient overflows to infinity, and spreads: $\infty - \infty$ and
+# $0 \cdot \infty$ are NaN. Such a step must not update anything. It is **skipped**, and the next one has a smaller
+# scale.
+#
+# Who notices? With data parallelism, an infinite gradient reaches all ranks with the average. But in later labs, ranks
+# hold different parts of the gradient: shards of it (lab 08), of each matrix (lab 09), or whole layers (lab 10). If rank 1 skips
+# the step and the others do not, the model falls apart without an error. So all ranks must agree: every rank
+# contributes what it found to an all-reduce.
+
+# %% [markdown]
+# ### Exercise 3: unscale, and agree on overflows
+#
+# Write `unscale`. The check runs it on ranks with different gradients, only one of which overflows. Some of them hold
+# large gradients that are finite. What the ranks exchange may have at most 64 bytes, and their number of collectives
+# must not depend on what they find.
+
+# %% answer="unscale"
+%%writefile mytrainer/unscale.py
+"""Unscale gradients, and find out whether any rank's overflowed."""
+
+import torch
+import torch.distributed as dist
+
+
+def unscale(parameters, scale):
+    """Divide the gradients by the loss scale, in place.
+
+    Args:
+        parameters: those of this rank; .grad is fp32, or None for a parameter that was not used.
+        scale: the loss scale.
+
+    Returns True on all ranks if any gradient of any rank is infinite or NaN, else False.
+    """
+    ### BEGIN SOLUTION
+    parameters = list(parameters)
+    overflow = torch.zeros((), device=parameters[0].device)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad /= scale
+            overflow += (~parameter.grad.isfinite()).any()
+    dist.all_reduce(overflow)
+    return bool(overflow > 0)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def unscaled(gradients, scale):
+    """Unscale gradients, one for each parameter; return whether one overflowed, and their values."""
+    from mytrainer.unscale import unscale
+
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = torch.tensor(gradient)
+    overflow = unscale((parameter for parameter in parameters), scale)
+    # After an overflow, nobody needs the values.
+    return [overflow, [] if overflow else [None if parameter.grad is None else parameter.grad.tolist()
+                                           for parameter in parameters]]
+
+
+def unscale_on_gpu(width, layers):
+    """Unscale the gradients of some matrices on a GPU."""
+    from mytrainer.unscale import unscale
+
+    parameters = [torch.nn.Parameter(torch.empty(width, width, device="cuda")) for _ in range(layers)]
+    for parameter in parameters:
+        parameter.grad = torch.empty_like(parameter)
+    if unscale(parameters, 1024.0):
+        raise RuntimeError("unscale() reports an overflow, but the gradients are finite")
+
+# %% check="unscale" points=5
+inf, nan = float("inf"), float("nan")
+fine, huge = [[2048.0, -1024.0], [512.0, 0.0]], [[3e38, 3e38], [-3e38, 1024.0]]
+runs = check.ranks(
+    unscaled, ranks=3, rel=1e-5,
+    cases=[{"gradients": check.by_rank([fine, fine, [[1024.0, 0.0], None]]), "scale": 1024.0},
+           {"gradients": check.by_rank([fine, [[1.0, 2.0], [3.0, inf]], fine]), "scale": 1024.0},
+           {"gradients": check.by_rank([fine, fine, [[nan, 1.0], None]]), "scale": 1024.0},
+           {"gradients": check.by_rank([[[-inf, 1.0], [inf, 1.0]], fine, [None, fine[0]]]), "scale": 1024.0},
+           {"gradients": check.by_rank([huge, huge, fine]), "scale": 2.0}],
+    expected=[[[False, [[2.0, -1.0], [0.5, 0.0]]], [False, [[2.0, -1.0], [0.5, 0.0]]], [False, [[1.0, 0.0], None]]], [[True, []]] * 3, [[True, []]] * 3,
+              [[True, []]] * 3,
+              [[False, [[1.5e38, 1.5e38], [-1.5e38, 512.0]]]] * 2 + [[False, [[1024.0, -512.0], [256.0, 0.0]]]]],
+    hints={"Only the rank whose gradient overflowed skips its step. The ranks must agree.":
+               [[], [[False, [[2.0, -1.0], [0.5, 0.0]]], [True, []], [False, [[2.0, -1.0], [0.5, 0.0]]]], [], [], []],
+           "NaN is an overflow, too: it is what becomes of infinity minus infinity.":
+               [[], [], [[False, [[2.0, -1.0], [0.5, 0.0]]], [False, [[2.0, -1.0], [0.5, 0.0]]], [False, [[1e999 - 1e999, 0.0009765625], None]]], [], []],
+           "These gradients are finite, but their sum or their norm is not. Look at the elements.":
+               [[], [], [], [], [[True, []]] * 3],
+           "The gradients are still multiplied by the scale.":
+               [[[False, [[2048.0, -1024.0], [512.0, 0.0]]], [False, [[2048.0, -1024.0], [512.0, 0.0]]],
+                 [False, [[1024.0, 0.0], None]]], [], [], [], []],
+           "Some ranks call a collective that the others do not call: every rank must take part, whatever it finds.":
+               "deadlock"})
+
+
+def require_small(runs):
+    """Require of every run that all ranks exchange something, and little."""
+    for run in runs:
+        for rank in range(len(run.values)):
+            size = run.bytes(rank)
+            check.that(0 < size <= 64, f"Rank {rank} exchanges {size} bytes with the others. One number is enough, and "
+                       "necessary.")
+
+
+require_small(runs)
+# 512 MiB of gradients: reading, scaling, and writing them once takes 0.4 ms on an H100.
+cost = check.gpus(unscale_on_gpu, {"width": 4096, "layers": 8}, "h100:1", least={"live": 2 * 4 * 8 * 4096**2})
+check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.35, hint=(
+    f"{cost.peak_memory:.2f} GiB at the peak for parameters and gradients of 1 GiB: unscale in place, one gradient at a time."))
+### BEGIN HIDDEN TESTS
+import numpy as np
+
+
+def agreed(ranks, gradients, scale):
+    flat = [np.array([one for one in own if one is not None], dtype=float) for own in gradients]
+    if not all(np.isfinite(own).all() for own in flat):
+        return [[True, []]] * ranks
+    return [[False, [None if one is None else [value / scale for value in one] for one in own]] for own in gradients]
+
+
+for ranks in (1, 2, 4):
+    drawn = check.draw(2, scale=[256.0, 65536.0], gradients=check.for_each_rank(check.between(-9, 9), [3, 2]))
+    where = check.draw(1, value=["inf", "-inf", "nan"], at=range(3))
+    (broken,) = check.draw(1, scale=[256.0], gradients=check.for_each_rank(
+        lambda dice: dice.choice([float(where[0]["value"]), 1.0]), [3, 2]))
+    require_small([run for run in check.ranks(unscaled, ranks=ranks, rel=1e-5, cases=[*drawn, broken], expected=agreed)
+                   if ranks > 1])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="unscale" hint="The ranks must agree"
+# -    dist.all_reduce(overflow)
+
+# %% [raw] mutant="unscale" hint="NaN is an overflow"
+# -            overflow += (~parameter.grad.isfinite()).any()
+# +            overflow += parameter.grad.isinf().any()
+
+# %% [raw] mutant="unscale" hint="their norm is not"
+# -            overflow += (~parameter.grad.isfinite()).any()
+# +            overflow += float(not parameter.grad.norm().isfinite())
+
+# %% [raw] mutant="unscale" hint="still multiplied by the scale"
+# -            parameter.grad /= scale
+
+# %% [raw] mutant="unscale" hint="whatever it finds"
+# -    dist.all_reduce(overflow)
+# +    if overflow > 0:
+# +        dist.all_reduce(overflow)
+
+# %% [raw] mutant="unscale" hint="One number is enough, and necessary"
+# -    dist.all_reduce(overflow)
+# +    for parameter in parameters:
+# +        found = overflow.repeat(32)
+# +        dist.all_reduce(found)
+# +        overflow += found[0]
+
+# %% [raw] mutant="unscale" hint="one gradient at a time"
+# -    for parameter in parameters:
+# -        if parameter.grad is not None:
+# -            parameter.grad /= scale
+# -            overflow += (~parameter.grad.isfinite()).any()
+# +    copies = [None if parameter.grad is None else parameter.grad / scale for parameter in parameters]
+# +    for parameter, copy in zip(parameters, copies, strict=True):
+# +        if copy is not None:
+# +            parameter.grad.copy_(copy)
+# +            overflow += (~copy.isfinite()).any()
+
+# %% [markdown]
+# ## A scale that finds its own size
+#
+# A **dynamic** loss scaler raises the scale until a gradient overflows, and then lowers it. Megatron-LM's rules, with
+# the names of its flags and their default values:
+#
+# | flag | rule |
+# |---|---|
+# | `--initial-loss-scale 4294967296` | The first scale, $2^{32}$, is far too high on purpose. |
+# | `--loss-scale-window 1000` | After so many steps in a row without an overflow, the scale doubles. A step with an overflow starts the count again, and so does a doubling. |
+# | `--hysteresis 2` | Overflows that the scaler tolerates: with 2, the first one skips its step but leaves the scale, and from the second one on, every overflow halves it. The tolerance is restored when the scale doubles, and only then. |
+# | `--min-loss-scale 1` | The scale never falls below. |
+#
+# PyTorch's own scaler, `torch.amp.GradScaler`, follows the first two rules, has no minimum, and no hysteresis: it acts
+# like `--hysteresis 1`.
+
+# %% [markdown]
+# ### Exercise 4: the loss scaler
+#
+# Write `LossScaler`. With hysteresis 1 and a minimum that is never reached, the check compares it with
+# `torch.amp.GradScaler` on random sequences of overflows. `my_trainer.py` makes a fixed scale (`--loss-scale`) out of it by
+# setting `minimum` to the scale, and `window` to `math.inf`.
+
+# %% answer="scaler"
+%%writefile mytrainer/scaler.py
+"""Dynamic loss scaling, with the rules of Megatron-LM."""
+
+from mytrainer.unscale import unscale
+
+
+class LossScaler:
+    """The loss scale, and what it depends on.
+
+    Attributes:
+        scale: multiplies the loss of the next step.
+    """
+
+    def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
+        """Start with the scale `initial`; the table of flags describes the other arguments."""
+        self.scale = initial
+        self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
+        ### BEGIN SOLUTION
+        self.good_steps, self.tolerated = 0, hysteresis
+        ### END SOLUTION
+
+    def unscale(self, parameters):
+        """Divide the gradients by the scale; return whether one overflowed on any rank."""
+        return unscale(parameters, self.scale)
+
+    def update(self, overflow):
+        """Adapt the scale after a step.
+
+        Args:
+            overflow: whether a gradient of this step overflowed, so that it was skipped.
+        """
+        ### BEGIN SOLUTION
+        if overflow:
+            self.good_steps = 0
+            self.tolerated -= 1
+            if self.tolerated <= 0:
+                self.scale = max(self.scale / 2, self.minimum)
+            return
+        self.good_steps += 1
+        if self.good_steps == self.window:
+            self.scale *= 2
+            self.good_steps, self.tolerated = 0, self.hysteresis
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def scales(initial, minimum, window, hysteresis, overflows):
+    """Return the scale after each step, given whether it overflowed (1 or 0)."""
+    import math
+
+    from mytrainer.scaler import LossScaler
+
+    scaler = LossScaler(initial, minimum, window or math.inf, hysteresis)
+    found = []
+    for overflow in overflows:
+        scaler.update(bool(overflow))
+        found.append(scaler.scale)
+    return found
+
+# %% check="scaler" points=4
+from itertools import accumulate
+
+check.ranks(
+    scales, ranks=1,
+    cases=[{"initial": 64.0, "minimum": 1.0, "window": 3, "hysteresis": 1, "overflows": [0, 0, 0, 0, 1, 0, 0, 0]},
+           {"initial": 64.0, "minimum": 1.0, "window": 3, "hysteresis": 2, "overflows": [1, 0, 1, 1, 0, 0, 0, 1, 1]},
+           {"initial": 8.0, "minimum": 4.0, "window": 3, "hysteresis": 1, "overflows": [1, 1, 1, 0, 0, 0]},
+           {"initial": 8.0, "minimum": 8.0, "window": 0, "hysteresis": 1, "overflows": [0, 0, 1, 1, 0, 0]}],
+    expected=[[[64.0, 64.0, 128.0, 128.0, 64.0, 64.0, 64.0, 128.0]],
+              [[64.0, 64.0, 32.0, 16.0, 16.0, 16.0, 32.0, 32.0, 16.0]],
+              [[4.0, 4.0, 4.0, 4.0, 4.0, 8.0]], [[8.0] * 6]],
+    hints={"An overflow does not start the count again: steps in a row are counted.":
+               [[[64.0, 64.0, 128.0, 128.0, 64.0, 64.0, 128.0, 128.0]], [], [], []],
+           "The first overflow halves the scale, although the hysteresis tolerates it.":
+               [[], [[32.0, 32.0, 16.0, 8.0, 8.0, 8.0, 16.0, 8.0, 4.0]], [], []],
+           "A good step restores the tolerance. Only a doubling may.":
+               [[], [[64.0, 64.0, 64.0, 32.0, 32.0, 32.0, 64.0, 64.0, 32.0]], [], []],
+           "The tolerance is not restored when the scale doubles.":
+               [[], [[64.0, 64.0, 32.0, 16.0, 16.0, 16.0, 32.0, 16.0, 8.0]], [], []],
+           "The scale falls below its minimum.": [[], [], [[4.0, 2.0, 1.0, 1.0, 1.0, 2.0]], []],
+           "One step late: the step that completes the window counts, too.":
+               [[[64.0, 64.0, 64.0, 128.0, 64.0, 64.0, 64.0, 64.0]], [], [], []]})
+### BEGIN HIDDEN TESTS
+import torch
+
+
+def by_torch(initial, window, overflows):
+    """Return the scales of torch.amp.GradScaler, given which steps overflow."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=initial, growth_interval=window)
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer, found = torch.optim.SGD([weight], lr=0.0), []
+    for overflow in overflows:
+        weight.grad = scaler.scale(torch.tensor([float("inf") if overflow else 1.0]))
+        scaler.step(optimizer)
+        scaler.update()
+        found.append(scaler.get_scale())
+    return found
+
+
+drawn = check.draw(4, initial=[2.0**16, 2.0**20], window=[2, 3, 5], overflows=lambda dice: [
+    int(dice.random() < 0.25) for _ in range(60)])
+check.ranks(scales, ranks=1, cases=[dict(case, minimum=2.0**-60, hysteresis=1) for case in drawn],
+            expected=lambda ranks, initial, minimum, window, hysteresis, overflows: [by_torch(initial, window, overflows)])
+
+
+def by_rules(initial, minimum, window, hysteresis, overflows):
+    def after(state, overflow):
+        scale, good, left = state
+        if overflow:
+            return (max(scale / 2, minimum) if left <= 1 else scale), 0, left - 1
+        return (2 * scale, 0, hysteresis) if good + 1 == window else (scale, good + 1, left)
+
+    return [scale for scale, _, _ in accumulate(overflows, after, initial=(initial, 0, hysteresis))][1:]
+
+
+drawn = check.draw(4, initial=[2.0**6, 2.0**9], minimum=[1.0, 16.0], window=[2, 3, 5], hysteresis=[1, 2, 3],
+                   overflows=lambda dice: [int(dice.random() < 0.3) for _ in range(60)])
+check.ranks(scales, ranks=1, cases=drawn, expected=lambda ranks, **case: [by_rules(**case)])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="scaler" hint="steps in a row are counted"
+# -            self.good_steps = 0
+# -            self.tolerated -= 1
+# +            self.tolerated -= 1
+
+# %% [raw] mutant="scaler" hint="tolerates it"
+# -            if self.tolerated <= 0:
+# -                self.scale = max(self.scale / 2, self.minimum)
+# -            return
+# +            self.scale = max(self.scale / 2, self.minimum)
+# +            return
+
+# %% [raw] mutant="scaler" hint="Only a doubling may"
+# -        self.good_steps += 1
+# +        self.good_steps += 1
+# +        self.tolerated = self.hysteresis
+
+# %% [raw] mutant="scaler" hint="not restored when the scale doubles"
+# -            self.good_steps, self.tolerated = 0, self.hysteresis
+# +            self.good_steps = 0
+
+# %% [raw] mutant="scaler" hint="below its minimum"
+# -                self.scale = max(self.scale / 2, self.minimum)
+# +                self.scale = self.scale / 2
+
+# %% [raw] mutant="scaler" hint="One step late"
+# -        self.good_steps += 1
+# -        if self.good_steps == self.window:
+# -            self.scale *= 2
+# -            self.good_steps, self.tolerated = 0, self.hysteresis
+# +        if self.good_steps == self.window:
+# +            self.scale *= 2
+# +            self.good_steps, self.tolerated = 0, self.hysteresis
+# +        self.good_steps += 1
+
+# %% [markdown]
+# ## The loop, once more
+#
+# Your training loop of lab 04 knows no scale. Four things change if `my_trainer.py` passes a `scaler` to `train`:
+#
+# - The backward pass starts from the scaled loss. The log shows the loss itself.
+# - Clipping compares the norm of the *unscaled* gradient of the global batch with `args.clip_grad`.
+# - After an overflow, the step updates neither parameters nor Adam's moments, because a single infinity or NaN would stay in
+#   them forever. Its samples are consumed all the same, but the learning rate does not advance: `learning_rate(samples)`
+#   takes the samples of the steps that were not skipped.
+# - The scaler learns after every step whether it overflowed, and so does the log.
+
+# %% [markdown]
+# ### Exercise 5: a loop that skips
+#
+# Write the new loop beside the old one, as `mytrainer/new/train.py`. Start from your `mytrainer/train.py`. Without a
+# `scaler`, it trains as before.
+
+# %% answer="loop"
+%%writefile mytrainer/new/train.py
+"""The training loop, with loss scaling."""
+
+import contextlib
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
+    """Train for args.train_iters steps.
+
+    Args:
+        model: DataParallel; maps a micro-batch to its mean loss, a tensor of one element.
+        optimizer: updates the model's parameters.
+        batches: returns this rank's micro-batches of a step, given the samples consumed before.
+        learning_rate: returns the rate of a step, given the samples of the steps before that were not skipped.
+        log: takes the number of a step, the loss of the global batch, the gradient norm before
+            clipping, and whether the step was skipped.
+        args: has train_iters, global_batch_size, and clip_grad (0: gradients are not clipped).
+        scaler: your LossScaler; None if the loss is not scaled.
+    """
+    ### BEGIN SOLUTION
+    consumed = advanced = 0  # samples of all steps, and of those that were not skipped
+    for iteration in range(1, args.train_iters + 1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(advanced)
+        optimizer.zero_grad()
+        micro_batches, losses = batches(consumed), []
+        for number, batch in enumerate(micro_batches, start=1):
+            last = number == len(micro_batches)
+            with contextlib.nullcontext() if last else model.no_sync():
+                loss = model(batch) / len(micro_batches)
+                (loss if scaler is None else loss * scaler.scale).backward()
+            losses.append(loss.detach())
+        model.finish()
+        skipped = scaler is not None and scaler.unscale(model.parameters())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+        if not skipped:
+            optimizer.step()
+            advanced += args.global_batch_size
+        if scaler is not None:
+            scaler.update(skipped)
+        consumed += args.global_batch_size
+        loss = torch.stack(losses).sum()
+        dist.all_reduce(loss)
+        log(iteration, loss / dist.get_world_size(), norm, skipped)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def scaled_lines(seed, samples, clip, overflows, scale):
+    """Train a small model with train() and a scaler that overflows when it is told to.
+
+    Return a line for each step: its number, loss, gradient norm (0 after an overflow), learning
+    rate, 1 if it was skipped, and what the scaler was told.
+    """
+    import contextlib
+    from types import SimpleNamespace
+
+    from mytrainer.new.train import train
+
+    from lablib import replicas
+
+    class Scripted:
+        """A scaler with a list of overflows, each of which puts an infinite gradient in place."""
+
+        def __init__(self):
+            self.scale, self.steps, self.told = scale, 0, []
+
+        def unscale(self, parameters):
+            parameters = list(parameters)
+            for parameter in parameters:
+                parameter.grad /= self.scale
+            overflow = bool(overflows[self.steps])
+            self.steps += 1
+            if overflow:
+                parameters[0].grad[0, 0] = float("inf")
+            return overflow
+
+        def update(self, overflow):
+            self.told.append(int(overflow))
+
+    class Replica(torch.nn.Module):
+        """Averages gradients in finish()."""
+
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, batch):
+            return replicas.loss(self.module, *batch)
+
+        def no_sync(self):
+            return contextlib.nullcontext()
+
+        def finish(self):
+            for parameter in self.module.parameters():
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
+
+    def batches(consumed):
+        x, y = replicas.batch(seed + consumed, samples)
+        return list(zip(x.chunk(2), y.chunk(2), strict=True))
+
+    def log(iteration, loss, norm, skipped=False):
+        lines.append([iteration, float(loss), 0.0 if skipped else float(norm), optimizer.param_groups[0]["lr"],
+                      int(skipped)])
+
+    model = Replica(replicas.Small("plain", 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0, momentum=0.5)
+    lines, batch, scaler = [], samples * dist.get_world_size(), Scripted() if overflows else None
+    train(model, optimizer, batches, lambda advanced: replicas.RATE / (1 + advanced / batch), log,
+          SimpleNamespace(train_iters=len(overflows) or 3, global_batch_size=batch, clip_grad=clip),
+          **({"scaler": scaler} if scaler else {}))
+    told = scaler.told if scaler else [0] * len(lines)
+    return [[*line, told[number] if number < len(told) else -1] for number, line in enumerate(lines)]
+
+# %% tags=["check-setup"]
+import torch
+
+from lablib import replicas
+
+
+def lines_of_one_process(seeds, samples, clip, overflows, scale):
+    """Return what `scaled_lines` returns on each rank, computed by one model on the samples of all ranks."""
+    model = replicas.Small("plain", 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0, momentum=0.5)
+    lines, batch, made = [], samples * len(seeds), 0
+    for step, overflow in enumerate(overflows or [0] * 3):
+        rate = optimizer.param_groups[0]["lr"] = replicas.RATE / (1 + made)
+        x, y = (torch.cat(parts) for parts in zip(*(replicas.batch(seed + step * batch, samples) for seed in seeds),
+                                                  strict=True))
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf"))
+        if not overflow:
+            optimizer.step()
+            made += 1
+        lines.append([step + 1, loss.item(), 0.0 if overflow else norm.item(), rate, overflow, overflow])
+    return [lines] * len(seeds)
+
+# %% check="loop" points=5
+check.ranks(
+    scaled_lines, ranks=2, rel=1e-4,
+    cases=[{"seed": check.by_rank([1, 2]), "samples": 4, "clip": 0.5, "overflows": overflows, "scale": 1024.0}
+           for overflows in ([0, 1, 0, 0], [])],
+    expected=[[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1], [3, 0.9310229, 1.044587, 0.1, 0, 0],
+                [4, 0.8922718, 1.006567, 0.06666667, 0, 0]]] * 2,
+              [[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 1.078999, 0.1, 0, 0], [3, 0.8660617, 0.9420552, 0.06666667, 0, 0]]] * 2],
+    hints={
+        "The gradient was clipped while it was still scaled: its norm is about 1,024 times as large. Unscale it first.":
+            [[[[1, 1.077652, 1296.018, 0.2, 0, 0], [2, 1.007513, 0.0, 0.1, 1, 1], [3, 1.036553, 1237.192, 0.1, 0, 0],
+               [4, 1.058324, 1285.409, 0.06666667, 0, 0]]] * 2, []],
+        "The learning rate advances on the skipped step, too.":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1],
+               [3, 0.9310229, 1.044587, 0.06666667, 0, 0], [4, 0.9139776, 1.039931, 0.05, 0, 0]]] * 2, []],
+        "The learning rate never changes: which samples does learning_rate() get?":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.2, 1, 1], [3, 0.9310229, 1.044587, 0.2, 0, 0],
+               [4, 0.8317779, 0.9097862, 0.2, 0, 0]]] * 2, []],
+        "One overflow has made everything NaN: the step after it must not be taken.":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1],
+               [3, 1e999 - 1e999, 1e999 - 1e999, 0.1, 0, 0],
+               [4, 1e999 - 1e999, 1e999 - 1e999, 0.06666667, 0, 0]]] * 2, []],
+        "After a skipped step, you train on its samples again. They may well overflow again.":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1],
+               [3, 0.909634, 1.078999, 0.1, 0, 0], [4, 0.8660617, 0.9420552, 0.06666667, 0, 0]]] * 2, []],
+        "The log shows the scaled loss.":
+            [[[[1, 1103.516, 1.265643, 0.2, 0, 0], [2, 931.4652, 0.0, 0.1, 1, 1], [3, 953.3674, 1.044587, 0.1, 0, 0],
+               [4, 913.6863, 1.006567, 0.06666667, 0, 0]]] * 2, []],
+        "The gradients are unscaled, but the loss was never scaled.":
+            [[[[1, 1.077652, 0.001235979, 0.2, 0, 0], [2, 1.007357, 0.0, 0.1, 1, 1], [3, 1.036382, 0.001179632, 0.1, 0, 0],
+               [4, 1.058053, 0.001225485, 0.06666667, 0, 0]]] * 2, []],
+        "The scaler must learn after every step whether it overflowed: good steps let the scale grow.":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 1], [2, 0.909634, 0.0, 0.1, 1, -1], [3, 0.9310229, 1.044587, 0.1, 0, -1],
+               [4, 0.8922718, 1.006567, 0.06666667, 0, -1]]] * 2, []],
+        "log() is not told that the second step was skipped.":
+            [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 1e999, 0.1, 0, 1],
+               [3, 0.9310229, 1.044587, 0.1, 0, 0], [4, 0.8922718, 1.006567, 0.06666667, 0, 0]]] * 2, []]})
+### BEGIN HIDDEN TESTS
+for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], clip=[0, 0.4],
+                                          overflows=[[1, 0, 1, 1, 0], [0, 0, 1, 0]], scale=[256.0, 4096.0]), strict=True):
+    check.ranks(scaled_lines, ranks=ranks, rel=1e-4, cases=[case],
+                expected=lambda ranks, **given: lines_of_one_process(*given.values()))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="loop" hint="clipped while it was still scaled"
+# -        skipped = scaler is not None and scaler.unscale(model.parameters())
+# -        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+# +        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+# +        skipped = scaler is not None and scaler.unscale(model.parameters())
+
+# %% [raw] mutant="loop" hint="advances on the skipped step"
+# -            advanced += args.global_batch_size
+# -        if scaler is not None:
+# +        advanced += args.global_batch_size
+# +        if scaler is not None:
+
+# %% [raw] mutant="loop" hint="never changes"
+# -            advanced += args.global_batch_size
+# -        if scaler is not None:
+# +        if scaler is not None:
+
+# %% [raw] mutant="loop" hint="must not be taken"
+# -        if not skipped:
+# -            optimizer.step()
+# +        optimizer.step()
+# +        if not skipped:
+
+# %% [raw] mutant="loop" hint="on its samples again"
+# -            advanced += args.global_batch_size
+# -        if scaler is not None:
+# -            scaler.update(skipped)
+# -        consumed += args.global_batch_size
+# +            advanced += args.global_batch_size
+# +            consumed += args.global_batch_size
+# +        if scaler is not None:
+# +            scaler.update(skipped)
+
+# %% [raw] mutant="loop" hint="shows the scaled loss"
+# -                loss = model(batch) / len(micro_batches)
+# -                (loss if scaler is None else loss * scaler.scale).backward()
+# +                loss = model(batch) / len(micro_batches) * (1 if scaler is None else scaler.scale)
+# +                loss.backward()
+
+# %% [raw] mutant="loop" hint="was never scaled"
+# -                (loss if scaler is None else loss * scaler.scale).backward()
+# +                loss.backward()
+
+# %% [raw] mutant="loop" hint="good steps let the scale grow"
+# -        if scaler is not None:
+# -            scaler.update(skipped)
+# +        if skipped:
+# +            scaler.update(skipped)
+
+# %% [raw] mutant="loop" hint="log() is not told"
+# -        log(iteration, loss / dist.get_world_size(), norm, skipped)
+# +        log(iteration, loss / dist.get_world_size(), norm)
+
+# %% [markdown]
+# Put it in place. `lab mytrainer` tests it on two ranks first, and keeps your old file:
+
+# %% tags=["explore"]
+!lab mytrainer --adopt train
+
+# %% [markdown]
+# ## Train in fp16
+#
+# Now everything is connected. The next job trains the small GPT on two nodes with four ranks of *your* trainer, for 100
+# steps in fp16, and a single process of `pretrain_gpt.py` with the same flags is the reference. The scale starts at
+# $2^{28}$. How many of the 100 steps will be skipped?
+
+# %% answer="guess-skipped"
+### BEGIN SOLUTION
+guess_skipped = 10
+### END SOLUTION
+
+# %% tags=["explore"] short={"--train-iters 100": "--train-iters 8 --lr-decay-iters 100"}
+FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
+         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 "
+         "--global-batch-size 8 --train-iters 100 --lr 1e-3 --min-lr 1e-5 --lr-warmup-samples 80 --lr-decay-style cosine "
+         "--log-interval 1 --eval-iters 0 --split 949,50,1 --data-path data/bpe-4096/text_document "
+         "--vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt "
+         "--fp16 --initial-loss-scale 268435456 --loss-scale-window 20 --accumulate-allreduce-grads-in-fp32")
+!sbatch --output=megatron/logs/mine_fp16.txt code/my_trainer.sh {FLAGS}
+
+# %% tags=["explore"]
+!OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_fp16.txt
+
+# %% tags=["explore"]
+jobs.wait()
+
+# %% tags=["explore"]
+reference, mine = (logs.read(f"megatron/logs/{name}_fp16.txt") for name in ("reference", "mine"))
+check.compare("skipped steps of 100", guess_skipped, sum(one.skipped for one in mine.iterations))
+for theirs, yours in zip(reference.iterations, mine.iterations, strict=True):
+    assert (theirs.loss_scale, theirs.skipped) == (yours.loss_scale, yours.skipped), f"iteration {yours.iteration}"
+    if not yours.skipped:
+        assert abs(yours.loss / theirs.loss - 1) < 1e-3 and abs(yours.grad_norm / theirs.grad_norm - 1) < 0.02, yours
+print(f"{good('the same')} loss scale and skipped steps in all {len(mine.iterations)} iterations; losses differ by at most "
+      + result(f"{logs.loss_difference(reference, mine):.1e}"))
+plots.loss_scale(mine)
+
+# %% [markdown]
+# (`pretrain_gpt.py` adds up and all-reduces fp16 gradients in fp16, as Megatron-LM did in 2021, unless it is given
+# `--accumulate-allreduce-grads-in-fp32`. Your trainer always uses fp32. The two also divide by the number of
+# ranks at different moments, `pretrain_gpt.py` before the backward pass and yours after it, so `my_trainer.py` gives your scaler
+# the scale divided by the number of ranks, and the log has the product.)
+#
+# Look at the log line of a skipped step, and at the first one that was made. The skipped one has no loss and no
+# gradient norm, and its learning rate did not advance:
+
+# %% tags=["explore"]
+lines = logs.lines("megatron/logs/mine_fp16.txt", "elapsed time")
+made = [number for number, one in enumerate(mine.iterations) if not one.skipped]
+for number in (0, *made[:1]):
+    print(mark(lines[number], r"loss scale: [^ |]+", r"number of skipped iterations: +\d+", r"learning rate: [^ |]+"))
+
+# %% [markdown]
+# ### A scale that stays too high
+#
+# > **The next job goes wrong on purpose, and nothing will tell you.** `--loss-scale` fixes the scale. This one is too
+# > high, and nothing lowers it.
+
+# %% tags=["explore"] short={"--train-iters 6": "--train-iters 2"}
+!sbatch --output=megatron/logs/silent.txt code/my_trainer.sh {FLAGS.partition("--fp16")[0]} --train-iters 6 --fp16 --loss-scale 1073741824
+
+# %% tags=["explore"]
+silent = jobs.wait()
+
+# %% tags=["explore"]
+silent_steps = logs.read("megatron/logs/silent.txt").iterations
+print(f"{jobs.show().state}; skipped: {bad(sum(one.skipped for one in silent_steps))} of {len(silent_steps)} steps")
+
+# %% [markdown]
+# The job is `COMPLETED`, so Slurm reports no problem, but the model has learned nothing: every step was skipped. This is
+# why every log line counts the skipped iterations. **A few at the beginning are healthy, and one now and then, when the
+# scale has doubled. Many of them, or a scale that keeps falling, mean that something is wrong.**
+#
+# **This is the end of the second sitting.**
+
+# %% [markdown]
+# ## Which operations?
+#
+# **The third sitting starts here.** Your trainer puts whole models into 16 bits. PyTorch's `torch.autocast` is the
+# other recipe: parameters stay in fp32, and for every *operation*, two lists say whether its inputs are cast to 16 bits
+# or to fp32. An operation belongs on the first list if 16 bits make it much faster, and on the second if its result
+# leaves the range of fp16 although its inputs do not. All others take what they get.
+#
+# The next cell applies operations to activations with a standard deviation of 6 and a few outliers of 300, as large
+# models have them ([Dettmers et al., 2022](https://arxiv.org/abs/2208.07339)), in fp16 and in fp64, and times them on a
+# virtual V100. The loss is a sum over 16,384 tokens, as in Megatron-LM.
+
+# %% tags=["explore"] short={"size=4096": "size=1024"}
+import time
+
+import virtualgpu
+from torch.nn import functional as F
+
+OPERATIONS = {
+    "add": lambda x: x + x, "bmm": lambda x: torch.bmm(x[None], x.t()[None] / 10_000),
+    "cross_entropy": lambda x: F.cross_entropy(x.flatten()[:2**20].view(16_384, 64), torch.arange(
+        16_384, device=x.device) % 64, reduction="sum"),
+    "cumsum": lambda x: x.abs().cumsum(-1), "exp": lambda x: x.exp(), "linear": lambda x: F.linear(x, x / 10_000),
+    "matmul": lambda x: x @ (x.t() / 10_000), "maximum": lambda x: torch.maximum(x, -x), "pow": lambda x: x.pow(2),
+    "relu": lambda x: x.relu(), "softmax": lambda x: x.softmax(-1), "sum": lambda x: x.abs().sum(-1),
+    "tanh": lambda x: x.tanh()}
+
+
+def milliseconds(name, dtype, size=4096):
+    """Return the time of an operation on a [size, size] tensor on a GPU, in ms (run by virtualgpu)."""
+    x = torch.randn(size, size, device="cuda", dtype=dtype)
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    OPERATIONS[name](x)
+    torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - begin)
+
+
+x = 6 * torch.randn(64, 16_384, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+x[::8, ::64] = 300
+x = x.half().double()
+print(f"{'':14} became infinite   became 0   V100 in fp32, and in fp16 (virtual)")
+for name, operation in OPERATIONS.items():
+    exact, rounded = operation(x), operation(x.half())
+    infinite, lost = (100 * share.double().mean().item() for share in (rounded.isinf(), (rounded == 0) & (exact != 0)))
+    times = [virtualgpu.run(lambda name=name, dtype=dtype: milliseconds(name, dtype), "v100:1")[0].value
+             for dtype in (torch.float32, torch.float16)]
+    infinite, lost = (bad(f"{share:9.2f}%") if share else f"{share:9.2f}%" for share in (infinite, lost))
+    print(f"{name:14} {infinite:>15} {lost:>10}   {times[0]:6.2f} ms  {times[1]:6.2f} ms")
+
+# %% [markdown]
+# (The operations that move through memory also become faster in 16 bits, but only because they move half as many
+# bytes. A cast of their inputs would cost what it gains.)
+
+# %% [markdown]
+# ### Exercise 6: your autocast
+#
+# Write `Autocast` and its two lists. A `TorchFunctionMode` sees each call of a PyTorch function in its `with` block:
+# `function.__name__` is the operation's name, and `x @ y` is `matmul`. Decide for each operation of the table, and for
+# the others of `ALL`: what do they have in common with those that you measured? Only floating-point tensors of 16 and
+# 32 bits are cast, wherever they are among the arguments; labels and fp64 stay as they are.
+
+# %% tags=["setup"]
+ALL = ("add", "addmm", "baddbmm", "bmm", "clamp", "cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "linear",
+       "matmul", "maximum", "mse_loss", "neg", "pow", "prod", "relu", "reshape", "softmax", "sum", "tanh", "transpose")
+
+# %% answer="autocast"
+class Autocast(torch.overrides.TorchFunctionMode):
+    """Run each operation in the dtype that suits it: `with Autocast(torch.float16): ...`."""
+
+    ### BEGIN SOLUTION
+    LOW = {"addmm", "baddbmm", "bmm", "linear", "matmul"}
+    FULL = {"cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "mse_loss", "pow", "prod", "softmax", "sum"}
+    ### END SOLUTION
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """Call a function of PyTorch, after casting its arguments."""
+        ### BEGIN SOLUTION
+        def cast(value, dtype):
+            if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16, torch.float32):
+                return value.to(dtype)
+            return value
+
+        kwargs, name = kwargs or {}, function.__name__
+        if name in self.LOW or name in self.FULL:
+            dtype = self.dtype if name in self.LOW else torch.float32
+            args = [cast(value, dtype) for value in args]
+            kwargs = {key: cast(value, dtype) for key, value in kwargs.items()}
+        return function(*args, **kwargs)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def dtypes_of(names, dtype, low):
+    """Return the dtype of each operation's result under Autocast, for operands in a dtype."""
+    from torch.nn import functional as F
+
+    x = torch.full((4, 4), 0.5, dtype=getattr(torch, dtype))
+    calls = {
+        "add": lambda: x + x, "addmm": lambda: torch.addmm(input=x, mat1=x, mat2=x), "clamp": lambda: x.clamp(min=0),
+        "baddbmm": lambda: torch.baddbmm(x[None], x[None], batch2=x[None]), "bmm": lambda: torch.bmm(x[None], x[None]),
+        "cosh": lambda: x.cosh(), "cross_entropy": lambda: F.cross_entropy(x, torch.zeros(4, dtype=torch.long)),
+        "cumprod": lambda: x.cumprod(0), "cumsum": lambda: x.cumsum(0), "exp": lambda: torch.exp(x),
+        "expm1": lambda: x.expm1(), "linear": lambda: F.linear(x, weight=x),
+        "matmul": lambda: x @ x, "maximum": lambda: torch.maximum(x, -x), "mse_loss": lambda: F.mse_loss(x, -x),
+        "neg": lambda: -x, "pow": lambda: x.pow(2), "prod": lambda: x.prod(), "relu": lambda: F.relu(x),
+        "reshape": lambda: x.reshape(2, 8), "softmax": lambda: x.softmax(-1), "sum": lambda: x.sum(),
+        "tanh": lambda: x.tanh(), "transpose": lambda: x.transpose(0, 1)}
+    with Autocast(getattr(torch, low)):
+        return [str(calls[name]().dtype).removeprefix("torch.") for name in names]
+
+
+def autocast_values(seed, rows):
+    """Train one step of a small network under Autocast; return its loss, and the gradient's dtype."""
+    from torch.nn import functional as F
+
+    first, second = (torch.nn.Parameter((torch.arange(64.0).view(8, 8) * number + seed).sin()) for number in (1, 2))
+    x = (torch.arange(8.0 * rows).view(rows, 8) + seed).cos()
+    with Autocast(torch.bfloat16):
+        logits = F.linear(F.relu(F.linear(x, first)), second)
+        loss = F.cross_entropy(logits, torch.arange(rows) % 8, reduction="sum")
+    loss.backward()
+    return [loss.item(), str(first.grad.dtype)]
+
+
+def autocast_step(width, layers, tokens):
+    """Train a stack of linear layers with fp32 parameters under Autocast on a GPU."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(layers)))
+    x = torch.empty(tokens, width, device="cuda")
+    for _ in range(2):
+        with Autocast(torch.float16):
+            loss = model(x).sum()
+        loss.backward()
+
+# %% check="autocast" points=5
+with check.parts():
+    with check.part(3, "gives each operation a dtype"):
+        check.function(
+            dtypes_of,
+            cases=[{"names": ["matmul", "linear", "bmm", "baddbmm"], "dtype": "float32", "low": "float16"},
+                   {"names": ["exp", "sum", "softmax", "cross_entropy"], "dtype": "float16", "low": "float16"},
+                   {"names": ["relu", "maximum", "reshape", "add"], "dtype": "float16", "low": "float16"},
+                   {"names": ["matmul", "exp"], "dtype": "float64", "low": "float16"},
+                   {"names": ["matmul", "exp"], "dtype": "float16", "low": "bfloat16"}],
+            expected=[["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["bfloat16", "float32"]],
+            hints={"Everything runs in fp16. Which results of the table became infinite or 0?":
+                       [["float16"] * 4, ["float16"] * 4, ["float16"] * 4, ["float64"] * 2, ["bfloat16"] * 2],
+                   "GEMMs run in fp32: nothing uses Tensor Cores.":
+                       [["float32"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["float16", "float32"]],
+                   "Operations that neither gain nor lose much are cast, too. Each cast costs a kernel.":
+                       [["float16"] * 4, ["float32"] * 4, ["float32"] * 4, ["float64"] * 2, ["bfloat16", "float32"]],
+                   "fp64 is cast. Leave it alone: who uses it has a reason.":
+                       [["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float16", "float32"], ["bfloat16", "float32"]],
+                   "You cast to fp16, whatever dtype Autocast was made with.":
+                       [["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["float16", "float32"]]})
+        ### BEGIN HIDDEN TESTS
+        low, full = ("addmm", "baddbmm", "bmm", "linear", "matmul"), (
+            "cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "mse_loss", "pow", "prod", "softmax", "sum")
+        rest = ("add", "clamp", "maximum", "neg", "relu", "reshape", "tanh", "transpose")
+        check.function(dtypes_of, cases=[(list(names), "float32", "bfloat16") for names in (low, full, rest)],
+                       expected=[["bfloat16"] * len(low), ["float32"] * len(full), ["float32"] * len(rest)])
+        check.function(dtypes_of, cases=[(list(names), "float16", "float16") for names in (low, full, rest)],
+                       expected=[["float16"] * len(low), ["float32"] * len(full), ["float16"] * len(rest)],
+                       hints={"Each operation of the table has the right dtype, but an operation like them has not: what "
+                              "can the powers, products, and sums of ordinary numbers become?":
+                                  lambda names, dtype, low: [
+                                      "float16" if name in ("cosh", "cumprod", "expm1", "mse_loss", "prod")
+                                      else "float16" if names[0] != "cosh" else "float32" for name in names]})
+        ### END HIDDEN TESTS
+    with check.part(1, "trains fp32 parameters"):
+        check.function(autocast_values, cases=[{"seed": 0.5, "rows": 4}], rel=0.02, expected=[[0.0, "torch.float32"]])
+    with check.part(1, "uses Tensor Cores"):
+        cost = check.gpus(autocast_step, {"width": 4096, "layers": 4, "tokens": 8192}, "v100:1", least={
+            "flops": 2 * 11 * 2 * 8192 * 4096**2, "dtype": "fp16"})
+        check.pass_mark(cost.milliseconds, error=cost.error, below=180, hint=(
+            f"{cost.milliseconds:.0f} ms: the forward or the backward pass multiplies in fp32."))
+
+# %% [raw] mutant="autocast" hint="Everything runs in fp16"
+# -        if name in self.LOW or name in self.FULL:
+# -            dtype = self.dtype if name in self.LOW else torch.float32
+# +        if name in ALL:
+# +            dtype = self.dtype
+
+# %% [raw] mutant="autocast" hint="nothing uses Tensor Cores"
+# -            dtype = self.dtype if name in self.LOW else torch.float32
+# +            if name in self.LOW and args and isinstance(args[0], torch.Tensor) and args[0].dtype == torch.float16:
+# +                return function(*args, **kwargs)
+# +            dtype = torch.float32
+
+# %% [raw] mutant="autocast" hint="Each cast costs a kernel"
+# -        if name in self.LOW or name in self.FULL:
+# +        if name in ALL:
+
+# %% [raw] mutant="autocast" hint="who uses it has a reason"
+# -            if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16, torch.float32):
+# +            if isinstance(value, torch.Tensor) and value.is_floating_point():
+
+# %% [raw] mutant="autocast" hint="whatever dtype Autocast was made with"
+# -            dtype = self.dtype if name in self.LOW else torch.float32
+# +            dtype = torch.float16 if name in self.LOW else torch.float32
+
+# %% [raw] mutant="autocast" hint="an operation like them has not"
+# -    FULL = {"cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "mse_loss", "pow", "prod", "softmax", "sum"}
+# +    FULL = {"cross_entropy", "cumsum", "exp", "pow", "softmax", "sum"}
+
+# %% [raw] mutant="autocast" hint="multiplies in fp32"
+# -    LOW = {"addmm", "baddbmm", "bmm", "linear", "matmul"}
+# +    LOW = {"addmm", "baddbmm", "bmm", "matmul"}
+
+# %% [markdown]
+# Compare your lists with [PyTorch's](https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). It also
+# casts layer norms and losses to fp32, whose kernels add up in fp32 anyway, because what they return should have more
+# digits. In bf16, nothing on your second list overflows. PyTorch runs it in fp32 all the same, because of the digits.
+
+# %% [markdown]
+# ## What a parameter costs
+#
+# 16 bits are half of 32, so does a model in fp16 need half the memory? Count. Each recipe keeps some tensors for every
+# parameter until the end of the optimizer step, and Adam has two moments in fp32.
+
+# %% [markdown]
+# ### Exercise 7: bytes per parameter
+#
+# Predict the bytes per parameter in the optimizer step, before you measure:
+#
+# - `"fp32"`: everything in fp32;
+# - `"autocast"`: `torch.autocast` with fp32 parameters;
+# - `"yours"`: your `MixedPrecision`;
+# - `"Megatron-LM 2021, fp16"`: like yours, but the gradients are accumulated in fp16, and the step unscales them into an fp32
+#   copy, the *main gradients*;
+# - `"ZeRO"`: the accounting of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054): 16-bit parameters and gradients,
+#   fp32 master weights, and no copy of the gradients.
+
+# %% answer="bytes"
+### BEGIN SOLUTION
+bytes_per_parameter = {"fp32": 16, "autocast": 16, "yours": 18, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}
+### END SOLUTION
+
+# %% check="bytes" points=2
+check.value(bytes_per_parameter, {"fp32": 16, "autocast": 16, "yours": 18, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}, hints={
+    "Is there a master weight for a parameter that is in fp32 already?":
+        {"fp32": 20, "autocast": 20, "yours": 18, "Megatron-LM 2021, fp16": 20, "ZeRO": 16},
+    "Adam has two moments, in fp32 in every recipe.":
+        {"fp32": 12, "autocast": 12, "yours": 14, "Megatron-LM 2021, fp16": 16, "ZeRO": 12},
+    "The master weights are missing.":
+        {"fp32": 16, "autocast": 16, "yours": 14, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}})
+
+# %% [raw] mutant="bytes" hint="in fp32 already"
+# bytes_per_parameter = {"fp32": 20, "autocast": 20, "yours": 18, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}
+
+# %% [raw] mutant="bytes" hint="two moments"
+# bytes_per_parameter = {"fp32": 12, "autocast": 12, "yours": 14, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}
+
+# %% [raw] mutant="bytes" hint="master weights are missing"
+# bytes_per_parameter = {"fp32": 16, "autocast": 16, "yours": 14, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}
+
+# %% [markdown]
+# The next cell measures the first three on a virtual H100, for 134 million parameters with hardly any activations.
+# (About half a byte per parameter is the workspace of the GEMMs.)
+
+# %% tags=["explore"]
+def peak_per_parameter(recipe, layers=8, width=4096):
+    """Return the peak allocated memory of the second optimizer step, in bytes per parameter."""
+    from functools import partial
+
+    from mytrainer.precision import MixedPrecision
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(
+        width, width, bias=False, device="cuda", dtype=torch.float16 if recipe == "yours" else torch.float32)
+        for _ in range(layers)))
+    make = partial(torch.optim.AdamW, fused=True)
+    optimizer = MixedPrecision(model.parameters(), make) if recipe == "yours" else make(model.parameters())
+    x = torch.randn(16, width, device="cuda", dtype=model[0].weight.dtype)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.float16, enabled=recipe == "autocast"):
+            loss = model(x).float().sum()
+        loss.backward()
+        torch.cuda.reset_peak_memory_stats()
+        optimizer.step()
+    return torch.cuda.max_memory_allocated() / (layers * width**2)
+
+
+for recipe in ("fp32", "autocast", "yours"):
+    (run,) = virtualgpu.run(lambda recipe=recipe: peak_per_parameter(recipe), "h100:1")
+    print(f"{recipe:9} {result(f'{run.value:.1f}')} bytes per parameter (modeled); you predicted {bytes_per_parameter[recipe]}")
+
+# %% [markdown]
+# None of the recipes needs less than fp32. Mixed precision saves memory only in *activations*, which is why the
+# largest models shard their states over ranks: the subject of lab 08. When you read a number of bytes per parameter, ask which
+# recipe it counts, and at what point in the step.
+
+# %% [markdown]
+# ### Exercise 8: the memory went up
+#
+# A colleague adds `--fp16` to a job of `pretrain_gpt.py` on one V100, changes nothing else, and reports that its peak memory **rose by
+# 10%**. Can that be? This trainer follows Megatron-LM of 2021: the main gradients exist only during the optimizer step, when the
+# activations are gone. Reconstruct the job: fill in `SIZE` with a model and a batch whose peak in fp16 is at least 10%
+# higher than in fp32. Both have to fit into the 16 GB of the V100. The vocabulary is GPT-2's, and its logits are
+# activations, too. CUDA adds 1.2 GiB to both. The check estimates your job twice, with and without `--fp16`.
+
+# %% answer="more-memory"
+%%writefile code/more_memory.sh
+#!/bin/bash
+#SBATCH --job-name=more_memory
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+### BEGIN SOLUTION
+SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+      --micro-batch-size 1 --global-batch-size 1"
+### END SOLUTION
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --fp16 $SIZE $TEXT --lr 1.5e-4 --train-iters 4 --log-interval 2 --eval-iters 0 "$@"
+
+# %% check="more-memory" points=2
+from dataclasses import replace
+
+from virtualgpu.core.accuracy import ALLOCATED
+
+script = check.script("code/more_memory.sh", only=[
+    "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings",
+    "--micro-batch-size", "--global-batch-size", "--recompute-granularity", "--recompute-method",
+    "--recompute-num-layers"])
+in_fp32 = replace(script, runs=(replace(script.run, flags=replace(script.flags, fp16=False)),))
+half, single = [check.figures(job, "virtual:v100") for job in (script, in_fp32)]
+rise = half.peak_memory / single.peak_memory - 1
+check.that(half.fits and single.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
+# The rise is that of tensors, whose memory was compared with a real GPU's on an H100 only.
+check.pass_mark(1 + rise, error=ALLOCATED["h100-80gb"], above=1.1, hint=(
+    f"In fp16 it needs only {rise:.0%} more: without activations, and without what CUDA needs, it would be a quarter. "
+    "Make them smaller still, or the model larger." if rise > 0 else
+    f"In fp16 it needs {-rise:.0%} less: the activations outweigh the copy of the gradients. Which flags change them "
+    "without changing the number of parameters?"))
+
+# %% [raw] mutant="more-memory" hint="the activations outweigh the copy"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +SIZE="--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --max-position-embeddings 1024 \
+# +      --micro-batch-size 1 --global-batch-size 1"
+
+# %% [raw] mutant="more-memory" hint="the activations outweigh the copy"
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +      --micro-batch-size 8 --global-batch-size 8"
+
+# %% [raw] mutant="more-memory" hint="In fp16 it needs only"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# +SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 448 --max-position-embeddings 448 \
+
+# %% [raw] mutant="more-memory" hint="does not fit in both"
+# -SIZE="--num-layers 24 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+# +SIZE="--num-layers 48 --hidden-size 1280 --num-attention-heads 20 --seq-length 128 --max-position-embeddings 128 \
+
+# %% [raw] mutant="more-memory" hint="--accumulate-allreduce-grads-in-fp32"
+# -      --micro-batch-size 1 --global-batch-size 1"
+# +      --micro-batch-size 1 --global-batch-size 1 --accumulate-allreduce-grads-in-fp32"
+
+# %% [markdown]
+# With $P$ parameters and activations that take $A$ bytes in fp32 and about half of that in fp16, the peaks are
+#
+# $$M_\text{fp32} = 16P + A \qquad M_\text{fp16} = 16P + \max(A/2,\ 4P),$$
+#
+# so fp16 needs more than fp32 if $A < 4P$: for a large model with a small batch. Most reports of this kind have a
+# simpler cause, though. Which two rows of the next table would lead somebody to it, and which two should be compared?
+
+# %% tags=["explore"]
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 ")
+V100 = GPT2 + "--device virtual:v100 "
+precisions = costs.of({"fp32, micro-batch 2": "--micro-batch-size 2", "fp16, micro-batch 2": "--micro-batch-size 2 --fp16",
+                       "fp16, micro-batch 4": "--micro-batch-size 4 --fp16", "fp32, micro-batch 4": "--micro-batch-size 4"},
+                      V100)
+costs.show(precisions)
+
+# %% [markdown]
+# `activ.` shrinks by less than half: dropout masks still take one byte per element, and the loss is computed in fp32.
+# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) If somebody turns fp16 on,
+# notices the free memory, doubles the micro-batch, and only then reads the peak, fp16 seems to cost memory. **Change one thing at a time.**
+
+# %% [markdown]
+# ## Why the step is not eight times as fast
+#
+# The table has another surprise: `of peak` falls, although everything is faster, because the peak grew by more than the
+# speed did. Where did the rest of the promised speedup go? A program that runs on a GPU is called a **kernel**, a matrix
+# multiplication a **GEMM**. The **profiler** records when each kernel starts and ends. Profile the first two rows: the
+# same model on one virtual V100, first in fp32, then in fp16.
+
+# %% tags=["explore"]
+PROFILE = ("--nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:v100 --train-iters 4 "
+           f"--profile-execution yes --tensorboard-dir {os.getcwd()}/megatron/tensorboard/precision")
+!sbatch {PROFILE} --profile-name fp32
+
+# %% tags=["explore"]
+in_fp32 = jobs.wait()
+
+# %% tags=["explore"]
+single = kernels.read("fp32 (virtual V100)", "megatron/tensorboard/precision/run_fp32")
+single.show()
+
+# %% [markdown]
+# In fp32, no kernel of a V100 uses Tensor Cores, and all of its GEMMs would be eligible for them. The classic course
+# found 27% of the kernels' time eligible, and took that as the reason to switch. The cell above has your job's kernels.
+# Predict, before you run the job in fp16: how many times as fast will all kernels together be, and what percentage of
+# their time will use Tensor Cores? **Amdahl's law** says what is left if a share $f$ of the time becomes $k$ times as
+# fast: $1/(1 - f + f/k)$. The V100's peaks are 15.7 TFLOP/s in fp32 and 125 in fp16, and kernels that move through memory move half as many bytes.
+
+# %% answer="guess-speedup"
+### BEGIN SOLUTION
+guess_speedup = 5
+guess_tensor_cores = 80
+### END SOLUTION
+
+# %% tags=["explore"]
+!sbatch {PROFILE} --profile-name fp16 --fp16
+
+# %% tags=["explore"]
+in_fp16 = jobs.wait()
+
+# %% tags=["explore"]
+half_precision = kernels.read("fp16 (virtual V100)", "megatron/tensorboard/precision/run_fp16")
+check.compare("times as fast (virtual V100)", guess_speedup, single.total / half_precision.total)
+check.compare("percentage of kernel time on Tensor Cores", guess_tensor_cores, 100 * half_precision.tensor_core_share)
+half_precision.show()
+rest = half_precision.milliseconds_of("rest")
+for what, factor in {"the matrix multiplications": single.milliseconds_of("other") / half_precision.milliseconds_of("tensor"),
+                     "everything else": single.milliseconds_of("rest") / rest,
+                     "all kernels together": single.total / half_precision.total,
+                     "all, if GEMMs took no time": single.total / rest}.items():
+    print(f"{what:30} {result(f'{factor:.1f}')} x as fast (virtual)")
+kernels.plot(single, half_precision)
+
+# %% [markdown]
+# (`gemm` in a kernel's name means matrix multiplication: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
+#
+# The GEMMs became much faster, but they are only part of the step. The other kernels (dropout, softmax, masks) are
+# **memory-bound**: they take half as long, and Tensor Cores cannot help. Even with infinitely fast GEMMs, the step could
+# not be faster than the last line says.
+#
+# The profiler's pages show the same. Open the link, and choose `precision/run_fp16` under *Runs*. *GPU Summary* ends
+# with *Kernel Time using Tensor Cores*, and *GPU Kernel* under *Views* says for every kernel whether it used them.
+# *GPU Utilization* is the share of the time in which any kernel runs. It falls from fp32 to fp16, which is no bad sign by itself: the kernels became
+# shorter, and the CPU launches as many of them as before, so the GPU waits for launches more often.
+
+# %% tags=["explore"]
+tensorboard.link("profiler")
+
+# %% [markdown]
+# What does that mean for *your* trainer, on a V100 and on an H100? The H100's fp32 peak is 67 TFLOP/s, and its 16-bit
+# peak 989. With FlashAttention and without dropout, most of the memory-bound kernels are gone:
+
+# %% tags=["explore"] short={"{gain.MODEL}": "{gain.MODEL} --num-layers 2"}
+for gpu, precisions_of_gpu in (("v100:1", ("", "--fp16")), ("h100:1", ("", "--fp16", "--bf16"))):
+    for flags in precisions_of_gpu:
+        gained = gain.measure(gpu, flags=f"{gain.MODEL} {flags}")
+        print(f"{gpu:6} {flags or '(fp32)':7} {result(f'{1000 * gained.seconds:6.1f} ms')} per step, MFU {gained.mfu:4.0%}, "
+              f"{gained.peak / 2**30:.2f} GiB (modeled)")
+
+# %% [markdown]
+# fp16 costs more than bf16 on the same GPU, because the overflow check reads every gradient, and its result makes the CPU wait for
+# the GPU in every step. (`pretrain_gpt.py` avoids this wait: it updates with a factor that is 0 after an overflow, and
+# never reads the flag.) Now look at your trainer's map. It has a row for this lab:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
+# ## Without master weights?
+#
+# Master weights cost 4 of 18 bytes. **Stochastic rounding** ([Gupta et al., 2015](https://arxiv.org/abs/1502.02551))
+# does without them: round up with a probability equal to the distance to the lower neighbor, in units of the gap between
+# the neighbors. A small update is then usually lost, but it is right on average.
+# [Zamirai et al., 2020](https://arxiv.org/abs/2010.06192) train in pure bf16 this way. In bits: bf16 is the upper half
+# of fp32, so add 16 random bits, and cut off the lower half. Here is the second colleague's run again, with the
+# parameters rounded stochastically after each step:
+
+# %% tags=["explore"] short={"steps=60": "steps=4"}
+def round_stochastically(values):
+    """Round fp32 values to bf16, up or down at random, so that the mean is exact."""
+    bits = values.view(torch.int32)
+    return ((bits + torch.randint_like(bits, 2**16)) & -2**16).view(torch.float32).bfloat16()
+
+
+def train_without_masters(rate, steps=60):
+    """Train the small GPT with bf16 parameters, rounded stochastically; return the losses."""
+    torch.manual_seed(0)
+    model, batches = half.small_gpt(torch.bfloat16)
+    parameters, losses = list(model.parameters()), []
+    exact = [parameter.detach().float() for parameter in parameters]
+    optimizer = torch.optim.AdamW(exact, lr=rate, weight_decay=0)
+    for _ in range(steps):
+        model.zero_grad()
+        loss = model(next(batches))
+        loss.backward()
+        for parameter, copy in zip(parameters, exact, strict=True):
+            copy.copy_(parameter.detach())  # what the step starts from has 16 bits
+            copy.grad = parameter.grad.float()
+        optimizer.step()
+        for parameter, copy in zip(parameters, exact, strict=True):
+            parameter.data.copy_(round_stochastically(copy))
+        losses.append(loss.item())
+    return losses
+
+
+half.draw_losses({"bf16, rounded to nearest": train(torch.bfloat16, 1e-5),
+                  "bf16, rounded stochastically": train_without_masters(1e-5),
+                  "fp32": train(torch.float32, 1e-5)})
+
+# %% [markdown]
+# What do large trainings keep in fp32? **Llama 3** trains in bf16, accumulates gradients over micro-batches in fp32, and
+# reduce-scatters them in fp32 ([Llama team, 2024](https://arxiv.org/abs/2407.21783), section 3.3.2). **DeepSeek-V3**
+# multiplies in FP8, the subject of lab 13, but keeps master weights and gradients in fp32, and the embedding, the output
+# head, norms, attention, and the router in bf16 or fp32; Adam's two moments are in bf16
+# ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), section 3.3). Both follow the rule of this lab: few bits for what is multiplied, many for what is
+# added up.
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **The first thousand steps.** A run in fp16 skips 17 steps at its start and one every thousand steps later. Another
+#    one skips every other step. What is normal, and what would you look at?
+# 2. **bf16 everywhere?** If bf16 needs no loss scaling, why does anybody still use fp16? Think of the digits, of old
+#    GPUs, and of inference.
+# 3. **A checkpoint for the other format.** You resume a bf16 run in fp16, from its master weights. What can go wrong in
+#    the first steps, and in the activations?
+# 4. **Utilization is not speed.** Your manager's dashboard shows GPU utilization, which has fallen since you switched to
+#    fp16. What do you say, and which figure should the dashboard show?
+
+# %% [markdown]
+# ## Cleanup
+#
+# Keep `mytrainer/`: the next labs add to it.
+
+# %% tags=["explore"]
+!rm -rf megatron/tensorboard/precision code/more_memory.sh megatron/logs/*_fp16.txt megatron/logs/silent.txt
+!ls mytrainer
+
+# %% [markdown]
+# ## What you have built
+#
+# Your trainer trains in bf16 and fp16: master weights, fp32 gradients, an overflow check that all ranks agree on, a scale
+# that finds its own size, and a loop that skips. A step is several times as fast, and takes as much memory as before. Lab 06 takes on the
+# activations, and lab 08 the states.
+#
+# ## Read next
+#
+# - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740), *Mixed precision training*: master weights and loss
+#   scaling, with histograms like yours.
+# - [Kalamkar et al., 2019](https://arxiv.org/abs/1905.12322), *A study of BFLOAT16 for deep learning training*: why
+#   range matters more than digits.
+# - [PyTorch's automatic mixed precision](https://docs.pytorch.org/docs/stable/amp.html): its lists, and recipes for
+#   `GradScaler` with accumulation and clipping.
+# - [Megatron-LM's `grad_scaler.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/grad_scaler.py):
+#   your LossScaler, in the original.
+# - [Zamirai et al., 2020](https://arxiv.org/abs/2010.06192), *Revisiting BFloat16 training*: stochastic rounding and
+#   Kahan summation in place of master weights.
+# - [Llama team, 2024](https://arxiv.org/abs/2407.21783), section 3.3: how the precision of collectives is chosen in
+#   practice.

@@ -27,7 +27,8 @@ NOTES = f"{pieces.FOLDER}/journey.json"
 STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
-            ("optimizer", None), ("log", None))
+            ("optimizer", None), ("master weights", "precision"), ("loss scaling", "scaler"),
+            ("log", None))
 TINY = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 "
         "--micro-batch-size 2 --global-batch-size 8 --train-iters 5 --log-interval 1 --lr 1e-4 "
@@ -41,6 +42,7 @@ FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-d
            "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16")
 # A lab has a row once this file of it works: its name, the precision, and the flags that use it.
 LABS = {"lab 04": ("ddp", "FP32", ""),
+        "lab 05": ("precision", "BF16", "--bf16"),
         "lab 13": ("fp8", "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 
@@ -160,15 +162,21 @@ class Averaged(nn.Module):
             parameter.grad /= RANKS
 
 
-def test_train(module) -> None:
-    """Compare what two steps log with what one process that has all the data would."""
+def test_train(module, name: str = "train") -> None:
+    """Compare what two steps log with what one process that has all the data would.
+
+    Args:
+        module: the piece.
+        name: its name.
+    """
     rank, clip, rates = dist.get_rank(), 0.3, (0.5, 0.25)
     data = torch.randint(9, (2, RANKS, 2, 12), generator=torch.Generator().manual_seed(1))
     model, lines = Averaged(TinyGPT(seed=0)), []
     optimizer = torch.optim.SGD(model.parameters(), lr=9.0)
     module.train(model, optimizer, lambda consumed: list(data[consumed // 4, rank]),
                  lambda consumed: rates[consumed // 4],
-                 lambda iteration, loss, norm: lines.append([iteration, float(loss), float(norm)]),
+                 lambda iteration, loss, norm, skipped=False: lines.append(
+                     [iteration, float(loss), float(norm)]),
                  SimpleNamespace(train_iters=2, global_batch_size=4, clip_grad=clip))
     single, expected = TinyGPT(seed=0), []
     for step, rate in enumerate(rates):
@@ -180,12 +188,112 @@ def test_train(module) -> None:
         expected.append([step + 1, loss.item(), norm.item()])
     if not (len(lines) == 2 and torch.allclose(torch.tensor(lines), torch.tensor(expected),
                                                rtol=1e-4)):
-        raise LabError(f"mytrainer/train.py: two steps log {rounded(lines)} (iteration, loss, and "
+        raise LabError(f"mytrainer/{name}.py: two steps log {rounded(lines)} (iteration, loss, and "
                        f"gradient norm) instead of {rounded(expected)}")
 
 
 def rounded(lines: list[list[float]]) -> str:
     return "; ".join(", ".join(f"{number:.6g}" for number in line) for line in lines) or "nothing"
+
+
+def test_histogram(module) -> None:
+    """Count the exponents of five numbers."""
+    zeros, counts = module.log2_histogram(torch.tensor([0.0, 1.0, -1.5, 3.0, 1e-9]), -2, 2)
+    if (int(zeros), counts.tolist()) != (1, [1, 0, 2, 1, 0]):
+        raise LabError("mytrainer/histogram.py: log2_histogram of 0, 1, -1.5, 3, and 1e-9 from -2 "
+                       f"to 2 returns {int(zeros)} zeros and the counts {counts.tolist()} instead "
+                       "of 1 and [1, 0, 2, 1, 0]")
+
+
+def test_precision(module) -> None:
+    """Take 40 steps that are too small for bf16, each with two micro-batches."""
+    parameter = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    optimizer = module.MixedPrecision([parameter], lambda masters: torch.optim.SGD(masters, 1.0))
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-4
+    for _ in range(40):
+        optimizer.zero_grad()
+        for gradient in (1.0, 0.001953125):
+            (parameter * gradient).sum().backward()
+        optimizer.step()
+    if parameter.dtype != torch.bfloat16 or parameter.grad.dtype != torch.float32:
+        raise LabError(f"mytrainer/precision.py: a parameter is in {parameter.dtype} and its "
+                       f"gradient in {parameter.grad.dtype} instead of torch.bfloat16 and "
+                       "torch.float32")
+    if parameter.item() != 0.99609375:
+        raise LabError("mytrainer/precision.py: after 40 steps of 0.0001, a bf16 parameter has "
+                       f"gone from 1 to {parameter.item():g} instead of 0.996094")
+
+
+def test_unscale(module) -> None:
+    """Unscale gradients that are finite, and some that are not on rank 1."""
+    for value, overflow in ((1.0, False), (math.inf, True), (math.nan, True)):
+        parameter = nn.Parameter(torch.zeros(2))
+        parameter.grad = torch.tensor([4.0, value if dist.get_rank() == 1 else 1.0])
+        found = module.unscale([parameter], 2.0)
+        if found != overflow:
+            raise LabError(f"mytrainer/unscale.py: with a gradient of {value} on rank 1, unscale "
+                           f"returns {found} on rank {dist.get_rank()} instead of {overflow}")
+        if parameter.grad[0] != 2:
+            raise LabError("mytrainer/unscale.py: a gradient of 4 becomes "
+                           f"{parameter.grad[0].item():g} with a scale of 2 instead of 2")
+
+
+def test_scaler(module) -> None:
+    """Follow the scale over overflows, good steps, and a doubling."""
+    scaler, scales = module.LossScaler(8.0, 2.0, 2, 2), []
+    for overflow in (True, True, False, False, True, True, True, True):
+        scaler.update(overflow)
+        scales.append(float(scaler.scale))
+    if scales != [8.0, 4.0, 4.0, 8.0, 8.0, 4.0, 2.0, 2.0]:
+        raise LabError("mytrainer/scaler.py: with an initial scale of 8, a minimum of 2, a window "
+                       "of 2, and a hysteresis of 2, two overflows, two good steps, and four "
+                       f"overflows give the scales {scales} instead of [8, 4, 4, 8, 8, 4, 2, 2]")
+
+
+class OverflowsOnce:
+    """A loss scaler whose first step overflows."""
+
+    def __init__(self) -> None:
+        self.scale, self.told = 4.0, []
+
+    def unscale(self, parameters: Iterable[nn.Parameter]) -> bool:
+        for parameter in parameters:
+            parameter.grad /= math.inf if self.told == [] else self.scale
+        return self.told == []
+
+    def update(self, overflow: bool) -> None:
+        self.told.append(bool(overflow))
+
+
+def test_new_train(module) -> None:
+    """Test the version of train.py with loss scaling: a skipped step, and one that is made."""
+    if "scaler" not in inspect.signature(module.train).parameters:
+        raise LabError("mytrainer/new/train.py: train has no parameter scaler")
+    test_train(module, "new/train")
+    rank, data = dist.get_rank(), torch.randint(9, (2, RANKS, 1, 12),
+                                                generator=torch.Generator().manual_seed(1))
+    model, lines, scaler = Averaged(TinyGPT(seed=0)), [], OverflowsOnce()
+    module.train(model, torch.optim.SGD(model.parameters(), lr=9.0),
+                 lambda consumed: list(data[consumed // 2, rank]), lambda samples: 0.5 + samples,
+                 lambda iteration, loss, norm, skipped: lines.append(
+                     [iteration, float(loss), float(norm), skipped]),
+                 SimpleNamespace(train_iters=2, global_batch_size=2, clip_grad=0.3), scaler)
+    single = TinyGPT(seed=0)
+    loss = torch.stack([single(one) for one in data[1].flatten(0, 1)]).mean()
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(single.parameters(), 0.3)
+    torch.optim.SGD(single.parameters(), lr=0.5).step()
+    if scaler.told != [True, False] or [bool(line[3]) for line in lines] != [True, False]:
+        raise LabError("mytrainer/new/train.py: of two steps, the first overflows, but the scaler "
+                       f"and the log learn {scaler.told} and {[line[3] for line in lines]}")
+    if not torch.allclose(torch.tensor(lines[1][1:3]), torch.stack([loss.detach(), norm]),
+                          rtol=1e-4):
+        raise LabError(f"mytrainer/new/train.py: the step after an overflow logs a loss of "
+                       f"{lines[1][1]:.6g} and a gradient norm of {lines[1][2]:.6g} instead of "
+                       f"{loss.item():.6g} and {norm.item():.6g}")
+    compare("after a skipped step and another one, {} differs", model, single,
+            lambda parameter: parameter.data, "new/train")
 
 
 def test_delayed(module) -> None:
@@ -267,7 +375,7 @@ def test_recipe(name: str, recipe) -> None:
 
 
 def compare(text: str, parallel: nn.Module, single: nn.Module,
-            select: Callable[[nn.Parameter], torch.Tensor | None]) -> None:
+            select: Callable[[nn.Parameter], torch.Tensor | None], name: str = "ddp") -> None:
     """Raise LabError unless this rank's parameters or gradients match a single process's.
 
     Args:
@@ -275,17 +383,18 @@ def compare(text: str, parallel: nn.Module, single: nn.Module,
         parallel: the model on this rank.
         single: the model of the single process.
         select: returns the tensor to compare, such as the gradient, given a parameter.
+        name: the piece's name.
     """
     expected = dict(single.named_parameters())
     parameters = list(parallel.parameters())
     if len(parameters) != len(expected):
         raise LabError(f"mytrainer/ddp.py: DataParallel has {len(parameters)} parameters, but the "
                        f"module that it wraps has {len(expected)}")
-    for parameter, (name, other) in zip(parameters, expected.items(), strict=True):
+    for parameter, (of, other) in zip(parameters, expected.items(), strict=True):
         actual, right = select(parameter), select(other)
         if actual is None or not torch.allclose(actual, right, rtol=1e-4, atol=1e-7):
             shown = "None" if actual is None else short(actual)
-            raise LabError(f"mytrainer/ddp.py: {text.format(name)}: rank {dist.get_rank()} has "
+            raise LabError(f"mytrainer/{name}.py: {text.format(of)}: rank {dist.get_rank()} has "
                            f"{shown} instead of {short(right)}")
 
 
@@ -304,5 +413,7 @@ def test_new_ddp(module) -> None:
 
 
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch,
-         "train": test_train, "delayed": test_delayed, "amaxes": test_amaxes, "fp8": test_fp8,
-         "blocks": test_blocks, "mx": test_mx, "new/ddp": test_new_ddp}
+         "train": test_train, "histogram": test_histogram, "precision": test_precision,
+         "unscale": test_unscale, "scaler": test_scaler, "delayed": test_delayed,
+         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
+         "new/train": test_new_train, "new/ddp": test_new_ddp}

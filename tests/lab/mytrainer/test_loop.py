@@ -130,6 +130,70 @@ def test_unequal_samples_need_the_ddp_of_lab_14(my_trainer, student, dataset):
             "8,8 samples") in run.err
 
 
+FP16 = ("--fp16 --initial-loss-scale 33554432 --loss-scale-window 4 --hysteresis 2 "
+        "--accumulate-allreduce-grads-in-fp32 ")
+SCALED = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 4 "
+NEEDED = ("precision", "unscale", "scaler")  # with --fp16
+
+
+@pytest.fixture(scope="module")
+def scaled(train, dataset):
+    """The log of pretrain_gpt.py in fp16, on one rank."""
+    return train(SCALED + FP16, base=MODEL + dataset.flags)
+
+
+@pytest.mark.parametrize(("files", "ranks"), [
+    ((), 0), (("new/train",), 0), (("collectives", "ddp", "launch", "new/train"), 2)],
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else str(value))
+def test_fp16_has_the_trainer_s_losses_norms_scales_and_skipped_steps(
+        my_trainer, student, dataset, scaled, files, ranks):
+    """With each of the student's other files in place of the course's, and on several ranks."""
+    student.solve(*NEEDED, *files)
+    run = my_trainer(MODEL + SCALED + FP16 + dataset.flags, ranks)
+    assert run.column("lm loss") == pytest.approx(scaled.column("lm loss"), rel=1e-4)
+    assert run.column("grad norm") == pytest.approx(scaled.column("grad norm"), abs=3e-3)
+    for column in ("loss scale", "number of skipped iterations", "learning rate"):
+        assert run.column(column) == scaled.column(column)
+    skipped = run.column("number of skipped iterations")
+    assert 3 < sum(skipped) < 15 and skipped[0] == 1
+
+
+def test_a_fixed_scale_that_is_too_high_skips_every_step(my_trainer, student, dataset):
+    student.solve(*NEEDED)
+    flags = FP16.replace("--initial-loss-scale 33554432 --loss-scale-window 4 --hysteresis 2",
+                         "--loss-scale 1073741824").strip() + " --log-interval 4 "
+    run = my_trainer(MODEL + SCALED + flags + dataset.flags)
+    assert run.column("loss scale") == [2**30] * 5 and run.column("lm loss") == []
+    assert run.column("number of skipped iterations") == [4] * 5
+
+
+def test_master_weights_in_bf16_train_as_the_trainer_s_own_do(my_trainer, train, student, dataset):
+    student.solve("precision", "histogram")
+    flags = SCALED + "--bf16 --log-num-zeros-in-grad "
+    run, reference = (my_trainer(MODEL + flags + dataset.flags),
+                      train(flags, base=MODEL + dataset.flags))
+    assert run.column("lm loss") == pytest.approx(reference.column("lm loss"), rel=1e-4)
+    assert run.column("num zeros") == pytest.approx(reference.column("num zeros"), rel=0.05, abs=9)
+    assert "with mytrainer/histogram.py and mytrainer/precision.py" in run.out
+
+
+@pytest.mark.parametrize("missing", NEEDED)
+def test_fp16_needs_the_files_of_lab_05(monkeypatch, student, missing):
+    student.solve(*(name for name in NEEDED if name != missing))
+    config = parsed(monkeypatch, MODEL + SCALED + FP16, 1)
+    with pytest.raises(UserError, match=rf"^--fp16 needs mytrainer/{missing}\.py, which you write "
+                                        "in lab 05; until then, leave the flag out$"):
+        ours.require_pieces(config, object)
+
+
+def test_fp16_needs_a_loop_that_scales_the_loss(monkeypatch, student):
+    student.solve(*NEEDED, "train")
+    config = parsed(monkeypatch, MODEL + SCALED + FP16, 1)
+    with pytest.raises(UserError, match="^--fp16: train in mytrainer/train.py has no parameter "
+                                        "scaler; lab 05, exercise 5, .* --adopt train"):
+        ours.require_pieces(config, object)
+
+
 WIDE = MODEL.replace("--hidden-size 32", "--hidden-size 64")  # heads of 16, for FP8
 SHORT = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 4 "
 FP8 = "--bf16 --fp8-format hybrid --fp8-recipe tensorwise "
@@ -310,8 +374,6 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 
 
 @pytest.mark.parametrize(("flags", "file"), [
-    ("--fp16", "precision.py, which lab 05"),
-    ("--initial-loss-scale 65536 --fp16", "precision.py, which lab 05"),
     ("--recompute-granularity selective", "checkpointing.py, which lab 06"),
     ("--data-parallel-sharding-strategy optim_grads", "zero.py, which lab 08"),
     ("--use-distributed-optimizer", "zero.py, which lab 08"),

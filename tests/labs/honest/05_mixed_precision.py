@@ -1,0 +1,205 @@
+# %% answer="histogram" style="bucket edges, and a search"
+%%writefile mytrainer/histogram.py
+import torch
+
+
+def log2_histogram(tensor, lowest=-40, highest=16):
+    with torch.no_grad():
+        size = tensor.double().abs().reshape(-1)
+        edges = 2.0 ** torch.arange(lowest + 1, highest + 1, dtype=torch.float64)
+        which = torch.bucketize(size[size != 0], edges, right=True)
+        counts = torch.zeros(highest - lowest + 1, dtype=torch.long)
+        counts.scatter_add_(0, which, torch.ones_like(which))
+        return torch.sum(size == 0), counts
+
+
+# %% answer="precision" style="dictionaries, and foreach"
+%%writefile mytrainer/precision.py
+import torch
+
+
+class MixedPrecision:
+    def __init__(self, parameters, make_optimizer):
+        self.model = [p for p in parameters]
+        self.master_of = {}
+        for p in self.model:
+            if p.dtype is torch.float32:
+                self.master_of[p] = p
+            else:
+                p.grad_dtype = torch.float32
+                self.master_of[p] = torch.nn.Parameter(p.detach().clone().to(torch.float32))
+        self.inner = make_optimizer([self.master_of[p] for p in self.model])
+
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
+    def zero_grad(self):
+        for p, master in self.master_of.items():
+            p.grad = master.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        halves = [p for p in self.model if self.master_of[p] is not p]
+        for p in halves:
+            self.master_of[p].grad, p.grad = p.grad, None
+        self.inner.step()
+        if halves:
+            torch._foreach_copy_([p.data for p in halves], [self.master_of[p].data for p in halves])
+        for p in halves:
+            p.grad, self.master_of[p].grad = self.master_of[p].grad, None
+
+
+# %% answer="unscale" style="one flag per gradient, and a maximum over the ranks"
+%%writefile mytrainer/unscale.py
+import torch
+import torch.distributed as dist
+
+
+def unscale(parameters, scale):
+    everything = list(parameters)
+    gradients = [p.grad for p in everything if p.grad is not None]
+    for g in gradients:
+        g.mul_(1.0 / scale)
+    flags = [torch.isfinite(g).all().logical_not().float() for g in gradients]
+    flag = torch.stack(flags).max() if flags else torch.tensor(0.0, device=everything[0].device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return flag.item() != 0
+
+
+# %% answer="unscale" style="PyTorch's fused kernel of the GradScaler"
+%%writefile mytrainer/unscale.py
+import torch
+import torch.distributed as dist
+
+
+def unscale(parameters, scale):
+    parameters = list(parameters)
+    found = torch.zeros(1, device=parameters[0].device)
+    grads = [p.grad for p in parameters if p.grad is not None]
+    inverse = torch.full((1,), 1.0 / scale, device=found.device)
+    if grads:
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, inverse)
+    dist.all_reduce(found)
+    return bool(found)
+
+
+# %% answer="scaler" style="a budget of overflows, and early returns"
+%%writefile mytrainer/scaler.py
+from mytrainer.unscale import unscale
+
+
+class LossScaler:
+    def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
+        self.scale = initial
+        self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
+        self.in_a_row = self.overflows = 0
+
+    def unscale(self, parameters):
+        return unscale(parameters, self.scale)
+
+    def update(self, overflow):
+        if not overflow:
+            self.in_a_row = self.in_a_row + 1
+            if self.in_a_row >= self.window:
+                self.in_a_row = self.overflows = 0
+                self.scale = 2 * self.scale
+            return
+        self.in_a_row, self.overflows = 0, self.overflows + 1
+        if self.overflows >= self.hysteresis:
+            self.scale = max(self.minimum, 0.5 * self.scale)
+
+
+# %% answer="loop" style="an early continue, and the samples that were skipped"
+%%writefile mytrainer/new/train.py
+import contextlib
+import math
+
+import torch
+import torch.distributed as dist
+
+
+def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
+    skipped_samples = 0
+    for step in range(args.train_iters):
+        consumed = step * args.global_batch_size
+        rate = learning_rate(consumed - skipped_samples)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.zero_grad()
+        parts = batches(consumed)
+        factor = scaler.scale if scaler else 1.0
+        total = 0
+        with model.no_sync():
+            for part in parts[:-1]:
+                loss = model(part)
+                (loss * (factor / len(parts))).backward()
+                total = total + loss.detach() / len(parts)
+        loss = model(parts[-1])
+        (loss * (factor / len(parts))).backward()
+        total = total + loss.detach() / len(parts)
+        model.finish()
+        dist.all_reduce(total)
+        total = total / dist.get_world_size()
+        overflow = scaler.unscale(model.parameters()) if scaler else False
+        if scaler:
+            scaler.update(overflow)
+        if overflow:
+            skipped_samples += args.global_batch_size
+            log(step + 1, total, torch.tensor(math.inf), True)
+            continue
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or float("inf"))
+        optimizer.step()
+        log(step + 1, total, norm, False)
+
+
+# %% answer="autocast" style="one dictionary, and tree_map"
+class Autocast(torch.overrides.TorchFunctionMode):
+    def __init__(self, dtype):
+        super().__init__()
+        self.dtype = dtype
+        gemms = "addmm baddbmm bmm linear matmul"
+        ranges = "cosh cross_entropy cumprod cumsum exp expm1 mse_loss pow prod softmax sum"
+        self.target = dict.fromkeys(gemms.split(), dtype) | dict.fromkeys(ranges.split(), torch.float32)
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        target = self.target.get(function.__name__)
+        narrow = (torch.float16, torch.bfloat16, torch.float32)
+
+        def cast(x):
+            return x.to(target) if isinstance(x, torch.Tensor) and x.dtype in narrow else x
+
+        if target is None:
+            return function(*args, **(kwargs or {}))
+        args, kwargs = torch.utils._pytree.tree_map(cast, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+
+# %% answer="bytes" style="sums"
+bytes_per_parameter = {"fp32": 4 + 4 + 8, "autocast": 4 + 4 + 8, "yours": 2 + 4 + 4 + 8,
+                       "Megatron-LM 2021, fp16": 2 + 2 + 4 + 4 + 8, "ZeRO": 2 + 2 + 12}
+
+
+# %% answer="more-memory" style="equals signs, and one long word list"
+%%writefile code/more_memory.sh
+#!/bin/bash
+#SBATCH --job-name=more_memory
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=2
+#SBATCH --gpus-per-node=1
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+printf -v SIZE ' --%s' num-layers=10 hidden-size=2048 num-attention-heads=16 seq-length=64 \
+    max-position-embeddings=64 micro-batch-size=1 global-batch-size=1
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
+      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
+
+srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
+    --device virtual:v100 --fp16 $SIZE $TEXT --lr 1.5e-4 --train-iters 4 --log-interval 2 --eval-iters 0 "$@"
+

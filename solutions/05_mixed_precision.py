@@ -1591,10 +1591,10 @@ script = check.script("code/more_memory.sh", only=[
     "--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length", "--max-position-embeddings",
     "--micro-batch-size", "--global-batch-size", "--recompute-granularity", "--recompute-method",
     "--recompute-num-layers"])
-in_fp32 = replace(script, runs=(replace(script.run, flags=replace(script.flags, fp16=False)),))
-half, single = [check.figures(job, "virtual:v100") for job in (script, in_fp32)]
-rise = half.peak_memory / single.peak_memory - 1
-check.that(half.fits and single.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
+other = replace(script, runs=(replace(script.run, flags=replace(script.flags, fp16=False)),))
+sixteen, thirty_two = [check.figures(job, "virtual:v100") for job in (script, other)]
+rise = sixteen.peak_memory / thirty_two.peak_memory - 1
+check.that(sixteen.fits and thirty_two.fits, "It does not fit in both precisions: how many parameters fit at 20 bytes each?")
 # The rise is that of tensors, whose memory was compared with a real GPU's on an H100 only.
 check.pass_mark(1 + rise, error=ALLOCATED["h100-80gb"], above=1.1, hint=(
     f"In fp16 it needs only {rise:.0%} more: without activations, and without what CUDA needs, it would be a quarter. "
@@ -1631,6 +1631,14 @@ check.pass_mark(1 + rise, error=ALLOCATED["h100-80gb"], above=1.1, hint=(
 #
 # so fp16 needs more than fp32 if $A < 4P$: for a large model with a small batch. Most reports of this kind have a
 # simpler cause, though. Which two rows of the next table would lead somebody to it, and which two should be compared?
+#
+# The table also shows step times. The V100's data sheet has 15.7 TFLOP/s in fp32 and 125 in fp16, and kernels that move
+# through memory move half as many bytes. How many times as fast is a step in fp16, at the same micro-batch? Guess.
+
+# %% answer="guess-speedup"
+### BEGIN SOLUTION
+guess_speedup = 5
+### END SOLUTION
 
 # %% tags=["explore"]
 GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
@@ -1640,6 +1648,7 @@ precisions = costs.of({"fp32, micro-batch 2": "--micro-batch-size 2", "fp16, mic
                        "fp16, micro-batch 4": "--micro-batch-size 4 --fp16", "fp32, micro-batch 4": "--micro-batch-size 4"},
                       V100)
 costs.show(precisions)
+check.compare("times as fast (virtual V100)", guess_speedup, precisions[0].milliseconds / precisions[1].milliseconds)
 
 # %% [markdown]
 # `activ.` shrinks by less than half: dropout masks still take one byte per element, and the loss is computed in fp32.
@@ -1650,13 +1659,13 @@ costs.show(precisions)
 # %% [markdown]
 # ## Why the step is not eight times as fast
 #
-# The table has another surprise: `of peak` falls, although everything is faster, because the peak grew by more than the
-# speed did. Where did the rest of the promised speedup go? A program that runs on a GPU is called a **kernel**, a
-# matrix multiplication a **GEMM**. The **profiler** records when each kernel starts and ends. Profile the first two
-# rows: the same model on one virtual V100, first in fp32, then in fp16.
+# The data sheet promises a factor of 8. In the table, `of peak` even falls, although everything is faster, because the
+# peak grew by more than the speed did. Where did the rest of the promised speedup go? A program that runs on a GPU is
+# called a **kernel**, a matrix multiplication a **GEMM**. The **profiler** records when each kernel starts and ends.
+# Profile the first two rows: the same model on one virtual V100, first in fp32, then in fp16.
 
 # %% tags=["explore"]
-PROFILE = ("--nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:v100 --train-iters 4 "
+PROFILE = ("--nodes=1 --gpus-per-node=1 code/virtual_v100.sh --device virtual:v100 --train-iters 4 --log-interval 2 "
            f"--profile-execution yes --tensorboard-dir {os.getcwd()}/megatron/tensorboard/precision")
 !sbatch {PROFILE} --profile-name fp32
 
@@ -1671,14 +1680,12 @@ print(f"GEMMs: {single.milliseconds_of('other') / single.total:.0%} of the kerne
 # %% [markdown]
 # In fp32, no kernel of a V100 uses Tensor Cores, and all of its GEMMs are *eligible* for them. In a profile of the
 # classic course, 27% of the kernels' time was eligible, which was its reason to switch. Yours has the share above.
-# Predict, before you run the job in fp16: how many times as fast will all kernels together be, and what percentage of
-# their time will use Tensor Cores? **Amdahl's law** says what is left if a share $f$ of the time becomes $k$ times as
-# fast: $1/(1 - f + f/k)$. The V100's peaks are 15.7 TFLOP/s in fp32 and 125 in fp16, and kernels that move through
-# memory move half as many bytes.
+# **Amdahl's law** says what becomes of the whole if a share $f$ of the time becomes $k$ times as fast: it is $1/(1 - f
+# + f/k)$ times as fast. Use it before you run the job in fp16: what percentage of the kernels' time will use Tensor
+# Cores then?
 
-# %% answer="guess-speedup"
+# %% answer="guess-tensor-cores"
 ### BEGIN SOLUTION
-guess_speedup = 5
 guess_tensor_cores = 80
 ### END SOLUTION
 
@@ -1690,7 +1697,6 @@ in_fp16 = jobs.wait()
 
 # %% tags=["explore"]
 half_precision = kernels.read("fp16 (virtual V100)", "megatron/tensorboard/precision/run_fp16")
-check.compare("times as fast (virtual V100)", guess_speedup, single.total / half_precision.total)
 check.compare("percentage of kernel time on Tensor Cores", guess_tensor_cores, 100 * half_precision.tensor_core_share)
 half_precision.show()
 for profile, job in ((single, in_fp32), (half_precision, in_fp16)):

@@ -176,7 +176,7 @@ class Autocast(torch.overrides.TorchFunctionMode):
 
 
 # %% answer="bytes" style="sums"
-bytes_per_parameter = {"fp32": 4 + 4 + 8, "autocast": 4 + 4 + 8, "yours": 2 + 4 + 4 + 8,
+bytes_per_parameter = {"fp32": 4 + 4 + 8, "autocast": 4 + 4 + 8,
                        "Megatron-LM 2021, fp16": 2 + 2 + 4 + 4 + 8, "ZeRO": 2 + 2 + 12}
 
 

@@ -143,7 +143,7 @@ def scaled(train, dataset):
 
 
 @pytest.mark.parametrize(("files", "ranks"), [
-    ((), 0), (("new/train",), 0), (("collectives", "ddp", "launch", "new/train"), 2)],
+    ((), 0), (("new/train",), 0), (("collectives", "ddp", "new/train"), 2)],
     ids=lambda value: "+".join(value) if isinstance(value, tuple) else str(value))
 def test_fp16_has_the_trainer_s_losses_norms_scales_and_skipped_steps(
         my_trainer, student, dataset, scaled, files, ranks):
@@ -173,7 +173,7 @@ def test_master_weights_in_bf16_train_as_the_trainer_s_own_do(my_trainer, train,
     run, reference = (my_trainer(MODEL + flags + dataset.flags),
                       train(flags, base=MODEL + dataset.flags))
     assert run.column("lm loss") == pytest.approx(reference.column("lm loss"), rel=1e-4)
-    assert run.column("num zeros") == pytest.approx(reference.column("num zeros"), rel=0.05, abs=9)
+    assert run.column("num zeros") == pytest.approx(reference.column("num zeros"), rel=0.05, abs=30)
     assert "with mytrainer/histogram.py and mytrainer/precision.py" in run.out
 
 

@@ -471,6 +471,8 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     launch = pieces.load("launch")
     # With unequal shares, this file's loop averages the losses by the number of samples.
     loop = pieces.load("train") if config.samples is None else None
+    if config.precision != "fp32":
+        pieces.load("precision")  # for the line that names the files
     parameters = sum(weight.numel() for weight in model.parameters())
     ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
                      f"{pieces.describe()}")

@@ -189,8 +189,8 @@ def test_fp16_needs_the_files_of_lab_05(monkeypatch, student, missing):
 def test_fp16_needs_a_loop_that_scales_the_loss(monkeypatch, student):
     student.solve(*NEEDED, "train")
     config = parsed(monkeypatch, MODEL + SCALED + FP16, 1)
-    with pytest.raises(UserError, match="^--fp16: train in mytrainer/train.py has no parameter "
-                                        "scaler; lab 05, exercise 5, .* --adopt train"):
+    with pytest.raises(UserError, match=r"^--fp16: train in mytrainer/train.py has no parameter "
+                                        r"scaler; lab 05, exercise 5, .* --adopt train"):
         ours.require_pieces(config, object)
 
 

@@ -66,6 +66,14 @@ PIECES = {piece.name: piece for piece in (
     Piece("ddp", "lab 04", ("DataParallel",), "data parallelism"),
     Piece("launch", "lab 04", ("connect", "own_samples"), "ranks and shares"),
     Piece("train", "lab 04", ("train",), "training loop"),
+    Piece("saved", "lab 06", ("SavedBytes",), "saved-bytes meter", ("activation_memory_mb",)),
+    Piece("states", "lab 06", ("States",), "replayed states"),
+    Piece("checkpointing", "lab 06", ("checkpoint",), "recomputation", (
+        "recompute_granularity", "recompute_method", "recompute_num_layers",
+        "activation_memory_mb")),
+    Piece("placement", "lab 06", ("place",), "best checkpoints", ("activation_memory_mb",)),
+    Piece("attention", "lab 06", ("attention",), "tiled attention", ("tiled_attention",)),
+    Piece("offload", "lab 06", ("Offload",), "offloading", ("offload_activations",)),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
@@ -77,9 +85,6 @@ LATER = (
     Piece("precision", "lab 05", (), "mixed precision", (
         "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
         "hysteresis")),
-    Piece("checkpointing", "lab 06", (), "activation checkpointing", (
-        "recompute_granularity", "recompute_method", "recompute_num_layers",
-        "recompute_activations", "activations_checkpoint_method")),
     Piece("zero", "lab 08", (), "sharding", (
         "data_parallel_sharding_strategy", "use_distributed_optimizer")),
     Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (

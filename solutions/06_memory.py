@@ -920,8 +920,8 @@ with check.parts():
         ### BEGIN HIDDEN TESTS
         def any_here(x, y, index, power):
             at = [x[one] for one in index]
-            of_x = [sum(20 * power * x[one]**(power - 1) * y[place] for place, one in enumerate(index) if one == number)
-                    for number in range(len(x))]
+            of_x = [float(sum(20 * power * x[one]**(power - 1) * y[place] for place, one in enumerate(index)
+                              if one == number)) for number in range(len(x))]
             return [of_x, [20 * one**power for one in at], 10 * sum(one**power * two for one, two in zip(at, y, strict=True))]
 
         check.ranks(any_arguments, ranks=1, rel=1e-4, cases=check.draw(

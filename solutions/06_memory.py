@@ -188,7 +188,7 @@ with saved_tensors_hooks(look, lambda tensor: tensor):
     z = left * right
 
 # %% [markdown]
-# Six tensors are saved, but they do not take the sum of their bytes. The layer saves its weight, which is in memory
+# Five tensors are saved, but they do not take the sum of their bytes. The layer saves its weight, which is in memory
 # anyway. And `y`, `left`, and `right` are three **views** of one **storage**, the memory behind a tensor: as long as
 # one view is alive, all of it is.
 
@@ -1525,47 +1525,52 @@ for case in [one["layers"] for one in check.draw(10, layers=drawn_layers)]:
 # +        return [(0, layers)]
 
 # %% [markdown]
-# Draw your plans for a real model: 24 layers of a GPT with 1.3 billion parameters, whose times and bytes come from a
-# virtual V100. Where do `uniform` and `block` lie, and where is $2\sqrt{Lck}$?
+# Draw your plans for a real model: 96 layers of width 4,096 with FlashAttention, whose times and bytes come from a virtual
+# H100. A layer saves $17c$ bytes, $34sbh$ to its input's $2sbh$. Before you run the cell, compute the best group size
+# $\sqrt{Lc/k}$ for 96 layers and for 12. Where will `block`, which recomputes the first layers one by one, end?
 
-# %% tags=["explore"]
-def plans_of(layer, count, budgets):
-    """Return the recomputation time, in ms, of your plan for each budget that has one, in GB."""
+# %% tags=["explore"] short={"range(3, 28)": "(6, 14)"}
+def milliseconds_of(plan, layer):
+    return 1000 * layer.forward * sum(stop - start for start, stop in plan)
+
+
+def my_plan(layer, count, budget):
     from mytrainer.placement import place
 
-    times, saved, inputs = ([each] * count for each in (layer.forward, layer.saved, layer.input))
-    found = []
-    for budget in budgets:
-        with contextlib.suppress(ValueError):
-            plan = place(times, saved, inputs, budget)
-            found.append((budget / 1e9, 1000 * sum(sum(times[start:stop]) for start, stop in plan), plan))
-    return found
+    return place([layer.forward] * count, [layer.saved] * count, [layer.input] * count, budget)
 
 
-COUNT = 24
-layer = memory_movie.layer("v100", "--hidden-size 2048 --num-attention-heads 16 --seq-length 2048 --micro-batch-size 1 --fp16")
-everything = COUNT * layer.saved
-mine = plans_of(layer, COUNT, [everything * share // 60 for share in range(1, 61)])
+COUNT = 96
+layer = memory_movie.layer("h100", "--hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --micro-batch-size 1 "
+                           "--bf16 --use-flash-attn --attention-dropout 0")
+mine = {}
+for step in range(3, 28):  # budgets from 3% to 100% of what all layers save
+    budget = int(COUNT * layer.saved * 0.03 * 33**((step - 3) / 24))
+    with contextlib.suppress(ValueError):
+        mine[budget] = my_plan(layer, COUNT, budget)
 figure, axes = plt.subplots(figsize=(7, 4))
-axes.step([one[0] for one in mine], [one[1] for one in mine], where="post", label="your plans")
-for size in (1, 2, 3, 4, 6):
-    axes.plot((COUNT // size * layer.input + size * layer.saved) / 1e9, 1000 * COUNT * layer.forward, "o", color="C1")
-    axes.annotate(f"uniform {size}", ((COUNT // size * layer.input + size * layer.saved) / 1e9, 1000 * COUNT * layer.forward),
-                  rotation=40, fontsize=7)
-blocks = range(2, COUNT + 1, 2)
-axes.plot([(n * layer.input + max((COUNT - n), 1) * layer.saved) / 1e9 for n in blocks],
-          [1000 * n * layer.forward for n in blocks], "s", color="C2", label="block")
+axes.step([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], where="post",
+          marker=".", label="your plans")
+sizes = (1, 2, 3, 4, 6, 8)
+axes.plot([(COUNT / size * layer.input + size * layer.saved) / 1e9 for size in sizes],
+          [milliseconds_of([(0, COUNT)], layer)] * len(sizes), "o", label="uniform, groups of 1, 2, 3, 4, 6, and 8")
+blocks = range(0, COUNT, 5)
+axes.plot([(n * layer.input + (COUNT - n) * layer.saved) / 1e9 for n in blocks],
+          [milliseconds_of([(0, n)], layer) for n in blocks], "s", markersize=4, label="block")
 axes.axvline(2 * (COUNT * layer.input * layer.saved)**0.5 / 1e9, color="gray", linestyle="--", label=r"$2\sqrt{Lck}$")
-axes.set(xlabel="activations, GB", ylabel="ms of recomputation (modeled, V100)", xlim=(0, None), ylim=(-3, None))
-axes.legend()
+axes.set(xlabel="activations, GB", ylabel="ms of recomputation (modeled, H100)", xscale="log")
+axes.legend(fontsize=8)
 plt.show()
-print("with a third of the memory:", min(mine, key=lambda one: abs(one[0] - everything / 3e9))[2])
-print("with the least memory:", mine[0][2])
+least = min(mine)
+print(f"all layers save {COUNT * layer.saved / 1e9:.1f} GB; the smallest of these budgets with a plan is "
+      f"{result(f'{least / 1e9:.2f} GB')}, in groups of", [stop - start for start, stop in mine[least]])
 
 # %% [markdown]
-# For equal layers, `block` is almost the best down to the point where every layer is recomputed, and your plans recompute
-# the *first* layers, too: what the last layers save is needed at once, so recomputing them frees nothing. Below that point
-# only groups help, and yours are larger at the front than at the back.
+# Three things are worth remembering. Your plans recompute the *first* layers and leave the last ones alone: what the last
+# layers save is needed at once, so recomputing them frees nothing. With 12 layers, the best group size is below 1, so
+# groups do not pay at all, and Megatron's `block` is the right tool until every layer is recomputed. With 96 layers,
+# groups do pay, and your plans are below `uniform` and `block` everywhere. With little memory, the groups at the front are
+# larger than those at the back, where more inputs are in memory.
 #
 # Your trainer uses `place`. With `--activation-memory-mb`, it measures the layers of one micro-batch with your
 # `SavedBytes`, asks your `place` for a plan, and runs it with your `checkpoint`:

@@ -111,13 +111,14 @@ for name, sizes in huge.categories.items():
 memory_movie.show()
 
 # %% [markdown]
-# Read the movie from left to right. Parameters and optimizer state are a floor that never moves. In the forward pass,
-# activations climb, layer by layer. The peak comes at the top of the hill, when the forward pass ends, and in the
-# backward pass, the hill melts from the last layer to the first while the gradients fill up. In fp16, the optimizer
-# adds one more block at the very end: an fp32 copy of the gradients.
+# Read the movie from left to right. Parameters, gradients, and optimizer state are a floor that hardly moves, because
+# this trainer keeps its gradients in one buffer from step to step. In the forward pass, activations climb, layer by layer.
+# The peak comes when the forward pass ends. In the backward pass, the hill melts from the last layer to the first. In
+# fp16, the optimizer adds a block at the very end: an fp32 copy of the gradients.
 #
-# With four micro-batches, the hill is divided into four **humps** of a quarter of its height. With full recomputation,
-# the hill is gone, but the step is longer.
+# With four micro-batches, the hill becomes four **humps** of a quarter of its height. With full recomputation, the hill is
+# almost gone, but the step is longer. And each step of the heads or of the sequence length changes the hill more than you
+# would expect from the parameters, of which there are equally many.
 
 # %% [markdown]
 # ### The classic job in fp16
@@ -1153,9 +1154,9 @@ print("peaks of four micro-batches, in MB:", ", ".join(f"{peak:.0f}" for peak in
 print(f"later minus first: {1e6 * (peaks[-1] - peaks[0]) / parameters:.2f} bytes per parameter")
 
 # %% [markdown]
-# The first micro-batch's gradients appear while its activations disappear, so its peak hardly notices them. From the
-# second one on, all gradients are there before the forward pass begins. So *two* micro-batches of a size can fail where
-# one fits. (The course's trainer keeps its gradients in one flat buffer from step to step, as Megatron-LM does, so its
+# The first micro-batch's gradients appear while its activations disappear, so at its peak, only the last layer's exist.
+# From the second one on, all gradients are there before the forward pass begins. So *two* micro-batches of a size can fail
+# where one fits. (The course's trainer keeps its gradients in one flat buffer from step to step, as Megatron-LM does, so its
 # humps are equally high.)
 
 # %% [markdown]
@@ -1549,8 +1550,8 @@ for step in range(3, 28):  # budgets from 3% to 100% of what all layers save
     with contextlib.suppress(ValueError):
         mine[budget] = my_plan(layer, COUNT, budget)
 figure, axes = plt.subplots(figsize=(7, 4))
-axes.step([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], where="post",
-          marker=".", label="your plans")
+axes.plot([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], ".-",
+          label="your plans")
 sizes = (1, 2, 3, 4, 6, 8)
 axes.plot([(COUNT / size * layer.input + size * layer.saved) / 1e9 for size in sizes],
           [milliseconds_of([(0, COUNT)], layer)] * len(sizes), "o", label="uniform, groups of 1, 2, 3, 4, 6, and 8")
@@ -1569,7 +1570,7 @@ print(f"all layers save {COUNT * layer.saved / 1e9:.1f} GB; the smallest of thes
 # Three things are worth remembering. Your plans recompute the *first* layers and leave the last ones alone: what the last
 # layers save is needed at once, so recomputing them frees nothing. With 12 layers, the best group size is below 1, so
 # groups do not pay at all, and Megatron's `block` is the right tool until every layer is recomputed. With 96 layers,
-# groups do pay, and your plans are below `uniform` and `block` everywhere. With little memory, the groups at the front are
+# groups do pay, and no point of `uniform` or `block` is below your plans. With little memory, the groups at the front are
 # larger than those at the back, where more inputs are in memory.
 #
 # Your trainer uses `place`. With `--activation-memory-mb`, it measures the layers of one micro-batch with your

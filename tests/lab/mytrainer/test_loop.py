@@ -312,6 +312,14 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "--fp8-amax-compute-algo max"),
     ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "--fp8-format e4m3: mytrainer/fp8.py has "
      "E4M3 values and E5M2 gradients; nearest: --fp8-format hybrid"),
+    ("--activation-memory-mb 0", "--activation-memory-mb 0: must be greater than 0; nearest: leave "
+     "it out"),
+    ("--activation-memory-mb 9 --recompute-granularity selective", "--activation-memory-mb 9 "
+     "chooses the layers to recompute; leave out --recompute-granularity selective"),
+    ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "
+     "combined with --use-flash-attn; nearest: leave one of them out"),
+    ("--tiled-attention --attention-dropout 0.1", "cannot be combined with --attention-dropout "
+     "0.1; nearest: --attention-dropout 0"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
     ("--samples-per-rank 12", "--samples-per-rank 12: 1 number(s) for 2 rank(s); nearest: "
      "--samples-per-rank 16,0"),
@@ -333,7 +341,6 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 @pytest.mark.parametrize(("flags", "file"), [
     ("--fp16", "precision.py, which lab 05"),
     ("--initial-loss-scale 65536 --fp16", "precision.py, which lab 05"),
-    ("--recompute-granularity selective", "checkpointing.py, which lab 06"),
     ("--data-parallel-sharding-strategy optim_grads", "zero.py, which lab 08"),
     ("--use-distributed-optimizer", "zero.py, which lab 08"),
     ("--tensor-model-parallel-size 2", "tensor_parallel.py, which lab 09"),
@@ -343,6 +350,19 @@ def test_a_flag_of_a_later_lab_names_the_lab(monkeypatch, flags, file):
     message = f"^--.* needs mytrainer/{file} builds; until then, leave it out, or pass it to "
     with pytest.raises(UserError, match=message):
         parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
+
+
+@pytest.mark.parametrize(("flags", "present", "missing"), [
+    ("--recompute-activations", [], "checkpointing"), ("--tiled-attention", [], "attention"),
+    ("--offload-activations", [], "offload"),
+    ("--activation-memory-mb 9", ["states", "checkpointing", "saved"], "placement")])
+def test_a_flag_of_lab_06_names_the_file_that_is_missing(monkeypatch, student, flags, present,
+                                                         missing):
+    student.solve(*present)
+    config = parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 1)
+    with pytest.raises(UserError, match=f"^--.* needs mytrainer/{missing}.py, which you write in "
+                                        "lab 06; until then, leave the flag out$"):
+        ours.require_pieces(config, object)
 
 
 def test_every_flag_of_the_loop_and_of_a_file_exists():

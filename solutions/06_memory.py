@@ -26,7 +26,7 @@
 # - **Third sitting, 75 minutes.** You compute the best places for checkpoints under a memory limit, write the attention
 #   that never stores its scores, and move activations to the host.
 #
-# Values are real: your CPU computes them. Time and memory of GPUs are **modeled** by virtual GPUs. Five of your answers
+# Values are real: your CPU computes them. Time and memory of GPUs are **modeled** by virtual GPUs. Six of your answers
 # are files in `mytrainer/`, the trainer that you build during this course, and all of them train a GPT in this lab.
 
 # %% tags=["setup"]
@@ -56,7 +56,6 @@ from job_monitor import logs
 from lab.mytrainer import gain
 from labcore.colors import bad, good, mark, result
 from lablib import jobs, memory_movie
-from layout_estimator import costs
 from warmranks import record_ranks
 
 jobs.connect()
@@ -95,7 +94,7 @@ for name, sizes in huge.categories.items():
 
 # %% [markdown]
 # Almost all of it is **activations**: tensors that the forward pass saves because the backward pass needs them. They
-# grow with the batch, and nothing else does.
+# grow with the batch; parameters, gradients, and optimizer state do not.
 
 # %% [markdown]
 # ## The memory movie
@@ -117,8 +116,8 @@ memory_movie.show()
 # fp16, the optimizer adds a block at the very end: an fp32 copy of the gradients.
 #
 # With four micro-batches, the hill becomes four **humps** of a quarter of its height. With full recomputation, the hill is
-# almost gone, but the step is longer. And each step of the heads or of the sequence length changes the hill more than you
-# would expect from the parameters, of which there are equally many.
+# almost gone, but the step is longer. More heads or longer sequences make the hill much higher, although the model has
+# hardly more parameters. You will soon know why.
 
 # %% [markdown]
 # ### The classic job in fp16
@@ -163,8 +162,8 @@ print(mark(logs.lines(fp16_job.log, "elapsed time")[-1], r"iteration \(ms\): [^ 
 print(mark(logs.lines(fp16_job.log, "max allocated")[-1], r"max allocated: [^|]+"))
 
 # %% [markdown]
-# The job needs *more* memory than the same job in fp32 with a micro-batch of 2, for which the classic handout reports
-# 10 GB. Fp16 did not cause that; the micro-batch did. State the batch with every memory figure.
+# The job needs *more* memory than the same job in fp32 with a micro-batch of 2, for which the 2021
+# handout of the classic course reports 10 GB. Fp16 did not cause that; the micro-batch did. State the batch with every memory figure.
 
 # %% [markdown]
 # ## What autograd saves
@@ -177,7 +176,7 @@ print(mark(logs.lines(fp16_job.log, "max allocated")[-1], r"max allocated: [^|]+
 
 # %% tags=["explore"]
 def look(tensor):
-    print(f"saved: {str(list(tensor.shape)):10} {str(tensor.dtype).removeprefix('torch.')}, storage "
+    print(f"saved: {list(tensor.shape)!s:10} {str(tensor.dtype).removeprefix('torch.')}, storage "
           f"{tensor.untyped_storage().data_ptr() % 10**6:6} of {tensor.untyped_storage().nbytes():,} bytes")
     return tensor
 
@@ -330,7 +329,7 @@ check.ranks(metered, ranks=1, rel=1e-4, cases=check.draw(
 # -        return self
 
 # %% [markdown]
-# ### 34sbh + 5as²b
+# ### What a transformer layer saves
 #
 # Take a transformer layer apart with your meter. Let $s$ be the sequence length, $b$ the micro-batch size, $h$ the
 # hidden size, and $a$ the number of heads. A 16-bit tensor of hidden states has $2sbh$ bytes; the scores of all heads
@@ -352,7 +351,6 @@ check.ranks(metered, ranks=1, rel=1e-4, cases=check.draw(
 def operations(s, b, h, a):
     """Yield the name of each operation of a layer, and the bytes that it saves, on a GPU in fp16."""
     from mytrainer.saved import SavedBytes
-
     from torch.nn import functional as F
 
     def tensor(*shape):
@@ -546,7 +544,7 @@ check.function(
 # +        return None, ctx.x.grad
 
 # %% [markdown]
-# Does it work for a real layer? A layer with dropout is the test. Run it a few times:
+# Does it work for a real layer? Dropout is the test:
 
 # %% tags=["explore"]
 layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
@@ -765,7 +763,7 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # ### Exercise 4: checkpoint
 #
 # Write `checkpoint(function, *arguments)` in `mytrainer/checkpointing.py`. It returns what `function(*arguments)`
-# returns: a tensor, or a tuple of tensors. Build it from your `Recompute` and your `States`. The check has four parts,
+# returns: a tensor, or a tuple of tensors. Begin with your `Recompute`, and use your `States`. The check has four parts,
 # so run it after each step:
 #
 # 1. **Any arguments.** Tensors, with or without `requires_grad`, integer tensors, and anything else, in any order. All
@@ -783,7 +781,6 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 """Activation checkpointing: save the inputs of a function only, and run it again in the backward pass."""
 
 import torch
-
 from mytrainer.states import States
 
 
@@ -1021,9 +1018,8 @@ with check.parts():
 
 # %% tags=["explore"]
 def one_step(name):
-    from torch.utils.checkpoint import checkpoint as theirs
-
     from mytrainer.checkpointing import checkpoint as mine
+    from torch.utils.checkpoint import checkpoint as theirs
 
     how = {"no checkpoints": lambda mlp, x: mlp(x), "yours": mine,
            "PyTorch, reentrant": lambda mlp, x: theirs(mlp, x, use_reentrant=True),
@@ -1052,8 +1048,8 @@ for name in ("no checkpoints", "yours", "PyTorch, reentrant", "PyTorch, the defa
 # - `--recompute-granularity selective` checkpoints only the core of attention: the operations with $as^2b$ in the
 #   table. It saves most of the memory for a few percent of the FLOPs.
 #
-# Recomputation must not change the training. Compare the losses and gradient norms of your trainer with those of the
-# course's, on two real ranks:
+# Recomputation must not change the training. Compare the losses of your trainer with those of the course's, on two real
+# ranks:
 
 # %% tags=["explore"] short={"(FULL, \"--recompute-granularity selective\")": "(FULL,)"}
 from lab.mytrainer import journey
@@ -1334,8 +1330,8 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 # activations never exceed `budget` bytes, and raises `ValueError` if there is none. It must be exact, and fast enough for
 # 24 layers of different costs, which have too many plans to try.
 #
-# **Dynamic programming** helps again, because what is saved before layer $n$ is all that its left side means to the
-# right one. Go through the layers from left to right. For the first $n$ layers, keep the plans that no other beats in
+# **Dynamic programming** helps, because the layers from $n$ on need to know only one thing about those before: how many
+# bytes they hold. Go through the layers from left to right. For the first $n$ layers, keep the plans that no other beats in
 # both time and saved bytes (the **Pareto front**), and extend each of them by a layer that saves everything, or by a
 # group. When do you know whether a group exceeds the budget?
 
@@ -1528,27 +1524,31 @@ for case in [one["layers"] for one in check.draw(10, layers=drawn_layers)]:
 # %% [markdown]
 # Draw your plans for a real model: 96 layers of width 4,096 with FlashAttention, whose times and bytes come from a virtual
 # H100. A layer saves $17c$ bytes, $34sbh$ to its input's $2sbh$. Before you run the cell, compute the best group size
-# $\sqrt{Lc/k}$ for 96 layers and for 12. Where will `block`, which recomputes the first layers one by one, end?
+# $\sqrt{Lc/k}$ for 96 layers and for 12. Where will `block`, which recomputes the first layers one by one, arrive
+# when it has reached the last one?
 
-# %% tags=["explore"] short={"range(3, 28)": "(6, 14)"}
+# %% tags=["explore"] short={"range(3, 28)]": "(6, 14)]"}
 def milliseconds_of(plan, layer):
     return 1000 * layer.forward * sum(stop - start for start, stop in plan)
 
 
-def my_plan(layer, count, budget):
+def my_plans(layer, count, budgets):
+    """Return your plan for each budget that has one."""
     from mytrainer.placement import place
 
-    return place([layer.forward] * count, [layer.saved] * count, [layer.input] * count, budget)
+    found = {}
+    for budget in budgets:
+        with contextlib.suppress(ValueError):
+            found[budget] = place([layer.forward] * count, [layer.saved] * count, [layer.input] * count, budget)
+    return found
 
 
 COUNT = 96
 layer = memory_movie.layer("h100", "--hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --micro-batch-size 1 "
                            "--bf16 --use-flash-attn --attention-dropout 0")
-mine = {}
-for step in range(3, 28):  # budgets from 3% to 100% of what all layers save
-    budget = int(COUNT * layer.saved * 0.03 * 33**((step - 3) / 24))
-    with contextlib.suppress(ValueError):
-        mine[budget] = my_plan(layer, COUNT, budget)
+# Budgets from 3% to 100% of what all layers save.
+budgets = [int(COUNT * layer.saved * 0.03 * 33**((step - 3) / 24)) for step in range(3, 28)]
+mine = record_ranks(my_plans, 1, layer, COUNT, budgets)[0].value  # reads the file anew
 figure, axes = plt.subplots(figsize=(7, 4))
 axes.plot([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], ".-",
           label="your plans")
@@ -1859,7 +1859,8 @@ guess_width = 28000
 check.compare("hidden size (by the formula)", guess_width, 68 / 24 * 500e12 / 50e9)
 
 # %% [markdown]
-# No model is that wide, so on its own, offloading loses. It pays when copies *overlap* with computation, or when memory
+# Even the model with a trillion parameters in [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473) has a width of
+# 25,600 only, so on its own, offloading loses. It pays when copies *overlap* with computation, or when memory
 # matters more than time.
 
 # %% [markdown]

@@ -1,6 +1,7 @@
 """The memory movie of lab 06: its curves are those of the trainer's steps."""
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -24,11 +25,12 @@ def test_the_peak_is_the_estimators(flags):
 
 
 def test_micro_batches_are_humps_and_recomputation_flattens_them():
-    whole, humps, flat = (memory_movie.record(SMALL + "--global-batch-size 8 " + flags) for flags in (
-        "--micro-batch-size 8", "--micro-batch-size 2", "--micro-batch-size 8 " + FULL))
+    whole, humps, flat = (
+        memory_movie.record(f"{SMALL} --global-batch-size 8 --micro-batch-size {flags}")
+        for flags in ("8", "2", "8 " + FULL))
     high = [size > 0.9 * max(humps.categories["activations"])
             for size in humps.categories["activations"]]
-    tops = sum(now and not before for before, now in zip(high, high[1:], strict=False))
+    tops = sum(now and not before for before, now in pairwise(high))
     assert tops >= 4 and humps.allocated < whole.allocated and flat.allocated < whole.allocated
     assert whole.seconds[-1] < flat.seconds[-1] and whole.seconds[-1] < humps.seconds[-1]
 
@@ -42,7 +44,7 @@ def test_a_layer_saves_what_korthikanti_et_al_count():
 
 
 def test_a_pipeline_is_refused():
-    with pytest.raises(EstimateError, match="--pipeline-model-parallel-size 2: .* nearest: "
+    with pytest.raises(EstimateError, match=r"--pipeline-model-parallel-size 2: .* nearest: "
                                             "--pipeline-model-parallel-size 1"):
         memory_movie.record(SMALL.replace("--world-size 1", "--world-size 2")
                             + "--pipeline-model-parallel-size 2 --micro-batch-size 1 "
@@ -54,7 +56,7 @@ def test_the_page_has_a_slider_for_each_setting_and_a_curve_for_each_combination
     movie = memory_movie.show(("fp16",), ("none", "full"), (1, 2), (8,), (256,))
     page = movie._repr_html_()
     assert re.findall(r'type="range" min="0" max="(\d)"', page) == ["0", "1", "1", "0", "0"]
-    assert page.count("data-frame=") - page.count("g[data-frame]") == 4
+    assert page.count("<g data-frame=") == 4
     assert page.count("display:none") == 3 and page.count("<polygon") == 16
     captions = re.search(r'data-captions="([^"]*)"', page)[1].split("|")
     assert captions == movie.captions() == repr(movie).splitlines()

@@ -394,4 +394,5 @@ TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch
          "train": test_train, "saved": test_saved, "states": test_states,
          "checkpointing": test_checkpointing, "placement": test_placement,
          "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
-         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx, "new/ddp": test_new_ddp}
+         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks,
+         "mx": test_mx, "new/ddp": test_new_ddp}

@@ -1,7 +1,6 @@
 """Activation checkpointing: save the inputs of a function only, and run it again in the backward pass."""
 
 import torch
-
 from mytrainer.states import States
 
 

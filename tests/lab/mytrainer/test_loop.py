@@ -44,12 +44,12 @@ BLOCK = UNIFORM.replace("uniform", "block")
 
 
 @pytest.mark.parametrize(("flags", "ranks"), [
-    (UNIFORM + "2", 2), (BLOCK + "1", 0), ("--recompute-granularity selective", 2),
+    (UNIFORM + "2 --overlap-grad-reduce", 2), (BLOCK + "1", 0), ("--recompute-granularity selective", 2),
     ("--activation-memory-mb 0.3", 0), ("--tiled-attention " + UNIFORM + "1", 0),
     ("--offload-activations", 0)])
 def test_saving_memory_changes_neither_losses_nor_gradient_norms(
         my_trainer, student, dataset, reference, flags, ranks):
-    student.solve("ddp", *MEMORY)
+    student.solve("ddp", "train", *MEMORY)
     short = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
     run = my_trainer(MODEL + short + dataset.flags + "--micro-batch-size 2 " + flags, ranks)
     losses, norms = (column[:4] for column in reference)

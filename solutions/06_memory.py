@@ -1965,7 +1965,8 @@ for flags in ("", "--offload-activations", FULL):
 # %% [markdown]
 # ## Your trainer now
 #
-# `lab mytrainer` tests the files of this lab on two ranks, and shows what they bring: the largest models that fit.
+# `lab mytrainer` tests the files of this lab on two ranks. With full recomputation, its row for lab 06 has a lower peak and
+# fewer tokens per second than the one for lab 04. The largest model that fits is the same. What limits it?
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
 !lab mytrainer
@@ -2002,8 +2003,8 @@ for flags in ("", "--offload-activations", FULL):
 # - `placement.py` finds the fastest plan under a memory limit, and `largest_micro_batch` the largest micro-batch.
 # - `attention.py` never has the scores, and `offload.py` moves the rest to the host.
 #
-# Parameters, gradients, and optimizer state have not become smaller. They are next: sharding divides them over the
-# data-parallel ranks.
+# Parameters, gradients, and optimizer state have not become smaller, and they limit the largest model that fits. They are
+# next: sharding divides them over the data-parallel ranks.
 #
 # ## Read next
 #

@@ -1010,6 +1010,25 @@ with check.parts():
 # +            ctx.outputs = function(*arguments)
 
 # %% [markdown]
+# The layer with dropout from the end of the first sitting, once more:
+
+# %% tags=["explore"]
+def same_gradients():
+    """Return whether a layer with dropout has the same gradients with and without your checkpoint, bit for bit."""
+    from mytrainer.checkpointing import checkpoint
+
+    layer, x, gradients = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)), torch.randn(2, 8), []
+    for run in (layer, lambda x: checkpoint(layer, x)):
+        torch.manual_seed(1)
+        layer.zero_grad()
+        run(x).sum().backward()
+        gradients.append(layer[0].weight.grad.clone())
+    return torch.equal(*gradients)
+
+
+print("the same bits:", good("yes") if record_ranks(same_gradients, 1)[0].value else bad("NO"))
+
+# %% [markdown]
 # PyTorch has this function, too, in two versions. `torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`
 # works like yours: its backward pass calls `backward` again, hence *reentrant*. The default today, `use_reentrant=False`,
 # builds the graph in the first pass and uses `saved_tensors_hooks`, as your meter does: `pack` stores a placeholder, and
@@ -1539,7 +1558,7 @@ def my_plans(layer, count, budgets):
     found = {}
     for budget in budgets:
         with contextlib.suppress(ValueError):
-            found[budget] = place([layer.forward] * count, [layer.saved] * count, [layer.input] * count, budget)
+            found[budget] = place([layer.forward] * count, [layer.saved] * count, [layer.input_bytes] * count, budget)
     return found
 
 
@@ -1553,12 +1572,12 @@ figure, axes = plt.subplots(figsize=(7, 4))
 axes.plot([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], ".-",
           label="your plans")
 sizes = (1, 2, 3, 4, 6, 8)
-axes.plot([(COUNT / size * layer.input + size * layer.saved) / 1e9 for size in sizes],
+axes.plot([(COUNT / size * layer.input_bytes + size * layer.saved) / 1e9 for size in sizes],
           [milliseconds_of([(0, COUNT)], layer)] * len(sizes), "o", label="uniform, groups of 1, 2, 3, 4, 6, and 8")
 blocks = range(0, COUNT, 5)
-axes.plot([(n * layer.input + (COUNT - n) * layer.saved) / 1e9 for n in blocks],
+axes.plot([(n * layer.input_bytes + (COUNT - n) * layer.saved) / 1e9 for n in blocks],
           [milliseconds_of([(0, n)], layer) for n in blocks], "s", markersize=4, label="block")
-axes.axvline(2 * (COUNT * layer.input * layer.saved)**0.5 / 1e9, color="gray", linestyle="--", label=r"$2\sqrt{Lck}$")
+axes.axvline(2 * (COUNT * layer.input_bytes * layer.saved)**0.5 / 1e9, color="gray", linestyle="--", label=r"$2\sqrt{Lck}$")
 axes.set(xlabel="activations, GB", ylabel="ms of recomputation (modeled, H100)", xscale="log")
 axes.legend(fontsize=8)
 plt.show()

@@ -34,7 +34,7 @@ class LayerCost:
 
     forward: float
     saved: int
-    input: int
+    input_bytes: int
 
 
 def record(flags: str) -> MemoryRecord:

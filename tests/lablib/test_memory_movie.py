@@ -40,7 +40,7 @@ def test_a_layer_saves_what_korthikanti_et_al_count():
                              "--micro-batch-size 2 --fp16")
     sbh, squares = 512 * 2 * 1024, 16 * 512**2 * 2
     assert one.saved == pytest.approx(34 * sbh + 5 * squares, rel=1e-3)
-    assert one.input == 2 * sbh and 0 < one.forward < 0.1
+    assert one.input_bytes == 2 * sbh and 0 < one.forward < 0.1
 
 
 def test_a_pipeline_is_refused():

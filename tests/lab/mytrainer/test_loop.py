@@ -44,7 +44,8 @@ BLOCK = UNIFORM.replace("uniform", "block")
 
 
 @pytest.mark.parametrize(("flags", "ranks"), [
-    (UNIFORM + "2 --overlap-grad-reduce", 2), (BLOCK + "1", 0), ("--recompute-granularity selective", 2),
+    (UNIFORM + "2 --overlap-grad-reduce", 2), (BLOCK + "1", 0),
+    ("--recompute-granularity selective", 2),
     ("--activation-memory-mb 0.3", 0), ("--tiled-attention " + UNIFORM + "1", 0),
     ("--offload-activations", 0)])
 def test_saving_memory_changes_neither_losses_nor_gradient_norms(

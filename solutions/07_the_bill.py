@@ -12,17 +12,15 @@
 # ---
 
 # %% [markdown]
-# # Memory and the bill
+# # The bill
 #
-# Your training runs on several nodes, and now somebody asks what it costs. Two techniques make it cheaper: activation
-# checkpointing recomputes activations instead of storing them, which makes every step slower, and gradient accumulation
-# communicates less often, but grows the batch. In this lab you measure what each technique buys and what you pay for it.
-# At the end you estimate the days, GPU-hours, and dollars of a training run, up to a model with a trillion parameters.
+# Your training runs on several nodes, and now somebody asks what it costs. You could start it and see. But a cluster of
+# a thousand GPUs is paid for by the hour, and the answer is needed before anything runs. In this lab you work it out on
+# paper: the parameters and FLOPs of a model, the share of a GPU's peak that a run achieves, and from these the days,
+# GPU-hours, and dollars of a training run, up to a model with a trillion parameters.
 #
 # **You will be able to**
 #
-# - choose which layers to recompute so that a model just fits a GPU with the shortest step time;
-# - choose the number of micro-batches for a slow network;
 # - count a transformer's parameters and FLOPs, and compute the MFU of a run;
 # - estimate days, GPU-hours, dollars, and the number of GPUs that a deadline requires.
 #
@@ -61,357 +59,12 @@ from layout_estimator import costs
 jobs.connect()
 
 # %% [markdown]
-# ## Activation checkpointing
-#
-# The activations of the forward pass are saved because the backward pass needs them, and they take most of the
-# memory. **Activation checkpointing**, or recomputation ([Chen et al. 2016](https://arxiv.org/abs/1604.06174)),
-# saves only the *input* of a layer. When the backward pass reaches that layer, its forward pass runs again. The
-# trainer has two methods:
-#
-# - `--recompute-method uniform` recomputes *all* layers, in groups of `--recompute-num-layers`. Only the input of
-#   each group's first layer is saved.
-# - `--recompute-method block` recomputes only the *first* `--recompute-num-layers` layers, one by one. All others
-#   save everything.
-#
-# ![Three rows of six layers, after the forward pass. Nothing recomputed: all layers keep their inputs and
-# all activations. Uniform, groups of two: only the inputs of layers 0, 2 and 4 are kept. Block, the first
-# two layers: layers 0 and 1 keep their inputs, layers 2 to 5 keep everything.](../images/recompute_layers.svg)
-
-# %% [markdown]
-# ### Exercise 6: bytes saved for backward
-#
-# How many bytes do the layers hold after the forward pass? A layer that is not recomputed saves `kept` bytes,
-# which include its input. An input alone takes `input_bytes`.
-
-# %% nbgrader={"grade": false, "grade_id": "kept-bytes", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def kept_bytes(layers, kept, input_bytes, method=None, size=1):
-    """Return the bytes that all layers hold after the forward pass of one micro-batch.
-
-    Args:
-        layers: number of layers.
-        kept: bytes that a layer saves without recomputation.
-        input_bytes: bytes of a layer's input.
-        method: None, "uniform", or "block".
-        size: --recompute-num-layers.
-    """
-    ### BEGIN SOLUTION
-    if method == "uniform":
-        groups = -(-layers // size)  # the last one may be smaller
-        return groups * input_bytes
-    again = min(size, layers) if method == "block" else 0
-    return again * input_bytes + (layers - again) * kept
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "kept-bytes-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    kept_bytes,
-    cases=[(12, 100, 4), (12, 100, 4, "uniform", 1), (12, 100, 4, "uniform", 4),
-           (12, 100, 4, "uniform", 7), (12, 100, 4, "block", 4), (12, 100, 4, "block", 20)],
-    expected=[1200.0, 48.0, 12.0, 8.0, 816.0, 48.0],
-    hints={
-        "The last group may be smaller, but its input is saved too.":
-            [1200.0, 48.0, 12.0, 4.0, 816.0, 48.0],
-        "`block` recomputes the first layers. The others save everything.":
-            [1200.0, 48.0, 12.0, 8.0, 432.0, 1200.0],
-        "A recomputed layer starts from its input, which must be saved.":
-            [1200.0, 48.0, 12.0, 8.0, 800.0, 0.0],
-        "You cannot recompute more layers than the model has.":
-            [1200.0, 48.0, 12.0, 8.0, 816.0, -720.0],
-        "`uniform` saves one input per group, not per layer.":
-            [1200.0, 48.0, 48.0, 48.0, 816.0, 48.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    kept_bytes,
-    cases=check.draw(30, layers=range(1, 97), kept=range(100, 10_000), input_bytes=range(1, 100),
-                     method=[None, "uniform", "block"], size=range(1, 100)),
-    expected=lambda layers, kept, input_bytes, method, size:
-        float(formulas.stage_activations(layers, kept, input_bytes, method, size)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="its input is saved too"
-# -        groups = -(-layers // size)  # the last one may be smaller
-# +        groups = layers // size
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="The others save everything"
-# -    return again * input_bytes + (layers - again) * kept
-# +    return again * kept + (layers - again) * (input_bytes if method else kept)
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="must be saved"
-# -    return again * input_bytes + (layers - again) * kept
-# +    return (layers - again) * kept
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="than the model has"
-# -    again = min(size, layers) if method == "block" else 0
-# +    again = size if method == "block" else 0
-
-# %% [raw] tags=["mutant"] answer="kept-bytes" hint="not per layer"
-# -        return groups * input_bytes
-# +        return layers * input_bytes
-
-# %% [markdown]
-# What does it cost in time? A forward pass is about a third of a step's computation, so recomputing all of it
-# should cost about a third more. Guess: by what percentage does `uniform` lengthen a step on the virtual V100?
-
-# %% nbgrader={"grade": false, "grade_id": "guess-longer", "locked": false, "schema_version": 3, "solution": true, "task": false}
-### BEGIN SOLUTION
-guess_longer = 33
-### END SOLUTION
-
-# %% tags=["explore"]
-FULL = "--recompute-granularity full --recompute-method "
-settings = {"nothing": "", "selective": "--recompute-granularity selective",
-            "uniform 1": FULL + "uniform", "uniform 4": FULL + "uniform --recompute-num-layers 4",
-            "block 3": FULL + "block --recompute-num-layers 3",
-            "block 9": FULL + "block --recompute-num-layers 9"}
-GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
-        "--seq-length 1024 --max-position-embeddings 1024 ")
-recomputed = costs.of(settings, GPT2 + "--fp16 --micro-batch-size 16")
-costs.show(recomputed)
-check.compare("percent longer (virtual V100)", guess_longer,
-              100 * (recomputed[2].milliseconds / recomputed[0].milliseconds - 1))
-
-# %% tags=["explore"]
-costs.plot(recomputed)
-
-# %% [markdown]
-# Without recomputation, this micro-batch does not fit. `uniform` makes it fit with a lot of room to spare, but
-# unused memory is step time given away. `block` is the dial in between: recompute as many layers as you must,
-# and no more. (`selective` recomputes only the inner part of attention, which is large and cheap to compute;
-# see [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198).)
-
-# %% [markdown]
-# ### Exercise 7: the best setting for the GPU
-#
-# Fill in `MEMORY` with the flags that train this model in fp16 with a micro-batch of 16 on **one** V100 with 16 GB.
-# It has to fit, without recomputing more than necessary: at most **9** of the 12 layers. That is two more than the
-# model needs, because its figures are not exact: on a real V100, the job could need a tenth more memory. Leave
-# everything else as it is. (FlashAttention would make this easy, but its kernels need a newer GPU than a V100.)
-
-# %% nbgrader={"grade": false, "grade_id": "my-recompute", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_recompute.sh
-#!/bin/bash
-#SBATCH --job-name=my_recompute
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=1
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 16 --global-batch-size 16 --train-iters 6 --lr 1.5e-4"
-### BEGIN SOLUTION
-MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-### END SOLUTION
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 $MODEL $BATCH $MEMORY $TEXT --log-interval 2 --eval-iters 0 "$@"
-
-# %% nbgrader={"grade": true, "grade_id": "my-recompute-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_recompute.sh", only=[
-    "--recompute-granularity", "--recompute-method", "--recompute-num-layers"])
-flags = script.flags
-cost = check.figures(script, "virtual:v100")
-check.that(cost.fits, "It does not fit. Which activations take the memory, and which of them can you recompute?")
-recomputed_layers = {"block": flags.recompute_num_layers, "uniform": flags.num_layers}.get(flags.recompute_method, 0)
-check.that(recomputed_layers <= 9, "It fits, but a step takes longer than it must. Do you recompute "
-           "activations that would fit?")
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="It does not fit"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY=""
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="It fits, but a step"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--recompute-granularity full --recompute-method uniform"
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="This would go wrong"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--recompute-granularity full --recompute-num-layers 7 --recompute-method blocks"
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="--num-layers 6; the exercise uses 12"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--num-layers 6"
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="--use-flash-attn; the exercise does not use it"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--use-flash-attn --attention-dropout 0"
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="--micro-batch-size 8; the exercise uses 16"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--micro-batch-size 8"
-
-# %% [raw] tags=["mutant"] answer="my-recompute" hint="--ffn-hidden-size 1; the exercise uses 3072"
-# -MEMORY="--recompute-granularity full --recompute-method block --recompute-num-layers 7"
-# +MEMORY="--ffn-hidden-size 1 --kv-channels 1"
-
-# %% [markdown]
-# The check used an estimate. Does a job on a virtual GPU agree? Submit it. The second job has twice the
-# micro-batch size.
-
-# %% tags=["explore"] short={"my_recompute.sh": "my_recompute.sh --train-iters 2"}
-!sbatch code/my_recompute.sh
-
-# %% tags=["explore"]
-fitted = jobs.wait()
-print(mark(logs.lines(fitted.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
-
-# %% tags=["explore"]
-!sbatch code/my_recompute.sh --micro-batch-size 32 --global-batch-size 32
-
-# %% tags=["explore"]
-full = jobs.wait()
-print(bad(logs.lines(full.log, "out of memory")[-1]))
-
-# %% [markdown]
-# The message states how much the job tried to allocate, how large the GPU is, and how much was already allocated.
-# A real GPU reports this in the same words.
-
-# %% [markdown]
-# ## Gradient accumulation
-#
-# A rank can process several micro-batches before the optimizer step, and add up their gradients. It needs the
-# memory of *one* micro-batch, but takes the step of the whole batch. Is that the same training? Try it with real
-# numbers: a global batch of 8 on two ranks, first in micro-batches of 4, then of 1. (Dropout may stay on. In this
-# trainer a sample's dropout mask depends on the sample and not on its micro-batch. Most trainers draw masks from one
-# generator, and there the two runs would differ.)
-
-# %% tags=["explore"] short={"iters 4": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
-    --global-batch-size 8 --micro-batch-size 4
-
-# %% tags=["explore"]
-at_once = jobs.wait()
-
-# %% tags=["explore"] short={"iters 4": "iters 4 --num-layers 2 --hidden-size 64 --seq-length 64"}
-!sbatch code/accumulation.sh --train-iters 4 --log-interval 1 --eval-iters 0 \
-    --global-batch-size 8 --micro-batch-size 1
-
-# %% tags=["explore"]
-in_turn = jobs.wait()
-
-# %% tags=["explore"]
-for ended in (at_once, in_turn):
-    print(mark(logs.lines(ended.log, "number of micro-batches")[0], r"micro-batches.*"))
-both = zip(logs.read(at_once.log).iterations, logs.read(in_turn.log).iterations, strict=True)
-for one, other in both:
-    print(f"iteration {one.iteration}: loss {result(one.loss)} at once, {result(other.loss)} in turn")
-
-# %% [markdown]
-# The log prints the number of micro-batches in a step, and the losses agree. (The last digit may differ, because it
-# depends on the order of additions.)
-#
-# Why would you do this? To save memory, and to communicate less: the gradients are all-reduced **once per step**,
-# however many micro-batches the step has. Here are four virtual V100s on two nodes, with 25 Gbit/s Ethernet
-# between the nodes. `waiting` is the share of the time in which a GPU waits for communication.
-
-# %% tags=["explore"]
-FOUR = (GPT2 + "--fp16 --micro-batch-size 4 --world-size 4 --gpus-per-node 2 "
-        "--virtual-network ethernet:25gbit ")
-accumulated = costs.of({f"global batch {size}": f"--global-batch-size {size}"
-                        for size in (16, 32, 64, 128, 256)}, FOUR)
-costs.show(accumulated)
-
-# %% [markdown]
-# Memory stays the same, and the throughput rises. Why not use a global batch of a thousand, then? Because each
-# optimizer step is only one update: with a larger batch, the same text gives fewer updates. Beyond the **critical
-# batch size** ([McCandlish et al. 2018](https://arxiv.org/abs/1812.06162)), a step on a larger batch lowers the
-# loss hardly more than a step on a smaller one, so most of the extra text is wasted.
-
-# %% [markdown]
-# ### Exercise 8: as much accumulation as it takes
-#
-# Find a global batch, as small as you can, with which these four GPUs wait for **less than 25%** of the time, and fill in
-# `BATCH`. The micro-batch size stays 4. The check accepts up to 30%, because modeled times are not exact. (Communication takes the same time in every row of the table. You can
-# calculate the answer from two of them, or search for it.)
-
-# %% nbgrader={"grade": false, "grade_id": "my-accumulation", "locked": false, "schema_version": 3, "solution": true, "task": false}
-%%writefile code/my_accumulation.sh
-#!/bin/bash
-#SBATCH --job-name=my_accumulation
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --gpus-per-node=2
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-### BEGIN SOLUTION
-BATCH="--micro-batch-size 4 --global-batch-size 80"
-### END SOLUTION
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $TEXT \
-    --lr 1.5e-4 --train-iters 3 --log-interval 1 --eval-iters 0 "$@"
-
-# %% nbgrader={"grade": true, "grade_id": "my-accumulation-check", "locked": true, "points": 4, "schema_version": 3, "solution": false, "task": false}
-script = check.script("code/my_accumulation.sh", only=["--global-batch-size"])
-flags = script.flags
-cost = check.figures(script, "virtual:v100", network="ethernet:25gbit")
-check.pass_mark(cost.communication, "The GPUs wait too long. They need more computation for "
-                "each all-reduce.", error=cost.error, below=0.3)
-check.that(flags.global_batch_size <= 112, "They wait for less than 25% of the time, but a smaller "
-           "global batch would achieve that as well.")
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="more computation"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 32"
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="would achieve that"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 128"
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="--micro-batch-size 8; the exercise uses 4"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 8 --global-batch-size 96"
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="--tensor-model-parallel-size 2; the exercise uses 1"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 48 --tensor-model-parallel-size 2"
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="This would go wrong"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 90"
-
-# %% [raw] tags=["mutant"] answer="my-accumulation" hint="--make-vocab-size-divisible-by 1; the exercise uses 128"
-# -BATCH="--micro-batch-size 4 --global-batch-size 80"
-# +BATCH="--micro-batch-size 4 --global-batch-size 48 --ffn-hidden-size 1 --make-vocab-size-divisible-by 1"
-
-# %% tags=["explore"] short={"my_accumulation.sh": "my_accumulation.sh --train-iters 1"}
-!sbatch code/my_accumulation.sh
-
-# %% tags=["explore"]
-accumulating = jobs.wait()
-print(mark(logs.lines(accumulating.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
-
-# %% [markdown]
 # ## The math
 #
-# So far you have measured what a run costs. Now work it out on paper, so that you know it before anything runs.
 # Start with the model.
 
 # %% [markdown]
-# ### Exercise 9: the padded vocabulary
+# ### Exercise 1: the padded vocabulary
 #
 # A vocabulary can have any size. GPT-2's has 50257 entries, which is not even divisible by 2. This makes the
 # embedding an awkward matrix, both for Tensor Cores and for tensor parallelism. So the trainer **pads** the
@@ -459,7 +112,7 @@ check.function(
 #     return (vocabulary // multiple + 1) * multiple
 
 # %% [markdown]
-# ### Exercise 10: the parameters of our model
+# ### Exercise 2: the parameters of our model
 #
 # Count the parameters of a GPT from the arguments of its script. With the hidden size `h`, the padded
 # vocabulary `V` and the sequence length `s` (each position has a learned embedding):
@@ -546,7 +199,7 @@ print("your function:", result(counted))
 print("the trainer:  ", mark(logs.lines(job.log, "number of parameters")[0], r"\d+ *$"))
 
 # %% [markdown]
-# ### Exercise 11: FLOPs per step
+# ### Exercise 3: FLOPs per step
 #
 # Almost all of the computation is in matrix multiplications. Multiplying an `m` x `k` matrix by a `k` x `n` matrix
 # takes `2 m k n` FLOPs: a multiplication and an addition each time. So in the **forward pass** each token takes
@@ -637,7 +290,7 @@ check.function(
 # +    token = layers * layer * 3 + 3 * output
 
 # %% [markdown]
-# ### Exercise 12: MFU and HFU
+# ### Exercise 4: MFU and HFU
 #
 # Divide the FLOPs by the step time and by the number of GPUs, and you have the FLOP/s that each GPU achieves. As a
 # share of the data sheet's peak, this is the figure that compares runs on different machines. When the FLOPs
@@ -718,6 +371,8 @@ check.function(
 # FLOPs were counted.**
 
 # %% tags=["explore"]
+GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
+        "--seq-length 1024 --max-position-embeddings 1024 ")
 for cost, precision in zip(costs.of({"fp32": "", "fp16": "--fp16"}, GPT2 + "--micro-batch-size 2"), ("fp32", "fp16"),
                            strict=True):
     flops = iteration_flops(12, 768, 1024, padded(50257), batch=2)
@@ -726,7 +381,7 @@ for cost, precision in zip(costs.of({"fp32": "", "fp16": "--fp16"}, GPT2 + "--mi
           f"attention at half: {cost.share_of_peak:.1%} (virtual)")
 
 # %% [markdown]
-# ### Exercise 13: days, GPU-hours, dollars
+# ### Exercise 5: days, GPU-hours, dollars
 #
 # For large models one estimate is enough. A token takes about 6 FLOPs per parameter: two in the forward pass, four
 # in the backward pass. With full recomputation it is 8, if the FLOP/s that a GPU achieves include recomputation. One
@@ -812,7 +467,7 @@ for count in (tokens, 300 * 10**9):
           f"{dollars:,.2f} dollars (virtual)")
 
 # %% [markdown]
-# ### Exercise 14: how many GPUs for a month?
+# ### Exercise 6: how many GPUs for a month?
 #
 # Projects begin with this question: the model has to be ready in a given number of days, so how many GPUs does that
 # take? Assume that you can only rent whole nodes.
@@ -923,43 +578,29 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # %% [markdown]
 # ## Discuss
 #
-# 1. **Fewer inputs, more memory.** `uniform` in groups of 4 saves fewer inputs than in groups of 1, and
-#    yet its peak in the table is higher. How can that be?
-# 2. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster
+# 1. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster
 #    network, a larger global batch, and fewer GPUs.
-# 3. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
+# 2. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
 #    longer, and what would you plan for it?
 
 # %% [markdown]
 # ## Cleanup
 #
-# Cancel this lab's jobs in case they still run. Checkpoints are large, because they also
-# hold the optimizer states, so delete them.
+# Checkpoints are large, because they also hold the optimizer states, so delete them.
 
 # %% tags=["explore"]
-!scancel --quiet {fitted.job} {full.job} {accumulating.job}
 !du -sh megatron/checkpoints megatron/tensorboard
-!rm -rf megatron/checkpoints/accumulation megatron/checkpoints/dp_single_node
+!rm -rf megatron/checkpoints/dp_single_node
 !squeue
 
 # %% [markdown]
 # ## Summary
 #
-# - Recompute no more than the model needs to fit: `block` is the dial.
-# - Gradient accumulation leaves memory unchanged and all-reduces the gradients once for more work. You pay
-#   for it with a larger global batch.
 # - A token takes 6 FLOPs per parameter, 8 with recomputation. With every share of the peak, state which FLOPs
 #   were counted, and on which GPU and precision.
 #
 # ## Read next
 #
-# - [Chen et al. 2016, Training Deep Nets with Sublinear Memory Cost](https://arxiv.org/abs/1604.06174): activation
-#   checkpointing, and how to place the checkpoints.
-# - [Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer
-#   Models](https://arxiv.org/abs/2205.05198): counts a layer's activations byte by byte, and recomputes only
-#   attention.
-# - [McCandlish et al. 2018, An Empirical Model of Large-Batch Training](https://arxiv.org/abs/1812.06162): where the
-#   critical batch size comes from, and how to measure it.
 # - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
 #   Megatron-LM](https://arxiv.org/abs/2104.04473): the trillion parameters, with the formulas of this lab.
 #

@@ -82,63 +82,11 @@ saved.show(lambda x: shrink(torch.nn.functional.gelu(expand(x))), x, weights=wei
 
 # %% [markdown]
 # Why does GELU take more? For its gradient, ReLU only needs to know where its *output* is above 0. Its output is the
-# next layer's input, which is saved anyway, so one tensor serves both. GELU needs its *input*.
+# next layer's input, which is saved anyway, so one tensor serves both. GELU needs its *input*. (In [lab
+# 06](06_memory.ipynb), you count the bytes of a whole layer.)
 
 # %% [markdown]
-# ### Exercise 1: bytes saved for backward
-#
-# Count the bytes that `Linear(hidden, wide)`, an activation function, and `Linear(wide, hidden)` save. Leave out the
-# weights, and count a tensor that serves two operations once.
-
-# %% nbgrader={"grade": false, "grade_id": "mlp-kept", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def mlp_kept(rows, hidden, wide, activation, bytes_each=4):
-    """Return the bytes saved for backward, for an input `[rows, hidden]`.
-
-    activation: "relu" or "gelu".
-    """
-    ### BEGIN SOLUTION
-    in_the_middle = {"relu": 1, "gelu": 2}[activation]
-    return rows * (hidden + in_the_middle * wide) * bytes_each
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "mlp-kept-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    mlp_kept,
-    cases=[(8, 64, 256, "relu"), (8, 64, 256, "gelu"), (100, 10, 40, "gelu", 2)],
-    expected=[10240, 18432, 18000],
-    hints={
-        "The final result is saved by the operation that uses it, not here.": [12288, 20480, 20000],
-        "ReLU's output and the next layer's input are one tensor.": [18432, 18432, 18000],
-        "The first layer also needs its input, for the gradient of its weight.":
-            [8192, 16384, 16000],
-        "Each element takes bytes_each bytes.": [2560, 4608, 9000],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    mlp_kept, cases=check.draw(16, rows=range(1, 5000), hidden=range(1, 5000), wide=range(1, 20000),
-                               activation=["relu", "gelu"], bytes_each=[2, 4]),
-    expected=lambda rows, hidden, wide, activation, bytes_each:
-        bytes_each * rows * (hidden + wide * (2 if activation == "gelu" else 1)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="The final result is"
-# -    return rows * (hidden + in_the_middle * wide) * bytes_each
-# +    return rows * (2 * hidden + in_the_middle * wide) * bytes_each
-
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="are one tensor"
-# -    in_the_middle = {"relu": 1, "gelu": 2}[activation]
-# +    in_the_middle = 2
-
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="The first layer also"
-# -    return rows * (hidden + in_the_middle * wide) * bytes_each
-# +    return rows * in_the_middle * wide * bytes_each
-
-# %% [raw] tags=["mutant"] answer="mlp-kept" hint="bytes_each bytes"
-# -    return rows * (hidden + in_the_middle * wide) * bytes_each
-# +    return rows * (hidden + in_the_middle * wide)
-
-# %% [markdown]
-# ### Exercise 2: a function that saves little
+# ### Exercise 1: a function that saves little
 #
 # **Max-pooling** takes the maximum of every `size` neighbors. Its backward pass only needs to know which of them was
 # the maximum: that one gets the gradient, and the others get 0. `MaxPool` below is a **custom autograd function**:
@@ -269,7 +217,7 @@ guess_bubble = 1.0
 ### END SOLUTION
 
 # %% [markdown]
-# ### Exercise 3: write 1F1B
+# ### Exercise 2: write 1F1B
 #
 # Return a list with one entry per stage, either a string such as `"F0 F1 B0 B1"` or a list of such words. `F3` is
 # the forward pass of micro-batch 3, `B3` its backward pass. Your schedule must work for any number of stages and
@@ -363,7 +311,7 @@ plots.pipeline(one_f_one_b(4, 8), "My 1F1B", steps=True)
 # and see which stage waits for which.) What 1F1B reduces is the peak number of in-flight micro-batches.
 
 # %% [markdown]
-# ### Exercise 4: how many are in flight?
+# ### Exercise 3: how many are in flight?
 #
 # How many micro-batches are in flight at the peak, on a given stage (counted from 0)?
 
@@ -550,7 +498,7 @@ for name, found in (("naive", naive), ("PipeDream", stashed)):
 # stage 0. It is off by default, because every stage must then store more metadata.
 
 # %% [markdown]
-# ### Exercise 5: weight versions
+# ### Exercise 4: weight versions
 #
 # Follow one stage. It starts with version 0, and every backward pass creates the next version. A forward pass
 # uses the newest version; a backward pass uses the one that its forward pass used. Versions that no in-flight
@@ -687,7 +635,7 @@ for policy, guess in guess_table.items():
         check.compare(f"  {what}", said, found)
 
 # %% [markdown]
-# ### Exercise 6: memory of a stage
+# ### Exercise 5: memory of a stage
 #
 # Put it together. How much memory does a stage need for its weights (all versions) and its activations? A batch has
 # at least as many micro-batches as there are stages. (Gradients and optimizer state come on top, and are the same for
@@ -789,7 +737,7 @@ my_times = layers.measured(timeline_of("megatron/timeline/profile"), "0-2-2-0")
 layers.table(my_times)
 
 # %% [markdown]
-# ### Exercise 7: the best split
+# ### Exercise 6: the best split
 #
 # Given the times of all parts, in order, split them into stages such that the **slowest stage is as fast as
 # possible**. Every stage gets at least one part. Filling one stage after the other up to the average is easy to
@@ -951,7 +899,7 @@ print(f"the small GPT on your CPU: {my_split}, stages of {spelled}")
 # The two may return different splits, when several are equally good, but never a different slowest stage.
 
 # %% [markdown]
-# ### Exercise 8: balance a real layout
+# ### Exercise 7: balance a real layout
 #
 # Fill in `LAYOUT` for GPT-2 small on four V100s of one node, in a pipeline of four stages. With three layers on every
 # stage, a step takes this long:
@@ -1103,7 +1051,7 @@ def commands_of(stages, stage, micro_batches):
 print("\n".join(commands_of(4, 3, 8)[:10]))
 
 # %% [markdown]
-# ### Exercise 9: read DeepSpeed's schedule
+# ### Exercise 8: read DeepSpeed's schedule
 #
 # A **buffer** holds the activations of one micro-batch. It is reused when the micro-batch is done, so its number
 # is *not* the micro-batch's. Micro-batches come in order, forward and backward. Translate the commands of one
@@ -1181,7 +1129,7 @@ for stage, my_actions in enumerate(to_text(parse(one_f_one_b(4, 8)))):
     print(f"stage {stage}: {theirs}  {good('as mine') if theirs == my_actions else bad('not as mine')}")
 
 # %% [markdown]
-# ### Exercise 10: three numbers that must agree
+# ### Exercise 9: three numbers that must agree
 #
 # DeepSpeed is configured by a JSON file, and three of its entries are redundant:
 #
@@ -1278,7 +1226,7 @@ check.raises(batch_config, ValueError, (64, 2, 6, 4), hint="6 ranks are not divi
 # forward passes (and never more than there are).
 
 # %% [markdown]
-# ### Exercise 11: write interleaved 1F1B
+# ### Exercise 10: write interleaved 1F1B
 #
 # The number of micro-batches is divisible by the number of stages, and there are at least 2 chunks.
 
@@ -1355,7 +1303,7 @@ plots.pipelines(one_f_one_b=one_f_one_b(4, 8), interleaved=interleaved(4, 8, 2))
 # price.
 
 # %% [markdown]
-# ### Exercise 12: what interleaving buys, and what it costs
+# ### Exercise 11: what interleaving buys, and what it costs
 #
 # How large is the bubble, and how many sends between stages does a step have? The **bubble overhead** is idle
 # time divided by computing time; with one chunk it is `(stages - 1) / micro_batches`. One send hands one
@@ -1455,7 +1403,7 @@ check.compare("the best number of chunks on the slow network", guess_chunks, bes
 # many, communication takes more time than the smaller bubble saves.
 
 # %% [markdown]
-# ### Exercise 13: interleave for the slow network
+# ### Exercise 12: interleave for the slow network
 #
 # Fill in `LAYOUT` for four nodes with one V100 each and 25 Gbit/s Ethernet: a pipeline of four stages that is
 # interleaved, but not with so many chunks that the sends take longer than what the smaller bubble saves. Use

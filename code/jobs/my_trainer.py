@@ -12,8 +12,11 @@ below take their place. ddp.py averages gradients, with --overlap-grad-reduce du
 pass, and with --ring-all-reduce through the ring of collectives.py. With --bf16 and --fp16,
 precision.py keeps the master weights; --fp16 also needs unscale.py, scaler.py, and the train.py of
 lab 05, and --log-num-zeros-in-grad needs histogram.py. With --bf16 --fp8-format hybrid, the linear
-layers and the recipes that --fp8-recipe selects are yours, too. With --samples-per-rank, ranks
-process different numbers of samples. There is no validation and no checkpoint yet.
+layers and the recipes that --fp8-recipe selects are yours, too. With --recompute-granularity or
+--activation-memory-mb, checkpointing.py recomputes activations; with --tiled-attention,
+attention.py computes attention; and with --offload-activations, offload.py moves what the layers
+save to the host. With --samples-per-rank, ranks process different numbers of samples. There is no
+validation and no checkpoint yet.
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ from minimegatron.optim import LearningRate
 from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard
+
+Layer = Callable[[torch.Tensor], torch.Tensor]  # maps hidden states [s, b, h] to the same shape
 
 
 class SharedScale:
@@ -84,11 +89,13 @@ class GPT(nn.Module):
     def __init__(self, ctx: Context, vocab_size: int) -> None:
         """Create the model; with --fp8-format, your FP8 layer computes its linear layers."""
         super().__init__()
-        plain = replace(ctx, config=replace(ctx.config, fp8_format=None))
+        plain = replace(ctx, config=replace(ctx.config, fp8_format=None,
+                                            recompute_granularity=None))
         self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
         self.first_micro_batch, self.scales = True, []
         if ctx.config.fp8_format is not None:
             self._use_fp8(ctx, pieces.load("fp8").Linear)
+        save_memory(ctx, self.stage)
 
     def _use_fp8(self, ctx: Context, linear: type[nn.Linear]) -> None:
         """Replace the forward pass of the transformer layers' linear layers, not their parameters.
@@ -136,6 +143,94 @@ class GPT(nn.Module):
         for scale, amax in zip(self.scales, amaxes, strict=True):
             scale.end_step(amax)
         self.first_micro_batch = True
+
+
+def save_memory(ctx: Context, stage: Stage) -> None:
+    """Let your files of lab 06 run the layers and their attention, as the flags ask for it."""
+    config = ctx.config
+    attentions = [layer.self_attention for layer in stage.decoder.layers.values()]
+    if config.tiled_attention:
+        tiled = pieces.load("attention").attention
+        for attention in attentions:
+            attention.core_attention = lambda _dropout, *heads: tiled(
+                *(one.transpose(0, 1) for one in heads)).transpose(0, 1)
+    if config.recompute_granularity == "selective":
+        checkpoint = pieces.load("checkpointing").checkpoint
+        for attention in attentions:
+            attention.core_attention = partial(checkpoint, attention.core_attention)
+    if config.recompute_granularity == "full" or config.activation_memory_mb is not None:
+        stage.checkpointing = Recomputation(ctx, stage)
+    elif config.offload_activations:
+        stage.checkpointing = run_layers
+    if config.offload_activations:
+        offload, run = pieces.load("offload").Offload, stage.checkpointing
+        parameters = list(stage.decoder.layers.parameters())
+
+        def offloaded(layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
+            with offload(parameters):
+                return run(layers, x)
+
+        stage.checkpointing = offloaded
+
+
+def run_layers(layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
+    """Run hidden states x [s, b, h] through layers; return the same shape."""
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+class Recomputation:
+    """Runs the layers, some groups of them in your `checkpoint`.
+
+    With --recompute-method uniform, the groups are all layers, N at a time; with block, they are
+    the first N layers, one by one. With --activation-memory-mb, your `place` chooses them, when the
+    first micro-batch has shown what a layer saves.
+    """
+
+    def __init__(self, ctx: Context, stage: Stage) -> None:
+        self.ctx, self.checkpoint = ctx, pieces.load("checkpointing").checkpoint
+        self.parameters = list(stage.decoder.layers.parameters())
+        config, count = ctx.config, ctx.config.num_layers
+        size = config.recompute_num_layers
+        self.groups: list[tuple[int, int]] | None = None  # (start, stop) of layers
+        if config.recompute_method == "uniform":
+            self.groups = [(at, min(at + size, count)) for at in range(0, count, size)]
+        elif config.recompute_method == "block":
+            self.groups = [(at, at + 1) for at in range(min(size, count))]
+
+    def __call__(self, layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
+        if self.groups is None:
+            self.groups = self._plan(layers, x)
+        at = 0
+        for start, stop in [*self.groups, (len(layers), len(layers))]:
+            x = run_layers(layers[at:start], x)
+            if start < stop:
+                x = self.checkpoint(run_layers, layers[start:stop], x)
+            at = stop
+        return x
+
+    def _plan(self, layers: Sequence[Layer], x: torch.Tensor) -> list[tuple[int, int]]:
+        """Measure the first layer with your SavedBytes, and let your `place` choose the groups.
+
+        Raises UserError if no plan fits.
+        """
+        with pieces.load("saved").SavedBytes(self.parameters) as saved:
+            out = layers[0](x.detach().requires_grad_())  # its graph holds what is saved
+        del out
+        count, budget = len(layers), self.ctx.config.activation_memory_mb
+        size = saved.bytes
+        try:
+            groups = pieces.load("placement").place(
+                [1.0] * count, [size] * count, [x.nbytes] * count, int(1e6 * budget))
+        except ValueError as error:
+            raise UserError(f"--activation-memory-mb {budget:g}: {error}; a layer saves "
+                            f"{size / 1e6:.1f} MB, {x.nbytes / 1e6:.1f} MB of it for its input"
+                            ) from None
+        again = sum(stop - start for start, stop in groups)
+        self.ctx.print_rank_0(f"a layer saves {size / 1e6:.1f} MB per micro-batch; recomputing "
+                              f"{again} of {count} layers in groups {groups}")
+        return [tuple(group) for group in groups]
 
 
 class OneProcess(nn.Module):

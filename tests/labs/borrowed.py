@@ -11,8 +11,6 @@ def padded(vocabulary, divisible_by=128, tensor_parallel=1):
 # By lab and by the grade_id of the answer.
 BORROWED = {
     "07_the_bill": {
-        "kept-bytes": GPT + """def kept_bytes(layers, kept, input_bytes, method=None, size=1):
-    return formulas.stage_activations(layers, kept, input_bytes, method, size)""",
         "padded": PADDED,
         "gpt-parameters": """def gpt_parameters(layers, hidden, sequence, vocabulary):
     import importlib

@@ -28,6 +28,8 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "eod_mask_loss", "num_workers")
+MEMORY = ("recompute_granularity", "recompute_method", "recompute_num_layers",
+          "recompute_activations", "activation_memory_mb", "tiled_attention", "offload_activations")
 PARALLEL = ("overlap_grad_reduce", "ring_all_reduce")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
@@ -37,7 +39,7 @@ PRECISION = ("bf16", "fp16", *SCALING, "accumulate_allreduce_grads_in_fp32",
              "log_num_zeros_in_grad", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *PARALLEL, *REST, *PRECISION))
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *REST, *PRECISION))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
@@ -52,6 +54,15 @@ class LoopConfig(Config):
     ring_all_reduce: bool = flag(
         False, "average gradients with the all_reduce of mytrainer/collectives.py instead of the "
         "communication library's", affects=RESULTS)
+    activation_memory_mb: float | None = flag(
+        None, "recompute layers as place() of mytrainer/placement.py plans it, so that the layers' "
+        "activations of one micro-batch take at most this many megabytes", affects=PASSES)
+    tiled_attention: bool = flag(
+        False, "compute attention with mytrainer/attention.py, which never holds all scores",
+        affects=RESULTS | PASSES)
+    offload_activations: bool = flag(
+        False, "keep what the layers save in the host's memory, with mytrainer/offload.py",
+        affects=PASSES)
     data_parallel_sharding_strategy: str = flag(
         "no_shard", "what is sharded over the data-parallel ranks",
         choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
@@ -75,6 +86,7 @@ def parse(argv: Sequence[str]) -> LoopConfig:
         _check_samples(config)
     if config.fp8_format is not None:
         _check_fp8(config)
+    _check_memory(config)
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"
         raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "
@@ -139,6 +151,26 @@ def divide(batch: int, weights: Sequence[float], micro: int) -> list[int]:
     for rank in behind[:batch // micro - sum(parts)]:
         parts[rank] += 1
     return [micro * part for part in parts]
+
+
+def _check_memory(config: LoopConfig) -> None:
+    """Raise UserError for flags of lab 06 that exclude each other."""
+    megabytes = config.activation_memory_mb
+    if megabytes is not None:
+        if megabytes <= 0:
+            raise UserError(f"--activation-memory-mb {megabytes:g}: must be greater than 0; "
+                            "nearest: leave it out, and nothing is recomputed")
+        if config.recompute_granularity is not None:
+            raise UserError(f"--activation-memory-mb {megabytes:g} chooses the layers to "
+                            "recompute; leave out --recompute-granularity "
+                            f"{config.recompute_granularity}")
+    if config.tiled_attention and (config.use_flash_attn or config.attention_dropout):
+        other = ("--use-flash-attn" if config.use_flash_attn else
+                 f"--attention-dropout {config.attention_dropout:g}")
+        nearest = ("leave one of them out" if config.use_flash_attn else
+                   "--attention-dropout 0")
+        raise UserError(f"--tiled-attention: mytrainer/attention.py cannot be combined with "
+                        f"{other}; nearest: {nearest}")
 
 
 def _check_fp8(config: Config) -> None:

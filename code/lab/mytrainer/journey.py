@@ -26,6 +26,7 @@ NOTES = f"{pieces.FOLDER}/journey.json"
 # The path of a sample through a step, and the student's file for each station; None: the course's.
 STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
+            ("saved activations", "checkpointing"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
             ("optimizer", None), ("master weights", "precision"), ("loss scaling", "scaler"),
             ("log", None))
@@ -43,6 +44,8 @@ FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-d
 # A lab has a row once this file of it works: its name, the precision, and the flags that use it.
 LABS = {"lab 04": ("ddp", "FP32", ""),
         "lab 05": ("precision", "BF16", "--bf16"),
+        "lab 06": ("checkpointing", "FP32",
+                   "--recompute-granularity full --recompute-method uniform"),
         "lab 13": ("fp8", "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
 
 
@@ -77,18 +80,20 @@ def stations(working: set[str]) -> list[tuple[str, str | None, bool]]:
             for text, name in STATIONS]
 
 
-def loss_difference(ranks: int) -> float:
+def loss_difference(ranks: int, flags: str = "") -> float:
     """Return the largest relative difference of five losses from those of pretrain_gpt.py.
 
     Args:
         ranks: the number of ranks of the student's trainer; the reference has one process.
+        flags: more flags of the student's trainer.
 
     Raises LabError if a run fails.
     """
     with tempfile.TemporaryDirectory() as cache:
         words = [*TINY.split(), *gain.text_flags(), "--data-cache-path", cache]
         reference = _run(workspace.CODE / "pretrain_gpt.py", words, 0)
-        return logs.loss_difference(reference, _run(gain.SCRIPT, words, ranks if ranks > 1 else 0))
+        mine = _run(gain.SCRIPT, [*words, *flags.split()], ranks if ranks > 1 else 0)
+        return logs.loss_difference(reference, mine)
 
 
 def _run(script: Path, words: Sequence[str], ranks: int) -> logs.Log:

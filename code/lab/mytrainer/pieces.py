@@ -73,6 +73,14 @@ PIECES = {piece.name: piece for piece in (
     Piece("scaler", "lab 05", ("LossScaler",), "loss scaling", (
         "fp16", "loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window",
         "hysteresis")),
+    Piece("saved", "lab 06", ("SavedBytes",), "saved-bytes meter", ("activation_memory_mb",)),
+    Piece("states", "lab 06", ("States",), "replayed states"),
+    Piece("checkpointing", "lab 06", ("checkpoint",), "recomputation", (
+        "recompute_granularity", "recompute_method", "recompute_num_layers",
+        "activation_memory_mb")),
+    Piece("placement", "lab 06", ("place",), "best checkpoints", ("activation_memory_mb",)),
+    Piece("attention", "lab 06", ("attention",), "tiled attention", ("tiled_attention",)),
+    Piece("offload", "lab 06", ("Offload",), "offloading", ("offload_activations",)),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
@@ -81,9 +89,6 @@ PIECES = {piece.name: piece for piece in (
 # The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
 # lab that teaches the trainer to use a file moves its line up to PIECES.
 LATER = (
-    Piece("checkpointing", "lab 06", (), "activation checkpointing", (
-        "recompute_granularity", "recompute_method", "recompute_num_layers",
-        "recompute_activations", "activations_checkpoint_method")),
     Piece("zero", "lab 08", (), "sharding", (
         "data_parallel_sharding_strategy", "use_distributed_optimizer")),
     Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (

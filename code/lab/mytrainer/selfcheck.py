@@ -296,6 +296,93 @@ def test_new_train(module) -> None:
             lambda parameter: parameter.data, "new/train")
 
 
+def test_saved(module) -> None:
+    """Count what an MLP saves: its input, the GELU's input, and the second layer's input."""
+    layers = nn.Sequential(nn.Linear(4, 16), nn.GELU(), nn.Linear(16, 4))
+    with module.SavedBytes(layers.parameters()) as saved:
+        layers(torch.ones(8, 4)).sum()
+    if saved.bytes != 8 * (4 + 16 + 16) * 4:
+        raise LabError(f"mytrainer/saved.py: two linear layers with a GELU between them save "
+                       f"{saved.bytes} bytes for an input [8, 4] instead of {8 * 36 * 4}")
+
+
+def test_states(module) -> None:
+    """Draw numbers twice, and then the one that follows."""
+    torch.manual_seed(1)
+    states = module.States("cpu")
+    first = torch.rand(3)
+    with states.replay():
+        again = torch.rand(3)
+    last = torch.rand(1)
+    torch.manual_seed(1)
+    if not torch.equal(torch.cat([again, first, last])[3:], torch.rand(4)) or not torch.equal(
+            first, again):
+        raise LabError(f"mytrainer/states.py: after {short(first)}, a replay draws {short(again)}, "
+                       f"and the next number after it is {last.item():.6g}")
+
+
+def test_checkpointing(module) -> None:
+    """Compare gradients through dropout with and without a checkpoint."""
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)), torch.ones(4, 8)
+    gradients = []
+    for run in (model, lambda x: module.checkpoint(model, x)):
+        torch.manual_seed(1)
+        model.zero_grad()
+        run(x).square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for number, (right, found) in enumerate(zip(*gradients, strict=True)):
+        if found is None or not torch.equal(right, found):
+            shown = "None" if found is None else short(found)
+            raise LabError(f"mytrainer/checkpointing.py: in a checkpoint of two linear layers with "
+                           f"dropout between them, the gradient of parameter {number} is {shown} "
+                           f"instead of {short(right)}")
+
+
+def test_placement(module) -> None:
+    """Place checkpoints in four equal layers."""
+    for budget, least in ((40, 0), (32, 1), (22, 2), (16, 3)):
+        plan = module.place([1] * 4, [10] * 4, [2] * 4, budget)
+        time = sum(stop - start for start, stop in plan)
+        if time != least:
+            raise LabError(f"mytrainer/placement.py: for four layers that save 10 bytes, 2 of them "
+                           f"for the input, and {budget} bytes, place returns {plan}, which "
+                           f"recomputes {time} layers instead of {least}")
+
+
+def test_attention(module) -> None:
+    """Compare with PyTorch's attention, forward and backward, with a last block that is smaller."""
+    torch.manual_seed(1)
+    results = []
+    for run in (lambda *heads: module.attention(*heads, 3),
+                lambda *heads: nn.functional.scaled_dot_product_attention(*heads, is_causal=True)):
+        torch.manual_seed(1)
+        heads = [torch.randn(2, 7, 4, requires_grad=True) for _ in range(3)]
+        out = run(*heads)
+        out.square().sum().backward()
+        results.append([out, *(one.grad for one in heads)])
+    names = ("the output", *(f"the gradient of the {one}" for one in ("query", "key", "value")))
+    for name, found, right in zip(names, *results, strict=True):
+        if found is None or not torch.allclose(found, right, rtol=1e-4, atol=1e-5):
+            shown = "None" if found is None else short(found)
+            raise LabError(f"mytrainer/attention.py: with 7 keys in blocks of 3, {name} is {shown} "
+                           f"instead of {short(right)}")
+
+
+def test_offload(module) -> None:
+    """Compare gradients with and without offloading."""
+    weight, gradients = nn.Parameter(torch.ones(4)), []
+    for context in (nullcontext(), module.Offload([weight], least=0)):
+        weight.grad = None
+        with context:
+            loss = (weight * torch.arange(4.0)).exp().sum()
+        loss.backward()
+        gradients.append(weight.grad)
+    if gradients[1] is None or not torch.equal(*gradients):
+        shown = "None" if gradients[1] is None else short(gradients[1])
+        raise LabError(f"mytrainer/offload.py: the gradient of sum(exp(weight * x)) is {shown} "
+                       f"instead of {short(gradients[0])}")
+
+
 def test_delayed(module) -> None:
     """Take the scale through four blocks, one of which does not use the tensor."""
     state, scales = module.DelayedScale(448.0, 2, 1), []
@@ -417,3 +504,10 @@ TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch
          "unscale": test_unscale, "scaler": test_scaler, "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": test_new_train, "new/ddp": test_new_ddp}
+
+
+         "train": test_train, "saved": test_saved, "states": test_states,
+         "checkpointing": test_checkpointing, "placement": test_placement,
+         "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
+         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks,
+         "mx": test_mx, "new/ddp": test_new_ddp}

@@ -59,6 +59,20 @@ def test_without_pieces_one_gpu_is_measured(lab, text):
     assert out.splitlines()[-1] == "  log                    the course's" and "yours" not in out
 
 
+def test_on_virtual_gpus_recomputation_takes_less_memory_and_more_time(text, student):
+    student.solve("saved", "states", "checkpointing", "placement", "attention", "offload")
+    flags = SMALL.replace("--use-flash-attn", "") + "--micro-batch-size 8 "
+    full = "--recompute-granularity full --recompute-method uniform "
+    plain, selective, uniform, planned, tiled = (
+        gain.measure("v100:1", flags=flags + more, steps=2) for more in (
+            "", "--recompute-granularity selective", full, "--activation-memory-mb 900",
+            "--tiled-attention"))
+    assert uniform.peak < selective.peak < plain.peak and tiled.peak < plain.peak
+    assert plain.seconds < selective.seconds < uniform.seconds
+    assert uniform.peak < planned.peak < plain.peak
+    assert plain.seconds < planned.seconds < uniform.seconds
+
+
 def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, text, student):
     """A later lab adds a row; the page has what the terminal has."""
     student.solve("collectives", "ddp", "launch", "train")

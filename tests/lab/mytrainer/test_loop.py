@@ -38,6 +38,28 @@ def test_loss_and_gradient_norm_are_the_trainers(
     assert losses[-1] < losses[0] - 0.3 and min(norms) > 0.3
 
 
+MEMORY = ("states", "checkpointing", "saved", "placement", "attention", "offload")
+UNIFORM = "--recompute-granularity full --recompute-method uniform --recompute-num-layers "
+BLOCK = UNIFORM.replace("uniform", "block")
+
+
+@pytest.mark.parametrize(("flags", "ranks"), [
+    (UNIFORM + "2 --overlap-grad-reduce", 2), (BLOCK + "1", 0),
+    ("--recompute-granularity selective", 2),
+    ("--activation-memory-mb 0.3", 0), ("--tiled-attention " + UNIFORM + "1", 0),
+    ("--offload-activations", 0)])
+def test_saving_memory_changes_neither_losses_nor_gradient_norms(
+        my_trainer, student, dataset, reference, flags, ranks):
+    student.solve("ddp", "train", *MEMORY)
+    short = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
+    run = my_trainer(MODEL + short + dataset.flags + "--micro-batch-size 2 " + flags, ranks)
+    losses, norms = (column[:4] for column in reference)
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 4
+    assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)
+    used = {"--a": "placement", "--t": "attention", "--o": "offload"}.get(flags[:3])
+    assert f"mytrainer/{used or 'checkpointing'}.py" in run.out
+
+
 # The files of lab 04: each alone, each beginning of the lab, and all of them with each flag.
 FILES = ("collectives", "ddp", "launch", "train")
 SUBSETS = [(["launch"], 0, ""), (["train"], 0, ""), (["collectives", "ddp"], 2, ""),
@@ -355,6 +377,14 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "--fp8-amax-compute-algo max"),
     ("--bf16 --fp8-format e4m3 --fp8-recipe tensorwise", "--fp8-format e4m3: mytrainer/fp8.py has "
      "E4M3 values and E5M2 gradients; nearest: --fp8-format hybrid"),
+    ("--activation-memory-mb 0", "--activation-memory-mb 0: must be greater than 0; nearest: leave "
+     "it out"),
+    ("--activation-memory-mb 9 --recompute-granularity selective", "--activation-memory-mb 9 "
+     "chooses the layers to recompute; leave out --recompute-granularity selective"),
+    ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "
+     "combined with --use-flash-attn; nearest: leave one of them out"),
+    ("--tiled-attention --attention-dropout 0.1", "cannot be combined with --attention-dropout "
+     "0.1; nearest: --attention-dropout 0"),
     ("--device virtual:h100", "start my_trainer.py with virtualrun --gpus h100:8"),
     ("--samples-per-rank 12", "--samples-per-rank 12: 1 number(s) for 2 rank(s); nearest: "
      "--samples-per-rank 16,0"),
@@ -374,7 +404,6 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 
 
 @pytest.mark.parametrize(("flags", "file"), [
-    ("--recompute-granularity selective", "checkpointing.py, which lab 06"),
     ("--data-parallel-sharding-strategy optim_grads", "zero.py, which lab 08"),
     ("--use-distributed-optimizer", "zero.py, which lab 08"),
     ("--tensor-model-parallel-size 2", "tensor_parallel.py, which lab 09"),
@@ -384,6 +413,19 @@ def test_a_flag_of_a_later_lab_names_the_lab(monkeypatch, flags, file):
     message = f"^--.* needs mytrainer/{file} builds; until then, leave it out, or pass it to "
     with pytest.raises(UserError, match=message):
         parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
+
+
+@pytest.mark.parametrize(("flags", "present", "missing"), [
+    ("--recompute-activations", [], "checkpointing"), ("--tiled-attention", [], "attention"),
+    ("--offload-activations", [], "offload"),
+    ("--activation-memory-mb 9", ["states", "checkpointing", "saved"], "placement")])
+def test_a_flag_of_lab_06_names_the_file_that_is_missing(monkeypatch, student, flags, present,
+                                                         missing):
+    student.solve(*present)
+    config = parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 1)
+    with pytest.raises(UserError, match=f"^--.* needs mytrainer/{missing}.py, which you write in "
+                                        "lab 06; until then, leave the flag out$"):
+        ours.require_pieces(config, object)
 
 
 def test_every_flag_of_the_loop_and_of_a_file_exists():

@@ -110,6 +110,12 @@ def test_a_right_answer_passes_on_every_number_of_ranks(capsys):
     assert DisplayFormatter().format(runs) == ({}, {})  # the check's cell shows its line only
 
 
+def test_without_expected_values_the_check_judges_what_the_ranks_return(capsys):
+    (run,) = check.ranks(student(RING)["driver"], [{"length": 2}], None, ranks=2)
+    assert [values.tolist() for values in run.values] == [[0.0, 3.0]] * 2
+    assert "driver: ran on 2 ranks in 1 case" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("body", "words"), [
     ("pass", ["on rank 0 of 3. Each rank still has its own tensor."]),
     (DEADLOCK, ["driver(length=5) on 3 ranks is a deadlock", "rank 0 waits in recv from rank 2",

@@ -1,40 +1,3 @@
-# %% answer="kept-bytes" style="a sum over the layers"
-def kept_bytes(layers, kept, input_bytes, method=None, size=1):
-    def of(layer):
-        if method == "block":
-            return input_bytes if layer < size else kept
-        if method == "uniform":
-            return 0 if layer % size else input_bytes
-        return kept
-    return sum(of(layer) for layer in range(layers))
-
-# %% answer="my-recompute" style="an associative array"
-%%writefile code/my_recompute.sh
-#!/bin/bash
-#SBATCH --job-name=my_recompute
-#SBATCH --nodes=1
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=2
-#SBATCH --gpus-per-node=1
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-BATCH="--micro-batch-size 16 --global-batch-size 16 --train-iters 6 --lr 1.5e-4"
-declare -A recompute=([granularity]=full [method]=block [num-layers]=9)
-MEMORY=
-for key in "${!recompute[@]}"; do MEMORY+=" --recompute-$key=${recompute[$key]}"; done
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-
-srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 1 \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 $MODEL $BATCH $MEMORY $TEXT --log-interval 2 --eval-iters 0 "$@"
-
 # %% answer="padded" style="negative floor division"
 def padded(vocabulary, divisible_by=128, tensor_parallel=1):
     unit = divisible_by * tensor_parallel
@@ -76,33 +39,3 @@ def gpus_for(days, parameters, tokens, teraflops_per_gpu, gpus_per_node=8, recom
     work = (6, 8)[recompute] * parameters * tokens
     return next(gpus for gpus in count(gpus_per_node, gpus_per_node)
                 if gpus * teraflops_per_gpu * 1e12 * days * 86400 >= work)
-
-# %% answer="my-accumulation" style="arithmetic in the shell"
-%%writefile code/my_accumulation.sh
-#!/bin/bash
-#SBATCH --job-name=my_accumulation
-#SBATCH --nodes=2
-#SBATCH --ntasks-per-node=1
-#SBATCH --cpus-per-task=4
-#SBATCH --gpus-per-node=2
-#SBATCH --time=00:10:00
-#SBATCH --output=megatron/logs/%x_%j.txt
-set -euo pipefail
-
-export OMP_NUM_THREADS=1
-DATA=$LAB_HOME/data/GPT-2_assets
-MODEL="--fp16 --num-layers 12 --hidden-size 768 --num-attention-heads 12 \
-       --seq-length 1024 --max-position-embeddings 1024"
-let "micro = 4" "ranks = SLURM_NNODES * 2" "batch = micro * ranks * 7"
-BATCH="--micro-batch-size=$micro --global-batch-size=$batch"
-TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json \
-      --merge-file $DATA/gpt2-merges.txt --split 949,50,1"
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
-
-srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" \
-    bash -c 'exec torchrun --node_rank "$SLURM_NODEID" "$@"' torchrun \
-    --nnodes 2 --nproc_per_node 2 --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT" \
-    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" \
-    --device virtual:v100 --virtual-network ethernet:25gbit $MODEL $BATCH $TEXT \
-    --lr 1.5e-4 --train-iters 3 --log-interval 1 --eval-iters 0 "$@"

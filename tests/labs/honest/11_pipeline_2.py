@@ -1,10 +1,3 @@
-# %% answer="mlp-kept" style="a dictionary of tensors"
-def mlp_kept(rows, hidden, wide, activation, bytes_each=4):
-    saved = {"input": hidden, "output of the activation": wide}
-    if activation == "gelu":
-        saved |= {"input of the activation": wide}
-    return rows * bytes_each * sum(saved.values())
-
 # %% answer="max-pool" style="scatter"
 class MaxPool(torch.autograd.Function):
     @staticmethod

@@ -1,0 +1,2041 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Make it fit: the memory of a training step
+#
+# GPT-2 small has 124 million parameters. In fp32, they take half a gigabyte. Why does a GPU with 16 GB run out of
+# memory?
+#
+# This lab opens with that job. You find out what fills the memory, and then build what empties it again:
+#
+# - **First sitting, 70 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
+#   and use it to take a transformer layer apart. Then you throw activations away for the first time.
+# - **Second sitting, 75 minutes.** You turn that into an activation checkpointing function that gets dropout, autocast,
+#   and nesting right, and train with it in your own trainer. Gradient accumulation divides what is left.
+# - **Third sitting, 75 minutes.** You compute the best places for checkpoints under a memory limit, write the attention
+#   that never stores its scores, and move activations to the host.
+#
+# Values are real: your CPU computes them. Time and memory of GPUs are **modeled** by virtual GPUs. Six of your answers
+# are files in `mytrainer/`, the trainer that you build during this course, and all of them train a GPT in this lab.
+
+# %% tags=["setup"]
+import contextlib
+import os
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
+os.makedirs("mytrainer", exist_ok=True)
+
+# %% tags=["check-setup"]
+from labkit import check
+
+# Answers cannot import these, because they contain the solutions.
+check.mask("layout_estimator", "lablib.saved", "minimegatron", "torch.utils.checkpoint",
+           "torch.nn.functional.scaled_dot_product_attention", "torch.autograd.graph.save_on_cpu")
+
+# %% tags=["explore"]
+import matplotlib.pyplot as plt
+
+import virtualgpu
+from job_monitor import logs
+from lab.mytrainer import gain
+from labcore.colors import bad, good, mark, result
+from lablib import jobs, memory_movie
+from warmranks import record_ranks
+
+jobs.connect()
+
+# %% [markdown]
+# ## Out of memory
+#
+# The job is the one of the classic course that this one follows: GPT-2 small on two nodes with two V100s each, with 32
+# attention heads instead of GPT-2's 12. Somebody has raised the micro-batch size to 32, to use the GPUs better.
+
+# %% tags=["explore"] short={"sbatch code": "sbatch --nodes=1 --gpus-per-node=1 code"}
+!sbatch code/virtual_v100.sh --num-attention-heads 32 --micro-batch-size 32
+
+# %% tags=["explore"]
+failed = jobs.wait()
+print(bad(logs.lines(failed.log, "out of memory")[-1]))
+
+# %% [markdown]
+# The parameters, their gradients, and Adam's two moments take 16 bytes per parameter in fp32, 2 GB together. The rest
+# of what the job asked for depends on the batch. How many gigabytes would a step need in all, if the GPU had them?
+# Commit to a number.
+
+# %% answer="guess-needed"
+### BEGIN SOLUTION
+guess_needed = 60
+### END SOLUTION
+
+# %% tags=["explore"]
+CLASSIC = ("--device virtual:v100 --world-size 4 --gpus-per-node 2 --virtual-network ethernet:25gbit "
+           "--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 "
+           "--max-position-embeddings 1024 ")
+huge = memory_movie.record(CLASSIC + "--micro-batch-size 32 --global-batch-size 128")
+check.compare("gigabytes (modeled)", guess_needed, huge.allocated / 1e9)
+for name, sizes in huge.categories.items():
+    print(f"{name:16} {max(sizes) / 1e9:7.2f} GB at most")
+
+# %% [markdown]
+# Almost all of it is **activations**: tensors that the forward pass saves because the backward pass needs them. They
+# grow with the batch; parameters, gradients, and optimizer state do not.
+
+# %% [markdown]
+# ## The memory movie
+#
+# The next cell runs the trainer on a virtual V100 that never runs out of memory, and records every allocation of one
+# step: each tensor when it appears, and when it is freed. The figure stacks them over the time of the step. All
+# settings process four samples per GPU and step, in one micro-batch or in four.
+#
+# Before you move the sliders, predict: where in the step is the peak? Which of the five sliders lowers it most? Which
+# ones make the step longer?
+
+# %% tags=["explore"] short={"memory_movie.show()": "memory_movie.show(precisions=('fp16',), heads=(32,), lengths=(1024,))"}
+memory_movie.show()
+
+# %% [markdown]
+# Read the movie from left to right. Parameters, gradients, and optimizer state are a floor that hardly moves, because
+# this trainer keeps its gradients in one buffer from step to step. In the forward pass, activations climb, layer by layer.
+# The peak comes when the forward pass ends. In the backward pass, the hill melts from the last layer to the first. In
+# fp16, the optimizer adds a block at the very end: an fp32 copy of the gradients.
+#
+# With four micro-batches, the hill becomes four **humps** of a quarter of its height. With full recomputation, the hill is
+# almost gone, but the step is longer. More heads or longer sequences make the hill much higher, although the model has
+# hardly more parameters. You will soon know why.
+
+# %% [markdown]
+# ### The classic job in fp16
+#
+# Here is the whole script of the classic job, in fp16. Half the bytes per activation leave room for twice the
+# micro-batch:
+
+# %% tags=["explore"]
+%%writefile code/classic_fp16.sh
+#!/bin/bash
+# GPT-2 small with the classic course's 32 heads, on two nodes with two virtual V100s each, in fp16.
+#SBATCH --job-name=classic_fp16
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024"
+PRECISION="--fp16"
+BATCH="--micro-batch-size 4 --global-batch-size 16 --train-iters 10 --lr 1.5e-4"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt
+      --split 949,50,1"
+FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
+    --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-2}" \
+    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$((20000 + SLURM_JOB_ID % 10000))" --rdzv_id "$SLURM_JOB_ID" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" --device virtual $MODEL $PRECISION $BATCH $TEXT \
+    --log-interval 5 --eval-iters 0 "$@"
+
+# %% tags=["explore"] short={"sbatch code/classic_fp16.sh": "sbatch --nodes=1 --gpus-per-node=1 code/classic_fp16.sh --train-iters 2 --log-interval 1 --global-batch-size 4"}
+!sbatch code/classic_fp16.sh
+
+# %% tags=["explore"]
+fp16_job = jobs.wait()
+print(mark(logs.lines(fp16_job.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+print(mark(logs.lines(fp16_job.log, "max allocated")[-1], r"max allocated: [^|]+"))
+
+# %% [markdown]
+# The job needs *more* memory than the same job in fp32 with a micro-batch of 2, for which the 2021
+# handout of the classic course reports 10 GB. Fp16 did not cause that; the micro-batch did. State the batch with every memory figure.
+
+# %% [markdown]
+# ## What autograd saves
+#
+# To shrink the hill, you have to know what it is made of. A linear layer saves its input, because the gradient of its
+# weight is computed from it. PyTorch lets you watch. Within a block of
+# [`saved_tensors_hooks(pack, unpack)`](https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.graph.saved_tensors_hooks),
+# `pack(tensor)` is called whenever an operation saves a tensor, and its return value is stored in the tensor's place.
+# In the backward pass, `unpack` gets that value, and returns the tensor:
+
+# %% tags=["explore"]
+def look(tensor):
+    print(f"saved: {list(tensor.shape)!s:10} {str(tensor.dtype).removeprefix('torch.')}, storage "
+          f"{tensor.untyped_storage().data_ptr() % 10**6:6} of {tensor.untyped_storage().nbytes():,} bytes")
+    return tensor
+
+
+layer, x = torch.nn.Linear(64, 256), torch.randn(8, 64, requires_grad=True)
+with saved_tensors_hooks(look, lambda tensor: tensor):
+    y = torch.relu(layer(x))
+    left, right = y.chunk(2, dim=1)
+    z = left * right
+
+# %% [markdown]
+# Five tensors are saved, but they do not take the sum of their bytes. The layer saves its weight, which is in memory
+# anyway. And `y`, `left`, and `right` are three **views** of one **storage**, the memory behind a tensor: as long as
+# one view is alive, all of it is.
+
+# %% [markdown]
+# ### Exercise 1: a saved-bytes meter
+#
+# Write `SavedBytes` in the first file of this lab. After `with SavedBytes(model.parameters()) as saved: y = model(x)`,
+# `saved.bytes` is the memory, in bytes, that the backward pass of `y` holds. Every storage counts once, with all its
+# bytes, whatever is saved of it. The storages of the given parameters do not count, and neither do views of them, such
+# as a transposed weight. The backward pass must still work, and must give the same gradients.
+#
+# Two details. `saved_tensors_hooks.__enter__` returns nothing, so `as saved` needs an `__enter__` of your own that
+# calls it. And let `pack` return `tensor.detach()`: an operation may save its own result, which would then keep itself
+# alive.
+
+# %% answer="saved"
+%%writefile mytrainer/saved.py
+"""Measure what autograd saves for the backward pass."""
+
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class SavedBytes(saved_tensors_hooks):
+    """Counts the bytes that are saved for the backward pass within a `with` block.
+
+    Attributes:
+        bytes: those of all saved storages so far, except the parameters'.
+    """
+
+    def __init__(self, parameters=()):
+        """Args:
+            parameters: tensors whose storages do not count.
+        """
+        ### BEGIN SOLUTION
+        super().__init__(self._pack, lambda tensor: tensor)
+        self.bytes = 0
+        self.seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def _pack(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self.seen:
+            self.seen.add(storage.data_ptr())
+            self.bytes += storage.nbytes()
+        return tensor.detach()
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def metered(kind, rows, hidden, scale):
+    """Return the saved bytes of a small model, and the gradient of its input's scale.
+
+    Args:
+        kind: "gelu" or "relu", an MLP; "views", a tensor and two views of it; "transposed", x @ weight.t().
+        rows: rows of the input.
+        hidden: its columns, an even number.
+        scale: of the input.
+    """
+    from mytrainer.saved import SavedBytes
+
+    factor = torch.tensor(scale, requires_grad=True)
+    x = factor * torch.ones(rows, hidden)
+    wide = torch.nn.Linear(hidden, 4 * hidden)
+    narrow = torch.nn.Linear(4 * hidden, hidden)
+    for parameter in (*wide.parameters(), *narrow.parameters()):
+        torch.nn.init.constant_(parameter, 1 / hidden)
+    parameters = [*wide.parameters(), *narrow.parameters()]
+    with SavedBytes(parameters) as saved:
+        if kind == "views":
+            square = x * x
+            left, right = square.chunk(2, dim=1)
+            y = square.sin().sum() + (left * right).sum()
+        elif kind == "transposed":
+            y = x @ narrow.weight.view(-1)[:hidden * hidden].view(hidden, hidden).t()
+        else:
+            y = narrow(getattr(torch.nn.functional, kind)(wide(x)))
+    y.sum().backward()
+    return [saved.bytes, factor.grad.item()]
+
+# %% check="saved" points=4
+check.ranks(
+    metered, ranks=1, rel=1e-4,
+    cases=[{"kind": kind, "rows": 6, "hidden": 4, "scale": 2.0} for kind in ("gelu", "relu", "views", "transposed")],
+    expected=[[[864, 101.68222]], [[480, 96.0]], [[192, 321.2502]], [[96, 24.0]]],
+    hints={"Parameters are in memory anyway, and so are views of them. Compare storages, not tensors.":
+               [[[1376, 101.68222]], [[992, 96.0]], [[192, 321.2502]], [[352, 24.0]]],
+           "A storage that several tensors share counts once.":
+               [[[864, 101.68222]], [[864, 96.0]], [[384, 321.2502]], [[96, 24.0]]],
+           "Two views of one storage have different addresses, but they keep the same memory alive.":
+               [[[864, 101.68222]], [[480, 96.0]], [[240, 321.2502]], [[96, 24.0]]]})
+### BEGIN HIDDEN TESTS
+import math
+
+import torch
+
+
+def metered_here(kind, rows, hidden, scale):
+    """Return what metered returns, from formulas."""
+    element = 4 * rows * hidden
+    if kind == "views":
+        return [2 * element, rows * hidden * (2 * scale**3 + 2 * scale * math.cos(scale**2))]
+    if kind == "transposed":
+        return [element, float(rows * hidden)]
+    middle = torch.tensor(scale + 1 / hidden, requires_grad=True)
+    {"relu": torch.relu, "gelu": torch.nn.functional.gelu}[kind](middle).backward()
+    return [element * (5 if kind == "relu" else 9), rows * hidden * 4 * middle.grad.item()]
+
+
+check.ranks(metered, ranks=1, rel=1e-4, cases=check.draw(
+    6, kind=["gelu", "relu", "views", "transposed"], rows=range(2, 40), hidden=range(2, 40, 2), scale=check.between(0.5, 2)),
+    expected=lambda ranks, kind, rows, hidden, scale: [metered_here(kind, rows, hidden, scale)])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="saved" hint="Compare storages, not tensors"
+# -        self.seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+# +        self.seen = set()
+
+# %% [raw] mutant="saved" hint="counts once"
+# -        if storage.data_ptr() not in self.seen:
+# -            self.seen.add(storage.data_ptr())
+# -            self.bytes += storage.nbytes()
+# +        if storage.data_ptr() not in self.seen:
+# +            self.bytes += tensor.nbytes
+
+# %% [raw] mutant="saved" hint="different addresses"
+# -        if storage.data_ptr() not in self.seen:
+# -            self.seen.add(storage.data_ptr())
+# -            self.bytes += storage.nbytes()
+# +        if tensor.data_ptr() not in self.seen:
+# +            self.seen.add(tensor.data_ptr())
+# +            self.bytes += tensor.nbytes
+
+# %% [raw] mutant="saved" hint="NoneType"
+# -    def __enter__(self):
+# -        super().__enter__()
+# -        return self
+
+# %% [markdown]
+# ### What a transformer layer saves
+#
+# Take a transformer layer apart with your meter. Let $s$ be the sequence length, $b$ the micro-batch size, $h$ the
+# hidden size, and $a$ the number of heads. A 16-bit tensor of hidden states has $2sbh$ bytes; the scores of all heads
+# have $2as^2b$. What does each of these operations save, in units of $sbh$ and of $as^2b$? A dropout mask takes one
+# byte per element. Derive the numbers from what each backward pass needs, before you run the next cell.
+#
+# | operation | its backward pass needs | $sbh$ | $as^2b$ |
+# |---|---|---|---|
+# | two layer norms | their inputs | ? | |
+# | Q, K, and V projections | their shared input | ? | |
+# | $QK^T$ | Q and K | ? | |
+# | softmax | its output | | ? |
+# | dropout of the probabilities | its mask | | ? |
+# | probabilities times V | both factors | ? | ? |
+# | output projection, dropout | its input, a mask | ? | |
+# | $h \to 4h$, GELU, $4h \to h$, dropout | three inputs, a mask | ? | |
+
+# %% tags=["explore"]
+def operations(s, b, h, a):
+    """Yield the name of each operation of a layer, and the bytes that it saves, on a GPU in fp16."""
+    from mytrainer.saved import SavedBytes
+    from torch.nn import functional as F
+
+    def tensor(*shape):
+        return torch.empty(*shape, device="cuda", dtype=torch.float16, requires_grad=True)
+
+    states, scores = tensor(s, b, h), tensor(a * b, s, s)
+    heads, weight, square = tensor(a * b, s, h // a), tensor(4 * h, h), tensor(h, h)
+    weights = [weight, square]
+
+    def mlp():
+        return F.dropout(F.linear(F.gelu(F.linear(states, weight)), weight.t()), 0.1)
+
+    for name, run in {
+            "two layer norms": lambda: [F.layer_norm(one, (h,)) for one in (states, tensor(s, b, h))],
+            "Q, K, and V projections": lambda: [F.linear(states, square) for _ in range(3)],
+            "Q K^T": lambda: heads @ tensor(a * b, h // a, s),
+            "softmax": lambda: scores.softmax(-1),
+            "dropout of the probabilities": lambda: F.dropout(scores, 0.1),
+            "probabilities times V": lambda: scores @ heads,
+            "output projection, dropout": lambda: F.dropout(F.linear(states, square), 0.1),
+            "h -> 4h, GELU, 4h -> h, dropout": mlp}.items():
+        with SavedBytes(weights) as saved:
+            kept = run()  # its graph holds what is saved
+        yield name, saved.bytes
+        del kept
+
+
+s, b, h, a = 1024, 4, 768, 32
+hidden, square = s * b * h, a * s * s * b
+print(f"{'':34}{'sbh':>7}{'as²b':>7}   (measured on a virtual V100)")
+counted = virtualgpu.run(lambda: list(operations(s, b, h, a)), "v100:1")[0].value
+for name, size in counted:
+    squares = round(size / square) if size >= square else 0
+    print(f"{name:34}{(size - squares * square) / hidden:7.2f}{squares:7}")
+total = sum(size for _, size in counted)
+print(f"{'together':34}{total / 1e9:.3f} GB; 34sbh + 5as²b = {result(f'{(34 * hidden + 5 * square) / 1e9:.3f} GB')}")
+
+# %% [markdown]
+# This is the count of [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198): $34sbh + 5as^2b$ bytes per layer.
+# (The layer norms also save a mean and a deviation per token, which the formula leaves out.) The second term is the
+# larger one when $5as > 34h$. It is why the classic job's 32 heads matter so much: every head adds a matrix of $s^2$
+# scores, while the hidden states do not change.
+
+# %% [markdown]
+# ## Throw it away, and compute it again
+#
+# **Activation checkpointing** ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)), or recomputation, saves only the
+# *input* of a layer. When the backward pass reaches the layer, it runs the layer's forward pass again, and goes on from
+# there. In PyTorch, that is a custom autograd function. Its `forward` runs without building a graph, so nothing inside
+# it is saved except what you pass to `ctx.save_for_backward`. Its `backward` receives the gradient of the output and
+# returns one gradient per argument of `forward`, with `None` for arguments that have none.
+#
+# Here is one that doubles its input, to show the form:
+
+# %% tags=["explore"]
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, note):
+        ctx.note = note  # not a tensor, so it need not go through save_for_backward
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        print(f"backward of {ctx.note}")
+        return 2 * gradient, None
+
+
+x = torch.tensor(3.0, requires_grad=True)
+Double.apply(x, "the first one").backward()
+print(x.grad)
+
+# %% [markdown]
+# ### Exercise 2: recompute in the backward pass
+#
+# Write `Recompute`. `Recompute.apply(function, x)` returns `function(x)`, where `x` is a tensor that requires a
+# gradient, and saves `x` only. `function` may use parameters, such as those of a layer. After the backward pass, `x` and
+# *all of them* have the same gradients as without `Recompute`. (A backward pass runs with gradients off, unless you turn
+# them on with `torch.enable_grad()`.)
+
+# %% answer="recompute"
+class Recompute(torch.autograd.Function):
+    """function(x), which saves x only and runs the function again in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, function, x):
+        ### BEGIN SOLUTION
+        ctx.function = function
+        ctx.save_for_backward(x)
+        return function(x)
+        ### END SOLUTION
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ### BEGIN SOLUTION
+        (x,) = ctx.saved_tensors
+        x = x.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.function(x)
+        torch.autograd.backward(y, gradient)
+        return None, x.grad
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def recomputed_gradients(x, first, second, weights):
+    """Return the gradients of x, first, and second for sum(weights * second * (first * x)**2).
+
+    Also return how many products first * x are in memory between the passes, and how many have been computed.
+    """
+    import weakref
+
+    products = []
+
+    def function(x):
+        product = first * x
+        products.append(weakref.ref(product))
+        return product**2
+
+    x, first, second = (torch.tensor(value, requires_grad=True) for value in (x, first, second))
+    y = Recompute.apply(lambda y: second * y, Recompute.apply(function, 1 * x))
+    alive = sum(one() is not None for one in products)
+    (torch.tensor(weights) * y).sum().backward()
+    return [[0.0 if one.grad is None else one.grad.tolist() for one in (x, first, second)], alive, len(products)]
+
+# %% check="recompute" points=4
+check.function(
+    recomputed_gradients,
+    cases=[([1.0, 2.0], 3.0, 0.5, [1.0, 10.0])],
+    expected=[[[[9.0, 180.0], 123.0, 369.0], 0, 2]],
+    hints={"The parameters inside the function get no gradient. torch.autograd.grad(y, x) computes the gradient of x "
+           "and of nothing else.": [[[[9.0, 180.0], 0.0, 0.0], 0, 2]],
+           "The incoming gradient is lost: the output counts as if the loss were its sum.":
+               [[[[18.0, 36.0], 30.0, 45.0], 0, 2]],
+           "Does the gradient of x reach the layers before it? Return it.": [[[0.0, 0.0, 369.0], 0, 2]],
+           "What the function computed is still in memory between the passes, and it runs once. What does ctx hold?":
+               [[[[9.0, 180.0], 123.0, 369.0], 1, 1]],
+           "It runs twice, and yet what it computed is still in memory between the passes. What does ctx hold?":
+               [[[[9.0, 180.0], 123.0, 369.0], 1, 2]]})
+### BEGIN HIDDEN TESTS
+check.function(
+    recomputed_gradients, rel=1e-4,
+    cases=check.draw(8, x=lambda dice: [dice.uniform(1, 3) for _ in range(3)], first=check.between(1, 3),
+                     second=check.between(1, 3), weights=lambda dice: [dice.uniform(1, 3) for _ in range(3)]),
+    expected=lambda x, first, second, weights: [[
+        [2 * w * second * first**2 * one for w, one in zip(weights, x, strict=True)],
+        sum(2 * w * second * first * one**2 for w, one in zip(weights, x, strict=True)),
+        sum(w * (first * one)**2 for w, one in zip(weights, x, strict=True))], 0, 2])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="recompute" hint="get no gradient"
+# -        torch.autograd.backward(y, gradient)
+# -        return None, x.grad
+# +        return None, torch.autograd.grad(y, x, gradient)[0]
+
+# %% [raw] mutant="recompute" hint="incoming gradient is lost"
+# -        torch.autograd.backward(y, gradient)
+# +        torch.autograd.backward(y, torch.ones_like(y))
+
+# %% [raw] mutant="recompute" hint="Return it"
+# -        return None, x.grad
+# +        return None, None
+
+# %% [raw] mutant="recompute" hint="and it runs once"
+# -        return function(x)
+# +        with torch.enable_grad():
+# +            ctx.x = x.detach().requires_grad_()
+# +            ctx.y = function(ctx.x)
+# +        return ctx.y.detach()
+# -        (x,) = ctx.saved_tensors
+# -        x = x.detach().requires_grad_()
+# -        with torch.enable_grad():
+# -            y = ctx.function(x)
+# -        torch.autograd.backward(y, gradient)
+# -        return None, x.grad
+# +        torch.autograd.backward(ctx.y, gradient)
+# +        return None, ctx.x.grad
+
+# %% [raw] mutant="recompute" hint="It runs twice, and yet"
+# -        return function(x)
+# +        with torch.enable_grad():
+# +            ctx.x = x.detach().requires_grad_()
+# +            ctx.y = function(ctx.x)
+# +        return ctx.y.detach()
+# -        (x,) = ctx.saved_tensors
+# -        x = x.detach().requires_grad_()
+# -        with torch.enable_grad():
+# -            y = ctx.function(x)
+# -        torch.autograd.backward(y, gradient)
+# -        return None, x.grad
+# +        ctx.function(ctx.x.detach())
+# +        torch.autograd.backward(ctx.y, gradient)
+# +        return None, ctx.x.grad
+
+# %% [markdown]
+# Does it work for a real layer? Dropout is the test:
+
+# %% tags=["explore"]
+layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5))
+x = torch.randn(2, 8)
+gradients = []
+for run in (lambda x: Recompute.apply(layer, x), layer):
+    torch.manual_seed(1)
+    layer.zero_grad()
+    run(x.requires_grad_()).sum().backward()
+    gradients.append(layer[0].weight.grad.clone())
+print("the same gradients:", good("yes") if torch.equal(*gradients) else bad("NO"))
+
+# %% [markdown]
+# The loss was computed with one dropout mask, and the gradient with another. The loss curve would look almost normal.
+#
+# **This is the end of the first sitting.** You know what fills the memory, to the byte, and how to discard it. Next, you
+# make that correct. (After a restart of the kernel, run the cells above again.)
+
+# %% [markdown]
+# ## The same again
+#
+# **The second sitting starts here.** The second forward pass must compute exactly what the first one did. It depends on
+# two kinds of state that are not arguments:
+#
+# - **Random numbers.** Each device has a **generator** with a state: `torch.get_rng_state()` and
+#   `torch.set_rng_state(state)` for the CPU, `torch.cuda.get_rng_state()` and `torch.cuda.set_rng_state(state)` for the
+#   current GPU. Dropout draws its mask from it and advances it.
+# - **Autocast.** Under `torch.autocast(device_type, dtype=..., enabled=...)`, matmuls run in 16 bits. The backward pass
+#   usually runs after the `with` block has ended. `torch.is_autocast_enabled(device_type)` and
+#   `torch.get_autocast_dtype(device_type)` return what is set now.
+
+# %% [markdown]
+# ### Exercise 3: replay the state
+#
+# Write `States`. `States(device_type)` remembers the state of the CPU's generator, of the current GPU's if
+# `device_type` is `"cuda"`, and of autocast on that kind of device. Within `with states.replay():`, all of them are set
+# again. After the block, they are what they were before it, even if an error ended it: otherwise, the next layer to
+# draw a mask would draw one that another layer has had. A `States` can be replayed more than once.
+
+# %% answer="states"
+%%writefile mytrainer/states.py
+"""Remember the state that a forward pass depends on, and set it again."""
+
+import contextlib
+
+import torch
+
+
+class States:
+    """The random number generators and autocast, as they are when it is created."""
+
+    def __init__(self, device_type):
+        """Args:
+            device_type: "cpu" or "cuda", where the forward pass runs.
+        """
+        ### BEGIN SOLUTION
+        self.device_type = device_type
+        self.generators = self._read()
+        self.autocast = (torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type))
+        ### END SOLUTION
+
+    @contextlib.contextmanager
+    def replay(self):
+        """Set the remembered state within a `with` block."""
+        ### BEGIN SOLUTION
+        before, (enabled, dtype) = self._read(), self.autocast
+        self._write(self.generators)
+        try:
+            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+                yield
+        finally:
+            self._write(before)
+
+    def _read(self):
+        return torch.get_rng_state(), torch.cuda.get_rng_state() if self.device_type == "cuda" else None
+
+    def _write(self, generators):
+        on_cpu, on_gpu = generators
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def replayed_numbers(seed, between, fails):
+    """Draw 2 numbers, some more, the first 2 again, twice, and the next one, as if nothing had happened."""
+    from mytrainer.states import States
+
+    torch.manual_seed(seed)
+    states = States("cpu")
+    first = torch.rand(2).tolist()
+    torch.rand(between)
+    again = []
+    for _ in range(2):
+        with contextlib.suppress(ArithmeticError), states.replay():
+            again.append(torch.rand(2).tolist())
+            if fails:
+                raise ArithmeticError
+    return [first, *again, torch.rand(1).item()]
+
+
+def replayed_autocast(then, now):
+    """Return whether autocast is on, and its dtype, in a replay and after it.
+
+    Args:
+        then: the dtype when the state was remembered, or "" for no autocast.
+        now: the same when it is replayed.
+    """
+    from mytrainer.states import States
+
+    def autocast(dtype):
+        return torch.autocast("cpu", dtype=getattr(torch, dtype or "bfloat16"), enabled=bool(dtype))
+
+    def current():
+        dtype = str(torch.get_autocast_dtype("cpu")).removeprefix("torch.")
+        return dtype if torch.is_autocast_enabled("cpu") else ""
+
+    with autocast(then):
+        states = States("cpu")
+    with autocast(now):
+        with states.replay():
+            inside = current()
+        return [inside, current()]
+
+# %% check="states" points=4
+# The random numbers are the same, and later ones are not affected.
+check.ranks(
+    replayed_numbers, ranks=1, rel=1e-4,
+    cases=[{"seed": 1, "between": 3, "fails": False}, {"seed": 1, "between": 0, "fails": True}],
+    expected=[[[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.7576316, 0.2793109], 0.7998586]],
+              [[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.7576316, 0.2793109], 0.4030693]]],
+    hints={"The replay draws new numbers.":
+               [[[[0.7576316, 0.2793109], [0.7998586, 0.3971373], [0.7998586, 0.3971373], 0.7998586]], []],
+           "After the replay, the generator goes on from the remembered state. Numbers that were drawn once are drawn "
+           "again.":
+               [[[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.7576316, 0.2793109], 0.4030693]], []],
+           "The second replay is not like the first one. Does the first one change what is remembered?":
+               [[[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.4030693, 0.7346845], 0.0292816]], []]})
+# Autocast is that of the first pass.
+check.ranks(
+    replayed_autocast, ranks=1,
+    cases=[{"then": "bfloat16", "now": ""}, {"then": "", "now": "bfloat16"}, {"then": "float16", "now": "bfloat16"}],
+    expected=[[["bfloat16", ""]], [["", "bfloat16"]], [["float16", "bfloat16"]]],
+    hints={"Autocast was on with another dtype.":
+               [[["bfloat16", ""]], [["", "bfloat16"]], [["bfloat16", "bfloat16"]]],
+           "The first pass ran without autocast, and the replay runs with it. Turn it off there.":
+               [[["bfloat16", ""]], [["bfloat16", "bfloat16"]], [["float16", "bfloat16"]]],
+           "Autocast is what it is now, and not what it was.":
+               [[["", ""]], [["bfloat16", "bfloat16"]], [["bfloat16", "bfloat16"]]]})
+### BEGIN HIDDEN TESTS
+import torch
+
+
+def numbers_here(seed, between):
+    generator = torch.Generator().manual_seed(seed)
+    first = torch.rand(2, generator=generator).tolist()
+    torch.rand(between, generator=generator)
+    return [first, first, first, torch.rand(1, generator=generator).item()]
+
+
+check.ranks(replayed_numbers, ranks=1, rel=1e-4,
+            cases=check.draw(4, seed=range(1000), between=range(50), fails=[True, False]),
+            expected=lambda ranks, seed, between, fails: [numbers_here(seed, between)],
+            hints={"After an error in the block, the generator must be restored, too.":
+                       lambda ranks, seed, between, fails: [
+                           [*numbers_here(seed, between)[:3], numbers_here(seed, 0)[3] if fails else
+                            numbers_here(seed, between)[3]]]})
+### END HIDDEN TESTS
+
+# %% [raw] mutant="states" hint="draws new numbers"
+# -        self._write(self.generators)
+
+# %% [raw] mutant="states" hint="goes on from the remembered state"
+# -            self._write(before)
+# +            pass
+
+# %% [raw] mutant="states" hint="must be restored, too"
+# -        try:
+# -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# -                yield
+# -        finally:
+# -            self._write(before)
+# +        with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# +            yield
+# +        self._write(before)
+
+# %% [raw] mutant="states" hint="change what is remembered"
+# -            self._write(before)
+# +            self.generators = self._read()
+
+# %% [raw] mutant="states" hint="and not what it was"
+# -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# -                yield
+# +            yield
+
+# %% [raw] mutant="states" hint="Turn it off there"
+# -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# -                yield
+# +            with torch.autocast(self.device_type, dtype=dtype) if enabled else contextlib.nullcontext():
+# +                yield
+
+# %% [raw] mutant="states" hint="another dtype"
+# -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
+# +            with torch.autocast(self.device_type, dtype=torch.bfloat16, enabled=enabled):
+
+# %% [markdown]
+# ## A checkpoint for any function
+#
+# `Recompute` takes one tensor and returns one tensor. Real layers are not like that. The core attention of the course's
+# trainer takes a description of its dropout, which is no tensor, and three tensors. Other functions return several
+# tensors, or call `checkpoint` themselves: a group of layers within a group of groups. And the first layer's input may
+# need no gradient at all, for example if the embedding is frozen. Then autograd would not call the `backward` of your
+# function, because none of its inputs requires a gradient, and the parameters inside it would silently get none.
+
+# %% [markdown]
+# ### Exercise 4: checkpoint
+#
+# Write `checkpoint(function, *arguments)` in `mytrainer/checkpointing.py`. It returns what `function(*arguments)`
+# returns: a tensor, or a tuple of tensors. Begin with your `Recompute`, and use your `States`. The check has four parts,
+# so run it after each step:
+#
+# 1. **Any arguments.** Tensors, with or without `requires_grad`, integer tensors, and anything else, in any order. All
+#    tensors go through `ctx.save_for_backward`, so that autograd notices if one is modified in the meantime.
+# 2. **Several outputs.** `backward` receives one gradient per output. Some outputs do not require a gradient, such as
+#    integers; skip those.
+# 3. **The same again.** Random numbers and autocast are those of the first pass.
+# 4. **Everything else.** Calls may be nested. Parameters get gradients even if no argument requires one; an empty tensor
+#    that requires a gradient, as one more argument of your autograd function, makes autograd call it. Under
+#    `torch.no_grad()`, `checkpoint` calls the function and saves nothing. And on a virtual H100, it needs no more memory
+#    than `Recompute`.
+
+# %% answer="checkpointing"
+%%writefile mytrainer/checkpointing.py
+"""Activation checkpointing: save the inputs of a function only, and run it again in the backward pass."""
+
+import torch
+from mytrainer.states import States
+
+
+def checkpoint(function, *arguments):
+    """Return function(*arguments), whose activations the backward pass computes again.
+
+    Args:
+        function: returns a tensor or a tuple of tensors; may use parameters and dropout.
+        arguments: tensors, which are saved, and other objects.
+    """
+    ### BEGIN SOLUTION
+    if not torch.is_grad_enabled():
+        return function(*arguments)
+    return Checkpoint.apply(function, torch.empty(0, requires_grad=True), *arguments)
+
+
+class Checkpoint(torch.autograd.Function):
+    """The autograd function behind `checkpoint`."""
+
+    @staticmethod
+    def forward(ctx, function, _trigger, *arguments):
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        ctx.function, ctx.states = function, States(tensors[0].device.type if tensors else "cpu")
+        ctx.others = [None if isinstance(one, torch.Tensor) else (one,) for one in arguments]
+        ctx.save_for_backward(*tensors)
+        return function(*arguments)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        saved = iter(ctx.saved_tensors)
+        arguments = [other[0] if other else next(saved) for other in ctx.others]
+        arguments = [one.detach().requires_grad_(one.requires_grad) if isinstance(one, torch.Tensor) else one
+                     for one in arguments]
+        with torch.enable_grad(), ctx.states.replay():
+            outputs = ctx.function(*arguments)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        used = [(one, gradient) for one, gradient in zip(outputs, gradients, strict=True) if one.requires_grad]
+        torch.autograd.backward(*zip(*used, strict=True))
+        return None, None, *(one.grad if isinstance(one, torch.Tensor) else None for one in arguments)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def any_arguments(x, y, index, power):
+    """Return the gradients of x, y, and a parameter; an integer tensor, a number, and a constant are arguments, too."""
+    from mytrainer.checkpointing import checkpoint
+
+    weight = torch.nn.Parameter(torch.tensor(2.0))
+    x, y = (torch.tensor(value, requires_grad=True) for value in (x, y))
+
+    def function(power, x, index, constant, y):
+        return constant * weight * x[index]**power * y
+
+    checkpoint(function, power, 1 * x, torch.tensor(index), torch.tensor(10.0), 1 * y).sum().backward()
+    return [[] if one.grad is None else one.grad.tolist() for one in (x, y, weight)]
+
+
+def several_outputs(x, y, factors):
+    """Return the gradients of x and y; of four outputs, one is an integer and one is not used."""
+    from mytrainer.checkpointing import checkpoint
+
+    x, y = (torch.tensor(value, requires_grad=True) for value in (x, y))
+    product, _, square, _ = checkpoint(lambda x, y: (x * y, x.argmax(), x**2, x + y), 1 * x, 1 * y)
+    (factors[0] * product + factors[1] * square).sum().backward()
+    return [x.grad.tolist(), y.grad.tolist()]
+
+
+def masked_twice(seed, x, under_autocast):
+    """Return the gradient of x through two random masks, and the random number after it.
+
+    Args:
+        seed: of the generator.
+        x: a vector.
+        under_autocast: whether the forward pass runs under autocast; then, the dtypes of both passes are returned.
+    """
+    from mytrainer.checkpointing import checkpoint
+
+    dtypes = []
+
+    def function(x):
+        dtypes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype).removeprefix("torch."))
+        return x * (torch.rand(len(x)) < 0.5)
+
+    torch.manual_seed(seed)
+    x = torch.tensor(x, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=under_autocast):
+        y = checkpoint(function, checkpoint(function, 1 * x))
+    y.sum().backward()
+    return [dtypes] if under_autocast else [y.tolist(), x.grad.tolist(), torch.rand(1).item()]
+
+
+def nested(x, depth):
+    """Return the gradients of x and of a parameter through nested checkpoints."""
+    from mytrainer.checkpointing import checkpoint
+
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+    x = torch.tensor(x, requires_grad=True)
+
+    def function(x, depth):
+        return weight * x if depth == 0 else checkpoint(function, weight * x, depth - 1)
+
+    checkpoint(function, 1 * x, depth).sum().backward()
+    return [x.grad.tolist(), weight.grad.item()]
+
+
+def without_gradients(x):
+    """Return a parameter's gradient if no argument requires one, and whether a result under no_grad requires one."""
+    from mytrainer.checkpointing import checkpoint
+
+    weight = torch.nn.Parameter(torch.tensor(3.0))
+    y = checkpoint(lambda x: weight * x, torch.tensor(x))
+    if y.requires_grad:
+        y.sum().backward()
+    with torch.no_grad():
+        z = checkpoint(lambda x: weight * x, torch.tensor(x))
+    return [0.0 if weight.grad is None else weight.grad.item(), z.requires_grad]
+
+
+def checkpointed_step(width, layers, tokens):
+    """Run one forward and backward pass of MLPs, each of them in a checkpoint."""
+    from mytrainer.checkpointing import checkpoint
+
+    mlps = [torch.nn.Sequential(torch.nn.Linear(width, 4 * width, bias=False, device="cuda"), torch.nn.GELU(),
+                                torch.nn.Linear(4 * width, width, bias=False, device="cuda")) for _ in range(layers)]
+    x = torch.randn(tokens, width, device="cuda")
+    for mlp in mlps:
+        x = checkpoint(mlp, x)
+    x.sum().backward()
+
+# %% check="checkpointing" points=9
+with check.parts():
+    with check.part(2, "takes any arguments"):
+        check.ranks(any_arguments, ranks=1, cases=[{"x": [1.0, 2.0, 3.0], "y": [1.0, 10.0], "index": [2, 0], "power": 2}],
+                    expected=[[[[400.0, 0.0, 120.0], [180.0, 20.0], 190.0]]],
+                    hints={"The parameter gets no gradient.": [[[[400.0, 0.0, 120.0], [180.0, 20.0], []]]]})
+        ### BEGIN HIDDEN TESTS
+        def any_here(x, y, index, power):
+            at = [x[one] for one in index]
+            of_x = [float(sum(20 * power * x[one]**(power - 1) * y[place] for place, one in enumerate(index)
+                              if one == number)) for number in range(len(x))]
+            return [of_x, [20 * one**power for one in at], 10 * sum(one**power * two for one, two in zip(at, y, strict=True))]
+
+        check.ranks(any_arguments, ranks=1, rel=1e-4, cases=check.draw(
+            3, x=lambda dice: [dice.uniform(1, 3) for _ in range(4)], y=lambda dice: [dice.uniform(1, 3) for _ in range(2)],
+            index=lambda dice: dice.sample(range(4), 2), power=[1, 2, 3]),
+            expected=lambda ranks, x, y, index, power: [any_here(x, y, index, power)])
+        ### END HIDDEN TESTS
+    with check.part(2, "returns several outputs"):
+        check.ranks(several_outputs, ranks=1, cases=[{"x": [1.0, 2.0], "y": [3.0, 5.0], "factors": [1.0, 10.0]}],
+                    expected=[[[[23.0, 45.0], [1.0, 2.0]]]],
+                    hints={"Only the gradient of the first output is used.": [[[[3.0, 5.0], [1.0, 2.0]]]]})
+        ### BEGIN HIDDEN TESTS
+        check.ranks(several_outputs, ranks=1, rel=1e-4, cases=check.draw(
+            3, x=lambda dice: [dice.uniform(1, 3) for _ in range(3)], y=lambda dice: [dice.uniform(1, 3) for _ in range(3)],
+            factors=lambda dice: [dice.uniform(1, 3) for _ in range(2)]),
+            expected=lambda ranks, x, y, factors: [[
+                [factors[0] * two + 2 * factors[1] * one for one, two in zip(x, y, strict=True)],
+                [factors[0] * one for one in x]]])
+        ### END HIDDEN TESTS
+    with check.part(2, "computes the same again"):
+        check.ranks(masked_twice, ranks=1, rel=1e-4,
+                    cases=[{"seed": 1, "x": [1.0, 2.0, 3.0, 4.0], "under_autocast": True},
+                           {"seed": 1, "x": [1.0, 2.0, 3.0, 4.0], "under_autocast": False}],
+                    expected=[[[["bfloat16"] * 4]], [[[0.0, 0.0, 3.0, 0.0], [0.0, 0.0, 1.0, 0.0], 0.5695085]]],
+                    hints={"The second forward pass runs in another dtype than the first one.":
+                               [[[["bfloat16", "bfloat16", "float32", "float32"]]], []]})
+        ### BEGIN HIDDEN TESTS
+        import torch
+
+        def masked_here(seed, x):
+            torch.manual_seed(seed)
+            masks = [(torch.rand(len(x)) < 0.5).tolist() for _ in range(2)]
+            both = [float(one and other) for one, other in zip(*masks, strict=True)]
+            return [[one * mask for one, mask in zip(x, both, strict=True)], both, torch.rand(1).item()]
+
+        check.ranks(masked_twice, ranks=1, rel=1e-4, cases=check.draw(
+            3, seed=range(1000), x=lambda dice: [dice.uniform(1, 3) for _ in range(40)], under_autocast=[False]),
+            expected=lambda ranks, seed, x, under_autocast: [masked_here(seed, x)])
+        ### END HIDDEN TESTS
+    with check.part(3, "nests, works without gradients, and saves little"):
+        check.ranks(nested, ranks=1, cases=[{"x": [1.0, 2.0], "depth": 0}, {"x": [1.0, 2.0], "depth": 2}],
+                    expected=[[[[3.0, 3.0], 3.0]], [[[27.0, 27.0], 81.0]]])
+        check.ranks(without_gradients, ranks=1, cases=[{"x": [1.0, 2.0]}], expected=[[[3.0, False]]],
+                    hints={"No argument requires a gradient, so autograd never calls your backward, and the parameter "
+                           "inside gets no gradient.": [[[0.0, False]]],
+                           "Under torch.no_grad(), the result requires a gradient.": [[[3.0, True]]]})
+        cost = check.gpus(checkpointed_step, {"width": 512, "layers": 8, "tokens": 16384}, "h100:1",
+                          least={"flops": (4 * 8 * 2 - 1) * 2 * 16384 * 512 * 2048})
+        check.pass_mark(cost.peak_memory, f"{cost.peak_memory:.2f} GiB at the peak: what do you save beside the "
+                        "arguments?", error=cost.memory_error, below=1.2)
+        ### BEGIN HIDDEN TESTS
+        check.ranks(nested, ranks=1, rel=1e-4, cases=check.draw(
+            2, x=lambda dice: [dice.uniform(1, 3) for _ in range(3)], depth=[1, 2, 3, 4]),
+            expected=lambda ranks, x, depth: [[[3.0**(depth + 1)] * 3, (depth + 1) * 3.0**depth * sum(x)]])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="checkpointing" hint="The parameter gets no gradient"
+# -        torch.autograd.backward(*zip(*used, strict=True))
+# -        return None, None, *(one.grad if isinstance(one, torch.Tensor) else None for one in arguments)
+# +        wanted = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
+# +        found = iter(torch.autograd.grad(*zip(*used, strict=True), wanted) if False else torch.autograd.grad(
+# +            [one for one, _ in used], wanted, [gradient for _, gradient in used], allow_unused=True))
+# +        return None, None, *(next(found) if isinstance(one, torch.Tensor) and one.requires_grad else None
+# +                             for one in arguments)
+
+# %% [raw] mutant="checkpointing" hint="Only the gradient of the first output"
+# -        torch.autograd.backward(*zip(*used, strict=True))
+# +        torch.autograd.backward(*used[0])
+
+# %% [raw] mutant="checkpointing" hint="in another dtype"
+# -        with torch.enable_grad(), ctx.states.replay():
+# +        with torch.enable_grad():
+
+# %% [raw] mutant="checkpointing" hint="never calls your backward"
+# -    return Checkpoint.apply(function, torch.empty(0, requires_grad=True), *arguments)
+# +    return Checkpoint.apply(function, None, *arguments)
+
+# %% [raw] mutant="checkpointing" hint="Under torch.no_grad"
+# -    if not torch.is_grad_enabled():
+# -        return function(*arguments)
+# +    with torch.enable_grad():
+# +        return Checkpoint.apply(function, torch.empty(0, requires_grad=True), *arguments)
+
+# %% [raw] mutant="checkpointing" hint="what do you save beside"
+# -        ctx.save_for_backward(*tensors)
+# +        ctx.save_for_backward(*tensors)
+# +        with torch.enable_grad():
+# +            ctx.outputs = function(*arguments)
+
+# %% [markdown]
+# The layer with dropout from the end of the first sitting, once more:
+
+# %% tags=["explore"]
+def same_gradients():
+    """Return whether a layer with dropout has the same gradients with and without your checkpoint, bit for bit."""
+    from mytrainer.checkpointing import checkpoint
+
+    layer, x, gradients = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)), torch.randn(2, 8), []
+    for run in (layer, lambda x: checkpoint(layer, x)):
+        torch.manual_seed(1)
+        layer.zero_grad()
+        run(x).sum().backward()
+        gradients.append(layer[0].weight.grad.clone())
+    return torch.equal(*gradients)
+
+
+print("the same bits:", good("yes") if record_ranks(same_gradients, 1)[0].value else bad("NO"))
+
+# %% [markdown]
+# PyTorch has this function, too, in two versions. `torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`
+# works like yours: its backward pass calls `backward` again, hence *reentrant*. The default today, `use_reentrant=False`,
+# builds the graph in the first pass and uses `saved_tensors_hooks`, as your meter does: `pack` stores a placeholder, and
+# the first `unpack` runs the function again. So it also handles a tensor that the function takes from outside without
+# being passed in. Compare the three:
+
+# %% tags=["explore"]
+def one_step(name):
+    from mytrainer.checkpointing import checkpoint as mine
+    from torch.utils.checkpoint import checkpoint as theirs
+
+    how = {"no checkpoints": lambda mlp, x: mlp(x), "yours": mine,
+           "PyTorch, reentrant": lambda mlp, x: theirs(mlp, x, use_reentrant=True),
+           "PyTorch, the default": lambda mlp, x: theirs(mlp, x, use_reentrant=False)}[name]
+    mlps = [torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024),
+                                torch.nn.Dropout(0.1)).cuda().half() for _ in range(12)]
+    x = torch.randn(16384, 1024, device="cuda", dtype=torch.half, requires_grad=True)
+    for mlp in mlps:
+        x = how(mlp, x)
+    x.sum().backward()
+
+
+for name in ("no checkpoints", "yours", "PyTorch, reentrant", "PyTorch, the default"):
+    rank = virtualgpu.run(lambda name=name: one_step(name), "h100:1")[0]
+    print(f"{name:21} {1000 * rank.seconds:6.1f} ms, {result(f'{rank.peak / 2**30:.2f} GiB')} at the peak (modeled, H100)")
+
+# %% [markdown]
+# ## In your trainer
+#
+# `code/my_trainer.py` takes Megatron's flags, and calls your `checkpoint` for them:
+#
+# - `--recompute-granularity full --recompute-method uniform --recompute-num-layers N` checkpoints all layers, in groups
+#   of N. Only the input of each group is saved.
+# - `--recompute-granularity full --recompute-method block --recompute-num-layers N` checkpoints the first N layers one
+#   by one. The others save everything.
+# - `--recompute-granularity selective` checkpoints only the core of attention: the operations with $as^2b$ in the
+#   table. It saves most of the memory for a few percent of the FLOPs.
+#
+# Recomputation must not change the training. Compare the losses of your trainer with those of the course's, on two real
+# ranks:
+
+# %% tags=["explore"] short={"(FULL, \"--recompute-granularity selective\")": "(FULL,)"}
+from lab.mytrainer import journey
+
+FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2"
+for flags in (FULL, "--recompute-granularity selective"):
+    difference = journey.loss_difference(2 if os.path.exists("mytrainer/ddp.py") else 1, flags)
+    print(f"{flags:88} largest relative difference {result(f'{difference:.1e}')}")
+
+# %% [markdown]
+# And on virtual V100s? The memory falls, and the time rises. A forward pass is about a third of a step's FLOPs. By how
+# many percent do you expect full recomputation to lengthen the step?
+
+# %% answer="guess-longer"
+### BEGIN SOLUTION
+guess_longer = 33
+### END SOLUTION
+
+# %% tags=["explore"] short={"12 --hidden": "4 --hidden"}
+GPT2 = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+        "--max-position-embeddings 1024 --make-vocab-size-divisible-by 50304 --attention-dropout 0 "
+        "--hidden-dropout 0 --micro-batch-size 4 --global-batch-size 4 ")
+rows = [("nothing", ""), ("selective", "--recompute-granularity selective"), ("full", FULL)]
+gains = {name: gain.measure("v100:1", flags=GPT2 + flags) for name, flags in rows}
+for name, one in gains.items():
+    print(f"{name:10} {1000 * one.seconds:6.1f} ms per step, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, V100)")
+check.compare("percent longer with full recomputation (modeled)", guess_longer,
+              100 * (gains["full"].seconds / gains["nothing"].seconds - 1))
+
+# %% [markdown]
+# The vocabulary's projection, the loss, and the optimizer are not recomputed, which is why it is less than a third.
+
+# %% [markdown]
+# ### The classic job, with checkpointing
+#
+# The second script adds one line to the first:
+
+# %% tags=["explore"]
+%%writefile code/classic_checkpointing.sh
+#!/bin/bash
+# GPT-2 small with the classic course's 32 heads, on four virtual V100s, in fp16 with activation checkpointing.
+#SBATCH --job-name=classic_checkpointing
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024"
+PRECISION="--fp16"
+MEMORY="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+BATCH="--micro-batch-size 4 --global-batch-size 16 --train-iters 10 --lr 1.5e-4"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt
+      --split 949,50,1"
+FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
+    --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-2}" \
+    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$((20000 + SLURM_JOB_ID % 10000))" --rdzv_id "$SLURM_JOB_ID" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" --device virtual $MODEL $PRECISION $MEMORY $BATCH $TEXT \
+    --log-interval 5 --eval-iters 0 "$@"
+
+# %% tags=["explore"] short={"sbatch code/classic_checkpointing.sh": "sbatch --nodes=1 --gpus-per-node=1 code/classic_checkpointing.sh --train-iters 2 --log-interval 1 --global-batch-size 4"}
+!sbatch code/classic_checkpointing.sh
+
+# %% tags=["explore"]
+checkpointing_job = jobs.wait()
+for job in (fp16_job, checkpointing_job):
+    print(mark(logs.lines(job.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+    print(mark(logs.lines(job.log, "max allocated")[-1], r"max allocated: [^|]+"))
+
+# %% [markdown]
+# ## Humps: gradient accumulation
+#
+# A rank can process several micro-batches per step and add up their gradients, as your `train.py` does. It needs the
+# activations of *one* micro-batch. Each hump of the movie is one. But look closely: are all humps equally high? In the
+# first forward pass, the gradients of this step do not exist yet. By how many bytes per parameter is the peak of a later
+# hump above the first one, in fp32, if gradients are freed at the end of each step?
+
+# %% tags=["explore"]
+def peaks_of(micro_batches):
+    """Return the peak of each micro-batch of a small model, in MB, with gradients freed at the end of a step."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048, bias=False, device="cuda") for _ in range(8)])
+    found = []
+    for _ in range(micro_batches):
+        torch.cuda.reset_peak_memory_stats()
+        model(torch.randn(4096, 2048, device="cuda")).sum().backward()
+        found.append(torch.cuda.max_memory_allocated() / 1e6)
+    return found, sum(one.numel() for one in model.parameters())
+
+
+(peaks, parameters), = [rank.value for rank in virtualgpu.run(lambda: peaks_of(4), "h100:1")]
+print("peaks of four micro-batches, in MB:", ", ".join(f"{peak:.0f}" for peak in peaks), "(modeled)")
+print(f"later minus first: {1e6 * (peaks[-1] - peaks[0]) / parameters:.2f} bytes per parameter")
+
+# %% [markdown]
+# The first micro-batch's gradients appear while its activations disappear, so at its peak, only the last layer's exist.
+# From the second one on, all gradients are there before the forward pass begins. So *two* micro-batches of a size can fail
+# where one fits. (The course's trainer keeps its gradients in one flat buffer from step to step, as Megatron-LM does, so its
+# humps are equally high.)
+
+# %% [markdown]
+# ### Exercise 5: the largest micro-batch that fits
+#
+# Large micro-batches keep a GPU busy, so you want the largest one that fits a memory budget. Measuring is expensive: each
+# measurement is a run. Write `largest_micro_batch(peak, batch, budget)`. `peak(micro_batch, micro_batches)` runs a step
+# and returns its peak in bytes, which grows linearly with `micro_batch`, and with several micro-batches is higher than
+# with one, but does not depend on how many there are. Return the largest divisor of `batch` whose step of
+# `batch // micro_batch` micro-batches stays within `budget`, or 0 if none does. You may call `peak` **three times**, with
+# micro-batches that need not fit.
+
+# %% answer="largest"
+def largest_micro_batch(peak, batch, budget):
+    """Return the largest micro-batch size with which a batch fits, or 0.
+
+    Args:
+        peak: returns the peak, in bytes, given the micro-batch size and the number of micro-batches.
+        batch: samples per step.
+        budget: bytes.
+    """
+    ### BEGIN SOLUTION
+    if peak(batch, 1) <= budget:
+        return batch
+    one, two = peak(1, 2), peak(2, 2)
+    fitting = [size for size in range(1, batch) if batch % size == 0 and one + (size - 1) * (two - one) <= budget]
+    return max(fitting, default=0)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def fitted(case):
+    """Return the student's micro-batch size and the number of measurements that it took.
+
+    Args:
+        case: the bytes of states, of a sample, and of gradients; the batch; and the budget.
+    """
+    (states, per_sample, gradients, batch, budget), calls = case, []
+
+    def peak(micro_batch, micro_batches):
+        calls.append(micro_batch)
+        return states + per_sample * micro_batch + (gradients if micro_batches > 1 else 0)
+
+    return [largest_micro_batch(peak, batch, budget), len(calls)]
+
+# %% check="largest" points=3
+def require_fit(case, size, calls, wanted):
+    """Require the right micro-batch size, after at most three measurements."""
+    check.that(calls <= 3, f"It measures {calls} times. Three measurements determine everything.")
+    states, per_sample, gradients, batch, budget = case
+    said = f"A batch of {batch} and a budget of {budget:,} bytes: it returns {size!r}. "
+    check.that(type(size) is int and (size == 0 or size > 0 and batch % size == 0),
+               said + "That does not divide the batch.")
+    used = states + per_sample * size + (gradients if size < batch else 0)
+    check.that(size == 0 or used <= budget, said + f"Its step needs {used:,} bytes. What is in memory when the second "
+               "micro-batch begins?")
+    check.that(size == wanted, said + "A larger micro-batch fits.")
+
+
+for case, wanted in (((100, 10, 50, 12, 190), 4), ((100, 10, 50, 12, 220), 12), ((100, 10, 50, 12, 150), 0),
+                     ((100, 10, 50, 7, 165), 1)):
+    size, calls = check.call(fitted, case)
+    require_fit(case, size, calls, wanted)
+### BEGIN HIDDEN TESTS
+def best_here(states, per_sample, gradients, batch, budget):
+    return max((size for size in range(1, batch + 1) if batch % size == 0 and states + per_sample * size
+                + (gradients if size < batch else 0) <= budget), default=0)
+
+
+for drawn in check.draw(12, states=range(10**6, 9 * 10**6), per_sample=range(10**5, 10**6),
+                        gradients=range(10**6, 3 * 10**6), batch=[24, 36, 48, 60, 64, 100], share=check.between(0.1, 1.2)):
+    most = drawn["states"] + drawn["per_sample"] * drawn["batch"]
+    case = (drawn["states"], drawn["per_sample"], drawn["gradients"], drawn["batch"], int(drawn["share"] * most))
+    size, calls = check.call(fitted, case)
+    require_fit(case, size, calls, best_here(*case))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="largest" hint="when the second micro-batch begins"
+# -    one, two = peak(1, 2), peak(2, 2)
+# +    one, two = peak(1, 1), peak(2, 1)
+
+# %% [raw] mutant="largest" hint="A larger micro-batch fits"
+# -    if peak(batch, 1) <= budget:
+# -        return batch
+
+# %% [raw] mutant="largest" hint="Three measurements determine"
+# -    if peak(batch, 1) <= budget:
+# -        return batch
+# -    one, two = peak(1, 2), peak(2, 2)
+# -    fitting = [size for size in range(1, batch) if batch % size == 0 and one + (size - 1) * (two - one) <= budget]
+# +    fitting = [size for size in range(1, batch + 1) if batch % size == 0 and peak(size, batch // size) <= budget]
+
+# %% [raw] mutant="largest" hint="does not divide the batch"
+# -    fitting = [size for size in range(1, batch) if batch % size == 0 and one + (size - 1) * (two - one) <= budget]
+# +    fitting = [size for size in range(1, batch) if one + (size - 1) * (two - one) <= budget]
+
+# %% [markdown]
+# ### The classic job, with accumulation
+#
+# The third script keeps fp16 and checkpointing, and processes 64 samples per step, in four micro-batches per GPU. How
+# much more memory than the second one does it need? Look at the movie again before you run it.
+
+# %% tags=["explore"]
+%%writefile code/classic_accumulation.sh
+#!/bin/bash
+# GPT-2 small with the classic course's 32 heads, on four virtual V100s: fp16, checkpointing, and accumulation.
+#SBATCH --job-name=classic_accumulation
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=4
+#SBATCH --gpus-per-node=2
+#SBATCH --time=00:10:00
+#SBATCH --output=megatron/logs/%x_%j.txt
+set -euo pipefail
+
+export OMP_NUM_THREADS=1
+DATA=$LAB_HOME/data/GPT-2_assets
+MODEL="--num-layers 12 --hidden-size 768 --num-attention-heads 32 --seq-length 1024 --max-position-embeddings 1024"
+PRECISION="--fp16"
+MEMORY="--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+BATCH="--micro-batch-size 4 --global-batch-size 64 --train-iters 10 --lr 1.5e-4"
+TEXT="--data-path $DATA/my-gpt2_text_document --vocab-file $DATA/gpt2-vocab.json --merge-file $DATA/gpt2-merges.txt
+      --split 949,50,1"
+FIRST_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun --kill-on-bad-exit=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun \
+    --nnodes "$SLURM_NNODES" --nproc_per_node "${SLURM_GPUS_ON_NODE:-2}" \
+    --rdzv_backend c10d --rdzv_endpoint "$FIRST_NODE:$((20000 + SLURM_JOB_ID % 10000))" --rdzv_id "$SLURM_JOB_ID" \
+    "$LAB_HOME/megatron/Megatron-LM/pretrain_gpt.py" --device virtual $MODEL $PRECISION $MEMORY $BATCH $TEXT \
+    --log-interval 5 --eval-iters 0 "$@"
+
+# %% tags=["explore"] short={"sbatch code/classic_accumulation.sh": "sbatch --nodes=1 --gpus-per-node=1 code/classic_accumulation.sh --train-iters 2 --log-interval 1 --global-batch-size 16"}
+!sbatch code/classic_accumulation.sh
+
+# %% tags=["explore"]
+accumulation_job = jobs.wait()
+for job in (fp16_job, checkpointing_job, accumulation_job):
+    print(mark(logs.lines(job.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
+    print(mark(logs.lines(job.log, "max allocated")[-1], r"max allocated: [^|]+"))
+
+# %% [markdown]
+# The memory did not change, and the step takes less than four times as long: the gradients are all-reduced once for
+# four micro-batches. You pay with a batch four times as large.
+#
+# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, and nobody can tell from the
+# losses.
+
+# %% [markdown]
+# ## Where to put the checkpoints
+#
+# **The third sitting starts here.** Recomputing every layer costs a forward pass. If some memory is left, why recompute
+# everything? And if memory is very tight, groups of layers save even more than single ones, because only the first
+# layer's input is saved. When the backward pass reaches a group, all activations of its layers are back in memory at
+# once. For $L$ equal layers that save $k$ bytes each, with inputs of $c$ bytes, groups of $g$ layers need about
+#
+# $$ M(g) = \frac{L}{g}\,c + g\,k \quad\text{bytes}, \qquad\text{which is smallest at}\quad g = \sqrt{Lc/k}, $$
+#
+# so $M = 2\sqrt{Lck}$: the memory grows with the square root of the depth, which is the result of [Chen et al.,
+# 2016](https://arxiv.org/abs/1604.06174). But equal groups are not the best ones. When the backward pass reaches an early
+# group, the later ones have been freed, and few inputs are saved before it. What is the best placement for *any* layers
+# and *any* limit?
+#
+# A **plan** is a list of groups of consecutive layers, `(start, stop)`, which are recomputed; all other layers save
+# everything. Count the activations of the layers, in bytes:
+#
+# - `saved[i]` is what layer `i` saves. Its input, `inputs[i]` bytes, is a part of that.
+# - In the forward pass, a layer outside of all groups adds `saved[i]`, and a group adds the input of its first layer.
+# - The backward pass goes through the layers from the last one to the first. When it reaches a group, its input is replaced
+#   by everything that its layers save. When it has passed a layer or a group, its activations are freed.
+# - A plan takes the sum of `times[i]`, the forward times of all recomputed layers.
+
+# %% [markdown]
+# ### Exercise 6: the best placement
+#
+# Write `place(times, saved, inputs, budget)`. It returns the plan with the least recomputation time among those whose
+# activations never exceed `budget` bytes, and raises `ValueError` if there is none. It must be exact, and fast enough for
+# 24 layers of different costs, which have too many plans to try.
+#
+# **Dynamic programming** helps, because the layers from $n$ on need to know only one thing about those before: how many
+# bytes they hold. Go through the layers from left to right. For the first $n$ layers, keep the plans that no other beats in
+# both time and saved bytes (the **Pareto front**), and extend each of them by a layer that saves everything, or by a
+# group. When do you know whether a group exceeds the budget?
+
+# %% answer="placement"
+%%writefile mytrainer/placement.py
+"""Place checkpoints for the least time under a memory limit."""
+
+
+def place(times, saved, inputs, budget):
+    """Return the groups (start, stop) of layers to recompute, in order.
+
+    Args:
+        times: forward time of each layer.
+        saved: bytes that each layer saves, with its input.
+        inputs: bytes of each layer's input.
+        budget: bytes that the activations may take.
+
+    Raises ValueError if no plan fits.
+    """
+    ### BEGIN SOLUTION
+    layers = len(times)
+    fronts = [[] for _ in range(layers + 1)]  # of the first n layers: (bytes, time, plan)
+    fronts[0] = [(0, 0.0, ())]
+    for start in range(layers):
+        for held, time, plan in undominated(fronts[start]):
+            if held + saved[start] <= budget:
+                fronts[start + 1].append((held + saved[start], time, plan))
+            work, more = held, 0.0
+            for stop in range(start + 1, layers + 1):
+                work += saved[stop - 1]
+                more += times[stop - 1]
+                if work > budget:
+                    break
+                fronts[stop].append((held + inputs[start], time + more, (*plan, (start, stop))))
+    if not fronts[layers]:
+        raise ValueError(f"no plan fits {budget} bytes")
+    return list(min(fronts[layers], key=lambda one: one[1])[2])
+
+
+def undominated(front):
+    """Return the plans that no other one beats in both bytes and time."""
+    best, kept = float("inf"), []
+    for one in sorted(front):
+        if one[1] < best:
+            best = one[1]
+            kept.append(one)
+    return kept
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def placed(times, saved, inputs, budget):
+    """Return the student's plan, or the name of the error that place raises."""
+    from mytrainer.placement import place
+
+    try:
+        return [[list(group) for group in place(times, saved, inputs, budget)]]
+    except ValueError:
+        return ["ValueError"]
+
+# %% tags=["check-setup"]
+def peak_of(plan, saved, inputs):
+    """Return the peak of a plan's activations, in bytes."""
+    held = peak = at = 0
+    for start, stop in [*plan, (len(saved), len(saved))]:
+        held += sum(saved[at:start])
+        peak = max(peak, held)
+        if start < stop:
+            peak = max(peak, held + sum(saved[start:stop]))
+            held += inputs[start]
+        at = stop
+    return max(peak, held)
+
+
+def time_of(plan, times):
+    """Return the recomputation time of a plan."""
+    return sum(sum(times[start:stop]) for start, stop in plan)
+
+
+def is_plan(plan, layers):
+    """Return whether the groups are in order, do not overlap, and are not empty."""
+    try:
+        ends = [0] + [at for start, stop in plan for at in (start, stop)]
+        return all(type(at) is int for at in ends) and all(
+            start < stop for start, stop in plan) and ends == sorted(ends) and ends[-1] <= layers
+    except (TypeError, ValueError):
+        return False
+
+# %% check="placement" points=5
+def require_best(case, least):
+    """Require a plan that fits and takes no longer than `least`; None: that there is none."""
+    times, saved, inputs, budget = case["times"], case["saved"], case["inputs"], case["budget"]
+    (run,) = check.ranks(placed, ranks=1, cases=[case], expected=None)
+    (plan,) = run.values[0]
+    said = f"{len(times)} layers, a budget of {budget}: place returns {plan}. "
+    if least is None:
+        check.that(plan == "ValueError", said + "No plan fits. Raise ValueError.")
+        return
+    check.that(plan != "ValueError", f"{len(times)} layers, a budget of {budget}: place raises ValueError, but some "
+               "plans fit. Which group sizes do you try?")
+    check.that(is_plan(plan, len(times)), said + "That is not a list of groups (start, stop), in order and without "
+               "overlap.")
+    peak = peak_of(plan, saved, inputs)
+    check.that(peak <= budget, said + f"Its activations take {peak} bytes. What is in memory while a group is recomputed?")
+    check.that(time_of(plan, times) <= least * (1 + 1e-9), said + f"It recomputes for {time_of(plan, times):g}. There is a "
+               "faster plan that fits.")
+
+
+SAME = {"times": [1, 1, 1, 1, 1, 1], "saved": [10, 10, 10, 10, 10, 10], "inputs": [2, 2, 2, 2, 2, 2]}
+require_best({**SAME, "budget": 60}, 0)
+require_best({**SAME, "inputs": [5] * 6, "budget": 30}, 4)
+for budget, least in ((59, 1), (35, 3), (22, 5), (20, 5), (11, None)):
+    require_best({**SAME, "budget": budget}, least)
+require_best({"times": [5, 1, 3], "saved": [10, 4, 6], "inputs": [1, 3, 2], "budget": 19}, 1)
+### BEGIN HIDDEN TESTS
+def least_of(times, saved, inputs, budget):
+    """Return the least time of a plan that fits, or None."""
+    layers, best = len(times), {(0, 0): 0}
+    for start in range(layers):
+        for (at, held), time in sorted(best.items()):
+            if at != start:
+                continue
+            options = [(start + 1, held + saved[start], held + saved[start], time)]
+            options += [(stop, held + inputs[start], held + sum(saved[start:stop]), time + sum(times[start:stop]))
+                        for stop in range(start + 1, layers + 1)]
+            for stop, after, work, total in options:
+                if work <= budget and total < best.get((stop, after), float("inf")):
+                    best[stop, after] = total
+    return min((time for (at, _), time in best.items() if at == layers), default=None)
+
+
+def drawn_layers(dice):
+    count = dice.randint(5, 12)
+    saved = [dice.randint(8, 30) for _ in range(count)]
+    return {"times": [dice.randint(1, 9) for _ in range(count)], "saved": saved,
+            "inputs": [dice.randint(1, 6) for _ in range(count)],
+            "budget": dice.randint(max(saved), sum(saved))}
+
+
+for case in [one["layers"] for one in check.draw(10, layers=drawn_layers)]:
+    require_best(case, least_of(**case))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="placement" hint="in order and without"
+# -    return list(min(fronts[layers], key=lambda one: one[1])[2])
+# +    plan = min(fronts[layers], key=lambda one: one[1])[2]
+# +    return [(layer, 1) for start, stop in plan for layer in range(start, stop)]
+
+# %% [raw] mutant="placement" hint="while a group is recomputed"
+# -                work += saved[stop - 1]
+# +                work += inputs[start] if stop == start + 1 else 0
+
+# %% [raw] mutant="placement" hint="There is a faster plan"
+# %%writefile mytrainer/placement.py
+# def place(times, saved, inputs, budget):
+#     layers = len(times)
+#     for size in range(1, layers + 1):
+#         groups = [(at, min(at + size, layers)) for at in range(0, layers, size)]
+#         if max(sum(inputs[start] for start, _ in groups[:number]) + sum(saved[start:stop])
+#                for number, (start, stop) in enumerate(groups)) <= budget:
+#             return groups
+#     raise ValueError("no plan fits")
+
+# %% [raw] mutant="placement" hint="Which group sizes"
+# -            for stop in range(start + 1, layers + 1):
+# +            for stop in range(start + 1, start + 2):
+
+# %% [raw] mutant="placement" hint="Which group sizes"
+# %%writefile mytrainer/placement.py
+# def place(times, saved, inputs, budget):
+#     layers, plan = len(times), []
+#     while True:
+#         held, ok = 0, True
+#         for layer in range(layers):
+#             ok = ok and held + saved[layer] <= budget
+#             held += inputs[layer] if (layer, layer + 1) in plan else saved[layer]
+#         if ok:
+#             return sorted(plan)
+#         left = [layer for layer in range(layers) if (layer, layer + 1) not in plan]
+#         if not left:
+#             raise ValueError("no plan fits")
+#         layer = min(left, key=lambda layer: times[layer] / saved[layer])
+#         plan.append((layer, layer + 1))
+
+# %% [raw] mutant="placement" hint="Raise ValueError"
+# -    if not fronts[layers]:
+# -        raise ValueError(f"no plan fits {budget} bytes")
+# +    if not fronts[layers]:
+# +        return [(0, layers)]
+
+# %% [markdown]
+# Draw your plans for a real model: 96 layers of width 4,096 with FlashAttention, whose times and bytes come from a virtual
+# H100. A layer saves $17c$ bytes, $34sbh$ to its input's $2sbh$. Before you run the cell, compute the best group size
+# $\sqrt{Lc/k}$ for 96 layers and for 12. Where will `block`, which recomputes the first layers one by one, arrive
+# when it has reached the last one?
+
+# %% tags=["explore"] short={"range(3, 28)]": "(6, 14)]"}
+def milliseconds_of(plan, layer):
+    return 1000 * layer.forward * sum(stop - start for start, stop in plan)
+
+
+def my_plans(layer, count, budgets):
+    """Return your plan for each budget that has one."""
+    from mytrainer.placement import place
+
+    found = {}
+    for budget in budgets:
+        with contextlib.suppress(ValueError):
+            found[budget] = place([layer.forward] * count, [layer.saved] * count, [layer.input_bytes] * count, budget)
+    return found
+
+
+COUNT = 96
+layer = memory_movie.layer("h100", "--hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --micro-batch-size 1 "
+                           "--bf16 --use-flash-attn --attention-dropout 0")
+# Budgets from 3% to 100% of what all layers save.
+budgets = [int(COUNT * layer.saved * 0.03 * 33**((step - 3) / 24)) for step in range(3, 28)]
+mine = record_ranks(my_plans, 1, layer, COUNT, budgets)[0].value  # reads the file anew
+figure, axes = plt.subplots(figsize=(7, 4))
+axes.plot([budget / 1e9 for budget in mine], [milliseconds_of(plan, layer) for plan in mine.values()], ".-",
+          label="your plans")
+sizes = (1, 2, 3, 4, 6, 8)
+axes.plot([(COUNT / size * layer.input_bytes + size * layer.saved) / 1e9 for size in sizes],
+          [milliseconds_of([(0, COUNT)], layer)] * len(sizes), "o", label="uniform, groups of 1, 2, 3, 4, 6, and 8")
+blocks = range(0, COUNT, 5)
+axes.plot([(n * layer.input_bytes + (COUNT - n) * layer.saved) / 1e9 for n in blocks],
+          [milliseconds_of([(0, n)], layer) for n in blocks], "s", markersize=4, label="block")
+axes.axvline(2 * (COUNT * layer.input_bytes * layer.saved)**0.5 / 1e9, color="gray", linestyle="--", label=r"$2\sqrt{Lck}$")
+axes.set(xlabel="activations, GB", ylabel="ms of recomputation (modeled, H100)", xscale="log")
+axes.legend(fontsize=8)
+plt.show()
+least = min(mine)
+print(f"all layers save {COUNT * layer.saved / 1e9:.1f} GB; the smallest of these budgets with a plan is "
+      f"{result(f'{least / 1e9:.2f} GB')}, in groups of", [stop - start for start, stop in mine[least]])
+
+# %% [markdown]
+# Three things are worth remembering. Your plans recompute the *first* layers and leave the last ones alone: what the last
+# layers save is needed at once, so recomputing them frees nothing. With 12 layers, the best group size is below 1, so
+# groups do not pay at all, and Megatron's `block` is the right tool until every layer is recomputed. With 96 layers,
+# groups do pay, and no point of `uniform` or `block` is below your plans. With little memory, the groups at the front are
+# larger than those at the back, where more inputs are in memory.
+#
+# Your trainer uses `place`. With `--activation-memory-mb`, it measures the layers of one micro-batch with your
+# `SavedBytes`, asks your `place` for a plan, and runs it with your `checkpoint`:
+
+# %% tags=["explore"] short={"(None, 1500, 700)": "(None, 700)", "GPT2 + ": "GPT2.replace('layers 12', 'layers 4') + "}
+for megabytes in (None, 1500, 700):
+    flags = "" if megabytes is None else f"--activation-memory-mb {megabytes}"
+    one = gain.measure("v100:1", flags=GPT2 + flags)
+    print(f"{flags:30} {1000 * one.seconds:6.1f} ms per step, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, V100)")
+
+# %% [markdown]
+# ## Attention that never stores its scores
+#
+# Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still computed as a whole, layer by
+# layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GB. **FlashAttention** ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) never has them in memory: it processes keys and values in blocks, and combines
+# the blocks with an **online softmax** ([Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867)).
+#
+# Softmax needs the sum of all exponentials of a row, but you can begin with a part of it. For each query, keep
+# $\ell = \log\sum_j e^{s_j}$ over the keys so far, and the output $o$ that is right for these keys. A new block with scores
+# $s_j$ and values $v_j$ changes both:
+#
+# $$ \ell' = \log\Big(e^{\ell} + \sum_j e^{s_j}\Big), \qquad o' = e^{\ell - \ell'}\,o + \sum_j e^{s_j - \ell'}\,v_j. $$
+#
+# The backward pass computes each block of probabilities again, $p_j = e^{s_j - \ell}$, from $\ell$ alone. With
+# $o = \sum_j p_j v_j$, and the gradient $do$ of the output,
+#
+# $$ dv_j = \sum_\text{queries} p_j\,do, \qquad ds_j = p_j\,\big(do\cdot v_j - do\cdot o\big), $$
+#
+# and $dq$ and $dk$ follow from $ds$ as for any matrix product $s = q k^T / \sqrt d$.
+
+# %% [markdown]
+# ### Exercise 7: tiled attention
+#
+# Write `attention(query, key, value, block)`: **causal** attention, in which query $i$ sees the keys up to $i$. All
+# tensors are `[n, s, d]`, with $n$ heads times samples. Process `block` keys at a time; the last block may be smaller.
+# Save only `query`, `key`, `value`, the output, and $\ell$, `[n, s]`, and have no tensor of `[n, s, s]` at any time.
+# Queries before a block's first key do not see it, so leave them out. `torch.logaddexp` and `torch.logsumexp` are exact for
+# large scores, where `exp` overflows.
+
+# %% answer="attention"
+%%writefile mytrainer/attention.py
+"""Causal attention with an online softmax, which never holds all scores (Dao et al. 2022)."""
+
+import torch
+
+
+def attention(query, key, value, block=128):
+    """Return softmax(Q K^T / sqrt(d)) V with a causal mask.
+
+    Args:
+        query, key, value: [n, s, d].
+        block: keys that are processed at a time.
+    """
+    return TiledAttention.apply(query, key, value, block)
+
+
+class TiledAttention(torch.autograd.Function):
+    """The autograd function behind `attention`."""
+
+    ### BEGIN SOLUTION
+    @staticmethod
+    def scores(query, key, first, block):
+        """Return the scaled scores of a block of keys, and of the queries from `first` on that may see them."""
+        scores = query[:, first:] @ key[:, first:first + block].mT / query.shape[-1]**0.5
+        mask = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu(1)
+        return scores.masked_fill(mask, float("-inf"))
+
+    @staticmethod
+    def forward(ctx, query, key, value, block):
+        out, total = torch.zeros_like(query), query.new_full(query.shape[:2], float("-inf"))
+        for first in range(0, query.shape[1], block):
+            scores = TiledAttention.scores(query, key, first, block)
+            old, own = total[:, first:], scores.logsumexp(-1)
+            new = torch.logaddexp(old, own)
+            out[:, first:] = ((old - new).exp()[..., None] * out[:, first:]
+                              + (scores - new[..., None]).exp() @ value[:, first:first + block])
+            total[:, first:] = new
+        ctx.block = block
+        ctx.save_for_backward(query, key, value, out, total)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient):
+        query, key, value, out, total = ctx.saved_tensors
+        of_query, of_key, of_value = torch.zeros_like(query), torch.empty_like(key), torch.empty_like(value)
+        mean = (gradient * out).sum(-1, keepdim=True)
+        for first in range(0, query.shape[1], ctx.block):
+            keys = slice(first, first + ctx.block)
+            weights = (TiledAttention.scores(query, key, first, ctx.block) - total[:, first:, None]).exp()
+            of_value[:, keys] = weights.mT @ gradient[:, first:]
+            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:]) / query.shape[-1]**0.5
+            of_query[:, first:] += of_scores @ key[:, keys]
+            of_key[:, keys] = of_scores.mT @ query[:, first:]
+        return of_query, of_key, of_value, None
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def attended(query, key, value, block, weights):
+    """Return the output of the student's attention, and the gradients of sum(weights * output)."""
+    from mytrainer.attention import attention
+
+    inputs = [torch.tensor(one, dtype=torch.float64).requires_grad_() for one in (query, key, value)]
+    out = attention(*inputs, block)
+    (torch.tensor(weights, dtype=torch.float64) * out).sum().backward()
+    return [out.tolist(), *([] if one.grad is None else one.grad.tolist() for one in inputs)]
+
+
+def attention_step(n, s, d, block):
+    """Run a forward and a backward pass of attention on a GPU."""
+    from mytrainer.attention import attention
+
+    inputs = [torch.randn(n, s, d, device="cuda", requires_grad=True) for _ in range(3)]
+    attention(*inputs, block).sum().backward()
+
+# %% tags=["check-setup"]
+import torch
+
+
+def dense(query, key, value, weights):
+    """Return the output of attention with all scores, and its gradients."""
+    query, key, value = (torch.tensor(one, dtype=torch.float64, requires_grad=True) for one in (query, key, value))
+    s = query.shape[1]
+    scores = query @ key.mT / query.shape[-1]**0.5
+    scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float("-inf"))
+    out = scores.softmax(-1) @ value
+    (torch.tensor(weights, dtype=torch.float64) * out).sum().backward()
+    return [one.tolist() for one in (out, query.grad, key.grad, value.grad)]
+
+# %% check="attention" points=7
+CASE = {"query": [[[1.0], [2.0], [0.0]]], "key": [[[1.0], [0.5], [2.0]]], "value": [[[1.0], [3.0], [8.0]]],
+        "weights": [[[1.0], [1.0], [1.0]]]}
+with check.parts():
+    with check.part(3, "the forward pass"):
+        runs = check.ranks(attended, ranks=1, cases=[{**CASE, "block": block} for block in (3, 2)], expected=None)
+        for run in runs:
+            out = [row[0] for row in run.values[0][0][0]]
+            check.that(abs(out[0] - 1) < 1e-6 and abs(out[1] - 1.5378828) < 1e-5 and abs(out[2] - 4) < 1e-6,
+                       f"The outputs are {[round(one, 4) for one in out]} instead of 1, 1.5379, and 4, with keys 1, 0.5, "
+                       "and 2, and values 1, 3, and 8. " + (
+                           "The first query sees later keys." if abs(out[0] - 1) > 1e-6 else
+                           "With a single block, it is right. How do the earlier blocks' outputs change?"
+                           if run is runs[1] else ""))
+        big = {**CASE, "query": [[[1000.0], [2000.0], [0.0]]], "block": 1}
+        (run,) = check.ranks(attended, ranks=1, cases=[big], expected=None)
+        out = [row[0] for row in run.values[0][0][0]]
+        check.that(all(abs(one - right) < 1e-6 for one, right in zip(out, (1, 1, 4), strict=True)),
+                   f"With scores of 1,000 and more, the outputs are {out} instead of 1, 1, and 4. exp overflows there.")
+        ### BEGIN HIDDEN TESTS
+        def drawn_tensor(dice):
+            return [[[dice.uniform(-2, 2) for _ in range(3)] for _ in range(7)] for _ in range(2)]
+
+        drawn = check.draw(3, query=drawn_tensor, key=drawn_tensor, value=drawn_tensor, weights=drawn_tensor,
+                           block=[1, 2, 3, 5, 7, 9])
+        for case in drawn:
+            (run,) = check.ranks(attended, ranks=1, cases=[case], expected=None)
+            right = dense(case["query"], case["key"], case["value"], case["weights"])[0]
+            check.that(torch.allclose(torch.tensor(run.values[0][0]), torch.tensor(right), rtol=1e-6),
+                       f"The output differs from dense attention's, with 7 keys in blocks of {case['block']}.")
+        ### END HIDDEN TESTS
+    with check.part(4, "the backward pass, without a matrix of scores"):
+        (run,) = check.ranks(attended, ranks=1, cases=[{**CASE, "block": 2}], expected=None)
+        names = ("query", "key", "value")
+        rights = [[0.0, -0.1966119, 1.5], [-0.7864477, 0.7864477, 0.0], [2.0643919, 0.6022748, 0.3333333]]
+        for name, found, right in zip(names, run.values[0][1:], rights, strict=True):
+            values = [row[0] for row in found[0]] if found else None
+            check.that(values is not None and all(abs(one - other) < 1e-5 for one, other in zip(values, right, strict=True)),
+                       f"The gradients of the {name} vectors are {values} instead of {right}, in blocks of 2.")
+        cost = check.gpus(attention_step, {"n": 8, "s": 4096, "d": 64, "block": 256}, "h100:1",
+                          least={"flops": 7 * 8 * 4096**2 * 64})
+        check.pass_mark(cost.peak_memory, f"{cost.peak_memory:.2f} GiB at the peak: all scores together would take 0.5 "
+                        "GiB. Is there a tensor of [n, s, s], in either pass?", error=cost.memory_error, below=0.4)
+        ### BEGIN HIDDEN TESTS
+        def drawn_rows(dice):
+            return [[[dice.uniform(-2, 2) for _ in range(3)] for _ in range(7)] for _ in range(2)]
+
+        for case in check.draw(3, query=drawn_rows, key=drawn_rows, value=drawn_rows, weights=drawn_rows,
+                               block=[1, 2, 3, 5, 7, 9]):
+            (run,) = check.ranks(attended, ranks=1, cases=[case], expected=None)
+            rights = dense(case["query"], case["key"], case["value"], case["weights"])[1:]
+            for name, found, right in zip(("query", "key", "value"), run.values[0][1:], rights, strict=True):
+                check.that(bool(found) and torch.allclose(torch.tensor(found), torch.tensor(right), rtol=1e-5, atol=1e-8),
+                           f"The gradient of the {name} differs from dense attention's, with 7 keys in blocks of "
+                           f"{case['block']}.")
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="attention" hint="How do the earlier blocks"
+# -            out[:, first:] = ((old - new).exp()[..., None] * out[:, first:]
+# +            out[:, first:] = (out[:, first:]
+
+# %% [raw] mutant="attention" hint="The output differs from dense"
+# -        scores = query[:, first:] @ key[:, first:first + block].mT / query.shape[-1]**0.5
+# +        scores = query[:, first:] @ key[:, first:first + block].mT
+
+# %% [raw] mutant="attention" hint="The gradient of the "
+# -            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:]) / query.shape[-1]**0.5
+# +            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:])
+
+# %% [raw] mutant="attention" hint="sees later keys"
+# -        return scores.masked_fill(mask, float("-inf"))
+# +        return scores
+
+# %% [raw] mutant="attention" hint="exp overflows"
+# -            old, own = total[:, first:], scores.logsumexp(-1)
+# +            old, own = total[:, first:], scores.exp().sum(-1).log()
+
+# %% [raw] mutant="attention" hint="The gradients of the "
+# -            of_query[:, first:] += of_scores @ key[:, keys]
+# +            of_query[:, first:] = of_scores @ key[:, keys]
+
+# %% [raw] mutant="attention" hint="The gradients of the "
+# -            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT - mean[:, first:]) / query.shape[-1]**0.5
+# +            of_scores = weights * (gradient[:, first:] @ value[:, keys].mT) / query.shape[-1]**0.5
+
+# %% [raw] mutant="attention" hint="Is there a tensor"
+# -        for first in range(0, query.shape[1], block):
+# +        block = query.shape[1]
+# +        for first in range(0, query.shape[1], block):
+
+# %% [markdown]
+# Your trainer runs it with `--tiled-attention`. Here it trains a GPT with a sequence length of 4,096, in place of attention
+# that stores its scores, and beside FlashAttention's kernel. Which of the three takes the least memory, and which the
+# least time?
+
+# %% tags=["explore"] short={"LONG = \"--num-layers 12": "LONG = \"--num-layers 2"}
+LONG = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 4096 --max-position-embeddings 4096 " \
+       "--make-vocab-size-divisible-by 50304 --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16 "
+for name, flags in (("all scores", ""), ("yours", "--tiled-attention"), ("FlashAttention", "--use-flash-attn")):
+    one = gain.measure("h100:1", flags=LONG + flags)
+    print(f"{name:15} {1000 * one.seconds:6.1f} ms per step, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, H100)")
+
+# %% [markdown]
+# Both save $34sbh$ instead of $34sbh + 5as^2b$ bytes per layer (and less, because the dropout mask is gone). Your
+# version still sends every block of scores through the GPU's memory several times, in a dozen kernels per block.
+# FlashAttention does all of it in *one* kernel whose blocks stay in the SM's shared memory. Its gain in time comes from
+# that, and not from fewer FLOPs: the backward pass even recomputes the scores.
+
+# %% [markdown]
+# ## What the allocator adds
+#
+# A GPU's memory is not a bag of bytes. PyTorch's **caching allocator** rounds each request up, takes **segments** from
+# CUDA, and keeps them when tensors are freed. `torch.cuda.memory_allocated()` counts the tensors, and
+# `torch.cuda.memory_reserved()` the segments. The difference is free but reserved, and if it is scattered in pieces that
+# are too small for the next request, it is **fragmentation**. Guess the order of these jobs by what they reserve beyond
+# what they allocate, before you run the cell:
+
+# %% tags=["explore"]
+ONE = "--device virtual:v100 --world-size 1 --gpus-per-node 1 --num-layers 12 --hidden-size 768 --num-attention-heads 12 " \
+      "--seq-length 1024 --max-position-embeddings 1024 --fp16 --micro-batch-size 8 --global-batch-size 8 "
+print(f"{'in GB (modeled, V100)':24} {'requested':>10} {'allocated':>10} {'reserved':>9}")
+for name, flags in (("no recomputation", ""), ("selective", "--recompute-granularity selective"),
+                    ("full, 1 layer each", "--recompute-granularity full --recompute-method uniform"),
+                    ("full, 4 layers each", "--recompute-granularity full --recompute-method uniform "
+                     "--recompute-num-layers 4")):
+    one = memory_movie.record(ONE + flags)
+    print(f"{name:24} {one.requested / 1e9:10.3f} {one.allocated / 1e9:10.3f} {one.reserved / 1e9:9.3f}  "
+          f"{result(f'{one.reserved / one.allocated - 1:.0%} more')}")
+
+# %% [markdown]
+# Rounding to 512 bytes costs next to nothing. Recomputation costs more: its tensors are freed and allocated in the middle
+# of the backward pass, between those of other layers. `nvidia-smi` shows the reserved memory and CUDA's own, so it always
+# shows more than your tensors take. If a job runs out of memory with much of it reserved but unallocated, try
+# `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, which PyTorch's own message suggests, before you recompute more.
+
+# %% [markdown]
+# ## Or move it away
+#
+# The host has much more memory than the GPU. **Offloading** copies what autograd saves to the host, and back in the
+# backward pass. The link is PCIe: 16 GB/s on a V100 and 64 GB/s on an H100 in each direction, by data sheet.
+#
+# A layer saves $34sbh$ bytes with FlashAttention, and its forward pass takes $24sbh^2$ FLOPs, without the $s^2$ terms. If a
+# GPU computes $F$ FLOP/s and the link carries $B$ bytes/s, and nothing overlaps, then offloading is faster than
+# recomputing when
+#
+# $$ \frac{2\cdot 34\,sbh}{B} < \frac{24\,sbh^2}{F}. $$
+#
+# Above which hidden size does it pay, on an H100 that reaches 500 TFLOP/s and 50 GB/s? Commit to a number.
+
+# %% answer="guess-break-even"
+### BEGIN SOLUTION
+guess_width = 28000
+### END SOLUTION
+
+# %% tags=["explore"]
+check.compare("hidden size (by the formula)", guess_width, 68 / 24 * 500e12 / 50e9)
+
+# %% [markdown]
+# Even the model with a trillion parameters in [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473) has a width of
+# 25,600 only, so on its own, offloading loses. It pays when copies *overlap* with computation, or when memory
+# matters more than time.
+
+# %% [markdown]
+# ### Exercise 8: offload
+#
+# Write `Offload`, with the same hooks as your meter. Within `with Offload(parameters):`, every tensor of at least `least`
+# bytes that autograd saves is copied to the host, and its memory on the device is not held any longer. Parameters, and
+# views of them, stay where they are. The backward pass copies tensors back, with the same shape, dtype, and device. On a
+# GPU, use pinned host memory, `torch.empty(..., pin_memory=True)`, and `non_blocking=True` for both copies. On a CPU, keep a
+# copy, so that the same tests run.
+
+# %% answer="offload"
+%%writefile mytrainer/offload.py
+"""Keep what autograd saves in the host's memory."""
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class Offload(saved_tensors_hooks):
+    """Copies saved tensors to the host, and back in the backward pass."""
+
+    def __init__(self, parameters=(), least=2**20):
+        """Args:
+            parameters: tensors that stay on the device.
+            least: bytes; smaller tensors stay, too.
+        """
+        ### BEGIN SOLUTION
+        super().__init__(self._pack, self._unpack)
+        self.least = least
+        self.stay = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+
+    def _pack(self, tensor):
+        if tensor.nbytes < self.least or tensor.untyped_storage().data_ptr() in self.stay:
+            return tensor.detach()
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return tensor.device, host.copy_(tensor.detach(), non_blocking=True)
+
+    def _unpack(self, packed):
+        if isinstance(packed, torch.Tensor):
+            return packed
+        device, host = packed
+        return host.to(device, non_blocking=True)
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def offloaded(x, weight):
+    """Return the gradients of x and weight for sum((weight * x)**2 * x) with everything offloaded."""
+    from mytrainer.offload import Offload
+
+    x, weight = torch.tensor(x, requires_grad=True), torch.nn.Parameter(torch.tensor(weight))
+    with Offload([weight], least=0):
+        y = ((weight * x)**2 * x).sum()
+    y.backward()
+    return [x.grad.tolist(), weight.grad.item()]
+
+
+def offloaded_step(width, layers, tokens):
+    """Run one forward and backward pass of MLPs with Offload."""
+    from mytrainer.offload import Offload
+
+    mlps = torch.nn.Sequential(*[torch.nn.Sequential(
+        torch.nn.Linear(width, 4 * width, bias=False, device="cuda"), torch.nn.GELU(),
+        torch.nn.Linear(4 * width, width, bias=False, device="cuda")) for _ in range(layers)])
+    x = torch.randn(tokens, width, device="cuda")
+    with Offload(mlps.parameters()):
+        y = mlps(x)
+    del x
+    y.sum().backward()
+
+# %% check="offload" points=3
+check.ranks(offloaded, ranks=1, cases=[{"x": [1.0, 2.0], "weight": 3.0}], expected=[[[[27.0, 108.0], 54.0]]])
+cost = check.gpus(offloaded_step, {"width": 512, "layers": 8, "tokens": 16384}, "h100:1",
+                  least={"flops": (3 * 8 * 2 - 1) * 2 * 16384 * 512 * 2048})
+check.pass_mark(cost.peak_memory, f"{cost.peak_memory:.2f} GiB at the peak: the device still holds what was copied. What "
+                "does pack return?", error=cost.memory_error, below=0.9)
+### BEGIN HIDDEN TESTS
+check.ranks(offloaded, ranks=1, rel=1e-4, cases=check.draw(
+    4, x=lambda dice: [dice.uniform(1, 3) for _ in range(5)], weight=check.between(1, 3)),
+    expected=lambda ranks, x, weight: [[[3 * weight**2 * one**2 for one in x], 2 * weight * sum(one**3 for one in x)]])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="offload" hint="What does pack return"
+# -        if tensor.nbytes < self.least or tensor.untyped_storage().data_ptr() in self.stay:
+# +        if True:
+
+# %% [raw] mutant="offload" hint="What does pack return"
+# -        return tensor.device, host.copy_(tensor.detach(), non_blocking=True)
+# +        host.copy_(tensor.detach(), non_blocking=True)
+# +        return tensor.detach()
+
+# %% tags=["explore"] short={"in (\"\", \"--offload-activations\", FULL)": "in (\"--offload-activations\",)", "GPT2 + ": "GPT2.replace('layers 12', 'layers 2') + "}
+for flags in ("", "--offload-activations", FULL):
+    one = gain.measure("h100:1", flags=GPT2 + "--bf16 --use-flash-attn " + flags)
+    print(f"{flags:88} {1000 * one.seconds:6.1f} ms, {result(f'{one.peak / 2**30:.2f} GiB')} (modeled, H100)")
+
+# %% [markdown]
+# At a width of 768, recomputing is cheap and PCIe is slow. The copies here are on the stream of the computation, so none
+# of them is hidden. PyTorch's own [offloading for activations](https://docs.pytorch.org/torchtune/main/generated/torchtune.training.OffloadActivations.html)
+# in torchtune runs them on a second stream, which hides what fits beside the layers.
+
+# %% [markdown]
+# ## Your trainer now
+#
+# `lab mytrainer` tests the files of this lab on two ranks. With full recomputation, its row for lab 06 has a lower peak and
+# fewer tokens per second than the one for lab 04. The largest model that fits is the same. What limits it?
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **Fewer inputs, more memory.** Groups of 4 layers save fewer inputs than groups of 1, and yet their peak can be higher.
+#    When?
+# 2. **The same again, or not.** For which layers is it not enough to replay random numbers and autocast? Think of layers
+#    that remember something.
+# 3. **Checkpoints and pipelines.** A pipeline stage has several micro-batches in flight. Which of this lab's techniques
+#    helps more there than on one GPU, and which helps less?
+# 4. **Recompute or shard?** You have four GPUs, and the model does not fit one. Compare recomputation, offloading, and
+#    sharding the optimizer state over the four.
+# 5. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster network, a larger
+#    global batch, and fewer GPUs.
+
+# %% [markdown]
+# ## Cleanup
+#
+# Keep `mytrainer/`: the next labs add to it.
+
+# %% tags=["explore"]
+!scancel --quiet {fp16_job.job} {checkpointing_job.job} {accumulation_job.job}
+!rm -f code/classic_fp16.sh code/classic_checkpointing.sh code/classic_accumulation.sh
+!ls mytrainer
+
+# %% [markdown]
+# ## What you have built
+#
+# - `saved.py` counts what the backward pass holds: $34sbh + 5as^2b$ bytes per layer without recomputation.
+# - `states.py` and `checkpointing.py` discard it and compute the same again, bit for bit.
+# - `placement.py` finds the fastest plan under a memory limit, and `largest_micro_batch` the largest micro-batch.
+# - `attention.py` never has the scores, and `offload.py` moves the rest to the host.
+#
+# Parameters, gradients, and optimizer state have not become smaller, and they limit the largest model that fits. They are
+# next: sharding divides them over the data-parallel ranks.
+#
+# ## Read next
+#
+# - [Chen et al., 2016](https://arxiv.org/abs/1604.06174), *Training deep nets with sublinear memory cost*: checkpointing,
+#   and the square root.
+# - [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), *Reducing activation recomputation in large transformer
+#   models*: the bytes of a layer, and selective recomputation.
+# - [Jain et al., 2020](https://arxiv.org/abs/1910.02653), *Checkmate*: the best placement for any graph, by integer
+#   programming.
+# - [Dao et al., 2022](https://arxiv.org/abs/2205.14135), *FlashAttention*: the memory traffic of attention, and how to
+#   avoid it.
+# - [A guide to PyTorch's CUDA caching allocator](https://zdevito.github.io/2022/08/04/cuda-caching-allocator.html), by
+#   one of its authors: segments, blocks, and fragmentation.
+# - [Megatron-LM's checkpoint function](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/random.py):
+#   what yours looks like in a framework with several random number generators.

@@ -229,7 +229,8 @@ check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so t
            "--standalone, torchrun picks a free port.")
 limit = header.get("time", "missing")
 check.that(seconds_of(limit) == 600,
-           f"The time limit is {limit}, which is not 10 minutes. Two numbers with a colon are minutes and seconds.")
+           f"The time limit is {limit}, which is not 10 minutes. Slurm reads MINUTES, MINUTES:SECONDS, and "
+           "HOURS:MINUTES:SECONDS.")
 output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
 check.that(output.startswith("megatron/logs/") and "%j" in output,
            "The log belongs in megatron/logs, with the job's ID (%j) in its name, or the next job overwrites it.")
@@ -660,9 +661,9 @@ for report in failures.reports(count.log.read_text()):
 # in any order, and the collective that it waited for, if the watchdog names one.
 #
 # Some ranks failed by themselves, or kept the others waiting. Return all of them, and none of their victims. The two
-# jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A lost
-# connection proves nothing about where its rank was. Most ranks are where they should be. If every rank arrived at the
-# same collective, the network may be to blame, but no program is: return an empty list.
+# jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank that
+# only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived at
+# the same collective, the network may be to blame, but no program is: return an empty list.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -711,13 +712,13 @@ check.function(
            ([timeout(3), timeout(0), timeout(2, operation="BROADCAST", elements=5056), timeout(1)], 4),
            ([timeout(1), timeout(0), timeout(2, elements=5056), timeout(3)], 4),
            ([timeout(2), timeout(1), timeout(0)], 3),
-           ([timeout(0), unlucky(1), timeout(3, elements=8), timeout(2), timeout(4)], 6)],
+           ([timeout(0), unlucky(1), timeout(3), timeout(2), timeout(4)], 6)],
     expected=[[0, 4], [2], [2], [2], [], [5]],
     hints={
         "A rank whose watchdog gave up had arrived at a collective. It is probably a victim.":
             [None, [0, 1, 3], [0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2], None],
         "A rank that reports nothing is not innocent: the others may have waited for it.":
-            [None, [], None, None, None, [3]],
+            [None, [], None, None, None, []],
         "All ranks that report something wait, but not for the same collective: compare what they wait for.":
             [None, None, [], None, None, None],
         "Ranks 0 and 4 failed by themselves, so they explain the silence of the others.":
@@ -728,6 +729,7 @@ check.function(
             [None, None, None, [], None, None],
         "All three ranks arrived at the same collective, so no rank kept the others waiting.":
             [None, None, None, None, [0], None],
+        "A rank that only lost its connection is a victim.": [None, None, None, None, None, [1, 5]],
         "Several ranks have errors of their own, and the order of a log proves nothing. Return all of them.":
             [[4], None, None, None, None, None],
     })
@@ -771,6 +773,10 @@ check.function(suspects, cases=[tuple(one["failure"][:2]) for one in drawn],
 # %% [raw] mutant="suspects" hint="is not innocent"
 # -    if silent:
 # +    if silent and not reports:
+
+# %% [raw] mutant="suspects" hint="only lost its connection"
+# -    silent = {*range(world_size)} - {report["rank"] for report in reports}
+# +    silent = {*range(world_size)} - {report["rank"] for report in reports if report["waits_for"]}
 
 # %% [raw] mutant="suspects" hint="compare what they wait for"
 # -    return sorted(rank for rank, place in at.items() if place != majority)

@@ -88,7 +88,7 @@ check.compare("times faster", guess_speedup, old.milliseconds / new.milliseconds
 # The figure shows a part of an [A100](https://www.nvidia.com/en-us/data-center/a100/) server. **PCIe** connects all
 # devices of a node to its CPU, and **NVLink** connects GPUs directly. A byte to the other node goes through the PCIe
 # switch, the network adapter (**NIC**), and the network. From the GPU's own memory (**HBM**) to NVLink to the
-# network, the bandwidth falls about tenfold at each step.
+# network, the bandwidth falls by a factor of 5 to 12 at each step.
 #
 # Such figures have two traps. Networks are sold in **bits** per second and memory in **bytes**, a factor of 8. And
 # data sheets give a link's bandwidth either **per direction** or for both together, a factor of 2: the A100's "600

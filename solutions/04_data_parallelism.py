@@ -596,7 +596,8 @@ for ranks in (2, 4, 8):
 # Your sends and receives also run on virtual GPUs. (On real ones, issue each step's send and receive together with
 # `dist.batch_isend_irecv`, or they can deadlock.) The next cell all-reduces 64 MiB with your ring and with NCCL, as
 # modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with an
-# $\alpha$ of 20 µs. How many times slower than NCCL do you expect your ring to be, on 4 GPUs and on 1,024?
+# $\alpha$ of 16 µs: in the model, 12 µs until a transfer starts, and 4 µs for the hop. How many times slower than NCCL do
+# you expect your ring to be, on 4 GPUs and on 1,024?
 
 # %% tags=["explore"] short={"128, [0]": "16, [0]"}
 import time
@@ -625,7 +626,7 @@ for gpus, nodes, present in (("h100:4", 1, None), ("h100:8", 128, [0])):
 
 # %% [markdown]
 # Within a node, your ring pays for its Python loop and for separate kernels that add. On 1,024 GPUs, it takes 2,046
-# steps one after the other, and their latency is almost the whole time. This is why NCCL has several algorithms, and
+# steps one after the other, and their latency is most of the time. This is why NCCL has several algorithms, and
 # chooses one by the size of the tensor and the number of ranks.
 #
 # Back to the first job. Around a ring, each of the four V100s sends $2 \cdot \frac34$ of its fp32 gradients per step,
@@ -635,8 +636,8 @@ for gpus, nodes, present in (("h100:4", 1, None), ("h100:8", 128, [0])):
 # %% tags=["explore"]
 gradients = 4 * formulas.parameters(formulas.Gpt(12, 768, 12, 1024, 50_304))  # bytes
 scaling.show_links("v100:2", 2, "ethernet:25gbit")
-print(f"{gradients / 1e6:.1f} MB of gradients; {result(f'{1000 * 1.5 * gradients / 3.125e9:.0f} ms')} around a ring of "
-      "four ranks at 25 Gbit/s")
+seconds = 1.5 * gradients / (0.92 * 3.125e9)
+print(f"{gradients / 1e6:.1f} MB of gradients; {result(f'{1000 * seconds:.0f} ms')} around a ring of four ranks at 25 Gbit/s")
 print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting in the modeled job")
 
 # %% [markdown]
@@ -658,8 +659,8 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 # - **Equal parameters at the start.** Rank 0 broadcasts its random parameters: `dist.broadcast(tensor, src=0)`
 #   overwrites the tensor on all other ranks. *All* parameters, frozen ones as well: they take part in the forward
 #   pass.
-# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (Gloo has no `ReduceOp.AVG`: sum, then divide. It does what yours does, faster than your
-#   Python, so use it from here on.)
+# - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (Gloo has no `ReduceOp.AVG`: sum, then
+#   divide.) It does what your ring does, and faster than your Python, so use it from here on.
 #
 # A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one parameter, as
 # GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter once.
@@ -1475,8 +1476,8 @@ require_overlap(run, drawn[0]["layers"], 1)
 # 1. **Buckets.** `__init__` makes the replicas equal and fills the buckets by the rule of Exercise 4, with the
 #    parameters that require a gradient. `no_sync` is yours from Exercise 5. `finish()` all-reduces every bucket and
 #    leaves the averages in `.grad`, even within a `no_sync` block: without `--overlap-grad-reduce`, `my_trainer.py` runs
-#    the whole loop in one. `.grad` is `None` before the first backward pass, and stays `None` for a parameter that was
-#    not used; for now, skip that one. If `all_reduce` is given, such as your ring of Exercise 2, average with that
+#    the whole loop within `no_sync`. `.grad` is `None` before the first backward pass, and stays `None` for a parameter
+#    that was not used; for now, skip that one. If `all_reduce` is given, such as your ring of Exercise 2, average with that
 #    function instead of `dist.all_reduce`.
 # 2. **Overlap.** Start a bucket's all-reduce, asynchronously, as soon as its last gradient is ready, except within
 #    `no_sync()`. `finish()` waits. On 32 virtual H100s, at most 10% of a step may be exposed communication.
@@ -2658,8 +2659,8 @@ collectives.efficiency({
 # times as many tokens as a batch of $B_\text{crit}$, and still take about half as many steps. $B_\text{crit}$ starts
 # near zero, rises quickly, and then levels off ([Merrill et al., 2025](https://arxiv.org/abs/2505.23971)). And the
 # learning rate must follow the batch: in proportion for SGD, with a warm-up (Goyal et al.), and roughly with the square
-# root for Adam ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). So the critical batch size ultimately limits
-# data parallelism, so larger jobs combine it with tensor and pipeline parallelism.
+# root for Adam ([Malladi et al., 2022](https://arxiv.org/abs/2205.10287)). The critical batch size ultimately limits
+# data parallelism, which is why larger jobs combine it with tensor and pipeline parallelism.
 
 # %% [markdown]
 # ## How large should a bucket be?
@@ -2818,12 +2819,12 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # %% [markdown]
 # ### Exercise 10: a job that requeues itself
 #
-# A step and a checkpoint of this program can take up to two minutes, and the ranks must get that time. So give
-# `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because
-# the script still has to requeue the job.
+# Suppose that a step and a checkpoint take up to two minutes, as those of a large model do. The ranks must get that
+# time. So give `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's
+# limit, because the script still has to requeue the job.
 #
-# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM up to 300 s before the limit, early
-# enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
+# Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM at most 300 s before the limit, and
+# early enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
 # continues the log of the first run) and write the body. It runs on two nodes and starts one `torchrun` per node, with
 # two ranks each and a `c10d` rendezvous. Pass the program `--checkpoint megatron/checkpoints/my_ddp` and the script's
 # own arguments, `"$@"`.

@@ -565,7 +565,6 @@ paper = bill(size, 450e9, 3072, rate, DOLLARS_PER_HOUR["a100-80gb"], recompute=T
 print(f"{size / 1e12:.3f} trillion parameters, {rate:.0f} TFLOP/s per GPU, HFU {share:.0%} (virtual)")
 print(f"on paper {result(f'{paper[0]:.0f} days')}, estimated {result(f'{days:.0f} days')}, published 84 days")
 print(f"{paper[1] / 1e6:.1f} million GPU-hours, {result(f'{paper[2] / 1e6:.0f} million dollars')}")
-print("GPUs for a month:", result(gpus_for(30, size, 450e9, rate, recompute=True)))
 gpt3 = bill(175e9, 300e9, 1024, 140, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
 print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, published 34 days")
 
@@ -578,9 +577,7 @@ print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, publishe
 # %% [markdown]
 # ## Discuss
 #
-# 1. **More GPUs or more micro-batches?** The GPUs wait for the network half of the time. Compare a faster
-#    network, a larger global batch, and fewer GPUs.
-# 2. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
+# 1. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
 #    longer, and what would you plan for it?
 
 # %% [markdown]

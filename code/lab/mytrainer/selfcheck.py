@@ -501,13 +501,8 @@ def test_new_ddp(module) -> None:
 
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch,
          "train": test_train, "histogram": test_histogram, "precision": test_precision,
-         "unscale": test_unscale, "scaler": test_scaler, "delayed": test_delayed,
+         "unscale": test_unscale, "scaler": test_scaler, "saved": test_saved,
+         "states": test_states, "checkpointing": test_checkpointing, "placement": test_placement,
+         "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": test_new_train, "new/ddp": test_new_ddp}
-
-
-         "train": test_train, "saved": test_saved, "states": test_states,
-         "checkpointing": test_checkpointing, "placement": test_placement,
-         "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
-         "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks,
-         "mx": test_mx, "new/ddp": test_new_ddp}

@@ -1254,8 +1254,9 @@ print(f"{jobs.show().state}; skipped: {bad(sum(one.skipped for one in silent_ste
 # %% tags=["explore"] short={"size=4096": "size=1024"}
 import time
 
-import virtualgpu
 from torch.nn import functional as F
+
+import virtualgpu
 
 OPERATIONS = {
     "add": lambda x: x + x, "bmm": lambda x: torch.bmm(x[None], x.t()[None] / 10_000),

@@ -88,7 +88,7 @@ def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp
 @pytest.mark.parametrize(("name", "said"), [
     ("batches", "'batches' is not a lab name: two digits, _, then lowercase letters, digits, or _; "
      "nearest: 21_batches"),
-    ("7_B atch", "nearest: 07_b_atch"),
+    ("99_B atch", "nearest: 99_b_atch"),
     ("../30_x", "nearest: 30_x"),
     (NAME, "already has the number 20; free: 21_batches"),
     ("03_mine", "03_multi_node.py already has the number 03; free: 21_mine"),

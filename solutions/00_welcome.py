@@ -94,7 +94,7 @@ for _ in range(100):  # at most 50 seconds
         break
     time.sleep(0.5)
 else:
-    print("It has not trained three steps yet: run this cell again.")
+    print("It has not trained three steps yet. If it has ended, its log shows why; otherwise, run this cell again.")
 for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
@@ -143,7 +143,8 @@ plots.loss(first_job=logs.read(first.log))
 #
 # Slurm runs the script on the job's first node. `srun` starts the tasks, and in each task,
 # [`torchrun`](https://docs.pytorch.org/docs/stable/elastic/run.html) starts the ranks of that node: `torchrun
-# --nproc_per_node 4 train.py --lr 1e-3` starts four. Three things go wrong so often that they are worth knowing before your first script:
+# --nproc_per_node 4 train.py --lr 1e-3` starts four. Three things go wrong so often that they are worth knowing before
+# your first script:
 #
 # - **The limit.** One that is too short costs you the run, but one that is too long makes you wait: Slurm starts a
 #   short job early if it fits into a gap and delays no job ahead of it, called
@@ -168,7 +169,7 @@ plots.loss(first_job=logs.read(first.log))
 #
 # Complete the script that trains the small GPT, so that
 #
-# 1. it is called `my_first` and runs `"$PROGRAM"` on **two** ranks of **one** node, started by one `torchrun`;
+# 1. it is called `my_first`, and `srun` starts one `torchrun`, which runs `"$PROGRAM"` on **two** ranks of **one** node;
 # 2. each thread of each rank has a CPU of its own, and no CPU is left over;
 # 3. Slurm kills it if it runs for more than 10 minutes;
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
@@ -224,7 +225,8 @@ name = header.get("job-name", "my_first.sh, as the file")
 check.that(name == "my_first", f"The job is called {name}, and not my_first.")
 check.that(header.get("cpus-per-task") == "4", f"It requests {header.get('cpus-per-task', 'no')} CPUs per task. Two ranks "
            "share a task, and each computes with OMP_NUM_THREADS threads. How many CPUs is that?")
-check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
+check.that(script.run.cpus_per_task == "4", "srun does not give torchrun the job's 4 CPUs: start torchrun with "
+           "srun, and pass --cpus-per-task on.")
 check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so two jobs on one node collide. With "
            "--standalone, torchrun picks a free port.")
 limit = header.get("time", "missing")
@@ -233,7 +235,8 @@ check.that(seconds_of(limit) == 600,
            "HOURS:MINUTES:SECONDS.")
 output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
 check.that(output.startswith("megatron/logs/") and "%j" in output,
-           "The log belongs in megatron/logs, with the job's ID (%j) in its name, or the next job overwrites it.")
+           f"--output={header.get('output', '')}: the log belongs in megatron/logs, with the job's ID (%j) in its name, or "
+           "the next job overwrites it. Slurm expands no variables here, and starts in the workspace.")
 ### BEGIN HIDDEN TESTS
 for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
     script = check.program("code/my_first.sh", "pretrain_gpt.py", job_id=trial["job_id"], ends=trial["ends"])
@@ -265,7 +268,7 @@ for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS || true
 
-# %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
+# %% [raw] mutant="my-first" hint="the log belongs in megatron/logs"
 # -#SBATCH --output=megatron/logs/%x_%j.txt
 # +#SBATCH --output=megatron/logs/log.txt
 

@@ -149,8 +149,8 @@ print(servers.topology("DGX-1 (V100)"))
 # ### Exercise 1: the fastest ring
 #
 # Choose `count` of a server's GPUs, and order them so that the slowest hop of their ring, including the one from the
-# last GPU back to the first, is as fast as possible. If there are several such rings, return any of them. On the two DGX
-# servers, the check then times an all-reduce over your ring (modeled), and no ring may be faster.
+# last GPU back to the first, is as fast as possible. If there are several such rings, return any of them. On the two
+# DGX servers, the check then times an all-reduce over your ring (modeled), and no ring may be faster.
 #
 # `links[i][j]` is what `nvidia-smi topo -m` prints in row `GPUi`, column `GPUj`. The checks use other servers, with up
 # to eight GPUs and arbitrary wiring, so your function has to search. Eight GPUs have few enough rings to try them all:

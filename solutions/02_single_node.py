@@ -1062,7 +1062,7 @@ for one in SETTINGS:
 
 # %% answer="fastest-that-fits"
 def fastest_that_fits(small, large, layers, capacity):
-    """Return the fastest setting that fits, or None if none does.
+    """Return a setting that fits and is nearly the fastest of those that do, or None if none fits.
 
     Args:
         small: {setting: (milliseconds per step, GiB at the peak)} of the shallow model.

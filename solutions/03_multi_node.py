@@ -132,9 +132,9 @@ costs.show(costs.of({
 
 # %% [markdown]
 # Twice the GPUs, and the modeled step is no faster: the GPUs wait for the network more than half of the time
-# (`waiting`). A real job of this kind took 540 ms per step, half of it communication. (That figure is from the slides of
-# a course given in 2021, which are not public.) A second node pays off only if its GPUs have enough computation for every byte that they
-# send.
+# (`waiting`). A real job of this kind took 540 ms per step, half of it communication. (That figure is from the slides
+# of a course given in 2021, which are not public.) A second node pays off only if its GPUs have enough computation for
+# every byte that they send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
@@ -952,8 +952,8 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 #   achieves, and anything below.
 #
 # In each step, a rank sends `activation` bytes to the same shard of the next stage, which returns as many bytes of
-# gradients. The $d$ ranks with the same stage and shard all-reduce the `gradient` bytes of their parameters, in a ring in
-# the order of their numbers. `placements.busiest_node(placement, gpus_per_node, activation, gradient)` adds up what
+# gradients. The $d$ ranks with the same stage and shard all-reduce the `gradient` bytes of their parameters, in a ring
+# in the order of their numbers. `placements.busiest_node(placement, gpus_per_node, activation, gradient)` adds up what
 # every node sends to others, and returns the largest sum.
 
 # %% answer="arrange"

@@ -1,9 +1,11 @@
-"""Build small models for lab 04, and batches to train them on; check which GPU a rank has chosen.
+"""Build small models for lab 04, and batches to train them on; find mistakes that only GPUs show.
 
 Parameters and batches are values of sines, so they are the same on every rank and machine.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -58,6 +60,16 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         y: targets [b, 6].
     """
     return (model(x) - y).square().mean()
+
+
+class Unread(torch.Tensor):
+    """A tensor whose values a program must not read, as if they were on a busy GPU."""
+
+    def item(self) -> NoReturn:
+        raise ValueError("the training loop reads a loss: never call .item() in it, because on a "
+                         "GPU the CPU would wait for all work that has been launched")
+
+    __float__ = __int__ = __bool__ = tolist = numpy = item
 
 
 def gradient_norm(model: nn.Module) -> float:

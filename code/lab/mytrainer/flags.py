@@ -90,8 +90,9 @@ def _check_used(given: LoopConfig) -> None:
         piece = pieces.needed_by(name)
         problem = (": my_trainer.py does not use this flag;" if piece is None else
                    f" needs {piece.shown}, which {piece.lab} builds; until then,")
-        instead = (", or pass it to megatron/Megatron-LM/pretrain_gpt.py" if name in table_of(Config)
-                   else "")
+        instead = ""
+        if name in table_of(Config):
+            instead = ", or pass it to megatron/Megatron-LM/pretrain_gpt.py"
         raise UserError(f"{_shown(given, name)}{problem} leave it out{instead}")
 
 

@@ -325,7 +325,8 @@ def test_a_flag_of_a_later_lab_names_the_lab(monkeypatch, flags, file):
 
 def test_a_flag_that_only_a_later_lab_has_is_not_sent_to_the_trainer(monkeypatch):
     flags = "--data-parallel-sharding-strategy optim_grads"
-    with pytest.raises(UserError, match=r"zero\.py, which lab 08 builds; until then, leave it out$"):
+    message = r"zero\.py, which lab 08 builds; until then, leave it out$"
+    with pytest.raises(UserError, match=message):
         parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
 
 

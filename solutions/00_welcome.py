@@ -111,7 +111,7 @@ pace = sorted(step.milliseconds for step in steps)[len(steps) // 2] / 1000  # se
 print(f"{result(f'{4 * 256 / pace:,.0f}')} tokens/s, {(1000 - steps[-1].iteration) * pace / 60:.1f} minutes left")
 check.compare("minutes for 1,000 steps", guess_minutes, 1000 * pace / 60)
 years = 15.6e12 / (4 * 256 / pace) / (3600 * 24 * 365)
-print(f"15.6 trillion tokens would take {result(f'{years:,.0f}')} years at this pace")
+print(f"Llama 3's 15.6 trillion tokens would take {result(f'{years:,.0f}')} years at this pace")
 
 # %% [markdown]
 # Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783), and each of them takes far more
@@ -169,7 +169,7 @@ plots.loss(first_job=logs.read(first.log))
 #
 # Complete the script that trains the small GPT, so that
 #
-# 1. it is called `my_first`, and `srun` starts one `torchrun`, which runs `"$PROGRAM"` on **two** ranks of **one** node;
+# 1. it is called `my_first`, and `srun` starts one `torchrun`, which runs `"$PROGRAM"` as **two** ranks on **one** node;
 # 2. each thread of each rank has a CPU of its own, and no CPU is left over;
 # 3. Slurm kills it if it runs for more than 10 minutes;
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
@@ -236,7 +236,7 @@ check.that(seconds_of(limit) == 600,
 output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
 check.that(output.startswith("megatron/logs/") and "%j" in output,
            f"--output={header.get('output', '')}: the log belongs in megatron/logs, with the job's ID (%j) in its name, or "
-           "the next job overwrites it. Slurm expands no variables here, and starts in the workspace.")
+           "the next job overwrites it. Slurm expands no variables such as $LAB_HOME in #SBATCH lines. A relative path starts at the folder of sbatch, here the workspace.")
 ### BEGIN HIDDEN TESTS
 for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
     script = check.program("code/my_first.sh", "pretrain_gpt.py", job_id=trial["job_id"], ends=trial["ends"])
@@ -368,7 +368,7 @@ sinfo --list-reasons
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
 # | `BeginTime` | submitted with `--begin`, or requeued | time |
 # | `Dependency` | other jobs | those jobs |
-# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` with the dependencies that remain; nothing after `=` removes all |
+# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` listing only the dependencies to keep; an empty `Dependency=` removes all of them |
 # | `JobHeldUser` | held by you | `scontrol release 53` |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` |
 # | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
@@ -641,7 +641,7 @@ for report in failures.reports(count.log.read_text()):
 # | `remote process exited` | NCCL |
 # | `Watchdog caught collective operation timeout` | PyTorch's NCCL watchdog, after 10 minutes by default |
 #
-# The last one is the hardest to read, because nothing breaks: the ranks sit in a **collective**, an operation in which
+# The last one is hard to diagnose, because nothing crashes: the ranks wait in a **collective**, an operation in which
 # all ranks take part, until a thread in each of them, the *watchdog*, loses patience. This is rank 0 of
 # [a job](https://github.com/hiyouga/LlamaFactory/issues/7396) that waited in its 1,580th collective:
 #
@@ -663,10 +663,11 @@ for report in failures.reports(count.log.read_text()):
 # Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
 # in any order, and the collective that it waited for, if the watchdog names one.
 #
-# Some ranks failed by themselves, or kept the others waiting. Return all of them, and none of their victims. The two
-# jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank that
-# only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived at
-# the same collective, the network may be to blame, but no program is: return an empty list.
+# Return every rank that failed by itself or kept the others waiting, and none of their victims. Remember that
+# `torchrun` stops the remaining ranks once one has failed, so after such a failure, a silent rank proves nothing. The
+# two jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank
+# that only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived
+# at the same collective, the network may be to blame, but no program is: return an empty list.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -954,7 +955,7 @@ lost = jobs.wait()
 #
 # Keep what you did not have to change in `code/count.sh` (above Exercise 2): the four ranks, their CPUs, and the log.
 # In bash, `"$@"` holds the script's arguments. A command that succeeds has exit code 0. A script has the exit code of
-# its last command, or 3 after `exit 3`, and Slurm sees nothing else of what went wrong.
+# its last command, or 3 after `exit 3`, and that exit code is all Slurm knows about failures inside the script.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
@@ -1123,8 +1124,8 @@ night = jobs.wait()
 !sacct -j {night.job} --format=JobID,JobName,State,ExitCode
 
 # %% [markdown]
-# The count of the missing text failed, the other one has its result, and Slurm knows. A job that depends on this one
-# with `afterok` would not start.
+# The missing text could not be counted, the other one was, and Slurm shows the job as `FAILED`. A job that depends on
+# this one with `afterok` would not start.
 
 # %% [markdown]
 # ## Discuss

@@ -595,9 +595,9 @@ for ranks in (2, 4, 8):
 #
 # Your sends and receives also run on virtual GPUs. (On real ones, issue each step's send and receive together with
 # `dist.batch_isend_irecv`, or they can deadlock.) The next cell all-reduces 64 MiB with your ring and with NCCL, as
-# modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with an
-# $\alpha$ of 16 µs: in the model, 12 µs until a transfer starts, and 4 µs for the hop. How many times slower than NCCL do
-# you expect your ring to be, on 4 GPUs and on 1,024?
+# modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with the
+# model's $\alpha$ of 16 µs: a transfer takes 12 µs to start and 4 µs to cross the link. How many times slower than NCCL
+# do you expect your ring to be, on 4 GPUs and on 1,024?
 
 # %% tags=["explore"] short={"128, [0]": "16, [0]"}
 import time
@@ -660,7 +660,7 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 #   overwrites the tensor on all other ranks. *All* parameters, frozen ones as well: they take part in the forward
 #   pass.
 # - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (Gloo has no `ReduceOp.AVG`: sum, then
-#   divide.) It does what your ring does, and faster than your Python, so use it from here on.
+#   divide.) `dist.all_reduce` does what your ring does, only faster, so use it from here on.
 #
 # A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one parameter, as
 # GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter once.
@@ -1350,8 +1350,8 @@ require_no_early_calls(run, 12)
 require_nesting(run)
 # A step leaves nothing behind.
 check.ranks(left_behind, cases=[{"seed": check.by_rank([1, 2])}], ranks=2, expected=[[0, 0]],
-            hints={"After finish(), the gradients of this step are still referenced when the next one has replaced them. "
-                   "What keeps the handles of earlier steps?": [[6, 6]]})
+            hints={"The first step's gradients are still in memory after the second step, so something still references them. "
+                   "What happens to the handles of earlier steps?": [[6, 6]]})
 # It starts each all-reduce when the gradient is ready, and waits for all of them at the end.
 (run,) = check.ranks(async_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
                      cases=[{"layers": 8, "scale": check.by_rank([1.0, 2.0])}])
@@ -1420,7 +1420,7 @@ require_overlap(run, drawn[0]["layers"], 1)
 # %% [raw] mutant="async" hint="sums over the ranks"
 # -            gradient /= dist.get_world_size()
 
-# %% [raw] mutant="async" hint="keeps the handles of earlier steps"
+# %% [raw] mutant="async" hint="the handles of earlier steps"
 # -        for gradient, work in self.started:
 # -            work.wait()
 # -            gradient /= dist.get_world_size()
@@ -1809,11 +1809,11 @@ with check.parts():
                         [[0.5622179, 0.529753], [0.5442778, 0.5085326], [0.5396544, 0.493919], [0.5517756, 0.4955842]]],
                    "The ranks started with different parameters.":
                        [[[1.299101, 1.076729], [0.9994145, 0.7889958], [0.668718, 0.5862226], [0.6585999, 0.6555392]], []],
-                   "The first step is right, and the second is not: what a step leaves behind, such as which gradients are "
-                   "ready, must start anew.":
+                   "The first step is right, and the second is wrong: reset the state of each step, such as which gradients "
+                   "are ready.":
                        [[[1.04959, 0.9902606], [0.9816424, 0.9234011], [0.9421194, 0.8844196], [0.9512856, 0.8938026]], []],
-                   "A bucket was sent before its last micro-batch: within no_sync, a hook must not count a gradient as "
-                   "ready.":
+                   "A bucket was all-reduced before the last micro-batch: within no_sync(), hooks must not count a gradient "
+                   "as ready.":
                        [[], [[0.8375064, 0.7972061], [0.7875993, 0.7493224], [0.7494769, 0.716159], [0.7406533, 0.7122152]]]})
 
         for run, kind in zip(runs, ("tied", "unused"), strict=True):
@@ -1941,13 +1941,13 @@ with check.parts():
 # +        yield
 # +        self.finish()
 
-# %% [raw] mutant="ddp" hint="must start anew"
+# %% [raw] mutant="ddp" hint="reset the state of each step"
 # -                parameter.grad.copy_(part.view_as(parameter))
 # -        self._reset()
 # +                parameter.grad.copy_(part.view_as(parameter))
 # +        self.started = []
 
-# %% [raw] mutant="ddp" hint="must not count a gradient as ready"
+# %% [raw] mutant="ddp" hint="hooks must not count a gradient"
 # -        if not self.synchronizes:
 # -            return
 # -        for waiting in self.waiting:
@@ -2398,7 +2398,7 @@ def logged(seed, samples, micro_batches, steps, clip):
     def log(iteration, loss, norm):
         for name, value in (("loss", loss), ("norm", norm)):
             if not isinstance(value, torch.Tensor):
-                raise ValueError(f"log() takes tensors, but {name} is {value}")
+                raise ValueError(f"log() takes tensors, so that the loop never waits for the GPU, but {name} is {value}")
         lines.append([iteration, float(loss.as_subclass(torch.Tensor)), float(norm)])
 
     model = Replica(replicas.Small("plain", 1))
@@ -2846,9 +2846,9 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # %% [markdown]
 # ### Exercise 10: a job that requeues itself
 #
-# Suppose that a step and a checkpoint take up to two minutes, as those of a large model do. The ranks must get that
-# time. So give `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's
-# limit, because the script still has to requeue the job.
+# Suppose that a step plus a checkpoint takes up to two minutes, as it can with a large model. So give `torchrun` a
+# `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the script
+# still has to requeue the job.
 #
 # Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM at most 300 s before the limit, and
 # early enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
@@ -3099,8 +3099,8 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## Four GPUs, once more
 #
-# `code/my_trainer.py` runs your loop. Train on the first job's GPUs with one remedy after another: overlap, accumulation over four micro-batches, the same four samples in one micro-batch, and a faster
-# network.
+# `code/my_trainer.py` runs your loop. Train on the first job's GPUs with one remedy after another: overlap,
+# accumulation over four micro-batches, the same four samples in one micro-batch, and a faster network.
 
 # %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]", "GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}
 rows = {

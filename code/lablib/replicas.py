@@ -66,8 +66,9 @@ class Unread(torch.Tensor):
     """A tensor whose values a program must not read, as if they were on a busy GPU."""
 
     def item(self) -> NoReturn:
-        raise ValueError("the training loop reads a loss: never call .item() in it, because on a "
-                         "GPU the CPU would wait for all work that has been launched")
+        raise ValueError("the training loop reads the value of a loss: never call .item() in it, "
+                         "nor float(), bool(), .tolist(), or .numpy(), because on a GPU, each "
+                         "makes the CPU wait for all kernels launched so far")
 
     __float__ = __int__ = __bool__ = tolist = numpy = item
 
@@ -82,6 +83,7 @@ def require_current_gpu(device: torch.device) -> None:
     """Raise ValueError unless `device` is the GPU on which code without a number runs."""
     current = torch.cuda.current_device()
     if device.index != current:
-        raise ValueError(f"connect() returns {device}, but the current GPU is cuda:{current}, as "
-                         "in every new process. Code with device='cuda' would put all ranks of a "
-                         "node on that one, and NCCL would refuse: 'Duplicate GPU detected'")
+        raise ValueError(f"connect() returns {device}, but the current GPU is cuda:{current}: call "
+                         "torch.cuda.set_device with this rank's GPU. Otherwise, several ranks use "
+                         "the same GPU for device='cuda', and NCCL fails with 'Duplicate GPU "
+                         "detected'")

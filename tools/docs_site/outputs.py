@@ -20,7 +20,7 @@ from labkit.cells import Code, Role, role_of
 
 SHORTEST = 15  # characters of a line of an answer that an output must not repeat
 WIDE = 1_150  # pixels of a picture
-FOLDED = "Output: open it after your own answer"
+FOLDED = "Output (answer the exercise before you open it)"
 SUBMITTED = re.compile(r"<pre>Submitted batch job \d+</pre>")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+")
 TRAINER = ("mytrainer", "my_trainer")  # runs what students wrote

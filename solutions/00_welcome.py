@@ -94,7 +94,7 @@ for _ in range(100):  # at most 50 seconds
         break
     time.sleep(0.5)
 else:
-    print("It has not trained three steps yet: run this cell again.")
+    print("It has not trained three steps yet. If it has ended, its log shows why; otherwise, run this cell again.")
 for line in steps[-2:]:
     print(mark(line, r"iteration +\d+/ *\d+", r"iteration \(ms\): [^ |]+", r"batch size: +\d+", "lm loss: [^ |]+"))
 
@@ -111,7 +111,7 @@ pace = sorted(step.milliseconds for step in steps)[len(steps) // 2] / 1000  # se
 print(f"{result(f'{4 * 256 / pace:,.0f}')} tokens/s, {(1000 - steps[-1].iteration) * pace / 60:.1f} minutes left")
 check.compare("minutes for 1,000 steps", guess_minutes, 1000 * pace / 60)
 years = 15.6e12 / (4 * 256 / pace) / (3600 * 24 * 365)
-print(f"15.6 trillion tokens would take {result(f'{years:,.0f}')} years at this pace")
+print(f"Llama 3's 15.6 trillion tokens would take {result(f'{years:,.0f}')} years at this pace")
 
 # %% [markdown]
 # Llama 3 405B was trained on [15.6 trillion tokens](https://arxiv.org/abs/2407.21783), and each of them takes far more
@@ -143,7 +143,8 @@ plots.loss(first_job=logs.read(first.log))
 #
 # Slurm runs the script on the job's first node. `srun` starts the tasks, and in each task,
 # [`torchrun`](https://docs.pytorch.org/docs/stable/elastic/run.html) starts the ranks of that node: `torchrun
-# --nproc_per_node 4 train.py --lr 1e-3` starts four. Three things go wrong so often that they are worth knowing before your first script:
+# --nproc_per_node 4 train.py --lr 1e-3` starts four. Three things go wrong so often that they are worth knowing before
+# your first script:
 #
 # - **The limit.** One that is too short costs you the run, but one that is too long makes you wait: Slurm starts a
 #   short job early if it fits into a gap and delays no job ahead of it, called
@@ -168,7 +169,7 @@ plots.loss(first_job=logs.read(first.log))
 #
 # Complete the script that trains the small GPT, so that
 #
-# 1. it is called `my_first` and runs `"$PROGRAM"` on **two** ranks of **one** node, started by one `torchrun`;
+# 1. it is called `my_first`, and `srun` starts one `torchrun`, which runs `"$PROGRAM"` as **two** ranks on **one** node;
 # 2. each thread of each rank has a CPU of its own, and no CPU is left over;
 # 3. Slurm kills it if it runs for more than 10 minutes;
 # 4. its log is in the folder `megatron/logs`, and no other job overwrites it;
@@ -224,7 +225,8 @@ name = header.get("job-name", "my_first.sh, as the file")
 check.that(name == "my_first", f"The job is called {name}, and not my_first.")
 check.that(header.get("cpus-per-task") == "4", f"It requests {header.get('cpus-per-task', 'no')} CPUs per task. Two ranks "
            "share a task, and each computes with OMP_NUM_THREADS threads. How many CPUs is that?")
-check.that(script.run.cpus_per_task == "4", "The tasks of srun do not get the job's 4 CPUs: pass --cpus-per-task on.")
+check.that(script.run.cpus_per_task == "4", "srun does not give torchrun the job's 4 CPUs: start torchrun with "
+           "srun, and pass --cpus-per-task on.")
 check.that(script.run.port == "0", f"Every job uses port {script.run.port}, so two jobs on one node collide. With "
            "--standalone, torchrun picks a free port.")
 limit = header.get("time", "missing")
@@ -233,7 +235,8 @@ check.that(seconds_of(limit) == 600,
            "HOURS:MINUTES:SECONDS.")
 output = header.get("output", "").replace("%x", "my_first").removeprefix("./")
 check.that(output.startswith("megatron/logs/") and "%j" in output,
-           "The log belongs in megatron/logs, with the job's ID (%j) in its name, or the next job overwrites it.")
+           f"--output={header.get('output', '')}: the log belongs in megatron/logs, with the job's ID (%j) in its name, or "
+           "the next job overwrites it. Slurm expands no variables such as $LAB_HOME in #SBATCH lines. A relative path starts at the folder of sbatch, here the workspace.")
 ### BEGIN HIDDEN TESTS
 for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
     script = check.program("code/my_first.sh", "pretrain_gpt.py", job_id=trial["job_id"], ends=trial["ends"])
@@ -265,7 +268,7 @@ for trial in check.draw(2, job_id=range(2, 10**6), ends=range(2, 120)):
 # -srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS
 # +srun --cpus-per-task="$SLURM_CPUS_PER_TASK" torchrun --standalone --nproc_per_node 2 "$PROGRAM" $FLAGS || true
 
-# %% [raw] mutant="my-first" hint="The log belongs in megatron/logs"
+# %% [raw] mutant="my-first" hint="the log belongs in megatron/logs"
 # -#SBATCH --output=megatron/logs/%x_%j.txt
 # +#SBATCH --output=megatron/logs/log.txt
 
@@ -365,7 +368,7 @@ sinfo --list-reasons
 # | `Resources`, `Priority` | other jobs have the nodes, or come first | time |
 # | `BeginTime` | submitted with `--begin`, or requeued | time |
 # | `Dependency` | other jobs | those jobs |
-# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` with the dependencies that remain; nothing after `=` removes all |
+# | `DependencyNeverSatisfied` | a job that had to succeed has failed | `scontrol update JobId=53 Dependency=afterok:51,afterany:52` listing only the dependencies to keep; an empty `Dependency=` removes all of them |
 # | `JobHeldUser` | held by you | `scontrol release 53` |
 # | `ReqNodeNotAvail, UnavailableNodes:...` | it names nodes that are down or drained | a repair, or `scontrol update JobId=53 ReqNodeList=` |
 # | `PartitionTimeLimit` | its time limit exceeds the partition's | `scontrol update JobId=53 TimeLimit=60` (minutes) |
@@ -638,7 +641,7 @@ for report in failures.reports(count.log.read_text()):
 # | `remote process exited` | NCCL |
 # | `Watchdog caught collective operation timeout` | PyTorch's NCCL watchdog, after 10 minutes by default |
 #
-# The last one is the hardest to read, because nothing breaks: the ranks sit in a **collective**, an operation in which
+# The last one is hard to diagnose, because nothing crashes: the ranks wait in a **collective**, an operation in which
 # all ranks take part, until a thread in each of them, the *watchdog*, loses patience. This is rank 0 of
 # [a job](https://github.com/hiyouga/LlamaFactory/issues/7396) that waited in its 1,580th collective:
 #
@@ -660,10 +663,11 @@ for report in failures.reports(count.log.read_text()):
 # Return the ranks whose own program you would look at first. You get the first error of each rank that reported one,
 # in any order, and the collective that it waited for, if the watchdog names one.
 #
-# Some ranks failed by themselves, or kept the others waiting. Return all of them, and none of their victims. The two
-# jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank that
-# only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived at
-# the same collective, the network may be to blame, but no program is: return an empty list.
+# Return every rank that failed by itself or kept the others waiting, and none of their victims. Remember that
+# `torchrun` stops the remaining ranks once one has failed, so after such a failure, a silent rank proves nothing. The
+# two jobs above show what a timeout proves about the rank that reports it, and about ranks that report nothing. A rank
+# that only lost its connection is a victim, wherever it was. Most ranks are where they should be. If every rank arrived
+# at the same collective, the network may be to blame, but no program is: return an empty list.
 
 # %% answer="suspects"
 LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
@@ -951,7 +955,7 @@ lost = jobs.wait()
 #
 # Keep what you did not have to change in `code/count.sh` (above Exercise 2): the four ranks, their CPUs, and the log.
 # In bash, `"$@"` holds the script's arguments. A command that succeeds has exit code 0. A script has the exit code of
-# its last command, or 3 after `exit 3`, and Slurm sees nothing else of what went wrong.
+# its last command, or 3 after `exit 3`, and that exit code is all Slurm knows about failures inside the script.
 
 # %% answer="my-count"
 %%writefile code/my_count.sh
@@ -1120,8 +1124,8 @@ night = jobs.wait()
 !sacct -j {night.job} --format=JobID,JobName,State,ExitCode
 
 # %% [markdown]
-# The count of the missing text failed, the other one has its result, and Slurm knows. A job that depends on this one
-# with `afterok` would not start.
+# The missing text could not be counted, the other one was, and Slurm shows the job as `FAILED`. A job that depends on
+# this one with `afterok` would not start.
 
 # %% [markdown]
 # ## Discuss

@@ -149,8 +149,8 @@ print(servers.topology("DGX-1 (V100)"))
 # ### Exercise 1: the fastest ring
 #
 # Choose `count` of a server's GPUs, and order them so that the slowest hop of their ring, including the one from the
-# last GPU back to the first, is as fast as possible. If there are several such rings, return any of them. On the two DGX
-# servers, the check then times an all-reduce over your ring (modeled), and no ring may be faster.
+# last GPU back to the first, is as fast as possible. If there are several such rings, return any of them. On the two
+# DGX servers, the check also models an all-reduce over your ring, and no other ring may be faster.
 #
 # `links[i][j]` is what `nvidia-smi topo -m` prints in row `GPUi`, column `GPUj`. The checks use other servers, with up
 # to eight GPUs and arbitrary wiring, so your function has to search. Eight GPUs have few enough rings to try them all:
@@ -843,11 +843,11 @@ for name, dtype in (("v100", "fp16"), ("a100", "fp16"), ("h100", "bf16")):
 # %% [markdown]
 # By this model, the two GEMMs of attention, in which one dimension is only the head size, are memory-bound on all three
 # GPUs, although GPT-3's are close to the V100's ridge point. On the H100, whose ridge point is higher, GPT-2's
-# attention output joins them. So do all **elementwise** kernels between the GEMMs, such as GELU, the softmax, and the
-# norms, which do fewer than ten FLOPs for every four bytes. A larger hidden size helps, because a GEMM's FLOPs grow
-# faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al., 2022](https://arxiv.org/abs/2205.14135))
-# computes scores, softmax, and weighted values in one kernel, and the $s \times s$ matrices never travel to memory.
-# (The model ignores the L2 cache.)
+# attention output joins them. The **elementwise** kernels between the GEMMs, such as GELU, the softmax, and the norms,
+# do fewer than ten FLOPs for every four bytes, so they are memory-bound on every GPU. A larger hidden size helps,
+# because a GEMM's FLOPs grow faster than its bytes, and so does **fusion**: FlashAttention ([Dao et al.,
+# 2022](https://arxiv.org/abs/2205.14135)) computes scores, softmax, and weighted values in one kernel, and the $s
+# \times s$ matrices never travel to memory. (The model ignores the L2 cache.)
 #
 # The **model FLOPs utilization** (MFU; [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)) is the share of
 # the peak that goes into FLOPs that the model itself requires. It never reaches 100%: Narayanan et al.
@@ -896,8 +896,8 @@ roofline.plot_sizes(around, every=8)
 # A GEMM library has kernels with several tile sizes. A large tile reuses more of what it loads, so it reaches a higher
 # rate, but it wastes more at the edges and in the last wave ([NVIDIA's
 # guide](https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/index.html)). Choose the
-# kernel that finishes first. Before each call, cuBLAS has to guess it with a heuristic. Each SM works on one tile at a
-# time.
+# kernel that finishes first. cuBLAS makes the same choice before each call, with a heuristic. Each SM works on one tile
+# at a time.
 
 # %% answer="fastest-tile"
 def fastest_tile(m, n, sms, kernels):
@@ -1029,8 +1029,8 @@ print("GPU of A:", suspects.gpu_of(suspects.JOBS["A"]))
 # Write `limit`, which names the limit that costs the most time between the first event's start and the last one's end.
 # How to attribute the time is up to you: use the two models of this lab, one for kernels and one for transfers, and
 # think about the time in which no event runs. Two events never overlap, but the list may be in any order. No case is
-# close: the largest share is at least 1.2 times the next. Count a communication call as bandwidth-bound if sending its
-# bytes accounts for at least half of its time.
+# close: the limit that costs the most time costs at least 1.2 times as much as any other. Count a communication call as
+# bandwidth-bound if sending its bytes accounts for at least half of its time.
 
 # %% answer="limit"
 def limit(events, gpu):

@@ -709,7 +709,8 @@ pids = " ".join(map(str, ranks))
 #
 # Calculate both predictions before you submit. With a core to itself, a rank takes one unit of time per sample, so one
 # rank takes 8 units for a batch of 8. Two ranks that share a core take two units per sample each, whoever is guilty. If
-# the all-reduce is guilty, it adds 4 units with two ranks, whatever the batch. If it is not, neglect it.
+# the all-reduce is guilty, it adds 4 units with two ranks, whatever the batch. Otherwise, it takes no time. Noise blurs
+# small differences, so the larger of the two predicted ratios must be at least 1.3 times the smaller.
 
 # %% answer="experiment"
 %%writefile code/my_experiment.sh
@@ -1062,7 +1063,7 @@ for one in SETTINGS:
 
 # %% answer="fastest-that-fits"
 def fastest_that_fits(small, large, layers, capacity):
-    """Return the fastest setting that fits, or None if none does.
+    """Return a setting that fits and is nearly the fastest of those that do, or None if none fits.
 
     Args:
         small: {setting: (milliseconds per step, GiB at the peak)} of the shallow model.

@@ -132,9 +132,9 @@ costs.show(costs.of({
 
 # %% [markdown]
 # Twice the GPUs, and the modeled step is no faster: the GPUs wait for the network more than half of the time
-# (`waiting`). A real job of this kind took 540 ms per step, half of it communication. (That figure is from the slides of
-# a course given in 2021, which are not public.) A second node pays off only if its GPUs have enough computation for every byte that they
-# send.
+# (`waiting`). A real job of this kind took 540 ms per step, half of it communication. (That figure is from the slides
+# of a course given in 2021, which are not public.) A second node pays off only if its GPUs have enough computation for
+# every byte that they send.
 
 # %% [markdown]
 # ## Detective 1: silent mistakes
@@ -379,8 +379,9 @@ check.compare("hops over the network", guess_hops, sum(ring.values()))
 # `nvidia-smi` showed your GPUs at nearly 100% utilization. Were they working? The **profiler** records every kernel of
 # a step in a **trace**. Two viewers open it:
 #
-# - **Perfetto** is one of the two viewers that [PyTorch recommends
-#   today](https://docs.pytorch.org/tutorials/intermediate/tensorboard_profiler_tutorial.html). The next cell prints the
+# - **Perfetto** is what [PyTorch recommends
+#   today](https://docs.pytorch.org/tutorials/intermediate/tensorboard_profiler_tutorial.html), along with Chrome's
+#   built-in trace viewer. The next cell prints the
 #   path of rank 0's trace. Right-click the file in JupyterLab's file browser, choose *Download*, open
 #   [ui.perfetto.dev](https://ui.perfetto.dev), and drag the file into the page. The viewer runs in your browser, and the file does not leave your machine unless
 #   you share a link to it. After the first visit, the page also works offline.
@@ -428,8 +429,8 @@ found = shares("my_two_nodes/run_four")
 # tokens/s or MFU.
 #
 # This makes a slow rank, a **straggler**, hard to find. All ranks wait for it in the next all-reduce. So all ranks have
-# the same step time, and all GPUs look busy. Here is such a job. `code/case_d_node.sh`, which comes with the course,
-# starts the command of one node; **do not read it yet**.
+# the same step time, and all GPUs look busy. Here is such a job. Each node runs its `torchrun` through
+# `code/case_d_node.sh`, which comes with the course. **Do not read that script yet.**
 
 # %% tags=["explore"]
 %%writefile code/case_d.sh
@@ -564,9 +565,9 @@ print(f"stragglers: {late}; they cost {result(f'{cost:.0f} ms')} per step (virtu
 # fifth. Most of their communication is synchronizing.](../images/profiler_straggler.svg)
 #
 # In practice, a straggler need not be a slow GPU at all: in five months of training jobs at ByteDance, stragglers had
-# many causes, and not always a hardware failure ([Lin et al., 2025](https://arxiv.org/abs/2505.05713)). MegaScale
-# ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs just as you
-# did. Real step times vary, so compare the medians of many.
+# many causes, and faulty hardware was only one of them ([Lin et al., 2025](https://arxiv.org/abs/2505.05713)).
+# MegaScale ([Jiang et al., 2024](https://arxiv.org/abs/2402.15627)) found slow machines among more than 10,000 GPUs
+# just as you did. Real step times vary, so compare the medians of many.
 #
 # ### Exercise 3: one experiment
 #
@@ -709,7 +710,8 @@ for case in check.draw(16, size=range(3, 60), suspect=range(60)):
 
 # %% [markdown]
 # A real swap permutes, too. Within a node, `CUDA_VISIBLE_DEVICES=1,0` exchanges two GPUs; across nodes, exchange the
-# node ranks (`--node_rank`). A data loader that takes its shard number from an argument instead of the rank lets you
+# node ranks. For that, you need a static rendezvous (`--master_addr` and `--node_rank`), because with `c10d`, torchrun
+# assigns the node ranks itself. A data loader that takes its shard number from an argument instead of the rank lets you
 # permute shards. If the slowness follows the GPU, ask for its node to be drained. If it follows the shard, pack or
 # balance samples by length. `#SBATCH --exclude` and a new `--seed` are no substitute: they change every rank at once,
 # so you learn only whether the slowness disappears.
@@ -947,14 +949,14 @@ check.compare("the largest micro-batch that fits (virtual)", guess_largest, sum(
 #
 # - every combination of replica, stage, and shard is on exactly one rank;
 # - no tensor-parallel group (the shards of one stage of one replica) is on two nodes;
-# - the busiest node sends as little as possible over the network. The check accepts what the better one of
-#   [Megatron-LM's two orders of ranks](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py)
-#   achieves, and anything below.
+# - the busiest node sends as little as possible over the network. To pass, it must send no more than
+#   with the better of [Megatron-LM's two rank
+#   orders](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/parallel_state.py).
 #
-# In each step, a rank sends `activation` bytes to the same shard of the next stage, which returns as many bytes of
-# gradients. The $d$ ranks with the same stage and shard all-reduce the `gradient` bytes of their parameters, in a ring in
-# the order of their numbers. `placements.busiest_node(placement, gpus_per_node, activation, gradient)` adds up what
-# every node sends to others, and returns the largest sum.
+# In each step, a rank sends `activation` bytes to the rank with the same shard of the next stage, and receives
+# gradients of the same size from it. The $d$ ranks with the same stage and shard all-reduce `gradient` bytes of
+# gradients in a ring, ordered by rank. `placements.busiest_node(placement, gpus_per_node, activation, gradient)` adds
+# up what every node sends to others, and returns the largest sum.
 
 # %% answer="arrange"
 def arrange(nodes, gpus_per_node, t, p, activation, gradient):
@@ -977,7 +979,37 @@ def arrange(nodes, gpus_per_node, t, p, activation, gradient):
                key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
     ### END SOLUTION
 
-# %% tags=["check-setup"]
+# %% check="arrange" points=4
+def require_placement(nodes, gpus_per_node, t, p, activation, gradient, least):
+    """Require a valid placement whose busiest node sends at most `least` bytes."""
+    from lablib import placements
+
+    cluster = f"On {nodes} nodes of {gpus_per_node} GPUs, with t = {t} and p = {p}"
+    placement = check.call(arrange, nodes, gpus_per_node, t, p, activation, gradient)
+    wrong = placements.problem(placement, gpus_per_node, (nodes * gpus_per_node // (t * p), p, t))
+    check.that(wrong is None, f"This placement is not valid. {cluster}, {wrong}.")
+    sends, only_activations = (placements.busiest_node(placement, gpus_per_node, activation, size)
+                               for size in (gradient, 0))
+    cluster += (f", activations of {activation:,} bytes, and gradients of {gradient:,} bytes, the busiest node sends "
+                f"{sends:,.0f} bytes per step")
+    mostly_activations = only_activations > sends / 2
+    check.that(sends <= 1.000001 * least or not mostly_activations,
+               f"{cluster}, most of them activations and their gradients. Could the ranks that exchange these share a node?")
+    check.that(sends <= 1.000001 * least or mostly_activations,
+               f"{cluster}, most of them for the all-reduce. Could the ranks that take part in it share a node?")
+
+
+for case in ((2, 2, 2, 2, 50, 900, 100), (4, 8, 2, 4, 100, 900, 1600), (4, 8, 2, 4, 900, 100, 1200),
+             (2, 8, 2, 2, 500, 600, 3600), (6, 4, 2, 3, 700, 800, 7600), (1, 8, 2, 2, 100, 100, 0),
+             (4, 4, 1, 2, 900, 1000, 3500)):
+    require_placement(*case)
+### BEGIN HIDDEN TESTS
+def drawn_cluster(dice):
+    t, p, d = dice.choice([1, 2, 4]), dice.choice([1, 2, 3, 4, 6]), dice.choice([1, 2, 3, 4, 8])
+    gpus_per_node = t * dice.choice([one for one in (1, 2, 3, 4, 8) if p * d % one == 0])
+    return p * d * t // gpus_per_node, gpus_per_node, t, p, dice.randrange(1, 1000), dice.randrange(1, 1000)
+
+
 def least_traffic(nodes, gpus_per_node, t, p, activation, gradient):
     """Return what the busiest node sends with the better order of ranks."""
     from lablib import placements
@@ -988,40 +1020,9 @@ def least_traffic(nodes, gpus_per_node, t, p, activation, gradient):
               [(rank // (t * p), rank // t % p, rank % t) for rank in ranks])
     return min(placements.busiest_node(one, gpus_per_node, activation, gradient) for one in orders)
 
-# %% check="arrange" points=4
-def require_placement(nodes, gpus_per_node, t, p, activation, gradient):
-    """Require a possible placement whose busiest node sends little."""
-    from lablib import placements
-
-    cluster = f"On {nodes} nodes of {gpus_per_node} GPUs, with t = {t} and p = {p}"
-    placement = check.call(arrange, nodes, gpus_per_node, t, p, activation, gradient)
-    wrong = placements.problem(placement, gpus_per_node, (nodes * gpus_per_node // (t * p), p, t))
-    check.that(wrong is None, f"This placement is impossible. {cluster}, {wrong}.")
-    sends, only_activations, least = (
-        placements.busiest_node(placement, gpus_per_node, activation, gradient),
-        placements.busiest_node(placement, gpus_per_node, activation, 0),
-        least_traffic(nodes, gpus_per_node, t, p, activation, gradient))
-    cluster += (f", activations of {activation:,} bytes, and gradients of {gradient:,} bytes, the busiest node sends "
-                f"{sends:,.0f} bytes per step")
-    mostly_activations = only_activations > sends / 2
-    check.that(sends <= 1.000001 * least or not mostly_activations,
-               f"{cluster}, most of them activations and their gradients. Could the ranks that exchange these share a node?")
-    check.that(sends <= 1.000001 * least or mostly_activations,
-               f"{cluster}, most of them for the all-reduce. Could the ranks that take part in it share a node?")
-
-
-for case in ((2, 2, 2, 2, 50, 900), (4, 8, 2, 4, 100, 900), (4, 8, 2, 4, 900, 100), (2, 8, 2, 2, 500, 600),
-             (6, 4, 2, 3, 700, 800), (1, 8, 2, 2, 100, 100), (4, 4, 1, 2, 900, 1000)):
-    require_placement(*case)
-### BEGIN HIDDEN TESTS
-def drawn_cluster(dice):
-    t, p, d = dice.choice([1, 2, 4]), dice.choice([1, 2, 3, 4, 6]), dice.choice([1, 2, 3, 4, 8])
-    gpus_per_node = t * dice.choice([one for one in (1, 2, 3, 4, 8) if p * d % one == 0])
-    return p * d * t // gpus_per_node, gpus_per_node, t, p, dice.randrange(1, 1000), dice.randrange(1, 1000)
-
 
 for trial in check.draw(16, cluster=drawn_cluster):
-    require_placement(*trial["cluster"])
+    require_placement(*trial["cluster"], least_traffic(*trial["cluster"]))
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="arrange" hint="most of them activations"
@@ -1043,11 +1044,11 @@ for trial in check.draw(16, cluster=drawn_cluster):
 # -               key=lambda one: placements.busiest_node(one, gpus_per_node, activation, gradient))
 # +    return stages_together if t * p <= gpus_per_node else replicas_together
 
-# %% [raw] mutant="arrange" hint="This placement is impossible"
+# %% [raw] mutant="arrange" hint="This placement is not valid"
 # -    stages_together = [(rank // (t * p), rank // t % p, rank % t) for rank in ranks]
 # +    stages_together = [(rank // (t * p), rank % p, rank // p % t) for rank in ranks]
 
-# %% [raw] mutant="arrange" hint="This placement is impossible"
+# %% [raw] mutant="arrange" hint="This placement is not valid"
 # -    replicas_together = [(rank // t % d, rank // (t * d), rank % t) for rank in ranks]
 # -    stages_together = [(rank // (t * p), rank // t % p, rank % t) for rank in ranks]
 # +    replicas_together = [(rank % d, rank // d % p, rank % t) for rank in ranks]
@@ -1055,8 +1056,8 @@ for trial in check.draw(16, cluster=drawn_cluster):
 
 # %% [markdown]
 # Which order does a real model prefer? GPT-2 XL (1.56 billion parameters, width 1,600) in fp16 on four nodes of eight
-# GPUs, with $t = 2$ and $p = 4$: every micro-batch of 4 samples sends one activation of 2 bytes for each of 4 x 1,024
-# tokens and each of the 1,600 channels.
+# GPUs, with $t = 2$ and $p = 4$: for every micro-batch of 4 samples, a rank sends activations of shape `[1024, 4,
+# 1600]` in fp16, 2 bytes each.
 
 # %% tags=["explore"]
 gradients = int(1.56e9 / (2 * 4) * 2)  # bytes; each rank has an eighth of the parameters
@@ -1074,8 +1075,8 @@ for micro_batches in (4, 16, 64):
 # stages of a replica. Which one is faster also depends on what overlaps with computation.
 #
 # Your cluster has two nodes of two GPUs, so with $t = p = 2$, there is one replica. Take a global batch of 16 in
-# micro-batches of 4: how large is the bubble by the formula of [lab 02](02_single_node.ipynb), and how large in the
-# model of the job? What would happen with tensor parallelism over both nodes? And is 4 the best micro-batch?
+# micro-batches of 4: how large a bubble does the formula of [lab 02](02_single_node.ipynb) predict, and how large is it
+# in the modeled job? What would happen with tensor parallelism over both nodes? And is 4 the best micro-batch?
 
 # %% tags=["explore"]
 LAYOUT = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --global-batch-size 16 --micro-batch-size "
@@ -1091,8 +1092,8 @@ costs.show([yours, across, *others])
 # %% [markdown]
 # The modeled bubble is larger than the formula's, because the stages are not equal: the last one also computes the
 # logits. A larger micro-batch makes matmuls more efficient but leaves fewer micro-batches, so the bubble grows. Which
-# groups of ranks should now be connected by NVLink, and which by the network? With `NCCL_DEBUG=INFO`, the log of the
-# job shows where each process group really is:
+# groups of ranks should now be connected by NVLink, and which by the network? With `NCCL_DEBUG=INFO`, the job's log
+# shows how the ranks of each process group are connected:
 
 # %% tags=["explore"] short={"{HYBRID}": "{HYBRID} --global-batch-size 8 --num-layers 4"}
 !sbatch --job-name=my_hybrid --export=ALL,NCCL_DEBUG=INFO code/my_two_nodes.sh {HYBRID}
@@ -1102,14 +1103,15 @@ hybrid_job = jobs.wait()
 
 # %% tags=["explore"]
 print(mark(logs.lines(hybrid_job.log, "elapsed time")[-1], r"iteration \(ms\): [^ |]+"))
-placement = arrange(2, 2, 2, 2, activation=1, gradient=1)
+placement = [(rank // 2, rank % 2) for rank in range(4)]  # Megatron-LM's; with one replica, its two orders are equal
 for ranks, lines in channels.read(hybrid_job.log).items():
-    held = [placement[int(rank)][1:] for rank in ranks.split(",")]
-    print(f"ranks {ranks}, by your placement (stage, shard) {held}:", {one[2] for one in channels.connections(lines)})
+    held = [placement[int(rank)] for rank in ranks.split(",")]
+    print(f"ranks {ranks}, with (stage, shard) {held}:", {one[2] for one in channels.connections(lines)})
 
 # %% [markdown]
 # Each process group has a **communicator** of its own. The shards of a stage are connected by `P2P` only, and
-# neighboring stages by `NET` only, as you placed them. (All four compute the norm of the gradient together.)
+# neighboring stages by `NET` only. Does your `arrange` place them like that, too? (All four compute the norm of the
+# gradient together.)
 #
 # ## Discuss
 #

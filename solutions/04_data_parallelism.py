@@ -595,9 +595,9 @@ for ranks in (2, 4, 8):
 #
 # Your sends and receives also run on virtual GPUs. (On real ones, issue each step's send and receive together with
 # `dist.batch_isend_irecv`, or they can deadlock.) The next cell all-reduces 64 MiB with your ring and with NCCL, as
-# modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with an
-# $\alpha$ of 16 µs: in the model, 12 µs until a transfer starts, and 4 µs for the hop. How many times slower than NCCL do
-# you expect your ring to be, on 4 GPUs and on 1,024?
+# modeled, on 4 and on 1,024 H100s. Before you run it, compute your ring's latency term for 1,024 ranks, with the
+# model's $\alpha$ of 16 µs: a transfer takes 12 µs to start and 4 µs to cross the link. How many times slower than NCCL
+# do you expect your ring to be, on 4 GPUs and on 1,024?
 
 # %% tags=["explore"] short={"128, [0]": "16, [0]"}
 import time
@@ -660,7 +660,7 @@ print(f"{opening[2].communication * opening[2].milliseconds:.0f} ms of waiting i
 #   overwrites the tensor on all other ranks. *All* parameters, frozen ones as well: they take part in the forward
 #   pass.
 # - **Averaged gradients.** `dist.all_reduce(tensor)` sums in place. (Gloo has no `ReduceOp.AVG`: sum, then
-#   divide.) It does what your ring does, and faster than your Python, so use it from here on.
+#   divide.) `dist.all_reduce` does what your ring does, only faster, so use it from here on.
 #
 # A parameter that is not trained has no gradient: its `.grad` is `None`. And two layers can share one parameter, as
 # GPT-2's embedding and its output layer do. `module.parameters()` lists such a **tied** parameter once.
@@ -916,9 +916,9 @@ for size in (4, 16, 32):
 # Each step waits for the same time, however many micro-batches it has, so accumulation raises the efficiency. But you
 # pay for it with a larger batch, and not a millisecond of waiting is gone.
 #
-# **This is the end of the first sitting.** From send and receive, you have built data parallelism that computes what one
-# process computes. You know what it sends, $2\frac{n-1}{n}S$ bytes per rank and step, and why that made four GPUs as
-# slow as one. Next, you hide it. (After a restart of the kernel, run the cells above again.)
+# **This is the end of the first sitting.** From send and receive, you have built data parallelism that computes what
+# one process computes. You know what it sends, $2\frac{n-1}{n}S$ bytes per rank and step, and why that made four GPUs
+# as slow as one. Next, you hide it. (After a restart of the kernel, run the cells above again.)
 
 # %% [markdown]
 # ## Buckets: pay the latency less often
@@ -1350,8 +1350,8 @@ require_no_early_calls(run, 12)
 require_nesting(run)
 # A step leaves nothing behind.
 check.ranks(left_behind, cases=[{"seed": check.by_rank([1, 2])}], ranks=2, expected=[[0, 0]],
-            hints={"After finish(), the gradients of this step are still referenced when the next one has replaced them. "
-                   "What keeps the handles of earlier steps?": [[6, 6]]})
+            hints={"The first step's gradients are still in memory after the second step, so something still references them. "
+                   "What happens to the handles of earlier steps?": [[6, 6]]})
 # It starts each all-reduce when the gradient is ready, and waits for all of them at the end.
 (run,) = check.ranks(async_pass, ranks=2, expected=[[[3072.0] * 8] * 2],
                      cases=[{"layers": 8, "scale": check.by_rank([1.0, 2.0])}])
@@ -1420,7 +1420,7 @@ require_overlap(run, drawn[0]["layers"], 1)
 # %% [raw] mutant="async" hint="sums over the ranks"
 # -            gradient /= dist.get_world_size()
 
-# %% [raw] mutant="async" hint="keeps the handles of earlier steps"
+# %% [raw] mutant="async" hint="the handles of earlier steps"
 # -        for gradient, work in self.started:
 # -            work.wait()
 # -            gradient /= dist.get_world_size()
@@ -1487,10 +1487,10 @@ require_overlap(run, drawn[0]["layers"], 1)
 #    zeros for its missing gradients. A parameter that no rank has used may end with zeros or `None`.
 #
 # (PyTorch needs no `finish()`: its
-# [reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp) queues a callback
-# for the end of the backward pass. It raises an error for unused parameters, unless you pass
-# `find_unused_parameters=True`. It also divides each gradient by the number of ranks *before* the reduction, which keeps
-# FP16 sums from overflowing, and by default rebroadcasts the buffers in every forward pass.)
+# [reducer](https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp) queues a callback for
+# the end of the backward pass. It raises an error for unused parameters, unless you pass `find_unused_parameters=True`.
+# It also divides each gradient by the number of ranks *before* the reduction, which keeps FP16 sums from overflowing,
+# and by default rebroadcasts the buffers in every forward pass.)
 
 # %% answer="ddp"
 %%writefile mytrainer/ddp.py
@@ -1808,7 +1808,13 @@ with check.parts():
                        [[[0.6995673, 0.5137966], [0.6731036, 0.5020774], [0.6564724, 0.5445595], [0.6660199, 0.6271107]],
                         [[0.5622179, 0.529753], [0.5442778, 0.5085326], [0.5396544, 0.493919], [0.5517756, 0.4955842]]],
                    "The ranks started with different parameters.":
-                       [[[1.299101, 1.076729], [0.9994145, 0.7889958], [0.668718, 0.5862226], [0.6585999, 0.6555392]], []]})
+                       [[[1.299101, 1.076729], [0.9994145, 0.7889958], [0.668718, 0.5862226], [0.6585999, 0.6555392]], []],
+                   "The first step is right, and the second is wrong: reset the state of each step, such as which gradients "
+                   "are ready.":
+                       [[[1.04959, 0.9902606], [0.9816424, 0.9234011], [0.9421194, 0.8844196], [0.9512856, 0.8938026]], []],
+                   "A bucket was all-reduced before the last micro-batch: within no_sync(), hooks must not count a gradient "
+                   "as ready.":
+                       [[], [[0.8375064, 0.7972061], [0.7875993, 0.7493224], [0.7494769, 0.716159], [0.7406533, 0.7122152]]]})
 
         for run, kind in zip(runs, ("tied", "unused"), strict=True):
             require_sent_once(run, kind, 2)
@@ -1934,6 +1940,18 @@ with check.parts():
 # -            self.synchronizes = before
 # +        yield
 # +        self.finish()
+
+# %% [raw] mutant="ddp" hint="reset the state of each step"
+# -                parameter.grad.copy_(part.view_as(parameter))
+# -        self._reset()
+# +                parameter.grad.copy_(part.view_as(parameter))
+# +        self.started = []
+
+# %% [raw] mutant="ddp" hint="hooks must not count a gradient"
+# -        if not self.synchronizes:
+# -            return
+# -        for waiting in self.waiting:
+# +        for waiting in self.waiting:
 
 # %% [raw] mutant="ddp" hint="Only rank 0 used the second parameter"
 # -                if parameter.grad is None:
@@ -2096,16 +2114,16 @@ for kind in (*KINDS, "torch's DDP, views"):
 # With equal buckets, yours hides communication about as well as PyTorch's. With `gradient_as_bucket_view=True`, in the
 # last row, each `.grad` is a view into its bucket, which saves the copies and a buffer as large as the gradients.
 #
-# **This is the end of the second sitting.** You have built the core of every data-parallel trainer. What it still lacks is a
-# trainer.
+# **This is the end of the second sitting.** You have built the core of every data-parallel trainer. What it still lacks
+# is a trainer.
 
 # %% [markdown]
 # ## A program that trains
 #
 # **The third sitting starts here.** A real training job is one program that torchrun starts once per GPU. It starts
-# without a process group, a device, or a batch. It has to find out which rank it is, join the others, select its part of
-# the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the samples
-# are the course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
+# without a process group, a device, or a batch. It has to find out which rank it is, join the others, select its part
+# of the data, and repeat one step a million times. Now you write that program. The model, the tokenizer, and the
+# samples are the course's, and so is `code/my_trainer.py`, which parses the flags and calls your files.
 #
 # torchrun tells each rank who it is through its environment:
 #
@@ -2125,8 +2143,8 @@ for kind in (*KINDS, "torch's DDP, views"):
 # Write `mytrainer/launch.py` with two functions:
 #
 # - `connect()` joins the other ranks and returns this rank's `torch.device`: a GPU of its own if the node has GPUs
-#   (`torch.cuda.is_available()`), otherwise the CPU. If it is a GPU, call `torch.cuda.set_device` before you join,
-#   because NCCL and `device="cuda"` use the current device;
+#   (`torch.cuda.is_available()`), otherwise the CPU. If it is a GPU, make it the current one with
+#   `torch.cuda.set_device`, because NCCL and `device="cuda"` use the current device;
 # - `own_samples(consumed, batch, rank, ranks)` returns the numbers of the samples that a rank trains on in the next
 #   step. The global batch consists of the samples from `consumed` to `consumed + batch - 1`; `batch` is divisible by
 #   `ranks`. Over all ranks, each sample appears once, and every rank has equally many.
@@ -2360,7 +2378,7 @@ def logged(seed, samples, micro_batches, steps, clip):
                 dist.broadcast(torch.zeros(1, dtype=torch.float64), src=0)
 
         def forward(self, batch):
-            return replicas.loss(self.module, *batch)
+            return replicas.loss(self.module, *batch).as_subclass(replicas.Unread)
 
         @contextlib.contextmanager
         def no_sync(self):
@@ -2378,9 +2396,10 @@ def logged(seed, samples, micro_batches, steps, clip):
         return list(zip(x.chunk(micro_batches), y.chunk(micro_batches), strict=True))
 
     def log(iteration, loss, norm):
-        if not (isinstance(loss, torch.Tensor) and isinstance(norm, torch.Tensor)):
-            raise TypeError("log() takes tensors: never call .item() in the loop")
-        lines.append([iteration, float(loss), float(norm)])
+        for name, value in (("loss", loss), ("norm", norm)):
+            if not isinstance(value, torch.Tensor):
+                raise ValueError(f"log() takes tensors, so that the loop never waits for the GPU, but {name} is {value}")
+        lines.append([iteration, float(loss.as_subclass(torch.Tensor)), float(norm)])
 
     model = Replica(replicas.Small("plain", 1))
     parameters = list(model.parameters())  # in two groups, as real models have with and without weight decay
@@ -2505,6 +2524,14 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # -        log(iteration, loss / dist.get_world_size(), norm)
 # +        log(iteration, loss.item() / dist.get_world_size(), norm.item())
 
+# %% [raw] mutant="loop" hint="never call .item()"
+# -            losses.append(loss.detach())
+# +            losses.append(torch.tensor(loss.item()))
+
+# %% [raw] mutant="loop" hint="but norm is None"
+# -        log(iteration, loss / dist.get_world_size(), norm)
+# +        log(iteration, loss / dist.get_world_size(), norm if args.clip_grad else None)
+
 # %% [raw] mutant="loop" hint="only the first group"
 # -        for group in optimizer.param_groups:
 # -            group["lr"] = learning_rate(consumed)
@@ -2578,9 +2605,9 @@ for nodes in (1, 4):
 # %% [markdown]
 # ## Strong and weak scaling to 1,024 GPUs
 #
-# **The fourth sitting starts here.** Overlap can only hide what fits behind the backward pass. **Strong scaling** keeps the global batch fixed, so $n$
-# GPUs should take $1/n$ of the time. **Weak scaling** keeps the batch per GPU fixed, so $n$ GPUs should take as long
-# as one. Their efficiencies are
+# **The fourth sitting starts here.** Overlap can only hide what fits behind the backward pass. **Strong scaling** keeps
+# the global batch fixed, so $n$ GPUs should take $1/n$ of the time. **Weak scaling** keeps the batch per GPU fixed, so
+# $n$ GPUs should take as long as one. Their efficiencies are
 #
 # $$ E_\text{strong}(n) = \frac{T(1)}{n\,T(n)}, \qquad E_\text{weak}(n) = \frac{T(1)}{T(n)}. $$
 #
@@ -2819,9 +2846,9 @@ for factor in (1/8, 1/4, 1/2, 1, 2, 4, 8):
 # %% [markdown]
 # ### Exercise 10: a job that requeues itself
 #
-# Suppose that a step and a checkpoint take up to two minutes, as those of a large model do. The ranks must get that
-# time. So give `torchrun` a `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's
-# limit, because the script still has to requeue the job.
+# Suppose that a step plus a checkpoint takes up to two minutes, as it can with a large model. So give `torchrun` a
+# `--shutdown-timeout` that leaves the ranks their two minutes and expires before Slurm's limit, because the script
+# still has to requeue the job.
 #
 # Complete the job script: finish the `#SBATCH` directives (the nodes; SIGTERM at most 300 s before the limit, and
 # early enough for all this; `--requeue`, because not every cluster requeues by default; and `--open-mode=append`, which
@@ -3072,8 +3099,8 @@ wait_for("ranks train", 2)
 # %% [markdown]
 # ## Four GPUs, once more
 #
-# `code/my_trainer.py` runs your loop. Train on the first job's GPUs with one remedy after another: overlap, accumulation over four micro-batches, the same four samples in one micro-batch, and a faster
-# network.
+# `code/my_trainer.py` runs your loop. Train on the first job's GPUs with one remedy after another: overlap,
+# accumulation over four micro-batches, the same four samples in one micro-batch, and a faster network.
 
 # %% tags=["explore"] short={"in rows.items()": "in [*rows.items()][:1]", "GPT2 + batch": "GPT2 + batch + ' --num-layers 2'"}
 rows = {

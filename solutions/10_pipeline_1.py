@@ -64,7 +64,8 @@ jobs.connect()
 # ## One device at a time
 #
 # ![A model of six layers is cut into three stages of two layers, each on a GPU of its own. Activations go
-# from stage to stage in the forward pass, gradients of activations come back in the backward pass.](../images/pipeline_stages.svg)
+# from stage to stage in the forward pass, gradients of activations come back in the backward
+# pass.](../images/pipeline_stages.svg)
 #
 # Each part of the model is a **stage**, and each stage has its own device. In the **forward pass** a stage
 # computes its layers and sends the result, its *activations*, to the next stage. The last stage computes the
@@ -1084,7 +1085,7 @@ check.function(chunk_sizes, cases=check.draw(24, samples=range(1, 5000), chunks=
 #    gradient? The memory?
 
 # %% [markdown]
-# The files of this lab are not part of your trainer, which splits the batch but not the model. See what it can do
+# Your trainer does not use what you wrote in this lab: it splits the batch, but not yet the model. See what it can do
 # so far:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}

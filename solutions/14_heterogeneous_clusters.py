@@ -975,7 +975,7 @@ class DataParallel(torch.nn.Module):
         self._reset()
 
     def _no_gradient(self, parameter):
-        """Return zeros in the dtype of its gradients on the other ranks: fp32 also in bf16 training."""
+        """Return zeros in the dtype that the gradient has on the other ranks: fp32 even in bf16 training."""
         return torch.zeros_like(parameter, dtype=parameter.grad_dtype)
 
     def _reset(self):

@@ -43,10 +43,10 @@ def busiest_node(placement: Sequence[Coordinates], gpus_per_node: int, activatio
 
 
 def problem(placement: object, gpus_per_node: int, sizes: Coordinates) -> str | None:
-    """Return what is wrong with a placement, which may be anything, or None.
+    """Return a description of the first problem with a placement, or None. It may be any object.
 
     Args:
-        placement: a student's.
+        placement: what the student's function returned.
         gpus_per_node: the number of ranks on each node.
         sizes: the numbers of replicas, stages, and shards.
     """
@@ -68,6 +68,6 @@ def problem(placement: object, gpus_per_node: int, sizes: Coordinates) -> str | 
         nodes.setdefault((replica, stage), set()).add(rank // gpus_per_node)
     for (replica, stage), some in nodes.items():
         if len(some) > 1:
-            return (f"the tensor-parallel group of replica {replica}, stage {stage} is on nodes "
+            return (f"the tensor-parallel group of replica {replica}, stage {stage} spans nodes "
                     f"{', '.join(map(str, sorted(some)))}")
     return None

@@ -1,9 +1,11 @@
-"""Build small models for lab 04, and batches to train them on; check which GPU a rank has chosen.
+"""Build small models for lab 04, and batches to train them on; find mistakes that only GPUs show.
 
 Parameters and batches are values of sines, so they are the same on every rank and machine.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -60,6 +62,17 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (model(x) - y).square().mean()
 
 
+class Unread(torch.Tensor):
+    """A tensor whose values a program must not read, as if they were on a busy GPU."""
+
+    def item(self) -> NoReturn:
+        raise ValueError("the training loop reads the value of a loss: never call .item() in it, "
+                         "nor float(), bool(), .tolist(), or .numpy(), because on a GPU, each "
+                         "makes the CPU wait for all kernels launched so far")
+
+    __float__ = __int__ = __bool__ = tolist = numpy = item
+
+
 def gradient_norm(model: nn.Module) -> float:
     """Return the norm of all gradients together; a missing gradient counts as zeros."""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -70,6 +83,7 @@ def require_current_gpu(device: torch.device) -> None:
     """Raise ValueError unless `device` is the GPU on which code without a number runs."""
     current = torch.cuda.current_device()
     if device.index != current:
-        raise ValueError(f"connect() returns {device}, but the current GPU is cuda:{current}, as "
-                         "in every new process. Code with device='cuda' would put all ranks of a "
-                         "node on that one, and NCCL would refuse: 'Duplicate GPU detected'")
+        raise ValueError(f"connect() returns {device}, but the current GPU is cuda:{current}: call "
+                         "torch.cuda.set_device with this rank's GPU. Otherwise, several ranks use "
+                         "the same GPU for device='cuda', and NCCL fails with 'Duplicate GPU "
+                         "detected'")

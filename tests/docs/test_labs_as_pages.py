@@ -117,6 +117,9 @@ def test_a_picture_has_its_alternative_text():
                             "metadata": {"image/png": {"alt": 'a "b"'}}})
     assert f'<img alt="a &quot;b&quot;" src="data:image/png;base64,{NARROW}">' in made
     assert 'class="picture"' in made
+    made = outputs.to_html({"data": {"image/svg+xml": ["<svg/>"], "text/plain": "x"},
+                            "metadata": {"image/svg+xml": {"alt": 'a "b"'}}})
+    assert '<img alt="a &quot;b&quot;" src="data:image/svg+xml;base64,PHN2Zy8+">' in made
     made = outputs.to_html({"data": {"image/png": WIDE}, "metadata": {}})
     assert 'class="picture wide"' in made
 

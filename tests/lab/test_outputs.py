@@ -87,6 +87,18 @@ def test_a_figure_with_controls_is_stored_whole_and_says_that_it_has_some():
     assert opened(figure).size == (20, 12) and line == stream(cleaning.INTERACTIVE)
 
 
+def test_of_a_page_that_steps_through_drawings_the_middle_one_is_stored():
+    drawings = [f"<svg>{name}</svg>" for name in ("first", "middle", "last")]
+    page = '<input type="radio">' + "".join(
+        f'<img alt="step &amp; {number}" src="data:image/svg+xml;base64,{encoded}">'
+        for number, encoded in enumerate(base64.b64encode(drawing.encode()).decode()
+                                         for drawing in drawings))
+    figure, line = cleaned([shown(text_html=page, text_plain="x")], HOME)
+    assert figure["data"] == {"image/svg+xml": drawings[1], "text/plain": "step & 1"}
+    assert figure["metadata"] == {"image/svg+xml": {"alt": "step & 1"}}
+    assert line == stream(cleaning.INTERACTIVE)
+
+
 @pytest.mark.parametrize("data", [
     {"text_html": "<iframe src='http://127.0.0.1:6006'></iframe>", "text_plain": "<IFrame>"},
     {"text_html": "<p onclick='x()'>x</p>"}, {"application_javascript": "x()"}])

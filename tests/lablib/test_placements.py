@@ -34,7 +34,7 @@ def test_one_node_sends_nothing():
     ([(0, 0)] * 4, "is not a list"), ([(0, 0, 0)] * 3, "is not a list"),
     ([(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 1, 1)], "several ranks hold replica 0, stage 0"),
     ([(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 1, 1)], "there are 1 replicas, 2 stages, and 2 shards"),
-    ([(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)], "of replica 0, stage 0 is on nodes 0, 1")])
+    ([(0, 0, 0), (0, 1, 0), (0, 0, 1), (0, 1, 1)], "of replica 0, stage 0 spans nodes 0, 1")])
 def test_a_placement_that_cannot_be_is_refused(placement, message):
     assert message in problem(placement, 2, (1, 2, 2))
 

@@ -11,7 +11,8 @@ from docs_site import ROOT, outputs
 
 # The worked notebooks are not on the site, so neither is the line that leads to one.
 STUCK = re.compile(r"\n+\*[^*]*\]\(worked/[^)]*\)[^*]*\*\s*$")
-FOLDS = "Folded outputs use the course's answers and guesses: open them after your own."
+FOLDS = ("Collapsed outputs depend on the course's answers and guesses: make your own before you "
+         "open them.")
 IN_A_CONTAINER = "http://127.0.0.1:8888/lab/tree"
 
 

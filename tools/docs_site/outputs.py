@@ -20,7 +20,7 @@ from labkit.cells import Code, Role, role_of
 
 SHORTEST = 15  # characters of a line of an answer that an output must not repeat
 WIDE = 1_150  # pixels of a picture
-FOLDED = "Output: open it after your own answer"
+FOLDED = "Output (answer the exercise before you open it)"
 SUBMITTED = re.compile(r"<pre>Submitted batch job \d+</pre>")
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)+")
 TRAINER = ("mytrainer", "my_trainer")  # runs what students wrote
@@ -110,6 +110,11 @@ def to_html(output: Mapping[str, Any]) -> str:
     from nbconvert.filters import ansi2html
 
     data = output.get("data", {})
+    if "image/svg+xml" in data:
+        alt = output["metadata"].get("image/svg+xml", {}).get("alt", "")
+        picture = base64.b64encode("".join(data["image/svg+xml"]).encode()).decode()
+        return (f'<div class="picture"><img alt="{html.escape(alt)}" '
+                f'src="data:image/svg+xml;base64,{picture}"></div>')
     if "image/png" in data:
         alt = output["metadata"].get("image/png", {}).get("alt", "")
         picture = "".join(data["image/png"]).replace("\n", "")

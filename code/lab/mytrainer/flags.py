@@ -64,7 +64,7 @@ class LoopConfig(Config):
         False, "keep what the layers save in the host's memory, with mytrainer/offload.py",
         affects=PASSES)
     data_parallel_sharding_strategy: str = flag(
-        "no_shard", "what is sharded over the data-parallel ranks",
+        "no_shard", "what to shard across the data-parallel ranks",
         choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
 
     @property
@@ -97,16 +97,18 @@ def parse(argv: Sequence[str]) -> LoopConfig:
 
 
 def _check_used(given: LoopConfig) -> None:
-    """Raise UserError for a flag that the loop does not use, or not before a later lab."""
+    """Raise UserError for a flag that the loop does not support, or not yet."""
     for name, one in table_of(LoopConfig).items():
         value = getattr(given, name)
         if one.derived or name in USED or value in (one.default, NO_VALIDATION.get(name)):
             continue
         piece = pieces.needed_by(name)
         problem = (": my_trainer.py does not use this flag;" if piece is None else
-                   f" needs {piece.shown}, which {piece.lab} builds; until then,")
-        raise UserError(f"{_shown(given, name)}{problem} leave it out, or pass it to "
-                        "megatron/Megatron-LM/pretrain_gpt.py")
+                   f" needs {piece.shown}, which is planned for {piece.lab}; until then,")
+        instead = ""
+        if name in table_of(Config):
+            instead = ", or pass it to megatron/Megatron-LM/pretrain_gpt.py"
+        raise UserError(f"{_shown(given, name)}{problem} leave it out{instead}")
 
 
 def _shown(config: LoopConfig, name: str) -> str:

@@ -26,6 +26,7 @@ CHARACTERS = 8_000  # of a text
 WIDTH = 1_600  # pixels of a picture
 COLORS = 64  # of a picture: drawings have few, and their edges some more
 IMAGE = re.compile(r'<img\b[^>]*?\bsrc="data:image/png;base64,([^"]+)"[^>]*>')
+FRAME = re.compile(r'<img\b[^>]*?\bsrc="data:image/svg\+xml;base64,([^"]+)"[^>]*>')
 ALT = re.compile(r'\balt="([^"]*)"')
 ACTIVE = re.compile(r"<(script|iframe|button|input|object|embed)\b|\son\w+=", re.IGNORECASE)
 INTERACTIVE = "[When you run this cell, the figure has controls that step through it.]\n"
@@ -67,8 +68,8 @@ def _displayed(kind: str, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the outputs that take the place of a displayed object: its pictures, a page without
     scripts, or its text."""
     text, page = "".join(data.get("text/plain", "")), "".join(data.get("text/html", ""))
-    pictures = [(match[1], html.unescape((ALT.search(match[0]) or ["", ""])[1]))
-                for match in IMAGE.finditer(page)]
+    pictures, frames = ([(match[1], html.unescape((ALT.search(match[0]) or ["", ""])[1]))
+                         for match in pattern.finditer(page)] for pattern in (IMAGE, FRAME))
     if "image/png" in data:
         pictures = [(data["image/png"], text)]
     if pictures:
@@ -78,6 +79,12 @@ def _displayed(kind: str, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                    "metadata": {"image/png": {"alt": alt}}}
         if ACTIVE.search(page):
             yield {"output_type": "stream", "name": "stdout", "text": INTERACTIVE}
+    elif frames and ACTIVE.search(page):  # one of those that its controls step through
+        picture, alt = frames[len(frames) // 2]
+        yield {"output_type": "display_data",
+               "data": {"image/svg+xml": base64.b64decode(picture).decode(), "text/plain": alt},
+               "metadata": {"image/svg+xml": {"alt": alt}}}
+        yield {"output_type": "stream", "name": "stdout", "text": INTERACTIVE}
     elif page and not ACTIVE.search(page):
         yield {"output_type": kind, "data": {"text/html": page, "text/plain": text},
                "metadata": {}}

@@ -142,7 +142,7 @@ def run_lab(lab: Lab, data: Path) -> LabOutputs:
             try:
                 execute(client, cell, index)
             except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-                raise refusal(lab, cell, "it fails", str(error)) from error
+                raise refusal(lab, cell, "the cell failed", str(error)) from error
             if cell.id in checks and not passed(cell):
                 raise refusal(lab, cell, "the check does not pass", printed(cell))
             made.append(CellOutputs(cell.id, sources[cell.id].digest, cleaned(cell.outputs, home)))
@@ -152,7 +152,7 @@ def run_lab(lab: Lab, data: Path) -> LabOutputs:
 def refusal(lab: Lab, cell: NotebookNode, what: str, text: str) -> LabError:
     """Return the error for a cell that did not run as it should, with the end of what it said."""
     last = CODES.sub("", text).strip().splitlines()[-8:]
-    head = f"{lab.name}, cell {cell.id}: {what}, so nothing is stored"
+    head = f"{lab.name}, cell {cell.id}: {what}, so no outputs of this lab are stored"
     return LabError("\n  ".join([head, *last]))
 
 
@@ -178,8 +178,9 @@ def require_small(lab: Lab, text: str) -> None:
         return
     cells = sorted(json.loads(text)["cells"], key=lambda cell: -len(json.dumps(cell)))[:3]
     sizes = ", ".join(f"{cell['id']} ({len(json.dumps(cell)) / 1000:.0f} kB)" for cell in cells)
-    raise LabError(f"{lab.name}: its outputs take {len(text.encode()) / 1000:.0f} kB, and at most "
-                   f"{MOST_OF_A_LAB / 1000:.0f} kB are stored; the largest are those of {sizes}")
+    raise LabError(f"{lab.name}: its outputs take {len(text.encode()) / 1000:.0f} kB, more than "
+                   f"the limit of {MOST_OF_A_LAB / 1000:.0f} kB; shorten the largest, those of "
+                   f"{sizes}")
 
 
 def machine() -> str:

@@ -86,8 +86,11 @@ def execute(client: NotebookClient, cell: NotebookNode, index: int) -> float:
         if not is_waiting:
             return longest
         if "sbatch" in cell.source:
-            raise LabError(f"run again, it submits again: {cell.source}")
-    raise LabError(f"still not over after {RUNS} runs: {cell.source}\n{printed(cell)}")
+            raise LabError("this cell waits for a job that it submits itself, so a rerun would "
+                           "submit it again; move jobs.wait() to a cell of its own: "
+                           f"{cell.source}")
+    raise LabError(f"the cell is still waiting for its job after {RUNS} runs: {cell.source}\n"
+                   f"{printed(cell)}")
 
 
 @contextlib.contextmanager

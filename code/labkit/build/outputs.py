@@ -140,5 +140,5 @@ def stale(lab: Lab, sources: Mapping[str, Source], stored: LabOutputs | None) ->
     known = {cell.id: cell.source for cell in stored.cells}
     lines = [f"{file}:{source.line}: the source of cell {name} is newer than its output"
              for name, source in sources.items() if known.get(name) != source.digest]
-    return lines + [f"{file}: there are outputs of a cell {name}, which is gone"
+    return lines + [f"{file}: outputs are stored for cell {name}, which no longer exists"
                     for name in known if name not in sources]

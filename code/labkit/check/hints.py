@@ -35,7 +35,7 @@ MISTAKES = tuple((re.compile(pattern), advice) for pattern, advice in (
     (r"ImportError: cannot import name '(\w+)' from '([\w.]+)'",
      r"\2 does not define `\1`. Is it there, and spelled correctly?"),
     (r"No module named '(mytrainer[\w.]*)'", r"Run the cell that writes the module \1."),
-    (r"TypeError: [\w.<>]+\(\) (?:takes|missing|got)\b",
+    (r"TypeError: [\w.<>]+\(\) (?:takes (?:\d|no|from|at|exactly)|missing|got)\b",
      "A call and its function disagree about the arguments. If it is your own function, keep the "
      "line that begins with def as it was."),
     (r"have (?:the )?same dtype|expected scalar type|Found dtype|can't be cast to|must match dtype",

@@ -72,7 +72,7 @@ def program(path: str, trainer: str, *, arguments: Sequence[str] = (), finds: Se
         times: how often the script must start the program; None for any number, which the check
             judges by `job.runs`.
 
-    Raises Failed if the script cannot be read, starts the program another number of times, or would
+    Raises Failed if the script cannot be read, does not start the program `times` times, or would
     go wrong.
     """
     try:

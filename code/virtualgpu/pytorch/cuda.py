@@ -98,9 +98,6 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
                 if target.index is not None:
                     gpu.current = target.index
 
-    def current_device() -> int:
-        return gpu.current or 0
-
     class DeviceContext:
         """torch.cuda.device: set_device for a block."""
 
@@ -122,7 +119,8 @@ def _devices(gpu: CudaGpu) -> dict[str, object]:
         is_available=lambda: True, init=lambda: None,
         is_initialized=lambda: gpu.current is not None,  # DeviceMesh chooses for a process without
         _lazy_init=lambda: None, _is_in_bad_fork=lambda: False,
-        device_count=lambda: gpu.count, current_device=current_device, set_device=set_device,
+        device_count=lambda: gpu.count, current_device=lambda: gpu.current or 0,
+        set_device=set_device,
         get_device_name=lambda device=None: props.name,
         get_device_properties=lambda device=None: props,
         get_device_capability=lambda device=None: (props.major, props.minor),

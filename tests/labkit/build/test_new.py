@@ -11,6 +11,7 @@ from grader.run.settings import Grading
 from grader.sandbox import choice
 from lab import cli
 from labcore import own_labs, shipping
+from labcore.workspace import CHECKOUT
 from labkit.build import Role, read
 from labkit.build.cli import build
 from labkit.build.stubs import unanswered
@@ -85,10 +86,14 @@ def test_it_is_graded_and_its_written_answer_waits_for_a_person(folder, lab, tmp
     nbformat.validate(nbformat.from_dict(made.notebook))
 
 
+TAKEN = {path.name[:2] for path in (CHECKOUT / "solutions").glob("*.py")}
+FREE = next(number for number in range(7, 100) if f"{number:02}" not in TAKEN)
+
+
 @pytest.mark.parametrize(("name", "said"), [
     ("batches", "'batches' is not a lab name: two digits, _, then lowercase letters, digits, or _; "
      "nearest: 21_batches"),
-    ("7_B atch", "nearest: 07_b_atch"),
+    ("7_B atch", f"nearest: {FREE:02}_b_atch"),
     ("../30_x", "nearest: 30_x"),
     (NAME, "already has the number 20; free: 21_batches"),
     ("03_mine", "03_multi_node.py already has the number 03; free: 21_mine"),

@@ -1477,43 +1477,25 @@ with check.parts():
 # parameter until the end of the optimizer step, and Adam has two moments in fp32.
 
 # %% [markdown]
-# ### Exercise 7: bytes per parameter
+# ### Predict the bytes
 #
-# Predict the bytes per parameter in the optimizer step, before you measure:
+# How many bytes per parameter are there in the optimizer step?
 #
 # - `"fp32"`: everything in fp32;
 # - `"autocast"`: `torch.autocast` with fp32 parameters;
 # - `"Megatron-LM 2021, fp16"`: like your `MixedPrecision`, but the gradients are accumulated in fp16, and the step
 #   unscales them into an fp32 copy, the *main gradients*;
 # - `"ZeRO"`: the accounting of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054): 16-bit parameters and
-#   gradients, fp32 master weights, and no copy of the gradients.
+#   gradients, fp32 master weights, and no copy of the gradients;
+# - `"yours"`: your `MixedPrecision`.
 
-# %% answer="bytes"
+# %% answer="guess-bytes"
 ### BEGIN SOLUTION
-bytes_per_parameter = {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}
+guess_bytes = {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 20, "ZeRO": 16, "yours": 18}
 ### END SOLUTION
 
-# %% check="bytes" points=2
-check.value(bytes_per_parameter, {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}, hints={
-    "Is there a master weight for a parameter that is in fp32 already?":
-        {"fp32": 20, "autocast": 20, "Megatron-LM 2021, fp16": 20, "ZeRO": 16},
-    "Adam has two moments, in fp32 in every recipe.":
-        {"fp32": 12, "autocast": 12, "Megatron-LM 2021, fp16": 16, "ZeRO": 12},
-    "The master weights are missing.":
-        {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}})
-
-# %% [raw] mutant="bytes" hint="in fp32 already"
-# bytes_per_parameter = {"fp32": 20, "autocast": 20, "Megatron-LM 2021, fp16": 20, "ZeRO": 16}
-
-# %% [raw] mutant="bytes" hint="two moments"
-# bytes_per_parameter = {"fp32": 12, "autocast": 12, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}
-
-# %% [raw] mutant="bytes" hint="master weights are missing"
-# bytes_per_parameter = {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 16, "ZeRO": 12}
-
 # %% [markdown]
-# The next cell measures the first two on a virtual H100, and your own recipe, for 134 million parameters with hardly
-# any activations. (About half a byte per parameter is the workspace of the GEMMs.)
+# The next cell measures three of them on a virtual H100, with 134 million parameters and hardly any activations. (About half a byte per parameter is the workspace of the GEMMs.)
 
 # %% tags=["explore"]
 def peak_per_parameter(recipe, layers=8, width=4096):
@@ -1540,16 +1522,17 @@ def peak_per_parameter(recipe, layers=8, width=4096):
 
 for recipe in ("fp32", "autocast", "yours"):
     (run,) = virtualgpu.run(lambda recipe=recipe: peak_per_parameter(recipe), "h100:1")
-    print(f"{recipe:9} {result(f'{run.value:.1f}')} bytes per parameter (modeled), and "
-          f"{bytes_per_parameter.get(recipe, 18)} predicted")
+    print(f"{recipe:9} {result(f'{run.value:.1f}')} bytes per parameter (modeled), and you predicted {guess_bytes[recipe]}")
 
 # %% [markdown]
+# Megatron-LM of 2021 needs 20, because the main gradients are a second copy, and ZeRO counts 16.
+#
 # None of the recipes needs less than fp32. Mixed precision saves memory only in *activations*, which is why the largest
 # models shard their states over ranks: the subject of lab 08. When you read a number of bytes per parameter, ask which
 # recipe it counts, and at what point in the step.
 
 # %% [markdown]
-# ### Exercise 8: the memory went up
+# ### Exercise 7: the memory went up
 #
 # A colleague adds `--fp16` to a job of `pretrain_gpt.py` on one V100, changes nothing else, and reports that its peak
 # memory **rose by 10%**. Can that be? This trainer follows Megatron-LM of 2021: the main gradients exist only during

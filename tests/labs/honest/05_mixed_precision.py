@@ -175,11 +175,6 @@ class Autocast(torch.overrides.TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-# %% answer="bytes" style="sums"
-bytes_per_parameter = {"fp32": 4 + 4 + 8, "autocast": 4 + 4 + 8,
-                       "Megatron-LM 2021, fp16": 2 + 2 + 4 + 4 + 8, "ZeRO": 2 + 2 + 12}
-
-
 # %% answer="more-memory" style="equals signs, and one long word list"
 %%writefile code/more_memory.sh
 #!/bin/bash

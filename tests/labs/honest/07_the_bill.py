@@ -22,6 +22,7 @@ def iteration_flops(layers, hidden, sequence, vocabulary, batch, recompute=False
 
 # %% answer="achieved" style="numpy floats in a list"
 def achieved(flops, milliseconds, gpus, card, precision):
+    import torch
     rate = torch.tensor(flops, dtype=torch.float64) / gpus / milliseconds / 1e9
     return [rate.item(), (rate / PEAKS[card][precision]).item()]
 

@@ -49,7 +49,7 @@ check.mask("layout_estimator", "minimegatron", "lab.mytrainer", "torch.amp", "to
 # %% tags=["explore"]
 from job_monitor import kernels, logs
 from lab import tensorboard
-from lab.mytrainer import gain, pieces, worked
+from lab.mytrainer import gain, pieces, small_model, worked
 from labcore.colors import bad, good, mark, result
 from lablib import half, jobs, plots
 from layout_estimator import costs
@@ -74,7 +74,7 @@ for name in ("collectives", "ddp", "launch", "train"):
 # %% tags=["explore"] short={"steps=60": "steps=4"}
 def train(dtype, rate, steps=60):
     """Train the small GPT with everything in one dtype; return the loss of each step."""
-    model, batches = half.small_gpt(dtype)
+    model, batches = small_model.build(dtype)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0)
     losses = []
     for _ in range(steps):
@@ -260,7 +260,7 @@ def percent_lost(gradient, dtype):
     return 100 * (present.to(dtype) == 0).float().mean().item()
 
 
-gradients = half.gradients(micro_batches=64)
+gradients = small_model.gradients(micro_batches=64)
 largest = max(gradient.abs().max().item() for gradient in gradients.values())
 check.compare("percent of the logits' gradients lost in fp16", guess_fp16, percent_lost(gradients["logits"], torch.float16))
 print(f"in bf16: {percent_lost(gradients['logits'], torch.bfloat16):.1f}%; you guessed {guess_bf16}")
@@ -514,7 +514,7 @@ with check.parts():
 # each computed in bf16, in both ways, and compares the sums with one in fp64.
 
 # %% tags=["explore"] short={"range(64)": "range(4)"}
-model, batches = half.small_gpt(torch.bfloat16)
+model, batches = small_model.build(torch.bfloat16)
 weight = dict(model.named_parameters())["stage.decoder.layers.0.mlp.linear_fc1.weight"]
 sums = {dtype: torch.zeros_like(weight, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64)}
 errors = {"bf16": [], "fp32": []}
@@ -1165,8 +1165,10 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # ## Train in fp16
 #
 # Now everything is connected. The next job trains the small GPT on two nodes with four ranks of *your* trainer, for 100
-# steps in fp16, and a single process of `pretrain_gpt.py` with the same flags is the reference. The scale starts at
-# $2^{28}$. How many of the 100 steps will be skipped?
+# steps in fp16, and a single process of `pretrain_gpt.py` with the same flags is the reference. A micro-batch is a single
+# sample, because whether a gradient overflows in fp16 depends on which samples it is a sum of, and the two programs may
+# give the samples to micro-batches in a different order. The scale starts at $2^{28}$. How many of the 100 steps will be
+# skipped?
 
 # %% answer="guess-skipped"
 ### BEGIN SOLUTION
@@ -1175,7 +1177,7 @@ guess_skipped = 10
 
 # %% tags=["explore"] short={"--train-iters 100": "--train-iters 8 --lr-decay-iters 100", "scale 268435456": "scale 2097152"}
 FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
-         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 "
+         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 "
          "--global-batch-size 8 --train-iters 100 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.1 --lr-decay-style cosine "
          "--log-interval 1 --eval-iters 0 --split 949,50,1 --data-path data/bpe-4096/text_document "
          "--vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt "
@@ -1750,7 +1752,7 @@ def round_stochastically(values):
 def train_without_masters(rate, steps=60):
     """Train the small GPT with bf16 parameters, rounded stochastically; return the losses."""
     torch.manual_seed(0)
-    model, batches = half.small_gpt(torch.bfloat16)
+    model, batches = small_model.build(torch.bfloat16)
     parameters, losses = list(model.parameters()), []
     exact = [parameter.detach().float() for parameter in parameters]
     optimizer = torch.optim.AdamW(exact, lr=rate, weight_decay=0)

@@ -16,6 +16,7 @@ from labcore import own_labs, workspace
 from labcore.colors import bad
 from labkit.cells import Code, Release, ReleasedCell, Role, read_release
 from labkit.check import checks
+from labkit.check.rewritten import StudentModules
 from labkit.check.sides import NOTEBOOK
 from labkit.provenance import Provenance, RunCell
 
@@ -24,7 +25,7 @@ IPYTHONS = re.compile(r"In|Out|exit|quit|get_ipython|_+|_i+\d*|_\d+|_[iod]h|_exi
 
 
 class CellHistory:
-    """The cells that ran in this kernel. Register its methods with `watch`."""
+    """The cells that ran in this kernel. `register` connects it."""
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
@@ -110,6 +111,14 @@ def watch() -> None:
 
     shell = get_ipython()
     if shell is not None and hasattr(shell, "kernel"):
-        history = CellHistory(shell)
-        shell.events.register("pre_run_cell", history.before_cell)
-        shell.events.register("post_run_cell", history.after_cell)
+        register(shell)
+
+
+def register(shell: Any) -> None:
+    """Have an IPython shell call this module, and forget rewritten modules, around each cell."""
+    history, modules = CellHistory(shell), StudentModules(workspace.home())
+    for event, react in (("pre_run_cell", modules.drop_rewritten),
+                         ("pre_run_cell", history.before_cell),
+                         ("post_run_cell", history.after_cell),
+                         ("post_run_cell", modules.remember)):
+        shell.events.register(event, react)

@@ -298,7 +298,8 @@ def test_an_extended_version_takes_the_place_of_the_old_one_once_it_works(lab, s
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--adopt", "fp8"), "--adopt fp8: no lab extends mytrainer/fp8.py; nearest: --adopt train, ddp"),
+    (("--adopt", "fp8"),
+     "--adopt fp8: no lab extends mytrainer/fp8.py; nearest: --adopt train, ddp"),
     (("--adopt", "ddq"), "ddq: no piece of mytrainer/ has this name; nearest: ddp"),
     (("--adopt", "ddp", "--force"), "--force is only for --worked")])
 def test_only_a_piece_that_a_lab_extends_is_adopted(lab, words, message):

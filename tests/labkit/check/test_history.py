@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -11,7 +12,6 @@ from IPython.core.interactiveshell import InteractiveShell
 from labcore import own_labs
 from labkit.cells import Role, read_release
 from labkit.check import history, running
-from labkit.check.history import CellHistory
 from labkit.check.sides import side
 from tests.labkit.check.test_running import labs  # noqa: F401  a fixture
 
@@ -36,9 +36,7 @@ def run(monkeypatch, tmp_path, capsys, labs):  # noqa: F811
     setup = next(cell.id for cell in lab.cells if cell.role is Role.CHECK_SETUP)
     released = lab.by_id
     shell.run_cell("import math", store_history=True)
-    watched = CellHistory(shell)
-    shell.events.register("pre_run_cell", watched.before_cell)
-    shell.events.register("post_run_cell", watched.after_cell)
+    history.register(shell)
 
     def run(*cells: str | tuple[str, str]) -> str:
         for cell in cells:
@@ -69,6 +67,21 @@ def test_an_answer_on_its_own_gives_no_warning(run):
     said = run(CHECK_SETUP, ("halve", RIGHT), "import math", "x = 3",
                "halve-check")
     assert all("✓" in line for line in said.splitlines()) and "right in" in said
+
+
+@pytest.mark.parametrize("imported", ["from mytrainer_ import ring; ring.STEPS",
+                                      "import mytrainer_.ring; mytrainer_.ring.STEPS",
+                                      "from mytrainer_ import both; both.ring.STEPS"])
+def test_a_rewritten_file_is_imported_anew(run, tmp_path, monkeypatch, imported):
+    (tmp_path / "mytrainer_").mkdir()
+    (tmp_path / "mytrainer_" / "both.py").write_text("from mytrainer_ import ring")
+    monkeypatch.syspath_prepend(tmp_path)
+    writing, use = "%%writefile mytrainer_/ring.py\nSTEPS = {}", imported.replace("; ", "\nprint(")
+    assert run(writing.format("3"), f"{use})") == "3\n"
+    assert run(f"kept = {imported.partition('; ')[2].rpartition('.')[0]}", f"{use}, kept.STEPS)",
+               writing.format("1024"), f"{use}, kept.STEPS)") == "1024 3\n"
+    for name in [name for name in sys.modules if name.startswith("mytrainer_")]:
+        del sys.modules[name]
 
 
 def test_a_name_from_import_star_and_a_changed_check_are_named(run, tmp_path, monkeypatch):

@@ -81,7 +81,8 @@ def _ranks(ranks: list[int]) -> str:
 def _timeout_error(run: RunRequest, report: RunReport) -> RanksTimeout:
     stacks = {rank: stack_text(one.stack) for rank, one in enumerate(report.outcomes)
               if one.state == "running"}
-    lines = [f"{_ranks(list(stacks))} of {run.ranks} wait for ranks that never respond" if
+    wait = "waits" if len(stacks) == 1 else "wait"
+    lines = [f"{_ranks(list(stacks))} of {run.ranks} {wait} for ranks that never respond" if
              report.deadlock else
              f"{_ranks(list(stacks))} of {run.ranks} did not finish within {run.timeout:g} s"]
     for rank, one in enumerate(report.outcomes):

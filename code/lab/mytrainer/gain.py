@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import runpy
 import sys
 import tempfile
@@ -23,6 +24,8 @@ MODEL = ("--num-layers 12 --hidden-size 768 --num-attention-heads 12 "
          "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 2 ")
 RUN = ("--device cuda --lr 1e-4 --log-interval 3 --eval-iters 0 --split 949,50,1 "
        "--overlap-grad-reduce")
+# Their messages are complete without the name of the class.
+OURS = re.compile(r"(?:\b(?:Lab|Piece|User)Error: )+")
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,9 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
     with contextlib.redirect_stderr(io.StringIO()), tempfile.TemporaryDirectory() as cache:
         ranks = run(partial(train, MODEL if flags is None else flags, cache, wrapper, steps), gpus,
                     nodes, link=link, present=present)
-    if failed := [rank.error for rank in ranks if rank.error and "LabError" in rank.error] or [
-            rank.error for rank in ranks if rank.error]:
-        raise LabError(failed[0].partition("LabError: ")[2] or failed[0])
+    if errors := [rank.error for rank in ranks if rank.error]:
+        ours = next(filter(OURS.search, errors), errors[0])
+        raise LabError(OURS.split(ours, maxsplit=1)[-1])
     accounts, world = [rank.account for rank in ranks], ranks[0].value
     mfus = [one["flops"]["mfu"] if one["flops"] else 0.0 for one in accounts]  # 0: no samples
     return Gain(world, world / len(ranks) * sum(one["tokens"]["per_second"] for one in accounts

@@ -73,9 +73,11 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected | None, *,
             if expected is not None:
                 _judge(driver, number, case, place, done, expected, hints or {}, rel)
             runs.append(done)
-    counts = " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
+    *others, last = map(str, numbers)
+    counts = f"{', '.join(others)}{',' * (len(others) > 1)} and {last}" if others else last
     tally.note(driver)
-    passed(f"{side().title(driver)}: {'ran' if expected is None else 'right'} on {counts} ranks "
+    passed(f"{side().title(driver)}: {'ran' if expected is None else 'right'} on {counts} "
+           f"rank{'s' if counts != '1' else ''} "
            f"in {len(cases)} case{'s' if len(cases) > 1 else ''}")
     return runs
 

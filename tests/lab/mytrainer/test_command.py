@@ -240,6 +240,11 @@ def test_an_error_on_virtual_gpus_names_the_line(student, text):
         gain.measure("h100:8")
 
 
+def test_an_error_of_the_loop_on_virtual_gpus_is_its_message_alone(student, text):
+    with pytest.raises(LabError, match=r"^8 ranks need mytrainer/ddp\.py"):
+        gain.measure("h100:8")
+
+
 def test_bad_arguments(lab, text):
     code, out, err = lab("--gpus", "h999:8")
     assert (code, out) == (1, "") and err.startswith("lab: error: ") and "h999" in err

@@ -101,7 +101,7 @@ def failure(driver: Any, *arguments: Any, **keywords: Any) -> str:
 
 def test_a_right_answer_passes_on_every_number_of_ranks(capsys):
     runs = check.ranks(student(RING)["driver"], CASES, expected, ranks=[1, 2, 3], hints=HINTS)
-    assert "driver: right on 1, 2 and 3 ranks in 2 cases" in capsys.readouterr().out
+    assert "driver: right on 1, 2, and 3 ranks in 2 cases" in capsys.readouterr().out
     assert [len(run.values) for run in runs] == [1, 1, 2, 2, 3, 3]
     last = runs[-1]
     assert last.values[0].tolist() == [0.0, 12.0, 24.0]

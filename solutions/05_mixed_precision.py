@@ -44,7 +44,8 @@ os.makedirs("mytrainer/new", exist_ok=True)
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("layout_estimator", "minimegatron", "lab.mytrainer", "torch.amp", "torch.cuda.amp", "lablib.half")
+check.mask("lab.mytrainer", "lablib.half", "layout_estimator", "minimegatron", "torch.amp.GradScaler",
+           "torch.amp.autocast", "torch.autocast", "torch.cuda.amp.GradScaler", "torch.cuda.amp.autocast")
 
 # %% tags=["explore"]
 from job_monitor import kernels, logs

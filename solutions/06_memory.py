@@ -45,8 +45,10 @@ os.makedirs("mytrainer", exist_ok=True)
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("layout_estimator", "lablib.saved", "minimegatron", "torch.utils.checkpoint",
-           "torch.nn.functional.scaled_dot_product_attention", "torch.autograd.graph.save_on_cpu")
+check.mask("lablib.saved", "layout_estimator", "minimegatron", "torch.autograd.graph.save_on_cpu",
+           "torch.nn.functional.scaled_dot_product_attention", "torch.utils.checkpoint.CheckpointFunction",
+           "torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint_sequential",
+           "torch.utils.checkpoint.get_device_states", "torch.utils.checkpoint.set_device_states")
 
 # %% tags=["explore"]
 import matplotlib.pyplot as plt

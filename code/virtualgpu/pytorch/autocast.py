@@ -206,6 +206,8 @@ def _follow_contexts() -> None:
 
     torch.clear_autocast_cache = clear_both
     mode = autocast_mode.autocast
+    if not hasattr(mode, "__enter__"):  # masked by a lab, so that no program can enter it
+        return
     enter, leave = mode.__enter__, mode.__exit__
 
     def entered(self):

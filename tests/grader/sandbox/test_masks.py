@@ -16,12 +16,15 @@ from grader.sandbox import mounts
 from grader.sandbox.interface import Limits
 from grader.sandbox.masks import SandboxMasks, rewritten
 from grader.sandbox.podman import Podman
-from labcore.workspace import CODE
+from grader.sandbox.unisolated import Unisolated
+from labcore.workspace import CHECKOUT, CODE
 from labkit import masks
 from labkit.masks import MaskTarget, UnknownName, mask_targets, message
 from tests.grader.sandbox.conftest import finish
 from tests.needs import needs
 
+CALL = re.compile(r"check\.mask\((.*?)\)", re.DOTALL)
+OF_TORCH = re.compile(r'"(torch\.[\w.]+)"')
 TEXT = '''"""A module."""
 import functools
 LIMIT = 5
@@ -232,3 +235,19 @@ def test_another_user_can_read_what_is_shown_in_place_of_a_masked_file(package):
         assert shown.stat().st_mode & 0o004
         for above in shown.parents[:len(shown.parts) - len(Path(tempfile.gettempdir()).parts) - 1]:
             assert above.stat().st_mode & 0o001, above
+
+
+def test_torch_and_virtual_gpus_work_with_all_that_labs_mask_in_torch(tmp_path):
+    """A lab that masks a module which torch itself imports could not be graded."""
+    names = sorted({name for path in (CHECKOUT / "solutions").glob("*.py")
+                    for call in CALL.findall(path.read_text()) for name in OF_TORCH.findall(call)})
+    program = ("import torch, virtualgpu\n"
+               "def step():\n"
+               "    x = torch.ones(2, 2, device='cuda', requires_grad=True)\n"
+               "    (x @ x).sum().backward()\n"
+               "    return torch.cuda.max_memory_allocated()\n"
+               "(rank,) = virtualgpu.run(step, 'h100:1')\n"
+               "print(rank.error or rank.value > 0)\n")
+    ended = finish(Unisolated(tmp_path), [sys.executable, "-c", program],
+                   masks=SandboxMasks(names))
+    assert len(names) > 5 and (ended.out, ended.noise, ended.code) == ("True\n", "", 0)

@@ -110,6 +110,32 @@ class LossScaler:
             self.scale = max(self.minimum, 0.5 * self.scale)
 
 
+# %% answer="scaler" style="a scale on the device, changed in place"
+%%writefile mytrainer/scaler.py
+import torch
+
+from mytrainer.unscale import unscale
+
+
+class LossScaler:
+    def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
+        self.scale = torch.tensor(float(initial))
+        self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
+        self.streak, self.left = 0, hysteresis
+
+    def unscale(self, parameters):
+        return unscale(parameters, self.scale)
+
+    def update(self, overflow):
+        self.streak = 0 if overflow else self.streak + 1
+        self.left -= overflow
+        if overflow and self.left < 1:
+            self.scale.mul_(0.5).clamp_(min=self.minimum)
+        if self.streak == self.window:
+            self.scale.mul_(2)
+            self.streak, self.left = 0, self.hysteresis
+
+
 # %% answer="loop" style="an early continue, and the samples that were skipped"
 %%writefile mytrainer/new/train.py
 import contextlib

@@ -463,8 +463,8 @@ class StepLog:
         scale = 1.0 if self.scaler is None else float(self.scaler.scale) * config.world_size
         ctx.print_rank_0(iteration_line(
             config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
-            lr=self.learning_rate(advanced), zeros=self._zeros(), params_norm=None, nans=nans,
-            loss_scale=scale, skipped=self.skipped, **shown))
+            lr=self.learning_rate(advanced), zeros=None if skipped else self._zeros(),
+            params_norm=None, nans=nans, loss_scale=scale, skipped=self.skipped, **shown))
         self.board.scalar("lm loss", shown["loss"], iteration, consumed)
         self.board.scalar("grad-norm", shown["norm"], iteration, consumed)
         if self.scaler is not None:

@@ -7,7 +7,7 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     with torch.no_grad():
         size = tensor.double().abs().reshape(-1)
         edges = 2.0 ** torch.arange(lowest + 1, highest + 1, dtype=torch.float64)
-        which = torch.bucketize(size[size != 0], edges, right=True)
+        which = torch.bucketize(size[size > 0], edges, right=True)
         counts = torch.zeros(highest - lowest + 1, dtype=torch.long)
         counts.scatter_add_(0, which, torch.ones_like(which))
         return torch.sum(size == 0), counts
@@ -180,6 +180,10 @@ def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
 
 
 # %% answer="autocast" style="one dictionary, and tree_map"
+%%writefile mytrainer/autocast.py
+import torch
+
+
 class Autocast(torch.overrides.TorchFunctionMode):
     def __init__(self, dtype):
         super().__init__()

@@ -111,7 +111,7 @@ print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
 #
 # The first one's NaN comes from Adam. Its second moment $v$ is a mean of *squared* gradients, which underflow to 0.
 # PyTorch's default AdamW computes in the parameters' dtype, where $\epsilon = 10^{-8}$ is 0 as well, so the first
-# update divides by $\sqrt0+0$: it is infinite where the gradient is not 0, and NaN where it is. (With `fused=True`,
+# update divides by $\sqrt0+0$: it is infinite where the gradient is not 0, and NaN where it is 0. (With `fused=True`,
 # AdamW computes in fp32. It survives this step, but it still stores $v$ as 0.)
 #
 # **Mixed precision** ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)) keeps 16 bits for what is large
@@ -283,8 +283,8 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
 # %% [markdown]
 # It is mostly the logits' gradients that are lost, but every other gradient is computed from them: a backward pass in
 # fp16 would start with almost nothing but the labels' own terms. With a single micro-batch, or a loss that is
-# multiplied by 64 or more, they survive, though as **subnormals**, which have only a few significant bits. And there is
-# plenty of headroom on the right. How much a loss can be multiplied depends
+# multiplied by 64 or more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty
+# of headroom on the right. How much a loss can be multiplied depends
 # on the model, the batch, and how far training has come, so the right factor is found by trial, in the second sitting.
 
 # %% [markdown]
@@ -304,7 +304,7 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
 # - The model's parameters keep their dtypes. A parameter in fp32 is its own master weight.
 # - Micro-batches accumulate in fp32, in `.grad` of the model's parameters.
 # - `step()` updates the fp32 master weights with the wrapped optimizer and leaves their rounded values in the model.
-# - Nothing is in memory twice: no copy of a gradient at any time, and no gradient at all in the forward pass.
+# - No gradient is ever in memory twice, and none is left there in the forward pass.
 
 # %% answer="precision"
 %%writefile mytrainer/precision.py
@@ -756,7 +756,7 @@ for ranks in (1, 2, 4):
 # |---|---|
 # | `--initial-loss-scale 4294967296` | The first scale, $2^{32}$, is far too high on purpose. |
 # | `--loss-scale-window 1000` | Every 1,000 steps in a row without an overflow double the scale. |
-# | `--hysteresis 2` | At the start, it takes two overflows to halve the scale, even with good steps between them. While a run of overflows goes on, each further one halves it. |
+# | `--hysteresis 2` | At the start, it takes two overflows to halve the scale, even with good steps between them. After that, each further one halves it. |
 # | `--min-loss-scale 1` | The scale never falls below this value. |
 #
 # When is a scaler as tolerant again as it was at the start? Two traces of Megatron-LM's rules answer that. `x` is a step
@@ -1752,7 +1752,9 @@ check.compare("times as fast (virtual V100)", guess_speedup, precisions[0].milli
 
 # %% [markdown]
 # `activ.` shrinks by less than half: dropout masks still take one byte per element, and the loss is computed in fp32.
-# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) If somebody turns
+# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) The second table
+# is an H100's. In bf16, `pretrain_gpt.py` accumulates gradients in fp32, so `states` takes 18 bytes per parameter, and the
+# step needs no copy. If somebody turns
 # fp16 on, notices the free memory, doubles the micro-batch, and only then reads the peak, fp16 seems to cost memory.
 # **Change one thing at a time.**
 
@@ -1844,7 +1846,7 @@ for gpu, flags in RECIPES:
 # fp16 costs more than bf16 on the same GPU, because the overflow check reads every gradient, and its result makes the
 # CPU wait for the GPU in every step. (`pretrain_gpt.py` avoids this wait: it updates with a factor that is 0 after an
 # overflow, and never reads the flag.) With your autocast, a step takes a little longer, because every weight is cast in
-# every micro-batch. It needs a little more memory, because autograd saves those copies for the backward pass, and layer
+# every micro-batch. Here it also needs a little more memory, because autograd saves those copies for the backward pass, and layer
 # norms and the residual stream are in fp32. Now look at your trainer's map. It has a row for this lab:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
@@ -1926,8 +1928,8 @@ half.draw_losses({"bf16, rounded to nearest": train(torch.bfloat16, 1e-5),
 # ## What you have built
 #
 # Your trainer trains in bf16 and fp16: master weights, fp32 gradients, an overflow check that all ranks agree on,
-# dynamic loss scaling, a loop that skips, and, as another recipe, an autocast. A step is several times as fast, and takes as much memory as
-# before. Lab 06 takes on the activations, and lab 08 the states.
+# dynamic loss scaling, a loop that skips, and, as another recipe, an autocast. A step is several times as fast, and takes
+# as much memory as before. Lab 06 takes on the activations, and lab 08 the states.
 #
 # ## Read next
 #

@@ -54,8 +54,9 @@ def draw_histograms(counts: Mapping[str, Sequence[int]], lowest: int, rounded: i
     figure.colorbar(image, ax=axes, label="share of the layer")
     below = (table * (torch.arange(table.shape[1]) + lowest < rounded)).sum(1)
     return Drawing(figure, "Shares of gradients by exponent, one row per layer. Below "
-                   f"2**{rounded}, where fp16 rounds to 0: " + ", ".join(f"{name} {share:.0%}" for name, share in
-                                                  zip(rows, below.tolist(), strict=True)) + ".")
+                   f"2**{rounded}, where fp16 rounds to 0: " + ", ".join(
+                       f"{name} {share:.0%}"
+                       for name, share in zip(rows, below.tolist(), strict=True)) + ".")
 
 
 def draw_errors(errors: Mapping[str, Sequence[float]]) -> Drawing:

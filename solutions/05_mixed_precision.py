@@ -1207,7 +1207,7 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # %% [markdown]
 # Put it in place. `lab mytrainer` tests it on two ranks first, and keeps your old file:
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"lab mytrainer --adopt train": "cp mytrainer/new/train.py mytrainer/train.py"}
 !lab mytrainer --adopt train
 
 # %% [markdown]
@@ -1846,8 +1846,8 @@ for gpu, flags in RECIPES:
 # fp16 costs more than bf16 on the same GPU, because the overflow check reads every gradient, and its result makes the
 # CPU wait for the GPU in every step. (`pretrain_gpt.py` avoids this wait: it updates with a factor that is 0 after an
 # overflow, and never reads the flag.) With your autocast, a step takes a little longer, because every weight is cast in
-# every micro-batch. Here it also needs a little more memory, because autograd saves those copies for the backward pass, and layer
-# norms and the residual stream are in fp32. Now look at your trainer's map. It has a row for this lab:
+# every micro-batch. Here it also needs a little more memory, because autograd saves those copies for the backward pass,
+# and layer norms and the residual stream are in fp32. Now look at your trainer's map. It has a row for this lab:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
 !lab mytrainer

@@ -69,8 +69,8 @@ for name in ("collectives", "ddp", "launch", "train"):
 # ## Two ways to fail
 #
 # Both colleagues changed one line: `model.to(dtype)`, which converts the parameters, and with them the activations, the
-# gradients, and Adam's state. The first one trains in fp16, and the second fine-tunes in bf16, at a learning rate of
-# $10^{-5}$, as is usual there. Read the loop, and run it. The model is a small GPT on real text.
+# gradients, and Adam's state. The first one trains in fp16, and the second trains in bf16 at a learning rate of
+# $10^{-5}$, which is common in fine-tuning. Read the loop, and run it. The model is a small GPT on real text.
 
 # %% tags=["explore"] short={"steps=60": "steps=4"}
 def train(dtype, rate, steps=60):
@@ -93,7 +93,7 @@ half.draw_losses({name: train(*settings) for name, settings in {
 
 # %% [markdown]
 # Nothing is rigged: these are the numbers that 16 bits give. A floating-point number has a sign, an exponent, and
-# significant digits, and 16 bits are too few for both a wide range and many digits. The next cell asks PyTorch.
+# significant digits, and 16 bits are too few for both a wide range and high precision. The next cell asks PyTorch.
 
 # %% tags=["explore"]
 for name in ("float32", "float16", "bfloat16"):
@@ -107,11 +107,13 @@ print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
 # - A number beyond the range becomes infinite: an **overflow**. One that is too close to 0 becomes 0: an
 #   **underflow**. Gradients can leave the range of fp16 at both ends; **bf16** has the range of fp32.
 # - Every number is rounded, and bf16 rounds eight times more coarsely than fp16. An update smaller than half the
-#   distance between two numbers is lost: a weight of 0.02 in bf16 has neighbors at a distance of 0.00012, so Adam's
-#   steps of $10^{-5}$ do not change it at all. This is how the second colleague's loss stalls.
+#   distance between two numbers is lost: bf16 numbers near 0.02 are 0.00012 apart, so Adam's steps of $10^{-5}$ do not
+#   change such a weight at all. This is how the second colleague's loss stalls.
 #
-# The first one's NaN comes from Adam. Its second moment is a mean of *squared* gradients, which underflow to 0, and so
-# does its $\epsilon = 10^{-8}$. The first update divides by $\sqrt0+0$.
+# The first one's NaN comes from Adam. Its second moment $v$ is a mean of *squared* gradients, which underflow to 0.
+# PyTorch's default AdamW computes in the parameters' dtype, where $\epsilon = 10^{-8}$ is 0 as well, so the first
+# update divides by $\sqrt0+0$: it is infinite where the gradient is not 0, and NaN where it is 0. (With `fused=True`,
+# AdamW computes in fp32. It survives this step, but it still stores $v$ as 0.)
 #
 # **Mixed precision** ([Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740)) keeps 16 bits for what is large
 # and computed often, and 32 bits for what is added up: master weights and Adam's state in fp32, and, for fp16, a loss
@@ -119,7 +121,7 @@ print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
 # A100 and the H100 bf16 ones, too, just as fast.
 
 # %% [markdown]
-# ## Where gradients are
+# ## The range of real gradients
 #
 # Is underflow a theoretical problem? The **exponent** $e$ of a number $x$ with $2^e \le |x| < 2^{e+1}$ decides. A
 # histogram over exponents shows at a glance what 16 bits can hold, and what a factor of $2^k$ does: it shifts the
@@ -129,8 +131,8 @@ print(f"\nin fp16: {one.half().tolist()}\nin bf16: {one.bfloat16().tolist()}")
 # ### Exercise 1: a histogram of exponents
 #
 # Write `log2_histogram`. It must be exact: 1023.99994, the fp32 number below 1,024, has the exponent 9, although its
-# logarithm rounds to 10. `torch.frexp` splits numbers without rounding. With `--log-num-zeros-in-grad`,
-# `my_trainer.py` counts the zeros of each step's gradient with your function.
+# logarithm rounds to 10. With `--log-num-zeros-in-grad`, `my_trainer.py` counts the zeros of each step's gradient with
+# your function, and a gradient can hold infinities and NaN.
 
 # %% answer="histogram"
 %%writefile mytrainer/histogram.py
@@ -145,9 +147,9 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     Args:
         tensor: of any shape and any floating-point dtype, in any state of autograd.
         lowest: exponent of the first bin, which also counts all smaller elements except zeros.
-        highest: exponent of the last bin, which also counts all larger elements.
+        highest: exponent of the last bin, which also counts all larger elements and infinities.
 
-    Returns the number of zeros, a tensor of one element, and the counts, int64
+    NaN has no exponent and is counted nowhere. Returns the number of zeros, a tensor of one element, and the counts, int64
     [highest - lowest + 1]. The sign does not matter.
     """
     ### BEGIN SOLUTION
@@ -173,7 +175,7 @@ check.ranks(
     cases=[{"values": [1.0, 1.5, -2.0, 0.0, 0.3, 0.0], "dtype": "float32", "lowest": -3, "highest": 2},
            {"values": [0.01, 1000.0, 4.0, -0.125, 0.0], "dtype": "float16", "lowest": -3, "highest": 2},
            {"values": [1023.99994, -0.00097656244], "dtype": "float32", "lowest": -12, "highest": 10},
-           {"values": [6e-8, float("inf"), -1e-7], "dtype": "float16", "lowest": -26, "highest": -22}],
+           {"values": [6e-8, float("inf"), -1e-7, float("nan")], "dtype": "float16", "lowest": -26, "highest": -22}],
     expected=[[[4, [0, 2, 0, 4, 2, 0]]], [[2, [4, 0, 0, 0, 0, 4]]], [[0, [0, 2] + [0] * 19 + [2, 0]]], [[0, [0, 0, 2, 2, 2]]]],
     hints={"Negative elements are missing: only the magnitude counts.":
                [[[4, [0, 2, 0, 4, 0, 0]]], [], [], []],
@@ -183,7 +185,10 @@ check.ranks(
                [[[4, [4, 2, 0, 4, 2, 0]]], [], [], []],
            "Elements beyond the first or the last bin are missing. The bins at the ends count them, too.":
                [[], [[2, [2, 0, 0, 0, 0, 2]]], [], []],
-           "An exponent is off by one: the logarithm of a number just below a power of two is rounded.":
+           "NaN is in a bin, as if it had an exponent.":
+               [[], [], [], [[0, [0, 0, 2, 2, 4]]]],
+           "An exponent is off by one: the logarithm of a number just below a power of two is rounded. torch.frexp does "
+           "not round.":
                [[], [], [[0, [0, 0, 2] + [0] * 19 + [2]]], []]})
 ### BEGIN HIDDEN TESTS
 import math
@@ -230,6 +235,10 @@ check.ranks(histogram_of, ranks=1, cases=[dict(case, dtype=dtype) for case, dtyp
 # -    bins = (torch.frexp(values).exponent - 1).clamp(lowest, highest) - lowest
 # +    bins = values.log2().floor().long().clamp(lowest, highest) - lowest
 
+# %% [raw] mutant="histogram" hint="NaN is in a bin"
+# -    values = values[values > 0].clamp(max=2.0**highest)
+# +    values = values[values != 0].nan_to_num(nan=2.0**highest).clamp(max=2.0**highest)
+
 # %% [raw] mutant="histogram" hint="requires grad"
 # -    values = tensor.detach().abs().flatten().float()
 # -    zeros = (values == 0).sum()
@@ -270,19 +279,20 @@ for name, gradient in gradients.items():
           f"{percent_lost(64 * gradient, torch.float16):.1f}%")
 print(f"largest gradient: {largest:.2g}; it could be {result(f'{65504 / largest:,.0f}')} times as large before it overflows")
 half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist()
-                      for name, gradient in gradients.items()}, -40, -24)
+                      for name, gradient in gradients.items()}, -40, -25)
 
 # %% [markdown]
 # It is mostly the logits' gradients that are lost, but every other gradient is computed from them: a backward pass in
 # fp16 would start with almost nothing but the labels' own terms. With a single micro-batch, or a loss that is
-# multiplied by 64 or more, they survive. And there is much room on the right. How much a loss can be multiplied depends
+# multiplied by 64 or more, they survive, though as **subnormals**, with only a few significant bits. And there is plenty
+# of headroom on the right. How much a loss can be multiplied depends
 # on the model, the batch, and how far training has come, so the right factor is found by trial, in the second sitting.
 
 # %% [markdown]
 # ## Master weights
 #
 # The other failure, lost updates, has a simple remedy: update weights in fp32, and round them to 16 bits for the next
-# forward pass. Gradients need digits, too. A step adds up the gradients of all micro-batches, and a small addend is
+# forward pass. Gradients need precision, too. A step adds up the gradients of all micro-batches, and a small addend is
 # lost in a large sum just as a small update is. By default, `.grad` has the parameter's dtype. PyTorch lets you change
 # that: after `parameter.grad_dtype = torch.float32`, the backward pass still computes the gradient in 16 bits, and adds
 # it to an fp32 `.grad`. (Megatron-LM keeps an fp32 buffer, `main_grad`, for the same purpose.)
@@ -295,8 +305,7 @@ half.draw_histograms({name: histogram.log2_histogram(gradient, -40, 0)[1].tolist
 # - The model's parameters keep their dtypes. A parameter in fp32 is its own master weight.
 # - Micro-batches accumulate in fp32, in `.grad` of the model's parameters.
 # - `step()` updates the fp32 master weights with the wrapped optimizer and leaves their rounded values in the model.
-# - With Adam, fp16 parameters take 18 bytes each at the end of the backward pass and during the step: a copy of the
-#   gradient would be too much. In the forward pass, there are no gradients, so they take 14.
+# - No gradient is ever in memory twice, and none is left there in the forward pass.
 
 # %% answer="precision"
 %%writefile mytrainer/precision.py
@@ -382,16 +391,17 @@ def updated(dtypes, start, gradients, rate):
     return [[str(parameter.dtype), parameter.item()] for parameter in parameters]
 
 
-def precision_steps(width, layers, samples, steps):
-    """Train a stack of linear layers in fp16 on a GPU."""
+def precision_steps(width, layers, samples, steps, dtype="float16"):
+    """Train a stack of linear layers on a GPU, in fp16 unless another dtype is given."""
     from functools import partial
 
     from mytrainer.precision import MixedPrecision
 
-    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda", dtype=torch.float16)
+    dtype = getattr(torch, dtype)
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda", dtype=dtype)
                                   for _ in range(layers)))
     optimizer = MixedPrecision(model.parameters(), partial(torch.optim.AdamW, lr=1e-3, fused=True))
-    inputs = torch.zeros(samples, width, device="cuda", dtype=torch.float16)
+    inputs = torch.zeros(samples, width, device="cuda", dtype=dtype)
     for _ in range(steps):
         optimizer.zero_grad()
         model(inputs).sum().backward()
@@ -444,20 +454,25 @@ with check.parts():
             expected=lambda ranks, dtypes, start, gradients, rate: [
                 [[f"torch.{dtype}", start - rate * sum(gradients)] for dtype in dtypes] + [["torch.float32", 1.0]]])
         ### END HIDDEN TESTS
-    with check.part(2, "needs 18 bytes per parameter, and 14 in the forward pass"):
+    with check.part(2, "holds no more tensors than it needs"):
         # 2**27 parameters: the step takes 2.25 GiB, and a copy of the gradients 0.5 GiB more.
         small = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3}, "h100:1",
                            least={"flops": 3 * 23 * 2 * 256 * 4096**2, "dtype": "fp16", "live": 14 * 2**27})
         check.pass_mark(small.peak_memory, error=small.memory_error, below=2.62, hint=(
             f"{small.peak_memory:.2f} GiB at the peak, {small.peak_memory * 2**30 / 2**27:.0f} bytes per parameter: the "
             "step holds more than one fp32 tensor for each gradient."))
-        # 12.4 bytes of activations for each parameter: the forward pass needs most.
-        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 22_528, "steps": 3}, "h100:1",
-                           least={"flops": 3 * 23 * 2 * 22_528 * 4096**2, "dtype": "fp16",
-                                  "live": 14 * 2**27 + 9 * 2 * 22_528 * 4096})
-        check.pass_mark(large.peak_memory, error=large.memory_error, below=3.6, hint=(
+        # 6.8 bytes of activations for each parameter: the end of the forward pass needs most.
+        large = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 12_288, "steps": 3}, "h100:1",
+                           least={"flops": 3 * 23 * 2 * 12_288 * 4096**2, "dtype": "fp16",
+                                  "live": 14 * 2**27 + 9 * 2 * 12_288 * 4096})
+        check.pass_mark(large.peak_memory, error=large.memory_error, below=2.96, hint=(
             f"{large.peak_memory:.2f} GiB at the peak: something that only the backward pass and the step need is still "
             "allocated in the next forward pass."))
+        single = check.gpus(precision_steps, {"width": 4096, "layers": 8, "samples": 256, "steps": 3, "dtype": "float32"},
+                            "h100:1", least={"flops": 3 * 23 * 2 * 256 * 4096**2, "live": 16 * 2**27})
+        check.pass_mark(single.peak_memory, error=single.memory_error, below=2.3, hint=(
+            f"{single.peak_memory:.2f} GiB at the peak for a model in fp32: its parameters are their own master weights, "
+            "and need no copy."))
 
 # %% [raw] mutant="precision" hint="The sum needs fp32"
 # -            parameter.grad_dtype = torch.float32
@@ -499,6 +514,11 @@ with check.parts():
 # -            tensor.grad = None
 # +        for parameter in self.parameters:
 # +            parameter.grad = None
+
+# %% [raw] mutant="precision" hint="their own master weights"
+# -            is_master = parameter.dtype == torch.float32
+# -            self.masters.append(parameter if is_master else parameter.detach().float())
+# +            self.masters.append(parameter.detach().clone().float())
 
 # %% [raw] mutant="precision" hint="cannot use fp16 Tensor Cores"
 # -            is_master = parameter.dtype == torch.float32
@@ -567,7 +587,7 @@ for gpus in ("h100:1", "h100:8"):
 #
 # Write `unscale`. The check runs it on ranks with different gradients, only one of which overflows. Some of them hold
 # large gradients that are finite. A rank may exchange at most 64 bytes, and which collectives it calls must not depend
-# on what it finds.
+# on what it finds. On a GPU, the CPU may wait for a result at most once, however many parameters there are.
 
 # %% answer="unscale"
 %%writefile mytrainer/unscale.py
@@ -612,13 +632,13 @@ def unscaled(gradients, scale):
                                            for parameter in parameters]]
 
 
-def unscale_on_gpu(width, layers):
+def unscale_on_gpu(width, matrices):
     """Unscale the gradients of some matrices on a GPU."""
     from mytrainer.unscale import unscale
 
-    parameters = [torch.nn.Parameter(torch.empty(width, width, device="cuda")) for _ in range(layers)]
+    parameters = [torch.nn.Parameter(torch.empty(width, width, device="cuda")) for _ in range(matrices)]
     for parameter in parameters:
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     if unscale(parameters, 1024.0):
         raise RuntimeError("unscale() reports an overflow, but the gradients are finite")
 
@@ -658,8 +678,11 @@ def require_small(runs):
 
 
 require_small(runs)
-# 512 MiB of gradients: reading, scaling, and writing them once takes 0.4 ms on an H100.
-cost = check.gpus(unscale_on_gpu, {"width": 4096, "layers": 8}, "h100:1", least={"live": 2 * 4 * 8 * 4096**2})
+many = check.gpus(unscale_on_gpu, {"width": 64, "matrices": 300}, "h100:1", least={"live": 2 * 4 * 300 * 64**2})
+check.that(many.reads <= 1, f"For 300 parameters, the CPU waits for the GPU {many.reads} times, and the GPU runs dry each "
+           "time. Keep the flag on the device, and read it once.")
+# 512 MiB of gradients.
+cost = check.gpus(unscale_on_gpu, {"width": 4096, "matrices": 8}, "h100:1", least={"live": 2 * 4 * 8 * 4096**2})
 check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.35, hint=(
     f"{cost.peak_memory:.2f} GiB at the peak for parameters and gradients of 1 GiB: unscale in place, one gradient at a time."))
 ### BEGIN HIDDEN TESTS
@@ -693,6 +716,11 @@ for ranks in (1, 2, 4):
 # -            overflow += (~parameter.grad.isfinite()).any()
 # +            overflow += float(not parameter.grad.norm().isfinite())
 
+# %% [raw] mutant="unscale" hint="read it once"
+# -            overflow += (~parameter.grad.isfinite()).any()
+# +            if not parameter.grad.isfinite().all():
+# +                overflow += 1
+
 # %% [raw] mutant="unscale" hint="still multiplied by the scale"
 # -            parameter.grad /= scale
 
@@ -720,20 +748,31 @@ for ranks in (1, 2, 4):
 # +            overflow += (~copy.isfinite()).any()
 
 # %% [markdown]
-# ## A scale that finds its own size
+# ## Dynamic loss scaling
 #
-# A **dynamic** loss scaler raises the scale until a gradient overflows, and then lowers it. Megatron-LM's rules, with
-# the names of its flags and their default values:
+# A **dynamic** loss scaler raises the scale until a gradient overflows, and then lowers it. These are the properties of
+# Megatron-LM's, with the names of its flags and their default values:
 #
-# | flag | rule |
+# | flag | property |
 # |---|---|
 # | `--initial-loss-scale 4294967296` | The first scale, $2^{32}$, is far too high on purpose. |
-# | `--loss-scale-window 1000` | After so many steps in a row without an overflow, the scale doubles. A step with an overflow starts the count again, and so does a doubling. |
-# | `--hysteresis 2` | Overflows that the scaler tolerates: with 2, the first one skips its step but leaves the scale, and from the second one on, every overflow halves it. The tolerance is restored when the scale doubles, and only then. |
-# | `--min-loss-scale 1` | The scale never falls below. |
+# | `--loss-scale-window 1000` | Every 1,000 steps in a row without an overflow double the scale. |
+# | `--hysteresis 2` | At the start, it takes two overflows to halve the scale, even with good steps between them. After that, each further one halves it. |
+# | `--min-loss-scale 1` | The scale never falls below this value. |
 #
-# PyTorch's own scaler, `torch.amp.GradScaler`, follows the first two rules, has no minimum, and no hysteresis: it acts
-# like `--hysteresis 1`.
+# When is a scaler as tolerant again as it was at the start? Two traces of Megatron-LM's rules answer that. `x` is a step
+# that overflows, `.` a good one, and below it stands the scale after it.
+#
+# ```
+# window 4, hysteresis 2, initial scale 64:    x   .   x   .   .   .   .   x   x
+#                                             64  64  32  32  32  32  64  64  32
+# window 2, hysteresis 3, initial scale 64:    x   x   .   x   x   .   .   x
+#                                             64  64  64  32  16  16  32  32
+# ```
+#
+# PyTorch's own scaler, `torch.amp.GradScaler`, starts at $2^{16}$ and doubles after 2,000 good steps. It has no
+# minimum, and no hysteresis: it acts like `--hysteresis 1`. Nor does it all-reduce its flag across ranks, so it misses
+# an overflow on another rank unless the average brings it along. That is why your trainer needed Exercise 3.
 
 # %% [markdown]
 # ### Exercise 4: the loss scaler
@@ -757,7 +796,7 @@ class LossScaler:
     """
 
     def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
-        """Start with the scale `initial`; the table of flags describes the other arguments."""
+        """Start with the scale `initial`; the other arguments are those of the flags above."""
         self.scale = initial
         self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
         ### BEGIN SOLUTION
@@ -798,7 +837,7 @@ def scales(initial, minimum, window, hysteresis, overflows):
     found = []
     for overflow in overflows:
         scaler.update(bool(overflow))
-        found.append(scaler.scale)
+        found.append(float(scaler.scale))
     return found
 
 # %% check="scaler" points=4
@@ -900,14 +939,13 @@ check.ranks(scales, ranks=1, cases=drawn, expected=lambda ranks, **case: [by_rul
 # %% [markdown]
 # ## The loop, once more
 #
-# Your training loop of lab 04 knows no scale. Four things change if `my_trainer.py` passes a `scaler` to `train`:
+# Your training loop of lab 04 knows no scale. Now `my_trainer.py` passes a `scaler` to `train`, and the loop must have
+# these properties:
 #
-# - The backward pass starts from the scaled loss. The log shows the loss itself.
-# - Clipping compares the norm of the *unscaled* gradient of the global batch with `args.clip_grad`.
-# - After an overflow, the step updates neither parameters nor Adam's moments, because a single infinity or NaN would
-#   stay in them forever. Its samples are consumed all the same, but the learning rate does not advance:
-#   `learning_rate(samples)` takes the samples of the steps that were not skipped.
-# - The scaler learns after every step whether it overflowed, and so does the log.
+# - Clipping and the log see losses and gradients as if there were no scale.
+# - A step that overflows leaves parameters, moments, and the schedule as they were, because a single infinity or NaN
+#   would stay in Adam's moments forever. But it does consume its data.
+# - After each step, the scaler and the log learn whether it overflowed.
 
 # %% [markdown]
 # ### Exercise 5: a loop that skips
@@ -1000,11 +1038,13 @@ def scaled_lines(seed, samples, clip, overflows, scale):
             self.told.append(int(overflow))
 
     class Replica(torch.nn.Module):
-        """Averages gradients in finish()."""
+        """Sends gradients as the backward pass computes them; finish() puts their means in .grad."""
 
         def __init__(self, module):
             super().__init__()
-            self.module = module
+            self.module, self.sent = module, {}
+            for parameter in module.parameters():
+                parameter.register_post_accumulate_grad_hook(lambda one: self.sent.update({one: one.grad.clone()}))
 
         def forward(self, batch):
             return replicas.loss(self.module, *batch)
@@ -1014,8 +1054,8 @@ def scaled_lines(seed, samples, clip, overflows, scale):
 
         def finish(self):
             for parameter in self.module.parameters():
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
+                dist.all_reduce(self.sent[parameter])
+                parameter.grad = self.sent[parameter] / dist.get_world_size()
 
     def batches(consumed):
         x, y = replicas.batch(seed + consumed, samples)
@@ -1071,6 +1111,9 @@ check.ranks(
         "The gradient was clipped while it was still scaled: its norm is about 1,024 times as large. Unscale it first.":
             [[[[1, 1.077652, 1296.018, 0.2, 0, 0], [2, 1.007513, 0.0, 0.1, 1, 1], [3, 1.036553, 1237.192, 0.1, 0, 0],
                [4, 1.058324, 1285.409, 0.06666667, 0, 0]]] * 2, []],
+        "The gradients are unscaled before finish(): what arrives from the other ranks is still scaled.":
+            [[[[1, 1.077652, 1296.018, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1], [3, 0.9310229, 1069.657, 0.1, 0, 0],
+               [4, 0.8922718, 1030.725, 0.06666667, 0, 0]]] * 2, []],
         "The learning rate advances on the skipped step, too.":
             [[[[1, 1.077652, 1.265643, 0.2, 0, 0], [2, 0.909634, 0.0, 0.1, 1, 1],
                [3, 0.9310229, 1.044587, 0.06666667, 0, 0], [4, 0.9139776, 1.039931, 0.05, 0, 0]]] * 2, []],
@@ -1108,6 +1151,12 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # -        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
 # +        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
 # +        skipped = scaler is not None and scaler.unscale(model.parameters())
+
+# %% [raw] mutant="loop" hint="unscaled before finish()"
+# -        model.finish()
+# -        skipped = scaler is not None and scaler.unscale(model.parameters())
+# +        skipped = scaler is not None and scaler.unscale(model.parameters())
+# +        model.finish()
 
 # %% [raw] mutant="loop" hint="advances on the skipped step"
 # -            advanced += args.global_batch_size
@@ -1159,17 +1208,16 @@ for ranks, case in zip((1, 3), check.draw(2, seed=check.for_each_rank(check.betw
 # %% [markdown]
 # Put it in place. `lab mytrainer` tests it on two ranks first, and keeps your old file:
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"lab mytrainer --adopt train": "cp mytrainer/new/train.py mytrainer/train.py"}
 !lab mytrainer --adopt train
 
 # %% [markdown]
 # ## Train in fp16
 #
 # Now everything is connected. The next job trains the small GPT on two nodes with four ranks of *your* trainer, for 100
-# steps in fp16, and a single process of `pretrain_gpt.py` with the same flags is the reference. A micro-batch is a single
-# sample, because whether a gradient overflows in fp16 depends on which samples it is a sum of, and the two programs may
-# give the samples to micro-batches in a different order. The scale starts at $2^{28}$. How many of the 100 steps will be
-# skipped?
+# steps in fp16, and a single process of `pretrain_gpt.py` with the same flags is the reference. Each micro-batch is a
+# single sample. Otherwise, the two programs might group samples differently, and whether a gradient overflows in fp16
+# depends on the grouping. The scale starts at $2^{28}$. How many of the 100 steps will be skipped?
 
 # %% answer="guess-skipped"
 ### BEGIN SOLUTION
@@ -1182,7 +1230,8 @@ FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 -
          "--global-batch-size 8 --train-iters 100 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.1 --lr-decay-style cosine "
          "--log-interval 1 --eval-iters 0 --split 949,50,1 --data-path data/bpe-4096/text_document "
          "--vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt "
-         "--fp16 --initial-loss-scale 268435456 --loss-scale-window 20 --accumulate-allreduce-grads-in-fp32")
+         "--fp16 --initial-loss-scale 268435456 --loss-scale-window 20 --accumulate-allreduce-grads-in-fp32 "
+         "--log-num-zeros-in-grad")
 !sbatch --output=megatron/logs/mine_fp16.txt code/my_trainer.sh {FLAGS}
 
 # %% tags=["explore"]
@@ -1211,13 +1260,15 @@ plots.loss_scale(mine)
 # the scale divided by the number of ranks, and the log has the product.)
 #
 # Look at the log line of a skipped step, and at the first one that was made. The skipped one has no loss and no
-# gradient norm, and its learning rate did not advance:
+# gradient norm, and its learning rate did not advance. In the other one, `num zeros` is what your `log2_histogram`
+# counted: the elements of the global batch's gradient that are exactly 0.
 
 # %% tags=["explore"]
 lines = logs.lines("megatron/logs/mine_fp16.txt", "elapsed time")
 made = [number for number, one in enumerate(mine.iterations) if not one.skipped]
 for number in (0, *made[:1]):
-    print(mark(lines[number], r"loss scale: [^ |]+", r"number of skipped iterations: +\d+", r"learning rate: [^ |]+"))
+    zeros = [] if mine.iterations[number].skipped else [r"num zeros: [^ |]+"]
+    print(mark(lines[number], r"loss scale: [^ |]+", r"number of skipped iterations: +\d+", r"learning rate: [^ |]+", *zeros))
 
 # %% [markdown]
 # ### A scale that stays too high
@@ -1247,12 +1298,15 @@ print(f"{jobs.show().state}; skipped: {bad(sum(one.skipped for one in silent_ste
 #
 # **The third sitting starts here.** Your trainer puts whole models into 16 bits. PyTorch's `torch.autocast` is the
 # other recipe: parameters stay in fp32, and for every *operation*, two lists say whether its inputs are cast to 16 bits
-# or to fp32. An operation belongs on the first list if 16 bits make it much faster, and on the second if its result
-# leaves the range of fp16 although its inputs do not. All others take what they get.
+# or to fp32. An operation belongs on the first list if 16 bits make it much faster, and on the second if its result can
+# leave the range of fp16 although its inputs have ordinary magnitudes, up to a few hundred. All others take what they
+# get.
 #
-# The next cell applies operations to activations with a standard deviation of 6 and a few outliers of 300, as large
-# models have them ([Dettmers et al., 2022](https://arxiv.org/abs/2208.07339)), in fp16 and in fp64, and times them on a
-# virtual V100. The loss is a sum over 16,384 tokens, as in Megatron-LM.
+# The next cell applies operations in fp16 and in fp32 to activations with a standard deviation of 6 and a few outliers
+# of 300. That value is our choice; some activations of large models are far larger ([Sun et al.,
+# 2024](https://arxiv.org/abs/2402.17762)). GEMMs multiply them by weights with a standard deviation of 0.02, GPT-2's at
+# the start. The loss is a sum over 16,384 tokens, as in Megatron-LM. The times are those of a virtual V100 and of a
+# virtual H100.
 
 # %% tags=["explore"] short={"size=4096": "size=1024"}
 import time
@@ -1262,40 +1316,49 @@ from torch.nn import functional as F
 import virtualgpu
 
 OPERATIONS = {
-    "add": lambda x: x + x, "bmm": lambda x: torch.bmm(x[None], x.t()[None] / 10_000),
-    "cross_entropy": lambda x: F.cross_entropy(x.flatten()[:2**20].view(16_384, 64), torch.arange(
+    "add": lambda x, w: x + x, "bmm": lambda x, w: torch.bmm(x[None], w.t()[None]),
+    "cross_entropy": lambda x, w: F.cross_entropy(x.flatten()[:2**20].view(16_384, 64), torch.arange(
         16_384, device=x.device) % 64, reduction="sum"),
-    "cumsum": lambda x: x.abs().cumsum(-1), "exp": lambda x: x.exp(), "linear": lambda x: F.linear(x, x / 10_000),
-    "matmul": lambda x: x @ (x.t() / 10_000), "maximum": lambda x: torch.maximum(x, -x), "pow": lambda x: x.pow(2),
-    "relu": lambda x: x.relu(), "softmax": lambda x: x.softmax(-1), "sum": lambda x: x.abs().sum(-1),
-    "tanh": lambda x: x.tanh()}
+    "cumsum": lambda x, w: x.abs().cumsum(-1), "exp": lambda x, w: x.exp(), "linear": lambda x, w: F.linear(x, w),
+    "matmul": lambda x, w: x @ w.t(), "maximum": lambda x, w: torch.maximum(x, -x), "pow": lambda x, w: x.pow(2),
+    "relu": lambda x, w: x.relu(), "softmax": lambda x, w: x.softmax(-1), "sum": lambda x, w: x.abs().sum(-1),
+    "tanh": lambda x, w: x.tanh()}
+GPUS = {"V100": ("v100:1", torch.float32, torch.float16), "H100": ("h100:1", torch.float32, torch.bfloat16)}
 
 
-def milliseconds(name, dtype, size=4096):
-    """Return the time of an operation on a [size, size] tensor on a GPU, in ms (run by virtualgpu)."""
-    x = torch.randn(size, size, device="cuda", dtype=dtype)
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    OPERATIONS[name](x)
-    torch.cuda.synchronize()
-    return 1000 * (time.perf_counter() - begin)
+def milliseconds(dtypes, size=4096):
+    """Return each operation's time on [size, size] tensors in each dtype on a GPU, in ms (run by virtualgpu)."""
+    times = {}
+    for name, operation in OPERATIONS.items():
+        for dtype in dtypes:
+            x = torch.randn(size, size, device="cuda", dtype=dtype)
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            operation(x, x)
+            torch.cuda.synchronize()
+            times[name, dtype] = 1000 * (time.perf_counter() - begin)
+    return times
 
 
-x = 6 * torch.randn(64, 16_384, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+generator = torch.Generator().manual_seed(0)
+x, weights = (std * torch.randn(64, 16_384, generator=generator) for std in (6, 0.02))
 x[::8, ::64] = 300
-x = x.half().double()
-print(f"{'':14} became infinite   became 0   V100 in fp32, and in fp16 (virtual)")
+x, weights = x.half(), weights.half()
+times = {name: virtualgpu.run(lambda dtypes=dtypes: milliseconds(dtypes), gpu)[0].value
+         for name, (gpu, *dtypes) in GPUS.items()}
+print(f"{'':14}  in fp16, became     V100, virtual (ms)   H100, virtual (ms)\n"
+      f"{'':14} infinite        0      fp32     fp16        fp32     bf16")
 for name, operation in OPERATIONS.items():
-    exact, rounded = operation(x), operation(x.half())
-    infinite, lost = (100 * share.double().mean().item() for share in (rounded.isinf(), (rounded == 0) & (exact != 0)))
-    times = [virtualgpu.run(lambda name=name, dtype=dtype: milliseconds(name, dtype), "v100:1")[0].value
-             for dtype in (torch.float32, torch.float16)]
-    infinite, lost = (bad(f"{share:9.2f}%") if share else f"{share:9.2f}%" for share in (infinite, lost))
-    print(f"{name:14} {infinite:>15} {lost:>10}   {times[0]:6.2f} ms  {times[1]:6.2f} ms")
+    exact, rounded = operation(x.float(), weights.float()), operation(x, weights)
+    infinite = 100 * (rounded.isinf() & ~exact.isinf()).float().mean().item()
+    lost = 100 * ((rounded == 0) & (exact != 0)).float().mean().item()
+    infinite, lost = (bad(f"{share:7.2f}%") if share else f"{share:7.2f}%" for share in (infinite, lost))
+    print(f"{name:14} {infinite} {lost}  " + "   ".join(
+        " ".join(f"{times[gpu][name, dtype]:8.2f}" for dtype in dtypes) for gpu, (_, *dtypes) in GPUS.items()))
 
 # %% [markdown]
-# (The operations that move through memory also become faster in 16 bits, but only because they move half as many
-# bytes. A cast of their inputs would cost what it gains.)
+# (Memory-bound operations also become faster in 16 bits, but only because they move half as many bytes. A cast of their
+# inputs would cost what it gains.)
 
 # %% [markdown]
 # ### Exercise 6: your autocast
@@ -1303,13 +1366,20 @@ for name, operation in OPERATIONS.items():
 # Write `Autocast` and its two lists. A `TorchFunctionMode` sees each call of a PyTorch function in its `with` block:
 # `function.__name__` is the operation's name, and `x @ y` is `matmul`. Decide for each operation of the table, and for
 # the others of `ALL`: what do they have in common with those that you measured? Only floating-point tensors of 16 and
-# 32 bits are cast, wherever they are among the arguments; labels and fp64 stay as they are.
+# 32 bits are cast, wherever they are among the arguments; labels and fp64 stay as they are. `my_trainer.py` runs the
+# forward pass in your Autocast if it is given `--autocast`.
 
-# %% tags=["setup"]
+# %% answer="autocast"
+%%writefile mytrainer/autocast.py
+"""Autocast: fp32 parameters, and each operation in the dtype that suits it."""
+
+import torch
+
+# What the check calls. Operations that are on neither list run in the dtype of their inputs.
 ALL = ("add", "addmm", "baddbmm", "bmm", "clamp", "cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "linear",
        "matmul", "maximum", "mse_loss", "neg", "pow", "prod", "relu", "reshape", "softmax", "sum", "tanh", "transpose")
 
-# %% answer="autocast"
+
 class Autocast(torch.overrides.TorchFunctionMode):
     """Run each operation in the dtype that suits it: `with Autocast(torch.float16): ...`."""
 
@@ -1344,6 +1414,8 @@ def dtypes_of(names, dtype, low):
     """Return the dtype of each operation's result under Autocast, for operands in a dtype."""
     from torch.nn import functional as F
 
+    from mytrainer.autocast import Autocast
+
     x = torch.full((4, 4), 0.5, dtype=getattr(torch, dtype))
     calls = {
         "add": lambda: x + x, "addmm": lambda: torch.addmm(input=x, mat1=x, mat2=x), "clamp": lambda: x.clamp(min=0),
@@ -1363,6 +1435,8 @@ def autocast_values(seed, rows):
     """Train one step of a small network under Autocast; return its loss, and the gradient's dtype."""
     from torch.nn import functional as F
 
+    from mytrainer.autocast import Autocast
+
     first, second = (torch.nn.Parameter((torch.arange(64.0).view(8, 8) * number + seed).sin()) for number in (1, 2))
     x = (torch.arange(8.0 * rows).view(rows, 8) + seed).cos()
     with Autocast(torch.bfloat16):
@@ -1374,6 +1448,8 @@ def autocast_values(seed, rows):
 
 def autocast_step(width, layers, tokens):
     """Train a stack of linear layers with fp32 parameters under Autocast on a GPU."""
+    from mytrainer.autocast import Autocast
+
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda") for _ in range(layers)))
     x = torch.empty(tokens, width, device="cuda")
     for _ in range(2):
@@ -1384,52 +1460,55 @@ def autocast_step(width, layers, tokens):
 # %% check="autocast" points=5
 with check.parts():
     with check.part(3, "gives each operation a dtype"):
-        check.function(
-            dtypes_of,
+        check.ranks(
+            dtypes_of, ranks=1,
             cases=[{"names": ["matmul", "linear", "bmm", "baddbmm"], "dtype": "float32", "low": "float16"},
                    {"names": ["exp", "sum", "softmax", "cross_entropy"], "dtype": "float16", "low": "float16"},
                    {"names": ["relu", "maximum", "reshape", "add"], "dtype": "float16", "low": "float16"},
                    {"names": ["matmul", "exp"], "dtype": "float64", "low": "float16"},
                    {"names": ["matmul", "exp"], "dtype": "float16", "low": "bfloat16"}],
-            expected=[["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["bfloat16", "float32"]],
+            expected=[[["float16"] * 4], [["float32"] * 4], [["float16"] * 4], [["float64"] * 2], [["bfloat16", "float32"]]],
             hints={"Everything runs in fp16. Which results of the table became infinite or 0?":
-                       [["float16"] * 4, ["float16"] * 4, ["float16"] * 4, ["float64"] * 2, ["bfloat16"] * 2],
+                       [[["float16"] * 4], [["float16"] * 4], [["float16"] * 4], [["float64"] * 2], [["bfloat16"] * 2]],
                    "GEMMs run in fp32: nothing uses Tensor Cores.":
-                       [["float32"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["float32"] * 2],
+                       [[["float32"] * 4], [["float32"] * 4], [["float16"] * 4], [["float64"] * 2], [["float32"] * 2]],
                    "Operations that neither gain nor lose much are cast, too. Each cast costs a kernel.":
-                       [["float16"] * 4, ["float32"] * 4, ["float32"] * 4, ["float64"] * 2, ["bfloat16", "float32"]],
-                   "fp64 is cast. Leave it alone: who uses it has a reason.":
-                       [["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float16", "float32"], ["bfloat16", "float32"]],
+                       [[["float16"] * 4], [["float32"] * 4], [["float32"] * 4], [["float64"] * 2], [["bfloat16", "float32"]]],
+                   "fp64 is cast. Leave it alone: whoever uses fp64 has a reason.":
+                       [[["float16"] * 4], [["float32"] * 4], [["float16"] * 4], [["float16", "float32"]], [["bfloat16", "float32"]]],
                    "You cast to fp16, whatever dtype Autocast was made with.":
-                       [["float16"] * 4, ["float32"] * 4, ["float16"] * 4, ["float64"] * 2, ["float16", "float32"]]})
+                       [[["float16"] * 4], [["float32"] * 4], [["float16"] * 4], [["float64"] * 2], [["float16", "float32"]]]})
         ### BEGIN HIDDEN TESTS
         low, full = ("addmm", "baddbmm", "bmm", "linear", "matmul"), (
             "cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "mse_loss", "pow", "prod", "softmax", "sum")
         rest = ("add", "clamp", "maximum", "neg", "relu", "reshape", "tanh", "transpose")
-        check.function(dtypes_of, cases=[(list(names), "float32", "bfloat16") for names in (low, full, rest)],
-                       expected=[["bfloat16"] * len(low), ["float32"] * len(full), ["float32"] * len(rest)])
-        check.function(dtypes_of, cases=[(list(names), "float16", "float16") for names in (low, full, rest)],
-                       expected=[["float16"] * len(low), ["float32"] * len(full), ["float16"] * len(rest)],
-                       hints={"Each operation of the table has the right dtype, but an operation like them has not: what "
-                              "can the powers, products, and sums of ordinary numbers become?":
-                                  lambda names, dtype, low: [
-                                      "float16" if name in ("cosh", "cumprod", "expm1", "mse_loss", "prod")
-                                      else "float16" if names[0] != "cosh" else "float32" for name in names]})
+        check.ranks(dtypes_of, ranks=1, cases=[{"names": list(names), "dtype": "float32", "low": "bfloat16"}
+                                               for names in (low, full, rest)],
+                    expected=[[["bfloat16"] * len(low)], [["float32"] * len(full)], [["float32"] * len(rest)]])
+        check.ranks(dtypes_of, ranks=1, cases=[{"names": list(names), "dtype": "float16", "low": "float16"}
+                                               for names in (low, full, rest)],
+                    expected=[[["float16"] * len(low)], [["float32"] * len(full)], [["float16"] * len(rest)]],
+                    hints={"Each operation of the table has the right dtype, but one that you did not measure is on the "
+                           "wrong list: what can the powers, products, and sums of ordinary numbers become?":
+                               lambda ranks, names, dtype, low: [[
+                                   "float16" if name in ("cosh", "cumprod", "expm1", "mse_loss", "prod")
+                                   else "float16" if names[0] != "cosh" else "float32" for name in names]]})
         ### END HIDDEN TESTS
     with check.part(1, "trains fp32 parameters"):
-        check.function(autocast_values, cases=[{"seed": 0.5, "rows": 4}], rel=0.02, expected=[[18.395, "torch.float32"]])
+        check.ranks(autocast_values, ranks=1, cases=[{"seed": 0.5, "rows": 4}], rel=0.02,
+                    expected=[[[18.395, "torch.float32"]]])
         ### BEGIN HIDDEN TESTS
         import torch
         from torch.nn import functional as F
 
-        def exact_loss(seed, rows):
+        def exact_loss(ranks, seed, rows):
             first, second = ((torch.arange(64.0).view(8, 8) * number + seed).sin() for number in (1, 2))
             x = (torch.arange(8.0 * rows).view(rows, 8) + seed).cos()
             logits = F.linear(F.relu(F.linear(x, first)), second)
-            return [F.cross_entropy(logits, torch.arange(rows) % 8, reduction="sum").item(), "torch.float32"]
+            return [[F.cross_entropy(logits, torch.arange(rows) % 8, reduction="sum").item(), "torch.float32"]]
 
-        check.function(autocast_values, cases=check.draw(3, seed=check.between(0, 9), rows=[4, 8, 16]), rel=0.02,
-                       expected=exact_loss)
+        check.ranks(autocast_values, ranks=1, cases=check.draw(3, seed=check.between(0, 9), rows=[4, 8, 16]), rel=0.02,
+                    expected=exact_loss)
         ### END HIDDEN TESTS
     with check.part(1, "uses Tensor Cores"):
         cost = check.gpus(autocast_step, {"width": 4096, "layers": 4, "tokens": 8192}, "h100:1", least={
@@ -1451,7 +1530,7 @@ with check.parts():
 # -        if name in self.low or name in self.full:
 # +        if name in ALL:
 
-# %% [raw] mutant="autocast" hint="who uses it has a reason"
+# %% [raw] mutant="autocast" hint="whoever uses fp64 has a reason"
 # -            if isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16, torch.float32):
 # +            if isinstance(value, torch.Tensor) and value.is_floating_point():
 
@@ -1459,7 +1538,7 @@ with check.parts():
 # -            dtype = self.dtype if name in self.low else torch.float32
 # +            dtype = torch.float16 if name in self.low else torch.float32
 
-# %% [raw] mutant="autocast" hint="an operation like them has not"
+# %% [raw] mutant="autocast" hint="one that you did not measure is on the wrong list"
 # -        self.full = {"cosh", "cross_entropy", "cumprod", "cumsum", "exp", "expm1", "mse_loss", "pow", "prod", "softmax",
 # -                     "sum"}
 # +        self.full = {"cross_entropy", "cumsum", "exp", "pow", "softmax", "sum"}
@@ -1470,8 +1549,20 @@ with check.parts():
 
 # %% [markdown]
 # Compare your lists with [PyTorch's](https://docs.pytorch.org/docs/stable/amp.html#cuda-op-specific-behavior). It also
-# casts layer norms and losses to fp32, whose kernels add up in fp32 anyway, because what they return should have more
-# digits. In bf16, nothing on your second list overflows. PyTorch runs it in fp32 all the same, because of the digits.
+# casts layer norms and losses to fp32, whose kernels add up in fp32 anyway, so that what they return is more precise. In
+# bf16, nothing on your second list overflows. PyTorch runs it in fp32 all the same, for its precision.
+#
+# Your trainer can use either recipe. `--autocast` is a flag of `my_trainer.py` alone: the parameters are in fp32, so
+# they are their own master weights, and the forward pass runs in your `Autocast`. Train in fp16 with it for 20 steps. At
+# the end of this lab, you see what it costs in time and memory.
+
+# %% tags=["explore"] short={"--train-iters 20 ": "--train-iters 2 "}
+AUTOCAST = "--train-iters 20 --lr-decay-iters 100 --initial-loss-scale 524288 --autocast"  # the last value of a flag counts
+!OMP_NUM_THREADS=1 python code/my_trainer.py {FLAGS} {AUTOCAST} > megatron/logs/autocast_fp16.txt 2>&1
+!grep -hE "^training|error:" megatron/logs/autocast_fp16.txt
+cast = logs.read("megatron/logs/autocast_fp16.txt").iterations
+losses = [f"{one.iteration}: {one.loss:.3f}" for one in cast[::6] if not one.skipped]
+print(f"losses of iterations {', '.join(losses)}; skipped: {sum(one.skipped for one in cast)} of {len(cast)}")
 
 # %% [markdown]
 # ## What a parameter costs
@@ -1482,53 +1573,74 @@ with check.parts():
 # %% [markdown]
 # ### Predict the bytes
 #
-# How many bytes per parameter are there in the optimizer step?
+# How many bytes per parameter are allocated during the optimizer step?
 #
 # - `"fp32"`: everything in fp32;
-# - `"autocast"`: `torch.autocast` with fp32 parameters;
-# - `"Megatron-LM 2021, fp16"`: like your `MixedPrecision`, but the gradients are accumulated in fp16, and the step
-#   unscales them into an fp32 copy, the *main gradients*;
+# - `"autocast"`: your `Autocast` with fp32 parameters;
+# - `"Megatron-LM 2021"`: like your `MixedPrecision`, but the gradients are accumulated in fp16, and the step unscales
+#   them into an fp32 copy, the *main gradients*;
 # - `"ZeRO"`: the accounting of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054): 16-bit parameters and
 #   gradients, fp32 master weights, and no copy of the gradients;
-# - `"yours"`: your `MixedPrecision`.
+# - `"yours"`: your `MixedPrecision`, which has Megatron-LM's tensors with `--accumulate-allreduce-grads-in-fp32`.
 
 # %% answer="guess-bytes"
 ### BEGIN SOLUTION
-guess_bytes = {"fp32": 16, "autocast": 16, "Megatron-LM 2021, fp16": 20, "ZeRO": 16, "yours": 18}
+guess_bytes = {"fp32": 16, "autocast": 16, "Megatron-LM 2021": 20, "ZeRO": 16, "yours": 18}
 ### END SOLUTION
 
 # %% [markdown]
-# The next cell measures three of them on a virtual H100, with 134 million parameters and hardly any activations. (About half a byte per parameter is the workspace of the GEMMs.)
+# The next cell measures all of them on a virtual H100, with 134 million parameters and hardly any activations. About
+# half a byte per parameter is the workspace of the GEMMs. For ZeRO's accounting, it converts and updates one of the eight
+# matrices at a time, so that the fp32 gradients of all others need no memory.
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={"in guess_bytes": "in ('ZeRO', 'autocast')"}
 def peak_per_parameter(recipe, layers=8, width=4096):
     """Return the peak allocated memory of the second optimizer step, in bytes per parameter."""
     from functools import partial
 
+    from contextlib import nullcontext
+
+    from mytrainer.autocast import Autocast
     from mytrainer.precision import MixedPrecision
 
-    model = torch.nn.Sequential(*(torch.nn.Linear(
-        width, width, bias=False, device="cuda", dtype=torch.float16 if recipe == "yours" else torch.float32)
-        for _ in range(layers)))
+    dtype = torch.float32 if recipe in ("fp32", "autocast") else torch.float16
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False, device="cuda", dtype=dtype)
+                                  for _ in range(layers)))
     make = partial(torch.optim.AdamW, fused=True)
-    optimizer = MixedPrecision(model.parameters(), make) if recipe == "yours" else make(model.parameters())
-    x = torch.randn(16, width, device="cuda", dtype=model[0].weight.dtype)
+    parameters = list(model.parameters())
+    masters = [parameter.detach().float() for parameter in parameters] if recipe in ("Megatron-LM 2021", "ZeRO") else []
+    groups = {"ZeRO": [[number] for number in range(layers)], "Megatron-LM 2021": [range(layers)]}.get(recipe, [])
+    copied = [make([masters[number] for number in group]) for group in groups]  # an optimizer for each group
+    optimizer = None if copied else MixedPrecision(parameters, make) if recipe == "yours" else make(parameters)
+    x = torch.randn(16, width, device="cuda", dtype=dtype)
     for _ in range(2):
-        optimizer.zero_grad()
-        with torch.autocast("cuda", torch.float16, enabled=recipe == "autocast"):
+        model.zero_grad()
+        if optimizer is not None:
+            optimizer.zero_grad()
+        with Autocast(torch.float16) if recipe == "autocast" else nullcontext():
             loss = model(x).float().sum()
         loss.backward()
         torch.cuda.reset_peak_memory_stats()
-        optimizer.step()
+        for group, one in zip(groups, copied, strict=True):
+            for number in group:
+                masters[number].grad = parameters[number].grad.float()
+            one.step()
+            for number in group:
+                masters[number].grad = None
+                parameters[number].data.copy_(masters[number])
+        if optimizer is not None:
+            optimizer.step()
     return torch.cuda.max_memory_allocated() / (layers * width**2)
 
 
-for recipe in ("fp32", "autocast", "yours"):
+for recipe in guess_bytes:
     (run,) = virtualgpu.run(lambda recipe=recipe: peak_per_parameter(recipe), "h100:1")
-    print(f"{recipe:9} {result(f'{run.value:.1f}')} bytes per parameter (modeled), and you predicted {guess_bytes[recipe]}")
+    print(f"{recipe:16} {result(f'{run.value:.1f}')} bytes per parameter (modeled), and you predicted {guess_bytes[recipe]}")
 
 # %% [markdown]
-# Megatron-LM of 2021 needs 20, because the main gradients are a second copy, and ZeRO counts 16.
+# With gradients in fp16, Megatron-LM needs 20 bytes, because the main gradients are a second copy; with gradients in
+# fp32, it needs 18, because that copy is gone. ZeRO counts 16, which takes an optimizer that never holds all fp32
+# gradients at once.
 #
 # None of the recipes needs less than fp32. Mixed precision saves memory only in *activations*, which is why the largest
 # models shard their states over ranks: the subject of lab 08. When you read a number of bytes per parameter, ask which
@@ -1617,10 +1729,10 @@ check.pass_mark(1 + rise, error=ALLOCATED["h100-80gb"], above=1.1, hint=(
 # $$M_\text{fp32} = 16P + A \qquad M_\text{fp16} = 16P + \max(A/2,\ 4P),$$
 #
 # so fp16 needs more than fp32 if $A < 4P$: for a large model with a small batch. Most reports of this kind have a
-# simpler cause, though. Which two rows of the next table would lead somebody to it, and which two should be compared?
+# simpler cause, though. Which two rows of the next table would mislead you, and which two should be compared?
 #
-# The table also shows step times. The V100's data sheet has 15.7 TFLOP/s in fp32 and 125 in fp16, and kernels that move
-# through memory move half as many bytes. How many times as fast is a step in fp16, at the same micro-batch? Guess.
+# The table also shows step times. The V100's data sheet has 15.7 TFLOP/s in fp32 and 125 in fp16, and memory-bound
+# kernels move half as many bytes. How many times as fast is a step in fp16, at the same micro-batch? Guess.
 
 # %% answer="guess-speedup"
 ### BEGIN SOLUTION
@@ -1635,11 +1747,15 @@ precisions = costs.of({"fp32, micro-batch 2": "--micro-batch-size 2", "fp16, mic
                        "fp16, micro-batch 4": "--micro-batch-size 4 --fp16", "fp32, micro-batch 4": "--micro-batch-size 4"},
                       V100)
 costs.show(precisions)
+costs.show(costs.of({"fp32, micro-batch 2": "--micro-batch-size 2", "bf16, micro-batch 2": "--micro-batch-size 2 --bf16"},
+                    GPT2 + "--device virtual:h100 "))
 check.compare("times as fast (virtual V100)", guess_speedup, precisions[0].milliseconds / precisions[1].milliseconds)
 
 # %% [markdown]
 # `activ.` shrinks by less than half: dropout masks still take one byte per element, and the loss is computed in fp32.
-# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) If somebody turns
+# (`all` is the larger of two moments, the end of the forward pass and the step, plus CUDA's context.) The second table
+# is an H100's. In bf16, `pretrain_gpt.py` accumulates gradients in fp32, so `states` takes 18 bytes per parameter, and the
+# step needs no copy. If somebody turns
 # fp16 on, notices the free memory, doubles the micro-batch, and only then reads the peak, fp16 seems to cost memory.
 # **Change one thing at a time.**
 
@@ -1665,8 +1781,9 @@ single.show()
 print(f"GEMMs: {single.milliseconds_of('other') / single.total:.0%} of the kernels' time")
 
 # %% [markdown]
-# In fp32, no kernel of a V100 uses Tensor Cores, and all of its GEMMs are *eligible* for them. In a profile of the
-# classic course, 27% of the kernels' time was eligible, which was its reason to switch. Yours has the share above.
+# In fp32, no kernel of a V100 uses Tensor Cores, and all of its GEMMs are *eligible* for them. In the profile of a real
+# training run, 27% of the kernels' time was eligible, which was the reason to switch. (That figure is from the slides of
+# a course given in 2021, which are not public.) Yours has the share above.
 # **Amdahl's law** says what becomes of the whole if a share $f$ of the time becomes $k$ times as fast: it is $1/(1 - f
 # + f/k)$ times as fast. Use it before you run the job in fp16: what percentage of the kernels' time will use Tensor
 # Cores then?
@@ -1701,13 +1818,13 @@ kernels.plot(single, half_precision)
 # (`gemm` in a kernel's name means matrix multiplication: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
 #
 # The GEMMs became much faster, but they are only part of the step. The other kernels (dropout, softmax, masks) are
-# **memory-bound**: they take half as long, and Tensor Cores cannot help. Even with infinitely fast GEMMs, the step
+# **memory-bound**: they take about half as long, and Tensor Cores cannot help. Even with infinitely fast GEMMs, the step
 # could not be faster than the last line says.
 #
 # The profiler's pages show the same. Open the link, and choose `precision/run_fp16` under *Runs*. *GPU Summary* ends
 # with *Kernel Time using Tensor Cores*, and *GPU Kernel* under *Views* says for every kernel whether it used them. *GPU
-# Utilization* is the share of the time in which any kernel runs. If it is lower in fp16 than in fp32, that is no bad
-# sign by itself: the kernels became shorter, and the CPU launches at least as many of them as before, so the GPU waits
+# Utilization* is the share of the time in which any kernel runs. If it is lower in fp16 than in fp32, that is not a bad
+# sign: the kernels became shorter, and the CPU launches at least as many of them as before, so the GPU waits
 # for launches more often.
 
 # %% tags=["explore"]
@@ -1718,17 +1835,20 @@ tensorboard.link("profiler")
 # whose GEMMs round fp32 inputs for Tensor Cores), and its 16-bit peak is 989. With FlashAttention and without dropout,
 # most of the memory-bound kernels are gone:
 
-# %% tags=["explore"] short={"{gain.MODEL}": "{gain.MODEL} --num-layers 2"}
-for gpu, precisions_of_gpu in (("v100:1", ("", "--fp16")), ("h100:1", ("", "--fp16", "--bf16"))):
-    for flags in precisions_of_gpu:
-        gained = gain.measure(gpu, flags=f"{gain.MODEL} {flags}")
-        print(f"{gpu:6} {flags or '(fp32)':7} {result(f'{1000 * gained.seconds:6.1f} ms')} per step, MFU {gained.mfu:4.0%}, "
-              f"{gained.peak / 2**30:.2f} GiB (modeled)")
+# %% tags=["explore"] short={"{gain.MODEL}": "{gain.MODEL} --num-layers 2", "in RECIPES": "in RECIPES[1:5:3]"}
+RECIPES = [("v100:1", ""), ("v100:1", "--fp16"), ("h100:1", ""), ("h100:1", "--fp16"), ("h100:1", "--bf16 --autocast"),
+           ("h100:1", "--bf16")]
+for gpu, flags in RECIPES:
+    gained = gain.measure(gpu, flags=f"{gain.MODEL} {flags}")
+    print(f"{gpu:6} {flags or '(fp32)':17} {result(f'{1000 * gained.seconds:6.1f} ms')} per step, MFU {gained.mfu:4.0%}, "
+          f"{gained.peak / 2**30:.2f} GiB (modeled)")
 
 # %% [markdown]
 # fp16 costs more than bf16 on the same GPU, because the overflow check reads every gradient, and its result makes the
 # CPU wait for the GPU in every step. (`pretrain_gpt.py` avoids this wait: it updates with a factor that is 0 after an
-# overflow, and never reads the flag.) Now look at your trainer's map. It has a row for this lab:
+# overflow, and never reads the flag.) With your autocast, a step takes a little longer, because every weight is cast in
+# every micro-batch. Here it also needs a little more memory, because autograd saves those copies for the backward pass,
+# and layer norms and the residual stream are in fp32. Now look at your trainer's map. It has a row for this lab:
 
 # %% tags=["explore"] short={"!lab mytrainer": "!true"}
 !lab mytrainer
@@ -1780,15 +1900,16 @@ half.draw_losses({"bf16, rounded to nearest": train(torch.bfloat16, 1e-5),
 # and reduce-scatters them in fp32 ([Llama team, 2024](https://arxiv.org/abs/2407.21783), section 3.3.2).
 # **DeepSeek-V3** multiplies in FP8, the subject of lab 13, but keeps master weights and gradients in fp32, and the
 # embedding, the output head, norms, attention, and the router in bf16 or fp32; Adam's two moments are in bf16
-# ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), section 3.3). Both follow the rule of this lab: few bits for
-# what is multiplied, many for what is added up.
+# ([DeepSeek-AI, 2024](https://arxiv.org/abs/2412.19437), section 3.3). Both follow this lab's rule, few bits for what is
+# multiplied and many for what is added up, with one exception: DeepSeek-V3's moments are sums, yet bf16 was enough for
+# them.
 
 # %% [markdown]
 # ## Discuss
 #
 # 1. **The first thousand steps.** A run in fp16 skips 17 steps at its start and one every thousand steps later. Another
 #    one skips every other step. What is normal, and what would you look at?
-# 2. **bf16 everywhere?** If bf16 needs no loss scaling, why does anybody still use fp16? Think of the digits, of old
+# 2. **bf16 everywhere?** If bf16 needs no loss scaling, why does anybody still use fp16? Think of precision, of old
 #    GPUs, and of inference.
 # 3. **A checkpoint for the other format.** You resume a bf16 run in fp16, from its master weights. What can go wrong in
 #    the first steps, and in the activations?
@@ -1807,16 +1928,16 @@ half.draw_losses({"bf16, rounded to nearest": train(torch.bfloat16, 1e-5),
 # %% [markdown]
 # ## What you have built
 #
-# Your trainer trains in bf16 and fp16: master weights, fp32 gradients, an overflow check that all ranks agree on, a
-# scale that finds its own size, and a loop that skips. A step is several times as fast, and takes as much memory as
-# before. Lab 06 takes on the activations, and lab 08 the states.
+# Your trainer trains in bf16 and fp16: master weights, fp32 gradients, an overflow check that all ranks agree on,
+# dynamic loss scaling, a loop that skips, and, as another recipe, an autocast. A step is several times as fast, and takes
+# as much memory as before. Lab 06 takes on the activations, and lab 08 the states.
 #
 # ## Read next
 #
 # - [Micikevicius et al., 2018](https://arxiv.org/abs/1710.03740), *Mixed precision training*: master weights and loss
 #   scaling, with histograms like yours.
 # - [Kalamkar et al., 2019](https://arxiv.org/abs/1905.12322), *A study of BFLOAT16 for deep learning training*: why
-#   range matters more than digits.
+#   range matters more than precision.
 # - [PyTorch's automatic mixed precision](https://docs.pytorch.org/docs/stable/amp.html): its lists, and recipes for
 #   `GradScaler` with accumulation and clipping.
 # - [Megatron-LM's

@@ -11,7 +11,8 @@ train.py is the training loop; until you have written them, `join_ranks`, `own_s
 below take their place. ddp.py averages gradients, with --overlap-grad-reduce during the backward
 pass, and with --ring-all-reduce through the ring of collectives.py. With --bf16 and --fp16,
 precision.py keeps the master weights; --fp16 also needs unscale.py, scaler.py, and the train.py of
-lab 05, and --log-num-zeros-in-grad needs histogram.py. With --bf16 --fp8-format hybrid, the linear
+lab 05, and --log-num-zeros-in-grad needs histogram.py. With --autocast, parameters stay in fp32,
+and autocast.py chooses the dtype of each operation. With --bf16 --fp8-format hybrid, the linear
 layers and the recipes that --fp8-recipe selects are yours, too. With --recompute-granularity or
 --activation-memory-mb, checkpointing.py recomputes activations; with --tiled-attention,
 attention.py computes attention; and with --offload-activations, offload.py moves what the layers
@@ -33,6 +34,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
 from lab.mytrainer import flags, pieces
 from lab.mytrainer.flags import LoopConfig
@@ -84,18 +86,39 @@ class GPT(nn.Module):
     Attributes:
         scales: those of the linear layers' tensors with --fp8-recipe delayed; else empty.
         first_micro_batch: whether the next micro-batch is its step's first, so weights are new.
+        autocast: the context of the forward pass: your Autocast with --autocast.
     """
 
     def __init__(self, ctx: Context, vocab_size: int) -> None:
         """Create the model; with --fp8-format, your FP8 layer computes its linear layers."""
         super().__init__()
-        plain = replace(ctx, config=replace(ctx.config, fp8_format=None,
-                                            recompute_granularity=None))
+        plain = replace(ctx.config, fp8_format=None, recompute_granularity=None)
+        if ctx.config.autocast:
+            plain = replace(plain, bf16=False, fp16=False)  # fp32 parameters
+        plain = replace(ctx, config=plain)
         self.stage = Stage(plain, vocab_size, range(ctx.config.num_layers))
         self.first_micro_batch, self.scales = True, []
         if ctx.config.fp8_format is not None:
             self._use_fp8(ctx, pieces.load("fp8").Linear)
+        self.autocast: AbstractContextManager = nullcontext()
+        if ctx.config.autocast:
+            self._use_autocast(torch.float16 if ctx.config.fp16 else torch.bfloat16)
         save_memory(ctx, self.stage)
+
+    def _use_autocast(self, dtype: torch.dtype) -> None:
+        """Run the forward pass in your Autocast, and the linear layers as plain operations.
+
+        The course's linear layers return the dtype of their input, and Autocast decides here.
+        Attention is one operation, which takes what it gets; its mask has to have that dtype.
+        """
+        self.autocast = pieces.load("autocast").Autocast(dtype)
+        for module in self.stage.decoder.modules():
+            if isinstance(module, ColumnParallelLinear | RowParallelLinear):
+                module.forward = partial(F.linear, weight=module.weight, bias=module.bias)
+            if getattr(module, "mask", None) is not None:
+                module.mask = module.mask.to(dtype)
+        words, norm = self.stage.embedding.word_embeddings, self.stage.decoder.final_layernorm
+        self.stage.logits = lambda x: F.linear(norm(x), words.weight)
 
     def _use_fp8(self, ctx: Context, linear: type[nn.Linear]) -> None:
         """Replace the forward pass of the transformer layers' linear layers, not their parameters.
@@ -131,7 +154,8 @@ class GPT(nn.Module):
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
-        loss = self.stage(None, batch) / batch.loss_mask.sum()
+        with self.autocast:
+            loss = self.stage(None, batch) / batch.loss_mask.sum()
         self.first_micro_batch = False
         return loss
 
@@ -439,8 +463,8 @@ class StepLog:
         scale = 1.0 if self.scaler is None else float(self.scaler.scale) * config.world_size
         ctx.print_rank_0(iteration_line(
             config, iteration=iteration, consumed=consumed, milliseconds=1000 * seconds,
-            lr=self.learning_rate(advanced), zeros=self._zeros(), params_norm=None, nans=nans,
-            loss_scale=scale, skipped=self.skipped, **shown))
+            lr=self.learning_rate(advanced), zeros=None if skipped else self._zeros(),
+            params_norm=None, nans=nans, loss_scale=scale, skipped=self.skipped, **shown))
         self.board.scalar("lm loss", shown["loss"], iteration, consumed)
         self.board.scalar("grad-norm", shown["norm"], iteration, consumed)
         if self.scaler is not None:

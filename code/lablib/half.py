@@ -31,13 +31,13 @@ def draw_losses(runs: Mapping[str, Sequence[float]]) -> Drawing:
     return Drawing(figure, "Training loss over steps: " + "; ".join(described) + ".")
 
 
-def draw_histograms(counts: Mapping[str, Sequence[int]], lowest: int, smallest: int) -> Drawing:
+def draw_histograms(counts: Mapping[str, Sequence[int]], lowest: int, rounded: int) -> Drawing:
     """Draw histograms of gradients over their exponents, one row per layer.
 
     Args:
         counts: for each layer, the number of gradients with each exponent.
         lowest: the exponent of the first count.
-        smallest: the exponent of the smallest number above 0 of a dtype, which is marked.
+        rounded: the exponent up to which fp16 rounds to 0, which is marked.
     """
     from matplotlib.figure import Figure
 
@@ -47,15 +47,16 @@ def draw_histograms(counts: Mapping[str, Sequence[int]], lowest: int, smallest: 
     axes = figure.subplots()
     image = axes.imshow(table, aspect="auto", cmap="Blues",
                         extent=(lowest, lowest + table.shape[1], len(rows) - 0.5, -0.5))
-    axes.axvline(smallest, color="C3", label=f"$2^{{{smallest}}}$, the smallest fp16 number")
+    axes.axvline(rounded, color="C3", label=f"smaller than $2^{{{rounded}}}$: 0 in fp16")
     axes.set_yticks(range(len(rows)), list(rows))
     axes.set(xlabel="exponent of the gradient (base 2)")
     axes.legend(loc="upper right")
     figure.colorbar(image, ax=axes, label="share of the layer")
-    below = (table * (torch.arange(table.shape[1]) + lowest < smallest)).sum(1)
+    below = (table * (torch.arange(table.shape[1]) + lowest < rounded)).sum(1)
     return Drawing(figure, "Shares of gradients by exponent, one row per layer. Below "
-                   f"2**{smallest}: " + ", ".join(f"{name} {share:.0%}" for name, share in
-                                                  zip(rows, below.tolist(), strict=True)) + ".")
+                   f"2**{rounded}, where fp16 rounds to 0: " + ", ".join(
+                       f"{name} {share:.0%}"
+                       for name, share in zip(rows, below.tolist(), strict=True)) + ".")
 
 
 def draw_errors(errors: Mapping[str, Sequence[float]]) -> Drawing:

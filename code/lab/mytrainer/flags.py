@@ -36,7 +36,7 @@ REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "
 SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 # The loop always accumulates and averages gradients in fp32.
 PRECISION = ("bf16", "fp16", *SCALING, "accumulate_allreduce_grads_in_fp32",
-             "log_num_zeros_in_grad", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
+             "log_num_zeros_in_grad", "autocast", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *REST, *PRECISION))
@@ -54,6 +54,9 @@ class LoopConfig(Config):
     ring_all_reduce: bool = flag(
         False, "average gradients with the all_reduce of mytrainer/collectives.py instead of the "
         "communication library's", affects=RESULTS)
+    autocast: bool = flag(
+        False, "with --bf16 or --fp16: keep the parameters in fp32, and let mytrainer/autocast.py "
+        "choose the dtype of each operation", affects=RESULTS | PASSES)
     activation_memory_mb: float | None = flag(
         None, "recompute layers as place() of mytrainer/placement.py plans it, so that the layers' "
         "activations of one micro-batch take at most this many megabytes", affects=PASSES)
@@ -87,6 +90,7 @@ def parse(argv: Sequence[str]) -> LoopConfig:
     if config.fp8_format is not None:
         _check_fp8(config)
     _check_memory(config)
+    _check_autocast(config)
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"
         raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "
@@ -173,6 +177,23 @@ def _check_memory(config: LoopConfig) -> None:
                    "--attention-dropout 0")
         raise UserError(f"--tiled-attention: mytrainer/attention.py cannot be combined with "
                         f"{other}; nearest: {nearest}")
+
+
+def _check_autocast(config: LoopConfig) -> None:
+    """Raise UserError if --autocast lacks its dtype, or meets code that it cannot see.
+
+    It sees calls in the forward pass. What recomputes or multiplies in the backward pass would run
+    in the dtypes that are stored.
+    """
+    if not config.autocast:
+        return
+    if config.precision == "fp32":
+        raise UserError("--autocast: add --bf16 or --fp16, the dtype of its GEMMs; nearest: "
+                        "--autocast --bf16")
+    for name in ("fp8_format", "recompute_granularity", "activation_memory_mb", "tiled_attention"):
+        if getattr(config, name) != table_of(LoopConfig)[name].default:
+            raise UserError(f"--autocast cannot be combined with {_shown(config, name)}; nearest: "
+                            "leave one of them out")
 
 
 def _check_fp8(config: Config) -> None:

@@ -26,6 +26,7 @@ NOTES = f"{pieces.FOLDER}/journey.json"
 # The path of a sample through a step, and the student's file for each station; None: the course's.
 STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
+            ("operations' dtypes", "autocast"),
             ("saved activations", "checkpointing"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
             ("optimizer", None), ("master weights", "precision"), ("loss scaling", "scaler"),

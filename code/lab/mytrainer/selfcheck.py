@@ -144,11 +144,18 @@ def test_launch(module) -> None:
 
 
 class Averaged(nn.Module):
-    """A replica whose gradients are averaged at the end, with DataParallel's interface."""
+    """A replica with DataParallel's interface, which averages gradients as they were computed.
+
+    finish() replaces .grad by the mean of what the last backward pass left there, as if the
+    gradients had been sent during that pass. So what a loop does to .grad before is lost.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.sent = module, {}
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(
+                lambda one: self.sent.update({one: one.grad.clone()}))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.module(tokens)
@@ -157,9 +164,9 @@ class Averaged(nn.Module):
         return nullcontext()
 
     def finish(self) -> None:
-        for parameter in self.module.parameters():
-            dist.all_reduce(parameter.grad)
-            parameter.grad /= RANKS
+        for parameter, gradient in self.sent.items():
+            dist.all_reduce(gradient)
+            parameter.grad = gradient / RANKS
 
 
 def test_train(module, name: str = "train") -> None:
@@ -294,6 +301,23 @@ def test_new_train(module) -> None:
                        f"{loss.item():.6g} and {norm.item():.6g}")
     compare("after a skipped step and another one, {} differs", model, single,
             lambda parameter: parameter.data, "new/train")
+
+
+def test_autocast(module) -> None:
+    """Run a GEMM, an operation that takes what it gets, and a softmax."""
+    weight, x = nn.Parameter(torch.ones(4, 4)), torch.ones(2, 4)
+    with module.Autocast(torch.bfloat16):
+        hidden = nn.functional.linear(x, weight)
+        relu = hidden.relu()
+        out = relu.softmax(-1)
+    out.sum().backward()
+    for name, tensor, right in (("a linear layer", hidden, torch.bfloat16),
+                                ("relu of a bf16 tensor", relu, torch.bfloat16),
+                                ("softmax of a bf16 tensor", out, torch.float32),
+                                ("the weight's gradient", weight.grad, torch.float32)):
+        if tensor.dtype != right:
+            raise LabError(f"mytrainer/autocast.py: in Autocast(torch.bfloat16), {name} is in "
+                           f"{tensor.dtype} instead of {right}")
 
 
 def test_saved(module) -> None:
@@ -501,7 +525,8 @@ def test_new_ddp(module) -> None:
 
 TESTS = {"collectives": test_collectives, "ddp": test_ddp, "launch": test_launch,
          "train": test_train, "histogram": test_histogram, "precision": test_precision,
-         "unscale": test_unscale, "scaler": test_scaler, "saved": test_saved,
+         "unscale": test_unscale, "scaler": test_scaler,
+         "autocast": test_autocast, "saved": test_saved,
          "states": test_states, "checkpointing": test_checkpointing, "placement": test_placement,
          "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,

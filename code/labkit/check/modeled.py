@@ -62,6 +62,11 @@ class ModeledCost:
         return accuracy.expected_error([self.cluster.card])
 
     @property
+    def reads(self) -> int:
+        """How often the host of the rank that waits most often waited for a value of its GPU."""
+        return max(rank.reads for rank in self.ranks)
+
+    @property
     def memory_error(self) -> float | None:
         """Expected error of the peak memory: these are the bytes of the driver's own tensors.
 

@@ -38,6 +38,7 @@ class Priced:
         unawaited: number of collectives and receives for which neither the default stream nor the
             host ever waits, so that what reads their results may run too early.
         unknown: number of calls of operations without a cost rule, by operation.
+        reads: how often the host waited for a value of the GPU.
     """
 
     rank: int
@@ -54,6 +55,7 @@ class Priced:
     slept: float
     unawaited: int
     unknown: dict[str, int]
+    reads: int
 
     @property
     def flops(self) -> int:

@@ -32,6 +32,7 @@ class Player:
         bytes: bytes that its kernels moved so far.
         communicated: bytes communicated so far, by the number of ranks in the process group.
         slept: seconds that the program has slept; polling is not sleep.
+        reads: how often the host has waited for a value of the GPU.
         known: by stream, the communications that end before its next kernel starts, because it
             waited for them; of the host (NO_STREAM), those that end before what it launches next.
             Bit `n` of each number stands for communication `n`.
@@ -44,7 +45,7 @@ class Player:
         self.buffers = Buffers(self.gpu)
         self.communication = Communication(record, topology, exchange, self.gpu, self.buffers)
         self.flops: Counter[str] = Counter()
-        self.bytes, self.slept = 0, 0.0
+        self.bytes, self.slept, self.reads = 0, 0.0, 0
         self.communicated: Counter[str] = Counter()
         self.known: defaultdict[int, int] = defaultdict(int)
         self.known_at: dict[tuple[int, int], int] = {}  # as `moments`
@@ -226,6 +227,7 @@ class Player:
 
     def read_latency(self) -> None:
         self.gpu.read_latency()
+        self.reads += 1
 
     def sleep(self, seconds: float) -> None:
         self.gpu.clock.work(seconds)

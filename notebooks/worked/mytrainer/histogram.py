@@ -9,9 +9,9 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     Args:
         tensor: of any shape and any floating-point dtype, in any state of autograd.
         lowest: exponent of the first bin, which also counts all smaller elements except zeros.
-        highest: exponent of the last bin, which also counts all larger elements.
+        highest: exponent of the last bin, which also counts all larger elements and infinities.
 
-    Returns the number of zeros, a tensor of one element, and the counts, int64
+    NaN has no exponent and is counted nowhere. Returns the number of zeros, a tensor of one element, and the counts, int64
     [highest - lowest + 1]. The sign does not matter.
     """
     values = tensor.detach().abs().flatten().float()

@@ -11,7 +11,7 @@ class LossScaler:
     """
 
     def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
-        """Start with the scale `initial`; the table of flags describes the other arguments."""
+        """Start with the scale `initial`; the other arguments are those of the flags above."""
         self.scale = initial
         self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
         self.good_steps, self.tolerated = 0, hysteresis

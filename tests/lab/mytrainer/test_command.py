@@ -73,6 +73,14 @@ def test_on_virtual_gpus_recomputation_takes_less_memory_and_more_time(text, stu
     assert plain.seconds < planned.seconds < uniform.seconds
 
 
+def test_on_virtual_gpus_autocast_is_faster_than_fp32_and_not_quite_as_fast_as_bf16(text, student):
+    student.solve("precision", "autocast")
+    flags = SMALL.replace("--hidden-size 192", "--hidden-size 1536")
+    plain, cast, half = (gain.measure("h100:1", flags=flags + more, steps=2)
+                         for more in ("", "--bf16 --autocast", "--bf16"))
+    assert half.seconds < cast.seconds < plain.seconds / 2
+
+
 def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, text, student):
     """A later lab adds a row; the page has what the terminal has."""
     student.solve("collectives", "ddp", "launch", "train")
@@ -207,6 +215,12 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all samples"),
     ("new/ddp", "def begin(", "def start(", "mytrainer/new/ddp.py: DataParallel has no begin()"),
     ("new/ddp", "if not self.synchronizes:", "if 1 / 0:", "mytrainer/new/ddp.py, line "),
+    ("new/train", "        model.finish()\n        skipped = scaler is not None and scaler.unscale("
+     "model.parameters())\n", "        skipped = scaler is not None and scaler.unscale("
+     "model.parameters())\n        model.finish()\n",
+     "mytrainer/new/train.py: the step after an overflow logs a loss of "),
+    ("autocast", "else torch.float32", "else self.dtype", "mytrainer/autocast.py: in "
+     "Autocast(torch.bfloat16), softmax of a bf16 tensor is in torch.bfloat16"),
     ("delayed", "max(self.history)", "self.current",
      "mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, DelayedScale(448.0, 2, 1) has had"),
     ("amaxes", "dist.ReduceOp.MAX", "dist.ReduceOp.SUM",

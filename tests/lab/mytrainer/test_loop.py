@@ -201,6 +201,18 @@ def test_master_weights_in_bf16_train_as_the_trainer_s_own_do(my_trainer, train,
     assert "with mytrainer/histogram.py and mytrainer/precision.py" in run.out
 
 
+def test_autocast_trains_fp32_parameters_with_bf16_gemms(my_trainer, student, dataset, reference):
+    """Losses are the reference's up to the GEMMs' rounding, on two ranks and in its memory."""
+    student.solve("collectives", "ddp", "precision", "autocast")
+    short = TRAINING.replace("--train-iters 32", "--train-iters 4 --lr-decay-iters 32")
+    run = my_trainer(MODEL + short + dataset.flags + "--micro-batch-size 2 --bf16 --autocast", 2)
+    losses, norms = (column[:4] for column in reference)
+    assert run.column("lm loss") == pytest.approx(losses, rel=1e-3)
+    assert run.column("lm loss") != pytest.approx(losses, rel=1e-6)
+    assert run.column("grad norm") == pytest.approx(norms, rel=0.02)
+    assert "mytrainer/autocast.py" in run.out
+
+
 @pytest.mark.parametrize("missing", NEEDED)
 def test_fp16_needs_the_files_of_lab_05(monkeypatch, student, missing):
     student.solve(*(name for name in NEEDED if name != missing))
@@ -383,6 +395,10 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "it out"),
     ("--activation-memory-mb 9 --recompute-granularity selective", "--activation-memory-mb 9 "
      "chooses the layers to recompute; leave out --recompute-granularity selective"),
+    ("--autocast", "--autocast: add --bf16 or --fp16, the dtype of its GEMMs; nearest: --autocast "
+     "--bf16"),
+    ("--bf16 --autocast --tiled-attention", "--autocast cannot be combined with --tiled-attention; "
+     "nearest: leave one of them out"),
     ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "
      "combined with --use-flash-attn; nearest: leave one of them out"),
     ("--tiled-attention --attention-dropout 0.1", "cannot be combined with --attention-dropout "

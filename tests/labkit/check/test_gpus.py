@@ -124,6 +124,7 @@ def test_a_number_of_a_large_tensor_can_be_read_and_the_wait_for_it_costs_time(s
                    for reads in (False, True))
     assert read.ranks[0].bytes == pytest.approx(apart.ranks[0].bytes, rel=1e-6)
     assert 1.05 < read.milliseconds / apart.milliseconds < 2
+    assert (apart.reads, read.reads) == (0, 40)
 
 
 @pytest.mark.slow

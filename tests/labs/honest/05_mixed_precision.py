@@ -7,7 +7,7 @@ def log2_histogram(tensor, lowest=-40, highest=16):
     with torch.no_grad():
         size = tensor.double().abs().reshape(-1)
         edges = 2.0 ** torch.arange(lowest + 1, highest + 1, dtype=torch.float64)
-        which = torch.bucketize(size[size != 0], edges, right=True)
+        which = torch.bucketize(size[size > 0], edges, right=True)
         counts = torch.zeros(highest - lowest + 1, dtype=torch.long)
         counts.scatter_add_(0, which, torch.ones_like(which))
         return torch.sum(size == 0), counts
@@ -110,6 +110,32 @@ class LossScaler:
             self.scale = max(self.minimum, 0.5 * self.scale)
 
 
+# %% answer="scaler" style="a scale on the device, changed in place"
+%%writefile mytrainer/scaler.py
+import torch
+
+from mytrainer.unscale import unscale
+
+
+class LossScaler:
+    def __init__(self, initial=2.0**32, minimum=1.0, window=1000, hysteresis=2):
+        self.scale = torch.tensor(float(initial))
+        self.minimum, self.window, self.hysteresis = minimum, window, hysteresis
+        self.streak, self.left = 0, hysteresis
+
+    def unscale(self, parameters):
+        return unscale(parameters, self.scale)
+
+    def update(self, overflow):
+        self.streak = 0 if overflow else self.streak + 1
+        self.left -= overflow
+        if overflow and self.left < 1:
+            self.scale.mul_(0.5).clamp_(min=self.minimum)
+        if self.streak == self.window:
+            self.scale.mul_(2)
+            self.streak, self.left = 0, self.hysteresis
+
+
 # %% answer="loop" style="an early continue, and the samples that were skipped"
 %%writefile mytrainer/new/train.py
 import contextlib
@@ -154,6 +180,10 @@ def train(model, optimizer, batches, learning_rate, log, args, scaler=None):
 
 
 # %% answer="autocast" style="one dictionary, and tree_map"
+%%writefile mytrainer/autocast.py
+import torch
+
+
 class Autocast(torch.overrides.TorchFunctionMode):
     def __init__(self, dtype):
         super().__init__()

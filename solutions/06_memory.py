@@ -17,10 +17,10 @@
 # GPT-2 small has 124 million parameters. In fp32, they take half a gigabyte. Why does a GPU with 16 GB run out of
 # memory?
 #
-# This lab opens with that job. You find out what fills the memory, and then build what empties it again:
+# This lab opens with that job. You find out what fills the memory, and then build the tools that free it:
 #
 # - **First sitting, 70 minutes.** You watch the memory of a step as a movie, write a meter for what autograd saves,
-#   and use it to take a transformer layer apart. Then you throw activations away for the first time.
+#   and use it to take a transformer layer apart. Then you discard activations for the first time.
 # - **Second sitting, 75 minutes.** You turn that into an activation checkpointing function that gets dropout, autocast,
 #   and nesting right, and train with it in your own trainer. Gradient accumulation divides what is left.
 # - **Third sitting, 75 minutes.** You compute the best places for checkpoints under a memory limit, write the attention
@@ -196,9 +196,10 @@ with saved_tensors_hooks(look, lambda tensor: tensor):
 # ### Exercise 1: a saved-bytes meter
 #
 # Write `SavedBytes` in the first file of this lab. After `with SavedBytes(model.parameters()) as saved: y = model(x)`,
-# `saved.bytes` is the memory, in bytes, that the backward pass of `y` holds. Every storage counts once, with all its
-# bytes, whatever is saved of it. The storages of the given parameters do not count, and neither do views of them, such
-# as a transposed weight. The backward pass must still work, and must give the same gradients.
+# `saved.bytes` is the size, in bytes, of the storages that autograd saved in the block. (You may assume that none of
+# them is freed within the block.) Every storage counts once, with all its bytes, whatever is saved of it. The storages
+# of the given parameters do not count, and neither do views of them, such as a transposed weight. The backward pass
+# must still work, and must give the same gradients.
 #
 # Two details. `saved_tensors_hooks.__enter__` returns nothing, so `as saved` needs an `__enter__` of your own that
 # calls it. And let `pack` return `tensor.detach()`: an operation may save its own result, which would then keep itself
@@ -267,8 +268,9 @@ def metered(kind, rows, hidden, scale):
             y = x @ narrow.weight.view(-1)[:hidden * hidden].view(hidden, hidden).t()
         else:
             y = narrow(getattr(torch.nn.functional, kind)(wide(x)))
+    held = saved.bytes
     y.sum().backward()
-    return [saved.bytes, factor.grad.item()]
+    return [held, factor.grad.item()]
 
 # %% check="saved" points=4
 check.ranks(
@@ -390,12 +392,12 @@ print(f"{'together':34}{total / 1e9:.3f} GB; 34sbh + 5as²b = {result(f'{(34 * h
 
 # %% [markdown]
 # This is the count of [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198): $34sbh + 5as^2b$ bytes per layer.
-# (The layer norms also save a mean and a deviation per token, which the formula leaves out.) The second term is the
+# (The layer norms also save a mean and a reciprocal standard deviation per token, which the formula leaves out.) The second term is the
 # larger one when $5as > 34h$. It is why the classic job's 32 heads matter so much: every head adds a matrix of $s^2$
 # scores, while the hidden states do not change.
 
 # %% [markdown]
-# ## Throw it away, and compute it again
+# ## Activation checkpointing
 #
 # **Activation checkpointing** ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)), or recomputation, saves only the
 # *input* of a layer. When the backward pass reaches the layer, it runs the layer's forward pass again, and goes on from
@@ -457,7 +459,8 @@ class Recompute(torch.autograd.Function):
 def recomputed_gradients(x, first, second, weights):
     """Return the gradients of x, first, and second for sum(weights * second * (first * x)**2).
 
-    Also return how many products first * x are in memory between the passes, and how many have been computed.
+    Also return how many products first * x are in memory between the passes, and how many have been computed. If the
+    backward pass goes through a graph that has been used up, say so instead.
     """
     import weakref
 
@@ -471,7 +474,12 @@ def recomputed_gradients(x, first, second, weights):
     x, first, second = (torch.tensor(value, requires_grad=True) for value in (x, first, second))
     y = Recompute.apply(lambda y: second * y, Recompute.apply(function, 1 * x))
     alive = sum(one() is not None for one in products)
-    (torch.tensor(weights) * y).sum().backward()
+    try:
+        (torch.tensor(weights) * y).sum().backward()
+    except RuntimeError as error:
+        if "a second time" not in str(error):
+            raise
+        return "a second backward pass through the same graph"
     return [[0.0 if one.grad is None else one.grad.tolist() for one in (x, first, second)], alive, len(products)]
 
 # %% check="recompute" points=4
@@ -483,6 +491,8 @@ check.function(
            "and of nothing else.": [[[[9.0, 180.0], 0.0, 0.0], 0, 2]],
            "The incoming gradient is lost: the output counts as if the loss were its sum.":
                [[[[18.0, 36.0], 30.0, 45.0], 0, 2]],
+           "Your second forward pass is connected to the first pass's graph. Detach x.":
+               ["a second backward pass through the same graph"],
            "Does the gradient of x reach the layers before it? Return it.": [[[0.0, 0.0, 369.0], 0, 2]],
            "What the function computed is still in memory between the passes, and it runs once. What does ctx hold?":
                [[[[9.0, 180.0], 123.0, 369.0], 1, 1]],
@@ -507,6 +517,10 @@ check.function(
 # %% [raw] mutant="recompute" hint="incoming gradient is lost"
 # -        torch.autograd.backward(y, gradient)
 # +        torch.autograd.backward(y, torch.ones_like(y))
+
+# %% [raw] mutant="recompute" hint="connected to the first pass's graph"
+# -        x = x.detach().requires_grad_()
+# +        x.retain_grad()
 
 # %% [raw] mutant="recompute" hint="Return it"
 # -        return None, x.grad
@@ -564,7 +578,7 @@ print("the same gradients:", good("yes") if torch.equal(*gradients) else bad("NO
 # make that correct. (After a restart of the kernel, run the cells above again.)
 
 # %% [markdown]
-# ## The same again
+# ## Replaying random numbers and autocast
 #
 # **The second sitting starts here.** The second forward pass must compute exactly what the first one did. It depends on
 # two kinds of state that are not arguments:
@@ -669,6 +683,41 @@ def replayed_autocast(then, now):
             inside = current()
         return [inside, current()]
 
+
+def replayed_on_gpu(first, between):
+    """Return what two replays and the code after them draw on a GPU whose generator counts up from `first`.
+
+    Args:
+        first: the generator's state when it is remembered.
+        between: numbers that are drawn before the first replay.
+    """
+    from unittest import mock
+
+    state = [first]
+
+    def get(device=0):
+        return torch.tensor(state)
+
+    def put(new, device=0):
+        state[0] = int(new)
+
+    def draw():
+        state[0] += 1
+        return state[0] - 1
+
+    fakes = {"get_rng_state": get, "set_rng_state": put, "current_device": lambda: 0,
+             "get_rng_state_all": lambda: [get()], "set_rng_state_all": lambda new: put(new[0])}
+    with mock.patch.multiple("torch.cuda", **fakes):
+        from mytrainer.states import States
+
+        states = States("cuda")
+        state[0] += between
+        found = []
+        for _ in range(2):
+            with states.replay():
+                found.append(draw())
+        return [*found, draw()]
+
 # %% check="states" points=4
 # The random numbers are the same, and later ones are not affected.
 check.ranks(
@@ -683,6 +732,11 @@ check.ranks(
                [[[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.7576316, 0.2793109], 0.4030693]], []],
            "The second replay is not like the first one. Does the first one change what is remembered?":
                [[[[0.7576316, 0.2793109], [0.7576316, 0.2793109], [0.4030693, 0.7346845], 0.0292816]], []]})
+# So are those of the GPU.
+check.ranks(
+    replayed_on_gpu, ranks=1, cases=[{"first": 5, "between": 3}], expected=[[[5, 5, 8]]],
+    hints={"The GPU's generator is not replayed: dropout would draw another mask there.": [[[8, 9, 10]]],
+           "The GPU's generator goes on from the remembered state. Restore it, too.": [[[5, 5, 6]]]})
 # Autocast is that of the first pass.
 check.ranks(
     replayed_autocast, ranks=1,
@@ -705,6 +759,8 @@ def numbers_here(seed, between):
     return [first, first, first, torch.rand(1, generator=generator).item()]
 
 
+check.ranks(replayed_on_gpu, ranks=1, cases=check.draw(3, first=range(1000), between=range(1, 50)),
+            expected=lambda ranks, first, between: [[first, first, first + between]])
 check.ranks(replayed_numbers, ranks=1, rel=1e-4,
             cases=check.draw(4, seed=range(1000), between=range(50), fails=[True, False]),
             expected=lambda ranks, seed, between, fails: [numbers_here(seed, between)],
@@ -734,6 +790,14 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # %% [raw] mutant="states" hint="change what is remembered"
 # -            self._write(before)
 # +            self.generators = self._read()
+
+# %% [raw] mutant="states" hint="The GPU's generator is not replayed"
+# -        return torch.get_rng_state(), torch.cuda.get_rng_state() if self.device_type == "cuda" else None
+# +        return torch.get_rng_state(), None
+
+# %% [raw] mutant="states" hint="The GPU's generator goes on"
+# -            self._write(before)
+# +            self._write((before[0], None))
 
 # %% [raw] mutant="states" hint="and not what it was"
 # -            with torch.autocast(self.device_type, dtype=dtype, enabled=enabled):
@@ -766,13 +830,13 @@ check.ranks(replayed_numbers, ranks=1, rel=1e-4,
 # returns: a tensor, or a tuple of tensors. Begin with your `Recompute`, and use your `States`. The check has four parts,
 # so run it after each step:
 #
-# 1. **Any arguments.** Tensors, with or without `requires_grad`, integer tensors, and anything else, in any order. All
-#    tensors go through `ctx.save_for_backward`, so that autograd notices if one is modified in the meantime.
+# 1. **Any arguments.** Tensors, with or without `requires_grad`, integer tensors, and anything else, in any order. If a
+#    tensor is modified in place between the passes, the backward pass raises `RuntimeError`, as it does without
+#    checkpoints.
 # 2. **Several outputs.** `backward` receives one gradient per output. Some outputs do not require a gradient, such as
 #    integers; skip those.
-# 3. **The same again.** Random numbers and autocast are those of the first pass.
-# 4. **Everything else.** Calls may be nested. Parameters get gradients even if no argument requires one; an empty tensor
-#    that requires a gradient, as one more argument of your autograd function, makes autograd call it. Under
+# 3. **The same numbers.** Random numbers and autocast are those of the first pass, so gradients are the same bits.
+# 4. **Everything else.** Calls may be nested. Parameters get gradients even if no argument requires one. Under
 #    `torch.no_grad()`, `checkpoint` calls the function and saves nothing. And on a virtual H100, it needs no more memory
 #    than `Recompute`.
 
@@ -837,6 +901,21 @@ def any_arguments(x, y, index, power):
     return [[] if one.grad is None else one.grad.tolist() for one in (x, y, weight)]
 
 
+def modified_argument(x):
+    """Return the gradient of x if an argument is modified in place after the forward pass, or the error's name."""
+    from mytrainer.checkpointing import checkpoint
+
+    x = torch.tensor(x, requires_grad=True)
+    argument = 1 * x
+    y = checkpoint(lambda argument: argument**2, argument)
+    argument.add_(1)
+    try:
+        y.sum().backward()
+    except RuntimeError:
+        return "RuntimeError"
+    return [] if x.grad is None else x.grad.tolist()
+
+
 def several_outputs(x, y, factors):
     """Return the gradients of x and y; of four outputs, one is an integer and one is not used."""
     from mytrainer.checkpointing import checkpoint
@@ -848,7 +927,7 @@ def several_outputs(x, y, factors):
 
 
 def masked_twice(seed, x, under_autocast):
-    """Return the gradient of x through two random masks, and the random number after it.
+    """Return the output and the gradient of dropout after dropout, and the random number after it.
 
     Args:
         seed: of the generator.
@@ -861,7 +940,7 @@ def masked_twice(seed, x, under_autocast):
 
     def function(x):
         dtypes.append(str((torch.ones(2, 2) @ torch.ones(2, 2)).dtype).removeprefix("torch."))
-        return x * (torch.rand(len(x)) < 0.5)
+        return torch.nn.functional.dropout(x * x, 0.5)
 
     torch.manual_seed(seed)
     x = torch.tensor(x, requires_grad=True)
@@ -915,6 +994,9 @@ with check.parts():
         check.ranks(any_arguments, ranks=1, cases=[{"x": [1.0, 2.0, 3.0], "y": [1.0, 10.0], "index": [2, 0], "power": 2}],
                     expected=[[[[400.0, 0.0, 120.0], [180.0, 20.0], 190.0]]],
                     hints={"The parameter gets no gradient.": [[[[400.0, 0.0, 120.0], [180.0, 20.0], []]]]})
+        check.ranks(modified_argument, ranks=1, cases=[{"x": [1.0, 2.0]}], expected=[["RuntimeError"]],
+                    hints={"An argument was modified after the forward pass, and the gradient is silently wrong. Who can "
+                           "notice that, if ctx holds the tensors itself?": [[[4.0, 6.0]]]})
         ### BEGIN HIDDEN TESTS
         def any_here(x, y, index, power):
             at = [x[one] for one in index]
@@ -939,11 +1021,12 @@ with check.parts():
                 [factors[0] * two + 2 * factors[1] * one for one, two in zip(x, y, strict=True)],
                 [factors[0] * one for one in x]]])
         ### END HIDDEN TESTS
-    with check.part(2, "computes the same again"):
-        check.ranks(masked_twice, ranks=1, rel=1e-4,
+    with check.part(2, "recomputes exactly"):
+        check.ranks(masked_twice, ranks=1, rel=0,  # the same bits
                     cases=[{"seed": 1, "x": [1.0, 2.0, 3.0, 4.0], "under_autocast": True},
                            {"seed": 1, "x": [1.0, 2.0, 3.0, 4.0], "under_autocast": False}],
-                    expected=[[[["bfloat16"] * 4]], [[[0.0, 0.0, 3.0, 0.0], [0.0, 0.0, 1.0, 0.0], 0.5695085]]],
+                    expected=[[[["bfloat16"] * 4]],
+                              [[[0.0, 128.0, 648.0, 0.0], [0.0, 256.0, 864.0, 0.0], 0.5724719762802124]]],
                     hints={"The second forward pass runs in another dtype than the first one.":
                                [[[["bfloat16", "bfloat16", "float32", "float32"]]], []]})
         ### BEGIN HIDDEN TESTS
@@ -951,11 +1034,14 @@ with check.parts():
 
         def masked_here(seed, x):
             torch.manual_seed(seed)
-            masks = [(torch.rand(len(x)) < 0.5).tolist() for _ in range(2)]
-            both = [float(one and other) for one, other in zip(*masks, strict=True)]
-            return [[one * mask for one, mask in zip(x, both, strict=True)], both, torch.rand(1).item()]
+            x = torch.tensor(x, requires_grad=True)
+            y = x
+            for _ in range(2):
+                y = torch.nn.functional.dropout(y * y, 0.5)
+            y.sum().backward()
+            return [y.tolist(), x.grad.tolist(), torch.rand(1).item()]
 
-        check.ranks(masked_twice, ranks=1, rel=1e-4, cases=check.draw(
+        check.ranks(masked_twice, ranks=1, rel=0, cases=check.draw(
             3, seed=range(1000), x=lambda dice: [dice.uniform(1, 3) for _ in range(40)], under_autocast=[False]),
             expected=lambda ranks, seed, x, under_autocast: [masked_here(seed, x)])
         ### END HIDDEN TESTS
@@ -964,7 +1050,8 @@ with check.parts():
                     expected=[[[[3.0, 3.0], 3.0]], [[[27.0, 27.0], 81.0]]])
         check.ranks(without_gradients, ranks=1, cases=[{"x": [1.0, 2.0]}], expected=[[[3.0, False]]],
                     hints={"No argument requires a gradient, so autograd never calls your backward, and the parameter "
-                           "inside gets no gradient.": [[[0.0, False]]],
+                           "inside gets no gradient. Give your autograd function one more argument that does, such as an "
+                           "empty tensor.": [[[0.0, False]]],
                            "Under torch.no_grad(), the result requires a gradient.": [[[3.0, True]]]})
         cost = check.gpus(checkpointed_step, {"width": 512, "layers": 8, "tokens": 16384}, "h100:1",
                           least={"flops": (4 * 8 * 2 - 1) * 2 * 16384 * 512 * 2048})
@@ -984,6 +1071,12 @@ with check.parts():
 # +            [one for one, _ in used], wanted, [gradient for _, gradient in used], allow_unused=True))
 # +        return None, None, *(next(found) if isinstance(one, torch.Tensor) and one.requires_grad else None
 # +                             for one in arguments)
+
+# %% [raw] mutant="checkpointing" hint="the gradient is silently wrong"
+# -        ctx.save_for_backward(*tensors)
+# +        ctx.tensors = tensors
+# -        saved = iter(ctx.saved_tensors)
+# +        saved = iter(ctx.tensors)
 
 # %% [raw] mutant="checkpointing" hint="Only the gradient of the first output"
 # -        torch.autograd.backward(*zip(*used, strict=True))
@@ -1010,30 +1103,37 @@ with check.parts():
 # +            ctx.outputs = function(*arguments)
 
 # %% [markdown]
-# The layer with dropout from the end of the first sitting, once more:
+# PyTorch has this function, too, in two versions. `torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`
+# works like yours: its backward pass calls `backward` again, hence *reentrant*. `use_reentrant=False`, which PyTorch
+# recommends, builds the graph in the first pass and uses `saved_tensors_hooks`, as your meter does: `pack` stores a
+# placeholder, and the first `unpack` runs the function again. So it also handles a tensor that the function takes from
+# outside without being passed in. (Without the argument, PyTorch warns and takes the reentrant version.)
+#
+# The layer with dropout from the end of the first sitting, once more, with all three:
 
 # %% tags=["explore"]
 def same_gradients():
-    """Return whether a layer with dropout has the same gradients with and without your checkpoint, bit for bit."""
-    from mytrainer.checkpointing import checkpoint
+    """Return which checkpoints give a layer with dropout the same gradients as none, bit for bit."""
+    from mytrainer.checkpointing import checkpoint as mine
+    from torch.utils.checkpoint import checkpoint as theirs
 
-    layer, x, gradients = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)), torch.randn(2, 8), []
-    for run in (layer, lambda x: checkpoint(layer, x)):
+    layer, x, gradients = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5)), torch.randn(2, 8), {}
+    for name, run in {"no checkpoint": layer, "yours": lambda x: mine(layer, x),
+                      "PyTorch, reentrant": lambda x: theirs(layer, x.requires_grad_(), use_reentrant=True),
+                      "PyTorch, non-reentrant": lambda x: theirs(layer, x, use_reentrant=False)}.items():
         torch.manual_seed(1)
         layer.zero_grad()
         run(x).sum().backward()
-        gradients.append(layer[0].weight.grad.clone())
-    return torch.equal(*gradients)
+        gradients[name] = layer[0].weight.grad.clone()
+    right = gradients.pop("no checkpoint")
+    return {name: torch.equal(one, right) for name, one in gradients.items()}
 
 
-print("the same bits:", good("yes") if record_ranks(same_gradients, 1)[0].value else bad("NO"))
+for name, same in record_ranks(same_gradients, 1)[0].value.items():
+    print(f"{name:23} the same bits:", good("yes") if same else bad("NO"))
 
 # %% [markdown]
-# PyTorch has this function, too, in two versions. `torch.utils.checkpoint.checkpoint(function, x, use_reentrant=True)`
-# works like yours: its backward pass calls `backward` again, hence *reentrant*. The default today, `use_reentrant=False`,
-# builds the graph in the first pass and uses `saved_tensors_hooks`, as your meter does: `pack` stores a placeholder, and
-# the first `unpack` runs the function again. So it also handles a tensor that the function takes from outside without
-# being passed in. Compare the three:
+# And what do they cost?
 
 # %% tags=["explore"]
 def one_step(name):
@@ -1042,7 +1142,7 @@ def one_step(name):
 
     how = {"no checkpoints": lambda mlp, x: mlp(x), "yours": mine,
            "PyTorch, reentrant": lambda mlp, x: theirs(mlp, x, use_reentrant=True),
-           "PyTorch, the default": lambda mlp, x: theirs(mlp, x, use_reentrant=False)}[name]
+           "PyTorch, non-reentrant": lambda mlp, x: theirs(mlp, x, use_reentrant=False)}[name]
     mlps = [torch.nn.Sequential(torch.nn.Linear(1024, 4096), torch.nn.GELU(), torch.nn.Linear(4096, 1024),
                                 torch.nn.Dropout(0.1)).cuda().half() for _ in range(12)]
     x = torch.randn(16384, 1024, device="cuda", dtype=torch.half, requires_grad=True)
@@ -1051,9 +1151,9 @@ def one_step(name):
     x.sum().backward()
 
 
-for name in ("no checkpoints", "yours", "PyTorch, reentrant", "PyTorch, the default"):
+for name in ("no checkpoints", "yours", "PyTorch, reentrant", "PyTorch, non-reentrant"):
     rank = virtualgpu.run(lambda name=name: one_step(name), "h100:1")[0]
-    print(f"{name:21} {1000 * rank.seconds:6.1f} ms, {result(f'{rank.peak / 2**30:.2f} GiB')} at the peak (modeled, H100)")
+    print(f"{name:22} {1000 * rank.seconds:6.1f} ms, {result(f'{rank.peak / 2**30:.2f} GiB')} at the peak (modeled, H100)")
 
 # %% [markdown]
 # ## In your trainer
@@ -1315,8 +1415,7 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 # The memory did not change, and the step takes less than four times as long: the gradients are all-reduced once for
 # four micro-batches. You pay with a batch four times as large.
 #
-# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, and nobody can tell from the
-# losses.
+# **This is the end of the second sitting.** Your trainer recomputes what it has discarded, and the losses do not change.
 
 # %% [markdown]
 # ## Where to put the checkpoints
@@ -1606,7 +1705,7 @@ for megabytes in (None, 1500, 700):
 #
 # Selective recomputation removes $5as^2b$ from what is *saved*. But the scores are still computed as a whole, layer by
 # layer, and at $s = 32{,}768$, one head's scores in fp32 take 4 GB. **FlashAttention** ([Dao et al.,
-# 2022](https://arxiv.org/abs/2205.14135)) never has them in memory: it processes keys and values in blocks, and combines
+# 2022](https://arxiv.org/abs/2205.14135)) never materializes them: it processes keys and values in blocks, and combines
 # the blocks with an **online softmax** ([Milakov and Gimelshein, 2018](https://arxiv.org/abs/1805.02867)).
 #
 # Softmax needs the sum of all exponentials of a row, but you can begin with a part of it. For each query, keep
@@ -1995,7 +2094,7 @@ for flags in ("", "--offload-activations", FULL):
 #
 # 1. **Fewer inputs, more memory.** Groups of 4 layers save fewer inputs than groups of 1, and yet their peak can be higher.
 #    When?
-# 2. **The same again, or not.** For which layers is it not enough to replay random numbers and autocast? Think of layers
+# 2. **Is replaying enough?** For which layers is it not enough to replay random numbers and autocast? Think of layers
 #    that remember something.
 # 3. **Checkpoints and pipelines.** A pipeline stage has several micro-batches in flight. Which of this lab's techniques
 #    helps more there than on one GPU, and which helps less?
@@ -2018,9 +2117,9 @@ for flags in ("", "--offload-activations", FULL):
 # ## What you have built
 #
 # - `saved.py` counts what the backward pass holds: $34sbh + 5as^2b$ bytes per layer without recomputation.
-# - `states.py` and `checkpointing.py` discard it and compute the same again, bit for bit.
+# - `states.py` and `checkpointing.py` discard it and recompute it exactly, bit for bit.
 # - `placement.py` finds the fastest plan under a memory limit, and `largest_micro_batch` the largest micro-batch.
-# - `attention.py` never has the scores, and `offload.py` moves the rest to the host.
+# - `attention.py` never materializes the scores, and `offload.py` moves the rest to the host.
 #
 # Parameters, gradients, and optimizer state have not become smaller, and they limit the largest model that fits. They are
 # next: sharding divides them over the data-parallel ranks.

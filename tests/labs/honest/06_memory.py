@@ -27,6 +27,34 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 def id_of(tensor):
     return tensor.untyped_storage()._cdata
 
+# %% answer="saved" style="a meter that forgets what the backward pass has released"
+%%writefile mytrainer/saved.py
+import weakref
+
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class SavedBytes(saved_tensors_hooks):
+    def __init__(self, parameters=()):
+        self.packed = []
+        self.own = {parameter.untyped_storage()._cdata for parameter in parameters}
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def pack(self, tensor):
+        copy = tensor.detach()
+        self.packed.append(weakref.ref(copy))
+        return copy
+
+    @property
+    def bytes(self):
+        alive = [one for reference in self.packed if (one := reference()) is not None]
+        storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in alive}
+        return sum(one.nbytes() for key, one in storages.items() if key not in self.own)
+
 # %% answer="recompute" style="inputs in a list, and a gradient of zeros where there is none"
 class Recompute(torch.autograd.Function):
     @staticmethod
@@ -115,17 +143,6 @@ def checkpoint(function, *arguments):
         return Again.apply(dummy, function, *arguments)
     return function(*arguments)
 
-# %% answer="largest" style="a line through two points, and a loop downward"
-def largest_micro_batch(peak, batch, budget):
-    if peak(batch, 1) <= budget:
-        return batch
-    first = peak(1, batch)
-    slope = peak(2, batch) - first
-    for size in reversed(range(1, batch)):
-        if batch % size == 0 and first + slope * (size - 1) <= budget:
-            return size
-    return 0
-
 # %% answer="placement" style="recursion from the left with a cache"
 %%writefile mytrainer/placement.py
 from functools import lru_cache
@@ -174,7 +191,8 @@ def scores_of(q, k, at, first):
 class Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, size):
-        s = q.shape[1]
+        ctx.dtype, s = q.dtype, q.shape[1]
+        q, k, v = q.float(), k.float(), v.float()
         out, total = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
         for at in range(0, s, size):
             rows = slice(at, min(at + size, s))
@@ -190,12 +208,14 @@ class Flash(torch.autograd.Function):
                 largest = now
             out[:, rows], total[:, rows] = mean / norm[..., None], largest + norm.log()
         ctx.size = size
-        ctx.save_for_backward(q, k, v, out, total)
+        out = out.to(ctx.dtype)
+        ctx.save_for_backward(*(one.to(ctx.dtype) for one in (q, k, v)), out, total)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
-        q, k, v, out, total = ctx.saved_tensors
+        total = ctx.saved_tensors[-1]
+        q, k, v, out, gradient = (one.float() for one in (*ctx.saved_tensors[:-1], gradient))
         s, size = q.shape[1], ctx.size
         dq, dk, dv = (torch.zeros_like(one) for one in (q, k, v))
         delta = (gradient * out).sum(-1)
@@ -209,7 +229,7 @@ class Flash(torch.autograd.Function):
                 ds = p * (dp - delta[:, rows, None]) / math.sqrt(q.shape[-1])
                 dq[:, rows] += ds @ k[:, keys]
                 dk[:, keys] += ds.transpose(1, 2) @ q[:, rows]
-        return dq, dk, dv, None
+        return dq.to(ctx.dtype), dk.to(ctx.dtype), dv.to(ctx.dtype), None
 
 
 def attention(query, key, value, block=128):

@@ -174,6 +174,35 @@ def place(times, saved, inputs, budget):
         raise ValueError("nothing fits")
     return list(found[1])
 
+# %% answer="placement" style="a table by held bytes for each number of layers, and prefix sums"
+%%writefile mytrainer/placement.py
+from itertools import accumulate
+
+
+def place(times, saved, inputs, budget):
+    layers = len(times)
+    before = [0, *accumulate(saved)]
+    clock = [0, *accumulate(times)]
+    tables = [[None] * (budget + 1) for _ in range(layers + 1)]
+    tables[0][0] = (0, [])
+    for n in range(layers):
+        for held in range(budget + 1):
+            if tables[n][held] is None:
+                continue
+            time, plan = tables[n][held]
+            options = [(n + 1, held + saved[n], time, plan)]
+            for stop in range(n + 1, layers + 1):
+                if held + before[stop] - before[n] > budget:
+                    break
+                options.append((stop, held + inputs[n], time + clock[stop] - clock[n], [*plan, (n, stop)]))
+            for stop, bytes_held, total, new in options:
+                if bytes_held <= budget and (tables[stop][bytes_held] is None or total < tables[stop][bytes_held][0]):
+                    tables[stop][bytes_held] = total, new
+    found = [one for one in tables[layers] if one is not None]
+    if not found:
+        raise ValueError("no plan fits")
+    return min(found, key=lambda one: one[0])[1]
+
 # %% answer="attention" style="a running maximum and sum, as in the paper, and tiles of queries, too"
 %%writefile mytrainer/attention.py
 import math

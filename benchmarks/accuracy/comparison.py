@@ -39,7 +39,8 @@ def evaluate(rows: RowSet) -> dict:
             error = error_of(outcome)
             print(f"{rows.name} {number}: {outcome['name']}, {outcome['layout']}: "
                   f"{outcome['predicted']:.4g} s, "
-                  + ("out of memory" if error is None else f"{error:+.1%}"), flush=True)
+                  + (f"{error:+.1%}" if error is not None else "no time was published"
+                     if outcome["published_fits"] else "out of memory"), flush=True)
     except NotYet as reason:
         print(f"{rows.name}: skipped: {reason}", flush=True)
         return {"skipped": f"{reason}"}

@@ -10,6 +10,7 @@ from statistics import mean
 from benchmarks.accuracy import fsdp, trainer
 from benchmarks.accuracy.rows import (
     CALIBRATION,
+    INFERRED,
     TEST,
     Prediction,
     RowSet,
@@ -75,15 +76,16 @@ def layout(row: Mapping) -> str:
 
 
 def error_of(outcome: Outcome) -> float | None:
-    """Return predicted / published - 1, or None for a row that did not run."""
+    """Return predicted / published - 1, or None for a row without a published time."""
     if outcome["published"] is None:
         return None
     return outcome["predicted"] / outcome["published"] - 1
 
 
 def summarize(outcomes: Sequence[Outcome]) -> dict[str, dict]:
-    """Return the errors of the calibration rows, of the test rows, and of all rows."""
-    splits = {CALIBRATION: [], TEST: [], "all": list(outcomes)}
+    """Return the errors by split; "all" are the calibration rows and the test rows."""
+    splits = {CALIBRATION: [], TEST: [], INFERRED: [],
+              "all": [one for one in outcomes if one["split"] != INFERRED]}
     for outcome in outcomes:
         splits[outcome["split"]].append(outcome)
     return {split: summary for split, chosen in splits.items() if (summary := errors(chosen))}

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from benchmarks.accuracy.evaluate import error_of, errors, pair_errors
-from benchmarks.accuracy.rows import TEST, RowSet
+from benchmarks.accuracy.rows import CALIBRATION, TEST, RowSet
 
 HEAD = """# Virtual GPUs against published measurements
 
@@ -18,7 +18,8 @@ benchmarks/published; docs/virtual-gpus.md explains it.
   is too fast. Bias is its mean, and "within 15%" is the share of rows with a smaller error.
 - Constants of the model may be fitted to **calibration** rows only. **Test** rows are compared
   after that. Rows that were seen while the model was changed are no blind test; each set's notes
-  say so.
+  say so. **Inferred** rows have settings that their source does not state, and no stated error
+  includes them.
 - "First" is the set's first comparison with these programs, before anything was changed because of
   it (virtual_accuracy_first.json, which is never overwritten)."""
 
@@ -139,7 +140,7 @@ def section(rows: RowSet, found: Mapping, first: Mapping) -> list[str]:
     lines += [f"Compared on {found['date']} with the model of commit {found['commit']}, and first "
               f"on {first['date']} with that of {first['commit']}.", ""]
     lines += [f"- {split}: {sentence(one)}" for split, one in found["summary"].items()
-              if split != "all" or len(found["summary"]) > 2]
+              if split != "all" or CALIBRATION in found["summary"]]
     lines += [f"- {text}" for text in found.get("more", ())]
     before = {one["row"]: one["predicted"] for one in first["outcomes"]}
     return [*lines, "", *table("row|layout|rows are|predicted s|published s|error|first|memory",
@@ -172,5 +173,6 @@ def row_cells(outcome: Mapping, before: Mapping[int, float]) -> list[str]:
                   f"({signed(outcome['memory'] / outcome['published_memory'] - 1)})")
     return [outcome["name"], outcome["layout"], outcome["split"],
             f"{outcome['predicted']:.4g}" if outcome["fits"] else missing,
-            f"{published:.4g}" if published else missing, signed(error_of(outcome)),
+            f"{published:.4g}" if published else "-" if outcome["published_fits"] else missing,
+            signed(error_of(outcome)),
             signed(earlier / published - 1 if published and earlier else None), memory]

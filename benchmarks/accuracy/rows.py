@@ -17,12 +17,12 @@ from virtualgpu.core.stacks import find_stack, under
 from virtualgpu.launch.cluster import Cluster
 
 FOLDER = Path(__file__).parents[1] / "published"
-CALIBRATION, TEST = "calibration", "test"
+CALIBRATION, TEST, INFERRED = "calibration", "test", "inferred"
 MEMORY = {"memory_gb": 1e9, "memory_gib": 2**30}
 MEMORY_COUNTS = ("allocated", "reserved", "nvidia-smi")
 FACTS = ("title", "source", "date", "about", "use", "program", "stack")  # texts of every set
 ROW = ("gpu", "gpus", "layers", "hidden", "heads", "sequence", "micro_batch")
-RESULTS = ("seconds", "tokens_per_second_per_gpu", "teraflops", "fits")
+RESULTS = ("seconds", "tokens_per_second_per_gpu", "teraflops", "fits", *MEMORY)
 
 
 class BadRowSet(ValueError):
@@ -44,7 +44,13 @@ class RowSet:
     rows: tuple[Mapping, ...] = field(repr=False)
 
     def split(self, index: int) -> str:
-        """Return whether constants may be fitted to the row with this index."""
+        """Return whether constants may be fitted to the row with this index.
+
+        A row whose source does not state its whole configuration is INFERRED. No stated error
+        includes it.
+        """
+        if self.rows[index].get("inferred"):
+            return INFERRED
         calibrates = self.facts["use"].startswith(CALIBRATION) and index % 2 == 0
         return CALIBRATION if calibrates else TEST
 
@@ -127,7 +133,7 @@ def load_sets(folder: Path = FOLDER) -> list[RowSet]:
 
 
 def published_seconds(row: Mapping) -> float | None:
-    """Return the seconds of a step; None for a row that ran out of memory."""
+    """Return the seconds of a step; None for a row that ran out of memory or has no time."""
     if "seconds" in row:
         return row["seconds"]
     if "tokens_per_second_per_gpu" in row:

@@ -241,9 +241,9 @@ class Recomputation:
         """
         with pieces.load("saved").SavedBytes(self.parameters) as saved:
             out = layers[0](x.detach().requires_grad_())  # its graph holds what is saved
+        size = saved.bytes
         del out
         count, budget = len(layers), self.ctx.config.activation_memory_mb
-        size = saved.bytes
         try:
             groups = pieces.load("placement").place(
                 [1.0] * count, [size] * count, [x.nbytes] * count, int(1e6 * budget))

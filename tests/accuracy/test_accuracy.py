@@ -15,6 +15,7 @@ from benchmarks.accuracy.report import by_gpu, of_pairs, overview, section
 from benchmarks.accuracy.rows import (
     CALIBRATION,
     FOLDER,
+    INFERRED,
     TEST,
     BadRowSet,
     RowSet,
@@ -22,6 +23,7 @@ from benchmarks.accuracy.rows import (
     cluster_of,
     load_set,
     load_sets,
+    published_memory,
     published_seconds,
 )
 from benchmarks.accuracy.trainer import NotYet, configure
@@ -48,7 +50,7 @@ def test_a_set_has_a_source_and_rows_that_can_be_run(name):
     for row in rows.rows:
         cluster = cluster_of(row, card_of(rows.facts, row))
         assert cluster.world == row["gpus"]
-        assert published_seconds(row) or row["fits"] is False
+        assert published_seconds(row) or published_memory(row) or row["fits"] is False
         if rows.facts["program"] == "trainer":
             assert configure(row).world_size == row["gpus"]
 
@@ -78,7 +80,7 @@ def test_only_even_rows_of_three_sets_calibrate():
             assert len(splits) == KEPT_OUT[name]
             assert splits[::2] == [CALIBRATION] * len(splits[::2]) and set(splits[1::2]) == {TEST}
         else:
-            assert set(splits) == {TEST}
+            assert splits == [INFERRED if "inferred" in row else TEST for row in rows.rows]
 
 
 def test_an_unknown_flag_is_skipped_with_its_name():
@@ -87,9 +89,11 @@ def test_an_unknown_flag_is_skipped_with_its_name():
         configure(row)
 
 
-def test_a_summary():
-    found = summarize([outcome(1.1, 1.0, CALIBRATION), outcome(0.8, 1.0), outcome(9.0, None)])
-    assert set(found) == {CALIBRATION, TEST, "all"}
+def test_a_summary_keeps_inferred_rows_apart():
+    found = summarize([outcome(1.1, 1.0, CALIBRATION), outcome(0.8, 1.0), outcome(9.0, None),
+                       outcome(2.0, 1.0, INFERRED)])
+    assert set(found) == {CALIBRATION, TEST, INFERRED, "all"}
+    assert found[INFERRED]["worst"] == pytest.approx(1.0)
     assert found["test"]["worst"] == pytest.approx(-0.2) and found["test"]["within"] == 0
     assert found["all"]["rows"] == 2 and found["all"]["error"] == pytest.approx(0.15)
     assert found["all"]["bias"] == pytest.approx(-0.05)

@@ -145,6 +145,8 @@ def _figures(one: Any) -> Priced:
             raise BadRecords(f"pricing this record gave no valid {name}")
     if not all(count.isdecimal() and len(count) < 10 for count in one["communicated_by_ranks"]):
         raise BadRecords("pricing this record gave groups of no number of ranks")
+    if not one["downloaded"].keys() <= {"pinned", "pageable"}:
+        raise BadRecords("pricing this record gave copies to unknown memory")
     if not one["flops_by_dtype"].keys() <= PRECISION.keys():
         raise BadRecords("pricing this record gave FLOPs in unknown dtypes")
     return Priced(**one)

@@ -8,7 +8,7 @@ import torch
 
 from virtualgpu.pytorch import host_memory
 from virtualgpu.pytorch.device import CudaDevice
-from virtualgpu.pytorch.visible import META
+from virtualgpu.pytorch.visible import META, key_of
 
 COPY = torch.ops.aten.copy_.default
 
@@ -24,7 +24,14 @@ def copy(gpu: CudaDevice, func: torch._ops.OpOverload, args: Sequence, kwargs: d
         kwargs: keyword arguments of the operation.
     """
     source = args[1] if func is COPY else args[0]
-    _download(gpu, source, bool(kwargs.get("non_blocking") or args[2:3] == (True,)))
+    asynchronous = bool(kwargs.get("non_blocking") or args[2:3] == (True,))
+    if gpu.journal is not None:
+        # An asynchronous `to("cpu")` pins the memory that it creates, as in PyTorch's _to_copy.
+        gpu.journal.to_host(source, asynchronous and (
+            func is not COPY or key_of(args[0]) in gpu.pinned))
+    gpu.download(source.nbytes)
+    if not asynchronous:
+        gpu.wait_for_stream()
     known = gpu.values.known(source)
     if func is COPY:
         target = args[0]
@@ -41,12 +48,3 @@ def copy(gpu: CudaDevice, func: torch._ops.OpOverload, args: Sequence, kwargs: d
     if layout is not torch.preserve_format:
         source = torch.empty(source.shape, device=META, memory_format=layout)
     return host_memory.unknown(gpu, source, dtype, not host_memory.autograd_wants_cpu())
-
-
-def _download(gpu: CudaDevice, source: torch.Tensor, asynchronous: bool) -> None:
-    """Charge the GPU for the transfer, and make the host wait for it unless asynchronous."""
-    if gpu.journal is not None:
-        gpu.journal.to_host(source)
-    gpu.download(source.nbytes)
-    if not asynchronous:
-        gpu.wait_for_stream()

@@ -34,6 +34,8 @@ class Priced:
         bytes: bytes that kernels moved between memory and the chip.
         communicated_by_ranks: bytes of the buffers of its collectives, and of its sends, by the
             number of ranks in the process group.
+        downloaded: bytes that it copied to the host: "pinned" by asynchronous copies to pinned
+            memory, "pageable" by all others.
         slept: seconds that the program slept, without polling for the GPU's progress.
         unawaited: number of collectives and receives for which neither the default stream nor the
             host ever waits, so that what reads their results may run too early.
@@ -52,6 +54,7 @@ class Priced:
     flops_by_dtype: dict[str, int]
     bytes: int
     communicated_by_ranks: dict[str, int]
+    downloaded: dict[str, int]
     slept: float
     unawaited: int
     unknown: dict[str, int]

@@ -22,7 +22,9 @@ RANGES are triples STORAGE, offset, bytes, in one flat list.
     e                               empty the allocator's cache
     k OP STREAM PLACES              launch an operation; PLACES has STORAGE and offset in bytes of
                                     each tensor in turn, -1 0 for tensors in the host's memory
-    d STREAM STORAGE OFFSET BYTES   copy to the host's memory
+    d STREAM STORAGE OFFSET BYTES PINNED
+                                    copy to the host's memory; PINNED is 1 if that is pinned and the
+                                    copy is asynchronous, else 0
     w MOMENT STREAM SOURCE          a stream waits for an event that was recorded on SOURCE (or -1)
     v MOMENT STREAM                 a stream waits for a communication
     h MOMENT SOURCE                 the host waits for an event

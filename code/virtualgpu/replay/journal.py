@@ -126,9 +126,15 @@ class Journal:
             return [HOST, 0]
         return [storage, tensor.storage_offset() * tensor.element_size()]
 
-    def to_host(self, source: torch.Tensor) -> None:
-        """Record that a tensor is about to be copied to the host."""
-        self.note("d", self.stream(self.gpu.stream), *self._place(source), source.nbytes)
+    def to_host(self, source: torch.Tensor, pinned: bool) -> None:
+        """Record that a tensor is about to be copied to the host.
+
+        Args:
+            source: the tensor.
+            pinned: whether the copy is asynchronous and goes to pinned memory.
+        """
+        self.note("d", self.stream(self.gpu.stream), *self._place(source), source.nbytes,
+                  int(pinned))
 
     def _from_current_stream(self) -> None:
         """Record a change of the stream that allocations belong to."""

@@ -31,6 +31,8 @@ class Player:
         flops: FLOPs of its kernels so far, by dtype.
         bytes: bytes that its kernels moved so far.
         communicated: bytes communicated so far, by the number of ranks in the process group.
+        downloaded: bytes copied to the host so far, by its memory: "pinned" if that is pinned and
+            the copy is asynchronous, else "pageable".
         slept: seconds that the program has slept; polling is not sleep.
         reads: how often the host has waited for a value of the GPU.
         known: by stream, the communications that end before its next kernel starts, because it
@@ -47,6 +49,7 @@ class Player:
         self.flops: Counter[str] = Counter()
         self.bytes, self.slept, self.reads = 0, 0.0, 0
         self.communicated: Counter[str] = Counter()
+        self.downloaded: Counter[str] = Counter()
         self.known: defaultdict[int, int] = defaultdict(int)
         self.known_at: dict[tuple[int, int], int] = {}  # as `moments`
         self.streams: defaultdict[str, float] = defaultdict(float)
@@ -146,7 +149,8 @@ class Player:
         return max(clock.host + kernels * self.gpu.card.efficiency.dispatch,
                    clock.streams[self.gpu.stream])
 
-    def download(self, stream: int, storage: int, offset: int, size: int) -> None:
+    def download(self, stream: int, storage: int, offset: int, size: int, pinned: int) -> None:
+        self.downloaded["pinned" if pinned else "pageable"] += size
         at = self._start(stream, 1)
         self.gpu.download(size)
         # An expanded tensor is larger than its storage.

@@ -50,4 +50,4 @@ def _priced(player: Player) -> Priced:
         player.record.rank, gpu.clock.host, dict(gpu.clock.exposed), dict(gpu.busy),
         dict(player.streams), gpu.memory.peak, gpu.memory.peak_reserved,
         gpu.memory.peak_requested, dict(player.flops), player.bytes, dict(player.communicated),
-        player.slept, player.missed, dict(gpu.unknown), player.reads)
+        dict(player.downloaded), player.slept, player.missed, dict(gpu.unknown), player.reads)

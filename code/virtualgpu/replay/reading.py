@@ -139,7 +139,7 @@ GROUP, PEER = _index("groups"), _integer(0, MOST_WORLD)
 ENTRIES: dict[str, tuple[Field, ...]] = {
     "m": (STREAM,), "a": (BYTES,), "x": (BYTES,), "f": (NUMBER,), "r": (NUMBER, BYTES), "e": (),
     "k": (_index("operations"), STREAM, _integers(2)), "d": (STREAM, _integer(HOST, MOST_ENTRIES),
-                                                             BYTES, BYTES),
+                                                             BYTES, BYTES, _integer(0, 1)),
     "w": (*MOMENT, STREAM, SOURCE), "v": (*MOMENT, STREAM), "h": (*MOMENT, SOURCE),
     "s": (), "l": (), "z": (_seconds,),
     "c": (GROUP, _name, _name, STREAM, _integers(3), _integers(3), _splits),

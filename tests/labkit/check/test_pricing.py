@@ -32,7 +32,7 @@ RECORD = on_gpus.pack(json.dumps({
         "fresh": [[[64, 64], [64, 1], "float32"]]}],
     "entries": [["a", 2**14]] * 3 + [["k", 0, 0, [0, 0, 1, 0, 2, 0]]]}))
 FIGURES = Priced(0, 1.0, {"compute": 0.5}, {}, {}, 1, 2, 3, {"fp32": 4}, 5, {"2": 6},
-                 0.0, 0, {}, 0)
+                 {"pinned": 7}, 0.0, 0, {}, 0)
 REQUEST = json.dumps({"records": [RECORD], "cluster": asdict(CLUSTER)}).encode()
 
 

@@ -27,6 +27,34 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 def id_of(tensor):
     return tensor.untyped_storage()._cdata
 
+# %% answer="saved" style="a meter that forgets what the backward pass has released"
+%%writefile mytrainer/saved.py
+import weakref
+
+from torch.autograd.graph import saved_tensors_hooks
+
+
+class SavedBytes(saved_tensors_hooks):
+    def __init__(self, parameters=()):
+        self.packed = []
+        self.own = {parameter.untyped_storage()._cdata for parameter in parameters}
+        super().__init__(self.pack, lambda tensor: tensor)
+
+    def __enter__(self):
+        super().__enter__()
+        return self
+
+    def pack(self, tensor):
+        copy = tensor.detach()
+        self.packed.append(weakref.ref(copy))
+        return copy
+
+    @property
+    def bytes(self):
+        alive = [one for reference in self.packed if (one := reference()) is not None]
+        storages = {one.untyped_storage()._cdata: one.untyped_storage() for one in alive}
+        return sum(one.nbytes() for key, one in storages.items() if key not in self.own)
+
 # %% answer="recompute" style="inputs in a list, and a gradient of zeros where there is none"
 class Recompute(torch.autograd.Function):
     @staticmethod
@@ -115,17 +143,6 @@ def checkpoint(function, *arguments):
         return Again.apply(dummy, function, *arguments)
     return function(*arguments)
 
-# %% answer="largest" style="a line through two points, and a loop downward"
-def largest_micro_batch(peak, batch, budget):
-    if peak(batch, 1) <= budget:
-        return batch
-    first = peak(1, batch)
-    slope = peak(2, batch) - first
-    for size in reversed(range(1, batch)):
-        if batch % size == 0 and first + slope * (size - 1) <= budget:
-            return size
-    return 0
-
 # %% answer="placement" style="recursion from the left with a cache"
 %%writefile mytrainer/placement.py
 from functools import lru_cache
@@ -157,6 +174,35 @@ def place(times, saved, inputs, budget):
         raise ValueError("nothing fits")
     return list(found[1])
 
+# %% answer="placement" style="a table by held bytes for each number of layers, and prefix sums"
+%%writefile mytrainer/placement.py
+from itertools import accumulate
+
+
+def place(times, saved, inputs, budget):
+    layers = len(times)
+    before = [0, *accumulate(saved)]
+    clock = [0, *accumulate(times)]
+    tables = [[None] * (budget + 1) for _ in range(layers + 1)]
+    tables[0][0] = (0, [])
+    for n in range(layers):
+        for held in range(budget + 1):
+            if tables[n][held] is None:
+                continue
+            time, plan = tables[n][held]
+            options = [(n + 1, held + saved[n], time, plan)]
+            for stop in range(n + 1, layers + 1):
+                if held + before[stop] - before[n] > budget:
+                    break
+                options.append((stop, held + inputs[n], time + clock[stop] - clock[n], [*plan, (n, stop)]))
+            for stop, bytes_held, total, new in options:
+                if bytes_held <= budget and (tables[stop][bytes_held] is None or total < tables[stop][bytes_held][0]):
+                    tables[stop][bytes_held] = total, new
+    found = [one for one in tables[layers] if one is not None]
+    if not found:
+        raise ValueError("no plan fits")
+    return min(found, key=lambda one: one[0])[1]
+
 # %% answer="attention" style="a running maximum and sum, as in the paper, and tiles of queries, too"
 %%writefile mytrainer/attention.py
 import math
@@ -174,7 +220,8 @@ def scores_of(q, k, at, first):
 class Flash(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, size):
-        s = q.shape[1]
+        ctx.dtype, s = q.dtype, q.shape[1]
+        q, k, v = q.float(), k.float(), v.float()
         out, total = torch.empty_like(q), torch.empty(q.shape[:2], dtype=q.dtype, device=q.device)
         for at in range(0, s, size):
             rows = slice(at, min(at + size, s))
@@ -190,12 +237,14 @@ class Flash(torch.autograd.Function):
                 largest = now
             out[:, rows], total[:, rows] = mean / norm[..., None], largest + norm.log()
         ctx.size = size
-        ctx.save_for_backward(q, k, v, out, total)
+        out = out.to(ctx.dtype)
+        ctx.save_for_backward(*(one.to(ctx.dtype) for one in (q, k, v)), out, total)
         return out
 
     @staticmethod
     def backward(ctx, gradient):
-        q, k, v, out, total = ctx.saved_tensors
+        total = ctx.saved_tensors[-1]
+        q, k, v, out, gradient = (one.float() for one in (*ctx.saved_tensors[:-1], gradient))
         s, size = q.shape[1], ctx.size
         dq, dk, dv = (torch.zeros_like(one) for one in (q, k, v))
         delta = (gradient * out).sum(-1)
@@ -209,7 +258,7 @@ class Flash(torch.autograd.Function):
                 ds = p * (dp - delta[:, rows, None]) / math.sqrt(q.shape[-1])
                 dq[:, rows] += ds @ k[:, keys]
                 dk[:, keys] += ds.transpose(1, 2) @ q[:, rows]
-        return dq, dk, dv, None
+        return dq.to(ctx.dtype), dk.to(ctx.dtype), dv.to(ctx.dtype), None
 
 
 def attention(query, key, value, block=128):

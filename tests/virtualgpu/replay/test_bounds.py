@@ -10,7 +10,7 @@ from virtualgpu.replay import Priced, TooLittle, require
 
 
 def figures(**flops: int) -> Priced:
-    return Priced(0, 1.0, {}, {}, {}, 1, 1, 1, flops, 1, {"2": 1}, 0.0, 0, {}, 0)
+    return Priced(0, 1.0, {}, {}, {}, 1, 1, 1, flops, 1, {"2": 1}, {}, 0.0, 0, {}, 0)
 
 
 @pytest.mark.parametrize(("flops", "dtype"), [

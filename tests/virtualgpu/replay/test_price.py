@@ -66,6 +66,19 @@ def test_sums():
                          + 2 * workspaces.DEFAULT)
 
 
+def test_copies_to_pinned_memory_are_told_from_others():
+    def program() -> None:
+        x = torch.empty(1000, device="cuda")
+        torch.empty(1000, pin_memory=True).copy_(x, non_blocking=True)
+        x[:100].to("cpu", non_blocking=True)  # into memory that PyTorch pins
+        torch.empty(1000, pin_memory=True)[:30].copy_(x[:30])  # the host waits
+        torch.empty(7).copy_(x[:7], non_blocking=True)
+        x[:2].cpu()
+
+    (rank,) = priced(texts(run(program, "h100", 1)), "h100", 1)
+    assert rank.downloaded == {"pinned": 4 * 1100, "pageable": 4 * 39}
+
+
 def collective(what: str, size: int = 4) -> list:
     return ["c", 0, "all_reduce", what, 0, [0, 0, size], [0, 0, size], []]
 

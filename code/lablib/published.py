@@ -43,10 +43,23 @@ class Row(NamedTuple):
     more_flags: str = ""
 
     @property
+    def micro_batches(self) -> int:
+        """Micro-batches per step of each replica."""
+        return self.batch * self.tp * self.pp // (self.gpus * self.micro_batch)
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of layers per stage, which the interleaved schedule alternates between."""
+        name, _, layers = self.more_flags.partition(" ")
+        per_chunk = int(layers) if name == "--num-layers-per-virtual-pipeline-stage" else None
+        return self.layers // (self.pp * per_chunk) if per_chunk else 1
+
+    @property
     def flags(self) -> str:
         """The trainer's flags that estimate this run."""
-        return (f"--device virtual:a100-80gb --software-stack megatron-2021 --world-size {self.gpus} "
-                f"--num-layers {self.layers} --hidden-size {self.hidden} "
+        return ("--device virtual:a100-80gb --software-stack megatron-2021 "
+                f"--world-size {self.gpus} --num-layers {self.layers} "
+                f"--hidden-size {self.hidden} "
                 f"--num-attention-heads {self.heads} --seq-length 2048 "
                 "--max-position-embeddings 2048 --vocab-size 51200 --fp16 "
                 f"--tensor-model-parallel-size {self.tp} --pipeline-model-parallel-size {self.pp} "
@@ -90,6 +103,7 @@ class Run(NamedTuple):
         card, precision: the GPU model, and the precision of the peak that it is measured against.
         gpus: at most.
         gpu_hours: of the run that the source counts.
+        watts: rated power of a GPU, from its data sheet.
         source: address.
     """
 
@@ -100,6 +114,7 @@ class Run(NamedTuple):
     precision: str
     gpus: int
     gpu_hours: float
+    watts: int
     source: str
 
     @property
@@ -112,19 +127,19 @@ class Run(NamedTuple):
 RUNS = (
     # Le Scao et al. 2022: parameters, tokens, GPUs, hours. 433,196 kWh: Luccioni et al. 2022,
     # https://arxiv.org/abs/2211.02001.
-    Run("BLOOM", 176.247e9, 366e9, "a100-80gb", "bf16", 384, 1_082_990,
+    Run("BLOOM", 176.247e9, 366e9, "a100-80gb", "bf16", 384, 1_082_990, 400,
         "https://arxiv.org/abs/2211.05100"),
     # 33 days on 1,024 A100s for 300 billion tokens, "assuming no hardware issues"; the run took
     # about two months on 992 (Zhang et al. 2022, https://arxiv.org/abs/2205.01068).
-    Run("OPT-175B", 175e9, 300e9, "a100-80gb", "fp16", 1024, 33 * 24 * 1024,
+    Run("OPT-175B", 175e9, 300e9, "a100-80gb", "fp16", 1024, 33 * 24 * 1024, 400,
         "https://github.com/facebookresearch/metaseq/blob/main/projects/OPT/chronicles/"
         "final_update.md"),
     # Hours: the model card. Tokens and GPUs: Grattafiori et al. 2024,
     # https://arxiv.org/abs/2407.21783.
-    Run("Llama 3.1 405B", 405e9, 15.6e12, "h100-80gb", "bf16", 16_384, 30.84e6,
+    Run("Llama 3.1 405B", 405e9, 15.6e12, "h100-80gb", "bf16", 16_384, 30.84e6, 700,
         "https://github.com/meta-llama/llama-models/blob/main/models/llama3_1/MODEL_CARD.md"),
     # DeepSeek-AI 2024: its hours are of H800s, which compute like H100s; most GEMMs are in FP8.
-    Run("DeepSeek-V3", 37e9, 14.8e12, "h100-80gb", "bf16", 2048, 2.664e6,
+    Run("DeepSeek-V3", 37e9, 14.8e12, "h100-80gb", "bf16", 2048, 2.664e6, 700,
         "https://arxiv.org/abs/2412.19437"),
 )
 # The log line that BLOOM's authors published after the batch had grown to its full size, of 384
@@ -157,7 +172,8 @@ def compare(rows: Sequence[Row], predicted: Mapping[str, float], virtual: Mappin
         predicted: TFLOP/s per GPU, by name.
         virtual: the same, as modeled returns it.
     """
-    print(f"{'TFLOP/s per GPU':16}{'published':>10}{'you':>8}{'error':>9}{'virtual':>9}{'error':>9}")
+    heads = zip(("published", "you", "error", "virtual", "error"), (10, 8, 9, 9, 9), strict=True)
+    print(f"{'TFLOP/s per GPU':16}" + "".join(f"{head:>{width}}" for head, width in heads))
     for row in rows:
         mine, model = predicted[row.name], virtual[row.name]
         print(f"{row.name:16}{row.teraflops:10}{mine:8.0f}{mine / row.teraflops - 1:+9.1%}"

@@ -8,7 +8,7 @@ SCHEDULES = "import pipeline_schedules as schedules\n"
 # By lab and by the grade_id of the answer.
 BORROWED = {
     "07_the_bill": {
-        "count": """def count(model, batch=1, recompute=False):
+        "count-transformer": """def count_transformer(model, batch=1, recompute=False):
     from lablib.blocks import measure
     return measure(model, batch, recompute)""",
     },

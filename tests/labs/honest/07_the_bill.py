@@ -1,5 +1,5 @@
-# %% answer="count" style="shapes in lists, and a meter for each part"
-def count(model, batch=1, recompute=False):
+# %% answer="count-transformer" style="shapes in lists, and a meter for each part"
+def count_transformer(model, batch=1, recompute=False):
     from math import prod
     h, f, n = model["hidden"], model["ffn"], model["layers"]
     kv = h // model["heads"] * model["groups"]
@@ -24,12 +24,12 @@ def count(model, batch=1, recompute=False):
             "active": int(outside + inside + model["chosen"] * one),
             "parameters": int(outside + inside + model["experts"] * one)}
 
-# %% answer="utilization" style="comprehensions, and step FLOPs by sequence"
-def utilization(log):
+# %% answer="read-utilization" style="comprehensions, and step FLOPs by sequence"
+def read_utilization(log):
     settings, lines = read_log(log)
     pairs = list(zip(lines[:-1], lines[1:]))
     time = sum(b["ms"] * (b["iteration"] - a["iteration"]) for a, b in pairs) / 1e3
-    each = {again: count(settings["model"], 1, again)["flops"] for again in (False, True)}
+    each = {again: count_transformer(settings["model"], 1, again)["flops"] for again in (False, True)}
     peak = settings["gpus"] * settings["peak"] * 10**12
     ran = lines[-1]["samples"] - lines[0]["samples"]
     lost = sum(b["skipped"] * b["batch"] for _, b in pairs)
@@ -68,7 +68,7 @@ def audit(plan):
     def off(name, right):
         return [name] if not 0.9 <= plan[name] / right <= 1.1 else []
 
-    made = count(plan["model"], batch=plan["batch"], recompute=plan["recompute"])
+    made = count_transformer(plan["model"], batch=plan["batch"], recompute=plan["recompute"])
     second = plan["gpus"] * plan["teraflops"] * 1e12
     days = (6 + 2 * plan["recompute"]) * plan["tokens"] * plan["parameters"] / second / (24 * 60 * 60)
     return (off("parameters", made["parameters"]) + off("step_flops", made["flops"])
@@ -76,8 +76,8 @@ def audit(plan):
             + off("days", days) + off("gpu_hours", plan["days"] * 24 * plan["gpus"])
             + off("dollars", plan["gpu_hours"] * plan["dollars_per_hour"]))
 
-# %% answer="choose" style="all corners of the errors"
-def choose(options, tokens, days, budget, error):
+# %% answer="choose-option" style="all corners of the errors"
+def choose_option(options, tokens, days, budget, error):
     from itertools import product
 
     def winner(factors):

@@ -580,14 +580,14 @@ for name, recompute in (("the model's", False), ("with recomputation", True)):
 #
 # ### Exercise 3: how long does it really take?
 #
-# Write `elapsed`, which follows a run on the clock until all its steps are done. After every `evaluate_every` steps it
-# evaluates, which takes `evaluate` seconds; then, after every `save_every` steps, it saves a checkpoint, which takes
-# `save` seconds. `failures` are the times at which everything stops, in ascending order, in seconds since the start of
-# the run. It then takes `restart` seconds until the run goes on, from its last checkpoint that is complete. A failure
-# may also hit a restart, which then begins anew.
+# Write `time_to_finish`, which follows a run on the clock until all its steps are done. After every `evaluate_every`
+# steps it evaluates, which takes `evaluate` seconds; then, after every `save_every` steps, it saves a checkpoint,
+# which takes `save` seconds. `failures` are the times at which everything stops, in ascending order, in seconds since
+# the start of the run. It then takes `restart` seconds until the run goes on, from its last checkpoint that is
+# complete. A failure may also hit a restart, which then begins anew.
 
-# %% answer="elapsed"
-def elapsed(run):
+# %% answer="time-to-finish"
+def time_to_finish(run):
     """Return the seconds from the start of a run to the end of its last step, and of what follows that step.
 
     Args:
@@ -611,11 +611,11 @@ def elapsed(run):
     return clock
     ### END SOLUTION
 
-# %% check="elapsed" points=4
+# %% check="time-to-finish" points=4
 CALM = {"steps": 12, "step": 10.0, "evaluate_every": 6, "evaluate": 7.0, "save_every": 4, "save": 3.0, "failures": [],
         "restart": 20.0}
 check.function(
-    elapsed, cases=[{"run": {**CALM, "failures": failures}} for failures in (
+    time_to_finish, cases=[{"run": {**CALM, "failures": failures}} for failures in (
         [], [35.0], [59.0], [42.0], [75.0, 80.0], [30.0, 140.0])],
     expected=[143.0, 198.0, 179.0, 205.0, 200.0, 260.0],
     hints={
@@ -665,30 +665,30 @@ def drawn_run(dice):
             "failures": sorted(dice.uniform(0, 1.5 * steps * step) for _ in range(dice.randint(0, 8)))}
 
 
-check.function(elapsed, cases=check.draw(24, run=drawn_run), expected=lasts)
+check.function(time_to_finish, cases=check.draw(24, run=drawn_run), expected=lasts)
 ### END HIDDEN TESTS
 
-# %% [raw] mutant="elapsed" hint="go on where it was"
+# %% [raw] mutant="time-to-finish" hint="go on where it was"
 # -            done = saved
 # -            clock = failures.pop(0) + run["restart"]
 # +            clock = failures.pop(0) + run["restart"]
 
-# %% [raw] mutant="elapsed" hint="from the very first step"
+# %% [raw] mutant="time-to-finish" hint="from the very first step"
 # -            done = saved
 # +            done = 0
 
-# %% [raw] mutant="elapsed" hint="that is complete"
+# %% [raw] mutant="time-to-finish" hint="that is complete"
 # -        if failures and failures[0] < end:
 # -            done = saved
 # +        if failures and failures[0] < end:
 # +            done = done + 1 if saves and failures[0] > end - run["save"] else saved
 
-# %% [raw] mutant="elapsed" hint="hit a restart"
+# %% [raw] mutant="time-to-finish" hint="hit a restart"
 # -            while failures and failures[0] < clock:
 # -                clock = failures.pop(0) + run["restart"]
 # +            failures = [one for one in failures if one > clock]
 
-# %% [raw] mutant="elapsed" hint="Restarting takes time"
+# %% [raw] mutant="time-to-finish" hint="Restarting takes time"
 # -            clock = failures.pop(0) + run["restart"]
 # -            while failures and failures[0] < clock:
 # -                clock = failures.pop(0) + run["restart"]
@@ -708,7 +708,7 @@ hourly = {**calm, "failures": [3 * 3600 * number for number in range(1, 2000)]}
 print(f"steps alone {7 + steps * 105.22 / day:6.1f} days")
 for name, run in {"evaluations and checkpoints too": calm, "and a failure every week": weekly,
                   "and one every three hours, as in Llama 3's training": hourly}.items():
-    print(f"{name}: {result(f'{7 + elapsed(run) / day:.1f} days')}")
+    print(f"{name}: {result(f'{7 + time_to_finish(run) / day:.1f} days')}")
 print(f"published {published.BLOOM_DAYS} days")
 
 # %% [markdown]

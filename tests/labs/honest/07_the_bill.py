@@ -36,8 +36,8 @@ def read_utilization(log):
     return dict(hfu=ran * each[settings["recompute"]] / time / peak, mfu=ran * each[False] / time / peak,
                 overall=(ran - lost) * each[False] / (lines[-1]["time"] - lines[0]["time"]) / peak)
 
-# %% answer="elapsed" style="a generator of events"
-def elapsed(run):
+# %% answer="time-to-finish" style="a generator of events"
+def time_to_finish(run):
     def attempt(first):
         """Yield the seconds since the attempt began, whether a checkpoint is complete, and the step."""
         passed = 0.0

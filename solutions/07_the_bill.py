@@ -118,9 +118,9 @@ from minimegatron.formulas import state_bytes
 # step takes six FLOPs per weight and token, and eight if each layer is recomputed.
 #
 # In a layer of GPT-2 with hidden size $h$, the attention has $4h^2$ weights and the MLP $8h^2$. Attention also
-# multiplies activations with each other: for a sequence of $s$ tokens, $QK^T$ and the product with $V$ take $2sh$
-# FLOPs per token each. With $l$ layers and $V$ words in the vocabulary, and with biases and norms, the number of
-# parameters $P$ and the FLOPs $F$ of a step with $B$ sequences and full recomputation are
+# multiplies activations with each other: for a sequence of $s$ tokens, the scores $QK^T$ and the weighted sum of the
+# values take $2sh$ FLOPs per token each. With $l$ layers and $V$ words in the vocabulary, and with biases and norms,
+# the number of parameters $P$ and the FLOPs $F$ of a step with $B$ sequences and full recomputation are
 #
 # $$P = 12lh^2\left(1 + \frac{13}{12h} + \frac{V + s}{12lh}\right), \qquad
 # F = 96Bslh^2\left(1 + \frac{s}{6h} + \frac{V}{16lh}\right).$$
@@ -366,8 +366,8 @@ predicted_hours = {"BLOOM": 0.9, "OPT-175B": 0.7, "Llama 3.1 405B": 27, "DeepSee
 ### END SOLUTION
 
 # %% [markdown]
-# Now the published figures, your errors, and those of the virtual GPUs, whose constants were not fitted to these rows.
-# The virtual GPUs need more than a minute for all ten, so there are three cells.
+# Now the published figures, your errors, and those of the virtual GPUs. No constant of theirs is fitted to these rows,
+# but their authors knew them. The virtual GPUs need more than a minute for all ten, so there are three cells.
 
 # %% tags=["explore"] short={"published.TABLE_1[:8]": "published.TABLE_1[1:3]"}
 rows = published.TABLE_1[:8]
@@ -393,7 +393,7 @@ published.compare_hours(predicted_hours)
 # %% [markdown]
 # The last column is $6ND$, divided by what the GPUs' peak allows in the published hours. The sources are in the table,
 # and in `lablib/published.py`. Four teams, two generations of GPUs, dense models and experts: about a third of the
-# peak each. If you remember one number from this lab, let it be this one. Two of the lines flatter. OPT's leaves out
+# peak each. If you remember one number from this lab, let it be this one. Two of the four flatter. OPT's leaves out
 # the failures, and DeepSeek-V3 computes most products in FP8, whose peak is twice as high, so it used a smaller share
 # of what its GPUs can do.
 
@@ -418,10 +418,10 @@ print(training_log(16))
 #
 # ### Exercise 2: utilization
 #
-# Compute all three for the part of a log that lies after its first iteration line and ends with its last one. (What
-# comes before includes the start-up, and only the clock's difference between two lines is known.) `read_log` has taken
-# the log apart. Its `settings` have the `model` as `count_transformer` wants it, the number of `gpus`, the `peak` of
-# each in TFLOP/s, and whether layers are recomputed (`recompute`). Each of its `lines` has
+# Compute all three for the part of a log that lies after its first iteration line and ends with its last one. What
+# comes before includes the start-up. `read_log` has taken the log apart. Its `settings` have the `model` as
+# `count_transformer` wants it, the number of `gpus`, the `peak` of each in TFLOP/s, and whether layers are recomputed
+# (`recompute`). Each of its `lines` has
 #
 # | key | meaning |
 # |---|---|
@@ -553,7 +553,7 @@ check.function(read_utilization, cases=drawn, rel=1e-4, expected=used)
 
 # %% [markdown]
 # Now a real log: the line that BLOOM's team printed into [their
-# chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md) in the
+# chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md) after the
 # first week. It claims 149.02 TFLOP/s per GPU. Does it mean the model's FLOPs or the hardware's?
 
 # %% tags=["explore"]
@@ -712,10 +712,11 @@ for name, run in {"evaluations and checkpoints too": calm, "and a failure every 
 print(f"published {published.BLOOM_DAYS} days")
 
 # %% [markdown]
-# A weekly failure explains little. The chronicle tells the rest: maintenance of the machine, hangs whose cause had to
-# be found, and experiments with fixes. OPT's team lost more: 33 days of computation [took about two
-# months](https://arxiv.org/abs/2205.01068), with at least 35 manual restarts. Plan for it, and plan for the runs
-# before the final one, which no such figure includes.
+# A weekly failure explains little. But if BLOOM had failed as often as Llama 3, with almost three hours between its
+# checkpoints, it would have taken three times as long. The more GPUs, the more often you save. The chronicle names
+# other causes: maintenance of the machine, hangs whose cause had to be found, and experiments with fixes. OPT's team
+# lost more: 33 days of computation [took about two months](https://arxiv.org/abs/2205.01068), with at least 35 manual
+# restarts. Plan for it, and plan for the runs before the final one, which no such figure includes.
 
 # %% [markdown]
 # ## A plan with errors
@@ -924,7 +925,7 @@ print(f"software: {cost.software}")
 # An option is **possible** if it fits into memory, and keeps the deadline and the budget. The best one is the cheapest
 # possible option. But the real step time of each option may be longer or shorter by up to the fraction `error`, for
 # each option independently of the others. Write `choose_option`, which names the best option as estimated, and all
-# **contenders**: the options that would be the best one if the errors were right for it.
+# **contenders**: the options that some combination of errors would make the best one.
 
 # %% answer="choose-option"
 def choose_option(options, tokens, days, budget, error):

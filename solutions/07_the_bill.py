@@ -436,8 +436,10 @@ def read_utilization(log):
     """Return a run's utilization after its first iteration line: "mfu", "hfu", and "overall", from 0 to 1."""
     settings, lines = read_log(log)
     ### BEGIN SOLUTION
+    from itertools import pairwise
+
     sequences = useful = seconds = 0
-    for before, line in zip(lines, lines[1:]):
+    for before, line in pairwise(lines):
         consumed = line["samples"] - before["samples"]
         sequences += consumed
         useful += consumed - line["skipped"] * line["batch"]
@@ -516,7 +518,7 @@ check.function(read_utilization, cases=drawn, rel=1e-4, expected=used)
 ### END HIDDEN TESTS
 
 # %% [raw] mutant="read-utilization" hint="start-up"
-# -    for before, line in zip(lines, lines[1:]):
+# -    for before, line in pairwise(lines):
 # +    for before, line in zip([{"samples": 0, "iteration": 0}, *lines], lines):
 
 # %% [raw] mutant="read-utilization" hint="fewer iterations"

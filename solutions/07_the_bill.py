@@ -14,595 +14,1158 @@
 # %% [markdown]
 # # The bill
 #
-# Your training runs on several nodes, and now somebody asks what it costs. You could start it and see. But a cluster of
-# a thousand GPUs is paid for by the hour, and the answer is needed before anything runs. In this lab you work it out on
-# paper: the parameters and FLOPs of a model, the share of a GPU's peak that a run achieves, and from these the days,
-# GPU-hours, and dollars of a training run, up to a model with a trillion parameters.
+# Your group has 100,000 dollars and two weeks for a language model. Can it have 7 billion parameters, or 2? Which GPUs
+# do you rent, and how many? Nobody will let you find out by trying: the answer is needed before anything runs, and if
+# it is wrong, the money is gone before the model is finished.
 #
-# **You will be able to**
+# In this lab you write the tools for such a plan, and test each of them on something that you cannot have looked up:
 #
-# - count a transformer's parameters and FLOPs, and compute the MFU of a run;
-# - estimate days, GPU-hours, dollars, and the number of GPUs that a deadline requires.
+# - a counter of parameters and FLOPs that works for any transformer block;
+# - a reader of logs that tells how much of the hardware a run really used;
+# - a simulation of a run that fails and resumes;
+# - an auditor that finds the errors in somebody else's plan;
+# - a decision that you can defend although the estimates behind it are wrong by several percent.
 #
-# **How it works.** Run the cells with <kbd>Shift</kbd>+<kbd>Enter</kbd>, from top to bottom. Where a cell
-# says *Your turn*, replace that line with your answer; the cell below checks it at once. Where you are asked
-# to guess, guess *before* you run. Guesses are not graded.
+# Between them, you predict the results of a well-known paper before you see them.
 #
-# **Real and virtual.** Time and memory on GPUs are **virtual** here: modeled from data sheets and published
-# measurements, and the same on every machine.
+# **How it works.** The lab takes about an hour and needs no file of an earlier lab. Where you are asked to predict,
+# commit to numbers before you run the next cell. Predictions are not graded.
+#
+# **Real and modeled.** Published figures come with their sources. Times on virtual GPUs are modeled, and this lab
+# shows by how much they are off.
 
 # %% tags=["setup"]
-import math
 import os
+import re
 
 from labcore import workspace
-from virtualgpu.core.cards import CARDS
 
 os.chdir(workspace.home())  # all paths in this lab begin at the workspace
-PEAKS = {name: card.tflops for name, card in CARDS.items()}  # TFLOP/s by GPU and precision
+
+
+def read_log(log):
+    """Return a log's settings, and a dictionary for each of its iteration lines."""
+    flags = dict(re.findall(r"--([\w-]+) (\w+)", log))
+    hidden, heads = int(flags["hidden-size"]), int(flags["num-attention-heads"])
+    model = {"layers": int(flags["num-layers"]), "hidden": hidden, "heads": heads, "groups": heads, "ffn": 4 * hidden,
+             "gated": False, "experts": 1, "chosen": 1, "sequence": int(flags["seq-length"]), "learned": True,
+             "vocabulary": int(re.search(r"padded vocabulary: (\d+)", log)[1]), "tied": True, "biases": True}
+    settings = {"model": model, "gpus": int(re.search(r"world size: (\d+)", log)[1]),
+                "peak": float(re.search(r"([\d.]+) TFLOP/s", log)[1]),
+                "recompute": flags.get("recompute-granularity") == "full"}
+    lines = [{"time": float(time), "iteration": int(iteration), "samples": int(samples), "ms": float(ms),
+              "batch": int(batch), "skipped": int(skipped)}
+             for time, iteration, samples, ms, batch, skipped in re.findall(
+                 r"\[ *([\d.]+) s\] iteration (\d+)/.*samples: (\d+) .*\(ms\): ([\d.]+) .*batch size: (\d+) "
+                 r".*skipped iterations: (\d+)", log)]
+    return settings, lines
 
 # %% tags=["check-setup"]
+import random
+
 from labkit import check
-from minimegatron import formulas
-from virtualgpu.core.cards import CARDS
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("job_monitor.kernels", "job_monitor.logs", "layout_estimator", "minimegatron",
-           "pipeline_schedules")
+check.mask("job_monitor", "lablib.blocks", "lablib.published", "layout_estimator", "minimegatron",
+           "torch.utils.flop_counter")
+
+
+def training_log(seed):
+    """Return the log of an invented run: another model, cluster, and course of events for each seed."""
+    dice = random.Random(seed)
+    heads, recompute, ramp = dice.choice([16, 24, 32]), dice.random() < 0.6, dice.random() < 0.6
+    card, peak = dice.choice([("A100", 312.0), ("H100", 989.4), ("V100", 125.0)])
+    full, gpus, layers = dice.choice([256, 512, 768]), dice.choice([16, 32, 64, 128]), dice.randint(12, 60)
+    hidden, length, first = heads * dice.choice([64, 96, 128]), dice.choice([1024, 2048]), dice.uniform(1.5, 4)
+    usual = full * length * layers * 72 * hidden**2 / (gpus * peak * 1e12 * dice.uniform(0.2, 0.4))  # seconds of a step
+    clock, samples, iteration = dice.uniform(60, 600), 0, 0  # seconds since the job began
+    text = [f"> pretrain_gpt.py --num-layers {layers} --hidden-size {hidden} "
+            f"--num-attention-heads {heads} --seq-length {length} --fp16"
+            + " --recompute-granularity full --recompute-method uniform" * recompute,
+            f"> world size: {gpus}, each an {card} with a peak of {peak} TFLOP/s; padded vocabulary: 50304"]
+    lines, left = dice.randint(7, 9), dice.randint(2, 5)
+    last = 10 * (lines - 1) + left
+    stops = {dice.randint(2, lines - 2): "evaluation", dice.randint(2, lines - 2): "checkpoint"}
+    skips = {dice.randint(1, lines - 1) for _ in range(2)} if dice.random() < 0.7 else set()
+    for line in range(lines):
+        steps = left if line == lines - 1 else 10
+        batch = full // 2 if ramp and line < lines // 2 else full
+        ms = round(1000 * usual * batch / full * dice.uniform(0.96, 1.04) * (first if line == 0 else 1), 1)
+        iteration, samples = iteration + steps, samples + steps * batch
+        clock += steps * ms / 1000
+        skipped = dice.randint(1, 2) if line in skips else 0
+        text.append(f"[{clock:9.3f} s] iteration {iteration}/{last} | consumed samples: {samples} | elapsed time per "
+                    f"iteration (ms): {ms} | global batch size: {batch} | number of skipped iterations: {skipped} |")
+        if line in stops:
+            seconds = dice.uniform(5, 25) * usual
+            clock += seconds
+            text.append(f"{stops[line]} at iteration {iteration}: {seconds:.1f} s")
+    return "\n".join(text)
 
 # %% tags=["explore"]
-from job_monitor import logs
-from labcore.colors import bad, mark, result
-from lablib import jobs
+from labcore.colors import bad, good, mark, result
+from lablib import blocks, published
 from layout_estimator import costs
-
-jobs.connect()
-
-# %% [markdown]
-# ## The math
-#
-# Start with the model.
-
-# %% [markdown]
-# ### Exercise 1: the padded vocabulary
-#
-# A vocabulary can have any size. GPT-2's has 50257 entries, which is not even divisible by 2. This makes the
-# embedding an awkward matrix, both for Tensor Cores and for tensor parallelism. So the trainer **pads** the
-# vocabulary to the next multiple of `--make-vocab-size-divisible-by` *times* the tensor-parallel size.
-
-# %% nbgrader={"grade": false, "grade_id": "padded", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-    """Return the size of the padded vocabulary (an int)."""
-    ### BEGIN SOLUTION
-    multiple = divisible_by * tensor_parallel
-    return -(-vocabulary // multiple) * multiple
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "padded-check", "locked": true, "points": 2, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    padded,
-    cases=[{"vocabulary": 50257}, {"vocabulary": 50257, "tensor_parallel": 8},
-           {"vocabulary": 4096}],
-    expected=[50304, 51200, 4096],
-    hints={
-        "Each tensor-parallel rank's shard has to be a multiple.": [50304, 50304, 4096],
-        "That is smaller than the vocabulary: some tokens would have no row.":
-            [50176, 50176, 4096],
-        "A vocabulary that already is a multiple does not change.": [50304, 51200, 4224],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    padded, cases=check.draw(20, vocabulary=range(1, 300_000), divisible_by=[1, 8, 64, 128],
-                             tensor_parallel=[1, 2, 4, 8]),
-    expected=lambda vocabulary, divisible_by, tensor_parallel:
-        -(-vocabulary // (divisible_by * tensor_parallel)) * divisible_by * tensor_parallel)
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="padded" hint="rank's shard"
-# def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-#     return -(-vocabulary // divisible_by) * divisible_by
-
-# %% [raw] tags=["mutant"] answer="padded" hint="no row"
-# def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-#     return vocabulary // (divisible_by * tensor_parallel) * divisible_by * tensor_parallel
-
-# %% [raw] tags=["mutant"] answer="padded" hint="does not change"
-# def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-#     multiple = divisible_by * tensor_parallel
-#     return (vocabulary // multiple + 1) * multiple
-
-# %% [markdown]
-# ### Exercise 2: the parameters of our model
-#
-# Count the parameters of a GPT from the arguments of its script. With the hidden size `h`, the padded
-# vocabulary `V` and the sequence length `s` (each position has a learned embedding):
-#
-# | part | weights | biases |
-# |---|---|---|
-# | in each layer: query, key and value | `h` x `3h` | `3h` |
-# | the attention's projection | `h` x `h` | `h` |
-# | MLP, in and out | `h` x `4h` and `4h` x `h` | `4h` and `h` |
-# | two layer norms | `h` each | `h` each |
-# | once: word embedding (tied with the output matrix: the *same* parameters) | `V` x `h` | |
-# | positions | `s` x `h` | |
-# | the last layer norm | `h` | `h` |
-
-# %% nbgrader={"grade": false, "grade_id": "gpt-parameters", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def gpt_parameters(layers, hidden, sequence, vocabulary):
-    """Return the number of parameters of a GPT; pad `vocabulary` to a multiple of 128 first."""
-    ### BEGIN SOLUTION
-    attention = 4 * hidden**2 + 4 * hidden
-    mlp = 8 * hidden**2 + 5 * hidden
-    norms = 4 * hidden
-    embeddings = (padded(vocabulary) + sequence) * hidden
-    return layers * (attention + mlp + norms) + embeddings + 2 * hidden
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "gpt-parameters-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    gpt_parameters,
-    cases=[{"layers": 4, "hidden": 256, "sequence": 256, "vocabulary": 4096},
-           {"layers": 12, "hidden": 768, "sequence": 1024, "vocabulary": 50257},
-           {"layers": 2, "hidden": 64, "sequence": 128, "vocabulary": 1000}],
-    expected=[4_273_664, 124_475_904, 173_824],
-    hints={
-        "The vocabulary is padded: the embedding has more rows than the vocabulary has tokens.":
-            [4_273_664, 124_439_808, 172_288],
-        "Those are the large matrices only. Add the biases and norms.":
-            [4_259_840, 124_354_560, 172_032],
-        "The output matrix is the word embedding: count tied parameters once.":
-            [5_322_240, 163_109_376, 239_360],
-        "The position embeddings are missing.": [4_208_128, 123_689_472, 165_632],
-        "One more layer norm follows the last layer.": [4_273_152, 124_474_368, 173_696],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    gpt_parameters,
-    cases=check.draw(20, layers=range(1, 129), hidden=range(64, 16_384, 64),
-                     sequence=[128, 512, 2048], vocabulary=range(1000, 60_000)),
-    expected=lambda layers, hidden, sequence, vocabulary:
-        formulas.parameters(formulas.Gpt(layers, hidden, 1, sequence, -(-vocabulary // 128) * 128)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="more rows than the vocabulary"
-# -    embeddings = (padded(vocabulary) + sequence) * hidden
-# +    embeddings = (vocabulary + sequence) * hidden
-
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="Add the biases and norms"
-# -    return layers * (attention + mlp + norms) + embeddings + 2 * hidden
-# +    return layers * 12 * hidden**2 + embeddings
-
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="count tied parameters once"
-# -    embeddings = (padded(vocabulary) + sequence) * hidden
-# +    embeddings = (2 * padded(vocabulary) + sequence) * hidden
-
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="position embeddings are missing"
-# -    embeddings = (padded(vocabulary) + sequence) * hidden
-# +    embeddings = padded(vocabulary) * hidden
-
-# %% [raw] tags=["mutant"] answer="gpt-parameters" hint="One more layer norm"
-# -    return layers * (attention + mlp + norms) + embeddings + 2 * hidden
-# +    return layers * (attention + mlp + norms) + embeddings
-
-# %% [markdown]
-# Does the trainer's count agree? This job trains a small GPT, whose vocabulary has 4096 entries, for two steps, and prints
-# its number of parameters:
-
-# %% tags=["explore"]
-!grep --after-context=1 "^MODEL" code/dp_single_node.sh
-!sbatch code/dp_single_node.sh --train-iters 2 --log-interval 1 --eval-iters 0 --global-batch-size 4
-
-# %% tags=["explore"]
-job = jobs.wait()
-counted = gpt_parameters(layers=4, hidden=256, sequence=256, vocabulary=4096)
-print("your function:", result(counted))
-print("the trainer:  ", mark(logs.lines(job.log, "number of parameters")[0], r"\d+ *$"))
-
-# %% [markdown]
-# ### Exercise 3: FLOPs per step
-#
-# Almost all of the computation is in matrix multiplications. Multiplying an `m` x `k` matrix by a `k` x `n` matrix
-# takes `2 m k n` FLOPs: a multiplication and an addition each time. So in the **forward pass** each token takes
-#
-# - two FLOPs for each of the `12 h^2` weights in a layer's matrices;
-# - in each layer's attention, `2 s h` for the dot products of its query with all keys, and `2 s h` for the
-#   weighted sum of all values;
-# - once, two FLOPs for each entry of the output matrix, `V` x `h`.
-#
-# The **backward pass** takes twice as much as the forward pass, because it computes the gradients of both the
-# weights and the inputs. With (full) **recomputation**, the layers' forward pass runs once more; the output matrix is
-# not part of a layer.
-
-# %% nbgrader={"grade": false, "grade_id": "iteration-flops", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def iteration_flops(layers, hidden, sequence, vocabulary, batch, recompute=False):
-    """Return the FLOPs of one step over `batch` samples of `sequence` tokens, on all GPUs together.
-
-    Args:
-        layers: number of layers.
-        hidden: hidden size.
-        sequence: tokens per sample.
-        vocabulary: size of the padded vocabulary.
-        batch: samples per step.
-        recompute: whether all layers are recomputed.
-    """
-    ### BEGIN SOLUTION
-    layer = 2 * 12 * hidden**2 + 4 * sequence * hidden
-    output = 2 * vocabulary * hidden
-    token = layers * layer * (4 if recompute else 3) + 3 * output
-    return batch * sequence * token
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "iteration-flops-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    iteration_flops,
-    cases=[{"layers": 4, "hidden": 256, "sequence": 256, "vocabulary": 4096, "batch": 8},
-           {"layers": 12, "hidden": 768, "sequence": 1024, "vocabulary": 50304, "batch": 16},
-           {"layers": 12, "hidden": 768, "sequence": 1024, "vocabulary": 50304, "batch": 16,
-            "recompute": True}],
-    expected=[57982058496.0, 14002667126784.0, 17404281225216.0],
-    hints={
-        "That is the forward pass only. The backward pass takes twice as much.":
-            [19327352832.0, 4667555708928.0, 8069169807360.0],
-        "A multiplication and an addition are two FLOPs.":
-            [28991029248.0, 7001333563392.0, 8702140612608.0],
-        "Attention is missing: every token attends to all the others.":
-            [51539607552.0, 12147241254912.0, 14930380062720.0],
-        "Only the layers are recomputed, and the output matrix is not part of a layer.":
-            [57982058496.0, 14002667126784.0, 18670222835712.0],
-        "The output matrix is missing: it has a row for every token of the vocabulary.":
-            [45097156608.0, 10204842295296.0, 13606456393728.0],
-        "Recomputation takes FLOPs, too.":
-            [57982058496.0, 14002667126784.0, 14002667126784.0],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    iteration_flops,
-    cases=check.draw(20, layers=range(1, 129), hidden=range(64, 8192, 64), sequence=[128, 512, 2048],
-                     vocabulary=range(1024, 60_000, 128), batch=range(1, 2049),
-                     recompute=[True, False]),
-    expected=lambda layers, hidden, sequence, vocabulary, batch, recompute: float(
-        formulas.step_flops(formulas.Gpt(layers, hidden, 1, sequence, vocabulary), batch,
-                            "full" if recompute else None)))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="forward pass only"
-# -    token = layers * layer * (4 if recompute else 3) + 3 * output
-# +    token = layers * layer * (2 if recompute else 1) + output
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="are two FLOPs"
-# -    return batch * sequence * token
-# +    return batch * sequence * token / 2
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="Attention is missing"
-# -    layer = 2 * 12 * hidden**2 + 4 * sequence * hidden
-# +    layer = 2 * 12 * hidden**2
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="Only the layers are recomputed"
-# -    token = layers * layer * (4 if recompute else 3) + 3 * output
-# +    token = (layers * layer + output) * (4 if recompute else 3)
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="The output matrix is missing"
-# -    token = layers * layer * (4 if recompute else 3) + 3 * output
-# +    token = layers * layer * (4 if recompute else 3)
-
-# %% [raw] tags=["mutant"] answer="iteration-flops" hint="takes FLOPs, too"
-# -    token = layers * layer * (4 if recompute else 3) + 3 * output
-# +    token = layers * layer * 3 + 3 * output
-
-# %% [markdown]
-# ### Exercise 4: MFU and HFU
-#
-# Divide the FLOPs by the step time and by the number of GPUs, and you have the FLOP/s that each GPU achieves. As a
-# share of the data sheet's peak, this is the figure that compares runs on different machines. When the FLOPs
-# are the model's, without recomputation, it is called **MFU** (*model FLOPs utilization*,
-# [Chowdhery et al. 2022](https://arxiv.org/abs/2204.02311)); when recomputation is included, it is **HFU**
-# (*hardware*). The peak depends on the GPU **and** on the precision: look it up in `PEAKS`, which the first cell
-# of this lab defines.
-
-# %% tags=["explore"]
-for name in ("v100-sxm2-16gb", "a100-80gb", "h100-80gb"):
-    print(f"{name:16}", ", ".join(f"{precision} {peak:g}" for precision, peak in PEAKS[name].items()))
-
-# %% nbgrader={"grade": false, "grade_id": "achieved", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def achieved(flops, milliseconds, gpus, card, precision):
-    """Return TFLOP/s per GPU, and that as a share of its peak (1.0 is the peak): two floats.
-
-    Args:
-        flops: FLOPs of one step, on all GPUs together.
-        milliseconds: step time.
-        gpus: number of GPUs.
-        card: a key of `PEAKS`.
-        precision: "fp32" or "fp16".
-    """
-    ### BEGIN SOLUTION
-    teraflops = flops / (milliseconds / 1000) / gpus / 1e12
-    return teraflops, teraflops / PEAKS[card][precision]
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "achieved-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    achieved, rel=1e-4,
-    cases=[(8.0e13, 500.0, 4, "v100-sxm2-16gb", "fp16"),
-           (1.2e13, 1000.0, 1, "v100-sxm2-16gb", "fp32"),
-           (2.0e15, 800.0, 16, "a100-80gb", "bf16")],
-    expected=[(40.0, 0.32), (12.0, 0.7643312), (156.25, 0.5008013)],
-    hints={
-        "That is the rate of all GPUs together.":
-            [(160.0, 1.28), (12.0, 0.7643312), (2500.0, 8.012821)],
-        "The time is in milliseconds, but FLOP/s are per second.":
-            [(0.04, 0.00032), (0.012, 0.0007643312), (0.15625, 0.0005008013)],
-        "The peak depends on the precision.":
-            [(40.0, 0.32), (12.0, 0.096), (156.25, 0.5008013)],
-        "That is a percentage; return 1.0 for the whole peak.":
-            [(40.0, 32.0), (12.0, 76.43312), (156.25, 50.08013)],
-    })
-### BEGIN HIDDEN TESTS
-drawn = check.draw(20, flops=check.between(1e12, 1e15, digits=0), gpus=[1, 2, 8, 64],
-                   milliseconds=check.between(10.0, 5000.0, digits=1),
-                   card=["v100-sxm2-16gb", "t4", "a100-80gb", "a10", "h100-80gb"],
-                   precision=["fp32", "fp16"])
-check.function(
-    achieved, cases=drawn, rel=1e-4,
-    expected=lambda flops, milliseconds, gpus, card, precision: (
-        flops / milliseconds / gpus / 1e9,
-        flops / milliseconds / gpus / 1e9 / CARDS[card].tflops[precision]))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="achieved" hint="all GPUs together"
-# -    teraflops = flops / (milliseconds / 1000) / gpus / 1e12
-# +    teraflops = flops / (milliseconds / 1000) / 1e12
-
-# %% [raw] tags=["mutant"] answer="achieved" hint="in milliseconds"
-# -    teraflops = flops / (milliseconds / 1000) / gpus / 1e12
-# +    teraflops = flops / milliseconds / gpus / 1e12
-
-# %% [raw] tags=["mutant"] answer="achieved" hint="depends on the precision"
-# -    return teraflops, teraflops / PEAKS[card][precision]
-# +    return teraflops, teraflops / PEAKS[card]["fp16"]
-
-# %% [raw] tags=["mutant"] answer="achieved" hint="a percentage"
-# -    return teraflops, teraflops / PEAKS[card][precision]
-# +    return teraflops, 100 * teraflops / PEAKS[card][precision]
-
-# %% [markdown]
-# Put the last exercises together for the virtual V100, from its step time alone. The estimate of the trainer is a smaller
-# share, because it counts only half of attention's FLOPs, as newer versions of Megatron-LM do: a causal
-# mask lets each token attend only to earlier ones. **A share of the peak means nothing unless you know which
-# FLOPs were counted.**
-
-# %% tags=["explore"]
-GPT2 = ("--device virtual:v100 --num-layers 12 --hidden-size 768 --num-attention-heads 12 "
-        "--seq-length 1024 --max-position-embeddings 1024 ")
-for cost, precision in zip(costs.of({"fp32": "", "fp16": "--fp16"}, GPT2 + "--micro-batch-size 2"), ("fp32", "fp16"),
-                           strict=True):
-    flops = iteration_flops(12, 768, 1024, padded(50257), batch=2)
-    rate, share = achieved(flops, cost.milliseconds, 1, "v100-sxm2-16gb", precision)
-    print(f"{cost.name}: {rate:.1f} TFLOP/s, {result(f'{share:.1%}')} of the peak; counting causal "
-          f"attention at half: {cost.share_of_peak:.1%} (virtual)")
-
-# %% [markdown]
-# ### Exercise 5: days, GPU-hours, dollars
-#
-# For large models one estimate is enough. A token takes about 6 FLOPs per parameter: two in the forward pass, four
-# in the backward pass. With full recomputation it is 8, if the FLOP/s that a GPU achieves include recomputation. One
-# GPU for one hour is a **GPU-hour**, which is what cloud providers charge for.
-
-# %% nbgrader={"grade": false, "grade_id": "bill", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute=False):
-    """Return days, GPU-hours, and dollars: three floats.
-
-    Args:
-        parameters: number of parameters.
-        tokens: number of tokens to train on.
-        gpus: number of GPUs.
-        teraflops_per_gpu: what each GPU achieves, in TFLOP/s.
-        dollars_per_hour: price of one GPU-hour.
-        recompute: whether all layers are recomputed.
-    """
-    ### BEGIN SOLUTION
-    flops = (8 if recompute else 6) * tokens * parameters
-    seconds = flops / (gpus * teraflops_per_gpu * 1e12)
-    gpu_hours = seconds / 3600 * gpus
-    return seconds / 86400, gpu_hours, gpu_hours * dollars_per_hour
-    ### END SOLUTION
-
-# %% nbgrader={"grade": true, "grade_id": "bill-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
-check.function(
-    bill, rel=1e-4,
-    cases=[(1e9, 20e9, 8, 50.0, 3.0), (175e9, 300e9, 1024, 140.0, 2.0, True)],
-    expected=[(3.472222, 666.6667, 2000.0), (33.90842, 833333.3, 1666666.7)],
-    hints={
-        "Recomputation takes time as well.":
-            [(3.472222, 666.6667, 2000.0), (25.43132, 625000.0, 1250000.0)],
-        "Those are hours of the whole cluster; you pay for every GPU.":
-            [(3.472222, 83.33333, 250.0), (33.90842, 813.8021, 1627.604)],
-        "That is the forward pass only.":
-            [(1.157407, 222.2222, 666.6667), (16.95421, 416666.7, 833333.3)],
-        "The first value is in hours, not days.":
-            [(83.33333, 666.6667, 2000.0), (813.8021, 833333.3, 1666666.7)],
-    })
-### BEGIN HIDDEN TESTS
-check.function(
-    bill, rel=1e-4,
-    cases=check.draw(20, parameters=check.between(1e8, 1e12, digits=0), gpus=[1, 8, 64, 3072],
-                     tokens=check.between(1e9, 1e12, digits=0),
-                     teraflops_per_gpu=check.between(5.0, 400.0, digits=1),
-                     dollars_per_hour=check.between(0.5, 12.0, digits=2), recompute=[True, False]),
-    expected=lambda parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute: (
-        formulas.training_days(parameters, tokens, gpus, teraflops_per_gpu, recompute),
-        24 * formulas.training_days(parameters, tokens, 1, teraflops_per_gpu, recompute),
-        24 * formulas.training_days(parameters, tokens, 1, teraflops_per_gpu, recompute)
-        * dollars_per_hour))
-### END HIDDEN TESTS
-
-# %% [raw] tags=["mutant"] answer="bill" hint="takes time as well"
-# -    flops = (8 if recompute else 6) * tokens * parameters
-# +    flops = 6 * tokens * parameters
-
-# %% [raw] tags=["mutant"] answer="bill" hint="pay for every GPU"
-# -    gpu_hours = seconds / 3600 * gpus
-# +    gpu_hours = seconds / 3600
-
-# %% [raw] tags=["mutant"] answer="bill" hint="forward pass only"
-# -    flops = (8 if recompute else 6) * tokens * parameters
-# +    flops = (4 if recompute else 2) * tokens * parameters
-
-# %% [raw] tags=["mutant"] answer="bill" hint="not days"
-# -    return seconds / 86400, gpu_hours, gpu_hours * dollars_per_hour
-# +    return seconds / 3600, gpu_hours, gpu_hours * dollars_per_hour
-
-# %% [markdown]
-# What would *our* text cost? One pass over all of it is an **epoch**. Use this lab's model, the text in your
-# workspace, and one virtual V100 at the throughput measured above. And what would GPT-3's 300 billion tokens cost
-# on the same GPU?
-
-# %% tags=["explore"]
 from layout_estimator.prices import DOLLARS_PER_HOUR
-
-tokens = os.path.getsize("data/GPT-2_assets/my-gpt2_text_document.bin") // 2  # two bytes each
-for count in (tokens, 300 * 10**9):
-    days, gpu_hours, dollars = bill(gpt_parameters(12, 768, 1024, 50257), count, 1, rate,
-                                    DOLLARS_PER_HOUR["v100-sxm2-16gb"])
-    print(f"{count:,} tokens: {result(f'{days:,.3g} days')}, {gpu_hours:,.2f} GPU-hours, "
-          f"{dollars:,.2f} dollars (virtual)")
+from minimegatron.formulas import state_bytes
 
 # %% [markdown]
-# ### Exercise 6: how many GPUs for a month?
+# ## What a token costs
 #
-# Projects begin with this question: the model has to be ready in a given number of days, so how many GPUs does that
-# take? Assume that you can only rent whole nodes.
+# Multiplying an $m \times k$ matrix by a $k \times n$ matrix takes $2mkn$ FLOPs, a multiplication and an addition
+# each. A weight matrix meets every token once, so in the forward pass **each weight costs two FLOPs per token**. The
+# backward pass computes two products of the same size, for the gradients of the input and of the weight. So a training
+# step takes six FLOPs per weight and token, and eight if each layer is recomputed.
+#
+# In a layer of GPT-2 with hidden size $h$, the attention has $4h^2$ weights and the MLP $8h^2$. Attention also
+# multiplies activations with each other: for a sequence of $s$ tokens, the scores $QK^T$ and the weighted sum of the
+# values take $2sh$ FLOPs per token each. With $l$ layers and $V$ words in the vocabulary, and with biases and norms,
+# the number of parameters $P$ and the FLOPs $F$ of a step with $B$ sequences and full recomputation are
+#
+# $$P = 12lh^2\left(1 + \frac{13}{12h} + \frac{V + s}{12lh}\right), \qquad
+# F = 96Bslh^2\left(1 + \frac{s}{6h} + \frac{V}{16lh}\right).$$
+#
+# These are equations 2 and 3 of [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473). The bracket of $F$ shows
+# what is left out by the short form $6N$ FLOPs per token ([Kaplan et al., 2020](https://arxiv.org/abs/2001.08361)),
+# where $N$ counts weights: attention's $s/6h$. And $6ND$ for $D$ tokens is the budget that [Hoffmann et al.,
+# 2022](https://arxiv.org/abs/2203.15556) (Chinchilla) divide between size and data: parameters and tokens should grow
+# in proportion. Their own model has 70 billion parameters and saw 1.4 trillion tokens, 20 per parameter.
+#
+# Both equations hold for GPT-2's block only. Most models now have other blocks.
 
-# %% nbgrader={"grade": false, "grade_id": "gpus-for", "locked": false, "schema_version": 3, "solution": true, "task": false}
-def gpus_for(days, parameters, tokens, teraflops_per_gpu, gpus_per_node=8, recompute=False):
-    """Return the smallest number of GPUs, in whole nodes, that finishes within `days`."""
+# %% [markdown]
+# ### Exercise 1: a counter for any block
+#
+# Write `count_transformer`. The blocks differ from GPT-2's in what the configuration says: fewer key and value heads
+# (**grouped-query attention**, [Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)), a third matrix in the MLP
+# (**SwiGLU**, [Shazeer, 2020](https://arxiv.org/abs/2002.05202)), many MLPs per layer of which a router chooses a few
+# for each token (**mixture of experts**), an output matrix of its own, positions that take no parameters. The next
+# cell builds one of them without storage. Look at its modules:
+
+# %% tags=["explore"]
+EXAMPLE = {"layers": 2, "hidden": 256, "heads": 8, "groups": 2, "ffn": 700, "gated": True, "experts": 4, "chosen": 2,
+           "vocabulary": 1000, "sequence": 64, "learned": False, "tied": False, "biases": False}
+print(blocks.build(EXAMPLE))
+
+# %% [markdown]
+# Your function is compared with such modules, and with what PyTorch's `FlopCounterMode` counts while their forward and
+# backward passes run. It counts matrix multiplications only, and those of attention in full: a causal mask skips
+# nothing there.
+
+# %% answer="count-transformer"
+def count_transformer(model, batch=1, recompute=False):
+    """Count parameters and FLOPs of a transformer.
+
+    Args:
+        model: its configuration. "groups": number of key heads, and of value heads. "ffn": width of the MLP, or of
+            each expert. "gated": whether the MLP has a third matrix. "experts": MLPs per layer; with more than 1, a
+            router (a linear layer without a bias) chooses "chosen" of them for each token. "learned": whether each
+            position has an embedding. "tied": whether the output matrix is the word embedding. "biases": whether
+            linear layers have biases; the output matrix never does. Norms then have weight and bias (LayerNorm),
+            otherwise only a weight (RMSNorm): two in each layer, and one at the end.
+        batch: sequences per step.
+        recompute: whether the backward pass first computes each layer again.
+
+    Returns:
+        "parameters": all of them. "active": the parameters without those of experts that a token does not meet.
+        "flops": FLOPs of a training step, forward and backward. A dictionary of three ints.
+    """
     ### BEGIN SOLUTION
-    flops = (8 if recompute else 6) * tokens * parameters
-    gpus = flops / (teraflops_per_gpu * 1e12 * days * 86400)
-    return math.ceil(gpus / gpus_per_node) * gpus_per_node
+    h, s, biases = model["hidden"], model["sequence"], int(model["biases"])
+    keys = h * model["groups"] // model["heads"]
+    matrices = 2 if model["gated"] else 1  # into the MLP
+    attention = 2 * h * (h + keys)
+    router = h * model["experts"] if model["experts"] > 1 else 0
+    expert = (matrices + 1) * h * model["ffn"]
+    expert_biases = biases * (matrices * model["ffn"] + h)
+    norm = h * (1 + biases)
+    shared = attention + biases * 2 * (h + keys) + router + 2 * norm
+    output = model["vocabulary"] * h
+    once = output * (1 if model["tied"] else 2) + (s * h if model["learned"] else 0) + norm
+    parameters, active = (model["layers"] * (shared + met * (expert + expert_biases)) + once
+                          for met in (model["experts"], model["chosen"]))
+    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+    passes = 4 if recompute else 3
+    token = model["layers"] * layer * passes + 3 * 2 * output
+    return {"parameters": parameters, "active": active, "flops": batch * s * token}
     ### END SOLUTION
 
-# %% nbgrader={"grade": true, "grade_id": "gpus-for-check", "locked": true, "points": 3, "schema_version": 3, "solution": false, "task": false}
+# %% check="count-transformer" points=5
+GPT = {"layers": 2, "hidden": 64, "heads": 4, "groups": 4, "ffn": 256, "gated": False, "experts": 1, "chosen": 1,
+       "vocabulary": 1000, "sequence": 32, "learned": True, "tied": True, "biases": True}
+LLAMA = {**GPT, "groups": 2, "ffn": 200, "gated": True, "learned": False, "tied": False, "biases": False}
+MIXTURE = {**LLAMA, "experts": 8, "chosen": 2}
 check.function(
-    gpus_for,
-    cases=[{"days": 30, "parameters": 175e9, "tokens": 300e9, "teraflops_per_gpu": 140.0,
-            "recompute": True},
-           {"days": 30, "parameters": 1e9, "tokens": 20e9, "teraflops_per_gpu": 50.0},
-           {"days": 10, "parameters": 7e9, "tokens": 140e9, "teraflops_per_gpu": 60.0,
-            "gpus_per_node": 4}],
-    expected=[1160, 8, 116],
+    count_transformer, cases=[{"model": GPT}, {"model": LLAMA, "batch": 2}, {"model": MIXTURE, "batch": 2},
+                  {"model": GPT, "recompute": True}],
+    expected=[{"parameters": 166144, "active": 166144, "flops": 32735232},
+              {"parameters": 229696, "active": 229696, "flops": 66650112},
+              {"parameters": 768320, "active": 307520, "flops": 96534528},
+              {"parameters": 166144, "active": 166144, "flops": 39550976}],
     hints={
-        "You can only rent whole nodes. What happens to a partial one?": [1158, 1, 114],
-        "This is too few to finish in time: round up.": [1152, 0, 112],
-        "That is the number of nodes, not GPUs.": [145, 1, 29],
-        "Recomputation takes time as well.": [872, 8, 116],
+        "With grouped queries, the key and value matrices have fewer columns.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 237888, "active": 237888, "flops": 69795840},
+             {"parameters": 776512, "active": 315712, "flops": 99680256},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "A gated MLP has a third matrix, as large as the first.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 204096, "active": 204096, "flops": 56819712},
+             {"parameters": 563520, "active": 256320, "flops": 76873728},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "A token pays only for the experts that are chosen for it.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 768320, "active": 307520, "flops": 273481728},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "The router is a matrix, too: it has parameters, and every token meets it.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 767296, "active": 306496, "flops": 96141312},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "An output matrix that is not tied is a matrix of its own.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 165696, "active": 165696, "flops": 66650112},
+             {"parameters": 704320, "active": 243520, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "That is the forward pass only. How many products does the backward pass of a GEMM have?":
+            [{"parameters": 166144, "active": 166144, "flops": 10911744},
+             {"parameters": 229696, "active": 229696, "flops": 22216704},
+             {"parameters": 768320, "active": 307520, "flops": 32178176},
+             {"parameters": 166144, "active": 166144, "flops": 17727488}],
+        "Only layers are recomputed, and the output matrix is not part of a layer.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 768320, "active": 307520, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 43646976}],
+        "Attention also multiplies activations with each other: QK^T, and the probabilities with V.":
+            [{"parameters": 166144, "active": 166144, "flops": 31162368},
+             {"parameters": 229696, "active": 229696, "flops": 63504384},
+             {"parameters": 768320, "active": 307520, "flops": 93388800},
+             {"parameters": 166144, "active": 166144, "flops": 37453824}],
+        "Every query head has scores of its own, however many of them share a key head.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 65077248},
+             {"parameters": 768320, "active": 307520, "flops": 94961664},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "Attention counts in full here: a causal mask skips nothing.":
+            [{"parameters": 166144, "active": 166144, "flops": 31948800},
+             {"parameters": 229696, "active": 229696, "flops": 65077248},
+             {"parameters": 768320, "active": 307520, "flops": 94961664},
+             {"parameters": 166144, "active": 166144, "flops": 38502400}],
+        "The active parameters leave out the experts that a token does not meet.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 66650112},
+             {"parameters": 768320, "active": 768320, "flops": 96534528},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
+        "A word embedding is looked up, not multiplied: only the output matrix takes FLOPs.":
+            [{"parameters": 166144, "active": 166144, "flops": 32735232},
+             {"parameters": 229696, "active": 229696, "flops": 91226112},
+             {"parameters": 768320, "active": 307520, "flops": 121110528},
+             {"parameters": 166144, "active": 166144, "flops": 39550976}],
     })
 ### BEGIN HIDDEN TESTS
-from math import ceil
+from lablib import blocks
 
-drawn = check.draw(20, days=range(1, 120), parameters=check.between(1e9, 1e12, digits=0),
-                   tokens=check.between(1e9, 1e12, digits=0), gpus_per_node=[1, 2, 4, 8],
-                   teraflops_per_gpu=check.between(5.0, 400.0, digits=1), recompute=[True, False])
-check.function(
-    gpus_for, cases=drawn,
-    expected=lambda days, parameters, tokens, teraflops_per_gpu, gpus_per_node, recompute:
-        ceil((8 if recompute else 6) * tokens * parameters / (
-            teraflops_per_gpu * 1e12 * days * 86400 * gpus_per_node)) * gpus_per_node)
+
+def drawn_model(dice):
+    heads, experts = dice.choice([4, 8, 16]), dice.choice([1, 1, 4, 8])
+    return {"layers": dice.randint(1, 4), "hidden": heads * dice.choice([32, 64, 128]), "heads": heads,
+            "groups": dice.choice([one for one in (1, 2, 4, 8, 16) if heads % one == 0]),
+            "ffn": dice.randint(100, 5000), "gated": dice.random() < 0.5, "experts": experts,
+            "chosen": 1 if experts == 1 else dice.randint(1, 3), "vocabulary": dice.randint(1000, 60_000),
+            "sequence": dice.choice([64, 128, 1024]),
+            "learned": dice.random() < 0.5, "tied": dice.random() < 0.5, "biases": dice.random() < 0.5}
+
+
+check.function(count_transformer, cases=check.draw(8, model=drawn_model, batch=range(1, 9), recompute=[True, False]),
+               expected=blocks.measure)
 ### END HIDDEN TESTS
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="happens to a partial one"
-# -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
-# +    return math.ceil(gpus)
+# %% [raw] mutant="count-transformer" hint="fewer columns"
+# -    keys = h * model["groups"] // model["heads"]
+# +    keys = h
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="round up"
-# -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
-# +    return math.floor(gpus / gpus_per_node) * gpus_per_node
+# %% [raw] mutant="count-transformer" hint="A gated MLP"
+# -    matrices = 2 if model["gated"] else 1  # into the MLP
+# +    matrices = 1
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="number of nodes"
-# -    return math.ceil(gpus / gpus_per_node) * gpus_per_node
-# +    return math.ceil(gpus / gpus_per_node)
+# %% [raw] mutant="count-transformer" hint="A token pays only"
+# -    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+# +    layer = 2 * (attention + router + model["experts"] * expert) + 4 * s * h
 
-# %% [raw] tags=["mutant"] answer="gpus-for" hint="takes time as well"
-# -    flops = (8 if recompute else 6) * tokens * parameters
-# +    flops = 6 * tokens * parameters
+# %% [raw] mutant="count-transformer" hint="The router"
+# -    router = h * model["experts"] if model["experts"] > 1 else 0
+# +    router = 0
+
+# %% [raw] mutant="count-transformer" hint="matrix of its own"
+# -    once = output * (1 if model["tied"] else 2) + (s * h if model["learned"] else 0) + norm
+# +    once = output + (s * h if model["learned"] else 0) + norm
+
+# %% [raw] mutant="count-transformer" hint="forward pass only"
+# -    token = model["layers"] * layer * passes + 3 * 2 * output
+# +    token = model["layers"] * layer * (passes - 2) + 2 * output
+
+# %% [raw] mutant="count-transformer" hint="not part of a layer"
+# -    token = model["layers"] * layer * passes + 3 * 2 * output
+# +    token = (model["layers"] * layer + 2 * output) * passes
+
+# %% [raw] mutant="count-transformer" hint="multiplies activations"
+# -    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+# +    layer = 2 * (attention + router + model["chosen"] * expert)
+
+# %% [raw] mutant="count-transformer" hint="scores of its own"
+# -    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+# +    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * keys
+
+# %% [raw] mutant="count-transformer" hint="skips nothing"
+# -    layer = 2 * (attention + router + model["chosen"] * expert) + 4 * s * h
+# +    layer = 2 * (attention + router + model["chosen"] * expert) + 2 * s * h
+
+# %% [raw] mutant="count-transformer" hint="does not meet"
+# -    return {"parameters": parameters, "active": active, "flops": batch * s * token}
+# +    return {"parameters": parameters, "active": parameters, "flops": batch * s * token}
+
+# %% [raw] mutant="count-transformer" hint="looked up"
+# -    token = model["layers"] * layer * passes + 3 * 2 * output
+# +    token = model["layers"] * layer * passes + 3 * 2 * output * (1 if model["tied"] else 2)
 
 # %% [markdown]
-# ## A trillion parameters
-#
-# In 2021, [Narayanan et al.](https://arxiv.org/abs/2104.04473) ran a model with a trillion parameters on 3,072
-# A100s, with a global batch of 3,072 sequences, to measure its throughput. You do not need 3,072 A100s to plan such a
-# run. The trainer's flag `--estimate` builds every stage of the pipeline on virtual GPUs and prints its cost. (Tensor
-# parallelism splits each layer across the GPUs of a node; pipeline parallelism splits the layers across nodes.) First
-# your guess: how many days for 450 billion tokens?
+# Now count models of full size. How good is $6N$, with $N$ the active parameters?
 
-# %% nbgrader={"grade": false, "grade_id": "guess-days", "locked": false, "schema_version": 3, "solution": true, "task": false}
+# %% tags=["explore"]
+DENSE = {"groups": 96, "gated": False, "experts": 1, "chosen": 1, "learned": True, "tied": True, "biases": True}
+MODERN = {"groups": 8, "gated": True, "experts": 1, "chosen": 1, "learned": False, "tied": False, "biases": False}
+GPT_3 = {**DENSE, "layers": 96, "hidden": 12288, "heads": 96, "ffn": 49152, "vocabulary": 50304, "sequence": 2048}
+LLAMA_405B = {**MODERN, "layers": 126, "hidden": 16384, "heads": 128, "ffn": 53248, "vocabulary": 128256,
+              "sequence": 8192}
+MIXTRAL = {**MODERN, "layers": 32, "hidden": 4096, "heads": 32, "ffn": 14336, "vocabulary": 32000, "sequence": 4096,
+           "experts": 8, "chosen": 2}
+print(f"{'':16}{'parameters':>12}{'active':>9}{'FLOPs/token':>13}{'of 6N':>8}")
+for name, model in {"GPT-3": GPT_3, "Llama 3.1 405B": LLAMA_405B, "Mixtral 8x7B": MIXTRAL}.items():
+    made = count_transformer(model)
+    token, active = made["flops"] / model["sequence"], made["active"]
+    print(f"{name:16}{made['parameters'] / 1e9:11.1f}B{active / 1e9:8.1f}B{token:13.3g}"
+          f"{result(f'{token / (6 * active):8.1%}')}")
+
+# %% [markdown]
+# The shapes are those of [Brown et al., 2020](https://arxiv.org/abs/2005.14165), table 2.1, [Grattafiori et al.,
+# 2024](https://arxiv.org/abs/2407.21783), table 3, and [Jiang et al., 2024](https://arxiv.org/abs/2401.04088), table
+# 1. For large models, $6N$ is close, until sequences become long compared with $6h$. A mixture of experts pays for its
+# active parameters, but it has to *store* all of them.
+
+# %% [markdown]
+# ## Predict the paper
+#
+# Narayanan et al. trained ten models on up to 3,072 A100s, in fp16 with full recomputation, and published the
+# throughput of each. You know everything that you need for a prediction: an A100's peak is 312 TFLOP/s in fp16, and
+# $p$ pipeline stages with $m$ micro-batches (of $v$ interleaved chunks) idle for about $(p-1)/(vm)$ of the time that
+# they compute.
+
+# %% tags=["explore"]
+print(f"{'model':8}{'layers':>8}{'hidden':>8}{'GPUs':>6}{'TP':>4}{'PP':>4}{'m':>5}{'v':>4}")
+for row in published.TABLE_1:
+    print(f"{row.name:8}{row.layers:8}{row.hidden:8}{row.gpus:6}{row.tp:4}{row.pp:4}{row.micro_batches:5}"
+          f"{row.chunks:4}")
+
+# %% [markdown]
+# Predict the TFLOP/s per GPU of each row, where FLOPs include recomputation (the paper's $F$), and the days to train
+# two of its examples: GPT-3, with 300 billion tokens on 1,024 GPUs, and the trillion parameters, with 450 billion
+# tokens on 3,072 GPUs and a batch of 3,072 sequences. Then predict what four other runs cost, in millions of
+# GPU-hours:
+#
+# | run | active parameters | tokens | GPUs |
+# |---|---|---|---|
+# | BLOOM | 176 billion | 366 billion | 384 A100 |
+# | OPT-175B | 175 billion | 300 billion | 1,024 A100 |
+# | Llama 3.1 405B | 405 billion | 15.6 trillion | up to 16,384 H100 (peak of 989 TFLOP/s in bf16) |
+# | DeepSeek-V3 | 37 billion | 14.8 trillion | 2,048 H800, which compute like H100s |
+#
+# BLOOM's and OPT's teams published their logs. OPT's figure is for a run without failures, and the others are for what
+# really happened.
+
+# %% answer="predictions"
 ### BEGIN SOLUTION
-guess_days = 84
+predicted_teraflops = {"1.7B": 160, "3.6B": 155, "7.5B": 150, "18.4B": 150, "39.1B": 150, "76.1B": 150,
+                       "145.6B": 150, "310.1B": 150, "529.6B": 145, "1008.0B": 135}
+guess_gpt3_days, guess_trillion_days = 31.0, 100.0
+predicted_hours = {"BLOOM": 0.9, "OPT-175B": 0.7, "Llama 3.1 405B": 27, "DeepSeek-V3": 2.3}
 ### END SOLUTION
 
 # %% [markdown]
-# The estimate takes about half a minute. (`pretrain_gpt.py --estimate` with these flags prints the same in a
-# terminal.)
+# Now the published figures, your errors, and those of the virtual GPUs. No constant of theirs is fitted to these rows,
+# but their authors knew them. The virtual GPUs need more than a minute for all ten, so there are three cells.
 
-# %% tags=["explore"] short={"pipeline-model-parallel-size 64": "pipeline-model-parallel-size 8", "batch-size 3072": "batch-size 384"}
-TRILLION = ("--device virtual:a100-80gb --world-size 3072 --num-layers 128 --hidden-size 25600 "
-            "--num-attention-heads 160 --seq-length 2048 --max-position-embeddings 2048 --fp16 "
-            "--tensor-model-parallel-size 8 --pipeline-model-parallel-size 64 "
-            "--micro-batch-size 1 --global-batch-size 3072 "
-            "--recompute-granularity full --recompute-method uniform")
-(trillion,) = costs.of({"1T": ""}, TRILLION)
-costs.show([trillion])
-days = 450e9 / trillion.tokens_per_second / 86400
-check.compare("days (virtual)", guess_days, days)
+# %% tags=["explore"] short={"published.TABLE_1[:8]": "published.TABLE_1[1:3]"}
+rows = published.TABLE_1[:8]
+virtual = published.modeled(rows)
+published.compare(rows, predicted_teraflops, virtual)
+
+# %% tags=["explore"] short={"published.TABLE_1[8:9]": "published.TABLE_1[3:4]"}
+virtual |= published.modeled(published.TABLE_1[8:9])
+
+# %% tags=["explore"] short={"published.TABLE_1[9:]": "published.TABLE_1[4:5]"}
+virtual |= published.modeled(published.TABLE_1[9:])
+published.compare([row for row in published.TABLE_1 if row.name in virtual], predicted_teraflops, virtual)
+check.compare("days for GPT-3", guess_gpt3_days, published.DAYS["GPT-3"])
+check.compare("days for a trillion parameters", guess_trillion_days, published.DAYS["a trillion"])
 
 # %% [markdown]
-# And on paper, with nothing but your own functions and the time of an iteration?
+# The paper computed the days with its equation 4: $8TP/(nX)$ seconds for $T$ tokens, $P$ parameters, and $n$ GPUs at
+# $X$ FLOP/s each. It assumes that nothing ever goes wrong. What about the runs that really happened?
 
 # %% tags=["explore"]
-size = gpt_parameters(128, 25600, 2048, 50257)
-flops = iteration_flops(128, 25600, 2048, padded(50257, tensor_parallel=8), 3072, recompute=True)
-rate, share = achieved(flops, trillion.milliseconds, 3072, "a100-80gb", "fp16")
-paper = bill(size, 450e9, 3072, rate, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
-print(f"{size / 1e12:.3f} trillion parameters, {rate:.0f} TFLOP/s per GPU, HFU {share:.0%} (virtual)")
-print(f"on paper {result(f'{paper[0]:.0f} days')}, estimated {result(f'{days:.0f} days')}, published 84 days")
-print(f"{paper[1] / 1e6:.1f} million GPU-hours, {result(f'{paper[2] / 1e6:.0f} million dollars')}")
-gpt3 = bill(175e9, 300e9, 1024, 140, DOLLARS_PER_HOUR["a100-80gb"], recompute=True)
-print(f"GPT-3 on 1,024 A100s: on paper {result(f'{gpt3[0]:.0f} days')}, published 34 days")
+published.compare_hours(predicted_hours)
 
 # %% [markdown]
-# The numbers should be close: your formulas are all you need for a first plan. The published figures are from
-# the same paper. Its authors measured 163 TFLOP/s per GPU for the trillion parameters and 140 TFLOP/s for GPT-3,
-# and computed the days with the same formula. (The share of the peak in the table is smaller than your HFU. You
-# know both reasons by now: it excludes recomputation, and it counts half of attention's FLOPs.)
+# The last column is $6ND$, divided by what the GPUs' peak allows in the published hours. The sources are in the table,
+# and in `lablib/published.py`. Four teams, two generations of GPUs, dense models and experts: about a third of the
+# peak each. If you remember one number from this lab, let it be this one. Two of the four flatter. OPT's leaves out
+# the failures, and DeepSeek-V3 computes most products in FP8, whose peak is twice as high, so it used a smaller share
+# of what its GPUs can do.
+
+# %% [markdown]
+# ## What a log tells
+#
+# A third of the peak: where did the rest go? This log is of an invented run, but all that it contains happens in real
+# ones. How well did the run use its GPUs?
+
+# %% tags=["explore"]
+print(training_log(16))
+
+# %% [markdown]
+# Three questions hide in "how well", and their answers differ:
+#
+# - **HFU**, hardware FLOPs utilization: all FLOPs that the GPUs executed in their steps, over those that their peak
+#   allows in the time of these steps.
+# - **MFU**, model FLOPs utilization ([Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311)): the same without
+#   recomputation, which the model does not ask for.
+# - **Overall utilization**: the model's FLOPs of only those steps that changed the parameters, over those that the
+#   peak allows in all the time that passes on the clock. This is what you pay for.
+#
+# ### Exercise 2: utilization
+#
+# Compute all three for the part of a log that lies after its first iteration line and ends with its last one. What
+# comes before includes the start-up. `read_log` has taken the log apart. Its `settings` have the `model` as
+# `count_transformer` wants it, the number of `gpus`, the `peak` of each in TFLOP/s, and whether layers are recomputed
+# (`recompute`). Each of its `lines` has
+#
+# | key | meaning |
+# |---|---|
+# | `time` | the clock when the line was printed, in seconds since the job began |
+# | `iteration`, `samples` | iterations completed, and sequences consumed by them |
+# | `ms` | milliseconds per iteration, on average over the iterations since the previous line |
+# | `batch` | sequences per iteration; constant between two lines |
+# | `skipped` | how many of the iterations since the previous line overflowed in fp16: their forward and backward passes ran, but the optimizer did not |
+
+# %% answer="read-utilization"
+def read_utilization(log):
+    """Return a run's utilization after its first iteration line: "mfu", "hfu", and "overall", from 0 to 1."""
+    settings, lines = read_log(log)
+    ### BEGIN SOLUTION
+    from itertools import pairwise
+
+    sequences = useful = seconds = 0
+    for before, line in pairwise(lines):
+        consumed = line["samples"] - before["samples"]
+        sequences += consumed
+        useful += consumed - line["skipped"] * line["batch"]
+        seconds += (line["iteration"] - before["iteration"]) * line["ms"] / 1000
+    clock = lines[-1]["time"] - lines[0]["time"]
+    each = count_transformer(settings["model"])["flops"]
+    executed = count_transformer(settings["model"], recompute=settings["recompute"])["flops"]
+    most = settings["gpus"] * settings["peak"] * 1e12  # FLOPs per second
+    return {"mfu": sequences * each / (seconds * most), "hfu": sequences * executed / (seconds * most),
+            "overall": useful * each / (clock * most)}
+    ### END SOLUTION
+
+# %% check="read-utilization" points=5
+check.function(
+    read_utilization, cases=[{"log": training_log(seed)} for seed in (16, 12)], rel=1e-4,
+    expected=[{"mfu": 0.2774043, "hfu": 0.3669774, "overall": 0.1575256},
+              {"mfu": 0.4701899, "hfu": 0.608637, "overall": 0.2690365}],
+    hints={
+        "The first line's iterations include the start-up. Begin after it.":
+            [{"mfu": 0.2528106, "hfu": 0.3344425, "overall": 0.1748361},
+             {"mfu": 0.4305363, "hfu": 0.5573074, "overall": 0.2930576}],
+        "The last line covers fewer iterations than the others, so a plain mean of the times is wrong.":
+            [{"mfu": 0.2704976, "hfu": 0.3578407, "overall": 0.1575256},
+             {"mfu": 0.4592086, "hfu": 0.5944223, "overall": 0.2690365}],
+        "Not all iterations had the same batch.":
+            [{"mfu": 0.3640931, "hfu": 0.4816579, "overall": 0.2094572},
+             {"mfu": 0.5917907, "hfu": 0.7660432, "overall": 0.3410999}],
+        "Skipped iterations did not change the parameters, so they do not count in the overall utilization.":
+            [{"mfu": 0.2774043, "hfu": 0.3669774, "overall": 0.1661809},
+             {"mfu": 0.4701899, "hfu": 0.608637, "overall": 0.2786449}],
+        "The FLOPs of skipped iterations were executed: only the overall utilization leaves them out.":
+            [{"mfu": 0.2629561, "hfu": 0.347864, "overall": 0.1575256},
+             {"mfu": 0.4539765, "hfu": 0.5876495, "overall": 0.2690365}],
+        "The time of the steps is not all the time that passes on the clock.":
+            [{"mfu": 0.2774043, "hfu": 0.3669774, "overall": 0.2629561},
+             {"mfu": 0.4701899, "hfu": 0.608637, "overall": 0.4539765}],
+        "The MFU leaves out recomputation, which the model does not ask for.":
+            [{"mfu": 0.3669774, "hfu": 0.3669774, "overall": 0.2083903},
+             {"mfu": 0.608637, "hfu": 0.608637, "overall": 0.3482541}],
+        "With recomputation, the forward pass of each layer is executed twice.":
+            [{"mfu": 0.2774043, "hfu": 0.2774043, "overall": 0.1575256},
+             {"mfu": 0.4701899, "hfu": 0.4701899, "overall": 0.2690365}],
+    })
+### BEGIN HIDDEN TESTS
+import re
+
+
+def used(log):
+    """Return the same from the text, step by step, and with the paper's equations."""
+    def number(flag):
+        return int(re.search(rf"{flag}:? (\d+)", log)[1])
+
+    l, h, s = number("--num-layers"), number("--hidden-size"), number("--seq-length")
+    model = 72 * s * l * h * h * (1 + s / (6 * h) + 50304 / (12 * l * h))
+    hardware = 96 * s * l * h * h * (1 + s / (6 * h) + 50304 / (16 * l * h)) if "recompute" in log else model
+    marks, seconds, passes, updates = [], 0.0, 0, 0
+    for line in log.split("\n"):
+        if "consumed" not in line:
+            continue
+        iteration = int(re.search(r"iteration (\d+)/", line)[1])
+        ms, batch = float(re.search(r"\(ms\): ([\d.]+)", line)[1]), int(re.search(r"batch size: (\d+)", line)[1])
+        if marks:
+            steps = iteration - marks[-1][0]
+            seconds += steps * ms / 1000
+            passes += steps * batch
+            updates += (steps - int(re.search(r"iterations: (\d+)", line)[1])) * batch
+        marks.append((iteration, float(re.search(r"\[ *([\d.]+) s", line)[1])))
+    most = number("world size") * float(re.search(r"([\d.]+) TFLOP", log)[1]) * 1e12
+    clock = marks[-1][1] - marks[0][1]
+    return {"mfu": passes * model / seconds / most, "hfu": passes * hardware / seconds / most,
+            "overall": updates * model / clock / most}
+
+
+drawn = [{"log": training_log(case["seed"])} for case in check.draw(16, seed=range(10**9))]
+check.function(read_utilization, cases=drawn, rel=1e-4, expected=used)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="read-utilization" hint="start-up"
+# -    for before, line in pairwise(lines):
+# +    for before, line in zip([{"samples": 0, "iteration": 0}, *lines], lines):
+
+# %% [raw] mutant="read-utilization" hint="fewer iterations"
+# -        seconds += (line["iteration"] - before["iteration"]) * line["ms"] / 1000
+# -    clock = lines[-1]["time"] - lines[0]["time"]
+# +    mean = sum(line["ms"] for line in lines[1:]) / (len(lines) - 1)
+# +    seconds = (lines[-1]["iteration"] - lines[0]["iteration"]) * mean / 1000
+# +    clock = lines[-1]["time"] - lines[0]["time"]
+
+# %% [raw] mutant="read-utilization" hint="had the same batch"
+# -        consumed = line["samples"] - before["samples"]
+# +        consumed = (line["iteration"] - before["iteration"]) * lines[-1]["batch"]
+
+# %% [raw] mutant="read-utilization" hint="did not change"
+# -        useful += consumed - line["skipped"] * line["batch"]
+# +        useful += consumed
+
+# %% [raw] mutant="read-utilization" hint="were executed"
+# -    return {"mfu": sequences * each / (seconds * most), "hfu": sequences * executed / (seconds * most),
+# +    return {"mfu": useful * each / (seconds * most), "hfu": useful * executed / (seconds * most),
+
+# %% [raw] mutant="read-utilization" hint="on the clock"
+# -    clock = lines[-1]["time"] - lines[0]["time"]
+# +    clock = seconds
+
+# %% [raw] mutant="read-utilization" hint="does not ask for"
+# -    each = count_transformer(settings["model"])["flops"]
+# -    executed = count_transformer(settings["model"], recompute=settings["recompute"])["flops"]
+# +    each = executed = count_transformer(settings["model"], recompute=settings["recompute"])["flops"]
+
+# %% [raw] mutant="read-utilization" hint="executed twice"
+# -    executed = count_transformer(settings["model"], recompute=settings["recompute"])["flops"]
+# +    executed = each
+
+# %% [markdown]
+# Now a real log: the line that BLOOM's team printed into [their
+# chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md) after the
+# first week. It claims 149.02 TFLOP/s per GPU. Does it mean the model's FLOPs or the hardware's?
+
+# %% tags=["explore"]
+print(mark(published.BLOOM_LINE, "TFLOPs: [^ ]+"))
+BLOOM = {**DENSE, "groups": 112, "layers": 70, "hidden": 14336, "heads": 112, "ffn": 4 * 14336, "vocabulary": 250880,
+         "sequence": 2048, "learned": False}
+print(f"{count_transformer(BLOOM)['parameters']:,} parameters by your counter")
+for name, recompute in (("the model's", False), ("with recomputation", True)):
+    rate = count_transformer(BLOOM, batch=2048, recompute=recompute)["flops"] / (105.22 * 384) / 1e12
+    print(f"{name:19} {result(f'{rate:.2f}')} TFLOP/s per GPU, {rate / 312:.1%} of the peak")
+
+# %% [markdown]
+# To the last digit, it is the hardware's. BLOOM ran at an HFU of 48%, and somebody who quotes these TFLOP/s beside an
+# MFU compares two different things. **A share of the peak means nothing unless you know which FLOPs were counted, over
+# which time, and against which peak.** But even BLOOM's MFU is higher than the third of the peak that its GPU-hours
+# show. The rest was lost between the steps.
+
+# %% [markdown]
+# ## A run that stops
+#
+# With hundreds of GPUs, something breaks every few days. Meta counted 419 unexpected interruptions of Llama 3's
+# training in 54 days ([Grattafiori et al., 2024](https://arxiv.org/abs/2407.21783), section 3.3.4), one every three
+# hours. Each of them costs the time of a restart, and all steps since the last checkpoint.
+#
+# ### Exercise 3: how long does it really take?
+#
+# Write `time_to_finish`, which follows a run on the clock until all its steps are done. After every `evaluate_every`
+# steps it evaluates, which takes `evaluate` seconds; then, after every `save_every` steps, it saves a checkpoint,
+# which takes `save` seconds. `failures` are the times at which everything stops, in ascending order, in seconds since
+# the start of the run. It then takes `restart` seconds until the run goes on, from its last checkpoint that is
+# complete. A failure may also hit a restart, which then begins anew.
+
+# %% answer="time-to-finish"
+def time_to_finish(run):
+    """Return the seconds from the start of a run to the end of its last step, and of what follows that step.
+
+    Args:
+        run: a dictionary with "steps", "step" (seconds of one), "evaluate_every", "evaluate", "save_every", "save",
+            "failures", and "restart".
+    """
+    ### BEGIN SOLUTION
+    clock, done, saved = 0.0, 0, 0
+    failures = list(run["failures"])
+    while done < run["steps"]:
+        saves = (done + 1) % run["save_every"] == 0
+        end = clock + run["step"] + run["evaluate"] * ((done + 1) % run["evaluate_every"] == 0) + run["save"] * saves
+        if failures and failures[0] < end:
+            done = saved
+            clock = failures.pop(0) + run["restart"]
+            while failures and failures[0] < clock:
+                clock = failures.pop(0) + run["restart"]
+        else:
+            clock, done = end, done + 1
+            saved = done if saves else saved
+    return clock
+    ### END SOLUTION
+
+# %% check="time-to-finish" points=4
+CALM = {"steps": 12, "step": 10.0, "evaluate_every": 6, "evaluate": 7.0, "save_every": 4, "save": 3.0, "failures": [],
+        "restart": 20.0}
+check.function(
+    time_to_finish, cases=[{"run": {**CALM, "failures": failures}} for failures in (
+        [], [35.0], [59.0], [42.0], [75.0, 80.0], [30.0, 140.0])],
+    expected=[143.0, 198.0, 179.0, 205.0, 200.0, 260.0],
+    hints={
+        "A run does not go on where it was: the steps since the last checkpoint are lost.":
+            [143.0, 168.0, 169.0, 175.0, 173.0, 190.0],
+        "It resumes from its last checkpoint, not from the very first step.":
+            [143.0, 198.0, 222.0, 205.0, 243.0, 303.0],
+        "A failure hit the run while it was saving. Resume from a checkpoint that is complete.":
+            [143.0, 198.0, 179.0, 162.0, 200.0, 260.0],
+        "A failure may hit a restart, which then begins anew.":
+            [143.0, 198.0, 179.0, 205.0, 195.0, 260.0],
+        "Restarting takes time as well.":
+            [143.0, 178.0, 159.0, 185.0, 180.0, 190.0],
+    })
+### BEGIN HIDDEN TESTS
+from bisect import bisect_right
+from itertools import accumulate
+
+
+def lasts(run):
+    """Return the same from one uptime to the next: the last checkpoint that fits into each."""
+    def costs(first):
+        return list(accumulate(
+            run["step"] + (run["evaluate"] if step % run["evaluate_every"] == 0 else 0)
+            + (run["save"] if step % run["save_every"] == 0 else 0) for step in range(first + 1, run["steps"] + 1)))
+
+    begin, saved = 0.0, 0
+    for failure in run["failures"]:
+        if failure < begin:
+            begin = failure + run["restart"]
+            continue
+        ends = costs(saved)
+        if not ends or begin + ends[-1] <= failure:
+            break
+        reached = saved + bisect_right(ends, failure - begin)
+        saved = max(saved, reached - reached % run["save_every"])
+        begin = failure + run["restart"]
+    return begin + (costs(saved) or [0.0])[-1]
+
+
+def drawn_run(dice):
+    step = dice.uniform(1, 100)
+    steps = dice.randint(50, 600)
+    return {"steps": steps, "step": step, "evaluate_every": dice.randint(5, 60), "evaluate": dice.uniform(1, 10) * step,
+            "save_every": dice.randint(3, 40), "save": dice.uniform(0.2, 4) * step,
+            "restart": dice.uniform(1, 60) * step,
+            "failures": sorted(dice.uniform(0, 1.5 * steps * step) for _ in range(dice.randint(0, 8)))}
+
+
+check.function(time_to_finish, cases=check.draw(24, run=drawn_run), expected=lasts)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="time-to-finish" hint="go on where it was"
+# -            done = saved
+# -            clock = failures.pop(0) + run["restart"]
+# +            clock = failures.pop(0) + run["restart"]
+
+# %% [raw] mutant="time-to-finish" hint="from the very first step"
+# -            done = saved
+# +            done = 0
+
+# %% [raw] mutant="time-to-finish" hint="that is complete"
+# -        if failures and failures[0] < end:
+# -            done = saved
+# +        if failures and failures[0] < end:
+# +            done = done + 1 if saves and failures[0] > end - run["save"] else saved
+
+# %% [raw] mutant="time-to-finish" hint="hit a restart"
+# -            while failures and failures[0] < clock:
+# -                clock = failures.pop(0) + run["restart"]
+# +            failures = [one for one in failures if one > clock]
+
+# %% [raw] mutant="time-to-finish" hint="Restarting takes time"
+# -            clock = failures.pop(0) + run["restart"]
+# -            while failures and failures[0] < clock:
+# -                clock = failures.pop(0) + run["restart"]
+# +            clock = failures.pop(0)
+
+# %% [markdown]
+# Does it explain BLOOM's 118 days? Its chronicle has the figures: evaluations of 12 minutes every 1,000 iterations,
+# checkpoints of 40 seconds every 100, and 20 billion tokens in the first week, while the batch grew. It reports a
+# crash "every week or so". How long a restart took it does not say; assume an hour.
+
+# %% tags=["explore"]
+day = 86400
+steps = round((366e9 - 20e9) / (2048 * 2048))
+calm = {"steps": steps, "step": 105.22, **published.BLOOM_PAUSES, "failures": [], "restart": 3600.0}
+weekly = {**calm, "failures": [7 * day * week for week in range(1, 20)]}
+hourly = {**calm, "failures": [3 * 3600 * number for number in range(1, 2000)]}
+print(f"steps alone {7 + steps * 105.22 / day:6.1f} days")
+for name, run in {"evaluations and checkpoints too": calm, "and a failure every week": weekly,
+                  "and one every three hours, as in Llama 3's training": hourly}.items():
+    print(f"{name}: {result(f'{7 + time_to_finish(run) / day:.1f} days')}")
+print(f"published {published.BLOOM_DAYS} days")
+
+# %% [markdown]
+# A weekly failure explains little. But if BLOOM had failed as often as Llama 3, with almost three hours between its
+# checkpoints, it would have taken three times as long. The more GPUs, the more often you save. The chronicle names
+# other causes: maintenance of the machine, hangs whose cause had to be found, and experiments with fixes. OPT's team
+# lost more: 33 days of computation [took about two months](https://arxiv.org/abs/2205.01068), with at least 35 manual
+# restarts. Plan for it, and plan for the runs before the final one, which no such figure includes.
+
+# %% [markdown]
+# ## A plan with errors
+#
+# Plans like the next one circulate among colleagues. Its model is the one with 18.4 billion parameters from the paper,
+# and the time of a step is what the paper's 135 TFLOP/s imply. Three of its six results are wrong. Find them with your
+# own tools before you go on.
+
+# %% tags=["explore"]
+GPT_18B = {**DENSE, "groups": 48, "layers": 40, "hidden": 6144, "heads": 48, "ffn": 24576, "vocabulary": 51200,
+           "sequence": 2048}
+flops = 96 * 1024 * 1048 * 40 * 6144**2 * (1 + 1048 / (6 * 6144) + 51200 / (16 * 40 * 6144))
+PLAN = {"model": GPT_18B, "batch": 1024, "recompute": True, "gpus": 256, "step_seconds": 9.4, "peak": 312.0,
+        "tokens": 370e9, "dollars_per_hour": 5.12, "parameters": 18.4e9, "step_flops": flops,
+        "teraflops": flops / (256 * 9.4 * 10e12)}
+PLAN["days"] = 8 * 370e9 * 18.4e9 / (256 * 312e12) / 86400
+PLAN["gpu_hours"] = 24 * 256 * PLAN["days"]
+PLAN["dollars"] = 5.12 * PLAN["gpu_hours"]
+for name in ("parameters", "step_flops", "teraflops", "days", "gpu_hours", "dollars"):
+    print(f"{name:12} {PLAN[name]:.4g}")
+
+# %% [markdown]
+# ### Exercise 4: an auditor
+#
+# Write `audit`, which names the results of such a plan that do not follow. Each result follows from the plan's inputs
+# (`model` to `dollars_per_hour`) and from the results above it, **as the plan states them**: whoever copies a wrong
+# figure correctly has made no second error.
+#
+# | result | what it should be |
+# |---|---|
+# | `parameters` | of the model |
+# | `step_flops` | FLOPs of a step, including recomputation if the plan has it |
+# | `teraflops` | what each GPU achieves in a step, in TFLOP/s |
+# | `days` | for all `tokens`, by equation 4, at the throughput that is achieved; 6 instead of 8 without recomputation |
+# | `gpu_hours` | of all GPUs |
+# | `dollars` | for them |
+#
+# Accept what is off by up to 10%: equation 4 itself is an approximation.
+
+# %% answer="audit"
+def audit(plan):
+    """Return the names of the results that do not follow, in the order of the table."""
+    ### BEGIN SOLUTION
+    counted = count_transformer(plan["model"], plan["batch"], plan["recompute"])
+    work = (8 if plan["recompute"] else 6) * plan["tokens"] * plan["parameters"]
+    follows = {
+        "parameters": counted["parameters"],
+        "step_flops": counted["flops"],
+        "teraflops": plan["step_flops"] / plan["step_seconds"] / plan["gpus"] / 1e12,
+        "days": work / (plan["gpus"] * plan["teraflops"] * 1e12) / 86400,
+        "gpu_hours": 24 * plan["gpus"] * plan["days"],
+        "dollars": plan["gpu_hours"] * plan["dollars_per_hour"],
+    }
+    return [name for name, value in follows.items() if abs(plan[name] / value - 1) > 0.1]
+    ### END SOLUTION
+
+# %% tags=["check-setup"]
+def made_plan(dice, errors):
+    """Return a plan whose results have errors: those named in `errors`. The others are rounded generously."""
+    def about(value):
+        return value * dice.uniform(0.95, 1.05)
+
+    heads, layers, width = dice.choice([16, 32, 48]), dice.randint(20, 60), dice.choice([96, 128])
+    h, s, batch = heads * width, dice.choice([1024, 2048]), dice.choice([256, 512, 1024])
+    gpus, recompute, peak = dice.choice([64, 128, 256]), dice.random() < 0.6, dice.choice([312.0, 989.4])
+    model = {"layers": layers, "hidden": h, "heads": heads, "groups": heads, "ffn": 4 * h, "gated": False, "experts": 1,
+             "chosen": 1, "vocabulary": 51200, "sequence": s, "learned": True, "tied": True, "biases": True}
+
+    def step(length, passes):
+        return batch * length * (passes * layers * (24 * h * h + 4 * length * h) + 6 * h * 51200)
+
+    passes = 4 if recompute else 3
+    seconds = step(s, passes) / (gpus * peak * 1e12 * dice.uniform(0.3, 0.55))
+    made = {"model": model, "batch": batch, "recompute": recompute, "gpus": gpus, "step_seconds": seconds, "peak": peak,
+            "tokens": dice.uniform(50, 500) * 1e9, "dollars_per_hour": dice.uniform(1, 12),
+            "parameters": about(12 * layers * h * h * (1.6 if "parameters" in errors else 1) + 51200 * h + s * h)}
+    wrong = dice.choice([step(s // 2 + 24, passes), step(s, 1)])  # a length that is misread, or no backward pass
+    made["step_flops"] = about(wrong if "step_flops" in errors else step(s, passes))
+    made["teraflops"] = about(made["step_flops"] / (seconds * gpus * (10e12 if "teraflops" in errors else 1e12)))
+    rate = peak if abs(peak / made["teraflops"] - 1) > 0.3 else 3 * peak
+    days = 2 * passes * made["tokens"] * made["parameters"] / (gpus * 1e12) / 86400
+    made["days"] = about(days / (rate if "days" in errors else made["teraflops"]))
+    made["gpu_hours"] = about(24 * made["days"] * (gpus // 8 if "gpu_hours" in errors else gpus))
+    made["dollars"] = about(made["gpu_hours"] * made["dollars_per_hour"] * (gpus if "dollars" in errors else 1))
+    return made
+
+# %% check="audit" points=4
+check.function(
+    audit, cases=[{"plan": made_plan(random.Random(seed), errors)} for seed, errors in (
+        (1, []), (0, ["step_flops"]), (2, ["teraflops"]), (3, ["days"]), (4, ["gpu_hours", "dollars"]),
+        (5, ["parameters", "teraflops"]))],
+    expected=[[], ["step_flops"], ["teraflops"], ["days"], ["gpu_hours", "dollars"], ["parameters", "teraflops"]],
+    hints={
+        "Each result follows from those above it as the plan states them. You blame lines that only copied an error.":
+            [["days", "gpu_hours"], ["step_flops", "teraflops", "days", "gpu_hours", "dollars"],
+             ["teraflops", "days", "gpu_hours", "dollars"], ["days", "gpu_hours", "dollars"],
+             ["gpu_hours", "dollars"], ["parameters", "teraflops", "days", "gpu_hours", "dollars"]],
+        "Some plans recompute, and their throughput counts it.":
+            [[], ["step_flops", "days"], ["teraflops"], ["days"], ["days", "gpu_hours", "dollars"],
+             ["parameters", "teraflops"]],
+        "The peak is not what the GPUs achieve.":
+            [["days"], ["step_flops", "days"], ["teraflops", "days"], [], ["days", "gpu_hours", "dollars"],
+             ["parameters", "teraflops", "days"]],
+        "Equation 4 is an approximation: you report lines that it explains.":
+            [["parameters", "teraflops", "days", "dollars"],
+             ["parameters", "step_flops", "teraflops", "days", "gpu_hours", "dollars"],
+             ["parameters", "step_flops", "teraflops", "days", "dollars"], ["step_flops", "days", "dollars"],
+             ["parameters", "teraflops", "days", "gpu_hours", "dollars"],
+             ["parameters", "step_flops", "teraflops", "days", "gpu_hours", "dollars"]],
+    })
+### BEGIN HIDDEN TESTS
+RESULTS = ("parameters", "step_flops", "teraflops", "days", "gpu_hours", "dollars")
+
+
+def drawn_plan(dice):
+    errors = [name for name in RESULTS if dice.random() < 0.3]
+    return made_plan(dice, errors), errors
+
+
+drawn = [case["drawn"] for case in check.draw(24, drawn=drawn_plan)]
+check.function(audit, cases=[{"plan": plan} for plan, _ in drawn], expected=[errors for _, errors in drawn])
+### END HIDDEN TESTS
+
+# %% [raw] mutant="audit" hint="as the plan states them"
+# -        "teraflops": plan["step_flops"] / plan["step_seconds"] / plan["gpus"] / 1e12,
+# -        "days": work / (plan["gpus"] * plan["teraflops"] * 1e12) / 86400,
+# -        "gpu_hours": 24 * plan["gpus"] * plan["days"],
+# -        "dollars": plan["gpu_hours"] * plan["dollars_per_hour"],
+# -    }
+# +    }
+# +    follows["teraflops"] = counted["flops"] / plan["step_seconds"] / plan["gpus"] / 1e12
+# +    work = (8 if plan["recompute"] else 6) * plan["tokens"] * counted["parameters"]
+# +    follows["days"] = work / (plan["gpus"] * follows["teraflops"] * 1e12) / 86400
+# +    follows["gpu_hours"] = 24 * plan["gpus"] * follows["days"]
+# +    follows["dollars"] = follows["gpu_hours"] * plan["dollars_per_hour"]
+
+# %% [raw] mutant="audit" hint="Some plans recompute"
+# -    work = (8 if plan["recompute"] else 6) * plan["tokens"] * plan["parameters"]
+# +    work = 6 * plan["tokens"] * plan["parameters"]
+
+# %% [raw] mutant="audit" hint="peak is not"
+# -        "days": work / (plan["gpus"] * plan["teraflops"] * 1e12) / 86400,
+# +        "days": work / (plan["gpus"] * plan["peak"] * 1e12) / 86400,
+
+# %% [raw] mutant="audit" hint="approximation"
+# -    return [name for name, value in follows.items() if abs(plan[name] / value - 1) > 0.1]
+# +    return [name for name, value in follows.items() if abs(plan[name] / value - 1) > 0.01]
+
+# %% tags=["explore"]
+print("does not follow:", bad(", ".join(audit(PLAN))))
+
+# %% [markdown]
+# Each of the three stood in an exercise of the classic course, and has a lesson. 1,048 tokens are a typing error,
+# which halves the FLOPs: a size beside a power of two deserves a second look. `10e12` is ten trillion: write `1e12`.
+# And the peak is not what a GPU achieves, so the days are too few by more than half. Nobody knows by heart how many
+# FLOPs a step has, so compute a quantity whose size you do know. 6.7 TFLOP/s are 2% of an A100's peak, and no large
+# model should run that slowly.
+
+# %% [markdown]
+# ## Decide
+#
+# Back to the 100,000 dollars and two weeks. A model of 7.5 billion parameters, trained on Chinchilla's 20 tokens per
+# parameter, needs 150 billion tokens. The GPUs are rented by the hour ([AWS, us-east-1, on demand, first half of
+# 2025](https://aws.amazon.com/ec2/pricing/on-demand/): 5.12 dollars for an A100 with 80 GB, 12.29 for an H100). To
+# keep a reserve for what breaks, allow the run 80,000 dollars and ten days.
+#
+# Each of these options is a cluster and a layout. Add two of your own that you believe to be better. All flags of the
+# trainer are allowed; `lab estimate`, with the model's flags in a terminal, tries all layouts of a cluster and lists
+# the fastest ones.
+
+# %% answer="options"
+# name: (GPU model, number of GPUs, flags)
+my_options = {
+    "64 A100": ("a100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+    "256 A100": ("a100-80gb", 256, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+    "64 H100": ("h100-80gb", 64, "--tensor-model-parallel-size 4 --micro-batch-size 4 --recompute-activations"),
+}
+### BEGIN SOLUTION
+my_options |= {
+    "64 H100, TP 2": ("h100-80gb", 64, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
+    "32 H100, TP 2": ("h100-80gb", 32, "--tensor-model-parallel-size 2 --micro-batch-size 2 --recompute-activations"),
+}
+### END SOLUTION
+
+# %% tags=["explore"] short={"my_options.items()": "list(my_options.items())[2:4]"}
+JOB = ("--num-layers 36 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+       "--vocab-size 51200 --bf16 --sequence-parallel --use-distributed-optimizer --global-batch-size 512 ")
+options = []
+print(f"{'modeled':16}{'days':>7}{'dollars':>10}  fits")
+for name, (gpu, gpus, flags) in my_options.items():
+    (cost,) = costs.of({name: f"--device virtual:{gpu} --world-size {gpus} {flags}"}, JOB)
+    options.append({"name": name, "gpus": gpus, "dollars_per_hour": DOLLARS_PER_HOUR[gpu], "fits": cost.fits,
+                    "tokens_per_second": cost.tokens_per_second})
+    hours = 150e9 / cost.tokens_per_second / 3600
+    print(f"{name:16}{hours / 24:7.1f}{hours * gpus * DOLLARS_PER_HOUR[gpu]:10,.0f}  "
+          + (good("yes") if cost.fits else bad("NO")))
+print(f"software: {cost.software}")
+
+# %% [markdown]
+# The bills are close to each other, and each of them is an estimate. On published runs on A100s, modeled step times
+# are off by 4% on average; for the last line's software on H100s, there is no published run to compare with. So what
+# do these figures decide?
+#
+# ### Exercise 5: a decision that survives
+#
+# An option is **possible** if it fits into memory, and keeps the deadline and the budget. The best one is the cheapest
+# possible option. But the real step time of each option may be longer or shorter by up to the fraction `error`, for
+# each option independently of the others. Write `choose_option`, which names the best option as estimated, and all
+# **contenders**: the options that some combination of errors would make the best one.
+
+# %% answer="choose-option"
+def choose_option(options, tokens, days, budget, error):
+    """Choose between options.
+
+    Args:
+        options: dictionaries with "name", "gpus", "dollars_per_hour" (of a GPU), "tokens_per_second" (of all GPUs), and
+            "fits".
+        tokens: to train on.
+        days, budget: deadline, and dollars.
+        error: 0.1 if real step times may be up to 10% longer or shorter than estimated.
+
+    Returns:
+        "best": the name of the cheapest possible option as estimated; None if none is possible.
+        "contenders": names of the options that some errors would make the best one, in the order of `options`.
+    """
+    ### BEGIN SOLUTION
+    def dollars(option, factor):
+        """Return the bill if steps take `factor` times as long; infinity if the option is not possible."""
+        hours = factor * tokens / option["tokens_per_second"] / 3600
+        bill = hours * option["gpus"] * option["dollars_per_hour"]
+        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+
+    bills = [dollars(option, 1) for option in options]
+    best = min(bills)
+    lucky = [dollars(option, 1 - error) for option in options]
+    unlucky = [dollars(option, 1 + error) for option in options]
+    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
+                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+    return {"best": options[bills.index(best)]["name"] if best < float("inf") else None, "contenders": contenders}
+    ### END SOLUTION
+
+# %% check="choose-option" points=4
+OPTIONS = [{"name": name, "gpus": gpus, "dollars_per_hour": price, "tokens_per_second": rate, "fits": fits}
+           for name, gpus, price, rate, fits in (
+               ("small", 8, 4.0, 90e3, True), ("large", 32, 4.0, 330e3, True), ("full", 16, 4.0, 230e3, False),
+               ("new", 8, 12.0, 250e3, True), ("wide", 64, 4.0, 480e3, True))]
+check.function(
+    choose_option, cases=[{"options": OPTIONS, "tokens": 60e9, "days": days, "budget": budget, "error": error}
+                   for days, budget, error in ((10, 8000, 0.0), (7.5, 8000, 0.05), (7.5, 6450, 0.1), (3, 8000, 0.02),
+                                               (7.5, 6200, 0.1), (1, 8000, 0.1))],
+    expected=[{"best": "small", "contenders": ["small"]},
+              {"best": "new", "contenders": ["small", "large", "new"]},
+              {"best": "new", "contenders": ["small", "large", "new"]},
+              {"best": "new", "contenders": ["large", "new"]},
+              {"best": None, "contenders": ["small", "large", "new"]}, {"best": None, "contenders": []}],
+    hints={
+        "An option that does not fit into memory never runs.":
+            [{"best": "full", "contenders": ["full"]}, {"best": "full", "contenders": ["full"]},
+             {"best": "full", "contenders": ["full"]}, {"best": "new", "contenders": ["large", "full", "new"]},
+             {"best": "full", "contenders": ["full"]}, {"best": None, "contenders": []}],
+        "Some of these options miss the deadline.":
+            [{"best": "small", "contenders": ["small"]},
+             {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small"]},
+             {"best": "small", "contenders": ["small", "large", "new"]},
+             {"best": "small", "contenders": ["small", "large", "new"]}],
+        "The errors are independent: they need not be of the same sign.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["small"]},
+             {"best": "new", "contenders": ["small"]}, {"best": "new", "contenders": ["new"]},
+             {"best": None, "contenders": ["small"]}, {"best": None, "contenders": []}],
+        "An option may miss the deadline or the budget itself, or keep them, because of an error.":
+            [{"best": "small", "contenders": ["small"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": "new", "contenders": ["new"]}, {"best": "new", "contenders": ["large", "new"]},
+             {"best": None, "contenders": []}, {"best": None, "contenders": []}],
+        "You pay for every GPU.":
+            [{"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
+             {"best": "wide", "contenders": ["wide"]}, {"best": "wide", "contenders": ["wide"]},
+             {"best": "wide", "contenders": ["wide"]}, {"best": None, "contenders": []}],
+    })
+### BEGIN HIDDEN TESTS
+from itertools import product
+
+
+def decided(options, tokens, days, budget, error):
+    """Return the same by trying all combinations of the largest errors."""
+    def cheapest(factors):
+        possible = []
+        for factor, option in zip(factors, options, strict=True):
+            seconds = factor * tokens / option["tokens_per_second"]
+            bill = seconds / 3600 * option["gpus"] * option["dollars_per_hour"]
+            if option["fits"] and seconds <= 86400 * days and bill <= budget:
+                possible.append((bill, option["name"]))
+        return min(possible)[1] if possible else None
+
+    winners = {cheapest(factors) for factors in product((1 - error, 1 + error), repeat=len(options))}
+    return {"best": cheapest([1] * len(options)),
+            "contenders": [option["name"] for option in options if option["name"] in winners]}
+
+
+def drawn_decision(dice):
+    tokens, options = dice.uniform(20e9, 300e9), []
+    for name in ("a", "b", "c", "d", "e")[:dice.randint(2, 5)]:
+        gpus, price = dice.choice([8, 16, 32, 64]), dice.choice([1.5, 4.0, 10.0])
+        options.append({"name": name, "gpus": gpus, "dollars_per_hour": price, "fits": dice.random() < 0.8,
+                        "tokens_per_second": gpus * price * dice.uniform(900, 1300)})
+    dice.shuffle(options)
+    hours = [tokens / option["tokens_per_second"] / 3600 for option in options]
+    bills = [one * option["gpus"] * option["dollars_per_hour"] for one, option in zip(hours, options, strict=True)]
+    return {"options": options, "tokens": tokens, "days": dice.choice(hours) / 24 * dice.uniform(0.9, 1.5),
+            "budget": dice.choice(bills) * dice.uniform(0.95, 1.3), "error": dice.uniform(0.01, 0.4)}
+
+
+check.function(choose_option, cases=[case["drawn"] for case in check.draw(64, drawn=drawn_decision)], expected=decided)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="choose-option" hint="does not fit"
+# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+# +        return bill if hours <= 24 * days and bill <= budget else float("inf")
+
+# %% [raw] mutant="choose-option" hint="deadline"
+# -        return bill if option["fits"] and hours <= 24 * days and bill <= budget else float("inf")
+# +        return bill if option["fits"] and bill <= budget else float("inf")
+
+# %% [raw] mutant="choose-option" hint="of the same sign"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# +    unlucky = lucky
+
+# %% [raw] mutant="choose-option" hint="may miss the deadline or the budget itself"
+# -    unlucky = [dollars(option, 1 + error) for option in options]
+# -    contenders = [option["name"] for place, option in enumerate(options) if lucky[place] < float("inf")
+# -                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+# +    unlucky = [bill * (1 + error) for bill in bills]
+# +    contenders = [option["name"] for place, option in enumerate(options) if bills[place] < float("inf")
+# +                  and all(lucky[place] < unlucky[other] for other in range(len(options)) if other != place)]
+
+# %% [raw] mutant="choose-option" hint="pay for every GPU"
+# -        bill = hours * option["gpus"] * option["dollars_per_hour"]
+# +        bill = hours * option["dollars_per_hour"]
+
+# %% tags=["explore"]
+for error in (0.0, 0.04, 0.1):
+    found = choose_option(options, 150e9, 10, 80_000, error)
+    print(f"error {error:4.0%}: best {result(found['best'])}; contenders: {', '.join(found['contenders'])}")
+
+# %% [markdown]
+# With an error of 10%, the estimates above no longer decide which GPUs to rent, and an option that keeps the deadline
+# on paper may miss it. They have still excluded the hopeless ones. What remains is settled by an hour on each kind of
+# cluster: measure the step time, and read the log with Exercise 2 in mind.
+
+# %% [markdown]
+# ### The rest of the bill
+#
+# Energy is power times time. As an upper bound, take each GPU's rated power; a real GPU draws less when it waits, but
+# its node, its network, and its cooling come on top. And the model has to fit: before any activation, training in bf16
+# with Adam holds 18 bytes per parameter (16-bit weights, and gradients, master weights, and two moments in fp32; see
+# [Make it fit](06_memory.ipynb)).
+
+# %% tags=["explore"]
+for run in published.RUNS:
+    dollars = run.gpu_hours * DOLLARS_PER_HOUR[run.card]
+    print(f"{run.name:16}{run.gpu_hours * run.watts / 1e6:8,.0f} MWh at {run.watts} W, {dollars / 1e6:6,.1f} million "
+          "dollars on demand")
+each = state_bytes("bf16").total
+for row in published.TABLE_1[::3]:
+    shape = {**DENSE, "groups": row.heads, "layers": row.layers, "hidden": row.hidden, "heads": row.heads,
+             "ffn": 4 * row.hidden, "vocabulary": 51200, "sequence": 2048}
+    size = count_transformer(shape)["parameters"]
+    print(f"{row.name:8}{size * each / 1e12:6.2f} TB of model state, at least {-(-size * each // 80e9):4.0f} GPUs "
+          "with 80 GB")
+
+# %% [markdown]
+# BLOOM's 433 MWh are the figure that its team published, computed in the same way ([Luccioni et al.,
+# 2022](https://arxiv.org/abs/2211.02001)). DeepSeek's team states 5.3 million dollars for pretraining, because it
+# assumes 2 dollars per GPU-hour. A price list is an assumption like any other. MT-NLG, with 530 billion parameters,
+# took 60.1 s per iteration of 1,920 sequences on 280 nodes ([Smith et al., 2022](https://arxiv.org/abs/2201.11990)).
+# From that alone, how many days do its 270 billion tokens take?
+
+# %% answer="guess-mt-nlg"
+### BEGIN SOLUTION
+guess_mt_nlg_days = 48.0
+### END SOLUTION
+
+# %% tags=["explore"]
+run = published.MT_NLG
+iterations = run["tokens"] / (run["batch"] * run["sequence"])
+check.compare("days on 280 nodes", guess_mt_nlg_days, iterations * run["seconds"] / 86400)
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **What the bill leaves out.** Your function says how many days it takes. Why will the training take
-#    longer, and what would you plan for it?
-
-# %% [markdown]
-# ## Cleanup
+# 1. **What the bill leaves out.** Your plan says how many days it takes. Why will the training take longer, and what
+#    would you plan for it?
+# 2. **A larger batch.** Twice the GPUs with twice the global batch have the same efficiency, so the run takes half the
+#    days at the same price. What is wrong with this argument?
 #
-# Checkpoints are large, because they also hold the optimizer states, so delete them.
-
-# %% tags=["explore"]
-!du -sh megatron/checkpoints megatron/tensorboard
-!rm -rf megatron/checkpoints/dp_single_node
-!squeue
-
-# %% [markdown]
 # ## Summary
 #
-# - A token takes 6 FLOPs per parameter, 8 with recomputation. With every share of the peak, state which FLOPs
-#   were counted, and on which GPU and precision.
+# - Each weight that a token meets costs six FLOPs in a training step, and eight with full recomputation. Attention
+#   adds $s/6h$ in GPT-2's block.
+# - An HFU, an MFU, and an overall utilization are three numbers. Name yours.
+# - Over all their GPU-hours, the large runs of this lab got about a third of the peak.
+# - A failure costs a restart and the steps since the last checkpoint. Much of the lost time is between runs.
+# - A plan is checked from line to line, and a decision by what the error of its estimates can change.
 #
 # ## Read next
 #
-# - [Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using
-#   Megatron-LM](https://arxiv.org/abs/2104.04473): the trillion parameters, with the formulas of this lab.
+# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters using Megatron-LM*: the ten models, with the derivation of both equations in its appendix.
+# - [Hoffmann et al., 2022](https://arxiv.org/abs/2203.15556), *Training compute-optimal large language models*: how to
+#   divide a budget between parameters and tokens.
+# - [Chowdhery et al., 2022](https://arxiv.org/abs/2204.02311), *PaLM*: why MFU, and not HFU, compares systems
+#   (appendix B).
+# - [BLOOM's chronicle](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles.md)
+#   and [OPT's](https://github.com/facebookresearch/metaseq/tree/main/projects/OPT/chronicles): what happens between
+#   the steps.
+# - [McCandlish et al., 2018](https://arxiv.org/abs/1812.06162), *An empirical model of large-batch training*: the
+#   critical batch size.
 #
-# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded. Your
-# scripts are in it.
+# **To hand in:** save this notebook (<kbd>Ctrl</kbd>+<kbd>S</kbd>); this file is what is graded.
 #
-# **Next:** so far every rank held a whole model, and you made it smaller and faster. Now split the model itself:
-# what a pipeline of stages is, and how to keep all of its stages busy, in [Pipeline I](10_pipeline_1.ipynb).
+# **Next:** so far every rank held a whole model, and you made it smaller and faster. Now split the model itself: what
+# a pipeline of stages is, and how to keep all of its stages busy, in [Pipeline I](10_pipeline_1.ipynb).

@@ -32,7 +32,7 @@
 # - calibrate a model for FP8 inference, and read the FP8 settings of four frameworks.
 #
 # **How it works.** Where a cell says *Your turn*, replace that line with your answer; the cell below it checks it at
-# once. Guesses are not graded. You need [Precision, memory, and the bill](07_the_bill.ipynb) for loss scaling, and
+# once. Guesses are not graded. You need [Mixed precision](05_mixed_precision.ipynb) for loss scaling, and
 # [Data parallelism](04_data_parallelism.ipynb) for the all-reduce.
 #
 # **Two sittings.** The lab takes about two hours.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import itertools
 import json
 from collections.abc import Sequence
@@ -129,12 +128,6 @@ class Movie:
             marks=[(HEIGHT * (1 - mark * 1e9 / size), mark) for mark in
                    range(0, int(size / 1e9) + 1, 2 if size < 25e9 else 20)],
             milliseconds=1000 * seconds)
-
-    def save(self, path: str | Path) -> None:
-        """Write the movie as an HTML page."""
-        Path(path).write_text('<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
-                              f"<title>{html.escape('Memory of a step')}</title></head><body>"
-                              f"{self._repr_html_()}</body></html>", encoding="utf-8")
 
 
 def areas(one: MemoryRecord, seconds: float, size: float) -> list[tuple[str, str]]:

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 GPT = "from minimegatron import formulas\n"
 SCHEDULES = "import pipeline_schedules as schedules\n"
-PADDED = """from minimegatron.data.vocabulary import pad_vocab_size
-def padded(vocabulary, divisible_by=128, tensor_parallel=1):
-    return pad_vocab_size(vocabulary, divisible_by, tensor_parallel)"""
 
 # By lab and by the grade_id of the answer.
 BORROWED = {
     "07_the_bill": {
-        "padded": PADDED,
-        "gpt-parameters": """def gpt_parameters(layers, hidden, sequence, vocabulary):
-    import importlib
-    formulas = importlib.import_module("minimegatron.formulas")
-    vocabulary = -(-vocabulary // 128) * 128
-    return formulas.parameters(formulas.Gpt(layers, hidden, 1, sequence, vocabulary))""",
-        "iteration-flops": GPT + """
-def iteration_flops(layers, hidden, sequence, vocabulary, batch, recompute=False):
-    gpt = formulas.Gpt(layers, hidden, 1, sequence, vocabulary)
-    return formulas.step_flops(gpt, batch, "full" if recompute else None)""",
-        "achieved": GPT + """def achieved(flops, milliseconds, gpus, card, precision):
-    each = formulas.teraflops(flops, milliseconds / 1000, gpus)
-    return each, each / PEAKS[card][precision]""",
-        "bill": GPT + """
-def bill(parameters, tokens, gpus, teraflops_per_gpu, dollars_per_hour, recompute=False):
-    days = formulas.training_days(parameters, tokens, gpus, teraflops_per_gpu, recompute)
-    return days, 24 * days * gpus, 24 * days * gpus * dollars_per_hour""",
+        "count-transformer": """def count_transformer(model, batch=1, recompute=False):
+    from lablib.blocks import measure
+    return measure(model, batch, recompute)""",
     },
     "10_pipeline_1": {
         "my-gpipe": SCHEDULES + """def my_gpipe(stages, micro_batches):

@@ -81,4 +81,4 @@ def test_what_the_timetable_leaves_out_nothing_else_needs(path):
 
 def test_an_exercise_that_others_build_on_is_seen():
     (path,) = (CHECKOUT / "solutions").glob("07_*.py")
-    assert "Exercise 4: MFU and HFU" in users(lab_of(path), 3)
+    assert "Exercise 2: utilization" in users(lab_of(path), 1)

@@ -1784,8 +1784,8 @@ print(f"GEMMs: {single.milliseconds_of('other') / single.total:.0%} of the kerne
 # In fp32, no kernel of a V100 uses Tensor Cores, and all of its GEMMs are *eligible* for them. In the profile of a real
 # training run, 27% of the kernels' time was eligible, which was the reason to switch. (That figure is from the slides of
 # a course given in 2021, which are not public.) Yours has the share above.
-# **Amdahl's law** says what becomes of the whole if a share $f$ of the time becomes $k$ times as fast: it is $1/(1 - f
-# + f/k)$ times as fast. Use it before you run the job in fp16: what percentage of the kernels' time will use Tensor
+# **Amdahl's law** says what becomes of the whole if a share $f$ of the time becomes $k$ times as fast: it is
+# $1/(1 - f + f/k)$ times as fast. Use it before you run the job in fp16: what percentage of the kernels' time will use Tensor
 # Cores then?
 
 # %% answer="guess-tensor-cores"

@@ -221,7 +221,7 @@ with saved_tensors_hooks(look, lambda tensor: tensor):
 # must still work, and must give the same gradients.
 #
 # Two details. `saved_tensors_hooks.__enter__` returns nothing, so `as saved` needs an `__enter__` of your own that
-# calls it. And let `pack` return `tensor.detach()`: an operation may save its own result, which would then keep itself
+# calls it. And let `pack` detach what it returns: an operation may save its own result, which would then keep itself
 # alive.
 
 # %% answer="saved"

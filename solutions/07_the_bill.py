@@ -350,8 +350,8 @@ for name, model in {"GPT-3": GPT_3, "Llama 3.1 405B": LLAMA_405B, "Mixtral 8x7B"
 
 # %% [markdown]
 # The shapes are those of [Brown et al., 2020](https://arxiv.org/abs/2005.14165), table 2.1, [Grattafiori et al.,
-# 2024](https://arxiv.org/abs/2407.21783), table 3, and [Jiang et al., 2024](https://arxiv.org/abs/2401.04088), table
-# 1. For large models, $6N$ is close, until sequences become long compared with $6h$. A mixture of experts pays for its
+# 2024](https://arxiv.org/abs/2407.21783), table 3, and [Jiang et al., 2024](https://arxiv.org/abs/2401.04088),
+# table 1. For large models, $6N$ is close, until sequences become long compared with $6h$. A mixture of experts pays for its
 # active parameters, but it has to *store* all of them.
 
 # %% [markdown]

@@ -1596,9 +1596,8 @@ guess_bytes = {"fp32": 16, "autocast": 16, "Megatron-LM 2021": 20, "ZeRO": 16, "
 # %% tags=["explore"] short={"in guess_bytes": "in ('ZeRO', 'autocast')"}
 def peak_per_parameter(recipe, layers=8, width=4096):
     """Return the peak allocated memory of the second optimizer step, in bytes per parameter."""
-    from functools import partial
-
     from contextlib import nullcontext
+    from functools import partial
 
     from mytrainer.autocast import Autocast
     from mytrainer.precision import MixedPrecision

@@ -264,7 +264,8 @@ def metered(kind, rows, hidden, scale):
     """Return the saved bytes of a small model, and the gradient of its input's scale.
 
     Args:
-        kind: "gelu" or "relu", an MLP; "views", a tensor and two views of it; "transposed", x @ weight.t().
+        kind: "gelu" or "relu", an MLP; "views", a tensor and two views of it; "half", a view of half of
+            it; "transposed", x @ weight.t().
         rows: rows of the input.
         hidden: its columns, an even number.
         scale: of the input.
@@ -283,6 +284,8 @@ def metered(kind, rows, hidden, scale):
             square = x * x
             left, right = square.chunk(2, dim=1)
             y = square.sin().sum() + (left * right).sum()
+        elif kind == "half":
+            y = (x * x)[:, :hidden // 2].sin()
         elif kind == "transposed":
             y = x @ narrow.weight.view(-1)[:hidden * hidden].view(hidden, hidden).t()
         else:
@@ -294,14 +297,16 @@ def metered(kind, rows, hidden, scale):
 # %% check="saved" points=4
 check.ranks(
     metered, ranks=1, rel=1e-4,
-    cases=[{"kind": kind, "rows": 6, "hidden": 4, "scale": 2.0} for kind in ("gelu", "relu", "views", "transposed")],
-    expected=[[[864, 101.68222]], [[480, 96.0]], [[192, 321.2502]], [[96, 24.0]]],
+    cases=[{"kind": kind, "rows": 6, "hidden": 4, "scale": 2.0} for kind in ("gelu", "relu", "views", "transposed", "half")],
+    expected=[[[864, 101.68222]], [[480, 96.0]], [[192, 321.2502]], [[96, 24.0]], [[192, -31.374894]]],
     hints={"Parameters are in memory anyway, and so are views of them. Compare storages, not tensors.":
-               [[[1376, 101.68222]], [[992, 96.0]], [[192, 321.2502]], [[352, 24.0]]],
+               [[[1376, 101.68222]], [[992, 96.0]], [[192, 321.2502]], [[352, 24.0]], []],
            "A storage that several tensors share counts once.":
-               [[[864, 101.68222]], [[864, 96.0]], [[384, 321.2502]], [[96, 24.0]]],
+               [[[864, 101.68222]], [[864, 96.0]], [[384, 321.2502]], [[96, 24.0]], []],
            "Two views of one storage have different addresses, but they keep the same memory alive.":
-               [[[864, 101.68222]], [[480, 96.0]], [[240, 321.2502]], [[96, 24.0]]]})
+               [[[864, 101.68222]], [[480, 96.0]], [[240, 321.2502]], [[96, 24.0]], []],
+           "A view of half a tensor is saved, and the whole storage stays in memory.":
+               [[[864, 101.68222]], [[480, 96.0]], [[192, 321.2502]], [[96, 24.0]], [[144, -31.374894]]]})
 ### BEGIN HIDDEN TESTS
 import math
 
@@ -313,6 +318,8 @@ def metered_here(kind, rows, hidden, scale):
     element = 4 * rows * hidden
     if kind == "views":
         return [2 * element, rows * hidden * (2 * scale**3 + 2 * scale * math.cos(scale**2))]
+    if kind == "half":
+        return [2 * element, rows * hidden * scale * math.cos(scale**2)]
     if kind == "transposed":
         return [element, float(rows * hidden)]
     middle = torch.tensor(scale + 1 / hidden, requires_grad=True)
@@ -321,7 +328,7 @@ def metered_here(kind, rows, hidden, scale):
 
 
 check.ranks(metered, ranks=1, rel=1e-4, cases=check.draw(
-    6, kind=["gelu", "relu", "views", "transposed"], rows=range(2, 40), hidden=range(2, 40, 2),
+    6, kind=["gelu", "relu", "views", "half", "transposed"], rows=range(2, 40), hidden=range(2, 40, 2),
     scale=check.between(0.5, 2)),
     expected=lambda ranks, kind, rows, hidden, scale: [metered_here(kind, rows, hidden, scale)])
 ### END HIDDEN TESTS
@@ -343,6 +350,10 @@ check.ranks(metered, ranks=1, rel=1e-4, cases=check.draw(
 # -            self.bytes += storage.nbytes()
 # +        if tensor.data_ptr() not in self.seen:
 # +            self.seen.add(tensor.data_ptr())
+# +            self.bytes += tensor.nbytes
+
+# %% [raw] mutant="saved" hint="the whole storage stays"
+# -            self.bytes += storage.nbytes()
 # +            self.bytes += tensor.nbytes
 
 # %% [raw] mutant="saved" hint="NoneType"

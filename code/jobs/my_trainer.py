@@ -170,7 +170,7 @@ class GPT(nn.Module):
 
 
 def save_memory(ctx: Context, stage: Stage) -> None:
-    """Let your files of lab 06 run the layers and their attention, as the flags ask for it."""
+    """Route the layers and their attention through your files of lab 06, as the flags request."""
     config = ctx.config
     attentions = [layer.self_attention for layer in stage.decoder.layers.values()]
     if config.tiled_attention:
@@ -392,7 +392,7 @@ class Optimizer:
     def param_groups(self) -> list[dict]:
         return self.mixed.param_groups
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
+    def zero_grad(self) -> None:
         self.mixed.zero_grad()
 
     def step(self) -> None:

@@ -1,6 +1,6 @@
-"""Build a transformer on the meta device, and count its parameters and FLOPs by looking at it.
+"""Build a transformer on the meta device, and count its parameters and the FLOPs it executes.
 
-Lab 07's students count the same from the configuration alone. A model is a dictionary:
+In lab 07, students compute the same counts from the configuration alone. A model is a dictionary:
 
     layers, hidden, heads, sequence, vocabulary: as in GPT-2
     groups: key and value heads; `heads` without grouped-query attention
@@ -60,7 +60,7 @@ class Experts(nn.Module):
         """x: hidden states, [b, s, h]."""
         tokens = x.flatten(0, 1)
         weights = self.router(tokens).softmax(-1).topk(self.chosen).values
-        # On meta, no router can decide: the tokens are dealt out in turn.
+        # The meta device has no values to route by, so each expert gets an equal, contiguous share.
         shares = tokens.repeat_interleave(self.chosen, dim=0).chunk(self.experts)
         made = torch.cat([mlp(share) for mlp, share in zip(self.mlps, shares, strict=True)])
         made = made.unflatten(0, (-1, self.chosen)) * weights.unsqueeze(-1)
@@ -138,7 +138,7 @@ def build(model: Mapping) -> Transformer:
 
 
 def measure(model: Mapping, batch: int = 1, recompute: bool = False) -> dict[str, int]:
-    """Count parameters and FLOPs of a training step, by looking at modules and operations.
+    """Count a model's parameters, and the FLOPs of a training step with FlopCounterMode.
 
     Args:
         model: its configuration.
@@ -147,7 +147,7 @@ def measure(model: Mapping, batch: int = 1, recompute: bool = False) -> dict[str
 
     Returns:
         parameters: of the model.
-        active: parameters that a token meets.
+        active: number of active parameters per token.
         flops: FLOPs of matrix multiplications in the forward and the backward pass.
     """
     made = build(model)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 
 import torch
 
@@ -12,19 +14,20 @@ STYLES = ("-", "--", "-.", ":")  # so that color is not the only difference
 
 
 def draw_losses(runs: Mapping[str, Sequence[float]]) -> Drawing:
-    """Plot the loss of each step, one line per run; a loss that is NaN ends its line."""
+    """Plot the loss of each step, one line per run, up to the first loss that is not finite."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     described = []
     for number, (name, losses) in enumerate(runs.items()):
-        finite = [loss for loss in losses if loss == loss]
-        label = name if len(finite) == len(losses) else f"{name}: NaN from step {len(finite) + 1}"
+        finite = list(takewhile(math.isfinite, losses))
+        label = name if len(finite) == len(losses) else (
+            f"{name}: {losses[len(finite)]} from step {len(finite) + 1}".replace("nan", "NaN"))
         axes.plot(range(1, len(finite) + 1), finite, label=label, color=f"C{number}",
                   linestyle=STYLES[number % len(STYLES)],
                   marker="x" if len(finite) < len(losses) else "")
-        described.append(f"{label}, from {finite[0]:.2f} to {finite[-1]:.2f}")
+        described.append(f"{label}, from {finite[0]:.2f} to {finite[-1]:.2f}" if finite else label)
     axes.set(xlabel="step", ylabel="loss", title="Training loss (real, on the CPU)")
     axes.grid(alpha=0.3)
     axes.legend()

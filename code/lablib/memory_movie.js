@@ -1,4 +1,4 @@
-// Shows the curve of the settings that the sliders stand on. `figure` is the element around them.
+// Shows the curve of the sliders' current settings. `figure` is the element around them.
 figure => {
   const counts = JSON.parse(figure.dataset.counts), sliders = figure.querySelectorAll("input");
   let index = 0;

@@ -14,14 +14,14 @@ from layout_estimator import costs
 from minimegatron.formulas import Gpt, step_flops
 from virtualgpu.core.cards import CARDS
 
-PAPER = "https://arxiv.org/abs/2104.04473"  # Narayanan et al. 2021
-
 
 class Row(NamedTuple):
-    """A training run of table 1; all have 2,048 tokens, 51,200 words, fp16, full recomputation.
+    """A training run of table 1 of Narayanan et al. 2021, https://arxiv.org/abs/2104.04473.
+
+    All have 2,048 tokens, 51,200 words, fp16, and full recomputation.
 
     Attributes:
-        name: billions of parameters.
+        name: number of parameters, such as "1.7B".
         layers, hidden, heads: of the model.
         gpus: A100s with 80 GB, eight per node.
         tp, pp: tensor- and pipeline-parallel size.
@@ -88,7 +88,7 @@ TABLE_1 = (
 # The same paper, section 5.1: days for 300 billion tokens on 1,024 A100s, and for 450 billion on
 # 3,072.
 DAYS = {"GPT-3": 34, "a trillion": 84}
-# Smith et al. 2022, https://arxiv.org/abs/2201.11990, section 2.3: seconds of an iteration of 1,920
+# Smith et al. 2022, https://arxiv.org/abs/2201.11990, section 2.4: seconds of an iteration of 1,920
 # sequences on 280 nodes of 8 A100s; its pretraining took 270 billion tokens.
 MT_NLG = {"seconds": 60.1, "batch": 1920, "sequence": 2048, "tokens": 270e9, "gpus": 2240}
 
@@ -98,7 +98,7 @@ class Run(NamedTuple):
 
     Attributes:
         name: of the model.
-        active: parameters that a token meets.
+        active: parameters that process each token.
         tokens: in pretraining.
         card, precision: the GPU model, and the precision of the peak that it is measured against.
         gpus: at most.
@@ -119,7 +119,7 @@ class Run(NamedTuple):
 
     @property
     def share(self) -> float:
-        """FLOPs by 6ND over those that the GPUs' peak allows in the published GPU-hours."""
+        """6ND, divided by the FLOPs that the GPUs could execute at peak in these GPU-hours."""
         peak = CARDS[self.card].tflops[self.precision] * 1e12
         return 6 * self.active * self.tokens / (self.gpu_hours * 3600 * peak)
 

@@ -29,7 +29,8 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "eod_mask_loss", "num_workers")
 MEMORY = ("recompute_granularity", "recompute_method", "recompute_num_layers",
-          "recompute_activations", "activation_memory_mb", "tiled_attention", "offload_activations")
+          "recompute_activations", "activations_checkpoint_method", "activation_memory_mb",
+          "tiled_attention", "offload_activations")
 PARALLEL = ("overlap_grad_reduce", "ring_all_reduce")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")

@@ -45,8 +45,8 @@ FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-d
 # A lab has a row once this file of it works: its name, the precision, and the flags that use it.
 LABS = {"lab 04": ("ddp", "FP32", ""),
         "lab 05": ("precision", "BF16", "--bf16"),
-        "lab 06": ("checkpointing", "FP32",
-                   "--recompute-granularity full --recompute-method uniform"),
+        "lab 06": ("checkpointing", "BF16",
+                   "--bf16 --recompute-granularity full --recompute-method uniform"),
         "lab 13": ("fp8", "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
 
 

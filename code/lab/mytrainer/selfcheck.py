@@ -12,6 +12,8 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lab.mytrainer import pieces
 from labcore.errors import LabError
@@ -333,24 +335,33 @@ def test_saved(module) -> None:
 
 
 def test_states(module) -> None:
-    """Draw numbers twice, and then the one that follows."""
+    """Draw numbers twice, and then the one that follows; replay autocast."""
     torch.manual_seed(1)
     states = module.States("cpu")
-    first = torch.rand(3)
+    first, more = torch.rand(3), torch.rand(2)
     with states.replay():
         again = torch.rand(3)
     last = torch.rand(1)
     torch.manual_seed(1)
-    if not torch.equal(torch.cat([again, first, last])[3:], torch.rand(4)) or not torch.equal(
-            first, again):
+    drawn = torch.cat([first, more, last])
+    if not torch.equal(first, again) or not torch.equal(drawn, torch.rand(6)):
         raise LabError(f"mytrainer/states.py: after {short(first)}, a replay draws {short(again)}, "
                        f"and the next number after it is {last.item():.6g}")
+    with torch.autocast("cpu", torch.bfloat16):
+        states = module.States("cpu")
+    with states.replay():
+        on = torch.is_autocast_enabled("cpu")
+    if not on or torch.is_autocast_enabled("cpu"):
+        raise LabError("mytrainer/states.py: autocast was on when States was made, and it is "
+                       f"{'on' if on else 'off'} in a replay, and "
+                       f"{'on' if torch.is_autocast_enabled('cpu') else 'off'} after it")
 
 
 def test_checkpointing(module) -> None:
     """Compare gradients through dropout with and without a checkpoint."""
     model, x = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)), torch.ones(4, 8)
-    gradients = []
+    gradients, passes = [], []
+    model.register_forward_hook(lambda *_: passes.append(1))
     for run in (model, lambda x: module.checkpoint(model, x)):
         torch.manual_seed(1)
         model.zero_grad()
@@ -362,13 +373,32 @@ def test_checkpointing(module) -> None:
             raise LabError(f"mytrainer/checkpointing.py: in a checkpoint of two linear layers with "
                            f"dropout between them, the gradient of parameter {number} is {shown} "
                            f"instead of {short(right)}")
+    if len(passes) != 3:
+        raise LabError("mytrainer/checkpointing.py: with one run without a checkpoint and one with "
+                       f"it, the function runs {len(passes)} times instead of 3")
 
 
 def test_placement(module) -> None:
     """Place checkpoints in four equal layers."""
     for budget, least in ((40, 0), (32, 1), (22, 2), (16, 3)):
         plan = module.place([1] * 4, [10] * 4, [2] * 4, budget)
-        time = sum(stop - start for start, stop in plan)
+        groups = [range(start, stop) for start, stop in plan]
+        layers = [layer for group in groups for layer in group]
+        if not set(layers) <= set(range(4)) or layers != sorted(set(layers)):
+            raise LabError(f"mytrainer/placement.py: place returns {plan} for layers 0 to 3; "
+                           "groups are in order, and a layer is in one group at most")
+        held = peak = 0
+        for layer in range(4):
+            group = next((group for group in groups if layer in group), None)
+            if group is None:
+                held += 10
+            elif layer == group[0]:
+                peak = max(peak, held + 10 * len(group))
+                held += 2
+        if max(held, peak) > budget:
+            raise LabError(f"mytrainer/placement.py: place returns {plan}, which needs "
+                           f"{max(held, peak)} bytes instead of at most {budget}")
+        time = len(layers)
         if time != least:
             raise LabError(f"mytrainer/placement.py: for four layers that save 10 bytes, 2 of them "
                            f"for the input, and {budget} bytes, place returns {plan}, which "
@@ -377,21 +407,38 @@ def test_placement(module) -> None:
 
 def test_attention(module) -> None:
     """Compare with PyTorch's attention, forward and backward, with a last block that is smaller."""
-    torch.manual_seed(1)
-    results = []
+    results, largest = [], 0
     for run in (lambda *heads: module.attention(*heads, 3),
                 lambda *heads: nn.functional.scaled_dot_product_attention(*heads, is_causal=True)):
         torch.manual_seed(1)
-        heads = [torch.randn(2, 7, 4, requires_grad=True) for _ in range(3)]
-        out = run(*heads)
-        out.square().sum().backward()
+        heads = [torch.randn(2, 7, 2, requires_grad=True) for _ in range(3)]
+        with LargestResult() as made:
+            out = run(*heads)
+            out.square().sum().backward()
         results.append([out, *(one.grad for one in heads)])
+        largest = largest or made.numel
     names = ("the output", *(f"the gradient of the {one}" for one in ("query", "key", "value")))
     for name, found, right in zip(names, *results, strict=True):
         if found is None or not torch.allclose(found, right, rtol=1e-4, atol=1e-5):
             shown = "None" if found is None else short(found)
             raise LabError(f"mytrainer/attention.py: with 7 keys in blocks of 3, {name} is {shown} "
                            f"instead of {short(right)}")
+    if largest >= 2 * 7 * 7:
+        raise LabError("mytrainer/attention.py: with 7 queries and keys in blocks of 3, an "
+                       "operation returns all scores at once")
+
+
+class LargestResult(TorchDispatchMode):
+    """Records the size of the largest tensor that an operation returns."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        results = function(*args, **(kwargs or {}))
+        for one in tree_leaves(results):
+            if isinstance(one, torch.Tensor):
+                self.numel = max(self.numel, one.numel())
+        return results
 
 
 def test_offload(module) -> None:
@@ -400,12 +447,18 @@ def test_offload(module) -> None:
     for context in (nullcontext(), module.Offload([weight], least=0)):
         weight.grad = None
         with context:
-            loss = (weight * torch.arange(4.0)).exp().sum()
+            product = weight * torch.arange(4.0)
+            loss = product.square().sum()  # saves the product
+        if gradients:
+            product.data.zero_()  # which a copy of it does not notice
         loss.backward()
         gradients.append(weight.grad)
+    if gradients[1] is not None and not gradients[1].any():
+        raise LabError("mytrainer/offload.py: the tensor that autograd saves stays on the device, "
+                       "as without Offload")
     if gradients[1] is None or not torch.equal(*gradients):
         shown = "None" if gradients[1] is None else short(gradients[1])
-        raise LabError(f"mytrainer/offload.py: the gradient of sum(exp(weight * x)) is {shown} "
+        raise LabError(f"mytrainer/offload.py: the gradient of sum((weight * x)**2) is {shown} "
                        f"instead of {short(gradients[0])}")
 
 

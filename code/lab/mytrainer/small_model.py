@@ -1,4 +1,4 @@
-"""Train a small GPT for real in any dtype, and record its gradients, for lab 05."""
+"""Build a small GPT in any dtype, and record its gradients, for lab 05."""
 
 from __future__ import annotations
 

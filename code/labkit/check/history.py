@@ -115,7 +115,7 @@ def watch() -> None:
 
 
 def register(shell: Any) -> None:
-    """Have an IPython shell call this module, and forget rewritten modules, around each cell."""
+    """Register this module's hooks, and the reimport of rewritten modules, around each cell."""
     history, modules = CellHistory(shell), StudentModules(workspace.home())
     for event, react in (("pre_run_cell", modules.drop_rewritten),
                          ("pre_run_cell", history.before_cell),

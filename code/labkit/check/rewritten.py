@@ -1,4 +1,4 @@
-"""Import the student's modules anew after the notebook has rewritten their files.
+"""Reimport the student's modules after the notebook has rewritten their files.
 
 A virtual GPU is a process forked from the kernel, so it inherits whatever the kernel has imported.
 Without this, a rewritten mytrainer/train.py would run only after a restart of the kernel.
@@ -13,14 +13,15 @@ from typing import Any
 
 
 class StudentModules:
-    """The imported modules whose files lie in a folder.
+    """The imported modules whose files are in a folder.
 
     Args:
         folder: the workspace.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
+        # sys.path may hold the folder with its symbolic links or without them.
+        self.folders = tuple({f"{folder.absolute()}/", f"{folder.resolve()}/"})
         self.seen: dict[str, tuple[ModuleType, tuple[int, int] | None]] = {}
 
     def remember(self, *_: Any) -> None:
@@ -28,8 +29,8 @@ class StudentModules:
         for name, module in list(sys.modules.items()):
             path = getattr(module, "__file__", None)
             known = self.seen.get(name)
-            if path and (known is None or known[0] is not module) and self.folder in Path(
-                    path).parents:
+            if (path and path.startswith(self.folders)
+                    and (known is None or known[0] is not module)):
                 self.seen[name] = module, _state(Path(path))
 
     def drop_rewritten(self, *_: Any) -> None:

@@ -63,12 +63,13 @@ def test_on_virtual_gpus_recomputation_takes_less_memory_and_more_time(text, stu
     student.solve("saved", "states", "checkpointing", "placement", "attention", "offload")
     flags = SMALL.replace("--use-flash-attn", "") + "--micro-batch-size 8 "
     full = "--recompute-granularity full --recompute-method uniform "
-    plain, selective, uniform, planned, tiled = (
+    plain, selective, uniform, planned, tiled, offloaded = (
         gain.measure("v100:1", flags=flags + more, steps=2) for more in (
             "", "--recompute-granularity selective", full, "--activation-memory-mb 900",
-            "--tiled-attention"))
+            "--tiled-attention", "--offload-activations"))
     assert uniform.peak < selective.peak < plain.peak and tiled.peak < plain.peak
     assert plain.seconds < selective.seconds < uniform.seconds
+    assert offloaded.peak < plain.peak and plain.seconds < offloaded.seconds
     assert uniform.peak < planned.peak < plain.peak
     assert plain.seconds < planned.seconds < uniform.seconds
 
@@ -221,6 +222,21 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "mytrainer/new/train.py: the step after an overflow logs a loss of "),
     ("autocast", "else torch.float32", "else self.dtype", "mytrainer/autocast.py: in "
      "Autocast(torch.bfloat16), softmax of a bf16 tensor is in torch.bfloat16"),
+    ("histogram", "exponent - 1", "exponent", "mytrainer/histogram.py: "),
+    ("precision", "parameter.copy_(master)", "pass", "mytrainer/precision.py: "),
+    ("unscale", "dist.all_reduce(overflow)", "pass", "mytrainer/unscale.py: "),
+    ("scaler", "self.scale / 2", "self.scale / 4", "mytrainer/scaler.py: "),
+    ("saved", "self.bytes += storage.nbytes()", "self.bytes += 1", "mytrainer/saved.py: "),
+    ("states", "enabled=enabled", "enabled=False", "and it is off in a replay"),
+    ("states", "self._write(before)", "pass", "and the next number after it is "),
+    ("checkpointing", "if not torch.is_grad_enabled():", "if True:",
+     "the function runs 2 times instead of 3"),
+    ("placement", "held + saved[start] <= budget", "True", "bytes instead of at most "),
+    ("placement", "(*plan, (start, stop))", "(*plan, (start + 8, stop + 8))", "for layers 0 to 3"),
+    ("attention", 'scores.masked_fill(mask, float("-inf"))', "scores",
+     "in blocks of 3, the output "),
+    ("offload", "tensor.nbytes < self.least or", "True or",
+     "the tensor that autograd saves stays"),
     ("delayed", "max(self.history)", "self.current",
      "mytrainer/delayed.py: after amaxes of 2, 0, 7, and 0.5, DelayedScale(448.0, 2, 1) has had"),
     ("amaxes", "dist.ReduceOp.MAX", "dist.ReduceOp.SUM",
@@ -236,8 +252,22 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
      "dw = grad.t() @ (x.float() * x_inverse).t() * 3",
      "the gradient of the weight of Linear(64, 32) differs")])
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
+    student.solve("states", "unscale")  # which others import
     student.change(name, old, new)
     assert message in selfcheck.problem((PIECES | EXTENDED)[name])
+
+
+def test_attention_that_holds_all_scores_fails_its_self_check(student):
+    student.write("attention", """from torch.nn import functional as F
+
+
+def attention(query, key, value, block=128):
+    s = query.shape[1]
+    scores = query @ key.mT / query.shape[-1]**0.5
+    mask = query.new_ones(s, s).triu(1).bool()
+    return F.softmax(scores.masked_fill(mask, float("-inf")), -1) @ value
+""")
+    assert "returns all scores at once" in selfcheck.problem(PIECES["attention"])
 
 
 def test_the_loop_prints_nothing_even_in_a_notebook(student, text, tmp_path, monkeypatch):

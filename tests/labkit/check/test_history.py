@@ -23,13 +23,18 @@ CHECK_SETUP = "check-setup"  # stands for the ID of the small lab's cell
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path, capsys, labs):  # noqa: F811
+def home(tmp_path):
+    return tmp_path
+
+
+@pytest.fixture
+def run(monkeypatch, home, capsys, labs):  # noqa: F811
     """Runs cells by the ID or the source, as JupyterLab does; returns what the last one printed."""
-    monkeypatch.setenv("LAB_HOME", str(tmp_path))
+    monkeypatch.setenv("LAB_HOME", str(home))
     monkeypatch.setenv(own_labs.VARIABLE, str(labs))
     monkeypatch.setattr(running, "_loaded", None)
     monkeypatch.setattr(side(), "masks", side().masks)  # those of the lab end with the test
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(home)
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance()
     lab = read_release(labs / "notebooks" / "90_small.ipynb")
@@ -72,10 +77,12 @@ def test_an_answer_on_its_own_gives_no_warning(run):
 @pytest.mark.parametrize("imported", ["from mytrainer_ import ring; ring.STEPS",
                                       "import mytrainer_.ring; mytrainer_.ring.STEPS",
                                       "from mytrainer_ import both; both.ring.STEPS"])
-def test_a_rewritten_file_is_imported_anew(run, tmp_path, monkeypatch, imported):
-    (tmp_path / "mytrainer_").mkdir()
-    (tmp_path / "mytrainer_" / "both.py").write_text("from mytrainer_ import ring")
-    monkeypatch.syspath_prepend(tmp_path)
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_rewritten_file_is_reimported(request, tmp_path, monkeypatch, imported, linked, home):
+    (home / "mytrainer_").mkdir()
+    (home / "mytrainer_" / "both.py").write_text("from mytrainer_ import ring")
+    monkeypatch.syspath_prepend(home)
+    run = request.getfixturevalue("run")
     writing, use = "%%writefile mytrainer_/ring.py\nSTEPS = {}", imported.replace("; ", "\nprint(")
     assert run(writing.format("3"), f"{use})") == "3\n"
     assert run(f"kept = {imported.partition('; ')[2].rpartition('.')[0]}", f"{use}, kept.STEPS)",

@@ -182,7 +182,7 @@ print("published (handout of the classic course, 2021): 315 ms, 12 GB; its micro
 
 # %% [markdown]
 # (The log counts MB of 1,048,576 bytes.) In fp32, the handout's step takes 537 ms. We take its 315 ms and its 12 GB for
-# figures of this run. Then the model's memory is 5% too large, and its time 16% too short.
+# figures of this run. Then the model's memory is 5% too large, and its time a sixth too short.
 
 # %% [markdown]
 # ## What autograd saves

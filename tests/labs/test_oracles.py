@@ -22,6 +22,8 @@ from labkit.build.lab import Cell, Lab, Role
 from labkit.build.shortcuts import covered
 from labkit.check.cases import cut, of_all_ranks
 from labkit.check.checks import arguments_of
+from labkit.check.kernel import KernelSide
+from labkit.check.sides import checking_on
 from tests.labs import graded
 from tests.labs.test_labs import SOLUTIONS, each_lab, lab_of
 
@@ -171,7 +173,7 @@ def oracles(lab: Lab, home: Path) -> tuple[list[str], list[str]]:
     names: dict[str, Any] = {"__name__": "__main__"}
     students = {name for cell in lab.of(Role.ANSWER, Role.DRIVER) for name in cell.defines}
     findings, missed = [], []
-    with graded.inside(home):
+    with graded.inside(home), checking_on(KernelSide()):  # the masks end with the block
         for cell in lab.of(Role.CHECK_SETUP):
             with contextlib.redirect_stdout(io.StringIO()):
                 exec(compile(cell.source, "<check-setup>", "exec"), names)

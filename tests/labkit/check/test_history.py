@@ -23,8 +23,18 @@ CHECK_SETUP = "check-setup"  # stands for the ID of the small lab's cell
 
 
 @pytest.fixture
-def home(tmp_path):
-    return tmp_path
+def linked():
+    """Whether LAB_HOME is a symbolic link."""
+    return False
+
+
+@pytest.fixture
+def home(tmp_path, linked):
+    if not linked:
+        return tmp_path
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    return tmp_path / "link"
 
 
 @pytest.fixture
@@ -78,11 +88,10 @@ def test_an_answer_on_its_own_gives_no_warning(run):
                                       "import mytrainer_.ring; mytrainer_.ring.STEPS",
                                       "from mytrainer_ import both; both.ring.STEPS"])
 @pytest.mark.parametrize("linked", [False, True])
-def test_a_rewritten_file_is_reimported(request, tmp_path, monkeypatch, imported, linked, home):
+def test_a_rewritten_file_is_reimported(run, home, monkeypatch, imported):
     (home / "mytrainer_").mkdir()
     (home / "mytrainer_" / "both.py").write_text("from mytrainer_ import ring")
     monkeypatch.syspath_prepend(home)
-    run = request.getfixturevalue("run")
     writing, use = "%%writefile mytrainer_/ring.py\nSTEPS = {}", imported.replace("; ", "\nprint(")
     assert run(writing.format("3"), f"{use})") == "3\n"
     assert run(f"kept = {imported.partition('; ')[2].rpartition('.')[0]}", f"{use}, kept.STEPS)",

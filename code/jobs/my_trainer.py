@@ -8,25 +8,27 @@
 The model, the data, and the flags are those of pretrain_gpt.py, so the same flags give the same
 losses. Your files do the rest:
 
-    launch.py      joins the ranks, and divides the samples among them
-    train.py       is the training loop; --fp16 needs the version of lab 05
-    ddp.py         averages gradients, during the backward pass with --overlap-grad-reduce; with
-                   --ring-all-reduce, it uses the ring of collectives.py
-    precision.py   keeps fp32 master weights, with --bf16 and --fp16
-    unscale.py, scaler.py     scale the loss, with --fp16
-    histogram.py   counts the zeros of the gradient, with --log-num-zeros-in-grad
-    autocast.py    chooses the dtype of each operation, with --autocast
-    checkpointing.py          recomputes activations, with --recompute-granularity; with
-                   --activation-memory-mb, saved.py and placement.py choose the layers
-    attention.py   computes attention, with --tiled-attention
-    offload.py     moves what the layers save to the host, with --offload-activations
-    fp8.py         computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses its
-                   scales, from delayed.py and amaxes.py, blocks.py, or mx.py
+    launch.py         joins the ranks, and divides the samples among them
+    train.py          is the training loop; --fp16 needs the version of lab 05
+    ddp.py            averages gradients: after the backward pass, or with --overlap-grad-reduce
+                      during it
+    collectives.py    all-reduces them in a ring, with --ring-all-reduce
+    precision.py      keeps fp32 master weights, with --bf16 or --fp16
+    scaler.py         scales the loss, with --fp16; unscale.py finds overflows
+    histogram.py      counts the zeros of the gradient, with --log-num-zeros-in-grad
+    autocast.py       chooses the dtype of each operation, with --autocast
+    checkpointing.py  recomputes activations, with --recompute-granularity
+    placement.py      chooses which layers to recompute, with --activation-memory-mb, from what
+                      saved.py measures
+    attention.py      computes attention, with --tiled-attention
+    offload.py        moves saved activations to host memory, with --offload-activations
+    fp8.py            computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses
+                      where their scales come from: delayed.py and amaxes.py, blocks.py, or mx.py
 
-Until you have written launch.py, train.py, ddp.py, and precision.py, the course's versions take
-their place; without ddp.py, there can be only one rank. With --samples-per-rank, ranks process
-different numbers of samples, and the loop is always the course's. There are no validation and no
-checkpoints yet.
+Until you have written launch.py, train.py, and precision.py, the course's versions take their
+place. Without ddp.py, training is limited to one rank. With --samples-per-rank, ranks process
+different numbers of samples, and the loop is always the course's. There is no validation, and no
+checkpoint is saved.
 """
 
 from __future__ import annotations
@@ -135,8 +137,8 @@ def loss_scaler(config: LoopConfig) -> object | None:
     """Return your LossScaler as the flags describe it, or None without --fp16.
 
     pretrain_gpt.py divides each rank's loss by the number of ranks before the backward pass, and
-    your DataParallel divides the gradients after it. So with a scale that is smaller by this
-    factor, the 16-bit gradients of the two are the same, and so are their overflows.
+    your DataParallel divides the gradients after it. Dividing your scale by the number of ranks
+    gives both programs the same 16-bit gradients, and so the same overflows.
     """
     if not config.fp16:
         return None
@@ -148,7 +150,7 @@ def loss_scaler(config: LoopConfig) -> object | None:
 
 
 class StepLog:
-    """Prints a line every --log-interval steps, as pretrain_gpt.py does, and for TensorBoard."""
+    """Logs the mean of every --log-interval steps as pretrain_gpt.py does, and for TensorBoard."""
 
     def __init__(self, ctx: Context, learning_rate: Callable[[int], float], gpt: GPT,
                  scaler: object | None = None) -> None:
@@ -159,7 +161,7 @@ class StepLog:
 
     def __call__(self, iteration: int, loss: torch.Tensor, norm: torch.Tensor,
                  skipped: bool = False) -> None:
-        """Note the result of a step, on every rank.
+        """Record the result of a step; called on every rank.
 
         Args:
             iteration: number of the step, from 1.
@@ -194,7 +196,10 @@ class StepLog:
         self.losses, self.steps, self.skipped, self.started = [], 0, 0, ctx.device.now()
 
     def _zeros(self) -> float | None:
-        """Return the zeros in the gradient, as your histogram.py counts them, if asked for."""
+        """Return the number of zeros in the gradient, counted by your histogram.py.
+
+        Without --log-num-zeros-in-grad, or on a GPU without values, return None.
+        """
         if not self.ctx.config.log_num_zeros_in_grad or not self.ctx.device.has_values:
             return None
         count = pieces.load("histogram").log2_histogram

@@ -66,7 +66,7 @@ class MixedPrecision:
     """An optimizer over fp32 master weights. Your precision.py takes the place of this class.
 
     16-bit parameters have fp32 copies, which are updated and then rounded (Micikevicius et al.
-    2018, section 3.1); fp32 parameters are their own.
+    2018, section 3.1); fp32 parameters are their own master weights.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter],

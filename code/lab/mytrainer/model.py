@@ -26,7 +26,7 @@ Layer = Callable[[torch.Tensor], torch.Tensor]  # maps hidden states [s, b, h] t
 
 
 class SharedScale:
-    """A tensor's DelayedScale, which is advanced once per step with the amax of all ranks.
+    """A tensor's DelayedScale, which is updated once per step with the amax over all ranks.
 
     Attributes:
         amax: the largest magnitude of this step's tensors on this rank, fp32, one element.
@@ -53,8 +53,9 @@ class GPT(nn.Module):
     """The whole model on one GPU: a pipeline with a single stage.
 
     Attributes:
-        scales: those of the linear layers' tensors with --fp8-recipe delayed; else empty.
-        first_micro_batch: whether the next micro-batch is its step's first, so weights are new.
+        scales: the delayed scales of the linear layers' tensors; empty for other recipes.
+        first_micro_batch: whether the next micro-batch is the first of its step, so that FP8
+            layers must quantize the updated weights.
         autocast: the context of the forward pass: your Autocast with --autocast.
     """
 
@@ -77,8 +78,8 @@ class GPT(nn.Module):
     def _use_autocast(self, dtype: torch.dtype) -> None:
         """Run the forward pass in your Autocast, and the linear layers as plain operations.
 
-        The course's linear layers return the dtype of their input, and Autocast decides here.
-        Attention is one operation, which takes what it gets; its mask has to have that dtype.
+        The course's linear layers return the dtype of their input; here, Autocast chooses it.
+        Attention is a single operation that runs in its input's dtype, so its mask must match.
         """
         self.autocast = pieces.load("autocast").Autocast(dtype)
         for module in self.stage.decoder.modules():
@@ -129,7 +130,7 @@ class GPT(nn.Module):
         return loss
 
     def end_step(self, ranks: Group) -> None:
-        """Advance delayed scaling, on several ranks with the amaxes that your amaxes.py shares."""
+        """Update the delayed scales; on several ranks, your amaxes.py shares the amaxes first."""
         amaxes = [scale.amax for scale in self.scales]
         if amaxes and ranks.size > 1:
             amaxes = pieces.load("amaxes").share_amaxes(amaxes, ranks.process_group)
@@ -174,11 +175,11 @@ def run_layers(layers: Sequence[Layer], x: torch.Tensor) -> torch.Tensor:
 
 
 class Recomputation:
-    """Runs the layers, some groups of them in your `checkpoint`.
+    """Runs the layers, with some groups of them in your `checkpoint`.
 
-    With --recompute-method uniform, the groups are all layers, N at a time; with block, they are
-    the first N layers, one by one. With --activation-memory-mb, your `place` chooses them, when the
-    first micro-batch has shown what a layer saves.
+    With --recompute-method uniform, all layers are recomputed in groups of N; with block, the first
+    N layers are, one by one. With --activation-memory-mb, the first micro-batch shows what a layer
+    saves, and your `place` chooses the groups.
     """
 
     def __init__(self, ctx: Context, stage: Stage) -> None:

@@ -10,8 +10,8 @@ from lablib import half
 def test_a_line_of_losses_ends_where_they_are_no_longer_finite():
     drawn = half.draw_losses({"fp32": [5.0, 4.0, 3.5], "fp16": [5.0, 4.5, math.nan, math.nan],
                               "lost": [math.inf]})
-    assert drawn.alt == ("Training loss over steps: fp32, from 5.00 to 3.50; fp16: NaN from step 3, "
-                         "from 5.00 to 4.50; lost: inf from step 1.")
+    assert drawn.alt == ("Training loss over steps: fp32, from 5.00 to 3.50; fp16: NaN from step "
+                         "3, from 5.00 to 4.50; lost: inf from step 1.")
     (axes,) = drawn.figure.axes
     assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2, 3], [1, 2], []]
     assert [line.get_marker() for line in axes.get_lines()] == ["", "x", "x"]

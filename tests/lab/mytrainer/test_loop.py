@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 
 from lab.mytrainer import flags as ours
+from labcore.listing import listed
 from minimegatron.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -80,8 +81,8 @@ def test_the_student_s_files_train_with_the_course_s_in_place_of_the_others(
     assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 8
     assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)
     used = [name for name in FILES if name in files and (name != "collectives" or flags == RING)]
-    assert re.search("with " + r"(, | and )".join(f"mytrainer/{name}.py" for name in used) + "$",
-                     run.out, re.M) or used == []
+    names = listed(f"mytrainer/{name}.py" for name in used)
+    assert re.search(f"with {re.escape(names)}$", run.out, re.M) or used == []
 
 
 @pytest.mark.parametrize(("name", "old", "new", "message"), [

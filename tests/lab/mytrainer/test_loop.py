@@ -301,7 +301,7 @@ def test_block_scales_train_as_the_trainer_s_own_do(my_trainer, train, student, 
     reference = train(flags, base=BLOCKS + dataset.flags).column("lm loss")
     for ranks in (0, 2):
         run = my_trainer(BLOCKS + flags + dataset.flags, ranks)
-        assert f"mytrainer/fp8.py and mytrainer/{piece}.py" in run.out
+        assert f"mytrainer/fp8.py, and mytrainer/{piece}.py" in run.out
         assert run.column("lm loss") == pytest.approx(reference, rel=1e-4) and len(reference) == 6
 
 

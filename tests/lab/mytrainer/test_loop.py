@@ -396,8 +396,8 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "it out"),
     ("--activation-memory-mb 9 --recompute-granularity selective", "--activation-memory-mb 9 "
      "chooses the layers to recompute; leave out --recompute-granularity selective"),
-    ("--autocast", "--autocast: add --bf16 or --fp16, the dtype of its GEMMs; nearest: --autocast "
-     "--bf16"),
+    ("--autocast", "--autocast: add --bf16 or --fp16, which sets the dtype of its GEMMs; nearest: "
+     "--autocast --bf16"),
     ("--bf16 --autocast --tiled-attention", "--autocast cannot be combined with --tiled-attention; "
      "nearest: leave one of them out"),
     ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "

@@ -121,11 +121,13 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
         stage = Stage(ctx, vocab_size, range(start, start + count), virtual_stage == 0, is_last)
         return _measure_passes(ctx, stage, chunk, split)
 
-    if layers <= MEASURED_LAYERS or differ:
+    # While one layer is computed, its neighbors' parameters and gradients may be in transit.
+    measured = MEASURED_LAYERS + (config.zero_stage > 1)
+    if layers <= measured or differ:
         return measure(layers)
-    fewer, full = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
+    fewer, full = measure(measured - 1), measure(measured)
     return ChunkCost(*(
-        {kind: cost.plus(cost.plus(small[kind], -1), layers - MEASURED_LAYERS)
+        {kind: cost.plus(cost.plus(small[kind], -1), layers - measured)
          for kind, cost in large.items()}
         for small, large in ((fewer.passes, full.passes), (fewer.first, full.first))))
 

@@ -193,6 +193,9 @@ class Estimator:
                              for virtual in range(stage, last + 1, stages))
         key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
                vocab_size, split, _path(grid.tp))
+        if config.shards_by_unit:  # collectives of the replicas are a part of every pass
+            key += tuple(map(_path, grid.split_replicas(
+                config.num_distributed_optimizer_instances)))
         chunks = []
         for number, chunk in enumerate(stage_chunks):
             # A pass receives messages only where there are several stages.

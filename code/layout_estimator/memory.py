@@ -30,7 +30,9 @@ def message_bytes(config: Config) -> int:
 def communicator_bytes(ctx: RepresentativeContext) -> int:
     """Return the memory, in bytes, of the communicators on the context's rank."""
     config, cluster, grid = ctx.config, ctx.cluster, ctx.grid
-    groups = {group.ranks for group in (grid.replicas, grid.tp, grid.model)}
+    instances = config.num_distributed_optimizer_instances
+    groups = {group.ranks for group in (grid.replicas, grid.tp, grid.model,
+                                        *grid.split_replicas(instances))}
     size = sum(map(cluster.buffer_bytes, groups))
     if grid.pp.size > 1:  # one for each direction and chunk, and one for the tied embedding
         size += 2 * config.chunks * cluster.buffer_bytes(grid.pp.ranks)

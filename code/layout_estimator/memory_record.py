@@ -178,8 +178,11 @@ class _Steps:
         """Return the category of each storage that lives on between steps."""
         optimizer, owners = self.optimizer, {}
         state = [*optimizer.moments.values(), optimizer.main_params]
-        for name, tensors in (("gradients", [self.ddp.grad_buffer]), ("optimizer state", state),
-                              ("parameters", self.ddp.params.values())):
+        gradients = [self.ddp.grad_buffer,
+                     *(each.main_grad for each in self.ddp.accumulators.values())]
+        for name, tensors in (("gradients", gradients), ("optimizer state", state),
+                              ("parameters", [optimizer.param_buffer,
+                                              *self.ddp.params.values()])):
             for tensor in tensors:
                 if tensor is not None:
                     owners[tensor.untyped_storage()._cdata] = name
@@ -215,8 +218,10 @@ class _Log:
         self._note()
 
     def resized(self, key: int, size: int, before: int, held: int) -> None:
+        name, _ = self.sizes[key]  # of a sharded layer, which is in memory for a while
         self.released(key, before)
-        self.allocated(key, size, held)
+        self._add(key, name, held)
+        self._note()
 
     def operation(self, plan: OperationPlan, args: Sequence) -> None:
         pass

@@ -201,8 +201,9 @@ class GradShardedDataParallel(UnitShardedDataParallel):
         self.reducing: deque[tuple[UnitGrads, dist.Work, torch.Tensor]] = deque()
         super().__init__(ctx, model)
 
-    def _make_overlap(self) -> None:
-        return None  # what is reduced when does not have to be learned from the first step
+    def _make_overlap(self) -> InstanceOverlap | None:
+        # When a unit is reduced within the instance does not have to be learned from a first step.
+        return InstanceOverlap(self) if self.outer.size > 1 else None
 
     def _shards(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return each unit's part [u/d] of a buffer [m] of what this rank owns."""
@@ -234,6 +235,8 @@ class GradShardedDataParallel(UnitShardedDataParallel):
     def zero_grad(self) -> None:
         for grads in self.grads:
             grads.is_summed = False
+        if self.overlap is not None:
+            self.overlap.begin_step()
 
     def start_reduce_unit(self, grads: UnitGrads) -> None:
         """Start to reduce-scatter a unit's gradients, after those of the unit before.
@@ -253,6 +256,8 @@ class GradShardedDataParallel(UnitShardedDataParallel):
             grads, work, total = self.reducing.popleft()
             work.wait()
             grads.add(total)
+            if self.overlap is not None:
+                self.overlap.added(grads)
 
     def wait_until_reduced(self, grads: UnitGrads) -> None:
         """Wait for a reduction that still reads the unit's gradients, if there is one."""
@@ -282,7 +287,57 @@ class GradShardedDataParallel(UnitShardedDataParallel):
     def finish_grad_sync(self) -> None:
         self.end_backward()
         self._zero_unused()
-        self.outer.all_reduce(self.grad_buffer)
+        if self.overlap is None:
+            self.outer.all_reduce(self.grad_buffer)
+        else:
+            self.overlap.finish()
+
+
+class InstanceOverlap:
+    """Hybrid sharding: sums a unit's shard over the instances once its last micro-batch is in it.
+
+    All steps do the same work, so that is after as many reductions as in the last step. The first
+    step does not overlap.
+
+    Attributes:
+        expected: reductions of each unit in the last step.
+        counts: reductions of each unit so far in this step.
+        works: the all-reduces of this step, by unit.
+    """
+
+    def __init__(self, ddp: GradShardedDataParallel) -> None:
+        self.ddp = ddp
+        self.expected: dict[UnitGrads, int] = {}
+
+    def begin_step(self) -> None:
+        self.counts = dict.fromkeys(self.ddp.grads, 0)
+        self.works: dict[UnitGrads, dist.Work] = {}
+
+    def added(self, grads: UnitGrads) -> None:
+        """Start the unit's all-reduce if its shard is final; a tied parameter's is not yet.
+
+        Raises RuntimeError if the all-reduce was started before.
+        """
+        if grads in self.works:
+            raise RuntimeError("gradients arrived after their all-reduce over the instances had "
+                               "started: this step has more micro-batches than the last one; "
+                               "leave out --overlap-grad-reduce")
+        self.counts[grads] += 1
+        is_tied = any(accumulator.tied for accumulator in grads.accumulators)
+        if not is_tied and self.counts[grads] == self.expected.get(grads):
+            self._start(grads)
+
+    def _start(self, grads: UnitGrads) -> None:
+        self.works[grads] = self.ddp.outer.start_all_reduce(grads.shard)
+
+    def finish(self) -> None:
+        """Start the all-reduces that remain at the end of a step, and wait for all of them."""
+        for grads in self.ddp.grads:
+            if grads not in self.works:
+                self._start(grads)
+        for work in self.works.values():
+            work.wait()
+        self.expected = self.counts
 
 
 class FullyShardedDataParallel(GradShardedDataParallel):

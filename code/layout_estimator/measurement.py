@@ -231,7 +231,7 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     if ddp.overlap and ctx.grid.replicas.size > 1:
         _backward_twice(ctx, chunks, ddp, batches[0])
     else:
-        ddp.count_as_accumulated()
+        count_as_accumulated(ddp)
     ctx.records.clear()
 
     def end_of_step() -> None:
@@ -251,6 +251,14 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     kept = 2 * ddp.fp8.bytes if gathers_fp8(ctx) else 0
     return StepCost(draw, _collectives(ctx.records, start), start + cost.latency - last_end,
                     cost.communication, state_bytes + kept, draw.retained, cost.peak - kept)
+
+
+def count_as_accumulated(ddp: DistributedDataParallel) -> None:
+    """Go on as after a step's passes, without having run them: no gradient has to be zeroed."""
+    for accumulator in ddp.accumulators.values():
+        accumulator.writes = 1
+    for grads in getattr(ddp, "grads", ()):  # of sharded gradients
+        grads.is_summed = True
 
 
 def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[StepCollective, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,7 +113,7 @@ class RepresentativeGrid(Grid):
     cluster: ModeledCluster
     records: list[CollectiveRecord]
 
-    def _made(self, groups: list[tuple[int, ...]]) -> Group:
+    def group_among(self, groups: Sequence[tuple[int, ...]]) -> Group:
         ranks = next(ranks for ranks in groups if self.rank in ranks)
         return _group(self.cluster, "instance", ranks, self.rank, None)
 

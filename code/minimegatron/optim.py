@@ -123,6 +123,15 @@ class BufferRange:
     partial: bool
 
 
+def joined(ranges: Iterable[slice]) -> list[slice]:
+    """Return the ranges with neighbors joined."""
+    result: list[slice] = []
+    for each in ranges:
+        start = result.pop().start if result and result[-1].stop == each.start else each.start
+        result.append(slice(start, each.stop))
+    return result
+
+
 class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) over one rank's part of the model.
 
@@ -144,7 +153,11 @@ class Optimizer:
         self.weight_decay = config.weight_decay
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2, "eps": config.adam_eps}
         self.param_buffer = ddp.make_param_buffer(params_dtype(config))
-        self.ranges = self._owned_ranges()
+        runs = self._runs()
+        self.ranges = self._owned_ranges(runs)
+        self.partial = joined([part.grads for part in self.ranges if part.partial]
+                              if ddp.shards_grads else
+                              [elements for _, partial, elements in runs if partial])
         # Ranks with different elements: sums over the model go through these groups.
         self.norm_groups = [self.grid.model, *ddp.shard_groups]
         owned = sum(map(length, ddp.owned))
@@ -169,10 +182,10 @@ class Optimizer:
             runs.append((*kind, place))
         return runs
 
-    def _owned_ranges(self) -> list[BufferRange]:
+    def _owned_ranges(self, runs: list[tuple[ParamGroup, bool, slice]]) -> list[BufferRange]:
         """Return the ranges that this rank owns, split where a parameter group ends."""
         is_first_tp_rank, ddp = self.grid.tp.index == 0, self.ddp
-        ranges, offset, runs = [], 0, self._runs()
+        ranges, offset = [], 0
         for owned in ddp.owned:
             for group, partial, elements in runs:
                 start, end = max(elements.start, owned.start), min(elements.stop, owned.stop)
@@ -181,22 +194,15 @@ class Optimizer:
                     places = slice(start, end), slice(shard, shard + end - start)
                     counted = (group != ParamGroup.TIED_COPY
                                and (is_first_tp_rank or not group.is_replicated))
-                    ranges.append(BufferRange(
-                        *places, ddp.held(*places, ddp.shards_grads),
-                        ddp.held(*places, ddp.shards_params), group, counted, partial))
+                    ranges.append(BufferRange(*places, places[ddp.shards_grads],
+                                              places[ddp.shards_params], group, counted, partial))
             offset += length(owned)
         return ranges
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters to the master weights, after initialization or a load."""
         if self.main_params is not None:
-            self._copy_owned(self.param_buffer, self.ddp.shards_params, out=self.main_params)
-
-    def _copy_owned(self, buffer: torch.Tensor, is_sharded: bool, out: torch.Tensor) -> None:
-        if is_sharded:
-            out.copy_(buffer)
-        else:
-            self.ddp.copy_owned(buffer, out=out)
+            self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
     def zero_grad(self) -> None:
         """Begin a step: free the main gradients, so that activations can use their memory."""
@@ -206,12 +212,12 @@ class Optimizer:
     def all_reduce_replicated_grads(self) -> None:
         """With sequence parallelism, sum the replicated parameters' gradients over the
         tensor-parallel ranks, each of which saw s/t of the tokens (Korthikanti et al. 2022)."""
-        pieces = [self.ddp.grad_buffer[part.grads] for part in self.ranges if part.partial]
-        if len(pieces) == 1:
-            self.grid.tp.all_reduce(pieces[0])
-        elif pieces:  # one collective for all
-            together = torch.cat(pieces)
-            self.grid.tp.all_reduce(together)
+        pieces = [self.ddp.grad_buffer[elements] for elements in self.partial]
+        if not pieces:
+            return
+        together = pieces[0] if len(pieces) == 1 else torch.cat(pieces)  # one collective for all
+        self.grid.tp.all_reduce(together)
+        if len(pieces) > 1:
             for piece, total in zip(pieces, together.split([*map(len, pieces)]), strict=True):
                 piece.copy_(total)
 
@@ -258,8 +264,7 @@ class Optimizer:
         if self.ddp.grad_buffer.dtype != torch.float32:
             with timers("optimizer-copy-to-main-grad"):
                 self.main_grads = torch.empty_like(self.main_params)
-                self._copy_owned(self.ddp.grad_buffer, self.ddp.shards_grads,
-                                 out=self.main_grads)
+                self.ddp.copy_owned(self.ddp.grad_buffer, out=self.main_grads)
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):
                 overflow, factor = self._overflow(), 1 / self.scaler.scale

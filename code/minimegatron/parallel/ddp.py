@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,9 @@ from minimegatron.context import Context, grads_dtype
 from minimegatron.grid import Group
 from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
 from minimegatron.model.parameters import ParamSpec, named_param_specs
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.overlap import GradReduceOverlap
 
 
 class DistributedDataParallel:
@@ -119,6 +123,8 @@ class DistributedDataParallel:
         return made
 
     def _make_overlap(self) -> GradReduceOverlap | None:
+        from minimegatron.parallel.overlap import GradReduceOverlap
+
         return GradReduceOverlap(self)
 
     def _main_grads(self) -> dict[str, torch.Tensor]:
@@ -140,16 +146,6 @@ class DistributedDataParallel:
         """Return {name: the parameter's elements of a flat buffer [n], in its shape}."""
         return {name: buffer[place].view(self.params[name].shape)
                 for name, place in self.places.items()}
-
-    def held(self, elements: slice, owned: slice, is_sharded: bool) -> slice:
-        """Return where a buffer of gradients or parameters holds some elements.
-
-        Args:
-            elements: their place in a buffer of all parameters, [n].
-            owned: their place among what this rank owns, [m].
-            is_sharded: which of the two the buffer is.
-        """
-        return owned if is_sharded else elements
 
     def zero_grad(self) -> None:
         """Begin a step: each gradient's first write replaces the last step's gradient."""
@@ -189,11 +185,6 @@ class DistributedDataParallel:
     def end_backward(self) -> None:
         """After a backward pass, or a delayed pass of weight gradients: here nothing is due."""
 
-    def count_as_accumulated(self) -> None:
-        """Go on as after a step's passes, without having run them: no gradient is missing."""
-        for accumulator in self.accumulators.values():
-            accumulator.writes = 1
-
     def summed_over_stages(self, accumulator: GradAccumulator) -> torch.Tensor:
         """Return the part of a tied parameter's gradient that the stages' copies add up."""
         return accumulator.main_grad
@@ -213,7 +204,7 @@ class DistributedDataParallel:
         self.all_gather(buffer)
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
-        """Copy what this rank owns of a buffer [n] into `out` [n], or [n/d] when sharded."""
+        """Copy what this rank owns, [m], from a buffer [n], or from one that is sharded itself."""
         out.copy_(buffer)
 
     def unshard(self, shard: torch.Tensor) -> torch.Tensor:
@@ -227,51 +218,3 @@ class DistributedDataParallel:
 def length(elements: slice) -> int:
     """Return the number of elements of a range."""
     return elements.stop - elements.start
-
-
-class GradReduceOverlap:
-    """Starts a bucket's all-reduce when its last gradient is complete.
-
-    All steps do the same work, so a gradient is complete after as many writes as in the last step:
-    one per micro-batch, two where one stage holds both ends of a tied embedding. The first step
-    does not overlap.
-
-    Attributes:
-        expected: writes of each gradient in the last step.
-        pending: by the number of a bucket that is not being reduced yet, the accumulators whose
-            gradients in it are not complete.
-    """
-
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
-        self.expected: dict[GradAccumulator, int] = {}
-        for accumulator in ddp.accumulators.values():
-            accumulator.written = self.written
-
-    def begin_step(self) -> None:
-        self.pending: dict[int, set[GradAccumulator]] = {
-            number: set() for number in range(len(self.ddp.buckets))}
-        for accumulator in self.ddp.accumulators.values():
-            for number in accumulator.buckets:
-                self.pending[number].add(accumulator)
-
-    def written(self, accumulator: GradAccumulator) -> None:
-        """Start to reduce the buckets of which this write completes the last gradient.
-
-        The gradient of a tied parameter is complete only after the backward pass, when the other
-        stage's gradient has been added.
-        """
-        if accumulator.tied or accumulator.writes != self.expected.get(accumulator):
-            return
-        accumulator.complete = True
-        for number in accumulator.buckets:
-            self.pending[number].discard(accumulator)
-            if not self.pending[number]:
-                del self.pending[number]
-                self.ddp.start_reduce(number)
-
-    def remaining(self) -> list[int]:
-        """Return the buckets that no write has completed in this step, at its end."""
-        self.expected = {accumulator: accumulator.writes
-                         for accumulator in self.ddp.accumulators.values()}
-        return list(self.pending)

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,9 @@ from minimegatron.model.parameters import ParamSpec
 from minimegatron.parallel.ddp import length
 from minimegatron.parallel.sharding import ShardedDataParallel
 from minimegatron.parallel.units import Call, make_units
+
+if TYPE_CHECKING:
+    from minimegatron.parallel.overlap import InstanceOverlap
 
 
 def in_backward() -> bool:
@@ -203,7 +207,11 @@ class GradShardedDataParallel(UnitShardedDataParallel):
 
     def _make_overlap(self) -> InstanceOverlap | None:
         # When a unit is reduced within the instance does not have to be learned from a first step.
-        return InstanceOverlap(self) if self.outer.size > 1 else None
+        if self.outer.size == 1:
+            return None
+        from minimegatron.parallel.overlap import InstanceOverlap
+
+        return InstanceOverlap(self)
 
     def _shards(self, buffer: torch.Tensor) -> list[torch.Tensor]:
         """Return each unit's part [u/d] of a buffer [m] of what this rank owns."""
@@ -270,10 +278,6 @@ class GradShardedDataParallel(UnitShardedDataParallel):
                 self.start_reduce_unit(grads)
         self._finish_reduce()
 
-    def count_as_accumulated(self) -> None:
-        for grads in self.grads:
-            grads.is_summed = True
-
     def summed_over_stages(self, accumulator: UnitAccumulator) -> torch.Tensor:
         self._zero_unused()
         return accumulator.grads.shard
@@ -291,53 +295,6 @@ class GradShardedDataParallel(UnitShardedDataParallel):
             self.outer.all_reduce(self.grad_buffer)
         else:
             self.overlap.finish()
-
-
-class InstanceOverlap:
-    """Hybrid sharding: sums a unit's shard over the instances once its last micro-batch is in it.
-
-    All steps do the same work, so that is after as many reductions as in the last step. The first
-    step does not overlap.
-
-    Attributes:
-        expected: reductions of each unit in the last step.
-        counts: reductions of each unit so far in this step.
-        works: the all-reduces of this step, by unit.
-    """
-
-    def __init__(self, ddp: GradShardedDataParallel) -> None:
-        self.ddp = ddp
-        self.expected: dict[UnitGrads, int] = {}
-
-    def begin_step(self) -> None:
-        self.counts = dict.fromkeys(self.ddp.grads, 0)
-        self.works: dict[UnitGrads, dist.Work] = {}
-
-    def added(self, grads: UnitGrads) -> None:
-        """Start the unit's all-reduce if its shard is final; a tied parameter's is not yet.
-
-        Raises RuntimeError if the all-reduce was started before.
-        """
-        if grads in self.works:
-            raise RuntimeError("gradients arrived after their all-reduce over the instances had "
-                               "started: this step has more micro-batches than the last one; "
-                               "leave out --overlap-grad-reduce")
-        self.counts[grads] += 1
-        is_tied = any(accumulator.tied for accumulator in grads.accumulators)
-        if not is_tied and self.counts[grads] == self.expected.get(grads):
-            self._start(grads)
-
-    def _start(self, grads: UnitGrads) -> None:
-        self.works[grads] = self.ddp.outer.start_all_reduce(grads.shard)
-
-    def finish(self) -> None:
-        """Start the all-reduces that remain at the end of a step, and wait for all of them."""
-        for grads in self.ddp.grads:
-            if grads not in self.works:
-                self._start(grads)
-        for work in self.works.values():
-            work.wait()
-        self.expected = self.counts
 
 
 class FullyShardedDataParallel(GradShardedDataParallel):

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from minimegatron.context import Context
-from minimegatron.grid import Group
+from minimegatron.grid import Grid, Group, groups_along
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
@@ -41,8 +41,7 @@ class ShardedDataParallel(DistributedDataParallel):
         self.shard_groups = [self.group]
 
     def _shard_group(self, ctx: Context) -> Group:
-        group, self.outer = ctx.grid.split_replicas(
-            ctx.config.num_distributed_optimizer_instances)
+        group, self.outer = split_replicas(ctx.grid, ctx.config.num_distributed_optimizer_instances)
         self.alignment = group.size
         return group
 
@@ -73,6 +72,9 @@ class ShardedDataParallel(DistributedDataParallel):
         self._in_flight.clear()
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
+        if len(buffer) == len(out):
+            out.copy_(buffer)
+            return
         start = 0
         for owned in self.owned:
             end = start + owned.stop - owned.start
@@ -94,3 +96,25 @@ class ShardedDataParallel(DistributedDataParallel):
             return
         for bucket, owned in zip(self.buckets, self.owned, strict=True):
             buffer[bucket] = self.group.all_gather(buffer[owned])
+
+
+def split_replicas(grid: Grid, instances: int) -> tuple[Group, Group]:
+    """Split the replicas into instances of consecutive replicas, as Megatron-LM does for its
+    distributed optimizer; every rank must call it.
+
+    Args:
+        grid: the process grid.
+        instances: how many; a divisor of the number of replicas.
+
+    Returns the replicas of this rank's instance, and the replicas with the same position in each
+    instance.
+    """
+    if instances == 1:
+        return grid.replicas, Group((grid.rank,), 0, None)
+    inner, outer = [], []
+    for ranks in groups_along("replicas", grid.sizes):
+        size = len(ranks) // instances
+        runs = [ranks[at:at + size] for at in range(0, len(ranks), size)]
+        inner += runs
+        outer += zip(*runs, strict=True)
+    return grid.group_among(inner), grid.group_among(outer)

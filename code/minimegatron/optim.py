@@ -105,16 +105,14 @@ class BufferRange:
     """Consecutive elements that this rank updates, all of one parameter group.
 
     Attributes:
-        buffer: where they are in a buffer of all parameters.
         shard: where they are in the buffers of what this rank owns.
-        grads, params: where they are in the gradient and the parameter buffer, which are of the
-            former kind or of the latter (`DistributedDataParallel.held`).
+        grads, params: where they are in the gradient and the parameter buffer, which hold
+            everything, or what this rank owns.
         group: the parameter group.
         counted: whether this rank counts them in sums over the model (norms, zeros).
         partial: whether their gradients are summed over the tensor-parallel ranks, too.
     """
 
-    buffer: slice
     shard: slice
     grads: slice
     params: slice
@@ -194,7 +192,7 @@ class Optimizer:
                     places = slice(start, end), slice(shard, shard + end - start)
                     counted = (group != ParamGroup.TIED_COPY
                                and (is_first_tp_rank or not group.is_replicated))
-                    ranges.append(BufferRange(*places, places[ddp.shards_grads],
+                    ranges.append(BufferRange(places[1], places[ddp.shards_grads],
                                               places[ddp.shards_params], group, counted, partial))
             offset += length(owned)
         return ranges

@@ -71,6 +71,40 @@ def untied(trainer: Trainer) -> None:
     trainer.tied_embedding.all_reduce = lambda ddp: None
 
 
+def last_micro_batch(trainer: Trainer) -> None:
+    """Wrong: the shard of the gradients keeps only the last micro-batch's."""
+    for grads in trainer.ddp.grads:
+        def replace_shard(total: torch.Tensor, grads: object = grads, add=grads.add) -> None:
+            grads.is_summed = False
+            add(total)
+
+        grads.add = replace_shard
+
+
+def out_of_date(trainer: Trainer) -> None:
+    """Wrong: parameters that were gathered before an update are used after it."""
+    trainer.ddp.gather_params = lambda buffer: None
+    trainer.ddp._free = lambda units: None
+
+
+def own_norm(trainer: Trainer) -> None:
+    """Wrong: every replica clips by the norm of its own shard."""
+    trainer.optimizer.norm_groups = [trainer.ctx.grid.model]
+
+
+def own_shard(trainer: Trainer) -> None:
+    """Wrong: every replica keeps its own gradients of what it owns."""
+    group = trainer.ddp.group
+
+    class OwnShard(type(group)):
+        def start_reduce_scatter(self, part: torch.Tensor, whole: torch.Tensor) -> dist.Work:
+            work = super().start_reduce_scatter(torch.empty_like(part), whole)
+            part.copy_(whole.chunk(self.size)[self.index])
+            return work
+
+    trainer.ddp.group = OwnShard(group.ranks, group.index, group.process_group)
+
+
 def eager(trainer: Trainer) -> None:
     """Every activation is expected before the gradient that is sent before it; right as long as
     every direction and chunk has a channel of its own."""
@@ -122,8 +156,8 @@ def scaled(trainer: Trainer) -> None:
 
 
 VARIANTS = {variant.__name__: variant for variant in (
-    unsummed, counted_by_all, own_mean, first_mask_for_all, untied, eager, one_channel, poison,
-    unshared_overflow, scaled)}
+    unsummed, counted_by_all, own_mean, first_mask_for_all, untied, last_micro_batch, out_of_date,
+    own_norm, own_shard, eager, one_channel, poison, unshared_overflow, scaled)}
 poisoned = -1  # set by run
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,9 +19,6 @@ from minimegatron.context import Context, grads_dtype
 from minimegatron.grid import Group
 from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
 from minimegatron.model.parameters import ParamSpec, named_param_specs
-
-if TYPE_CHECKING:
-    from minimegatron.parallel.overlap import GradReduceOverlap
 
 
 class DistributedDataParallel:
@@ -70,8 +66,8 @@ class DistributedDataParallel:
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
         self.places = self._place_params()
         self.owned, self.shard_groups = self._owned_ranges(), []
-        self.grad_buffer = torch.zeros(self._elements(self.shards_grads),
-                                       dtype=grads_dtype(ctx.config),
+        held = sum(map(length, self.owned)) if self.shards_grads else self.size
+        self.grad_buffer = torch.zeros(held, dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
         self.delayed = DelayedWeightGrads()
         self._in_flight: list[tuple[int, dist.Work, torch.Tensor]] = []
@@ -99,16 +95,11 @@ class DistributedDataParallel:
     def _place_params(self) -> dict[str, slice]:
         places, start = {}, 0
         for name, parameter in self.params.items():
-            places[name] = slice(start, start + parameter.numel())
-            start = places[name].stop
+            places[name] = slice(start, (start := start + parameter.numel()))
         return places
 
     def _owned_ranges(self) -> list[slice]:
         return [slice(0, self.size)]
-
-    def _elements(self, sharded: bool) -> int:
-        """Return the elements of a buffer: m if it holds only what this rank owns, else n."""
-        return sum(map(length, self.owned)) if sharded else self.size
 
     def _make_accumulators(self) -> dict[str, GradAccumulator]:
         made = {}
@@ -116,13 +107,12 @@ class DistributedDataParallel:
             place, spec = self.places[name], self.specs[name]
             buckets = [number for number, bucket in enumerate(self.buckets)
                        if bucket.start < place.stop and place.start < bucket.stop]
-            made[name] = spec.accumulator = self._make_accumulator(
-                name, main_grad, buckets)
+            made[name] = spec.accumulator = self._make_accumulator(name, main_grad, buckets)
             self.params[name].main_grad = main_grad  # Megatron-LM's name: tools look for it
             self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
         return made
 
-    def _make_overlap(self) -> GradReduceOverlap | None:
+    def _make_overlap(self):
         from minimegatron.parallel.overlap import GradReduceOverlap
 
         return GradReduceOverlap(self)
@@ -191,16 +181,12 @@ class DistributedDataParallel:
 
     @contextmanager
     def full_params(self, write_back: bool = False) -> Iterator[None]:
-        """Return a context in which all parameters have their values; every replica must enter it.
-
-        Args:
-            write_back: whether the block may change them.
-        """
+        """Return a context in which all parameters have their values, and with `write_back` may be
+        changed; every replica must enter it."""
         yield
 
     def gather_params(self, buffer: torch.Tensor) -> None:
-        """After an update of the owned parameters: give the replicas each other's. `buffer` is
-        that of `make_param_buffer`."""
+        """After the update of what each replica owns of the parameters: all-gather them."""
         self.all_gather(buffer)
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -30,9 +29,6 @@ from minimegatron.model.parameters import ParamSpec
 from minimegatron.parallel.ddp import length
 from minimegatron.parallel.sharding import ShardedDataParallel
 from minimegatron.parallel.units import Call, make_units
-
-if TYPE_CHECKING:
-    from minimegatron.parallel.overlap import InstanceOverlap
 
 
 def in_backward() -> bool:
@@ -205,7 +201,7 @@ class GradShardedDataParallel(UnitShardedDataParallel):
         self.reducing: deque[tuple[UnitGrads, dist.Work, torch.Tensor]] = deque()
         super().__init__(ctx, model)
 
-    def _make_overlap(self) -> InstanceOverlap | None:
+    def _make_overlap(self):
         # When a unit is reduced within the instance does not have to be learned from a first step.
         if self.outer.size == 1:
             return None
@@ -313,7 +309,7 @@ class FullyShardedDataParallel(GradShardedDataParallel):
         self.gathered: set[int] = set()
         super().__init__(ctx, model)
         parameter = next(iter(model.parameters()))
-        self.param_buffer = torch.zeros(self._elements(True), dtype=parameter.dtype,
+        self.param_buffer = torch.zeros(sum(map(length, self.owned)), dtype=parameter.dtype,
                                         device=self.grad_buffer.device)
         self.shards = self._shards(self.param_buffer)
         self.full = self._shard_params()

@@ -42,7 +42,6 @@ FULL = "--recompute-granularity full --recompute-method"
 SHARDED = [  # more of them, and all combinations, are in the stress matrix, too
     (2, Z2, ""), (2, f"{Z1} {OVERLAPS}", "other widths"),
     (2, f"{Z3} {OVERLAPS} {FULL} uniform --schedule zb-h1", "frozen"),
-    (2, f"{Z3} {OVERLAPS} {KEEP} --recompute-activations", ""),
     (4, Z3, ""), (4, f"{Z3} {OVERLAPS} {HYBRID}", "masked"),
     (4, f"{TP} 2 {SP} {Z3} {OVERLAPS}", "other widths"), (4, f"{PP2} {Z2} --schedule zb-h1", ""),
     (4, f"{PP2} {CHUNK} 1 {Z3} {OVERLAPS}", "4 layers"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import sys
 from dataclasses import replace
 
 import torch
@@ -269,10 +268,3 @@ def run(count: int, cases: list[str]) -> list[dict]:
         del grid
         gc.collect()
     return results
-
-
-def parallel_files(case: str) -> set[str]:
-    """Return the names of the modules of minimegatron.parallel that a step imports."""
-    run(1, [case])
-    return {name.rpartition(".")[2] for name in sys.modules
-            if name.startswith("minimegatron.parallel.")}

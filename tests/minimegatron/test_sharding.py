@@ -4,10 +4,13 @@ That every strategy trains as one process does is in test_layouts.py and test_pr
 its time and memory are in tests/virtualgpu/test_trainer_sharding.py.
 """
 
+import ast
 import shlex
+from pathlib import Path
 
 import pytest
 
+import minimegatron
 from minimegatron.arguments import parse_arguments
 from minimegatron.errors import UserError
 from minimegatron.model.gpt import Stage
@@ -15,12 +18,14 @@ from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.units import make_units
 from warmranks import run_ranks
 
-from . import layout_steps, resume_steps
+from . import resume_steps
 from .test_arguments import GOOD
 from .test_layouts import FSDP, HYBRID, KEEP, OVERLAP, OVERLAPS, PP2, Z1, Z2, Z3, ZERO
 from .test_model import VOCABULARY
 
 FULL = "--recompute-granularity full --recompute-method uniform"
+PACKAGE = Path(minimegatron.__file__).parent
+OPTIONAL = ("fully_sharded", "overlap", "sharding", "units")
 SAVING = {Z3: [Z3, ""], ZERO: [Z3]}
 MORE = {f"{Z2} --bf16": [f"{Z3} {OVERLAPS} --bf16", f"{ZERO} --bf16"],
         f"{Z3} {OVERLAPS}": [f"{Z1} {OVERLAPS}", Z2], "": [Z2, f"{Z3} {OVERLAPS}"],
@@ -146,9 +151,10 @@ def test_a_checkpoint_loads_under_another_strategy_to_the_last_bit(cases, ranks,
                 assert saved != loaded or one == whole
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case, more", [("", set()), (f"{Z3} {OVERLAPS}", {
-    "fully_sharded", "sharding", "units"})])
-def test_a_step_without_sharding_imports_none_of_it(case, more):
-    for files in run_ranks(layout_steps.parallel_files, 2, case, backend=None, timeout=120):
-        assert files == {"ddp", "p2p", "pipeline", "stages"} | more
+def test_only_a_flag_imports_the_files_of_sharding():
+    """No other file imports them when it is imported itself."""
+    for path in PACKAGE.rglob("*.py"):
+        top = {node.module for node in ast.parse(path.read_text()).body
+               if isinstance(node, ast.ImportFrom)}
+        optional = {f"minimegatron.parallel.{name}" for name in OPTIONAL}
+        assert path.stem in OPTIONAL or not top & optional, path

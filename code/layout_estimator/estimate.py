@@ -25,6 +25,7 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.flag import PASSES, names_affecting
 from minimegatron.errors import UserError
 from minimegatron.grid import Group
+from minimegatron.parallel.sharding import split_replicas
 from pipeline_schedules import (
     BACKWARD,
     FORWARD,
@@ -193,6 +194,9 @@ class Estimator:
                              for virtual in range(stage, last + 1, stages))
         key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
                vocab_size, split, _path(grid.tp))
+        if config.shards_by_unit:  # collectives of the replicas are a part of every pass
+            key += tuple(map(_path, split_replicas(
+                grid, config.num_distributed_optimizer_instances)))
         chunks = []
         for number, chunk in enumerate(stage_chunks):
             # A pass receives messages only where there are several stages.

@@ -121,11 +121,13 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
         stage = Stage(ctx, vocab_size, range(start, start + count), virtual_stage == 0, is_last)
         return _measure_passes(ctx, stage, chunk, split)
 
-    if layers <= MEASURED_LAYERS or differ:
+    # While one layer is computed, its neighbors' parameters and gradients may be in transit.
+    measured = MEASURED_LAYERS + (config.zero_stage > 1)
+    if layers <= measured or differ:
         return measure(layers)
-    fewer, full = measure(MEASURED_LAYERS - 1), measure(MEASURED_LAYERS)
+    fewer, full = measure(measured - 1), measure(measured)
     return ChunkCost(*(
-        {kind: cost.plus(cost.plus(small[kind], -1), layers - MEASURED_LAYERS)
+        {kind: cost.plus(cost.plus(small[kind], -1), layers - measured)
          for kind, cost in large.items()}
         for small, large in ((fewer.passes, full.passes), (fewer.first, full.first))))
 
@@ -229,15 +231,14 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     if ddp.overlap and ctx.grid.replicas.size > 1:
         _backward_twice(ctx, chunks, ddp, batches[0])
     else:
-        for accumulator in ddp.accumulators.values():
-            accumulator.writes = 1  # as after a backward pass, so nothing is zeroed
+        count_as_accumulated(ddp)
     ctx.records.clear()
 
     def end_of_step() -> None:
         for part in chunks:
             part.end_step()
         with timers("backward-embedding-all-reduce"):
-            tied.all_reduce()
+            tied.all_reduce(ddp)
         with timers("backward-params-all-reduce"):
             ddp.finish_grad_sync()
         with timers("optimizer"):
@@ -250,6 +251,14 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     kept = 2 * ddp.fp8.bytes if gathers_fp8(ctx) else 0
     return StepCost(draw, _collectives(ctx.records, start), start + cost.latency - last_end,
                     cost.communication, state_bytes + kept, draw.retained, cost.peak - kept)
+
+
+def count_as_accumulated(ddp: DistributedDataParallel) -> None:
+    """Go on as after a step's passes, without having run them: no gradient has to be zeroed."""
+    for accumulator in ddp.accumulators.values():
+        accumulator.writes = 1
+    for grads in getattr(ddp, "grads", ()):  # of sharded gradients
+        grads.is_summed = True
 
 
 def _collectives(records: Sequence[CollectiveRecord], start: float) -> tuple[StepCollective, ...]:

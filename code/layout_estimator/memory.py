@@ -10,6 +10,7 @@ from layout_estimator.representative import RepresentativeContext
 from layout_estimator.stage_cost import CostHandler, StageCost
 from minimegatron.arguments import Config
 from minimegatron.formulas import state_bytes
+from minimegatron.parallel.sharding import split_replicas
 from pipeline_schedules import BACKWARD, FORWARD, Action, Message
 from pipeline_schedules.actions import StageAction
 
@@ -30,7 +31,9 @@ def message_bytes(config: Config) -> int:
 def communicator_bytes(ctx: RepresentativeContext) -> int:
     """Return the memory, in bytes, of the communicators on the context's rank."""
     config, cluster, grid = ctx.config, ctx.cluster, ctx.grid
-    groups = {group.ranks for group in (grid.replicas, grid.tp, grid.model)}
+    instances = config.num_distributed_optimizer_instances
+    groups = {group.ranks for group in (grid.replicas, grid.tp, grid.model,
+                                        *split_replicas(grid, instances))}
     size = sum(map(cluster.buffer_bytes, groups))
     if grid.pp.size > 1:  # one for each direction and chunk, and one for the tied embedding
         size += 2 * config.chunks * cluster.buffer_bytes(grid.pp.ranks)

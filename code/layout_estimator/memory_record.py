@@ -208,8 +208,9 @@ class _Steps:
         """Label what lives on between steps; fp32 parameters are their own main parameters."""
         optimizer = self.optimizer
         for name, tensors in (
-                (PARAMETERS, self.ddp.params.values()),
-                (GRADIENTS, (self.ddp.grad_buffer, optimizer.main_grads)),
+                (PARAMETERS, (optimizer.param_buffer, *self.ddp.params.values())),
+                (GRADIENTS, (self.ddp.grad_buffer, optimizer.main_grads,
+                             *(one.main_grad for one in self.ddp.accumulators.values()))),
                 (OPTIMIZER, (*optimizer.moments.values(), optimizer.main_params))):
             for tensor in tensors:
                 for key in storages(tensor):

@@ -28,7 +28,7 @@ from layout_estimator.replicas import Replica, StageReplica, time_step
 from layout_estimator.representative import representative_context
 from layout_estimator.stage_cost import StageCost
 from minimegatron.arguments import Config
-from minimegatron.errors import UserError
+from minimegatron.errors import UserError, require
 from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, add_communication, replay, splits_backward
 from virtualgpu.core.card import Card
 from virtualgpu.net import network
@@ -110,9 +110,13 @@ class MixedEstimator:
 
         Raises:
             UserError: the schedule does not fit the layout, or the ranks of a tensor-parallel group
-                have different GPU models.
+                have different GPU models, or gradients or parameters are sharded.
             VirtualGpuError: too much of the time would be a guess.
         """
+        require(not config.shards_by_unit,
+                "--data-parallel-sharding-strategy or --overlap-param-gather with a --cluster of "
+                "unlike nodes: in every layer fast ranks would wait for slow ones, which is not "
+                "modeled; nearest: --use-distributed-optimizer")
         topology, schedule = self.topology, load_schedule(config)
         by_card = stages_by_card(config, topology)
         costs: dict[StageReplica, RankCost] = {}

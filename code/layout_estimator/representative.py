@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -111,6 +112,10 @@ class RepresentativeGrid(Grid):
 
     cluster: ModeledCluster
     records: list[CollectiveRecord]
+
+    def group_among(self, groups: Sequence[tuple[int, ...]]) -> Group:
+        ranks = next(ranks for ranks in groups if self.rank in ranks)
+        return _group(self.cluster, "instance", ranks, self.rank, None)
 
     def pipeline_group(self, *stages: int) -> Group | None:
         ranks = tuple(self.pp.ranks[stage] for stage in stages) or self.pp.ranks

@@ -158,6 +158,13 @@ class Grid:
                           self.backend, self.timeout)
 
 
+    def group_among(self, groups: Sequence[tuple[int, ...]]) -> Group:
+        """Create process groups of global ranks, and return this rank's. All ranks call it."""
+        if len(groups[0]) == 1:
+            return Group((self.rank,), 0, None)
+        return make_group(groups, self.backend, self.timeout)
+
+
 def axis_sizes(config: Config) -> dict[str, int]:
     """Return the number of ranks along each axis."""
     return {axis: getattr(config, setting) if setting else 1 for axis, setting in AXES.items()}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import NoReturn
 
 import torch
-import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch, Progress
@@ -15,6 +13,7 @@ from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import emit
+from minimegatron.exits import Exits
 from minimegatron.initialize import initialize
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import LossSum, Pipeline
@@ -114,7 +113,7 @@ class Trainer:
                 chunk.end_step()
         # Before the data-parallel reduction, which leaves a sharded replica only a part of the sum.
         with self.timers("backward-embedding-all-reduce"):
-            self.tied_embedding.all_reduce()
+            self.tied_embedding.all_reduce(self.ddp)
         with self.timers("backward-params-all-reduce"):
             self.ddp.finish_grad_sync()
         with self.timers("optimizer"):
@@ -241,39 +240,3 @@ class Trainer:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""
         for line in self.ctx.device.closing():
             emit(f"[rank {self.ctx.grid.rank}] {line}")
-
-
-class Exits:
-    """The exit conditions of --exit-*. The ranks agree, so all of them stop after the same step."""
-
-    def __init__(self, config: Config, started: float) -> None:
-        """Install the signal handler of --exit-signal-handler.
-
-        The program began at `started` on time.perf_counter's clock.
-        """
-        self.config, self.started, self.signalled = config, started, False
-        if config.exit_signal_handler:
-            signal.signal(signal.SIGTERM, self._record_signal)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # see main
-
-    def _record_signal(self, *_: object) -> None:
-        self.signalled = True
-
-    def reason(self, iteration: int) -> str | None:
-        """Return the reason to stop after this iteration, in Megatron-LM's words, or None."""
-        config = self.config
-        if config.exit_signal_handler and any_rank(self.signalled):
-            return "after receiving SIGTERM."
-        minutes = (time.perf_counter() - self.started) / 60
-        if config.exit_duration_in_mins and any_rank(minutes > config.exit_duration_in_mins):
-            return f"after {minutes} minutes"
-        if config.exit_interval and iteration % config.exit_interval == 0:
-            return f"at iteration {iteration}"
-        return None
-
-
-def any_rank(condition: bool) -> bool:
-    """Return whether `condition` holds on any rank; collective over the default group."""
-    flag = torch.tensor([int(condition)])
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from minimegatron.arguments import parse_arguments
+from minimegatron.checkpoint.optimizer_state import SHARDED, optimizer_state
 from minimegatron.context import Context
 from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
@@ -30,9 +31,18 @@ def take_steps(trainer: Trainer) -> dict:
     for _ in range(STEPS):
         batches = source.step(progress.consumed_train_samples, progress.iteration)
         seen += [ctx.read(value) for value in trainer.step(batches)]
-    weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
-    return {"iteration": progress.iteration, "loss and norm": seen,
-            "weights": hashlib.sha256(weights).hexdigest()}
+    return {"iteration": progress.iteration, "loss and norm": seen, "after": state(trainer)}
+
+
+def state(trainer: Trainer) -> dict[str, str]:
+    """Return hashes of the unsharded parameters and of the optimizer's state."""
+    states = optimizer_state(trainer.optimizer)
+    with trainer.ddp.full_params():
+        parts = {"parameters": dict(trainer.model.named_parameters()),
+                 **{name: states[name] for name in SHARDED if name in states}}
+        return {part: hashlib.sha256(b"".join(
+            name.encode() + tensors[name].detach().float().clone().numpy().tobytes()
+            for name in sorted(tensors))).hexdigest() for part, tensors in parts.items()}
 
 
 def resume(flags: str) -> dict:
@@ -41,7 +51,7 @@ def resume(flags: str) -> dict:
         trainer.resume()
     except UserError as error:
         return {"error": str(error)}
-    return take_steps(trainer)
+    return {"saved": state(trainer), **take_steps(trainer)}
 
 
 def run(folder: str, cases: list[tuple[str, list[str]]]) -> list[tuple[dict, list[dict]]]:
@@ -57,6 +67,6 @@ def run(folder: str, cases: list[tuple[str, list[str]]]) -> list[tuple[dict, lis
         trainer = make_trainer(f"{saving} --save {folder}/{number} --save-interval 100")
         take_steps(trainer)
         trainer.save()
-        whole = take_steps(trainer)
+        whole = {"saved": state(trainer), **take_steps(trainer)}
         results.append((whole, [resume(f"{flags} --load {folder}/{number}") for flags in loading]))
     return results

@@ -34,6 +34,18 @@ DRAWS = [draw(seed) for seed in range(3)]
 MODELS |= {drawn.file: drawn.model for drawn in DRAWS}
 # Few of the buckets' edges are a parameter's; 1001 is odd, the replicas are 2 or 4.
 ZERO, OVERLAP = "--use-distributed-optimizer --ddp-bucket-size 1001", "--overlap-grad-reduce"
+FSDP = "--use-megatron-fsdp --data-parallel-sharding-strategy"
+OVERLAPS = f"{OVERLAP} --overlap-param-gather"
+Z1, Z2, Z3 = (f"{FSDP} {strategy}" for strategy in ("optim", "optim_grads", "optim_grads_params"))
+KEEP, HYBRID = "--torch-fsdp2-no-reshard-after-forward", "--num-distributed-optimizer-instances 2"
+FULL = "--recompute-granularity full --recompute-method"
+SHARDED = [  # more of them, and all combinations, are in the stress matrix, too
+    (2, Z2, ""), (2, f"{Z1} {OVERLAPS}", "other widths"),
+    (2, f"{Z3} {OVERLAPS} {FULL} uniform --schedule zb-h1", "frozen"),
+    (4, Z3, ""), (4, f"{Z3} {OVERLAPS} {HYBRID}", "masked"),
+    (4, f"{TP} 2 {SP} {Z3} {OVERLAPS}", "other widths"), (4, f"{PP2} {Z2} --schedule zb-h1", ""),
+    (4, f"{PP2} {CHUNK} 1 {Z3} {OVERLAPS}", "4 layers"),
+]
 # (ranks, layout, model). More of them, and all combinations: tests/stress/test_layout_matrix.py.
 EQUAL = [
     *((2, f"{TP} 2", model) for model in ("", "other widths")),
@@ -71,7 +83,7 @@ EQUAL = [
     (4, f"{PP2} {TP} 2 --balance 0-2 {SP}", "few, shallow"),
     (4, f"{PP2} {TP} 2 --schedule zb-h1 {SP}", ""),
     (4, f"{PP2} {TP} 2 {CHUNK} 1 {SP}", "4 layers"),
-    *((4, drawn.layout, drawn.file) for drawn in DRAWS),
+    *((4, drawn.layout, drawn.file) for drawn in DRAWS), *SHARDED,
 ]
 WRONG = {  # layout: (model, what is off)
     f"{TP} 2 {SP} unsummed": ("", "norm"),
@@ -79,6 +91,8 @@ WRONG = {  # layout: (model, what is off)
     f"{TP} 2 {SP} first_mask_for_all": ("", "loss"),
     f"{PP2} untied": ("4 layers", "norm"),
     "own_mean": ("masked", "loss"),
+    f"{Z2} last_micro_batch": ("", "norm"), f"{Z3} {KEEP} out_of_date": ("", "norm"),
+    f"{Z3} own_norm": ("", "norm"), f"{Z3} own_shard": ("", "norm"),
     # Two stages: the previous and the next rank are one, and only channels tell messages apart.
     # (`eager` alone, with channels, is right: see above.)
     f"{PP2} {CHUNK} 1 eager one_channel": ("4 layers", "norm"),

@@ -25,7 +25,7 @@ TENSOR_FIELDS = {"T", "data", "grad", "mT"}
 MAKERS = ("torch.", "F.", "ctx.tensor")
 # The one reader, and the control group's flag, which is always on the host.
 ALLOWED = {("device/device.py", "read"), ("device/virtual.py", "read"),
-           ("training.py", "any_rank")}
+           ("exits.py", "any_rank")}
 NO_TENSORS = {"torch.utils.data"}  # its data sets hold numpy's arrays here
 CUDA_FILES = ("arguments/virtual_device.py", "device/gpus.py")
 

@@ -6,7 +6,7 @@ import torch
 from minimegatron.formulas import state_bytes
 
 from .scaler_rules import scales
-from .test_layouts import PP2, SP, TP, ZERO, run
+from .test_layouts import OVERLAPS, PP2, SP, TP, Z2, Z3, ZERO, run
 
 pytestmark = pytest.mark.slow
 
@@ -14,14 +14,15 @@ STEPS, FROM_2_TO_THE_32 = 6, "--fp16"  # whose first 16 steps overflow
 FP16, BF16 = "--fp16 --initial-loss-scale 524288", "--bf16"  # fp16: the first 2 steps overflow
 BUCKETS, OVERLAP = "--ddp-bucket-size 1001", "--overlap-grad-reduce"
 LAYOUTS = [(2, ""), (2, f"{TP} 2"), (2, f"{TP} 2 {SP}"), (2, ZERO), (2, PP2),
-           (4, f"{TP} 2 {SP} {ZERO}")]
+           (2, f"{Z3} {OVERLAPS}"), (4, Z2), (4, f"{TP} 2 {SP} {ZERO}")]
 # (loss, norm): at least 1.5 times the largest relative difference that summing in another order was
 # measured to make within these steps, under any of the instruction sets of test_processors.py. Only
 # without vectors does fp16's loss differ by 1.005e-5.
 NO_VECTORS = torch.backends.cpu.get_cpu_capability() == "DEFAULT"
 BOUNDS = {FP16: (2e-5 if NO_VECTORS else 1e-5, 5e-4), BF16: (3e-4, 4e-3)}
-SAME_BITS = [(2, BUCKETS), (4, f"{PP2} {ZERO} --schedule zb-h1"), (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
-POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"),
+SAME_BITS = [(2, BUCKETS), (2, Z3), (4, f"{PP2} {ZERO} --schedule zb-h1"),
+             (4, f"{TP} 2 {SP} {ZERO} {FP16}")]
+POISONED = [(2, f"{FP16} {TP} 2 poison"), (2, f"{FP16} {ZERO} poison"), (2, f"{FP16} {Z3} poison"),
             (4, f"{FP16} {TP} 2 {ZERO} poison")]
 WRONG = (2, f"{FP16} {TP} 2 poison unshared_overflow")
 
@@ -78,11 +79,11 @@ def test_a_layout_equals_one_process_within_the_type_s_rounding(results, precisi
 
 
 @pytest.mark.parametrize("precision", BOUNDS)
-@pytest.mark.parametrize("ranks, layout, replicas", soak_four([
-    (2, "", 1), (2, ZERO, 2), (4, f"{TP} 2 {SP} {ZERO}", 2)]))
-def test_the_distributed_optimizer_saves_what_the_formula_says(results, precision, ranks, layout,
-                                                               replicas):
-    expected = state_bytes(precision[2:6], replicas, distributed_optimizer=True).total
+@pytest.mark.parametrize("ranks, layout, stage", soak_four([
+    (2, "", 0), (2, ZERO, 1), (2, f"{Z3} {OVERLAPS}", 3), (4, Z2, 2),
+    (4, f"{TP} 2 {SP} {ZERO}", 1)]))
+def test_sharding_saves_what_the_formula_says(results, precision, ranks, layout, stage):
+    expected = state_bytes(precision[2:6], ranks // (2 if TP in layout else 1), stage).total
     for rank in results[ranks, f"{precision} {layout}".strip()]:
         assert rank["bytes"] == pytest.approx(expected, rel=1e-3)
 

@@ -10,7 +10,24 @@ from itertools import product
 import pytest
 
 from ..minimegatron.draws import draw, write
-from ..minimegatron.test_layouts import CHUNK, MODELS, PP2, PP4, SP, TP, assert_equal, run
+from ..minimegatron.test_layouts import (
+    CHUNK,
+    FULL,
+    HYBRID,
+    KEEP,
+    MODELS,
+    OVERLAPS,
+    PP2,
+    PP4,
+    SP,
+    TP,
+    Z1,
+    Z2,
+    Z3,
+    ZERO,
+    assert_equal,
+    run,
+)
 
 DRAWS = [draw(seed) for seed in range(100, 100 + int(os.environ.get("DRAWS", "120")))]
 STEPS, SHALLOW, DEEP = 3, "--num-layers 4", "--num-layers 8"  # 4 stages of 2 chunks need 8 layers
@@ -26,7 +43,22 @@ MORE = [
     *((4, f"{PP2} {how}", MODELS["8 micro-batches"]) for how in ("--schedule zb-h1",
                                                                  "--balance 0-4")),
     *((4, f"{PP2} {TP} 2 {how}", MODELS["few, shallow"]) for how in (
-        "", f"{SP} --schedule gpipe"))]
+        "", f"{SP} --schedule gpipe")),
+    *((2, f"{how} {KEEP} {more}", MODELS[model]) for how in (Z3, f"{Z3} {OVERLAPS}")
+      for model in ("", "frozen", "deep") for more in (
+          "", "--recompute-activations", f"{FULL} uniform --recompute-num-layers 2")),
+    *((2, f"{how} {more}", MODELS[model]) for how in (Z2, f"{Z3} {OVERLAPS}")
+      for model in ("other widths", "masked", "frozen", "flash") for more in (
+          "", "--schedule zb-h1", f"{FULL} block --recompute-num-layers 1")),
+    *((2, f"{Z3} {OVERLAPS} {FULL} uniform --recompute-num-layers {count}", MODELS["deep"])
+      for count in (3, 8)),
+    *((4, f"{PP2} {how}", MODELS["frozen"]) for how in (Z2, f"{Z3} {OVERLAPS}")),
+    (4, f"{TP} 2 {SP} --tp-comm-overlap {Z3} {OVERLAPS}", MODELS["frozen"]),
+    *((4, f"{how} {HYBRID}", MODELS[model]) for how in (
+        ZERO, f"{Z1} {OVERLAPS}", Z2, f"{Z2} {OVERLAPS}", f"{Z3} {OVERLAPS}")
+      for model in ("", "other widths"))]
+SHARDED = ("", "--use-distributed-optimizer", f"{Z1} {OVERLAPS}", Z2, f"{Z2} {OVERLAPS}", Z3,
+           f"{Z3} {OVERLAPS}")
 RECOMPUTE = ("", "--recompute-activations",
              "--recompute-granularity full --recompute-method uniform")
 
@@ -41,7 +73,7 @@ def combinations():
         if pp > 1:
             schedules.append(f"{CHUNK} 1")  # interleaved
         replicas = ranks // (tp * pp)
-        optimizers = ("", "--use-distributed-optimizer") if replicas > 1 else ("",)
+        optimizers = SHARDED if replicas > 1 else ("",)
         divided = (f"{TP} {tp}", f"{TP} {tp} {SP}") if tp > 1 else ("",)
         stages = {1: "", 2: PP2, 4: PP4}[pp]
         for words in product(divided, schedules, RECOMPUTE, optimizers):
@@ -74,7 +106,8 @@ def test_every_combination_equals_one_process(results, ranks, case, model):
 
 def test_the_matrix_is_whole():
     """(grids with pipeline x 4 schedules + without x 3) x what is recomputed, sequence parallel or
-    not where tensor-parallel, the optimizer distributed or not where there are replicas."""
-    rows = sum((1 + (tp > 1)) * (3 + (pp > 1)) * (1 + (ranks > tp * pp)) for ranks, tp, pp in GRIDS)
+    not where tensor-parallel, what is sharded where there are replicas."""
+    rows = sum((1 + (tp > 1)) * (3 + (pp > 1)) * (len(SHARDED) if ranks > tp * pp else 1)
+               for ranks, tp, pp in GRIDS)
     cases = {(ranks, case) for ranks, case, _ in MATRIX[:-len(EXTRA)]}
     assert len(cases) == rows * len(RECOMPUTE)

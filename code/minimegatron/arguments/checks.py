@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
 from minimegatron.arguments.flag import spelled, table_of
+from minimegatron.arguments.sharding import derive_sharding
 from minimegatron.arguments.stages import check_schedule, split_layers
 from minimegatron.arguments.table import Config, Fp8Precision, Recompute
 from minimegatron.errors import UserError, near_divisors, near_multiples, require
@@ -412,7 +413,8 @@ STEPS = {
     derive_grid: (), derive_modern_block: (), derive_model: (derive_modern_block,),
     derive_tensor_parallel: (derive_grid, derive_model), derive_batch: (derive_grid,),
     derive_pipeline: (derive_batch,), derive_recompute: (derive_pipeline,),
-    derive_learning_rate: (derive_batch,), derive_precision: (derive_grid,),
+    derive_learning_rate: (derive_batch,), derive_sharding: (derive_grid,),
+    derive_precision: (derive_grid, derive_sharding),
     check_fp8: (derive_tensor_parallel, derive_pipeline, derive_precision),
     check_hardware: (derive_precision,), derive_profiling: (derive_batch,),
 }

@@ -33,6 +33,7 @@ from minimegatron.arguments.flag import (
     derived,
     flag,
 )
+from minimegatron.arguments.sharding import Sharding
 
 SHAPE = PASSES | STATE
 FP16 = RelatedFlags(
@@ -279,10 +280,6 @@ class Distributed:
     distributed_backend: str | None = flag(
         None, "backend of tensor communication (default: nccl on GPUs, gloo on the CPU)",
         choices=("nccl", "gloo"), affects=RESULTS)
-    use_distributed_optimizer: bool = flag(
-        False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES)
-    overlap_grad_reduce: bool = flag(
-        False, "overlap the gradient all-reduce with the backward pass", affects=PASSES)
     ddp_bucket_size: int | None = flag(
         None, "gradients per bucket (default: the larger of 40 million and 1 million per "
         "data-parallel rank)", affects=PASSES, bounds=AT_LEAST_1)
@@ -439,7 +436,7 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Distributed, Data,
+class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Sharding, Distributed, Data,
              LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 

@@ -14,25 +14,36 @@ import torch
 from torch import nn
 
 from minimegatron.context import Context
+from minimegatron.grid import Grid, Group, groups_along
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
 class ShardedDataParallel(DistributedDataParallel):
     """Data parallelism with d replicas, each of which owns a shard of every bucket.
 
-    The buffers are padded so that all shards of a bucket have the same size.
+    The buffers are padded so that all shards of a bucket have the same size. With hybrid sharding,
+    the d replicas are one of several instances of the optimizer.
+
+    Attributes:
+        outer: the ranks of other instances that own the same ranges; gradients are summed over
+            these, too.
     """
 
     one_bucket_at_a_time = True  # a reduce-scatter needs memory for its result
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.alignment, self.fp8 = ctx.grid.replicas.size, None
+        self.fp8 = None
         if ctx.config.fp8_param_gather:
             from minimegatron.parallel.fp8_param_gather import Fp8ParamGather
 
             self.fp8 = Fp8ParamGather(ctx, model)
         super().__init__(ctx, model)
         self.shard_groups = [self.group]
+
+    def _shard_group(self, ctx: Context) -> Group:
+        group, self.outer = split_replicas(ctx.grid, ctx.config.num_distributed_optimizer_instances)
+        self.alignment = group.size
+        return group
 
     def _make_buckets(self, size: int) -> list[slice]:
         if self.fp8 is not None:
@@ -56,10 +67,14 @@ class ShardedDataParallel(DistributedDataParallel):
     def _wait(self) -> None:
         for number, work, total in self._in_flight:
             work.wait()
+            self.outer.all_reduce(total)
             self.grad_buffer[self.owned[number]] = total
         self._in_flight.clear()
 
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
+        if len(buffer) == len(out):
+            out.copy_(buffer)
+            return
         start = 0
         for owned in self.owned:
             end = start + owned.stop - owned.start
@@ -81,3 +96,25 @@ class ShardedDataParallel(DistributedDataParallel):
             return
         for bucket, owned in zip(self.buckets, self.owned, strict=True):
             buffer[bucket] = self.group.all_gather(buffer[owned])
+
+
+def split_replicas(grid: Grid, instances: int) -> tuple[Group, Group]:
+    """Split the replicas into instances of consecutive replicas, as Megatron-LM does for its
+    distributed optimizer; every rank must call it.
+
+    Args:
+        grid: the process grid.
+        instances: how many; a divisor of the number of replicas.
+
+    Returns the replicas of this rank's instance, and the replicas with the same position in each
+    instance.
+    """
+    if instances == 1:
+        return grid.replicas, Group((grid.rank,), 0, None)
+    inner, outer = [], []
+    for ranks in groups_along("replicas", grid.sizes):
+        size = len(ranks) // instances
+        runs = [ranks[at:at + size] for at in range(0, len(ranks), size)]
+        inner += runs
+        outer += zip(*runs, strict=True)
+    return grid.group_among(inner), grid.group_among(outer)

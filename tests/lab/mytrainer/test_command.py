@@ -212,8 +212,9 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     ("launch", "range(consumed + rank,", "range(consumed,", "launch.py: own_samples(0, 4, "),
     ("train", "model.finish()", "", "mytrainer/train.py: two steps log 1, "),
     ("train", "log(iteration,", "print(iteration,", "mytrainer/train.py: two steps log nothing"),
-    ("new/ddp", "flat *= self.weight", "pass", "mytrainer/ddp.py: after begin() with two samples "
-     "on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all samples"),
+    ("new/ddp", "flat *= self.weight", "pass", "mytrainer/new/ddp.py: after begin() with two "
+     "samples on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all "
+     "samples"),
     ("new/ddp", "def begin(", "def start(", "mytrainer/new/ddp.py: DataParallel has no begin()"),
     ("new/ddp", "if not self.synchronizes:", "if 1 / 0:", "mytrainer/new/ddp.py, line "),
     ("new/train", "        model.finish()\n        skipped = scaler is not None and scaler.unscale("

@@ -47,7 +47,7 @@ def unallocated_bytes(ctx: RepresentativeContext, vocab_size: int, split: bool) 
             run_action(pipeline, action, *batches)
         for chunk in chunks:
             chunk.end_step()
-        tied.all_reduce()
+        tied.all_reduce(ddp)
         ddp.finish_grad_sync()
         optimizer.step(rate.value(), timers)
         del batches

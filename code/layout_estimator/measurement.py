@@ -229,15 +229,14 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     if ddp.overlap and ctx.grid.replicas.size > 1:
         _backward_twice(ctx, chunks, ddp, batches[0])
     else:
-        for accumulator in ddp.accumulators.values():
-            accumulator.writes = 1  # as after a backward pass, so nothing is zeroed
+        ddp.count_as_accumulated()
     ctx.records.clear()
 
     def end_of_step() -> None:
         for part in chunks:
             part.end_step()
         with timers("backward-embedding-all-reduce"):
-            tied.all_reduce()
+            tied.all_reduce(ddp)
         with timers("backward-params-all-reduce"):
             ddp.finish_grad_sync()
         with timers("optimizer"):

@@ -112,6 +112,10 @@ class RepresentativeGrid(Grid):
     cluster: ModeledCluster
     records: list[CollectiveRecord]
 
+    def _made(self, groups: list[tuple[int, ...]]) -> Group:
+        ranks = next(ranks for ranks in groups if self.rank in ranks)
+        return _group(self.cluster, "instance", ranks, self.rank, None)
+
     def pipeline_group(self, *stages: int) -> Group | None:
         ranks = tuple(self.pp.ranks[stage] for stage in stages) or self.pp.ranks
         if self.rank not in ranks:

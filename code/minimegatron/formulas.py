@@ -240,22 +240,24 @@ class States(NamedTuple):
         return sum(self)
 
 
-def state_bytes(precision: str, replicas: int = 1, distributed_optimizer: bool = False) -> States:
+def state_bytes(precision: str, replicas: int = 1, zero_stage: int = 0) -> States:
     """Return the bytes per parameter of training with Adam and fp32 master weights.
 
     fp32: 16, or 8 + 8/d with the distributed optimizer. fp16: 20 (parameters and gradients in fp16;
     master weights, gradients, and two moments in fp32), or 4 + 16/d. bf16 with fp32 gradients: 18,
-    or 6 + 12/d (Megatron-LM's README, "distributed optimizer").
+    or 6 + 12/d (Megatron-LM's README, "distributed optimizer"). ZeRO's stage 2 divides gradients by
+    d, too, and stage 3 also the parameters; the layer in use is in memory in full besides.
 
     Args:
         precision: "fp32", "fp16", or "bf16".
-        replicas: d, the data-parallel size.
-        distributed_optimizer: whether the optimizer state is sharded over the replicas.
+        replicas: d, the ranks that share the sharded state.
+        zero_stage: 0 to 3, as for `zero_bytes`.
     """
     weights, gradients, optimizer, main_gradients = {
         "fp32": (4, 4, 8, 0), "fp16": (2, 2, 12, 4), "bf16": (2, 4, 12, 0)}[precision]
-    shards = replicas if distributed_optimizer else 1
-    return States(weights, gradients, optimizer / shards, main_gradients / shards)
+    shards = [replicas if zero_stage >= needed else 1 for needed in (3, 2, 1)]
+    return States(weights / shards[0], gradients / shards[1], optimizer / shards[2],
+                  main_gradients / shards[2])
 
 
 def zero_bytes(stage: int, replicas: int, optimizer: int = 12) -> States:

@@ -158,6 +158,39 @@ class Grid:
                           self.backend, self.timeout)
 
 
+    def split_replicas(self, instances: int) -> tuple[Group, Group]:
+        """Split the replicas into instances of consecutive replicas, as Megatron-LM does for its
+        distributed optimizer; every rank must call it.
+
+        Args:
+            instances: how many; a divisor of the number of replicas.
+
+        Returns the replicas of this rank's instance, and the replicas with the same position in
+        each instance.
+        """
+        if instances == 1:
+            return self.replicas, Group((self.rank,), 0, None)
+        inner, outer = split_groups(groups_along("replicas", self.sizes), instances)
+        return (self._made(inner), self._made(outer))
+
+    def _made(self, groups: list[tuple[int, ...]]) -> Group:
+        if len(groups[0]) == 1:
+            return Group((self.rank,), 0, None)
+        return make_group(groups, self.backend, self.timeout)
+
+
+def split_groups(groups: list[tuple[int, ...]], parts: int
+                 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Split each group into `parts` runs of neighbors.
+
+    Returns these, and the groups of the ranks that have the same position in each run.
+    """
+    runs = [[ranks[at:at + len(ranks) // parts] for at in range(0, len(ranks), len(ranks) // parts)]
+            for ranks in groups]
+    return ([run for of_group in runs for run in of_group],
+            [column for of_group in runs for column in zip(*of_group, strict=True)])
+
+
 def axis_sizes(config: Config) -> dict[str, int]:
     """Return the number of ranks along each axis."""
     return {axis: getattr(config, setting) if setting else 1 for axis, setting in AXES.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -17,7 +16,7 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
-from minimegatron.parallel.ddp import DistributedDataParallel
+from minimegatron.parallel.ddp import DistributedDataParallel, length
 from minimegatron.timers import Timers
 
 
@@ -106,16 +105,22 @@ class BufferRange:
     """Consecutive elements that this rank updates, all of one parameter group.
 
     Attributes:
-        buffer: where they are in the buffers of all parameters.
+        buffer: where they are in a buffer of all parameters.
         shard: where they are in the buffers of what this rank owns.
+        grads, params: where they are in the gradient and the parameter buffer, which are of the
+            former kind or of the latter (`DistributedDataParallel.held`).
         group: the parameter group.
         counted: whether this rank counts them in sums over the model (norms, zeros).
+        partial: whether their gradients are summed over the tensor-parallel ranks, too.
     """
 
     buffer: slice
     shard: slice
+    grads: slice
+    params: slice
     group: ParamGroup
     counted: bool
+    partial: bool
 
 
 class Optimizer:
@@ -124,7 +129,7 @@ class Optimizer:
     Biases and norms are not decayed. The model's parameters become views of `param_buffer`.
 
     Attributes:
-        param_buffer: the model's parameters in its dtype, [n].
+        param_buffer: the model's parameters in its dtype, [n], or [m] if they are sharded, too.
         main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
         main_grads: fp32 copy [m] of 16-bit gradients, from `step` to `zero_grad`; else None.
         moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
@@ -138,16 +143,11 @@ class Optimizer:
         self.clip, self.has_values = config.clip_grad, ctx.device.has_values
         self.weight_decay = config.weight_decay
         self.adam = {"beta1": config.adam_beta1, "beta2": config.adam_beta2, "eps": config.adam_eps}
-        self.param_buffer = torch.zeros_like(ddp.grad_buffer, dtype=params_dtype(config))
-        for name, view in ddp.named_views(self.param_buffer).items():
-            view.copy_(ddp.params[name].data)
-            ddp.params[name].data = view
-        groups = self._group_elements()
-        self.partial = self._partial_elements()
-        self.ranges = self._owned_ranges(groups)
+        self.param_buffer = ddp.make_param_buffer(params_dtype(config))
+        self.ranges = self._owned_ranges()
         # Ranks with different elements: sums over the model go through these groups.
         self.norm_groups = [self.grid.model, *ddp.shard_groups]
-        owned = sum(part.stop - part.start for part in ddp.owned)
+        owned = sum(map(length, ddp.owned))
         like = {"dtype": torch.float32, "device": ddp.grad_buffer.device}
         self.moments = {name: torch.zeros(owned, **like) for name in MOMENTS}
         self.main_params = None if config.precision == "fp32" else torch.empty(owned, **like)
@@ -158,47 +158,45 @@ class Optimizer:
         # The fused kernel reads the count on the parameters' device; without values, nobody does.
         self.steps = torch.zeros((), device=like["device"] if self.has_values else "cpu")
 
-    def _group_elements(self) -> dict[ParamGroup, slice]:
-        """Return the elements of each parameter group in the flat buffers."""
-        sizes = dict.fromkeys(ParamGroup, 0)
-        for name, parameter in self.ddp.params.items():
-            sizes[self.ddp.specs[name].group] += parameter.numel()
-        ends = accumulate(sizes.values())
-        return {group: slice(end - size, end)
-                for (group, size), end in zip(sizes.items(), ends, strict=True)}
+    def _runs(self) -> list[tuple[ParamGroup, bool, slice]]:
+        """Return the ranges of the flat buffers that belong to one parameter group, each with
+        whether its gradients are summed over tensor-parallel ranks, too."""
+        specs, runs = self.ddp.specs, []
+        for name, place in self.ddp.places.items():
+            kind = specs[name].group, "tp" in specs[name].reduced_over
+            if runs and runs[-1][:2] == kind and runs[-1][2].stop == place.start:
+                place = slice(runs.pop()[2].start, place.stop)
+            runs.append((*kind, place))
+        return runs
 
-    def _partial_elements(self) -> slice:
-        """Return the elements whose gradients are summed over tensor-parallel ranks, too.
-
-        They belong to replicated parameters, whose groups are neighbors in the buffers.
-        """
-        start = end = at = 0
-        for name, parameter in self.ddp.params.items():
-            if "tp" in self.ddp.specs[name].reduced_over:
-                start, end = (at if end == 0 else start), at + parameter.numel()
-            at += parameter.numel()
-        return slice(start, end)
-
-    def _owned_ranges(self, groups: dict[ParamGroup, slice]) -> list[BufferRange]:
+    def _owned_ranges(self) -> list[BufferRange]:
         """Return the ranges that this rank owns, split where a parameter group ends."""
-        is_first_tp_rank = self.grid.tp.index == 0
-        ranges, offset = [], 0
-        for owned in self.ddp.owned:
-            for group, elements in groups.items():
+        is_first_tp_rank, ddp = self.grid.tp.index == 0, self.ddp
+        ranges, offset, runs = [], 0, self._runs()
+        for owned in ddp.owned:
+            for group, partial, elements in runs:
                 start, end = max(elements.start, owned.start), min(elements.stop, owned.stop)
                 if start < end:
                     shard = offset + start - owned.start
+                    places = slice(start, end), slice(shard, shard + end - start)
                     counted = (group != ParamGroup.TIED_COPY
                                and (is_first_tp_rank or not group.is_replicated))
-                    ranges.append(BufferRange(slice(start, end), slice(shard, shard + end - start),
-                                              group, counted))
-            offset += owned.stop - owned.start
+                    ranges.append(BufferRange(
+                        *places, ddp.held(*places, ddp.shards_grads),
+                        ddp.held(*places, ddp.shards_params), group, counted, partial))
+            offset += length(owned)
         return ranges
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters to the master weights, after initialization or a load."""
         if self.main_params is not None:
-            self.ddp.copy_owned(self.param_buffer, out=self.main_params)
+            self._copy_owned(self.param_buffer, self.ddp.shards_params, out=self.main_params)
+
+    def _copy_owned(self, buffer: torch.Tensor, is_sharded: bool, out: torch.Tensor) -> None:
+        if is_sharded:
+            out.copy_(buffer)
+        else:
+            self.ddp.copy_owned(buffer, out=out)
 
     def zero_grad(self) -> None:
         """Begin a step: free the main gradients, so that activations can use their memory."""
@@ -208,8 +206,14 @@ class Optimizer:
     def all_reduce_replicated_grads(self) -> None:
         """With sequence parallelism, sum the replicated parameters' gradients over the
         tensor-parallel ranks, each of which saw s/t of the tokens (Korthikanti et al. 2022)."""
-        if self.partial.stop:
-            self.grid.tp.all_reduce(self.ddp.grad_buffer[self.partial])
+        pieces = [self.ddp.grad_buffer[part.grads] for part in self.ranges if part.partial]
+        if len(pieces) == 1:
+            self.grid.tp.all_reduce(pieces[0])
+        elif pieces:  # one collective for all
+            together = torch.cat(pieces)
+            self.grid.tp.all_reduce(together)
+            for piece, total in zip(pieces, together.split([*map(len, pieces)]), strict=True):
+                piece.copy_(total)
 
     def model_norm(self, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
         """Return the Euclidean norm over the whole model of pieces that this rank counts, fp32, one
@@ -228,7 +232,7 @@ class Optimizer:
     def _overflow(self) -> torch.Tensor:
         """Return whether any gradient of the model is inf or NaN, bool, one element."""
         grads = self.ddp.grad_buffer
-        largest = [torch.linalg.vector_norm(grads[part.buffer], ord=float("inf"))
+        largest = [torch.linalg.vector_norm(grads[part.grads], ord=float("inf"))
                    for part in self.ranges]
         overflow = (~torch.stack([grads.new_zeros(()), *largest]).isfinite()).any().float()
         for group in self.norm_groups:
@@ -236,7 +240,7 @@ class Optimizer:
         return overflow > 0
 
     def _grads(self, part: BufferRange) -> torch.Tensor:
-        return (self.ddp.grad_buffer[part.buffer] if self.main_grads is None
+        return (self.ddp.grad_buffer[part.grads] if self.main_grads is None
                 else self.main_grads[part.shard])
 
     def step(self, lr: float | torch.Tensor, timers: Timers, counted: torch.Tensor | None = None
@@ -254,7 +258,8 @@ class Optimizer:
         if self.ddp.grad_buffer.dtype != torch.float32:
             with timers("optimizer-copy-to-main-grad"):
                 self.main_grads = torch.empty_like(self.main_params)
-                self.ddp.copy_owned(self.ddp.grad_buffer, out=self.main_grads)
+                self._copy_owned(self.ddp.grad_buffer, self.ddp.shards_grads,
+                                 out=self.main_grads)
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):
                 overflow, factor = self._overflow(), 1 / self.scaler.scale
@@ -291,7 +296,7 @@ class Optimizer:
         # The kernel reads a number as a double, so it keeps every digit.
         lr = lr.float() if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
         for part in self.ranges:
-            params = (self.param_buffer[part.buffer] if self.main_params is None
+            params = (self.param_buffer[part.params] if self.main_params is None
                       else self.main_params[part.shard])
             moments = (moment[part.shard] for moment in self.moments.values())
             weight_decay = self.weight_decay if part.group.has_weight_decay else 0.0
@@ -304,5 +309,5 @@ class Optimizer:
         """Round the master weights to the model's dtype, and all-gather the other shards."""
         if self.main_params is not None:
             for part in self.ranges:
-                self.param_buffer[part.buffer] = self.main_params[part.shard]
-        self.ddp.all_gather(self.param_buffer)
+                self.param_buffer[part.params] = self.main_params[part.shard]
+        self.ddp.gather_params(self.param_buffer)

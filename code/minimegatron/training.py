@@ -114,7 +114,7 @@ class Trainer:
                 chunk.end_step()
         # Before the data-parallel reduction, which leaves a sharded replica only a part of the sum.
         with self.timers("backward-embedding-all-reduce"):
-            self.tied_embedding.all_reduce()
+            self.tied_embedding.all_reduce(self.ddp)
         with self.timers("backward-params-all-reduce"):
             self.ddp.finish_grad_sync()
         with self.timers("optimizer"):

@@ -45,7 +45,7 @@ def data(count: int, length: int) -> list[dict]:
 
 def unsummed(trainer: Trainer) -> None:
     """Wrong: a copy keeps the gradient of its part of the sequence."""
-    trainer.optimizer.partial = slice(0, 0)
+    trainer.optimizer.all_reduce_replicated_grads = lambda: None
 
 
 def counted_by_all(trainer: Trainer) -> None:
@@ -68,7 +68,7 @@ def first_mask_for_all(trainer: Trainer) -> None:
 
 def untied(trainer: Trainer) -> None:
     """Wrong: each end of the pipeline keeps its own gradient of the embedding."""
-    trainer.tied_embedding.all_reduce = lambda: None
+    trainer.tied_embedding.all_reduce = lambda ddp: None
 
 
 def eager(trainer: Trainer) -> None:
@@ -99,7 +99,7 @@ def poison(trainer: Trainer) -> None:
     def finish_and_poison() -> None:
         finish()
         if trainer.progress.iteration == poisoned and trainer.ctx.grid.is_last_rank:
-            ddp.grad_buffer[trainer.optimizer.ranges[-1].buffer] = float("inf")
+            ddp.grad_buffer[trainer.optimizer.ranges[-1].grads] = float("inf")
 
     ddp.finish_grad_sync = finish_and_poison
 
@@ -155,7 +155,9 @@ def frozen_state(trainer: Trainer) -> tuple[int, str]:
     held = moments.numel() * (trainer.ddp.group.size if trainer.ddp.shard_groups else 1)
     elements = sum(weight.numel() for weight in trained.values())
     assert elements <= held < elements + 2 * len(trainer.ddp.buckets) + 1  # padding
-    assert len(trainer.optimizer.param_buffer) == len(trainer.ddp.grad_buffer) == held
+    for buffer, sharded in ((trainer.optimizer.param_buffer, trainer.ddp.shards_params),
+                            (trainer.ddp.grad_buffer, trainer.ddp.shards_grads)):
+        assert len(buffer) == (moments.numel() if sharded else held)
     rest = [weight for name, weight in trainer.model.named_parameters() if name not in trained]
     assert all(weight.grad is None and not weight.requires_grad for weight in rest)
     content = b"".join(weight.detach().numpy().tobytes() for weight in rest)
@@ -193,15 +195,17 @@ def steps(ctx: Context, count: int, variants: list[str]) -> dict:
         assert frozen_state(trainer) == before and before[0]
     mean, _ = evaluate(ctx, trainer.pipeline, source, 0)
     out["validation"] = [ctx.read(mean)]
-    if trainer.tied_embedding.embedding is not None:
-        out["embedding"] = trainer.tied_embedding.embedding.weight.flatten()[:100].tolist()
-    copied = b"".join(weight.detach().float().numpy().tobytes()
-                      for name, weight in trainer.ddp.params.items()
-                      if trainer.ddp.specs[name].partition_dim is None)
+    held = held_bytes(optimizer)
+    with trainer.ddp.full_params():
+        if trainer.tied_embedding.embedding is not None:
+            out["embedding"] = trainer.tied_embedding.embedding.weight.flatten()[:100].tolist()
+        copied = b"".join(weight.detach().float().clone().numpy().tobytes()
+                          for name, weight in trainer.ddp.params.items()
+                          if trainer.ddp.specs[name].partition_dim is None)
     scales = [history.scale.tolist() for part in trainer.pipeline.chunks if part.fp8 is not None
               for history in part.fp8.histories.values()]
     return {**out, "scales": scales, "stage": ctx.grid.pp.index,
-            "last": trainer.pipeline.chunks[-1].is_last, "bytes": held_bytes(optimizer),
+            "last": trainer.pipeline.chunks[-1].is_last, "bytes": held,
             "copied": hashlib.sha256(copied).hexdigest()}
 
 

@@ -195,7 +195,7 @@ def test_the_two_measures_of_a_bubble_differ():
     ("fp16", 20, 4 + 16 / 8), ("bf16", 18, 6 + 12 / 8), ("fp32", 16, 8 + 8 / 8)])
 def test_bytes_of_a_parameter(precision, plain, of_8):
     assert state_bytes(precision, 8).total == plain
-    assert state_bytes(precision, 8, distributed_optimizer=True).total == of_8
+    assert state_bytes(precision, 8, zero_stage=1).total == of_8
 
 
 # Rajbhandari et al. 2020, figure 1 and table 1. (billions, N): GB of stages 0 to 3.

@@ -75,11 +75,11 @@ NO_EFFECT = {
 HARMLESS_VALUES = {
     "--attention-backend": "auto local unfused", "--context-parallel-size": "1",
     "--cp-comm-type": "p2p", "--ckpt-format": "torch", "--cuda-graph-impl": "none",
-    "--data-parallel-sharding-strategy": "no_shard", "--dataloader-type": "single",
+    "--dataloader-type": "single",
     "--error-injection-rate": "0", "--exp-avg-dtype": "fp32", "--exp-avg-sq-dtype": "fp32",
     "--expert-model-parallel-size": "1", "--expert-tensor-parallel-size": "1",
     "--lr-warmup-init": "0 0.0", "--main-grads-dtype": "fp32", "--main-params-dtype": "fp32",
-    "--num-distributed-optimizer-instances": "1", "--pipeline-model-parallel-comm-backend": "nccl",
+    "--pipeline-model-parallel-comm-backend": "nccl",
     "--recompute-modules": "core_attn", "--rope-type": "rope", "--sample-rate": "1 1.0",
     "--softmax-type": "vanilla", "--transformer-impl": "local transformer_engine",
     "--vocab-extra-ids": "0", "--weight-decay-incr-style": "constant",
@@ -141,13 +141,11 @@ REFUSED = {
              "--ddp-reduce-scatter-with-fp32-accumulation",
     "layers are recomputed whole, or their core attention is": "--recompute-modules",
     "activations stay on the GPU": "--cpu-offloading-num-layers",
-    "the trainer shards the optimizer state, not the parameters":
-        "--use-megatron-fsdp --use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward --fsdp-* "
-        "--data-parallel-sharding-strategy --enable-full-sharding-in-hsdp "
-        "--suggested-communication-unit-size --num-distributed-optimizer-instances "
-        "--no-strict-fsdp-dtensor-load",
-    "the updated parameters are all-gathered after the step":
-        "--overlap-param-gather --overlap-param-gather-with-optimizer-step",
+    "sharding follows --data-parallel-sharding-strategy, one transformer layer at a time":
+        "--use-torch-fsdp2 --fsdp-* --enable-full-sharding-in-hsdp "
+        "--suggested-communication-unit-size --no-strict-fsdp-dtensor-load",
+    "parameters are all-gathered after the whole optimizer step":
+        "--overlap-param-gather-with-optimizer-step",
     "--tp-comm-overlap has no variants here":
         "--tp-comm-overlap-cfg --disable-tp-comm-* --tp-comm-overlap-rs-dgrad",
     "the schedule decides what each stage computes, and when":

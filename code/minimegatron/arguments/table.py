@@ -51,6 +51,11 @@ SAVE_INTERVAL = RelatedFlags(
     ("save_interval",), "{flag} {value} needs --save-interval, for example --save-interval 100")
 TENSORBOARD_DIR = RelatedFlags(
     ("tensorboard_dir",), "{flag} {value} needs --tensorboard-dir, where the profile is written")
+# By ZeRO's stage (Rajbhandari et al. 2020).
+SHARDING_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
+MEGATRON_FSDP = RelatedFlags(
+    ("use_megatron_fsdp",), "{flag} {value} has an effect only with --use-megatron-fsdp, as in "
+    "Megatron-LM; nearest: --use-megatron-fsdp {flag} {value}")
 ESTIMATE = RelatedFlags(("estimate",), "{flag} belongs to --estimate, which is not given")
 
 
@@ -281,8 +286,26 @@ class Distributed:
         choices=("nccl", "gloo"), affects=RESULTS)
     use_distributed_optimizer: bool = flag(
         False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES)
+    use_megatron_fsdp: bool = flag(
+        False, "let --data-parallel-sharding-strategy choose what is sharded", affects=NOTHING)
+    data_parallel_sharding_strategy: str = flag(
+        "no_shard", "what is sharded over the data-parallel ranks: nothing, the optimizer state "
+        "(ZeRO-1, as --use-distributed-optimizer), gradients too (ZeRO-2), parameters too (ZeRO-3, "
+        "FSDP)", choices=SHARDING_STRATEGIES, affects=PASSES, needs=MEGATRON_FSDP,
+        sets=("use_distributed_optimizer",))
+    num_distributed_optimizer_instances: int = flag(
+        1, "hybrid sharding: shard within each of N groups of data-parallel ranks, and replicate "
+        "the shards across the groups", affects=PASSES, bounds=AT_LEAST_1)
+    outer_dp_sharding_strategy: str = flag(
+        "no_shard", "what is sharded across the groups of hybrid sharding", choices=("no_shard",),
+        affects=NOTHING)
+    reshard_after_forward: bool = flag(
+        True, "optim_grads_params: keep the gathered parameters from the forward to the backward "
+        "pass", off=("--torch-fsdp2-no-reshard-after-forward",), affects=PASSES)
     overlap_grad_reduce: bool = flag(
-        False, "overlap the gradient all-reduce with the backward pass", affects=PASSES)
+        False, "overlap the reduction of gradients with the backward pass", affects=PASSES)
+    overlap_param_gather: bool = flag(
+        False, "overlap the all-gather of sharded parameters with computation", affects=PASSES)
     ddp_bucket_size: int | None = flag(
         None, "gradients per bucket (default: the larger of 40 million and 1 million per "
         "data-parallel rank)", affects=PASSES, bounds=AT_LEAST_1)
@@ -452,6 +475,22 @@ class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Distributed,
     def chunks(self) -> int:
         """Return the number of chunks (virtual stages) that every stage holds."""
         return len(self.layers_per_chunk) // self.pipeline_model_parallel_size
+
+    @property
+    def zero_stage(self) -> int:
+        """Return ZeRO's stage: 1 shards the optimizer state, 2 gradients too, 3 parameters too."""
+        return max(int(self.use_distributed_optimizer),
+                   SHARDING_STRATEGIES.index(self.data_parallel_sharding_strategy))
+
+    @property
+    def shards_by_unit(self) -> bool:
+        """Return whether collectives of sharded state cover one transformer layer each."""
+        return self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather)
+
+    @property
+    def sharding_size(self) -> int:
+        """Return over how many data-parallel ranks the sharded state is divided."""
+        return self.data_parallel_size // self.num_distributed_optimizer_instances
 
     @property
     def precision(self) -> str:

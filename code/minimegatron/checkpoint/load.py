@@ -191,9 +191,10 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
 
     Raises UserError if the file lacks the optimizer; other errors mean that it is malformed.
     """
-    for name, part in chunks_by_key(model).items():
-        part.load_state_dict({key: value for key, value in state[name].items()
-                              if part.fp8 is not None or not key.startswith("fp8.")})
+    with optimizer.ddp.full_params(write_back=True):
+        for name, part in chunks_by_key(model).items():
+            part.load_state_dict({key: value for key, value in state[name].items()
+                                  if part.fp8 is not None or not key.startswith("fp8.")})
     optimizer.reload_model_params()
     if ctx.config.finetune:
         return Progress()

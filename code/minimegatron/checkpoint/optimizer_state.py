@@ -34,7 +34,7 @@ def load_optimizer_state(optimizer: Optimizer, saved: dict) -> None:
                 "--no-load-optim")
     optimizer.steps.copy_(torch.as_tensor(saved["step"]))
     for name, shard in optimizer_shards(optimizer).items():
-        buffer = torch.zeros_like(ddp.grad_buffer, dtype=shard.dtype)
+        buffer = shard.new_zeros(ddp.size)
         for key, view in ddp.named_views(buffer).items():
             view.copy_(saved[name][key])
         ddp.copy_owned(buffer, out=shard)

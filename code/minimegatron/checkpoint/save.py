@@ -103,9 +103,10 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     error, sums = None, {}
     try:
         moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)  # gathers shards
-        if ctx.grid.writes_shard:
-            state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
-            sums = write_shard(ctx, state, moments, unfinished(final))
+        with optimizer.ddp.full_params():
+            if ctx.grid.writes_shard:
+                state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
+                sums = write_shard(ctx, state, moments, unfinished(final))
     except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
         error = str(failed)
     sums = agree(ctx, error, sums, final)

@@ -92,6 +92,15 @@ class Device(ABC):
         memory = self.memory()
         return {"allocated": memory.allocated, "max_allocated": memory.max_allocated}
 
+    def resize(self, buffer: torch.Tensor, elements: int) -> None:
+        """Free a buffer's memory (0 elements), or allocate it again; its views stay views of it."""
+        buffer.untyped_storage().resize_(elements * buffer.element_size())
+
+    def deferred(self) -> AbstractContextManager:
+        """Return a context whose new tensors get memory only later, where the device can: sharded
+        parameters are never all in memory."""
+        return nullcontext()
+
     def profile(self, folder: str, worker: str) -> profiler.StepProfiler | None:
         """Return the device's own profiler, or None to use PyTorch's (report/timeline.py)."""
         return None

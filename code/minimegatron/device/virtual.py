@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 from minimegatron.device import virtual_kernels  # noqa: F401  registers them
 from minimegatron.device.device import Device, Memory
@@ -75,6 +76,13 @@ class VirtualDevice(Device):
     def memory(self) -> Memory:
         memory = self.gpu.memory
         return Memory(memory.live, memory.peak, memory.reserved, memory.peak_reserved)
+
+    def resize(self, buffer: torch.Tensor, elements: int) -> None:
+        self.gpu.resize(buffer.untyped_storage()._cdata, elements * buffer.element_size())
+        super().resize(buffer, elements)
+
+    def deferred(self) -> AbstractContextManager:
+        return _disable_current_modes()
 
     def profile(self, folder: str, worker: str) -> profiler.StepProfiler:
         cards_here = max(self.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -10,6 +10,7 @@ partitioned: a model starts from the same values in every layout.
 from __future__ import annotations
 
 import hashlib
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -103,11 +104,14 @@ def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec | None) -
     The specs become the module's attribute `param_specs`. A parameter whose spec is None is None.
     """
     like = {"device": ctx.device.torch_device, "dtype": params_dtype(ctx.config)}
+    config = ctx.config
+    is_sharded = config.zero_stage == 3 and config.sharding_size > 1
     for name, spec in specs.items():
         if spec and spec.partition_dim is None and ctx.config.sequence_parallel:
             spec.reduced_over += ("tp",)  # each rank sees s/t of the tokens
-        module.register_parameter(
-            name, spec and nn.Parameter(torch.empty(spec.shape(ctx.grid.tp), **like)))
+        with ctx.device.deferred() if is_sharded else nullcontext():
+            module.register_parameter(
+                name, spec and nn.Parameter(torch.empty(spec.shape(ctx.grid.tp), **like)))
     module.param_specs = {name: spec for name, spec in specs.items() if spec is not None}
 
 

@@ -8,6 +8,9 @@ The gradients reach the buffer through accumulators (model/linear.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -15,7 +18,7 @@ from torch import nn
 from minimegatron.context import Context, grads_dtype
 from minimegatron.grid import Group
 from minimegatron.model.linear import DelayedWeightGrads, GradAccumulator
-from minimegatron.model.parameters import named_param_specs
+from minimegatron.model.parameters import ParamSpec, named_param_specs
 
 
 class DistributedDataParallel:
@@ -28,17 +31,21 @@ class DistributedDataParallel:
         params: {name: parameter} of those that are trained, in the order of the buffers, which is
             that of `ParamGroup`.
         specs: {name: spec} in the same order.
+        places: {name: its elements in the buffers} in the same order.
         accumulators: {name: accumulator} in the same order.
         grad_buffer: all gradients, [n].
         buckets: the ranges of the buffer that one collective each reduces.
         owned: the ranges of the buffers whose parameters this rank updates: here all of them.
         shard_groups: groups whose ranks own different ranges: here none.
+        shards_grads, shards_params: whether the buffers of gradients and of parameters hold only
+            the owned ranges, one after another: [m] instead of [n].
         overlap: with --overlap-grad-reduce, starts to all-reduce buckets in the backward pass.
         delayed: the weight gradients that a schedule computes later.
     """
 
     alignment = 1  # every bucket's size is a multiple of it
     one_bucket_at_a_time = False
+    shards_grads = shards_params = False
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
         """Create the gradient buffer, and set every trained parameter's accumulator in its spec.
@@ -46,27 +53,34 @@ class DistributedDataParallel:
         Raises NotImplementedError for gradients that are reduced over other groups.
         """
         specs = named_param_specs(model)
-        self.group: Group = ctx.grid.replicas
+        self.device, self.group = ctx.device, self._shard_group(ctx)
         self.params = dict(sorted(
             ((name, parameter) for name, parameter in model.named_parameters()
              if parameter.requires_grad_(specs[name].trained).requires_grad),
-            key=lambda item: specs[item[0]].group))
+            key=lambda item: self._sort_key(item[0], specs[item[0]])))
         self.specs = {name: specs[name] for name in self.params}
         for name, spec in self.specs.items():
             if set(spec.reduced_over) - {"tp"} != {"replicas"}:
                 raise NotImplementedError(f"{name}: gradients are summed over the replicas, and "
                                           f"over tp, but not over {spec.reduced_over}")
         self.buckets = self._make_buckets(ctx.config.ddp_bucket_size)
+        self.places = self._place_params()
         self.owned, self.shard_groups = self._owned_ranges(), []
-        self.grad_buffer = torch.zeros(self.size, dtype=grads_dtype(ctx.config),
+        self.grad_buffer = torch.zeros(self._elements(self.shards_grads),
+                                       dtype=grads_dtype(ctx.config),
                                        device=ctx.device.torch_device)
         self.delayed = DelayedWeightGrads()
         self._in_flight: list[tuple[int, dist.Work, torch.Tensor]] = []
         self.accumulators = self._make_accumulators()
-        self.overlap: GradReduceOverlap | None = None
-        if ctx.config.overlap_grad_reduce:
-            self.overlap = GradReduceOverlap(self)
+        self.overlap = self._make_overlap() if ctx.config.overlap_grad_reduce else None
         self.zero_grad()
+
+    def _shard_group(self, ctx: Context) -> Group:
+        """Return the group over which gradients are summed bucket by bucket: all replicas."""
+        return ctx.grid.replicas
+
+    def _sort_key(self, name: str, spec: ParamSpec) -> tuple:
+        return (spec.group,)
 
     def _make_buckets(self, size: int) -> list[slice]:
         elements = sum(parameter.numel() for parameter in self.params.values())
@@ -78,28 +92,64 @@ class DistributedDataParallel:
         """Elements of the buffers; 0 if this rank trains nothing."""
         return self.buckets[-1].stop if self.buckets else 0
 
+    def _place_params(self) -> dict[str, slice]:
+        places, start = {}, 0
+        for name, parameter in self.params.items():
+            places[name] = slice(start, start + parameter.numel())
+            start = places[name].stop
+        return places
+
     def _owned_ranges(self) -> list[slice]:
         return [slice(0, self.size)]
 
+    def _elements(self, sharded: bool) -> int:
+        """Return the elements of a buffer: m if it holds only what this rank owns, else n."""
+        return sum(map(length, self.owned)) if sharded else self.size
+
     def _make_accumulators(self) -> dict[str, GradAccumulator]:
-        made, start = {}, 0
-        for name, main_grad in self.named_views(self.grad_buffer).items():
-            end = start + main_grad.numel()
+        made = {}
+        for name, main_grad in self._main_grads().items():
+            place, spec = self.places[name], self.specs[name]
             buckets = [number for number, bucket in enumerate(self.buckets)
-                       if bucket.start < end and start < bucket.stop]
-            spec, start = self.specs[name], end
-            made[name] = spec.accumulator = GradAccumulator(
-                self.delayed, main_grad, buckets, spec.tied)
+                       if bucket.start < place.stop and place.start < bucket.stop]
+            made[name] = spec.accumulator = self._make_accumulator(
+                name, main_grad, buckets)
             self.params[name].main_grad = main_grad  # Megatron-LM's name: tools look for it
             self.params[name].register_post_accumulate_grad_hook(spec.accumulator.take)
         return made
 
+    def _make_overlap(self) -> GradReduceOverlap | None:
+        return GradReduceOverlap(self)
+
+    def _main_grads(self) -> dict[str, torch.Tensor]:
+        return self.named_views(self.grad_buffer)
+
+    def _make_accumulator(self, name: str, main_grad: torch.Tensor, buckets: list[int]
+                          ) -> GradAccumulator:
+        return GradAccumulator(self.delayed, main_grad, buckets, self.specs[name].tied)
+
+    def make_param_buffer(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return a flat buffer [n] of the parameters in their dtype, which become views of it."""
+        buffer = torch.zeros(self.size, dtype=dtype, device=self.grad_buffer.device)
+        for name, view in self.named_views(buffer).items():
+            view.copy_(self.params[name].data)
+            self.params[name].data = view
+        return buffer
+
     def named_views(self, buffer: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return {name: the parameter's elements of a flat buffer [n], in its shape}."""
-        sizes = [parameter.numel() for parameter in self.params.values()]
-        pieces = buffer[:sum(sizes)].split(sizes)
-        return {name: piece.view_as(parameter)
-                for (name, parameter), piece in zip(self.params.items(), pieces, strict=True)}
+        return {name: buffer[place].view(self.params[name].shape)
+                for name, place in self.places.items()}
+
+    def held(self, elements: slice, owned: slice, is_sharded: bool) -> slice:
+        """Return where a buffer of gradients or parameters holds some elements.
+
+        Args:
+            elements: their place in a buffer of all parameters, [n].
+            owned: their place among what this rank owns, [m].
+            is_sharded: which of the two the buffer is.
+        """
+        return owned if is_sharded else elements
 
     def zero_grad(self) -> None:
         """Begin a step: each gradient's first write replaces the last step's gradient."""
@@ -136,6 +186,32 @@ class DistributedDataParallel:
             work.wait()
         self._in_flight.clear()
 
+    def end_backward(self) -> None:
+        """After a backward pass, or a delayed pass of weight gradients: here nothing is due."""
+
+    def count_as_accumulated(self) -> None:
+        """Go on as after a step's passes, without having run them: no gradient is missing."""
+        for accumulator in self.accumulators.values():
+            accumulator.writes = 1
+
+    def summed_over_stages(self, accumulator: GradAccumulator) -> torch.Tensor:
+        """Return the part of a tied parameter's gradient that the stages' copies add up."""
+        return accumulator.main_grad
+
+    @contextmanager
+    def full_params(self, write_back: bool = False) -> Iterator[None]:
+        """Return a context in which all parameters have their values; every replica must enter it.
+
+        Args:
+            write_back: whether the block may change them.
+        """
+        yield
+
+    def gather_params(self, buffer: torch.Tensor) -> None:
+        """After an update of the owned parameters: give the replicas each other's. `buffer` is
+        that of `make_param_buffer`."""
+        self.all_gather(buffer)
+
     def copy_owned(self, buffer: torch.Tensor, out: torch.Tensor) -> None:
         """Copy what this rank owns of a buffer [n] into `out` [n], or [n/d] when sharded."""
         out.copy_(buffer)
@@ -146,6 +222,11 @@ class DistributedDataParallel:
 
     def all_gather(self, buffer: torch.Tensor) -> None:
         """Fill a buffer [n], valid in this rank's owned ranges, with the other replicas' ranges."""
+
+
+def length(elements: slice) -> int:
+    """Return the number of elements of a range."""
+    return elements.stop - elements.start
 
 
 class GradReduceOverlap:

@@ -110,6 +110,7 @@ class Pipeline(Handler):
         else:
             with self.timers("backward-compute", action):
                 self.weight_grads.compute((action.micro_batch, action.chunk))
+                self.ddp.end_backward()
 
     def _received(self, source: StageAction | None, timer: str) -> torch.Tensor | None:
         """Wait for the other stage's tensor [s, b, h]; None at either end of the model."""
@@ -146,5 +147,6 @@ class Pipeline(Handler):
             with delay:
                 if out.requires_grad:  # else all before it is frozen
                     torch.autograd.backward(out, gradient)
+            self.ddp.end_backward()
         if x is not None:  # a delayed weight gradient may keep it alive, with its gradient
             self.outbox[action], x.grad = x.grad, None

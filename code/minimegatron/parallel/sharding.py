@@ -14,25 +14,37 @@ import torch
 from torch import nn
 
 from minimegatron.context import Context
+from minimegatron.grid import Group
 from minimegatron.parallel.ddp import DistributedDataParallel
 
 
 class ShardedDataParallel(DistributedDataParallel):
     """Data parallelism with d replicas, each of which owns a shard of every bucket.
 
-    The buffers are padded so that all shards of a bucket have the same size.
+    The buffers are padded so that all shards of a bucket have the same size. With hybrid sharding,
+    the d replicas are one of several instances of the optimizer.
+
+    Attributes:
+        outer: the ranks of other instances that own the same ranges; gradients are summed over
+            these, too.
     """
 
     one_bucket_at_a_time = True  # a reduce-scatter needs memory for its result
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.alignment, self.fp8 = ctx.grid.replicas.size, None
+        self.fp8 = None
         if ctx.config.fp8_param_gather:
             from minimegatron.parallel.fp8_param_gather import Fp8ParamGather
 
             self.fp8 = Fp8ParamGather(ctx, model)
         super().__init__(ctx, model)
         self.shard_groups = [self.group]
+
+    def _shard_group(self, ctx: Context) -> Group:
+        group, self.outer = ctx.grid.split_replicas(
+            ctx.config.num_distributed_optimizer_instances)
+        self.alignment = group.size
+        return group
 
     def _make_buckets(self, size: int) -> list[slice]:
         if self.fp8 is not None:
@@ -56,6 +68,7 @@ class ShardedDataParallel(DistributedDataParallel):
     def _wait(self) -> None:
         for number, work, total in self._in_flight:
             work.wait()
+            self.outer.all_reduce(total)
             self.grad_buffer[self.owned[number]] = total
         self._in_flight.clear()
 

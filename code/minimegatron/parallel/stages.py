@@ -43,12 +43,18 @@ def as_module(chunks: Sequence[Stage]) -> nn.Module:
 
 
 def data_parallel(ctx: Context, model: nn.Module) -> DistributedDataParallel:
-    """Return the owner of the model's gradients, sharded with --use-distributed-optimizer."""
-    if ctx.config.use_distributed_optimizer and ctx.grid.replicas.size > 1:
-        from minimegatron.parallel.sharding import ShardedDataParallel
+    """Return the owner of the model's gradients, which shards what the flags choose."""
+    config = ctx.config
+    shards = ctx.grid.replicas.size // config.num_distributed_optimizer_instances
+    if not config.zero_stage or shards == 1:
+        return DistributedDataParallel(ctx, model)
+    if config.shards_by_unit:
+        from minimegatron.parallel.fully_sharded import BY_STAGE
 
-        return ShardedDataParallel(ctx, model)
-    return DistributedDataParallel(ctx, model)
+        return BY_STAGE[config.zero_stage](ctx, model)
+    from minimegatron.parallel.sharding import ShardedDataParallel
+
+    return ShardedDataParallel(ctx, model)
 
 
 class TiedEmbedding:
@@ -68,10 +74,11 @@ class TiedEmbedding:
         if self.group is not None:
             self.embedding = (chunks[0] if at == 0 else chunks[-1]).embedding.word_embeddings
 
-    def all_reduce(self) -> None:
+    def all_reduce(self, ddp: DistributedDataParallel) -> None:
         """Sum the gradients of both copies, [V/t, h], after the last backward pass."""
         if self.embedding is not None and self.embedding.param_specs["weight"].trained:
-            self.group.all_reduce(self.embedding.param_specs["weight"].accumulator.main_grad)
+            accumulator = self.embedding.param_specs["weight"].accumulator
+            self.group.all_reduce(ddp.summed_over_stages(accumulator))
 
 
 def load_agreed_schedule(ctx: Context) -> Schedule:

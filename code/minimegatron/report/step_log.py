@@ -251,14 +251,14 @@ def read_quantities(log: StepLog) -> dict[str, float | None]:
 
 def params_norm(optimizer: Optimizer) -> torch.Tensor:
     """Return the Euclidean norm of the whole model's parameters, fp32, one element; collective."""
-    return optimizer.model_norm(optimizer.param_buffer[part.buffer]
+    return optimizer.model_norm(optimizer.param_buffer[part.params]
                                 for part in optimizer.ranges if part.counted)
 
 
 def num_zeros(optimizer: Optimizer) -> torch.Tensor:
     """Count the zeros in the whole model's gradient, int64, one element; collective."""
     grads = optimizer.ddp.grad_buffer
-    counted = (grads[part.buffer] for part in optimizer.ranges if part.counted)
+    counted = (grads[part.grads] for part in optimizer.ranges if part.counted)
     zeros = sum(((piece == 0).sum() for piece in counted),
                 start=grads.new_zeros((), dtype=torch.int64))
     for group in optimizer.norm_groups:

@@ -42,6 +42,10 @@ Units = list[tuple[list[str], object]]  # names of parameters, and their ShardLa
 Read = Callable[[int, int, int, int], torch.Tensor]
 
 
+class DamagedError(UserError):
+    """Raised if a file of a checkpoint is not what was saved."""
+
+
 @dataclass
 class Progress:
     """How far a run is.
@@ -163,8 +167,10 @@ class Checkpoints:
                 log_lines.print_no_checkpoint(ctx, root / LATEST)
             else:
                 progress = self._read(folder)
-        except UserError as failed:
+        except DamagedError as failed:
             error = f"--load {root}: {failed}{others(root)}"
+        except UserError as failed:
+            error = f"--load {root}: {failed}"
         agree(error)
         if self.sharded:
             for unit in self.model.units:
@@ -228,7 +234,7 @@ class ShardFiles:
     """The ranks' files of a checkpoint, mapped into memory, so that only what is used is read."""
 
     def __init__(self, folder: Path, units: Units, sums: list[list[list[int]]]) -> None:
-        """Raise UserError unless there is a complete file of every rank.
+        """Raise DamagedError unless there is a complete file of every rank.
 
         Args:
             folder: the checkpoint's.
@@ -242,9 +248,10 @@ class ShardFiles:
         for rank in range(len(sums)):
             path = folder / rank_file(rank)
             if not path.exists():
-                raise UserError(f"there is no {path}")
+                raise DamagedError(f"there is no {path}")
             if (size := path.stat().st_size) != 4 * count:
-                raise UserError(f"{path} is incomplete: it has {size} bytes instead of {4 * count}")
+                raise DamagedError(f"{path} is incomplete: it has {size} bytes instead of "
+                                   f"{4 * count}")
             self.files.append(torch.from_file(str(path), size=count, dtype=torch.float32))
 
     def reader(self, kind: str) -> Read:
@@ -258,13 +265,13 @@ class ShardFiles:
         return read
 
     def _section(self, rank: int, kind: int, unit: int) -> torch.Tensor:
-        """Return a rank's shard of a unit. Raises UserError if it is damaged."""
+        """Return a rank's shard of a unit. Raises DamagedError if it is not what was saved."""
         start = kind * sum(self.sizes) + sum(self.sizes[:unit])
         section = self.files[rank][start:start + self.sizes[unit]]
         if (rank, kind, unit) not in self.intact:
             if zlib.crc32(section.numpy().data) != self.sums[rank][kind][unit]:
-                raise UserError(f"{self.folder / rank_file(rank)} is damaged: its checksum of "
-                                f"{KINDS[kind]}, unit {unit}, differs")
+                raise DamagedError(f"{self.folder / rank_file(rank)} is damaged: its checksum of "
+                                   f"{KINDS[kind]}, unit {unit}, differs")
             self.intact.add((rank, kind, unit))
         return section
 
@@ -303,18 +310,18 @@ def publish(folder: Path, layout: dict) -> None:
 
 
 def latest(root: Path) -> Path | None:
-    """Return the folder that LATEST names, or None if there is no LATEST. Raises UserError."""
+    """Return the folder that LATEST names, or None if there is no LATEST. Raises DamagedError."""
     path = root / LATEST
     if not path.exists():
         return None
     name = path.read_text(errors="replace").strip()
     if not name.startswith("iter_") or not (root / name).is_dir():
-        raise UserError(f"{path} names {name[:80]!r}, which is no folder there")
+        raise DamagedError(f"{path} names {name[:80]!r}, which is no folder there")
     return root / name
 
 
 def read_layout(folder: Path) -> dict:
-    """Return the content of a folder's LAYOUT. Raises UserError if it is damaged."""
+    """Return the content of a folder's LAYOUT. Raises DamagedError if it is not what was saved."""
     path = folder / LAYOUT
     try:
         outer = json.loads(path.read_text())
@@ -322,10 +329,12 @@ def read_layout(folder: Path) -> dict:
             raise ValueError("its checksum differs")
         return json.loads(outer["layout"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not what my_trainer.py saves ({error})") from error
+        raise DamagedError(f"{path} is not what my_trainer.py saves ({error})") from error
 
 
 def others(root: Path) -> str:
     """Return the end of an error: the folders that LATEST could name instead."""
+    now = (root / LATEST).read_text(errors="replace").strip()
     names = sorted(path.parent.name for path in root.glob(f"iter_*/{LAYOUT}"))
-    return f"; {root / LATEST} may name one of: {', '.join(names)}" if len(names) > 1 else ""
+    names = [name for name in names if name != now]
+    return f"; {root / LATEST} could name one of: {', '.join(names)}" if names else ""

@@ -7,22 +7,11 @@ import pytest
 
 from lab.mytrainer import flags as ours
 from minimegatron.errors import UserError
+from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
 
 pytestmark = pytest.mark.slow
 
-MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
-         "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
-TRAINING = ("--global-batch-size 16 --train-iters 32 --log-interval 1 --eval-iters 0 --lr 1e-3 "
-            "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
-            "--clip-grad 0.5 --split 900,50,50 ")
 OVERLAP, RING = "--overlap-grad-reduce ", "--ring-all-reduce "
-
-
-@pytest.fixture(scope="module")
-def reference(train, dataset):
-    """Loss and gradient norm of pretrain_gpt.py on one rank."""
-    run = train(TRAINING + "--micro-batch-size 2", base=MODEL + dataset.flags)
-    return run.column("lm loss"), run.column("grad norm")
 
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(0, 2), (2, 2), (4, 4)], ids=[
@@ -152,18 +141,7 @@ def test_unequal_samples_need_the_ddp_of_lab_14(my_trainer, student, dataset):
             "8,8 samples") in run.err
 
 
-FP16 = ("--fp16 --initial-loss-scale 33554432 --loss-scale-window 4 --hysteresis 2 "
-        "--accumulate-allreduce-grads-in-fp32 ")
-# A sample per micro-batch: launch.py may give the samples to ranks in another order, and the sum of
-# other samples overflows at another step.
-SCALED = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 1 "
 NEEDED = ("precision", "unscale", "scaler")  # with --fp16
-
-
-@pytest.fixture(scope="module")
-def scaled(train, dataset):
-    """The log of pretrain_gpt.py in fp16, on one rank."""
-    return train(SCALED + FP16, base=MODEL + dataset.flags)
 
 
 @pytest.mark.parametrize(("files", "ranks"), [

@@ -8,16 +8,8 @@ from lab.mytrainer import flags as ours
 from lab.mytrainer import gain, selfcheck
 from lab.mytrainer.pieces import PIECES
 from minimegatron.errors import UserError
-from tests.lab.mytrainer.test_loop import (
-    FP16,
-    MODEL,
-    NEEDED,
-    SCALED,
-    TRAINING,
-    parsed,
-    reference,  # noqa: F401  a fixture
-    scaled,  # noqa: F401  a fixture
-)
+from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
+from tests.lab.mytrainer.test_loop import NEEDED, parsed
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +27,7 @@ def steps(number):
 
 
 @pytest.fixture
-def trained(my_trainer, student, dataset, reference):  # noqa: F811
+def trained(my_trainer, student, dataset, reference):
     """Train for a few steps, and compare with pretrain_gpt.py on one rank."""
 
     def run(flags, ranks, first=0, last=4):
@@ -76,28 +68,30 @@ def test_another_layout_resumes_as_if_nothing_had_happened(
 
 
 def test_fp16_resumes_with_its_loss_scale_on_other_ranks(
-        my_trainer, student, dataset, scaled, tmp_path):  # noqa: F811
+        my_trainer, student, dataset, scaled, tmp_path):
     student.solve(*FILES, *NEEDED, "launch")
     flags = SCALED + FP16 + dataset.flags
-    half = flags.replace("--train-iters 20", "--train-iters 7 --lr-decay-iters 20")
+    half, most = (flags.replace("--train-iters 20", f"--train-iters {number} --lr-decay-iters 20")
+                  for number in (4, 10))
     runs = [my_trainer(f"{MODEL}{half}{PREFETCH} --save {tmp_path} --save-interval 100", ranks=2),
-            my_trainer(f"{MODEL}{flags}{OPTIM} --load {tmp_path}", ranks=4)]
+            my_trainer(f"{MODEL}{most}{OPTIM} --load {tmp_path}", ranks=4)]
+    skipped = [int(sum(run.column("number of skipped iterations"))) for run in runs]
+    assert min(skipped) > 0, skipped
 
     def both(column):
         return runs[0].column(column) + runs[1].column(column)
 
-    assert both("lm loss") == pytest.approx(scaled.column("lm loss"), rel=1e-4)
-    assert both("grad norm") == pytest.approx(scaled.column("grad norm"), abs=3e-3)
+    made = 10 - sum(skipped)
+    assert both("lm loss") == pytest.approx(scaled.column("lm loss")[:made], rel=1e-4)
+    assert both("grad norm") == pytest.approx(scaled.column("grad norm")[:made], abs=3e-3)
     for column in ("loss scale", "number of skipped iterations", "learning rate"):
-        assert both(column) == scaled.column(column)
-    skipped = [sum(run.column("number of skipped iterations")) for run in runs]
-    assert min(skipped) > 0, skipped
+        assert both(column) == scaled.column(column)[:10] and len(both(column)) == 10
 
 
 def test_master_weights_in_bf16_are_sharded(my_trainer, train, student, dataset):
     """Two ranks count all zeros of the gradient together."""
     student.solve(*FILES, "precision", "histogram")
-    flags = (SCALED.replace("--train-iters 20", "--train-iters 6")
+    flags = (SCALED.replace("--train-iters 20", "--train-iters 3")
              + "--bf16 --log-num-zeros-in-grad ")
     run, right = (my_trainer(MODEL + flags + dataset.flags + GRADS, ranks=2),
                   train(flags, base=MODEL + dataset.flags))
@@ -122,7 +116,8 @@ def test_autocast_and_fp8_train_with_shards_as_with_replicas(
     assert sharded.column("grad norm") == pytest.approx(plain.column("grad norm"), abs=1.01e-3)
 
 
-def test_shards_that_clip_by_their_own_norm_are_seen(my_trainer, student, dataset, reference):  # noqa: F811
+@pytest.mark.stress
+def test_shards_that_clip_by_their_own_norm_are_seen(my_trainer, student, dataset, reference):
     student.solve(*FILES)
     student.change("clipping", "    dist.all_reduce(square)\n", "")
     run = my_trainer(f"{MODEL}{steps(2)}--micro-batch-size 2 {dataset.flags} {OPTIM}", ranks=2)
@@ -130,21 +125,22 @@ def test_shards_that_clip_by_their_own_norm_are_seen(my_trainer, student, datase
     assert run.column("grad norm")[0] < reference[1][0] - 5e-3
 
 
-# A width that is large beside the vocabulary, so that the layers have most of the parameters.
-VIRTUAL = gain.MODEL.replace("--hidden-size 768", "--hidden-size 1536").replace(
-    "--make-vocab-size-divisible-by 50304", "--make-vocab-size-divisible-by 4096") + "--bf16 "
+VIRTUAL = ("--num-layers 3 --hidden-size 2048 --num-attention-heads 16 --seq-length 1024 "
+           "--max-position-embeddings 1024 --make-vocab-size-divisible-by 4096 --use-flash-attn "
+           "--attention-dropout 0 --hidden-dropout 0 --bf16 --micro-batch-size 4 "
+           "--recompute-granularity full --recompute-method uniform ")
 
 
 def test_on_virtual_gpus_each_stage_takes_less_memory_and_prefetching_less_time(
         student, dataset):
-    student.solve(*FILES, "ddp")
+    student.solve(*FILES, "ddp", "states", "checkpointing")
     (student.home / "data").mkdir()
     (student.home / "data" / "bpe-4096").symlink_to(dataset.folder)
     replicas, optim, grads, params, prefetch = (
-        gain.measure("h100:8", nodes=8, flags=VIRTUAL + strategy, steps=2)
+        gain.measure("h100:4", flags=VIRTUAL + strategy, steps=2)
         for strategy in ("", OPTIM, GRADS, PARAMS, PARAMS + "--overlap-param-gather"))
-    assert replicas.peak > 1.2 * optim.peak > 1.2 * 1.2 * grads.peak
-    assert grads.peak > 1.2 * params.peak and prefetch.peak < 1.1 * params.peak
+    assert replicas.peak > 1.5 * optim.peak and optim.peak > 1.04 * grads.peak
+    assert grads.peak > 1.04 * params.peak and prefetch.peak < 1.15 * params.peak
     assert prefetch.exposed < params.exposed / 2
     assert prefetch.seconds < params.seconds - 0.8 * (params.exposed - prefetch.exposed)
 
@@ -202,12 +198,14 @@ def test_optim_needs_no_file_of_a_later_stage(monkeypatch, student):
     ours.require_pieces(config, object)
 
 
-def test_a_loop_that_would_clip_by_the_rank_s_own_norm_is_refused(my_trainer, student, dataset):
+def test_a_loop_that_would_clip_by_the_rank_s_own_norm_is_refused(monkeypatch, student):
     student.solve(*FILES, "train")
-    run = my_trainer(f"{MODEL}{steps(2)}--micro-batch-size 2 {dataset.flags} {OPTIM}", 2, code=1)
-    assert ("--data-parallel-sharding-strategy optim: train in mytrainer/train.py has no parameter "
+    config = parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {OPTIM} ", 2)
+    with pytest.raises(UserError, match=re.escape(
+            "--data-parallel-sharding-strategy optim: train in mytrainer/train.py has no parameter "
             "clip, so it would clip by the norm of this rank's shards alone; give it the parameter "
-            "clip=None, and call clip(parameters, max_norm) in place of") in run.err
+            "clip=None, and call clip(parameters, max_norm) in place of")):
+        ours.require_pieces(config, object)
 
 
 CLIP = (("scaler=None):", "scaler=None, clip=None):"),
@@ -242,36 +240,41 @@ def test_a_loop_that_does_not_call_clip_fails_its_self_check(student):
             ) in selfcheck.problem(PIECES["train"])
 
 
-@pytest.mark.parametrize(("name", "old", "new", "message"), [
+WRONG = [
     ("shards", "-(-end // ranks)", "end // ranks", "mytrainer/shards.py: for shapes (3,) and "
      "(2, 2) on two ranks, ShardLayout has size and shard_size of (6, 3) instead of (8, 4)"),
-    ("shards", "min(start + math.prod(shape), owned.stop)", "owned.stop", "has parts of shards "),
     ("zero", "mine /= dist.get_world_size()", "pass",
      "mytrainer/zero.py: after finish() of step 1, the gradient of words.weight is not the mean"),
+    ("zero2", "            self.reduce(unit)\n", "",
+     "mytrainer/zero2.py: after a backward pass, rank "),
+    ("zero3", "super().reduce(unit)\n        self.free(unit)", "super().reduce(unit)",
+     "mytrainer/zero3.py: the loss of step 2 is "),
+    ("prefetch", "following += -1 if self.backward else 1", "pass", "mytrainer/prefetch.py: while "
+     "block 0 of three runs, the parameters of block 1 are not being gathered"),
+    ("clipping", "dist.all_reduce(square)", "pass", "of 12 on rank 1, clip_grad_norm returns "),
+    ("reshard", "old_start + first + at - start", "old_start + at - start",
+     "mytrainer/reshard.py: for rank ")]
+MORE_WRONG = [
+    ("shards", "min(start + math.prod(shape), owned.stop)", "owned.stop", "has parts of shards "),
     ("zero", "dist.broadcast(self.buffer, src=0)", "pass",
      "mytrainer/zero.py: after the constructor, parameter words.weight differs from rank 0's"),
     ("zero", "            for unit in self.units:\n                unit.gather()\n", "",
      "mytrainer/zero.py: the loss of step 2 is "),
-    ("zero2", "            self.reduce(unit)\n", "",
-     "mytrainer/zero2.py: after a backward pass, rank "),
     ("zero2", '"""Wait for the last reduce-scatter."""\n        self._wait()', "pass",
      "mytrainer/zero2.py: after finish() of step 1, the gradient of "),
-    ("zero3", "super().reduce(unit)\n        self.free(unit)", "super().reduce(unit)",
-     "mytrainer/zero3.py: the loss of step 2 is "),
     ("zero3", "            self.free(unit)\n\n    def _turn", "            pass\n\n    def _turn",
      "mytrainer/zero3.py: while block 2 of three runs, the parameters of all blocks are in "
      "memory"),
-    ("prefetch", "following += -1 if self.backward else 1", "pass", "mytrainer/prefetch.py: while "
-     "block 0 of three runs, the parameters of block 1 are not being gathered"),
     ("prefetch", "self._start(self.blocks[following])", "[self._start(one) for one in self.blocks]",
      "mytrainer/prefetch.py: the loss of step 2 is "),
-    ("clipping", "dist.all_reduce(square)", "pass", "of 12 on rank 1, clip_grad_norm returns "),
     ("clipping", "(max_norm / (norm + 1e-6)).clamp(max=1.0)", "max_norm / (norm + 1e-6)",
      "mytrainer/clipping.py: with a norm of 13 and a max_norm of "),
-    ("reshard", "old_start + first + at - start", "old_start + at - start",
-     "mytrainer/reshard.py: for rank "),
     ("reshard", "min(part.stop, at + size - offset)", "part.stop",
-     "mytrainer/reshard.py: reshard calls read(")])
+     "mytrainer/reshard.py: reshard calls read(")]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "message"), [
+    *WRONG, *(pytest.param(*one, marks=pytest.mark.stress) for one in MORE_WRONG)])
 def test_a_wrong_piece_fails_its_self_check(student, name, old, new, message):
     student.solve(*FILES)
     student.change(name, old, new)

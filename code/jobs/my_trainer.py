@@ -330,7 +330,7 @@ def resume(config: LoopConfig, checkpoints: Checkpoints | None, scaler: object |
     return progress
 
 
-def train(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches,
+def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches,
           checkpoints: Checkpoints | None) -> None:
     """Run your loop, or the course's, from the checkpoint of --load to the last step.
 
@@ -381,7 +381,7 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     checkpoints = None
     if config.save or config.load:
         checkpoints = Checkpoints(ctx, gpt, model, optimizer.masters, optimizer.adam)
-    train(ctx, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"), checkpoints)
+    run_loop(ctx, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"), checkpoints)
     dist.destroy_process_group()
 
 

@@ -103,9 +103,11 @@ def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, te
     assert later[1:] == [["lab", "04"], ["lab", "13"]]
 
 
-def test_a_lab_has_a_row_once_the_file_that_its_flags_need_works():
+def test_a_lab_has_a_row_once_the_files_that_its_flags_need_work():
     assert journey.latest_lab({"ddp", "delayed", "mx"}) == "lab 04"
     assert journey.latest_lab({"ddp", "fp8"}) == "lab 13"
+    assert journey.latest_lab({"ddp", "checkpointing", "prefetch"}) == "lab 06"
+    assert journey.latest_lab({"ddp", "checkpointing", "prefetch", "clipping"}) == "lab 08"
 
 
 def test_damaged_notes_of_the_map_are_named_and_kept(student):

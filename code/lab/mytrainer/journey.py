@@ -29,11 +29,11 @@ STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("operations' dtypes", "autocast"),
             ("saved activations", "checkpointing"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
-            ("sharded optimizer", "zero"), ("sharded gradients", "zero2"),
-            ("sharded parameters", "zero3"), ("prefetched parameters", "prefetch"),
-            ("clipping of shards", "clipping"), ("optimizer", None),
+            ("optimizer state", "zero"), ("gradient buffers", "zero2"),
+            ("parameter storage", "zero3"), ("parameter prefetch", "prefetch"),
+            ("gradient clipping", "clipping"), ("optimizer", None),
             ("master weights", "precision"), ("loss scaling", "scaler"),
-            ("resharded checkpoints", "reshard"), ("log", None))
+            ("checkpoints", "reshard"), ("log", None))
 TINY = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 "
         "--micro-batch-size 2 --global-batch-size 8 --train-iters 5 --log-interval 1 --lr 1e-4 "

@@ -67,6 +67,20 @@ def test_another_layout_resumes_as_if_nothing_had_happened(
     assert [float(one) for one in re.findall(r"iteration +(\d+)/", run.out)] == [5, 6, 7, 8]
 
 
+@pytest.mark.stress
+def test_another_precision_resumes(my_trainer, student, dataset, reference, tmp_path):
+    """The checkpoint has the fp32 master weights of any precision."""
+    student.solve(*FILES, "precision")
+    save = f"--save {tmp_path} --save-interval 100 "
+    for number, flags in ((4, "--bf16 " + OPTIM + save), (6, GRADS + save + f"--load {tmp_path} "),
+                          (8, f"--bf16 {PREFETCH} --load {tmp_path} ")):
+        run = my_trainer(f"{MODEL}{steps(number)}--micro-batch-size 2 {dataset.flags} {flags}",
+                         ranks=2)
+        losses = run.column("lm loss")
+        assert losses == pytest.approx(reference[0][number - len(losses):number], rel=2e-3)
+    assert len(losses) == 2
+
+
 def test_fp16_resumes_with_its_loss_scale_on_other_ranks(
         my_trainer, student, dataset, scaled, tmp_path):
     student.solve(*FILES, *NEEDED, "launch")

@@ -157,10 +157,11 @@ class Checkpoints:
     def load(self) -> Progress:
         """Load the latest checkpoint, or start at iteration 0 if there is none.
 
-        Raises UserError on all ranks if a file is damaged, or belongs to another model.
+        Raises UserError on all ranks if a file is damaged, belongs to another model, or is not on
+        all nodes.
         """
         ctx, root = self.ctx, Path(self.ctx.config.load)
-        error, progress = None, Progress()
+        error, folder, progress = None, None, Progress()
         try:
             folder = latest(root)
             if folder is None:
@@ -171,7 +172,10 @@ class Checkpoints:
             error = f"--load {root}: {failed}{others(root)}"
         except UserError as failed:
             error = f"--load {root}: {failed}"
-        agree(error)
+        names = agree(error, folder and folder.name)
+        if len(set(names)) > 1:
+            raise UserError(f"--load {root}: the ranks find different checkpoints ({names}); use a "
+                            "folder that all nodes share")
         if self.sharded:
             for unit in self.model.units:
                 if unit.buffer.untyped_storage().size():  # not freed until its block runs

@@ -7,6 +7,7 @@ import pytest
 from lab.mytrainer import flags as ours
 from lab.mytrainer import gain, selfcheck
 from lab.mytrainer.pieces import PIECES
+from labcore.errors import LabError
 from minimegatron.errors import UserError
 from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
 from tests.lab.mytrainer.test_loop import NEEDED, parsed
@@ -157,6 +158,16 @@ def test_on_virtual_gpus_each_stage_takes_less_memory_and_prefetching_less_time(
     assert grads.peak > 1.04 * params.peak and prefetch.peak < 1.15 * params.peak
     assert prefetch.exposed < params.exposed / 2
     assert prefetch.seconds < params.seconds - 0.8 * (params.exposed - prefetch.exposed)
+
+
+@pytest.mark.stress
+def test_virtual_gpus_have_nothing_to_save(student, dataset, tmp_path):
+    student.solve(*FILES)
+    (student.home / "data").mkdir()
+    (student.home / "data" / "bpe-4096").symlink_to(dataset.folder)
+    with pytest.raises(LabError, match=f"^--save {tmp_path}: tensors on virtual GPUs have no "
+                                       "values; leave the flag out$"):
+        gain.measure("h100:2", flags=f"{VIRTUAL}{OPTIM}--save {tmp_path} --save-interval 1")
 
 
 @pytest.mark.parametrize(("flags", "ranks", "message"), [

@@ -22,13 +22,19 @@ losses. Your files do the rest:
                       saved.py measures
     attention.py      computes attention, with --tiled-attention
     offload.py        moves saved activations to host memory, with --offload-activations
+    zero.py           shards the optimizer state over the ranks, and zero2.py and zero3.py the
+                      gradients and parameters, with --use-megatron-fsdp and
+                      --data-parallel-sharding-strategy; shards.py computes who owns what,
+                      clipping.py clips, and prefetch.py gathers parameters early, with
+                      --overlap-param-gather
+    reshard.py        lets --load resume on any number of ranks and with any strategy
     fp8.py            computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses
                       where their scales come from: delayed.py and amaxes.py, blocks.py, or mx.py
 
 Until you have written launch.py, train.py, and precision.py, the course's versions take their
-place. Without ddp.py, training is limited to one rank. With --samples-per-rank, ranks process
-different numbers of samples, and the loop is always the course's. There is no validation, and no
-checkpoint is saved.
+place. Without ddp.py and without sharding, training is limited to one rank. With
+--samples-per-rank, ranks process different numbers of samples, and the loop is always the course's.
+There is no validation.
 """
 
 from __future__ import annotations
@@ -36,8 +42,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -45,6 +52,7 @@ import torch.distributed as dist
 from torch import nn
 
 from lab.mytrainer import defaults, flags, pieces
+from lab.mytrainer.checkpoints import Checkpoints, Progress
 from lab.mytrainer.flags import LoopConfig
 from lab.mytrainer.model import GPT
 from minimegatron.arguments import Config
@@ -59,6 +67,9 @@ from minimegatron.optim import LearningRate
 from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard
+
+# Your file and class for each stage of ZeRO (Rajbhandari et al. 2020).
+ZERO = {1: ("zero", "Zero1"), 2: ("zero2", "Zero2"), 3: ("zero3", "Zero3")}
 
 
 def connect(config: LoopConfig) -> Context:
@@ -93,7 +104,16 @@ def connect(config: LoopConfig) -> Context:
 
 
 def data_parallel(config: LoopConfig) -> type[nn.Module]:
-    """Return your DataParallel, or the course's OneProcess if there is no ddp.py."""
+    """Return the class that the flags choose among your DataParallel and your classes of lab 08.
+
+    Without ddp.py, one rank has the course's OneProcess. Raises UserError if a file is missing.
+    """
+    if config.zero_stage:
+        flags.require_sharding(config)
+        if config.overlap_param_gather and (prefetch := pieces.load("prefetch")) is not None:
+            return prefetch.Prefetching
+        name, made = ZERO[config.zero_stage]
+        return getattr(pieces.load(name), made)
     ddp = pieces.load("ddp")
     if ddp is None and config.world_size > 1:
         raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "
@@ -102,13 +122,32 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
 
 
 class Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) in mixed precision, which ends the step of FP8 layers."""
+    """AdamW (Loshchilov & Hutter 2019) in mixed precision, which ends the step of FP8 layers.
 
-    def __init__(self, ctx: Context, model: GPT) -> None:
-        self.gpt, self.ranks, config = model, ctx.grid.dp, ctx.config
+    Attributes:
+        masters: the fp32 master weights, one for each parameter.
+        adam: AdamW over them.
+    """
+
+    def __init__(self, ctx: Context, gpt: GPT, parameters: Iterable[nn.Parameter]) -> None:
+        """Args:
+            ctx: this rank.
+            gpt: the module, whose biases and layer norms do not decay.
+            parameters: what this rank updates: for each parameter of gpt, in the same order, the
+                parameter, or its elements that this rank owns, [n].
+        """
+        self.gpt, self.ranks, config = gpt, ctx.grid.dp, ctx.config
         precision = None if config.precision == "fp32" else pieces.load("precision")
         make = (defaults if precision is None else precision).MixedPrecision
-        self.mixed = make(model.parameters(), partial(adamw, config))
+        self.masters: list[torch.Tensor] = []
+
+        def make_adam(masters: Iterable[torch.Tensor]) -> torch.optim.AdamW:
+            self.masters = list(masters)
+            decays = [parameter.dim() > 1 for parameter in gpt.parameters()]
+            self.adam = adamw(config, self.masters, decays)
+            return self.adam
+
+        self.mixed = make(list(parameters), make_adam)
 
     @property
     def param_groups(self) -> list[dict]:
@@ -123,12 +162,13 @@ class Optimizer:
         self.gpt.end_step(self.ranks)
 
 
-def adamw(config: LoopConfig, masters: Sequence[torch.Tensor]) -> torch.optim.AdamW:
-    """Return AdamW over the master weights; biases and layer norms do not decay."""
-    matrices = [master for master in masters if master.dim() > 1]
-    vectors = [master for master in masters if master.dim() == 1]
+def adamw(config: LoopConfig, masters: Sequence[torch.Tensor], decays: Sequence[bool]
+          ) -> torch.optim.AdamW:
+    """Return AdamW over the master weights, given which of them decay."""
+    yes, no = ([master for master, decay in zip(masters, decays, strict=True) if decay is wanted]
+               for wanted in (True, False))
     return torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}], lr=config.lr,
+        [{"params": yes}, {"params": no, "weight_decay": 0.0}], lr=config.lr,
         betas=(config.adam_beta1, config.adam_beta2), eps=config.adam_eps,
         weight_decay=config.weight_decay, fused=True)
 
@@ -152,33 +192,44 @@ def loss_scaler(config: LoopConfig) -> object | None:
 class StepLog:
     """Logs the mean of every --log-interval steps as pretrain_gpt.py does, and for TensorBoard."""
 
-    def __init__(self, ctx: Context, learning_rate: Callable[[int], float], gpt: GPT,
-                 scaler: object | None = None) -> None:
-        self.ctx, self.learning_rate, self.gpt, self.scaler = ctx, learning_rate, gpt, scaler
+    def __init__(self, ctx: Context, learning_rate: Callable[[int], float], model: nn.Module,
+                 scaler: object | None, progress: Progress) -> None:
+        """Args:
+            ctx: this rank.
+            learning_rate: as a function of the samples that advanced it.
+            model: the wrapped GPT, whose gradients this rank has.
+            scaler: your LossScaler, if any.
+            progress: how far the run is, which each step changes.
+        """
+        self.ctx, self.learning_rate, self.model, self.scaler = ctx, learning_rate, model, scaler
+        self.progress = progress
         self.board, self.status = TensorBoard(ctx), Status(ctx)
         self.losses, self.steps, self.started = [], 0, ctx.device.now()  # since the last line
-        self.skipped_before = self.skipped = 0  # steps: up to the last line, and since
+        self.skipped = 0  # steps since the last line
 
     def __call__(self, iteration: int, loss: torch.Tensor, norm: torch.Tensor,
                  skipped: bool = False) -> None:
         """Record the result of a step; called on every rank.
 
         Args:
-            iteration: number of the step, from 1.
+            iteration: number of the step, of all runs.
             loss: mean loss over the global batch, one element.
             norm: gradient norm before clipping, one element.
             skipped: whether a gradient overflowed, so that the step updated nothing.
         """
         config, ctx = self.ctx.config, self.ctx
         self.steps += 1
-        self.skipped += skipped
-        if not skipped:
+        self.skipped += bool(skipped)
+        self.progress.iteration = iteration
+        if skipped:
+            self.progress.skipped.append(iteration)
+        else:
             self.losses.append(torch.as_tensor(loss).detach())
         if iteration % config.log_interval:
             return
         seconds = (ctx.device.now() - self.started) / self.steps
         consumed, batch = iteration * config.global_batch_size, config.global_batch_size
-        advanced = consumed - batch * (self.skipped_before + self.skipped)
+        advanced = batch * self.progress.updates
         shown = {"loss": ctx.read(torch.stack(self.losses).mean()) if self.losses else None,
                  "norm": None if skipped else ctx.read(torch.as_tensor(norm))}
         nans = 0 if shown["loss"] is None else int(math.isnan(shown["loss"]))
@@ -192,7 +243,6 @@ class StepLog:
         if self.scaler is not None:
             self.board.scalar("loss-scale", scale, iteration, consumed)
         self.status.step(iteration, seconds, shown)  # for `lab top`
-        self.skipped_before += self.skipped
         self.losses, self.steps, self.skipped, self.started = [], 0, 0, ctx.device.now()
 
     def _zeros(self) -> float | None:
@@ -203,7 +253,11 @@ class StepLog:
         if not self.ctx.config.log_num_zeros_in_grad or not self.ctx.device.has_values:
             return None
         count = pieces.load("histogram").log2_histogram
-        return self.ctx.read(sum(count(parameter.grad)[0] for parameter in self.gpt.parameters()))
+        zeros = torch.stack([count(parameter.grad)[0] for parameter in self.model.parameters()
+                             if parameter.grad.numel()]).sum()  # a shard may have none of it
+        if self.ctx.config.zero_stage:
+            dist.all_reduce(zeros)
+        return self.ctx.read(zeros)
 
     def close(self) -> None:
         self.board.close()
@@ -248,40 +302,92 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
     return batches
 
 
+def build(ctx: Context, wrapper: Callable[..., nn.Module], vocab_size: int
+          ) -> tuple[GPT, nn.Module, Optimizer]:
+    """Return the model, its replica or shards on this rank, and the optimizer.
+
+    Args:
+        ctx: this rank.
+        wrapper: your DataParallel; with a sharding strategy, your class of lab 08.
+        vocab_size: the number of tokens.
+    """
+    config = ctx.config
+    gpt = GPT(ctx, pad_vocab_size(vocab_size, config.make_vocab_size_divisible_by, 1))
+    if config.ring_all_reduce:
+        wrapper = partial(wrapper, all_reduce=pieces.load("collectives").all_reduce)
+    parameters = sum(weight.numel() for weight in gpt.parameters())
+    model = wrapper(gpt, gpt.blocks) if config.zero_stage else wrapper(gpt)
+    optimizer = Optimizer(ctx, gpt, model.parameters())
+    ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
+                     f"{pieces.describe()}")
+    return gpt, model, optimizer
+
+
+def resume(config: LoopConfig, checkpoints: Checkpoints | None, scaler: object | None) -> Progress:
+    """Return how far the run is, after loading its checkpoint, if any.
+
+    Your LossScaler then learns again which steps overflowed, so it has the scale that it had.
+    """
+    progress = Progress() if config.load is None else checkpoints.load()
+    if scaler is not None:
+        skipped = set(progress.skipped)
+        for iteration in range(1, progress.iteration + 1):
+            scaler.update(iteration in skipped)
+    return progress
+
+
+def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches,
+          checkpoints: Checkpoints | None) -> None:
+    """Run your loop, or the course's, from the checkpoint of --load to the last step.
+
+    The loop counts from step 1 and from no samples, so after a checkpoint, what it calls adds the
+    steps and samples of the runs before.
+    """
+    config, launch = ctx.config, pieces.load("launch") or defaults
+    # With unequal shares, the course's loop averages the losses by the number of samples.
+    loop = (pieces.load("train") if config.samples is None else None) or defaults
+    rate, scaler = rate_schedule(config), loss_scaler(config)
+    progress = resume(config, checkpoints, scaler)
+    first, advanced = progress.iteration, progress.updates * config.global_batch_size
+    log, batches = StepLog(ctx, rate, model, scaler, progress), batches_of(data, launch.own_samples)
+
+    def after_step(iteration: int, loss: torch.Tensor, norm: torch.Tensor,
+                   skipped: bool = False) -> None:
+        log(first + iteration, loss, norm, skipped)
+        done = progress.iteration
+        if config.save and (done % config.save_interval == 0 or done == config.train_iters):
+            checkpoints.save(progress)
+
+    more = {} if scaler is None else {"scaler": scaler}
+    if config.zero_stage:
+        more["clip"] = pieces.load("clipping").clip_grad_norm
+    # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
+    with nullcontext() if config.overlap_grad_reduce else model.no_sync():
+        loop.train(model, optimizer,
+                   lambda consumed: batches(consumed + first * config.global_batch_size),
+                   lambda samples: rate(samples + advanced), after_step,
+                   replace(config, train_iters=max(config.train_iters - first, 0)), **more)
+    log.close()
+
+
 def main(wrapper: type[nn.Module] | None = None) -> None:
     """Train with the flags of the command line.
 
     Args:
-        wrapper: the class that makes replicas of the model; None for data_parallel's choice.
+        wrapper: the class that replicates or shards the model; None for data_parallel's choice.
     """
     config = flags.parse(sys.argv[1:])
     wrapper = wrapper or data_parallel(config)
     flags.require_pieces(config, wrapper)
-    if config.ring_all_reduce:
-        wrapper = partial(wrapper, all_reduce=pieces.load("collectives").all_reduce)
     print_world_size(config, notes=[])
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
-    vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
-    gpt = GPT(ctx, vocab_size)
-    model = wrapper(gpt)
-    launch = pieces.load("launch")
-    # With unequal shares, the course's loop averages the losses by the number of samples.
-    loop = pieces.load("train") if config.samples is None else None
-    optimizer = Optimizer(ctx, gpt)
-    parameters = sum(weight.numel() for weight in model.parameters())
-    ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
-                     f"{pieces.describe()}")
-    learning_rate, scaler = rate_schedule(config), loss_scaler(config)
-    log = StepLog(ctx, learning_rate, gpt, scaler)
-    data = Batches(ctx, text, tokenizer.eod, "training")
-    # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
-    with nullcontext() if config.overlap_grad_reduce else model.no_sync():
-        (loop or defaults).train(
-            model, optimizer, batches_of(data, (launch or defaults).own_samples), learning_rate,
-            log, config, **({} if scaler is None else {"scaler": scaler}))
-    log.close()
+    gpt, model, optimizer = build(ctx, wrapper, tokenizer.vocab_size)
+    checkpoints = None
+    if config.save or config.load:
+        checkpoints = Checkpoints(ctx, gpt, model, optimizer.masters, optimizer.adam)
+    run_loop(ctx, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"), checkpoints)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Your own trainer: a small GPT on two nodes with two data-parallel ranks each, on the CPU.
-# It needs mytrainer/ddp.py. From the workspace:  sbatch code/my_trainer.sh [more flags]
+# It needs mytrainer/ddp.py, or the files of lab 08 and a sharding strategy. From the workspace:
+#     sbatch code/my_trainer.sh [more flags]
 #SBATCH --job-name=my_trainer
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1

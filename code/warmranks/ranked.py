@@ -416,7 +416,8 @@ def require_dense(tensor: torch.Tensor) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+    # Of a copy, because NumPy pins a storage's size, and sharded training frees it by resizing.
+    return tensor.detach().reshape(-1).clone().view(torch.uint8).numpy().tobytes()
 
 
 def tensor_of(content: bytes, like: torch.Tensor) -> torch.Tensor:

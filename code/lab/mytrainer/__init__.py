@@ -2,8 +2,9 @@
 
 code/jobs/my_trainer.py is the program. It imports the student's files through pieces.py, parses its
 command line with flags.py, and trains the GPT of model.py. defaults.py has the course's versions of
-the files that a student has not written yet. The command `lab mytrainer` (cli.py) tests each piece
-on two ranks (selfcheck.py, single_process.py) and measures on virtual GPUs what the pieces gain
-(gain.py, journey.py); with `--worked`, it installs the worked solution of a piece (worked.py).
+the files that a student has not written yet, and checkpoints.py saves and loads. The command `lab
+mytrainer` (cli.py) tests each piece on two ranks (selfcheck.py, single_process.py, and
+sharding_check.py) and measures on virtual GPUs what the pieces gain (gain.py, journey.py); with
+`--worked`, it installs the worked solution of a piece (worked.py).
 small_model.py builds the small GPT of lab 05. Start reading at pieces.py.
 """

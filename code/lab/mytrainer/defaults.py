@@ -106,7 +106,8 @@ class MixedPrecision:
 def train(model: nn.Module, optimizer: torch.optim.Optimizer,
           batches: Callable[[int], Sequence[MicroBatch]], learning_rate: Callable[[int], float],
           log: Callable[[int, torch.Tensor, torch.Tensor, bool], None], args: LoopConfig,
-          scaler: object | None = None) -> None:
+          scaler: object | None = None,
+          clip: Callable[[Iterable[nn.Parameter], float], torch.Tensor] | None = None) -> None:
     """Train for args.train_iters steps. Your train.py takes the place of this function.
 
     Args:
@@ -119,7 +120,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer,
             the gradient norm before clipping, each as a tensor, and whether it was skipped.
         args: the flags.
         scaler: your LossScaler; None without --fp16.
+        clip: clips gradients in place, given the parameters and the largest norm, and returns the
+            norm before; None: torch.nn.utils.clip_grad_norm_, for gradients that are not sharded.
     """
+    clip = clip or nn.utils.clip_grad_norm_
     rank, ranks = dist.get_rank(), dist.get_world_size()
     own = args.samples[rank] if args.samples is not None else args.global_batch_size // ranks
     share, consumed, advanced = own / args.global_batch_size, 0, 0  # samples
@@ -139,7 +143,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer,
             loss += part.detach() * share
         model.finish()  # from here on, every rank has the gradient of the global batch
         skipped = scaler is not None and scaler.unscale(model.parameters())
-        norm = nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad or math.inf)
+        norm = clip(model.parameters(), args.clip_grad or math.inf)
         if not skipped:
             optimizer.step()
             advanced += args.global_batch_size

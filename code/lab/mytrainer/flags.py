@@ -29,15 +29,19 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "eod_mask_loss", "num_workers")
 MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other names of two flags
-PARALLEL = ("overlap_grad_reduce",)
+PARALLEL = ("overlap_grad_reduce", "data_parallel_sharding_strategy", "use_distributed_optimizer",
+            "use_megatron_fsdp", "overlap_param_gather")
+CHECKPOINTS = ("save", "save_interval", "load")
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
 # The loop always accumulates and averages gradients in fp32.
 PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *REST, *PRECISION,
-                  *(name for piece in pieces.PIECES.values() for name in piece.flags)))
+# The files that each stage of ZeRO needs beside those of the stages before.
+ZERO = (("shards", "zero", "clipping"), ("zero2",), ("zero3",))
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *CHECKPOINTS, *REST,
+                  *PRECISION, *(name for piece in pieces.PIECES.values() for name in piece.flags)))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
@@ -64,9 +68,6 @@ class LoopConfig(Config):
     offload_activations: bool = flag(
         False, "keep the activations that the layers save in host memory, with "
         "mytrainer/offload.py", affects=PASSES)
-    data_parallel_sharding_strategy: str = flag(
-        "no_shard", "what to shard across the data-parallel ranks",
-        choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
 
     @property
     def samples(self) -> tuple[int, ...] | None:
@@ -89,6 +90,8 @@ def parse(argv: Sequence[str]) -> LoopConfig:
         _check_fp8(config)
     _check_memory(config)
     _check_autocast(config)
+    _check_sharding(config)
+    _check_checkpoints(config)
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"
         raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "
@@ -107,10 +110,8 @@ def _check_used(given: LoopConfig) -> None:
         piece = pieces.needed_by(name)
         problem = (": my_trainer.py does not use this flag;" if piece is None else
                    f" needs {piece.shown}, which is planned for {piece.lab}; until then,")
-        instead = ""
-        if name in table_of(Config):
-            instead = ", or pass it to megatron/Megatron-LM/pretrain_gpt.py"
-        raise UserError(f"{_shown(given, name)}{problem} leave it out{instead}")
+        raise UserError(f"{_shown(given, name)}{problem} leave it out, or pass it to "
+                        "megatron/Megatron-LM/pretrain_gpt.py")
 
 
 def _shown(config: LoopConfig, name: str) -> str:
@@ -194,6 +195,49 @@ def _check_autocast(config: LoopConfig) -> None:
                             "leave one of them out")
 
 
+def _check_sharding(config: LoopConfig) -> None:
+    """Raise UserError for settings that the files of lab 08 cannot do."""
+    stage = config.zero_stage
+    if stage == 0:
+        return
+    chosen = shown_strategy(config)
+    if config.world_size == 1:
+        raise UserError(f"{chosen}: there is one rank, which would own everything; nearest: start "
+                        "two ranks with torchrun --nproc_per_node 2, or leave the flag out")
+    if config.overlap_param_gather and stage < 3:
+        raise UserError(f"--overlap-param-gather with {chosen}: mytrainer/prefetch.py gathers the "
+                        "parameters that each rank has freed; nearest: --use-megatron-fsdp "
+                        "--data-parallel-sharding-strategy optim_grads_params "
+                        "--overlap-param-gather")
+    others = {"ring_all_reduce": "mytrainer/zero.py reduce-scatters gradients with the library",
+              "samples_per_rank": "all ranks process equally many samples"}
+    if stage == 3:
+        others |= dict.fromkeys(
+            ("offload_activations", "activation_memory_mb"),
+            "the layers' parameters are freed, so they cannot be told from activations; nearest: "
+            "--data-parallel-sharding-strategy optim_grads")
+    for name, problem in others.items():
+        if getattr(config, name) != table_of(LoopConfig)[name].default:
+            nearest = "" if "; nearest: " in problem else f"; nearest: leave out --{name}".replace(
+                "_", "-")
+            raise UserError(f"{_shown(config, name)} with {chosen}: {problem}{nearest}")
+
+
+def shown_strategy(config: LoopConfig) -> str:
+    """Return the flag that shards, as on the command line."""
+    name = "data_parallel_sharding_strategy"
+    given = getattr(config, name) != table_of(LoopConfig)[name].default
+    return _shown(config, name if given else "use_distributed_optimizer")
+
+
+def _check_checkpoints(config: LoopConfig) -> None:
+    """Raise UserError if a checkpoint would lack a part of the state."""
+    flag = next((name for name in ("save", "load") if getattr(config, name) is not None), None)
+    if flag and config.fp8_format is not None and config.fp8_recipe == "delayed":
+        raise UserError(f"{_shown(config, flag)} with --fp8-recipe delayed: checkpoints do not "
+                        "hold the amaxes of earlier steps; nearest: --fp8-recipe tensorwise")
+
+
 def _check_fp8(config: Config) -> None:
     """Raise UserError for settings that the files of lab 13 do not compute."""
     if config.fp8_format != "hybrid":
@@ -204,6 +248,15 @@ def _check_fp8(config: Config) -> None:
         raise UserError(f"--fp8-amax-compute-algo {algorithm}: mytrainer/delayed.py takes the "
                         f"maximum of the {length} entries of its history; nearest: "
                         "--fp8-amax-compute-algo max")
+
+
+def require_sharding(config: LoopConfig) -> None:
+    """Raise UserError unless the files that the sharding strategy needs exist."""
+    for name in (name for files in ZERO[:config.zero_stage] for name in files):
+        if pieces.load(name) is None:
+            piece = pieces.PIECES[name]
+            raise UserError(f"{shown_strategy(config)} needs {piece.shown}, which you write in "
+                            f"{piece.lab}; until then, leave the flag out")
 
 
 def require_pieces(config: LoopConfig, wrapper: type) -> None:
@@ -224,8 +277,15 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
                     and pieces.load(piece.name) is None):
                 raise UserError(f"{_shown(config, name)} needs {piece.shown}, which you write in "
                                 f"{piece.lab}; until then, leave the flag out")
-    loop = pieces.load("train") if config.fp16 and config.samples is None else None
-    if loop is not None and "scaler" not in inspect.signature(loop.train).parameters:
+    loop = pieces.load("train") if config.samples is None else None
+    known = () if loop is None else inspect.signature(loop.train).parameters
+    if loop is not None and config.zero_stage and "clip" not in known:
+        raise UserError(f"{shown_strategy(config)}: train in mytrainer/train.py has no parameter "
+                        "clip, so it would clip by the norm of this rank's shards alone; give it "
+                        "the parameter clip=None, and call clip(parameters, max_norm) in place of "
+                        "torch.nn.utils.clip_grad_norm_ if it is not None, as lab 08 describes; "
+                        "until then, leave the flag out")
+    if loop is not None and config.fp16 and "scaler" not in known:
         raise UserError("--fp16: train in mytrainer/train.py has no parameter scaler; lab 05, "
                         "exercise 5, builds mytrainer/new/train.py with it, and `lab mytrainer "
                         "--adopt train` puts that in place; until then, leave the flag out")

@@ -29,25 +29,34 @@ STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("operations' dtypes", "autocast"),
             ("saved activations", "checkpointing"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
-            ("optimizer", None), ("master weights", "precision"), ("loss scaling", "scaler"),
-            ("log", None))
+            ("optimizer state", "zero"), ("gradient buffers", "zero2"),
+            ("parameter storage", "zero3"), ("parameter prefetch", "prefetch"),
+            ("gradient clipping", "clipping"), ("optimizer", None),
+            ("master weights", "precision"), ("loss scaling", "scaler"),
+            ("checkpoints", "reshard"), ("log", None))
 TINY = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "
         "--max-position-embeddings 64 --attention-dropout 0 --hidden-dropout 0 "
         "--micro-batch-size 2 --global-batch-size 8 --train-iters 5 --log-interval 1 --lr 1e-4 "
         "--eval-iters 0 --split 949,50,1")
-# GPT-3's family (Brown et al. 2020, table 2.1): name, layers, width, and attention heads.
+# GPT-3's family (Brown et al. 2020, table 2.1), and two models between its largest ones (Narayanan
+# et al. 2021, table 1): name, layers, width, and attention heads.
 FAMILY = (("GPT-3 Small, 125M", 12, 768, 12), ("GPT-3 Medium, 350M", 24, 1024, 16),
           ("GPT-3 Large, 760M", 24, 1536, 16), ("GPT-3 XL, 1.3B", 24, 2048, 16),
-          ("GPT-3 2.7B", 32, 2560, 32), ("GPT-3 6.7B", 32, 4096, 32), ("GPT-3 13B", 40, 5120, 40))
+          ("GPT-3 2.7B", 32, 2560, 32), ("GPT-3 6.7B", 32, 4096, 32), ("GPT-3 13B", 40, 5120, 40),
+          ("GPT 18.4B", 40, 6144, 48), ("GPT 39.1B", 48, 8192, 64),
+          ("GPT-3 175B", 96, 12288, 96))
 # What a model of the family is trained with to find out whether it fits.
 FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-divisible-by 50304 "
            "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16")
-# A lab has a row once this file of it works: its name, the precision, and the flags that use it.
-LABS = {"lab 04": ("ddp", "FP32", ""),
-        "lab 05": ("precision", "BF16", "--bf16"),
-        "lab 06": ("checkpointing", "BF16",
-                   "--bf16 --recompute-granularity full --recompute-method uniform"),
-        "lab 13": ("fp8", "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
+RECOMPUTE = "--bf16 --recompute-granularity full --recompute-method uniform"
+# A lab has a row once these files work: their names, the precision, and the flags that use them.
+LABS = {"lab 04": (("ddp",), "FP32", ""),
+        "lab 05": (("precision",), "BF16", "--bf16"),
+        "lab 06": (("checkpointing",), "BF16", RECOMPUTE),
+        "lab 08": (("checkpointing", "prefetch", "clipping"), "BF16",
+                   f"{RECOMPUTE} --use-megatron-fsdp --data-parallel-sharding-strategy "
+                   "optim_grads_params --overlap-param-gather"),
+        "lab 13": (("fp8",), "FP8", "--bf16 --fp8-format hybrid --fp8-recipe tensorwise")}
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class Leg:
     """What the trainer reaches with the files up to one lab, on modeled H100s.
 
     Attributes:
-        lab: the latest of LABS whose file works.
+        lab: the latest of LABS whose files work.
         precision: that of the linear layers.
         tokens: throughput of 8 GPUs, in tokens per second.
         mfu: their model FLOPs utilization; None if it is unknown.
@@ -155,8 +164,8 @@ def _fits(number: int, flags: str, nodes: int) -> bool:
 
 
 def latest_lab(working: set[str]) -> str:
-    """Return the latest of LABS whose file works, given the names of the pieces that do."""
-    return max(lab for lab, (piece, _, _) in LABS.items() if piece in working)
+    """Return the latest of LABS whose files work, given the names of the pieces that do."""
+    return max(lab for lab, (files, _, _) in LABS.items() if working.issuperset(files))
 
 
 def note(leg: Leg) -> list[Leg]:

@@ -75,6 +75,11 @@ class GPT(nn.Module):
             self._use_autocast(torch.float16 if ctx.config.fp16 else torch.bfloat16)
         save_memory(ctx, self.stage)
 
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The transformer layers, in the order of the forward pass."""
+        return list(self.stage.decoder.layers.values())
+
     def _use_autocast(self, dtype: torch.dtype) -> None:
         """Run the forward pass in your Autocast, and the linear layers as plain operations.
 

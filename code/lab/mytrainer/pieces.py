@@ -62,6 +62,7 @@ class Piece:
         return PIECES[self.name.removeprefix(NEW)]
 
 
+SHARDING = ("data_parallel_sharding_strategy", "use_distributed_optimizer")
 PIECES = {piece.name: piece for piece in (
     Piece("collectives", "lab 04", ("all_reduce",), "ring all-reduce", ("ring_all_reduce",)),
     Piece("ddp", "lab 04", ("DataParallel",), "data parallelism"),
@@ -83,6 +84,13 @@ PIECES = {piece.name: piece for piece in (
     Piece("placement", "lab 06", ("place",), "best checkpoints", ("activation_memory_mb",)),
     Piece("attention", "lab 06", ("attention",), "tiled attention", ("tiled_attention",)),
     Piece("offload", "lab 06", ("Offload",), "offloading", ("offload_activations",)),
+    Piece("shards", "lab 08", ("ShardLayout",), "shard layout", (*SHARDING, "save", "load")),
+    Piece("zero", "lab 08", ("Zero1",), "sharded optimizer", SHARDING),
+    Piece("zero2", "lab 08", ("Zero2",), "sharded gradients"),
+    Piece("zero3", "lab 08", ("Zero3",), "sharded parameters"),
+    Piece("prefetch", "lab 08", ("Prefetching",), "prefetching", ("overlap_param_gather",)),
+    Piece("clipping", "lab 08", ("clip_grad_norm",), "sharded clipping", SHARDING),
+    Piece("reshard", "lab 08", ("reshard",), "resharding", ("load",)),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
@@ -91,8 +99,6 @@ PIECES = {piece.name: piece for piece in (
 # The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
 # lab that teaches the trainer to use a file moves its line up to PIECES.
 LATER = (
-    Piece("zero", "lab 08", (), "sharding", (
-        "data_parallel_sharding_strategy", "use_distributed_optimizer")),
     Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (
         "tensor_model_parallel_size", "sequence_parallel")),
     Piece("pipeline", "lab 10", (), "pipeline stages", ("pipeline_model_parallel_size",)),

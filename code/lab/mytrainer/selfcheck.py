@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.mytrainer import pieces, single_process
+from lab.mytrainer import pieces, sharding_check, single_process
 from lab.mytrainer.single_process import RANKS, Wrong, short
 from labcore.errors import LabError
 from warmranks import RankError, RanksTimeout, record_ranks
@@ -345,6 +345,10 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "histogram": test_histogram, "precision": test_precision, "unscale": test_unscale,
          "scaler": test_scaler, "autocast": test_autocast, "saved": test_saved,
          "states": test_states, "checkpointing": test_checkpointing, "placement": test_placement,
-         "attention": test_attention, "offload": test_offload, "delayed": test_delayed,
+         "attention": test_attention, "offload": test_offload,
+         "shards": sharding_check.test_shards, "zero": sharding_check.test_zero,
+         "zero2": sharding_check.test_zero2, "zero3": sharding_check.test_zero3,
+         "prefetch": sharding_check.test_prefetch, "clipping": sharding_check.test_clipping,
+         "reshard": sharding_check.test_reshard, "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

@@ -174,6 +174,33 @@ def test_train(module) -> None:
                                                rtol=1e-4)):
         raise Wrong(f"two steps log {rounded(lines)} (iteration, loss, and gradient norm) instead "
                     f"of {rounded(expected)}")
+    if "clip" in inspect.signature(module.train).parameters:
+        _test_clip(module.train, data[0, rank])
+
+
+def _test_clip(train: Callable[..., None], samples: torch.Tensor) -> None:
+    """Take a step with another function for clipping, which returns a norm of 7.
+
+    Args:
+        train: the loop.
+        samples: this rank's, [2, length].
+    """
+    limits, norms = [], []
+
+    def clip(parameters: Iterable[nn.Parameter], max_norm: float) -> torch.Tensor:
+        if len(list(parameters)):
+            limits.append(max_norm)
+        return torch.tensor(7.0)
+
+    model = Averaged(TinyGPT(seed=0))
+    train(model, torch.optim.SGD(model.parameters(), lr=0.5), lambda consumed: list(samples),
+          lambda consumed: 0.5,
+          lambda iteration, loss, norm, skipped=False: norms.append(float(norm)),
+          SimpleNamespace(train_iters=1, global_batch_size=4, clip_grad=0.3), clip=clip)
+    if (limits, norms) != ([0.3], [7.0]):
+        raise Wrong("in a step with clip_grad 0.3 and a clip that returns 7, train calls "
+                    f"clip(parameters, max_norm) with the limits {limits} and logs the norms "
+                    f"{norms} instead of [0.3] and [7.0]")
 
 
 class OverflowsOnce:

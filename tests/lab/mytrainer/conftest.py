@@ -15,6 +15,16 @@ from tests.minimegatron.conftest import Run, checked, dataset, train  # noqa: F4
 from warmranks import run_program
 
 WORKED = CHECKOUT / WORKED_FOLDER
+MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
+         "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
+TRAINING = ("--global-batch-size 16 --train-iters 32 --log-interval 1 --eval-iters 0 --lr 1e-3 "
+            "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
+            "--clip-grad 0.5 --split 900,50,50 ")
+FP16 = ("--fp16 --initial-loss-scale 33554432 --loss-scale-window 4 --hysteresis 2 "
+        "--accumulate-allreduce-grads-in-fp32 ")
+# A sample per micro-batch: launch.py may give the samples to ranks in another order, and the sum of
+# other samples overflows at another step.
+SCALED = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 1 "
 
 
 class Student:
@@ -63,3 +73,16 @@ def my_trainer(student):
                                    cwd=CODE.parent, env=dict(os.environ)), code)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def reference(train, dataset):  # noqa: F811
+    """Loss and gradient norm of pretrain_gpt.py on one rank."""
+    run = train(TRAINING + "--micro-batch-size 2", base=MODEL + dataset.flags)
+    return run.column("lm loss"), run.column("grad norm")
+
+
+@pytest.fixture(scope="session")
+def scaled(train, dataset):  # noqa: F811
+    """The log of pretrain_gpt.py in fp16, on one rank."""
+    return train(SCALED + FP16, base=MODEL + dataset.flags)

@@ -118,11 +118,13 @@ def test_the_rows_of_labs_05_and_06_train_with_the_files_of_these_labs(text, stu
         journey.measure("lab 05")  # the row needs the student's file
 
 
-def test_a_lab_has_a_row_once_the_file_that_its_flags_need_works():
+def test_a_lab_has_a_row_once_the_files_that_its_flags_need_work():
     assert journey.latest_lab({"ddp", "delayed", "mx"}) == "lab 04"
     assert journey.latest_lab({"ddp", "precision", "scaler"}) == "lab 05"
     assert journey.latest_lab({"ddp", "precision", "checkpointing"}) == "lab 06"
     assert journey.latest_lab({"ddp", "fp8"}) == "lab 13"
+    assert journey.latest_lab({"ddp", "checkpointing", "prefetch"}) == "lab 06"
+    assert journey.latest_lab({"ddp", "checkpointing", "prefetch", "clipping"}) == "lab 08"
 
 
 def test_damaged_notes_of_the_map_are_named_and_kept(student):

@@ -8,22 +8,11 @@ import pytest
 from lab.mytrainer import flags as ours
 from labcore.listing import listed
 from minimegatron.errors import UserError
+from tests.lab.mytrainer.conftest import FP16, MODEL, SCALED, TRAINING
 
 pytestmark = pytest.mark.slow
 
-MODEL = ("--device cpu --num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 32 "
-         "--max-position-embeddings 32 --attention-dropout 0 --hidden-dropout 0 ")
-TRAINING = ("--global-batch-size 16 --train-iters 32 --log-interval 1 --eval-iters 0 --lr 1e-3 "
-            "--min-lr 1e-4 --lr-decay-style cosine --lr-warmup-fraction 0.1 --weight-decay 0.1 "
-            "--clip-grad 0.5 --split 900,50,50 ")
 OVERLAP, RING = "--overlap-grad-reduce ", "--ring-all-reduce "
-
-
-@pytest.fixture(scope="module")
-def reference(train, dataset):
-    """Loss and gradient norm of pretrain_gpt.py on one rank."""
-    run = train(TRAINING + "--micro-batch-size 2", base=MODEL + dataset.flags)
-    return run.column("lm loss"), run.column("grad norm")
 
 
 @pytest.mark.parametrize(("ranks", "micro_batch"), [(0, 2), (2, 2), (4, 4)], ids=[
@@ -153,18 +142,7 @@ def test_unequal_samples_need_the_ddp_of_lab_14(my_trainer, student, dataset):
             "8,8 samples") in run.err
 
 
-FP16 = ("--fp16 --initial-loss-scale 33554432 --loss-scale-window 4 --hysteresis 2 "
-        "--accumulate-allreduce-grads-in-fp32 ")
-# A sample per micro-batch: launch.py may give the samples to ranks in another order, and the sum of
-# other samples overflows at another step.
-SCALED = TRAINING.replace("--train-iters 32", "--train-iters 20") + "--micro-batch-size 1 "
 NEEDED = ("precision", "unscale", "scaler")  # with --fp16
-
-
-@pytest.fixture(scope="module")
-def scaled(train, dataset):
-    """The log of pretrain_gpt.py in fp16, on one rank."""
-    return train(SCALED + FP16, base=MODEL + dataset.flags)
 
 
 @pytest.mark.parametrize(("files", "ranks"), [
@@ -385,7 +363,7 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    ("--save-interval 5", "--save-interval 5: my_trainer.py does not use this flag; leave it out, "
+    ("--exit-interval 5", "--exit-interval 5: my_trainer.py does not use this flag; leave it out, "
      "or pass it to megatron/Megatron-LM/pretrain_gpt.py"),
     ("--bf16 --fp8-format hybrid --fp8-amax-history-len 4", "--fp8-amax-compute-algo most_recent: "
      "mytrainer/delayed.py takes the maximum of the 4 entries of its history; nearest: "
@@ -423,20 +401,12 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 
 
 @pytest.mark.parametrize(("flags", "file"), [
-    ("--use-distributed-optimizer", "zero.py, which is planned for lab 08"),
     ("--tensor-model-parallel-size 2", "tensor_parallel.py, which is planned for lab 09"),
     # 3 does not divide the number of ranks, which is not what the student has to know first.
     ("--pipeline-model-parallel-size 3", "pipeline.py, which is planned for lab 10"),
     ("--num-layers-per-virtual-pipeline-stage 1", "schedules.py, which is planned for lab 11")])
 def test_a_flag_of_a_later_lab_names_the_lab(monkeypatch, flags, file):
     message = f"^--.* needs mytrainer/{file}; until then, leave it out, or pass it to "
-    with pytest.raises(UserError, match=message):
-        parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
-
-
-def test_a_flag_that_only_a_later_lab_has_is_not_sent_to_the_trainer(monkeypatch):
-    flags = "--data-parallel-sharding-strategy optim_grads"
-    message = r"zero\.py, which is planned for lab 08; until then, leave it out$"
     with pytest.raises(UserError, match=message):
         parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {flags} ", 2)
 

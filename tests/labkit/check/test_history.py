@@ -159,5 +159,5 @@ def test_without_cell_ids_a_check_is_that_of_the_lab_that_was_chosen(run, tmp_pa
     monkeypatch.setenv(own_labs.VARIABLE, str(tmp_path / "two"))
     said = run("import torch\nimport torch.distributed as dist",
                "from labkit import check\n\ncheck.lab('90_small')",
-               "def halve(x):\n    return x / (2 if torch else 1)", 'check("halve")')
-    assert "halve: right in" in said and "`torch`" not in said
+               ("halve", "def halve(x):\n    return x / (2 if torch else 1)"), 'check("halve")')
+    assert "halve: right in" in said and "cell of your own" not in said

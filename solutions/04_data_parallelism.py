@@ -49,7 +49,8 @@ os.makedirs("mytrainer", exist_ok=True)
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("layout_estimator", "minimegatron", "torch.nn.parallel.DistributedDataParallel")
+check.mask("lab.mytrainer.defaults", "layout_estimator", "minimegatron",
+           "torch.nn.parallel.DistributedDataParallel")
 
 # %% tags=["explore"]
 from lab.mytrainer import gain

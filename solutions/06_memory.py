@@ -1305,7 +1305,7 @@ small = memory_movie.record(CLASSIC + "--fp16 --recompute-granularity full --rec
                             "--recompute-num-layers 1 --micro-batch-size 1 --global-batch-size 16")
 gradients, totals = small.categories["gradients"], small.totals
 freed = next(at for at, size in enumerate(totals) if size < 0.9 * totals[0])  # the copy of the step before
-copied = next(at for at, size in enumerate(gradients) if size > gradients[0])  # where the optimizer step begins
+copied = next(at for at, size in enumerate(gradients) if at > freed and size > 2 * gradients[freed])  # the next copy
 print(f"highest hump {max(totals[freed:copied]) / 1e9:.2f} GB, optimizer step "
       f"{result(f'{max(totals[copied:]) / 1e9:.2f} GB')} (modeled, V100)")
 

@@ -48,7 +48,7 @@ def draw_histograms(counts: Mapping[str, Sequence[int]], lowest: int, rounded: i
     table = torch.stack([row / row.sum() for row in rows.values()])
     figure = Figure(figsize=(8, 1.3 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    image = axes.imshow(table, aspect="auto", cmap="Blues",
+    image = axes.imshow(table.numpy(), aspect="auto", cmap="Blues",
                         extent=(lowest, lowest + table.shape[1], len(rows) - 0.5, -0.5))
     axes.axvline(rounded, color="C3", label=f"smaller than $2^{{{rounded}}}$: 0 in fp16")
     axes.set_yticks(range(len(rows)), list(rows))

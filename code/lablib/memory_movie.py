@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from labcore.html import render
 
 if TYPE_CHECKING:
-    from layout_estimator.memory_record import MemoryRecord
+    from layout_estimator.memory_record import LayerCost, MemoryRecord
 
 SCRIPT = Path(__file__).with_name("memory_movie.js")
-COLORS = {"parameters": "#4c78a8", "optimizer state": "#54a24b", "gradients": "#f58518",
-          "activations": "#72b7b2"}
 WIDTH, HEIGHT = 640, 300  # of the plot
 MAX_POINTS = 120  # of each record
 SAMPLES = 4  # per GPU and step
@@ -25,15 +22,6 @@ RECOMPUTATION = {
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"}
 MODEL = "--device virtual:v100 --world-size 1 --gpus-per-node 1 --num-layers 12 --hidden-size 768 "
 TOKENS = "--max-position-embeddings {length} --seq-length {length} --num-attention-heads {heads} "
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """One layer's forward time, in seconds, the bytes that it saves, and those of its input."""
-
-    forward: float
-    saved: int
-    input_bytes: int
 
 
 def record(flags: str) -> MemoryRecord:
@@ -48,19 +36,15 @@ def layer(gpu: str, flags: str) -> LayerCost:
 
     Args:
         gpu: the GPU model.
-        flags: of the trainer, except for the number of layers.
-    """
-    from layout_estimator.memory_record import forward_of
+        flags: the trainer's, without --num-layers, --global-batch-size, and
+            --max-position-embeddings.
 
-    words = [*flags.split(), "--device", f"virtual:{gpu}", "--world-size", "1"]
-    sizes = dict(itertools.pairwise(words))
-    words += ["--max-position-embeddings", sizes["--seq-length"],
-              "--global-batch-size", sizes["--micro-batch-size"], "--num-layers"]
-    (few, few_bytes), (more, more_bytes) = (forward_of([*words, str(n)]) for n in (2, 3))
-    bytes_each = 4 if not {"--fp16", "--bf16"} & set(words) else 2
-    elements = (int(sizes["--seq-length"]) * int(sizes["--micro-batch-size"])
-                * int(sizes["--hidden-size"]))
-    return LayerCost(more - few, more_bytes - few_bytes, bytes_each * elements)
+    Raises:
+        EstimateError: the trainer does not accept the flags.
+    """
+    from layout_estimator.memory_record import layer
+
+    return layer(gpu, flags.split())
 
 
 def show(precisions: Sequence[str] = ("fp32", "fp16"),
@@ -108,35 +92,42 @@ class Movie:
             ", ".join(f"{name} {value}" for name, value in
                       zip(self.settings, values, strict=True))
             + f": peak {one.allocated / 1e9:.2f} GB, step {1000 * one.seconds[-1]:.0f} ms"
-            + ("" if one.fits else "; does not fit 16 GB") for values, one in
+            + ("" if one.fits else f"; does not fit the {one.card.memory / 1e9:.1f} GB of the "
+               f"virtual {one.card.name.upper()}") for values, one in
             zip(itertools.product(*self.settings.values()), self.records, strict=True)]
 
     def __repr__(self) -> str:
         return "\n".join(self.captions())
 
     def _repr_html_(self) -> str:
+        from virtualgpu.export.memory_timeline import COLORS
+
+        first = self.records[0]
         seconds = max(one.seconds[-1] for one in self.records)
-        size = 1.05 * max(self.records[0].capacity, *(one.allocated for one in self.records))
+        size = 1.05 * max(first.card.memory, *(one.allocated for one in self.records))
         show = "".join(line.strip() + "\n" for line in SCRIPT.read_text().splitlines()
                        if not line.startswith("//"))
-        limit = self.records[0].capacity - self.records[0].outside
+        limit = first.card.memory - first.outside
         return render(
             "lablib/memory_movie.html.j2", settings=self.settings, captions=self.captions(),
             data=json.dumps([len(values) for values in self.settings.values()]), show=show,
-            frames=[areas(one, seconds, size) for one in self.records], colors=COLORS,
+            frames=[areas(one, seconds, size, COLORS) for one in self.records],
+            colors={name: COLORS[name] for name in first.categories}, gpu=first.card.name.upper(),
             width=WIDTH, height=HEIGHT, limit=HEIGHT * (1 - limit / size),
             marks=[(HEIGHT * (1 - mark * 1e9 / size), mark) for mark in
                    range(0, int(size / 1e9) + 1, 2 if size < 25e9 else 20)],
             milliseconds=1000 * seconds)
 
 
-def areas(one: MemoryRecord, seconds: float, size: float) -> list[tuple[str, str]]:
+def areas(one: MemoryRecord, seconds: float, size: float, colors: Mapping[str, str]
+          ) -> list[tuple[str, str]]:
     """Return the color and the corners of each stacked area of a record.
 
     Args:
         one: the record.
         seconds: the time at the right edge.
         size: the bytes at the upper edge.
+        colors: that of each category.
     """
     kept = thinned(one.totals)
     below, found = [0] * len(kept), []
@@ -144,7 +135,7 @@ def areas(one: MemoryRecord, seconds: float, size: float) -> list[tuple[str, str
     for name, row in one.categories.items():
         above = [low + row[index] for low, index in zip(below, kept, strict=True)]
         corners = [*zip(xs, above, strict=True), *reversed([*zip(xs, below, strict=True)])]
-        found.append((COLORS[name], " ".join(
+        found.append((colors[name], " ".join(
             f"{x:.0f},{HEIGHT * (1 - y / size):.0f}" for x, y in corners)))
         below = above
     return found

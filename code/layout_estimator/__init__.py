@@ -6,6 +6,7 @@ cluster (cluster.py). The trainer runs every distinct stage once on a virtual GP
 the interpreter of schedules combines them into the time and memory of a step (step_time.py,
 memory.py), and planner.py turns that into days and dollars (prices.py). In a cluster of several
 kinds of nodes, each replica is simulated with the stages on its own GPUs (mixed.py, replicas.py).
+memory_record.py records a step's memory over time.
 
 `lab plan` (plan_cli.py) searches the plans of such a cluster with cluster_planner, whose profiles
 layer_profiles.py measures on virtual GPUs; plan_report.py prints the plans.

@@ -9,17 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+from layout_estimator.cluster import modeled_cluster
+from layout_estimator.estimate import UNLIMITED_MEMORY
+from layout_estimator.measurement import (
+    Meter,
+    begin_step,
+    draw_micro_batch,
+    run_action,
+    stage_pipeline,
+)
+from layout_estimator.memory import activation_bytes, communicator_bytes
+from layout_estimator.planner import make_estimator, padded_vocabulary
+from layout_estimator.representative import RepresentativeContext, representative_context
+from layout_estimator.requests import EstimateError, read_flags
+from minimegatron.arguments.parse import parse_unchecked
+from minimegatron.errors import UserError
+from minimegatron.optim import LearningRate, Optimizer
+from minimegatron.parallel.stages import build_chunks, data_parallel
+from minimegatron.timers import Timers
+from pipeline_schedules import BACKWARD, FORWARD, Action
+from virtualgpu.core.card import Card
+from virtualgpu.export import memory_timeline
+from virtualgpu.export.blocks import ACTIVATIONS, GRADIENTS, OPTIMIZER, PARAMETERS
+from virtualgpu.export.ledger import Ledger
+from virtualgpu.export.owners import storages
 
-    from layout_estimator.representative import RepresentativeContext
-    from virtualgpu.core.card import Card
-    from virtualgpu.core.gpu import VirtualGpu
-    from virtualgpu.core.plan import OperationPlan
-
-CATEGORIES = ("parameters", "optimizer state", "gradients", "activations")
+CATEGORIES = (PARAMETERS, OPTIMIZER, GRADIENTS, ACTIVATIONS)
 
 
 @dataclass(frozen=True)
@@ -34,7 +50,7 @@ class MemoryRecord:
         requested: those that the tensors need, at their own peak: without the allocator's rounding.
         reserved: peak of the bytes that PyTorch has taken from CUDA.
         outside: bytes of the CUDA context and of NCCL.
-        capacity: the GPU's memory.
+        card: the GPU model.
     """
 
     seconds: tuple[float, ...]
@@ -43,7 +59,7 @@ class MemoryRecord:
     requested: int
     reserved: int
     outside: int
-    capacity: int
+    card: Card
 
     @property
     def totals(self) -> list[int]:
@@ -53,7 +69,16 @@ class MemoryRecord:
     @property
     def fits(self) -> bool:
         """Whether tensors, the CUDA context, and NCCL fit the GPU."""
-        return self.allocated + self.outside <= self.capacity
+        return self.allocated + self.outside <= self.card.memory
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """One layer's forward time, in seconds, the bytes that it saves, and those of its input."""
+
+    forward: float
+    saved: int
+    input_bytes: int
 
 
 def record(flags: Sequence[str]) -> MemoryRecord:
@@ -66,25 +91,41 @@ def record(flags: Sequence[str]) -> MemoryRecord:
         EstimateError: the trainer does not accept the flags, or they ask for a pipeline.
     """
     with _context(flags) as (ctx, vocab_size, card):
-        found = _Steps(ctx, vocab_size).record()
-        groups = {ctx.grid.replicas.ranks, ctx.grid.tp.ranks}
-        outside = (ctx.device.gpu.memory.non_pytorch
-                   + sum(ctx.cluster.buffer_bytes(ranks) for ranks in groups))
-    return replace(found, outside=outside, capacity=card.memory)
+        seconds, categories = _Steps(ctx, vocab_size).record()
+        memory = ctx.device.gpu.memory
+        return MemoryRecord(seconds, categories, memory.peak, memory.peak_requested,
+                            memory.peak_reserved, card.context + communicator_bytes(ctx), card)
 
 
-def forward_of(flags: Sequence[str]) -> tuple[float, int]:
+def layer(gpu: str, flags: Sequence[str]) -> LayerCost:
+    """Return the cost of one transformer layer, the difference of two models' costs.
+
+    Args:
+        gpu: the GPU model.
+        flags: the trainer's, without --num-layers, --global-batch-size, and
+            --max-position-embeddings, which are chosen here.
+
+    Raises:
+        EstimateError: the trainer does not accept the flags.
+    """
+    try:
+        given = parse_unchecked(flags)
+    except UserError as error:
+        raise EstimateError(str(error)) from None
+    flags = [*flags, "--max-position-embeddings", str(given.seq_length), "--global-batch-size",
+             str(given.micro_batch_size), "--device", f"virtual:{gpu}", "--world-size", "1",
+             "--num-layers"]
+    (few, few_bytes), (more, more_bytes) = (_forward([*flags, count]) for count in ("2", "3"))
+    return LayerCost(more - few, more_bytes - few_bytes,
+                     activation_bytes(read_flags([*flags, "2"])))
+
+
+def _forward(flags: Sequence[str]) -> tuple[float, int]:
     """Return the seconds of a micro-batch's forward pass, and the bytes that it leaves allocated.
 
     Args:
         flags: as for `record`.
-
-    Raises:
-        EstimateError: as `record`.
     """
-    from layout_estimator.measurement import Meter, begin_step, draw_micro_batch, run_action
-    from pipeline_schedules import FORWARD, Action
-
     with _context(flags) as (ctx, vocab_size, _):
         steps, batch = _Steps(ctx, vocab_size), draw_micro_batch(ctx)
         begin_step(ctx, steps.pipeline)
@@ -101,12 +142,6 @@ def _context(flags: Sequence[str]) -> Iterator[tuple[RepresentativeContext, int,
     Raises:
         EstimateError: as `record`.
     """
-    from layout_estimator.cluster import modeled_cluster
-    from layout_estimator.estimate import UNLIMITED_MEMORY
-    from layout_estimator.planner import make_estimator, padded_vocabulary
-    from layout_estimator.representative import representative_context
-    from layout_estimator.requests import EstimateError, read_flags
-
     config = read_flags(flags)
     if config.pipeline_model_parallel_size > 1:
         raise EstimateError(f"--pipeline-model-parallel-size "
@@ -121,16 +156,10 @@ def _context(flags: Sequence[str]) -> Iterator[tuple[RepresentativeContext, int,
 
 
 class _Steps:
-    """The steps of one rank, with a ledger of its allocations."""
+    """The steps of one rank."""
 
     def __init__(self, ctx: RepresentativeContext, vocab_size: int) -> None:
-        from layout_estimator.measurement import stage_pipeline
-        from minimegatron.optim import LearningRate, Optimizer
-        from minimegatron.parallel.stages import build_chunks, data_parallel
-        from minimegatron.timers import Timers
-        from pipeline_schedules import BACKWARD, FORWARD
-
-        self.ctx, self.log = ctx, None
+        self.ctx = ctx
         self.chunks = build_chunks(ctx, vocab_size)
         self.ddp = data_parallel(ctx, self.chunks[0])
         self.ddp.overlap = None
@@ -140,13 +169,8 @@ class _Steps:
 
     def step(self) -> None:
         """Take one step as the trainer does, with the stage's micro-batches one after another."""
-        from layout_estimator.measurement import begin_step, draw_micro_batch, run_action
-        from pipeline_schedules import BACKWARD, FORWARD, Action
-
-        config = self.ctx.config
+        count = self.ctx.config.num_micro_batches
         self.optimizer.zero_grad()
-        replicas = config.world_size // config.tensor_model_parallel_size
-        count = config.global_batch_size // (config.micro_batch_size * replicas)
         batches = [draw_micro_batch(self.ctx) for _ in range(count)]
         begin_step(self.ctx, self.pipeline)
         for number in range(count):
@@ -154,87 +178,39 @@ class _Steps:
                 run_action(self.pipeline, Action(kind, number), *batches)
         self.chunks[0].end_step()
         self.ddp.finish_grad_sync()
-        if self.log is not None:
-            self.log.in_update = True  # from here on, fp32 copies of the gradients
         self.optimizer.step(self.rate.value(), self.timers)
 
-    def record(self) -> MemoryRecord:
-        """Take a step, and then one that is recorded."""
+    def record(self) -> tuple[tuple[float, ...], dict[str, tuple[int, ...]]]:
+        """Take a step, and then one that is recorded; return its times and bytes by category."""
         self.step()
         gpu = self.ctx.device.gpu
         gpu.clock.synchronize()
         gpu.memory.reset_peaks()
-        log = gpu.ledger = self.log = _Log(gpu, self._owners())
+        ledger, begin = Ledger(gpu), gpu.clock.ready()
+        ledger.blocks.history = []  # asks for the times of allocations and releases
+        ledger.start()
+        before = ledger.blocks.count  # allocations that live when the step begins
+        self._label(ledger)
         try:
             self.step()
+            self._label(ledger)  # the step has made new fp32 copies of the gradients
         finally:
-            gpu.ledger = None
-        memory = gpu.memory
-        return MemoryRecord(tuple(log.seconds), {
-            name: tuple(row) for name, row in log.rows.items()},
-            memory.peak, memory.peak_requested, memory.peak_reserved, 0, 0)
+            ledger.stop()
+        blocks = ledger.blocks
+        times, sizes = memory_timeline.points(
+            blocks.history, [*blocks.live.values()], ledger.now(ledger.steps), gpu.clock.ready())
+        rows = {name: sizes.pop(name) for name in CATEGORIES[:-1]}
+        rows[ACTIVATIONS] = map(sum, zip(*sizes.values(), strict=True))  # and what is temporary
+        return (tuple(time - begin for time in times[before - 1:]),
+                {name: tuple(row)[before - 1:] for name, row in rows.items()})
 
-    def _owners(self) -> dict[int, str]:
-        """Return the category of each storage that lives on between steps."""
-        optimizer, owners = self.optimizer, {}
-        state = [*optimizer.moments.values(), optimizer.main_params]
-        for name, tensors in (("gradients", [self.ddp.grad_buffer]), ("optimizer state", state),
-                              ("parameters", self.ddp.params.values())):
+    def _label(self, ledger: Ledger) -> None:
+        """Label what lives on between steps; fp32 parameters are their own main parameters."""
+        optimizer = self.optimizer
+        for name, tensors in (
+                (PARAMETERS, self.ddp.params.values()),
+                (GRADIENTS, (self.ddp.grad_buffer, optimizer.main_grads)),
+                (OPTIMIZER, (*optimizer.moments.values(), optimizer.main_params))):
             for tensor in tensors:
-                if tensor is not None:
-                    owners[tensor.untyped_storage()._cdata] = name
-        return owners
-
-
-class _Log:
-    """Takes the place of a ledger (virtualgpu.export.ledger), and adds up bytes by category."""
-
-    def __init__(self, gpu: VirtualGpu, owners: dict[int, str]) -> None:
-        """Begin with what is allocated now.
-
-        Args:
-            gpu: the virtual GPU.
-            owners: the category of each storage that lives on between steps.
-        """
-        self.clock, self.begin, self.in_update = gpu.clock, gpu.clock.ready(), False
-        self.current = dict.fromkeys(CATEGORIES, 0)
-        self.sizes: dict[int, tuple[str, int]] = {}
-        self.seconds: list[float] = []
-        self.rows: dict[str, list[int]] = {name: [] for name in CATEGORIES}
-        for key, block in gpu.blocks.items():
-            self._add(key, owners.get(key, "activations"), block.size)
-        self._note()
-
-    def allocated(self, key: int, _size: int, held: int) -> None:
-        self._add(key, "gradients" if self.in_update else "activations", held)
-        self._note()
-
-    def released(self, key: int, _held: int) -> None:
-        name, size = self.sizes.pop(key)
-        self.current[name] -= size
-        self._note()
-
-    def resized(self, key: int, size: int, before: int, held: int) -> None:
-        self.released(key, before)
-        self.allocated(key, size, held)
-
-    def operation(self, plan: OperationPlan, args: Sequence) -> None:
-        pass
-
-    def detached(self, tensor: torch.Tensor) -> None:
-        pass
-
-    def communicated(self, name: str, tensors: Sequence) -> None:
-        pass
-
-    def label(self, key: int, category: str) -> None:
-        pass
-
-    def _add(self, key: int, name: str, size: int) -> None:
-        self.sizes[key] = name, size
-        self.current[name] += size
-
-    def _note(self) -> None:
-        self.seconds.append(self.clock.ready() - self.begin)
-        for name, size in self.current.items():
-            self.rows[name].append(size)
+                for key in storages(tensor):
+                    ledger.label(key, name)

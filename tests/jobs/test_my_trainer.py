@@ -28,7 +28,7 @@ def test_two_nodes_with_two_ranks_each_train_as_the_trainer_does(course, warm, p
     log = (course.home / f"megatron/logs/my_trainer_{number}.txt").read_text()
     assert state == "COMPLETED|0:0", log[-3000:]
     assert re.search(r"^training .* parameters on 4 rank\(s\) with mytrainer/ddp.py, "
-                     r"mytrainer/launch.py and mytrainer/train.py$", log, re.M)
+                     r"mytrainer/launch.py, and mytrainer/train.py$", log, re.M)
     assert list((course.home / "megatron/tensorboard/my_trainer").glob("events.out.*"))
     (shown,) = json.loads(course.run(f"lab top {number} --json").stdout)["jobs"]
     assert [rank["state"] for rank in shown["ranks"]] == ["done"] * 4

@@ -1,6 +1,7 @@
 """The memory movie of lab 06: its curves are those of the trainer's steps."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -35,12 +36,31 @@ def test_micro_batches_are_humps_and_recomputation_flattens_them():
     assert whole.seconds[-1] < flat.seconds[-1] and whole.seconds[-1] < humps.seconds[-1]
 
 
+def test_the_fp32_copy_of_the_gradients_is_a_gradient():
+    """It is freed when a step begins, and made anew when the optimizer runs."""
+    one = memory_movie.record(SMALL + "--fp16 --micro-batch-size 8 --global-batch-size 8")
+    gradients, states = one.categories["gradients"], one.categories["optimizer state"]
+    assert gradients[0] == gradients[-1] == pytest.approx(3 * min(gradients), rel=0.01)
+    assert {*states} == {states[0]} and states[0] == pytest.approx(6 * min(gradients), rel=0.01)
+    assert one.categories["activations"][0] < 0.1 * max(one.categories["activations"])
+
+
+def test_a_caption_says_what_does_not_fit_which_gpu():
+    one = memory_movie.record(SMALL + "--micro-batch-size 8 --global-batch-size 8")
+    full = replace(one, outside=one.card.memory)
+    captions = memory_movie.Movie({"outside": ["usual", "full"]}, [one, full]).captions()
+    assert captions[0].endswith(" ms")
+    assert captions[1].endswith(" ms; does not fit the 16.9 GB of the virtual V100-SXM2-16GB")
+
+
 def test_a_layer_saves_what_korthikanti_et_al_count():
     one = memory_movie.layer("v100", "--hidden-size 1024 --num-attention-heads 16 --seq-length 512 "
                              "--micro-batch-size 2 --fp16")
     sbh, squares = 512 * 2 * 1024, 16 * 512**2 * 2
     assert one.saved == pytest.approx(34 * sbh + 5 * squares, rel=1e-3)
     assert one.input_bytes == 2 * sbh and 0 < one.forward < 0.1
+    with pytest.raises(EstimateError, match="--hidden-sizes"):
+        memory_movie.layer("v100", "--hidden-sizes 1024")
 
 
 def test_a_pipeline_is_refused():

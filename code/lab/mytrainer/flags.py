@@ -28,19 +28,16 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
         "tokenizer_type", "eod_mask_loss", "num_workers")
-MEMORY = ("recompute_granularity", "recompute_method", "recompute_num_layers",
-          "recompute_activations", "activations_checkpoint_method", "activation_memory_mb",
-          "tiled_attention", "offload_activations")
-PARALLEL = ("overlap_grad_reduce", "ring_all_reduce")
+MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other names of two flags
+PARALLEL = ("overlap_grad_reduce",)
 REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
         "tensorboard_dir", "tensorboard_queue_size")
-SCALING = ("loss_scale", "initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
 # The loop always accumulates and averages gradients in fp32.
-PRECISION = ("bf16", "fp16", *SCALING, "accumulate_allreduce_grads_in_fp32",
-             "log_num_zeros_in_grad", "autocast", "fp8_format", "fp8_recipe", *DELAYED_ONLY)
+PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
-USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *REST, *PRECISION))
+USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *REST, *PRECISION,
+                  *(name for piece in pieces.PIECES.values() for name in piece.flags)))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
 NO_VALIDATION = {"eval_iters": 0}
 
@@ -50,8 +47,8 @@ class LoopConfig(Config):
     """The command line of my_trainer.py: the trainer's flags, and a few of its own."""
 
     samples_per_rank: str | None = flag(
-        None, "number of samples of the global batch that each rank processes, such as 6,2; by "
-        "default, all ranks process equally many", affects=RESULTS | SCHEDULE)
+        None, "divide the global batch unequally: the number of samples for each rank, such as "
+        "6,2 (default: equal shares)", affects=RESULTS | SCHEDULE)
     ring_all_reduce: bool = flag(
         False, "average gradients with the all_reduce of mytrainer/collectives.py instead of the "
         "communication library's", affects=RESULTS)
@@ -59,14 +56,14 @@ class LoopConfig(Config):
         False, "with --bf16 or --fp16: keep the parameters in fp32, and let mytrainer/autocast.py "
         "choose the dtype of each operation", affects=RESULTS | PASSES)
     activation_memory_mb: float | None = flag(
-        None, "recompute layers as place() of mytrainer/placement.py plans it, so that the layers' "
-        "activations of one micro-batch take at most this many megabytes", affects=PASSES)
+        None, "limit the activations that the layers save for one micro-batch, in megabytes: "
+        "place() of mytrainer/placement.py chooses which layers to recompute", affects=PASSES)
     tiled_attention: bool = flag(
-        False, "compute attention with mytrainer/attention.py, which never holds all scores",
-        affects=RESULTS | PASSES)
+        False, "compute attention with mytrainer/attention.py, which never stores the full score "
+        "matrix", affects=RESULTS | PASSES)
     offload_activations: bool = flag(
-        False, "keep what the layers save in the host's memory, with mytrainer/offload.py",
-        affects=PASSES)
+        False, "keep the activations that the layers save in host memory, with "
+        "mytrainer/offload.py", affects=PASSES)
     data_parallel_sharding_strategy: str = flag(
         "no_shard", "what to shard across the data-parallel ranks",
         choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
@@ -181,16 +178,16 @@ def _check_memory(config: LoopConfig) -> None:
 
 
 def _check_autocast(config: LoopConfig) -> None:
-    """Raise UserError if --autocast lacks its dtype, or meets code that it cannot see.
+    """Raise UserError if --autocast lacks a dtype or is combined with a flag that bypasses it.
 
-    It sees calls in the forward pass. What recomputes or multiplies in the backward pass would run
-    in the dtypes that are stored.
+    Autocast chooses dtypes in the forward pass only. Recomputation, tiled attention, and FP8 layers
+    also compute in the backward pass, where operations run in the dtypes of their inputs.
     """
     if not config.autocast:
         return
     if config.precision == "fp32":
-        raise UserError("--autocast: add --bf16 or --fp16, the dtype of its GEMMs; nearest: "
-                        "--autocast --bf16")
+        raise UserError("--autocast: add --bf16 or --fp16, which sets the dtype of its GEMMs; "
+                        "nearest: --autocast --bf16")
     for name in ("fp8_format", "recompute_granularity", "activation_memory_mb", "tiled_attention"):
         if getattr(config, name) != table_of(LoopConfig)[name].default:
             raise UserError(f"--autocast cannot be combined with {_shown(config, name)}; nearest: "

@@ -16,6 +16,7 @@ from types import ModuleType
 
 from labcore import workspace
 from labcore.errors import LabError
+from labcore.listing import listed
 
 FOLDER = "mytrainer"
 NEW = "new/"  # the names of files that a later lab extends begin with it
@@ -164,7 +165,7 @@ def describe() -> str:
     names = [piece.shown for piece in PIECES.values() if piece.module in sys.modules]
     if not names:
         return f"no piece of {FOLDER}/ (nothing to communicate)"
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return listed(names)
 
 
 def blame(error: BaseException) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import runpy
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from lab.mytrainer import flags, gain
+from lab.mytrainer import defaults, flags, gain
+from lab.mytrainer.model import GPT
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
@@ -38,11 +38,10 @@ def build(dtype: torch.dtype) -> tuple[nn.Module, Iterator[MicroBatch]]:
     Raises:
         LabError: the workspace has no text.
     """
-    trainer = runpy.run_path(str(gain.SCRIPT), run_name="my_trainer")
     with (tempfile.TemporaryDirectory() as cache,
           contextlib.redirect_stdout(io.StringIO())):  # the data set is described there
         config = flags.parse([*SMALL.split(), *gain.text_flags(), "--data-cache-path", cache])
-        trainer["join_ranks"](config)  # the data set is built with a barrier
+        defaults.join_ranks(config)  # the data set is built with a barrier
         try:
             device, _ = choose_device(config, 0)
             alone = Group((0,), 0, None)
@@ -53,7 +52,7 @@ def build(dtype: torch.dtype) -> tuple[nn.Module, Iterator[MicroBatch]]:
             dist.destroy_process_group()
     vocab_size = pad_vocab_size(tokenizer.vocab_size, config.make_vocab_size_divisible_by, 1)
     data, size = Batches(ctx, text, tokenizer.eod, "training"), config.micro_batch_size
-    return trainer["GPT"](ctx, vocab_size).to(dtype), (
+    return GPT(ctx, vocab_size).to(dtype), (
         data.micro_batch(range(size * step, size * (step + 1)), step, train=True)
         for step in range(config.train_iters))
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from labcore.listing import listed
 from labkit.check.cases import MOST_RANKS, cut, of_all_ranks, of_rank
 from labkit.check.checks import (
     NO_RETURN,
@@ -50,7 +51,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected | None, *,
         expected: a function of (number of ranks, **case) that returns one value per rank, and that
             receives the list of all ranks' elements for `check.by_rank`. If `ranks` is a single
             number, it may also be a list that has such a list for each case. None: the check judges
-            `run.values` itself.
+            `run.values` itself, so hints can only be about deadlocks.
         ranks: the number of ranks, or several numbers; every case runs with each of them.
         hints: maps each text to the wrong values that trigger it, in the form of `expected`, or to
             "deadlock", which also stands for collectives that do not match.
@@ -61,10 +62,14 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected | None, *,
         One Run for each number of ranks and each case, cases varying fastest. A broker on the
         trusted side recorded its communication; FLOPs are the ranks' own claims.
 
-    Raises Failed at the first case that fails.
+    Raises Failed at the first case that fails, and ValueError for arguments that check nothing.
     """
     numbers = [ranks] if isinstance(ranks, int) else list(ranks)
     _require_valid(numbers, cases)
+    unused = [text for text, wrong in (hints or {}).items() if wrong != DEADLOCK]
+    if expected is None and unused:
+        raise ValueError(f"check.ranks: with expected=None, no value triggers the hint "
+                         f"{unused[0]!r}; pass what is expected, or judge `run.values`")
     runs = RanksRuns()
     for number in numbers:
         for place, whole in enumerate(cases):
@@ -73,8 +78,7 @@ def ranks(driver: Any, cases: Sequence[Case], expected: Expected | None, *,
             if expected is not None:
                 _judge(driver, number, case, place, done, expected, hints or {}, rel)
             runs.append(done)
-    *others, last = map(str, numbers)
-    counts = f"{', '.join(others)}{',' * (len(others) > 1)} and {last}" if others else last
+    counts = listed(map(str, numbers))
     tally.note(driver)
     passed(f"{side().title(driver)}: {'ran' if expected is None else 'right'} on {counts} "
            f"rank{'s' if counts != '1' else ''} "

@@ -63,7 +63,7 @@ class ModeledCost:
 
     @property
     def reads(self) -> int:
-        """How often the host of the rank that waits most often waited for a value of its GPU."""
+        """How many times the host waited to read a value from the GPU, on the worst rank."""
         return max(rank.reads for rank in self.ranks)
 
     @property

@@ -58,10 +58,10 @@ def _sequence_difference(got: Any, expected: Any, rel: float) -> str | None:
         return f"{_kind(expected)} is asked for, not {_kind(got)}"
     if isinstance(expected, np.ndarray):
         return _array_difference(got, expected, rel)
+    if len(got) != len(expected):  # first, since a million rows take a second to become lists
+        return f"it has {len(got)} items, which is not the right number"
     if isinstance(got, np.ndarray):
         got = got.tolist()
-    if len(got) != len(expected):
-        return f"it has {len(got)} items, which is not the right number"
     for position, (one, other) in enumerate(zip(got, expected, strict=True)):
         mismatch = difference(one, other, rel)
         if mismatch:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch._C import DispatchKey
-from torch.amp import autocast_mode
 
 from virtualgpu.pytorch.attention import choose, dropout
 from virtualgpu.pytorch.mode import CudaGpu
@@ -197,7 +196,10 @@ def promoted(operands: tuple) -> Callable[[Tensor], Tensor]:
 
 
 def _follow_contexts() -> None:
-    """Include autocast's dispatch key, which meta tensors lack, while autocast is enabled."""
+    """Include autocast's dispatch key, which meta tensors lack, while autocast is enabled.
+
+    The casts of parameters are freed when PyTorch clears its cache.
+    """
     clear = torch.clear_autocast_cache
 
     def clear_both() -> None:
@@ -205,22 +207,13 @@ def _follow_contexts() -> None:
         clear()
 
     torch.clear_autocast_cache = clear_both
-    mode = autocast_mode.autocast
-    if not hasattr(mode, "__enter__"):  # masked by a lab, so that no program can enter it
-        return
-    enter, leave = mode.__enter__, mode.__exit__
+    enable = torch.set_autocast_enabled  # torch.autocast calls it when it begins and ends
 
-    def entered(self):
-        result = enter(self)
+    def enable_and_refresh(*arguments) -> None:
+        enable(*arguments)
         refresh()
-        return result
 
-    def left(self, *details):
-        result = leave(self, *details)
-        refresh()
-        return result
-
-    mode.__enter__, mode.__exit__ = entered, left
+    torch.set_autocast_enabled = enable_and_refresh
 
 
 def refresh() -> None:

@@ -40,7 +40,7 @@ class Priced:
         unawaited: number of collectives and receives for which neither the default stream nor the
             host ever waits, so that what reads their results may run too early.
         unknown: number of calls of operations without a cost rule, by operation.
-        reads: how often the host waited for a value of the GPU.
+        reads: how many times the host waited to read a value from the GPU.
     """
 
     rank: int

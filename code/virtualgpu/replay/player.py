@@ -34,7 +34,7 @@ class Player:
         downloaded: bytes copied to the host so far, by its memory: "pinned" if that is pinned and
             the copy is asynchronous, else "pageable".
         slept: seconds that the program has slept; polling is not sleep.
-        reads: how often the host has waited for a value of the GPU.
+        reads: how many times the host has waited to read a value from the GPU.
         known: by stream, the communications that end before its next kernel starts, because it
             waited for them; of the host (NO_STREAM), those that end before what it launches next.
             Bit `n` of each number stands for communication `n`.

@@ -103,8 +103,25 @@ def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, te
     assert later[1:] == [["lab", "04"], ["lab", "13"]]
 
 
+def test_the_rows_of_labs_05_and_06_train_with_the_files_of_these_labs(text, student):
+    """In bf16, recomputation takes less memory and more time; rows are kept in the labs' order."""
+    student.solve("ddp", "precision", "states", "checkpointing")
+    six, five = (journey.measure(lab) for lab in ("lab 06", "lab 05"))
+    assert six.precision == five.precision == "BF16"
+    assert six.peak < five.peak and six.tokens < five.tokens
+    assert six.tokens_1024 < five.tokens_1024 and "none" not in (six.largest, five.largest)
+    assert journey.note(six) == [six] and journey.note(five) == [five, six] == journey.noted()
+    rows = [line.split()[:3] for line in journey.table([five, six])]
+    assert rows[1:] == [["lab", "05", "BF16"], ["lab", "06", "BF16"]]
+    student.write("precision", "def MixedPrecision(*_):\n    raise ValueError('mine')\n")
+    with pytest.raises(LabError, match=r"mytrainer/precision\.py, line 2: ValueError: mine"):
+        journey.measure("lab 05")  # the row needs the student's file
+
+
 def test_a_lab_has_a_row_once_the_file_that_its_flags_need_works():
     assert journey.latest_lab({"ddp", "delayed", "mx"}) == "lab 04"
+    assert journey.latest_lab({"ddp", "precision", "scaler"}) == "lab 05"
+    assert journey.latest_lab({"ddp", "precision", "checkpointing"}) == "lab 06"
     assert journey.latest_lab({"ddp", "fp8"}) == "lab 13"
 
 
@@ -212,8 +229,9 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     ("launch", "range(consumed + rank,", "range(consumed,", "launch.py: own_samples(0, 4, "),
     ("train", "model.finish()", "", "mytrainer/train.py: two steps log 1, "),
     ("train", "log(iteration,", "print(iteration,", "mytrainer/train.py: two steps log nothing"),
-    ("new/ddp", "flat *= self.weight", "pass", "mytrainer/ddp.py: after begin() with two samples "
-     "on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all samples"),
+    ("new/ddp", "flat *= self.weight", "pass", "mytrainer/new/ddp.py: after begin() with two "
+     "samples on rank 0 and one on rank 1, the gradient of words.weight is not the mean over all "
+     "samples"),
     ("new/ddp", "def begin(", "def start(", "mytrainer/new/ddp.py: DataParallel has no begin()"),
     ("new/ddp", "if not self.synchronizes:", "if 1 / 0:", "mytrainer/new/ddp.py, line "),
     ("new/train", "        model.finish()\n        skipped = scaler is not None and scaler.unscale("

@@ -6,6 +6,7 @@ from itertools import combinations
 import pytest
 
 from lab.mytrainer import flags as ours
+from labcore.listing import listed
 from minimegatron.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -80,8 +81,8 @@ def test_the_student_s_files_train_with_the_course_s_in_place_of_the_others(
     assert run.column("lm loss") == pytest.approx(losses, rel=1e-5) and len(losses) == 8
     assert run.column("grad norm") == pytest.approx(norms, abs=1.01e-3)
     used = [name for name in FILES if name in files and (name != "collectives" or flags == RING)]
-    assert re.search("with " + r"(, | and )".join(f"mytrainer/{name}.py" for name in used) + "$",
-                     run.out, re.M) or used == []
+    names = listed(f"mytrainer/{name}.py" for name in used)
+    assert re.search(f"with {re.escape(names)}$", run.out, re.M) or used == []
 
 
 @pytest.mark.parametrize(("name", "old", "new", "message"), [
@@ -300,7 +301,7 @@ def test_block_scales_train_as_the_trainer_s_own_do(my_trainer, train, student, 
     reference = train(flags, base=BLOCKS + dataset.flags).column("lm loss")
     for ranks in (0, 2):
         run = my_trainer(BLOCKS + flags + dataset.flags, ranks)
-        assert f"mytrainer/fp8.py and mytrainer/{piece}.py" in run.out
+        assert f"mytrainer/fp8.py, and mytrainer/{piece}.py" in run.out
         assert run.column("lm loss") == pytest.approx(reference, rel=1e-4) and len(reference) == 6
 
 
@@ -395,8 +396,8 @@ def test_an_error_in_a_piece_ends_with_its_line(my_trainer, student, dataset):
      "it out"),
     ("--activation-memory-mb 9 --recompute-granularity selective", "--activation-memory-mb 9 "
      "chooses the layers to recompute; leave out --recompute-granularity selective"),
-    ("--autocast", "--autocast: add --bf16 or --fp16, the dtype of its GEMMs; nearest: --autocast "
-     "--bf16"),
+    ("--autocast", "--autocast: add --bf16 or --fp16, which sets the dtype of its GEMMs; nearest: "
+     "--autocast --bf16"),
     ("--bf16 --autocast --tiled-attention", "--autocast cannot be combined with --tiled-attention; "
      "nearest: leave one of them out"),
     ("--tiled-attention --use-flash-attn", "--tiled-attention: mytrainer/attention.py cannot be "

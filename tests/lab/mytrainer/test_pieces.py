@@ -1,11 +1,15 @@
 """Pieces that are missing, broken, or named wrongly: the error names the file and what to do."""
 
+import ast
 import re
 
 import pytest
 
-from lab.mytrainer import pieces
+from lab.mytrainer import defaults, pieces
 from labcore.errors import LabError
+from labcore.workspace import CHECKOUT, CODE
+from labkit.build import Role, read
+from labkit.build.shortcuts import covered
 
 
 def test_a_piece_can_import_another(student):
@@ -59,3 +63,27 @@ def test_a_piece_is_found_by_its_name(name):
 def test_an_unknown_piece_has_a_nearest_name(name, nearest):
     with pytest.raises(LabError, match=f"{name}: no piece of mytrainer/ .*; nearest: {nearest}$"):
         pieces.find(name)
+
+
+def test_the_course_s_versions_are_masked_where_students_write_them():
+    """No sandbox shows the loop, the shares, or the master weights to the exercises about them."""
+    written = {}
+    for path in sorted((CHECKOUT / "solutions").glob("*.py")):
+        lab = read(path)
+        for name in re.findall(r"^%%writefile mytrainer/(\S+)\.py$", "\n".join(
+                cell.source for cell in lab.of(Role.ANSWER)), re.M):
+            written[name] = lab
+    for name, default in (("launch", "join_ranks"), ("launch", "own_samples"), ("train", "train"),
+                          ("new/train", "train"), ("precision", "MixedPrecision")):
+        assert hasattr(defaults, default), default
+        assert covered(written[name], f"lab.mytrainer.defaults.{default}"), name
+    assert not covered(written["fp8"], "lab.mytrainer.defaults.train")  # covered can be false
+
+
+def test_the_program_in_the_workspace_solves_no_exercise():
+    text = (CODE / "jobs" / "my_trainer.py").read_text()
+    defined = {node.name for node in ast.walk(ast.parse(text))
+               if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    assert "main" in defined and ".backward(" not in text
+    assert not defined & {name for piece in (*pieces.PIECES.values(), *pieces.EXTENDED.values())
+                          for name in piece.defines if name != "connect"}

@@ -319,3 +319,10 @@ def test_the_stacks_of_a_deadlock_have_the_student_s_lines_only():
     said = str(failed.value)
     assert 'File "/tmp/cell.py", line 5' in said and said.endswith("\nA hint.")
     assert "labkit" not in said and "torch/distributed" not in said
+
+
+def test_hints_that_no_value_can_trigger_are_refused():
+    driver, stuck = student(RING)["driver"], {"Every rank waits.": "deadlock"}
+    with pytest.raises(ValueError, match=r"check\.ranks: with expected=None, .* hint 'Wrong"):
+        check.ranks(driver, [{"length": 2}], None, ranks=2, hints={**stuck, "Wrong.": [[2, 2]]})
+    assert len(check.ranks(driver, [{"length": 2}], None, ranks=2, hints=stuck)) == 1

@@ -1345,22 +1345,27 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 # group, the later ones have been freed, and few inputs are saved before it. What is the best placement for *any* layers
 # and *any* limit?
 #
-# A **plan** is a list of groups of consecutive layers, `(start, stop)`, which are recomputed; all other layers save
-# everything. Count the activations of the layers, in bytes:
+# There are three choices for each layer: to save everything, to recompute the core of its attention only
+# (`selective`), or to recompute all of it (`full`), alone or in a group. A **plan** lists, in order, the groups of
+# consecutive layers that are recomputed, as `(start, stop)`, and the numbers of the layers whose core is, as in
+# `[(0, 2), 2, 3]`. All other layers save everything. Count the activations of the layers, in bytes:
 #
 # - `saved[i]` is what layer `i` saves. Its input, `inputs[i]` bytes, is a part of that.
-# - In the forward pass, a layer outside of all groups adds `saved[i]`, and a group adds the input of its first layer.
+# - `selective[i]` is a pair: the forward time of the layer's core, and the bytes that the layer saves if its core is
+#   recomputed.
+# - In the forward pass, a layer adds what it saves, and a group adds the input of its first layer.
 # - The backward pass goes through the layers from the last one to the first. When it reaches a group, its input is replaced
-#   by everything that its layers save. When it has passed a layer or a group, its activations are freed.
-# - A plan takes the sum of `times[i]`, the forward times of all recomputed layers.
+#   by everything that its layers save, and so it is with a layer whose core is recomputed. When it has passed a layer or a
+#   group, its activations are freed.
+# - A plan takes the sum of `times[i]`, the forward times, of all layers in groups, and the times of the cores.
 
 # %% [markdown]
 # ### Exercise 5: the best placement
 #
-# Write `place(times, saved, inputs, budget)`. It returns the plan with the least recomputation time among those whose
-# activations never exceed `budget` bytes, and raises `ValueError` if there is none. It must be exact, and fast enough for
-# 24 layers of different costs, which have too many plans to try: the check stops `place` after half a million additions
-# and comparisons of bytes.
+# Write `place(times, saved, inputs, budget, selective)`. It returns a plan with the least recomputation time among those
+# whose activations never exceed `budget` bytes, and raises `ValueError` if there is none. Times are real numbers, and
+# bytes are integers. It must be exact, and fast enough for 24 layers of different costs, which have too many plans to try:
+# the check stops `place` after half a million additions and comparisons of bytes.
 #
 # What do the layers from $n$ on need to know about those before?
 
@@ -1369,14 +1374,16 @@ for job in (fp16_job, checkpointing_job, accumulation_job):
 """Place checkpoints for the least time under a memory limit."""
 
 
-def place(times, saved, inputs, budget):
-    """Return the groups (start, stop) of layers to recompute, in order.
+def place(times, saved, inputs, budget, selective=None):
+    """Return what to recompute, in order: groups of layers (start, stop), and numbers of layers, whose core alone is.
 
     Args:
         times: forward time of each layer.
         saved: bytes that each layer saves, with its input.
         inputs: bytes of each layer's input.
         budget: bytes that the activations may take.
+        selective: for each layer the forward time of its core, and the bytes that it saves if that is recomputed;
+            None if no core is recomputed.
 
     Raises ValueError if no plan fits.
     """
@@ -1388,6 +1395,9 @@ def place(times, saved, inputs, budget):
         for held, time, plan in undominated(fronts[start]):
             if held + saved[start] <= budget:
                 fronts[start + 1].append((held + saved[start], time, plan))
+                if selective is not None:  # the backward pass has all of the layer in memory, too
+                    core, kept = selective[start]
+                    fronts[start + 1].append((held + kept, time + core, (*plan, start)))
             work, more = held, 0.0
             for stop in range(start + 1, layers + 1):
                 work += saved[stop - 1]
@@ -1403,7 +1413,7 @@ def place(times, saved, inputs, budget):
 def undominated(front):
     """Return the plans that no other one beats in both bytes and time."""
     best, kept = float("inf"), []
-    for one in sorted(front):
+    for one in sorted(front, key=lambda one: one[:2]):
         if one[1] < best:
             best = one[1]
             kept.append(one)
@@ -1439,44 +1449,47 @@ def counting(most):
     return Bytes, TooMuchWork
 
 
-def placed(times, saved, inputs, budget):
+def placed(times, saved, inputs, budget, selective=None):
     """Return the student's plan, or the name of the error that place raises, or that it works too long."""
     from mytrainer.placement import place
 
     integer, too_much_work = counting(500_000)
     try:
-        plan = place(times, [integer(one) for one in saved], [integer(one) for one in inputs], budget)
-        return [[list(group) for group in plan]]
+        options = None if selective is None else [(core, integer(kept)) for core, kept in selective]
+        plan = place(times, [integer(one) for one in saved], [integer(one) for one in inputs], budget, options)
+        return [[one if isinstance(one, int) else list(one) for one in plan]]
     except ValueError:
         return ["ValueError"]
     except too_much_work:
         return ["TooMuchWork"]
 
 # %% tags=["check-setup"]
-def peak_of(plan, saved, inputs):
+def peak_of(plan, saved, inputs, selective=None):
     """Return the peak of a plan's activations, in bytes."""
     held = peak = at = 0
-    for start, stop in [*plan, (len(saved), len(saved))]:
+    for one in [*plan, (len(saved), len(saved))]:
+        start, stop = (one, one + 1) if isinstance(one, int) else one
         held += sum(saved[at:start])
         peak = max(peak, held)
         if start < stop:
             peak = max(peak, held + sum(saved[start:stop]))
-            held += inputs[start]
+            held += selective[start][1] if isinstance(one, int) else inputs[start]
         at = stop
     return max(peak, held)
 
 
-def time_of(plan, times):
+def time_of(plan, times, selective=None):
     """Return the recomputation time of a plan."""
-    return sum(sum(times[start:stop]) for start, stop in plan)
+    return sum(selective[one][0] if isinstance(one, int) else sum(times[slice(*one)]) for one in plan)
 
 
-def is_plan(plan, layers):
-    """Return whether the groups are in order, do not overlap, and are not empty."""
+def is_plan(plan, layers, selective=None):
+    """Return whether groups and layers are in order, do not overlap, and are not empty."""
     try:
-        ends = [0] + [at for start, stop in plan for at in (start, stop)]
+        groups = [(one, one + 1) if type(one) is int and selective is not None else one for one in plan]
+        ends = [0] + [at for start, stop in groups for at in (start, stop)]
         return all(type(at) is int for at in ends) and all(
-            start < stop for start, stop in plan) and ends == sorted(ends) and ends[-1] <= layers
+            start < stop for start, stop in groups) and ends == sorted(ends) and ends[-1] <= layers
     except (TypeError, ValueError):
         return False
 
@@ -1484,9 +1497,11 @@ def is_plan(plan, layers):
 def require_best(case, least):
     """Require a plan that fits and takes no longer than `least`; None: that there is none."""
     times, saved, inputs, budget = case["times"], case["saved"], case["inputs"], case["budget"]
+    selective = case.get("selective")
     (run,) = check.ranks(placed, ranks=1, cases=[case], expected=None)
     (plan,) = run.values[0]
-    said = f"{len(times)} layers, a budget of {budget} bytes: place returns {plan}. "
+    said = (f"{len(times)} layers{', whose cores may be recomputed' * (selective is not None)}, a budget of {budget} bytes: "
+            f"place returns {plan}. ")
     check.that(plan != "TooMuchWork", f"{len(times)} layers: after half a million additions and comparisons of bytes, place "
                "has not finished. Of two plans for the same first layers, when can you drop one?")
     if least is None:
@@ -1497,12 +1512,13 @@ def require_best(case, least):
                "plans must you keep?")
     check.that(plan != "ValueError", f"{len(times)} layers, a budget of {budget} bytes: place raises ValueError, but some "
                "plans fit. Which group sizes do you try?")
-    check.that(is_plan(plan, len(times)), said + "That is not a list of groups (start, stop), in order and without "
-               "overlap.")
-    peak = peak_of(plan, saved, inputs)
-    check.that(peak <= budget, said + f"Its activations take {peak} bytes. What is in memory while a group is recomputed?")
-    check.that(time_of(plan, times) <= least * (1 + 1e-9), said + f"It recomputes for {time_of(plan, times):g} "
-               "units of time. There is a faster plan that fits.")
+    check.that(is_plan(plan, len(times), selective), said + "That is not a list of groups (start, stop), in order and "
+               "without overlap, or of the numbers of layers between them, if their cores may be recomputed.")
+    peak = peak_of(plan, saved, inputs, selective)
+    check.that(peak <= budget, said + f"Its activations take {peak} bytes. What is in memory while a group, "
+               "or a core, is recomputed?")
+    time = time_of(plan, times, selective)
+    check.that(time <= least * (1 + 1e-9), said + f"It recomputes for {time:g} units of time. There is a faster plan that fits.")
 
 
 SAME = {"times": [1, 1, 1, 1, 1, 1], "saved": [10, 10, 10, 10, 10, 10], "inputs": [2, 2, 2, 2, 2, 2]}
@@ -1516,8 +1532,10 @@ MANY = {"times": [(5 * at + 3) % 9 + 1 for at in range(24)], "saved": [8 + 11 * 
         "inputs": [1 + 3 * at % 6 for at in range(24)]}
 for budget, least in ((90, 79), (120, 65)):
     require_best({**MANY, "budget": budget}, least)
+for budget, least in ((59, 0.25), (40, 1.25), (28, 3.5), (20, 5)):
+    require_best({**SAME, "selective": [(0.25, 6)] * 6, "budget": budget}, least)
 ### BEGIN HIDDEN TESTS
-def least_of(times, saved, inputs, budget):
+def least_of(times, saved, inputs, budget, selective=None):
     """Return the least time of a plan that fits, or None."""
     layers, best = len(times), {(0, 0): 0}
     for start in range(layers):
@@ -1527,6 +1545,9 @@ def least_of(times, saved, inputs, budget):
             options = [(start + 1, held + saved[start], held + saved[start], time)]
             options += [(stop, held + inputs[start], held + sum(saved[start:stop]), time + sum(times[start:stop]))
                         for stop in range(start + 1, layers + 1)]
+            if selective is not None:
+                core, kept = selective[start]
+                options.append((start + 1, held + kept, held + saved[start], time + core))
             for stop, after, work, total in options:
                 if work <= budget and total < best.get((stop, after), float("inf")):
                     best[stop, after] = total
@@ -1536,9 +1557,11 @@ def least_of(times, saved, inputs, budget):
 def drawn_layers(dice):
     count = dice.choice([5, 8, 12, 24])
     saved = [dice.randint(8, 30) for _ in range(count)]
-    return {"times": [dice.randint(1, 9) for _ in range(count)], "saved": saved,
-            "inputs": [dice.randint(1, 6) for _ in range(count)],
-            "budget": dice.randint(max(saved), min(sum(saved), 160))}
+    times, inputs = [dice.uniform(1, 9) for _ in range(count)], [dice.randint(1, 6) for _ in range(count)]
+    cores = [(time * dice.uniform(0.1, 0.6), max(size, round(dice.uniform(0.3, 0.9) * whole)))
+             for time, size, whole in zip(times, inputs, saved, strict=True)]
+    return {"times": times, "saved": saved, "inputs": inputs, "budget": dice.randint(max(saved), min(sum(saved), 160)),
+            **({"selective": cores} if dice.random() < 0.6 else {})}
 
 
 for case in [one["layers"] for one in check.draw(8, layers=drawn_layers)]:
@@ -1569,13 +1592,13 @@ require_best(case, least_of(**case))
 # +    plan = min(fronts[layers], key=lambda one: one[1])[2]
 # +    return [(layer, 1) for start, stop in plan for layer in range(start, stop)]
 
-# %% [raw] mutant="placement" hint="while a group is recomputed"
+# %% [raw] mutant="placement" hint="while a group"
 # -                work += saved[stop - 1]
 # +                work += inputs[start] if stop == start + 1 else 0
 
 # %% [raw] mutant="placement" hint="There is a faster plan"
 # %%writefile mytrainer/placement.py
-# def place(times, saved, inputs, budget):
+# def place(times, saved, inputs, budget, selective=None):
 #     layers = len(times)
 #     for size in range(1, layers + 1):
 #         groups = [(at, min(at + size, layers)) for at in range(0, layers, size)]
@@ -1590,7 +1613,7 @@ require_best(case, least_of(**case))
 
 # %% [raw] mutant="placement" hint="Which group sizes"
 # %%writefile mytrainer/placement.py
-# def place(times, saved, inputs, budget):
+# def place(times, saved, inputs, budget, selective=None):
 #     layers, plan = len(times), []
 #     while True:
 #         held, ok = 0, True
@@ -1611,7 +1634,7 @@ require_best(case, least_of(**case))
 
 # %% [raw] mutant="placement" hint="has not finished"
 # %%writefile mytrainer/placement.py
-# def place(times, saved, inputs, budget):
+# def place(times, saved, inputs, budget, selective=None):
 #     found = []
 #
 #     def extend(at, held, time, plan):
@@ -1632,6 +1655,23 @@ require_best(case, least_of(**case))
 # %% [raw] mutant="placement" hint="that holds fewer bytes can win later"
 # -        for held, time, plan in undominated(fronts[start]):
 # +        for held, time, plan in sorted(fronts[start], key=lambda one: one[1])[:1]:
+
+# %% [raw] mutant="placement" hint="or a core, is recomputed"
+# -            if held + saved[start] <= budget:
+# -                fronts[start + 1].append((held + saved[start], time, plan))
+# -                if selective is not None:  # the backward pass has all of the layer in memory, too
+# -                    core, kept = selective[start]
+# -                    fronts[start + 1].append((held + kept, time + core, (*plan, start)))
+# +            if held + saved[start] <= budget:
+# +                fronts[start + 1].append((held + saved[start], time, plan))
+# +            if selective is not None and held + selective[start][1] <= budget:
+# +                core, kept = selective[start]
+# +                fronts[start + 1].append((held + kept, time + core, (*plan, start)))
+
+# %% [raw] mutant="placement" hint="There is a faster plan"
+# -                if selective is not None:  # the backward pass has all of the layer in memory, too
+# -                    core, kept = selective[start]
+# -                    fronts[start + 1].append((held + kept, time + core, (*plan, start)))
 
 # %% [raw] mutant="placement" hint="Raise ValueError"
 # -    if not fronts[layers]:
@@ -1691,8 +1731,10 @@ print(f"all layers save {COUNT * layer.saved / 1e9:.1f} GB; the smallest of thes
 # groups do pay, and no point of `uniform` or `block` is below your plans. With little memory, the groups at the front are
 # larger than those at the back, where more inputs are in memory.
 #
-# Your trainer uses `place`. With `--activation-memory-mb`, it measures the layers of one micro-batch with your
-# `SavedBytes`, asks your `place` for a plan, and runs it with your `checkpoint`:
+# (With FlashAttention, recomputing the core would save nothing, so there were two choices per layer here.) Your trainer
+# uses `place` with all three. With `--activation-memory-mb`, it measures what a layer saves, with and without its core,
+# with your `SavedBytes`, asks your `place` for a plan, and runs it with your `checkpoint`. The core's share of a layer's
+# forward time is estimated from FLOPs, $s/(6h + s)$:
 
 # %% tags=["explore"] short={"(None, 1500, 700)": "(None, 700)", "GPT2 + ": "GPT2.replace('layers 12', 'layers 4') + "}
 for megabytes in (None, 1500, 700):

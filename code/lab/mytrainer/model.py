@@ -184,12 +184,14 @@ class Recomputation:
 
     With --recompute-method uniform, all layers are recomputed in groups of N; with block, the first
     N layers are, one by one. With --activation-memory-mb, the first micro-batch shows what a layer
-    saves, and your `place` chooses the groups.
+    saves, with and without the core of its attention, and your `place` chooses the groups, and the
+    layers of which only the core is recomputed.
     """
 
     def __init__(self, ctx: Context, stage: Stage) -> None:
         self.ctx, self.checkpoint = ctx, pieces.load("checkpointing").checkpoint
         self.parameters = list(stage.decoder.layers.parameters())
+        self.attentions = [layer.self_attention for layer in stage.decoder.layers.values()]
         config, count = ctx.config, ctx.config.num_layers
         size = config.recompute_num_layers
         self.groups: list[tuple[int, int]] | None = None  # (start, stop) of layers
@@ -210,23 +212,45 @@ class Recomputation:
         return x
 
     def _plan(self, layers: Sequence[Layer], x: torch.Tensor) -> list[tuple[int, int]]:
-        """Measure the first layer with your SavedBytes, and let your `place` choose the groups.
+        """Measure the first layer with your SavedBytes, and let your `place` choose.
 
-        Raises UserError if no plan fits.
+        Returns the groups; the attention of layers whose core is recomputed is in `checkpoint` from
+        then on. Raises UserError if no plan fits.
         """
-        with pieces.load("saved").SavedBytes(self.parameters) as saved:
-            out = layers[0](x.detach().requires_grad_())  # its graph holds what is saved
-        size = saved.bytes
-        del out
-        count, budget = len(layers), self.ctx.config.activation_memory_mb
+        size = self._saved_bytes(layers[0], x)
+        plain = self.attentions[0].core_attention
+        self._checkpoint_core(0)
+        kept = self._saved_bytes(layers[0], x)
+        self.attentions[0].core_attention = plain
+        config, count = self.ctx.config, len(layers)
+        budget, s, h = config.activation_memory_mb, config.seq_length, config.hidden_size
+        # Of a layer's 24sbh^2 + 4s^2bh FLOPs, the core has the second part (Narayanan et al. 2021).
+        core = None if kept >= size else [(s / (6 * h + s), kept)] * count
         try:
-            groups = pieces.load("placement").place(
-                [1.0] * count, [size] * count, [x.nbytes] * count, int(1e6 * budget))
+            plan = pieces.load("placement").place(
+                [1.0] * count, [size] * count, [x.nbytes] * count, int(1e6 * budget), core)
         except ValueError as error:
             raise UserError(f"--activation-memory-mb {budget:g}: {error}; a layer saves "
                             f"{size / 1e6:.1f} MB, {x.nbytes / 1e6:.1f} MB of it for its input"
                             ) from None
+        selective = [one for one in plan if isinstance(one, int)]
+        groups = [tuple(one) for one in plan if not isinstance(one, int)]
+        for number in selective:
+            self._checkpoint_core(number)
         again = sum(stop - start for start, stop in groups)
+        cores = f", and the attention core of layers {selective}" if selective else ""
         self.ctx.print_rank_0(f"a layer saves {size / 1e6:.1f} MB per micro-batch; recomputing "
-                              f"{again} of {count} layers in groups {groups}")
-        return [tuple(group) for group in groups]
+                              f"{again} of {count} layers in groups {groups}{cores}")
+        return groups
+
+    def _saved_bytes(self, layer: Layer, x: torch.Tensor) -> int:
+        """Return what a layer saves for hidden states x, in bytes, by your SavedBytes."""
+        with pieces.load("saved").SavedBytes(self.parameters) as saved:
+            out = layer(x.detach().requires_grad_())  # its graph holds what is saved
+        size = saved.bytes
+        del out
+        return size
+
+    def _checkpoint_core(self, number: int) -> None:
+        attention = self.attentions[number]
+        attention.core_attention = partial(self.checkpoint, attention.core_attention)

@@ -10,6 +10,8 @@ from labcore.atomic import write_atomic
 from labcore.errors import LabError
 
 WORKED_FOLDER = Path("notebooks/worked") / FOLDER  # generated from the labs by `lab build`
+WRITE = ("You write {0.shown} in {0.lab}: do that exercise first, or ask your instructor for the "
+         "file.")
 
 
 def install(piece: Piece, force: bool) -> list[str]:
@@ -22,15 +24,28 @@ def install(piece: Piece, force: bool) -> list[str]:
     Raises:
         LabError: there is no worked version, or the file exists and `force` is false.
     """
-    source = workspace.CHECKOUT / WORKED_FOLDER / f"{piece.name}.py"
+    source = source_of(piece)
     if not source.exists():
         raise LabError(f"--worked {piece.name}: this installation has no worked version of "
-                       f"{piece.shown} ({source} does not exist)")
+                       f"{piece.shown} ({source} does not exist). {WRITE.format(piece)}")
     target, content = piece.target, source.read_bytes()
     if target.path.exists() and target.path.read_bytes() != content and not force:
         raise LabError(f"--worked {piece.name}: {target.shown} is your own file; add --force to "
                        "replace it (a backup is kept)")
     return replace(target, content, "the worked version")
+
+
+def install_or_explain(piece: Piece) -> list[str]:
+    """Install a piece that the student lacks, and return messages; without a worked version, say
+    what to do instead."""
+    if source_of(piece).exists():
+        return install(piece, force=False)
+    return [f"{piece.shown} is missing, and this course has no worked version of it. "
+            + WRITE.format(piece)]
+
+
+def source_of(piece: Piece) -> Path:
+    return workspace.CHECKOUT / WORKED_FOLDER / f"{piece.name}.py"
 
 
 def adopt(piece: Piece) -> list[str]:

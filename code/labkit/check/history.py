@@ -15,7 +15,7 @@ from typing import Any
 from labcore import own_labs, workspace
 from labcore.colors import bad
 from labkit.cells import Code, Release, ReleasedCell, Role, read_release
-from labkit.check import checks
+from labkit.check import checks, running
 from labkit.check.rewritten import StudentModules
 from labkit.check.sides import NOTEBOOK
 from labkit.provenance import Provenance, RunCell
@@ -64,8 +64,10 @@ class CellHistory:
     def _check(self, run: RunCell) -> tuple[Release, ReleasedCell] | None:
         """Return the released check that a cell is, and the notebook that it is in."""
         found = [(release, cell) for release in releases() if (cell := _check_of(release, run))]
-        return max(found, default=None, key=lambda pair: len(
-            {cell.id for cell in self.runs} & pair[0].by_id.keys()))
+        # Labs share names of checks, such as check("loop"), and nbclient sends no cell IDs.
+        return max(found, default=None, key=lambda pair: (
+            pair[0].name == running.chosen_lab(),
+            len({cell.id for cell in self.runs} & pair[0].by_id.keys())))
 
     def problems(self, run: RunCell, release: Release, check: ReleasedCell) -> list[str]:
         """Return the warnings for a check that just ran."""

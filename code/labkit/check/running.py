@@ -127,6 +127,11 @@ def lab(name: str) -> None:
         print(f"{bad('!')} {OLDER.format(lab=name)}")
 
 
+def chosen_lab() -> str:
+    """Return the name that `lab` was last called with; empty before that."""
+    return _loaded.checks.lab if _loaded is not None else ""
+
+
 def run(name: Any, student: dict[str, Any]) -> None:
     """Run a check of the notebook's lab, and end with a verdict. Raises Failed.
 

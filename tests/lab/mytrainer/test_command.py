@@ -8,7 +8,7 @@ import pytest
 
 from lab import cli
 from lab.mytrainer import cli as mytrainer
-from lab.mytrainer import gain, journey, selfcheck, worked
+from lab.mytrainer import gain, journey, pieces, selfcheck, worked
 from lab.mytrainer.pieces import EXTENDED, PIECES
 from labcore import workspace
 from labcore.errors import LabError
@@ -342,6 +342,18 @@ def test_the_worked_version_comes_only_on_request_and_never_over_the_students(
         assert code == 0 and f"your version is now mytrainer/{backup}\n" in out
         assert mine.read_text() == "worked = 1\n"
         assert (student.folder / backup).read_text() == "mine = 1\n"
+
+
+def test_without_a_worked_version_the_message_says_where_to_write_the_file(
+        lab, student, checkout):
+    todo = "You write mytrainer/launch.py in lab 04: do that exercise first"
+    code, _, err = lab("--worked", "launch")
+    assert code == 1 and todo in err
+    (line,) = worked.install_or_explain(pieces.find("launch"))
+    assert line.startswith("mytrainer/launch.py is missing") and todo in line
+    assert not (student.folder / "launch.py").exists()
+    assert worked.install_or_explain(pieces.find("ddp")) == [
+        "mytrainer/ddp.py is now the worked version"]
 
 
 def test_an_extended_version_takes_the_place_of_the_old_one_once_it_works(lab, student):

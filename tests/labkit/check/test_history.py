@@ -10,10 +10,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from labcore import own_labs
+from labkit.build.cli import build
 from labkit.cells import Role, read_release
 from labkit.check import history, running
 from labkit.check.sides import side
-from tests.labkit.check.test_running import labs  # noqa: F401  a fixture
+from tests.labkit.check.test_running import LAB, labs  # noqa: F401  a fixture
 
 COLORS = re.compile("\033\\[[0-9;]*m")
 RIGHT = "def halve(x):\n    return x / 2"
@@ -145,3 +146,18 @@ def test_a_check_that_fails_and_a_cell_that_is_no_check_have_no_verdict_of_their
 def test_a_check_that_a_student_runs_in_a_cell_of_their_own_warns_too(run):
     said = run(CHECK_SETUP, HELPER, ("halve", WITH_HELPER), 'check("halve")')
     assert "halve: right in" in said and "`up` is defined in a cell of your own" in said
+
+
+def test_without_cell_ids_a_check_is_that_of_the_lab_that_was_chosen(run, tmp_path, monkeypatch):
+    # The lab that comes first has a check of this name, too, and another setup cell.
+    other = LAB.replace("import torch\n", "import os\n\nimport torch\n", 1).replace(
+        "mytrainer/factor", "mytrainer/other")
+    (tmp_path / "two" / "solutions").mkdir(parents=True)
+    for name, source in (("80_other", other), ("90_small", LAB)):
+        (tmp_path / "two" / "solutions" / f"{name}.py").write_text(source)
+    build(tmp_path / "two", missing=[])
+    monkeypatch.setenv(own_labs.VARIABLE, str(tmp_path / "two"))
+    said = run("import torch\nimport torch.distributed as dist",
+               "from labkit import check\n\ncheck.lab('90_small')",
+               ("halve", "def halve(x):\n    return x / (2 if torch else 1)"), 'check("halve")')
+    assert "halve: right in" in said and "cell of your own" not in said

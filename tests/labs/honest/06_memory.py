@@ -148,7 +148,7 @@ def checkpoint(function, *arguments):
 from functools import lru_cache
 
 
-def place(times, saved, inputs, budget):
+def place(times, saved, inputs, budget, selective=None):
     layers = len(times)
 
     @lru_cache(None)
@@ -161,6 +161,11 @@ def place(times, saved, inputs, budget):
         rest = best(layer + 1, held + saved[layer])
         if rest is not None:
             options.append(rest)
+        if selective and held + saved[layer] <= budget:
+            core, kept = selective[layer]
+            rest = best(layer + 1, held + kept)
+            if rest is not None:
+                options.append((rest[0] + core, (layer, *rest[1])))
         for stop in range(layer + 1, layers + 1):
             if held + sum(saved[layer:stop]) > budget:
                 break
@@ -179,7 +184,7 @@ def place(times, saved, inputs, budget):
 from itertools import accumulate
 
 
-def place(times, saved, inputs, budget):
+def place(times, saved, inputs, budget, selective=None):
     layers = len(times)
     before = [0, *accumulate(saved)]
     clock = [0, *accumulate(times)]
@@ -191,6 +196,8 @@ def place(times, saved, inputs, budget):
                 continue
             time, plan = tables[n][held]
             options = [(n + 1, held + saved[n], time, plan)]
+            if selective is not None and held + saved[n] <= budget:
+                options.append((n + 1, held + selective[n][1], time + selective[n][0], [*plan, n]))
             for stop in range(n + 1, layers + 1):
                 if held + before[stop] - before[n] > budget:
                     break

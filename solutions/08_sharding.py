@@ -998,7 +998,7 @@ def require_early(run, micro_batches):
 
 
 with check.parts():
-    with check.part(3, "reduce-scatters in every backward pass, and trains like one process"):
+    with check.part(3, "reduce-scatters during every backward pass, and trains like one process"):
         runs = check.ranks(
             sharded_losses, ranks=3, rel=1e-4,
             cases=[{"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
@@ -1664,7 +1664,7 @@ for stage, guess in guess_sent.items():
 #
 # ### Exercise 8: choose
 #
-# Write `choose`, which returns the fastest strategy that fits, as your classes implement it. `gpu` has `memory` in bytes and `flops`,
+# Write `choose_strategy`, which returns the fastest strategy that fits, as your classes implement it. `gpu` has `memory` in bytes and `flops`,
 # the FLOP/s that a GPU achieves; `bandwidth` is what one GPU sends per second in a collective over all ranks, in bytes.
 # `model` has `blocks`, a list of their parameters, `others`, the parameters outside of them, `tokens` per micro-batch and GPU,
 # `activations`, their bytes per micro-batch, and `micro_batches` per step. Parameters are in bf16, gradients are in fp32 and are reduced in fp32, and
@@ -1675,7 +1675,7 @@ for stage, guess in guess_sent.items():
 # nothing fits. `"DDP"` is your DataParallel with all-reduces that overlap with the backward pass of the last micro-batch; `"ZeRO-3"` prefetches.
 
 # %% answer="choose"
-def choose(ranks, gpu, bandwidth, model):
+def choose_strategy(ranks, gpu, bandwidth, model):
     """Return "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", or None: the fastest strategy that fits.
 
     Args:
@@ -1706,7 +1706,7 @@ H100 = {"memory": 80e9, "flops": 5e14}
 
 def judge(case, ratios):
     """Judge a choice by each strategy's time, relative to the fastest one that fits; None if it does not fit."""
-    choice = check.call(choose, case["ranks"], case["gpu"], case["bandwidth"], case["model"])
+    choice = check.call(choose_strategy, case["ranks"], case["gpu"], case["bandwidth"], case["model"])
     shown = f"{case['ranks']} GPUs, {case['bandwidth'] / 1e9:.0f} GB/s, {case['model']['micro_batches']} micro-batch(es) of " \
             f"{case['model']['tokens']} tokens, {sum(case['model']['blocks']) / 1e9:.1f} billion parameters: "
     if all(ratio is None for ratio in ratios.values()):
@@ -1792,7 +1792,7 @@ for parts in drawn:
 NETWORKS = {"infiniband:400gbit": 50e9, "ethernet:25gbit": 25e9 / 8 / 8}
 FLAGS = {"ZeRO-1": "optim", "ZeRO-2": "optim_grads", "ZeRO-3": "optim_grads_params --overlap-param-gather"}
 for network, bandwidth in NETWORKS.items():
-    choice = choose(64, {"memory": 80e9, "flops": 5e14}, bandwidth, {
+    choice = choose_strategy(64, {"memory": 80e9, "flops": 5e14}, bandwidth, {
         "blocks": [12 * 4096**2] * 32, "others": 52352 * 4096, "tokens": 2048, "activations": 9e9, "micro_batches": 1})
     print(f"{network}: you choose {mark(choice, choice)}")
     for name, strategy in FLAGS.items():

@@ -1,0 +1,1939 @@
+# ---
+# jupyter:
+#   jupytext:
+#     comment_magics: false
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # One model, many owners: ZeRO and sharded data parallelism
+#
+# Your data-parallel trainer runs on a thousand GPUs, and every one of them stores the same parameters, gradients, and
+# optimizer state. A model of 6.7 billion parameters therefore fits on none of them. This lab removes the copies, one
+# kind of state at a time:
+#
+# - **First sitting, 75 minutes.** You lay tensors out in a flat buffer and give every rank a shard of it. Then each rank
+#   updates only its own shard, which is ZeRO stage 1. The gradient norm needs a fix.
+# - **Second sitting, 75 minutes.** Gradients are sharded during the backward pass (stage 2), and parameters are gathered
+#   only while a block needs them (stage 3). Prefetching hides the communication.
+# - **Third sitting, 60 minutes.** You load a checkpoint on another number of ranks, compare what each stage sends and
+#   stores, and decide which stage to use on which cluster.
+#
+# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Seven of your answers
+# are files in `mytrainer/`, and your trainer of labs 04 and 05 trains with them.
+
+# %% tags=["setup"]
+import os
+
+import torch
+import torch.distributed as dist
+
+from labcore import workspace
+
+os.chdir(workspace.home())  # all paths in this lab are relative to the workspace
+os.makedirs("mytrainer", exist_ok=True)
+
+# %% tags=["check-setup"]
+from labkit import check
+
+# Answers cannot import these, because they contain the solutions.
+check.mask("accelerate", "deepspeed", "lab.mytrainer", "layout_estimator", "minimegatron",
+           "torch.distributed.checkpoint", "torch.distributed.fsdp",
+           "torch.distributed.optim.ZeroRedundancyOptimizer")
+
+# %% tags=["explore"]
+import contextlib
+
+import virtualgpu
+from job_monitor import logs
+from lab.mytrainer import gain, pieces, worked
+from labcore.colors import bad, good, mark, result
+from labcore.errors import LabError
+from lablib import jobs
+from warmranks import record_ranks
+
+jobs.connect()
+
+# %% [markdown]
+# This lab builds on the trainer of labs 04 and 05. If you lack one of its files, the next cell installs the course's
+# version:
+
+# %% tags=["explore"]
+for name in ("collectives", "ddp", "launch", "precision", "new/train"):
+    if pieces.load(name) is None:
+        print("\n".join(worked.install(pieces.find(name), force=False)))
+
+# %% [markdown]
+# ## The seventh billion
+#
+# This is GPT-3's 6.7B model (Brown et al., 2020, table 2.1) in your trainer: bf16, flash attention, one sequence of
+# 2,048 tokens per GPU, on 64 virtual H100s with 80 GB each.
+
+# %% tags=["explore"]
+GPT_7B = ("--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --max-position-embeddings 2048 "
+          "--make-vocab-size-divisible-by 50304 --use-flash-attn --attention-dropout 0 --hidden-dropout 0 "
+          "--micro-batch-size 1 --bf16")
+try:
+    gain.measure("h100:8", 8, flags=GPT_7B, steps=1)
+except LabError as error:
+    print(bad(str(error).partition(". ")[0]))
+
+# %% [markdown]
+# With your master weights, a parameter costs 2 bytes in bf16, 4 for its fp32 gradient, 4 for its master weight, and 8 for
+# Adam's two moments: 18 bytes. That is 120 GB for this model on every GPU. (With 16-bit gradients it would be 16 bytes,
+# the count of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054).) All 64 GPUs have the same 120 GB.
+#
+# **ZeRO**, the zero redundancy optimizer of that paper, has every rank keep only a **shard** of a state. Stage 1 shards
+# the optimizer state (master weights and moments), stage 2 also the gradients, and stage 3 also the parameters. PyTorch
+# calls the third one *fully sharded data parallelism* (FSDP). All stages compute the same step as DDP.
+#
+# Predict what the three stages take on each of the 64 GPUs, in bytes per parameter:
+
+# %% answer="guess-bytes"
+### BEGIN SOLUTION
+guess_bytes = {"DDP": 18.0, "ZeRO-1": 6.2, "ZeRO-2": 2.3, "ZeRO-3": 0.3}
+### END SOLUTION
+
+# %% [markdown]
+# You will measure all of them, with your own code.
+
+# %% [markdown]
+# ## A flat buffer and its shards
+#
+# A model has hundreds of tensors of different sizes, which no number of ranks divides evenly. So all implementations
+# treat some tensors as one **flat buffer**: the elements of the first tensor, then those of the second, and so on. Rank
+# $r$ of $n$ owns the $r$-th of $n$ equal parts. **Padding** at the end makes the buffer divisible by $n$, because
+# reduce-scatter and all-gather need equal parts. A rank's shard may begin in the middle of one tensor and end in the
+# middle of another:
+#
+# ![Three tensors follow each other in a flat buffer, with padding at the end. The buffer is divided into four equal
+# shards; the border between two shards may be inside a tensor.](../images/zero_shards.svg)
+#
+# The optimizer of rank 1 in the figure updates three *pieces*: the end of A, all of B, and the beginning of C.
+
+# %% [markdown]
+# ### Exercise 1: a shard layout
+#
+# Write `ShardLayout`. It only computes where things are, so it needs no ranks and no GPU. `views` must return views, so
+# that changing a tensor changes the buffer. It has to work for any shapes, including `()` and shapes with a zero, and for more
+# ranks than elements. The padding is as small as possible.
+
+# %% answer="shards"
+%%writefile mytrainer/shards.py
+"""Tensors in one flat buffer, divided into equal shards."""
+
+import math
+
+
+class ShardLayout:
+    """Where the elements of some tensors are in a flat buffer, and which rank owns them.
+
+    The tensors follow each other in the buffer. It ends with padding, so that all ranks own equal shards.
+
+    Attributes:
+        size: elements of the buffer.
+        starts: for each tensor, the element of the buffer where it begins.
+        shard_size: elements of a shard.
+    """
+
+    def __init__(self, shapes, ranks):
+        """Args:
+            shapes: those of the tensors, in the order of the buffer.
+            ranks: how many ranks own a shard.
+        """
+        ### BEGIN SOLUTION
+        self.shapes, self.starts, end = list(shapes), [], 0
+        for shape in self.shapes:
+            self.starts.append(end)
+            end += math.prod(shape)
+        self.shard_size = -(-end // ranks)
+        self.size = self.shard_size * ranks
+        ### END SOLUTION
+
+    def owned(self, rank):
+        """Return the slice of the buffer that is a rank's shard."""
+        ### BEGIN SOLUTION
+        return slice(rank * self.shard_size, (rank + 1) * self.shard_size)
+        ### END SOLUTION
+
+    def views(self, buffer):
+        """Return a view of a buffer [size] for each tensor, in its shape."""
+        ### BEGIN SOLUTION
+        return [buffer[start:start + math.prod(shape)].view(shape)
+                for start, shape in zip(self.starts, self.shapes, strict=True)]
+        ### END SOLUTION
+
+    def parts(self, rank):
+        """Return for each tensor the slice of a rank's shard that holds elements of it, perhaps none."""
+        ### BEGIN SOLUTION
+        owned, parts = self.owned(rank), []
+        for start, shape in zip(self.starts, self.shapes, strict=True):
+            first, last = max(start, owned.start), min(start + math.prod(shape), owned.stop)
+            parts.append(slice(first - owned.start, last - owned.start) if first < last else slice(0, 0))
+        return parts
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def laid_out(shapes, ranks):
+    """Number the elements of a buffer from 0, and add 0.5 to each tensor's view.
+
+    Return the buffer, the shard size, where each tensor starts, the views' shapes, and for each rank the elements of
+    its parts.
+    """
+    from mytrainer.shards import ShardLayout
+
+    layout = ShardLayout([torch.Size(shape) for shape in shapes], ranks)
+    buffer = torch.arange(float(layout.size))
+    views = layout.views(buffer)
+    for view in views:
+        view += 0.5
+    parts = [[buffer[layout.owned(rank)][part].tolist() for part in layout.parts(rank)] for rank in range(ranks)]
+    return [buffer.tolist(), layout.shard_size, list(layout.starts), [list(view.shape) for view in views], parts]
+
+# %% check="shards" points=4
+check.ranks(
+    laid_out, ranks=1,
+    cases=[{"shapes": [[3], [2, 2], []], "ranks": 3}, {"shapes": [[2, 3], [0], [2]], "ranks": 2}, {"shapes": [[2]], "ranks": 4}],
+    expected=[[[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.0], 3, [0, 3, 7], [[3], [2, 2], []],
+                [[[0.5, 1.5, 2.5], [], []], [[], [3.5, 4.5, 5.5], []], [[], [6.5], [7.5]]]]],
+              [[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5], 4, [0, 6, 6], [[2, 3], [0], [2]],
+                [[[0.5, 1.5, 2.5, 3.5], [], []], [[4.5, 5.5], [], [6.5, 7.5]]]]],
+              [[[0.5, 1.5, 2.0, 3.0], 1, [0], [[2]], [[[0.5]], [[1.5]], [[]], [[]]]]]],
+    hints={
+        "One padding at the end of the buffer is enough: it does not divide each tensor evenly, but all of them together.":
+            [[[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.0, 8.0, 9.5, 10.0, 11.0], 4, [0, 3, 9], [[3], [2, 2], []],
+               [[[0.5, 1.5, 2.5], [3.5], []], [[], [4.5, 5.5, 6.5], []], [[], [], [9.5]]]]], [], []],
+        "Two ranks divide 8 elements evenly, without padding.":
+            [[], [[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.0, 9.0], 5, [0, 6, 6], [[2, 3], [0], [2]],
+                  [[[0.5, 1.5, 2.5, 3.5, 4.5], [], []], [[5.5], [], [6.5, 7.5]]]]], []],
+        "Changing a tensor does not change the buffer: views() returns copies.":
+            [[[[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], 3, [0, 3, 7], [[3], [2, 2], []],
+               [[[0.0, 1.0, 2.0], [], []], [[], [3.0, 4.0, 5.0], []], [[], [6.0], [7.0]]]]], [], []],
+        "parts() returns slices of the buffer, but the slices begin at the start of the rank's shard.":
+            [[[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.0], 3, [0, 3, 7], [[3], [2, 2], []],
+               [[[0.5, 1.5, 2.5], [], []], [[], [], []], [[], [], []]]]], [], []],
+        "parts() returns slices of the tensors, but the slices begin at the start of the rank's shard.":
+            [[[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.0], 3, [0, 3, 7], [[3], [2, 2], []],
+               [[[0.5, 1.5, 2.5], [], []], [[], [3.5, 4.5, 5.5], []], [[], [], [6.5]]]]], [], []],
+        "A tensor that begins on one rank may go on in the next rank's shard.":
+            [[[[0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.0], 3, [0, 3, 7], [[3], [2, 2], []],
+               [[[0.5, 1.5, 2.5], [], []], [[], [3.5, 4.5, 5.5], []], [[], [], [7.5]]]]], [], []]})
+### BEGIN HIDDEN TESTS
+import math
+
+
+def laid_out_here(shapes, ranks):
+    """Return what laid_out returns."""
+    sizes = [math.prod(shape) for shape in shapes]
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    shard = -(-sum(sizes) // ranks)
+    buffer = [number + 0.5 * (number < sum(sizes)) for number in range(shard * ranks)]
+    parts = [[[buffer[at] for at in range(start, start + size) if at // shard == rank]
+              for start, size in zip(starts, sizes, strict=True)] for rank in range(ranks)]
+    return [[buffer, shard, starts, shapes, parts]]
+
+
+check.ranks(laid_out, ranks=1, cases=check.draw(
+    5, shapes=lambda dice: [[dice.randint(0, 5) for _ in range(dice.randint(0, 3))] for _ in range(dice.randint(1, 6))] + [[3]],
+    ranks=range(1, 9)), expected=lambda one, shapes, ranks: laid_out_here(shapes, ranks))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="shards" hint="One padding at the end"
+# -            end += math.prod(shape)
+# +            end += -(-math.prod(shape) // ranks) * ranks
+
+# %% [raw] mutant="shards" hint="without padding"
+# -        self.shard_size = -(-end // ranks)
+# +        self.shard_size = end // ranks + 1
+
+# %% [raw] mutant="shards" hint="invalid for input"
+# -        self.shard_size = -(-end // ranks)
+# +        self.shard_size = end // ranks
+
+# %% [raw] mutant="shards" hint="returns copies"
+# -        return [buffer[start:start + math.prod(shape)].view(shape)
+# +        return [buffer[start:start + math.prod(shape)].view(shape).clone()
+
+# %% [raw] mutant="shards" hint="slices of the buffer"
+# -            parts.append(slice(first - owned.start, last - owned.start) if first < last else slice(0, 0))
+# +            parts.append(slice(first, last) if first < last else slice(0, 0))
+
+# %% [raw] mutant="shards" hint="slices of the tensors"
+# -            parts.append(slice(first - owned.start, last - owned.start) if first < last else slice(0, 0))
+# +            parts.append(slice(first - start, last - start) if first < last else slice(0, 0))
+
+# %% [raw] mutant="shards" hint="may go on in the next rank's shard"
+# -            first, last = max(start, owned.start), min(start + math.prod(shape), owned.stop)
+# +            first, last = (start, min(start + math.prod(shape), owned.stop)) if owned.start <= start else (1, 0)
+
+# %% [markdown]
+# ## ZeRO stage 1: shard the optimizer state
+#
+# DDP gives every rank the whole averaged gradient, with an all-reduce. A rank that updates only its shard needs only its
+# shard of the gradient, and a **reduce-scatter** delivers exactly that: rank $r$ receives the sum of the $r$-th part.
+# After the update, an **all-gather** collects the new shards on all ranks. You have seen both before, because they are
+# the two halves of your ring all-reduce in lab 04. How many bytes does a rank send per step and parameter, compared with
+# DDP? You will measure that in the third sitting.
+#
+# The model's modules must not notice any of this. So each parameter stays where the module expects it, but its `.data`
+# becomes a view of the buffer. The optimizer gets *pieces* in its place: one-dimensional parameters, views of this
+# rank's shard. When it updates them in place, it updates the buffer.
+
+# %% [markdown]
+# ### Exercise 2: ZeRO-1
+#
+# Write `Unit` and `Zero1`. A **unit** is a group of parameters with a buffer of their own, such as one transformer layer,
+# so that no buffer is as large as the model. `Zero1` takes the place of your `DataParallel`: `train` runs the forward
+# and backward passes, calls `finish()`, clips the gradients of `model.parameters()`, and calls `step()` of an optimizer that has
+# been made from `model.parameters()`. In the check, that is AdamW, on its own and over fp32 master weights.
+#
+# - Every piece's `.grad` is in fp32, also if the parameters are in bf16. Set `grad_dtype` as in lab 05.
+# - Micro-batches accumulate in `.grad` of the module's parameters. `finish()` reduces them, unit by unit, and leaves none
+#   of them in memory.
+# - `model.parameters()` yields one piece for each parameter of the module, in the same order, even if a piece is empty.
+# - The updated shards are gathered when the next step needs them: in `forward`.
+#
+# The collectives are `dist.reduce_scatter_single(output, input)` and `dist.all_gather_single(output, input)`, which older
+# versions of PyTorch call `reduce_scatter_tensor` and `all_gather_into_tensor`.
+
+# %% answer="zero"
+%%writefile mytrainer/zero.py
+"""ZeRO stage 1: every rank keeps the optimizer state of its shard, and updates only that."""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+from mytrainer.shards import ShardLayout
+
+
+class Unit:
+    """Parameters of one dtype that are communicated together, in one flat buffer.
+
+    Attributes:
+        parameters: those of the module; views of the buffer.
+        layout: their ShardLayout.
+        buffer: all their elements, [layout.size], the same on all ranks.
+        shard: this rank's elements of it, [layout.shard_size].
+        pieces: what the optimizer updates: for each parameter, this rank's elements of it, a Parameter [n]; n may
+            be 0.
+    """
+
+    def __init__(self, parameters):
+        """Move parameters to a buffer. The ranks then all have the values of rank 0."""
+        ### BEGIN SOLUTION
+        self.parameters = list(parameters)
+        self.layout = ShardLayout([parameter.shape for parameter in self.parameters], dist.get_world_size())
+        self.buffer = self.parameters[0].detach().new_zeros(self.layout.size)
+        for parameter, view in zip(self.parameters, self.layout.views(self.buffer), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        dist.broadcast(self.buffer, src=0)
+        self.shard = self.buffer[self.layout.owned(dist.get_rank())]
+        self.parts = self.layout.parts(dist.get_rank())
+        self.pieces = [torch.nn.Parameter(self.shard[part]) for part in self.parts]
+        for tensor in (*self.parameters, *self.pieces):
+            tensor.grad_dtype = torch.float32
+        ### END SOLUTION
+
+    def start_reduce(self):
+        """Free the parameters' gradients, and start to reduce-scatter them in fp32.
+
+        Returns what finish_reduce needs.
+        """
+        ### BEGIN SOLUTION
+        total = torch.zeros(self.layout.size, device=self.buffer.device)
+        for parameter, view in zip(self.parameters, self.layout.views(total), strict=True):
+            if parameter.grad is not None:
+                view.copy_(parameter.grad)
+                parameter.grad = None
+        mine = total.new_empty(self.layout.shard_size)
+        return mine, total, dist.reduce_scatter_single(mine, total, async_op=True)
+        ### END SOLUTION
+
+    def finish_reduce(self, started):
+        """Wait for it, and add the mean over the ranks to the gradients of the pieces."""
+        ### BEGIN SOLUTION
+        mine, _, work = started
+        work.wait()
+        mine /= dist.get_world_size()
+        for piece, part in zip(self.pieces, self.parts, strict=True):
+            piece.grad = mine[part] if piece.grad is None else piece.grad + mine[part]
+        ### END SOLUTION
+
+    def gather(self):
+        """Fill the buffer with the shards of all ranks."""
+        ### BEGIN SOLUTION
+        dist.all_gather_single(self.buffer, self.shard)
+        ### END SOLUTION
+
+
+class Zero1(torch.nn.Module):
+    """Replicate a module on all ranks; each rank updates its shard of every unit.
+
+    Attributes:
+        units: each block's parameters, and last, all the others, if there are any.
+    """
+
+    def __init__(self, module, blocks=()):
+        """Args:
+            module: the model. Each of its parameters is trained, and gets a gradient in every backward pass.
+            blocks: submodules of it, each of which becomes a unit.
+        """
+        super().__init__()
+        self.module = module
+        ### BEGIN SOLUTION
+        groups = [list(block.parameters()) for block in blocks]
+        inside = {parameter for group in groups for parameter in group}
+        groups.append([parameter for parameter in module.parameters() if parameter not in inside])
+        self.units = [Unit(group) for group in groups if group]
+        self.updated = False
+        ### END SOLUTION
+
+    def parameters(self, recurse=True):
+        """Yield the pieces, in the order of the module's parameters."""
+        ### BEGIN SOLUTION
+        pieces = {parameter: piece for unit in self.units
+                  for parameter, piece in zip(unit.parameters, unit.pieces, strict=True)}
+        for parameter in self.module.parameters():
+            yield pieces[parameter]
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        """Run the module, in the first micro-batch of a step with the parameters that the last one updated."""
+        ### BEGIN SOLUTION
+        if self.updated:
+            for unit in self.units:
+                unit.gather()
+            self.updated = False
+        ### END SOLUTION
+        return self.module(*inputs, **keywords)
+
+    def no_sync(self):
+        """Accumulate gradients locally within a `with` block."""
+        return contextlib.nullcontext()
+
+    def finish(self):
+        """After the last backward pass of a step: give every piece the mean of its gradient over the ranks."""
+        ### BEGIN SOLUTION
+        for unit in self.units:
+            unit.finish_reduce(unit.start_reduce())
+        self.updated = True
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def wrapped(stage, module, blocks):
+    """Return the module in the student's class of a stage."""
+    if stage == "zero":
+        from mytrainer.zero import Zero1 as wrap
+    elif stage == "zero2":
+        from mytrainer.zero2 import Zero2 as wrap
+    elif stage == "zero3":
+        from mytrainer.zero3 import Zero3 as wrap
+    else:
+        from mytrainer.prefetch import Prefetching as wrap
+    return wrap(module, blocks)
+
+
+def sharded_losses(stage, kind, seed, samples, steps, micro_batches, masters=False):
+    """Train a small model with a stage of ZeRO and AdamW; return this rank's loss after each step.
+
+    Also return how many elements this rank's optimizer updates. With `masters`, the model is in bf16, with fp32
+    master weights.
+    """
+    from lablib import replicas
+
+    small = replicas.Small(kind, seed)
+    if masters:
+        small.bfloat16()
+    model = wrapped(stage, small, [small.middle] if kind == "tied" else [small.first, small.middle, small.last])
+    own = list(model.parameters())
+    updated = [piece.detach().float() for piece in own] if masters else own
+    optimizer = torch.optim.AdamW(updated, lr=0.02, weight_decay=0.1, eps=1e-3)
+    x, y = replicas.batch(seed, samples)
+    parts = list(zip(x.to(own[0].dtype).chunk(micro_batches), y.chunk(micro_batches), strict=True))
+    losses = []
+    for _ in range(steps):
+        for piece in own:
+            piece.grad = None
+        for part in parts:
+            (replicas.loss(model, *part) / micro_batches).backward()
+        model.finish()
+        for piece, master in zip(own, updated, strict=True):
+            master.grad = piece.grad
+        optimizer.step()
+        for piece, master in zip(own, updated, strict=True):
+            piece.data.copy_(master)
+        with torch.no_grad():
+            losses.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
+    return [*losses, sum(piece.numel() for piece in own)]
+
+
+def sharded_steps(stage, width, layers, tokens, steps, micro_batches):
+    """Train blocks of two linear layers on GPUs with a stage of ZeRO, in bf16 with fp32 master weights."""
+    with torch.device("cuda"):
+        blocks = [torch.nn.Sequential(torch.nn.Linear(width, 4 * width, bias=False), torch.nn.GELU(),
+                                      torch.nn.Linear(4 * width, width, bias=False)).bfloat16() for _ in range(layers)]
+    model = wrapped(stage, torch.nn.Sequential(*blocks), blocks)
+    pieces = list(model.parameters())
+    masters = [piece.detach().float() for piece in pieces]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3, fused=True)
+    for _ in range(steps):
+        for tensor in (*pieces, *masters):
+            tensor.grad = None
+        for _ in range(micro_batches):
+            x = torch.zeros(tokens, width, device="cuda", dtype=torch.bfloat16)
+            model(x).sum().backward()
+        model.finish()
+        for piece, master in zip(pieces, masters, strict=True):
+            master.grad = piece.grad
+        optimizer.step()
+        for piece, master in zip(pieces, masters, strict=True):
+            piece.data.copy_(master)
+
+
+def recomputed_losses(stage, seed, samples, steps):
+    """Train a small model whose blocks run in activation checkpoints; return the loss after each step."""
+    from torch.utils.checkpoint import checkpoint
+
+    from lablib import replicas
+
+    small = replicas.Small("plain", seed)
+
+    class Recomputed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.small = small
+
+        def forward(self, x):
+            for layer in (small.first, small.middle):
+                run = lambda x, layer=layer: layer(x).tanh()
+                x = checkpoint(run, x, use_reentrant=True) if torch.is_grad_enabled() else run(x)
+            return small.last(x)
+
+    model = wrapped(stage, Recomputed(), [small.first, small.middle, small.last])
+    optimizer = torch.optim.AdamW(list(model.parameters()), lr=0.02, weight_decay=0.1, eps=1e-3)
+    x, y = replicas.batch(seed, samples)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        replicas.loss(model, x.requires_grad_(), y).backward()
+        model.finish()
+        optimizer.step()
+        with torch.no_grad():
+            losses.append(replicas.loss(model, x, y).item())
+    return losses
+
+# %% tags=["check-setup"]
+def losses_of_one_process(kind, seeds, samples, steps, masters):
+    """Train one model on the samples of all ranks; return what sharded_losses returns on each of them."""
+    import torch
+
+    from lablib import replicas
+
+    model = replicas.Small(kind, seeds[0])
+    if masters:
+        model.bfloat16()
+    parameters = list(model.parameters())
+    for parameter in parameters:
+        parameter.grad_dtype = torch.float32
+    updated = [parameter.detach().float() for parameter in parameters] if masters else parameters
+    optimizer = torch.optim.AdamW(updated, lr=0.02, weight_decay=0.1, eps=1e-3)
+    shares = [replicas.batch(seed, samples) for seed in seeds]
+    rows = [[] for _ in seeds]
+    for _ in range(steps):
+        for parameter in parameters:
+            parameter.grad = None
+        for x, y in shares:
+            (replicas.loss(model, x.to(parameters[0].dtype), y) / len(seeds)).backward()
+        for parameter, master in zip(parameters, updated, strict=True):
+            master.grad = parameter.grad
+        optimizer.step()
+        for parameter, master in zip(parameters, updated, strict=True):
+            parameter.data.copy_(master)
+        for row, (x, y) in zip(rows, shares, strict=True):
+            row.append(replicas.loss(model, x.to(parameters[0].dtype), y).item())
+    # Three units of 42 elements each, or one of 42 and one of 48.
+    sizes = [42, 48] if kind == "tied" else [42, 42, 42]
+    elements = [0] * len(seeds)
+    for size in sizes:
+        shard = -(-size // len(seeds))
+        for rank in range(len(seeds)):
+            elements[rank] += max(0, min(size - rank * shard, shard))
+    return [[*row, number] for row, number in zip(rows, elements, strict=True)]
+
+
+def require_bytes(run, sent, gathered, what):
+    """Require the bytes that each rank reduce-scatters and all-gathers, and that it all-reduces nothing large."""
+    for rank in range(len(run.values)):
+        reduced, parameters = run.bytes(rank, "reduce_scatter"), run.bytes(rank, "all_gather")
+        check.that(run.bytes(rank, "all_reduce") <= 64, f"Rank {rank} all-reduces {run.bytes(rank, 'all_reduce'):,} bytes. "
+                   "A rank needs the sums of its own shard only: reduce-scatter.")
+        check.that(reduced == sent, f"Rank {rank} passes {reduced:,} bytes to reduce-scatters; {what[0]} are {sent:,} bytes.")
+        check.that(parameters == gathered, f"Rank {rank} passes {parameters:,} bytes of shards to all-gathers; {what[1]} "
+                   f"are {gathered:,} bytes.")
+
+
+SMALL = {"samples": 4, "steps": 3, "micro_batches": 2}
+# What a driver's steps need at least: each block has 8 w^2 parameters, and the first linear layer's input no gradient.
+LARGE = {"width": 4096, "layers": 12, "tokens": 4096, "steps": 2, "micro_batches": 2}
+LEAST = {"flops": 4 * (48 * 12 - 8) * 4096 * 4096**2, "dtype": "bf16", "among": 64}
+
+# %% check="zero" points=6
+with check.parts():
+    with check.part(3, "trains like one process"):
+        check.ranks(
+            sharded_losses, ranks=3, rel=1e-4,
+            cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"stage": "zero", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
+                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
+            hints={
+                "These are the losses with the sum of the gradients. A reduce-scatter adds up, and you want the mean.":
+                    [[[0.8900298, 0.7505445, 0.6502994, 42], [0.8996922, 0.7493157, 0.6378609, 42], [0.9081899, 0.759697, 0.6443148, 42]],
+                     [[1.55138, 1.311311, 1.108545, 30], [1.523911, 1.288553, 1.089351, 30], [1.489027, 1.262352, 1.07073, 30]]],
+                "Each rank has updated its own shard only. When do the others' arrive?":
+                    [[[1.025607, 0.986136, 0.9508652, 42], [1.030507, 0.9787108, 0.9305914, 42], [0.9972505, 0.9164298, 0.8432045, 42]],
+                     [[1.730845, 1.637281, 1.549511, 30], [1.71663, 1.639897, 1.566341, 30], [1.647461, 1.549592, 1.458064, 30]]],
+                "The ranks started with different parameters.":
+                    [[[0.6575458, 0.6278138, 0.5926577, 42], [0.6607746, 0.6268871, 0.5888292, 42], [0.6808365, 0.6423258, 0.6008414, 42]],
+                     [[0.7114195, 0.6320036, 0.5808091, 30], [0.69798, 0.616011, 0.5634365, 30], [0.6808995, 0.6024266, 0.5541198, 30]]],
+                "The loss never changes: the module computes with other tensors than the buffer's.":
+                    [[[1.069608, 1.069608, 1.069608, 42], [0.9070157, 0.9070157, 0.9070157, 42], [0.7299855, 0.7299855, 0.7299855, 42]],
+                     [[1.830107, 1.830107, 1.830107, 30], [1.715574, 1.715574, 1.715574, 30], [1.248107, 1.248107, 1.248107, 30]]],
+                "The first step is right. In the second one, gradients of the first are left in the module's parameters.":
+                    [[[0.8915879, 0.7547234, 0.6549115, 42], [0.9009931, 0.7535424, 0.6423956, 42], [0.9091302, 0.7634839, 0.6480019, 42]],
+                     [[1.552529, 1.318132, 1.12033, 30], [1.524949, 1.295544, 1.101794, 30], [1.489912, 1.26927, 1.083284, 30]]]})
+        ### BEGIN HIDDEN TESTS
+        for ranks, case in zip((2, 4), check.draw(2, stage=["zero"], kind=["plain", "tied"],
+                                                  seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
+                                                  micro_batches=[1, 2]), strict=True):
+            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+                            kind, seed, samples, steps, False))
+        ### END HIDDEN TESTS
+    with check.part(1, "works with bf16 parameters and fp32 master weights"):
+        check.ranks(sharded_losses, ranks=3, rel=3e-3,
+                    cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL, "masters": True}],
+                    expected=[[[0.8904546, 0.7531019, 0.6527194, 42], [0.8991087, 0.7515314, 0.6406443, 42],
+                               [0.9073935, 0.7627925, 0.6471017, 42]]])
+        ### BEGIN HIDDEN TESTS
+        check.ranks(sharded_losses, ranks=2, rel=5e-3,
+                    cases=check.draw(1, stage=["zero"], kind=["tied"], seed=check.for_each_rank(check.between(0, 100)),
+                                     samples=[8], steps=[3], micro_batches=[2], masters=[True]),
+                    expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches, masters: losses_of_one_process(
+                        kind, seed, samples, steps, masters))
+        ### END HIDDEN TESTS
+    with check.part(2, "sends each gradient and each parameter once per step, and has no second copy"):
+        (run,) = check.ranks(sharded_losses, ranks=3, rel=1e-4,
+                             cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([4, 5, 6]), **SMALL}],
+                             expected=[[[0.676528, 0.582568, 0.5406207, 42], [0.6890212, 0.5952444, 0.5514243, 42],
+                                        [0.7047246, 0.6058311, 0.5593024, 42]]])
+        require_bytes(run, 3 * 4 * 126, 3 * 4 * 42, ("the gradients of three steps", "the shards of three steps"))
+        cost = check.gpus(sharded_steps, {"stage": "zero", **LARGE}, "h100:8", nodes=8, present=[0],
+                          least={**LEAST, "communicated": 2 * (4 + 2) * 8 * 12 * 4096**2 // 64 * 63})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=15.5, hint=(
+            f"{cost.peak_memory:.1f} GiB on 64 virtual H100s. A block has 134 million parameters, there are 12, and the "
+            "optimizer's states are shared by 64 ranks. What else is as large as the model?"))
+
+# %% [raw] mutant="zero" hint="sum of the gradients"
+# -        mine /= dist.get_world_size()
+
+# %% [raw] mutant="zero" hint="own shard only"
+# -            for unit in self.units:
+# -                unit.gather()
+# -            self.updated = False
+# +            self.updated = False
+
+# %% [raw] mutant="zero" hint="started with different parameters"
+# -        dist.broadcast(self.buffer, src=0)
+
+# %% [raw] mutant="zero" hint="computes with other tensors"
+# -            parameter.data = view
+
+# %% [raw] mutant="zero" hint="are left in the module's parameters"
+# -                parameter.grad = None
+
+# %% [raw] mutant="zero" hint="grad_dtype"
+# -        total = torch.zeros(self.layout.size, device=self.buffer.device)
+# +        total = torch.zeros(self.layout.size, device=self.buffer.device, dtype=self.buffer.dtype)
+# -        for tensor in (*self.parameters, *self.pieces):
+# -            tensor.grad_dtype = torch.float32
+
+# %% [raw] mutant="zero" hint="reduce-scatter"
+# -        mine = total.new_empty(self.layout.shard_size)
+# -        return mine, total, dist.reduce_scatter_single(mine, total, async_op=True)
+# +        work = dist.all_reduce(total, async_op=True)
+# +        return total[self.layout.owned(dist.get_rank())], total, work
+
+# %% [raw] mutant="zero" hint="What else is as large as the model"
+# -        for unit in self.units:
+# -            unit.finish_reduce(unit.start_reduce())
+# +        for unit, started in [(unit, unit.start_reduce()) for unit in self.units]:
+# +            unit.finish_reduce(started)
+# -        self.pieces = [torch.nn.Parameter(self.shard[part]) for part in self.parts]
+# +        self.pieces = [torch.nn.Parameter(self.shard[part]) for part in self.parts]
+# +        self.spare = torch.zeros(self.layout.size, device=self.buffer.device)
+
+# %% [markdown]
+# Each unit is reduced after the backward pass here, one after another, so the GPUs wait. You will fix that in the second
+# sitting. First, look at the gradient norm.
+
+# %% [markdown]
+# ## The norm of a sharded gradient
+#
+# The loop clips gradients with `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`. What does that compute if
+# `model.parameters()` are the pieces of one rank? The next cell compares it with the norm in one process:
+
+# %% tags=["explore"]
+def local_norm():
+    from lablib import replicas
+    from mytrainer.zero import Zero1
+
+    model = Zero1(replicas.Small("plain", 0))
+    replicas.loss(model, *replicas.batch(0, 4)).backward()  # the same batch on all ranks
+    model.finish()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+
+
+def norm_of_one_process():
+    from lablib import replicas
+
+    model = replicas.Small("plain", 0)
+    replicas.loss(model, *replicas.batch(0, 4)).backward()
+    return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
+
+
+print(f"one process: {norm_of_one_process():.4f}")
+for rank, record in enumerate(record_ranks(local_norm, 4)):
+    print(f"rank {rank} of 4: {bad(f'{record.value:.4f}')}")
+
+# %% [markdown]
+# Every rank has the norm of its own shard, so each scales its gradients by another factor. The model still trains, and
+# its loss looks plausible. Only the gradient norm in the log shows the mistake.
+
+# %% [markdown]
+# ### Exercise 3: clip by the global norm
+#
+# Write `clip_grad_norm`. It takes the place of PyTorch's function in your loop. On a GPU, it must not wait for a value:
+# the norm stays a tensor, and whether to clip is decided by arithmetic. One number per rank is enough to communicate.
+# A rank may own no gradient at all, but all ranks must take part.
+
+# %% answer="clipping"
+%%writefile mytrainer/clipping.py
+"""Clip gradients that are sharded over the ranks."""
+
+import torch
+import torch.distributed as dist
+
+
+def clip_grad_norm(parameters, max_norm):
+    """Scale the gradients in place so that their norm over all ranks is at most max_norm.
+
+    Args:
+        parameters: this rank's pieces; .grad is in fp32, or None. No element is on two ranks.
+        max_norm: may be infinite.
+
+    Returns the norm before clipping, a tensor of one element, the same on all ranks.
+    """
+    ### BEGIN SOLUTION
+    parameters = list(parameters)
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    square = torch.zeros((), device=parameters[0].device)
+    if grads:
+        square += torch.stack(torch._foreach_norm(grads)).square().sum()
+    dist.all_reduce(square)
+    norm = square.sqrt()
+    if grads:
+        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def clipped(gradients, max_norm, dtype="float32"):
+    """Clip this rank's gradients, None for a piece that has none; return the norm, and the gradients after it."""
+    from mytrainer.clipping import clip_grad_norm
+
+    pieces = []
+    for gradient in gradients:
+        piece = torch.nn.Parameter(torch.zeros(len(gradient or []), dtype=getattr(torch, dtype)))
+        piece.grad_dtype = torch.float32
+        piece.grad = None if gradient is None else torch.tensor(gradient)
+        pieces.append(piece)
+    norm = clip_grad_norm(iter(pieces), float(max_norm))
+    return [float(norm), [None if piece.grad is None else piece.grad.tolist() for piece in pieces]]
+
+
+def clip_steps(pieces, elements, times):
+    """Clip gradients on a GPU."""
+    from mytrainer.clipping import clip_grad_norm
+
+    own = [torch.nn.Parameter(torch.zeros(elements, device="cuda")) for _ in range(pieces)]
+    for piece in own:
+        piece.grad = torch.ones_like(piece)
+    for _ in range(times):
+        clip_grad_norm(own, 1.0)
+
+# %% check="clipping" points=4
+def require_one_number(run):
+    for rank in range(len(run.values)):
+        check.that(run.bytes(rank) <= 8, f"Rank {rank} communicates {run.bytes(rank):,} bytes. One number is enough, however many "
+                   "pieces there are.")
+
+
+GRADIENTS = check.by_rank([[[3.0], None, [0.0, 4.0]], [[], [12.0], None], [None, None, []]])
+for run in check.ranks(
+        clipped, ranks=3, rel=1e-5,
+        cases=[{"gradients": GRADIENTS, "max_norm": limit} for limit in (6.5, 26.0)],
+        expected=[[[13.0, [[1.5], None, [0.0, 2.0]]], [13.0, [[], [6.0], None]], [13.0, [None, None, []]]],
+                  [[13.0, [[3.0], None, [0.0, 4.0]]], [13.0, [[], [12.0], None]], [13.0, [None, None, []]]]],
+        hints={
+            "Each rank clips by the norm of its own shard.":
+                [[[5.0, [[3.0], None, [0.0, 4.0]]], [12.0, [[], [6.5], None]], [0.0, [None, None, []]]], []],
+            "Norms do not add up: 5 and 12 are not 17. What does add up?":
+                [[[17.0, [[1.147059], None, [0.0, 1.529412]]], [17.0, [[], [4.588235], None]], [17.0, [None, None, []]]], []],
+            "Every element of the gradient is on one rank only, so this is not the mean of anything.":
+                [[[7.505554, [[2.598076], None, [0.0, 3.464101]]], [7.505554, [[], [10.3923], None]], [7.505554, [None, None, []]]], []],
+            "The norm is right, but a rank scales by a factor of its own.":
+                [[[13.0, [[3.0], None, [0.0, 4.0]]], [13.0, [[], [6.5], None]], [13.0, [None, None, []]]], []],
+            "The norm is right, and the gradients are unchanged.":
+                [[[13.0, [[3.0], None, [0.0, 4.0]]], [13.0, [[], [12.0], None]], [13.0, [None, None, []]]], []],
+            "A gradient whose norm is below the limit does not grow.":
+                [[], [[13.0, [[6.0], None, [0.0, 8.0]]], [13.0, [[], [24.0], None]], [13.0, [None, None, []]]]]}):
+    require_one_number(run)
+cost = check.gpus(clip_steps, {"pieces": 64, "elements": 2**20, "times": 2}, "h100:8", present=[0],
+                  least={"bytes": 2 * 64 * 4 * 2**20})
+check.that(cost.reads == 0, f"Two calls wait {cost.reads} times for a value on the GPU. Keep the norm a tensor, and clamp the "
+           "factor instead of asking whether to clip.")
+### BEGIN HIDDEN TESTS
+import math
+
+
+def clipped_here(gradients, max_norm):
+    """Return what clipped returns on each rank."""
+    norm = math.sqrt(sum(x * x for pieces in gradients for piece in pieces for x in piece))
+    factor = min(1.0, max_norm / (norm + 1e-6))
+    return [[norm, [[factor * x for x in piece] for piece in pieces]] for pieces in gradients]
+
+
+for ranks, limits in ((2, check.between(0.5, 5)), (4, [math.inf])):
+    (run,) = check.ranks(clipped, ranks=ranks, rel=1e-4, cases=check.draw(
+        1, gradients=check.for_each_rank(check.between(-3, 3), shape=[3, 5]), max_norm=limits),
+        expected=lambda ranks, gradients, max_norm: clipped_here(gradients, max_norm))
+    require_one_number(run)
+### END HIDDEN TESTS
+
+# %% [raw] mutant="clipping" hint="norm of its own shard"
+# -    dist.all_reduce(square)
+
+# %% [raw] mutant="clipping" hint="Norms do not add up"
+# -    dist.all_reduce(square)
+# -    norm = square.sqrt()
+# +    norm = square.sqrt()
+# +    dist.all_reduce(norm)
+
+# %% [raw] mutant="clipping" hint="not the mean of anything"
+# -    norm = square.sqrt()
+# +    norm = (square / dist.get_world_size()).sqrt()
+
+# %% [raw] mutant="clipping" hint="a factor of its own"
+# -    dist.all_reduce(square)
+# -    norm = square.sqrt()
+# +    own = square.sqrt()
+# +    dist.all_reduce(square)
+# +    norm = square.sqrt()
+# -        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+# +        torch._foreach_mul_(grads, (max_norm / (own + 1e-6)).clamp(max=1.0))
+
+# %% [raw] mutant="clipping" hint="gradients are unchanged"
+# -        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+# +        pass
+
+# %% [raw] mutant="clipping" hint="does not grow"
+# -        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+# +        torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
+
+# %% [raw] mutant="clipping" hint="One number is enough"
+# -    dist.all_reduce(square)
+# +    squares = torch.stack([square if p.grad is None else p.grad.square().sum() for p in parameters])
+# +    squares *= torch.tensor([p.grad is not None for p in parameters])
+# +    dist.all_reduce(squares)
+# +    square = squares.sum()
+
+# %% [raw] mutant="clipping" hint="times for a value on the GPU"
+# -    if grads:
+# -        torch._foreach_mul_(grads, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+# +    if norm > max_norm:
+# +        torch._foreach_mul_(grads, max_norm / (norm + 1e-6))
+
+# %% [markdown]
+# ### Train with it
+#
+# Your loop of lab 05 takes the clipping function as an argument, `clip`, so `my_trainer.py` can pass yours. The next
+# cells adopt that loop, and train the small GPT on two nodes with two ranks each, first with your DDP and then with
+# ZeRO-1. What do you expect of the two loss curves, and of the gradient norms?
+
+# %% tags=["explore"] short={"lab mytrainer --adopt train": "cp mytrainer/new/train.py mytrainer/train.py"}
+!lab mytrainer --adopt train
+
+# %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
+!sbatch code/my_trainer.sh
+
+# %% tags=["explore"]
+replicated = jobs.wait()
+
+# %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
+!sbatch code/my_trainer.sh --data-parallel-sharding-strategy optim
+
+# %% tags=["explore"]
+sharded = jobs.wait()
+print(f"largest relative difference of the losses: {result(f'{logs.loss_difference(replicated, sharded):.1e}')}")
+for job in (replicated, sharded):
+    print(mark(logs.lines(job.log, "elapsed time")[-1], r"grad norm: [^ |]+"))
+
+# %% [markdown]
+# **This is the end of the first sitting.** Your trainer has ZeRO-1. On 64 virtual H100s, the 6.7B model now fits:
+
+# %% tags=["explore"]
+measured = {}
+
+
+def measure(name, flags):
+    """Measure the 6.7B model on 64 virtual H100s, and print its line."""
+    gained = measured[name] = gain.measure("h100:8", 8, flags=f"{GPT_7B} {flags}")
+    print(f"{name:24} {result(f'{gained.peak / 2**30:5.1f} GiB')} at the peak, {1000 * gained.seconds:6.0f} ms per step, "
+          f"{1000 * gained.exposed:5.0f} ms of it exposed communication (modeled)")
+
+
+measure("ZeRO-1", "--data-parallel-sharding-strategy optim")
+
+# %% [markdown]
+# ## ZeRO stage 2: shard the gradients
+#
+# What is as large as the model now? The 16-bit parameters, and the fp32 gradients, which take twice as much. A rank
+# needs the sum of its own shard only, but the backward pass produces whole gradients. So reduce-scatter the gradients of a unit as
+# soon as the backward pass has computed all of them, while it goes on with the next unit, and then free them.
+#
+# This has a price. DDP accumulates micro-batches locally and communicates once per step, in `no_sync()`. If no rank can
+# hold a whole gradient, every micro-batch has to reduce-scatter its own. The sums accumulate in the shard.
+
+# %% [markdown]
+# ### Exercise 4: ZeRO-2
+#
+# Write `Zero2`, with hooks as in lab 04's exercise on asynchronous all-reduces. At most one unit's gradients are in flight while
+# the next unit's are computed: wait for a reduce-scatter when the next one is ready to start. After `finish()`, every
+# piece has its gradient.
+
+# %% answer="zero2"
+%%writefile mytrainer/zero2.py
+"""ZeRO stage 2: gradients are reduce-scattered in the backward pass, and freed."""
+
+from functools import partial
+
+from mytrainer.zero import Zero1
+
+
+class Zero2(Zero1):
+    """Zero1 in which no rank holds all gradients at any time."""
+
+    def __init__(self, module, blocks=()):
+        super().__init__(module, blocks)
+        ### BEGIN SOLUTION
+        self.in_flight = None  # a unit, and its reduce-scatter
+        self.waiting = {}
+        for unit in self.units:
+            self.waiting[unit] = set(unit.parameters)
+            for parameter in unit.parameters:
+                parameter.register_post_accumulate_grad_hook(partial(self._ready, unit))
+        ### END SOLUTION
+
+    def finish(self):
+        """Wait for the last reduce-scatter."""
+        ### BEGIN SOLUTION
+        self._wait()
+        self.updated = True
+
+    def _ready(self, unit, parameter):
+        """Note that a parameter has its gradient; reduce-scatter those of its unit if it is the last one."""
+        self.waiting[unit].discard(parameter)
+        if not self.waiting[unit]:
+            self.waiting[unit] = set(unit.parameters)
+            self.reduce(unit)
+
+    def reduce(self, unit):
+        self._wait()
+        self.in_flight = unit, unit.start_reduce()
+
+    def _wait(self):
+        if self.in_flight is not None:
+            unit, started = self.in_flight
+            unit.finish_reduce(started)
+            self.in_flight = None
+        ### END SOLUTION
+
+# %% check="zero2" points=5
+def require_early(run, micro_batches):
+    """Require that each of three units' reduce-scatters starts when its gradients are complete, and overlaps.
+
+    A matmul has 144 FLOPs: three in the forward pass, and in the backward pass two for each layer but the first.
+    """
+    ready = [1152 * number + at for number in range(micro_batches) for at in (720, 1008, 1152)]
+    for rank in range(len(run.values)):
+        calls = run.calls(rank, "reduce_scatter")
+        check.that(len(calls) == len(ready), f"Rank {rank} starts {len(calls)} reduce-scatters in {micro_batches} backward "
+                   f"passes of three units. Start one for each unit when its last gradient is complete, in every backward pass.")
+        for number, (call, at) in enumerate(zip(calls, ready, strict=True), start=1):
+            check.that(call.started <= at, f"Rank {rank} starts reduce-scatter {number} after {call.started:.0f} FLOPs; its "
+                       f"gradients are complete after {at}. Start it then.")
+            check.that(call.finished is not None and (number == len(calls) or call.finished > call.started
+                                                      or call.started == ready[-1]),
+                       f"Rank {rank} waits for reduce-scatter {number} at once. Wait when the next one is ready to start, so "
+                       "that the backward pass overlaps with it.")
+
+
+with check.parts():
+    with check.part(3, "reduce-scatters during every backward pass, and trains like one process"):
+        runs = check.ranks(
+            sharded_losses, ranks=3, rel=1e-4,
+            cases=[{"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"stage": "zero2", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
+                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
+            hints={
+                "The unit that the backward pass completes last has no gradient, or that of the step before.":
+                    [[[0.9047444, 0.7656066, 0.6600484, 42], [0.9096885, 0.762834, 0.6496553, 42], [0.9102653, 0.7659262, 0.6523499, 42]],
+                     [[1.573912, 1.344235, 1.142083, 30], [1.540678, 1.313821, 1.115349, 30], [1.49543, 1.273805, 1.082811, 30]]],
+                "Only the last unit's gradients reach their pieces: which reduce-scatters do you finish?":
+                    [[[1.023252, 0.9792396, 0.9406125, 42], [1.040903, 0.9924702, 0.9438394, 42], [1.053229, 1.014358, 0.9706921, 42]],
+                     [[1.633721, 1.455911, 1.296244, 30], [1.604432, 1.429844, 1.272502, 30], [1.567854, 1.400422, 1.249197, 30]]],
+                "Each rank has updated its own shard only. When do the others' arrive?":
+                    [[[1.025607, 0.986136, 0.9508653, 42], [1.030507, 0.9787108, 0.9305914, 42], [0.9972505, 0.9164298, 0.8432046, 42]],
+                     [[1.730845, 1.637281, 1.549511, 30], [1.71663, 1.639897, 1.566341, 30], [1.647461, 1.549592, 1.458064, 30]]],
+                "These are the losses with the last micro-batch's gradient: the others must be added to it.":
+                    [[[0.8944088, 0.762215, 0.6736759, 42], [0.9078451, 0.7641655, 0.6580098, 42], [0.9215519, 0.7838749, 0.6740007, 42]],
+                     [[1.557166, 1.323121, 1.126732, 30], [1.531006, 1.302052, 1.108978, 30], [1.496236, 1.27602, 1.09034, 30]]]})
+        require_bytes(runs[0], 3 * 2 * 4 * 126, 3 * 4 * 42, ("the gradients of six micro-batches", "the shards of three steps"))
+        (run,) = check.ranks(sharded_losses, ranks=2, rel=1e-4, cases=[
+            {"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 1, "micro_batches": 2}],
+            expected=[[[0.8864194, 63], [0.9002982, 63]]])
+        require_early(run, 2)
+        ### BEGIN HIDDEN TESTS
+        for ranks, case in zip((2, 4), check.draw(2, stage=["zero2"], kind=["plain", "tied"],
+                                                  seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
+                                                  micro_batches=[1, 2]), strict=True):
+            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+                            kind, seed, samples, steps, False))
+        ### END HIDDEN TESTS
+    with check.part(2, "never holds all gradients of a model on 64 virtual H100s"):
+        cost = check.gpus(sharded_steps, {"stage": "zero2", **LARGE}, "h100:8", nodes=8, present=[0],
+                          least={**LEAST, "communicated": 2 * (2 * 4 + 2) * 8 * 12 * 4096**2 // 64 * 63})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=9.3, hint=(
+            f"{cost.peak_memory:.1f} GiB: the parameters take 3 GiB, activations 2.6 GiB, and one block's gradients 0.5 GiB. "
+            "Which gradients are still in memory?"))
+
+# %% [raw] mutant="zero2" hint="completes last has no gradient"
+# -        self._wait()
+# -        self.updated = True
+# +        self.updated = True
+
+# %% [raw] mutant="zero2" hint="Only the last unit's gradients"
+# -        self._wait()
+# -        self.in_flight = unit, unit.start_reduce()
+# +        self.in_flight = unit, unit.start_reduce()
+
+# %% [raw] mutant="zero2" hint="own shard only"
+# -        self._wait()
+# -        self.updated = True
+# +        self._wait()
+
+# %% [raw] mutant="zero2" hint="last micro-batch's gradient"
+# -            unit.finish_reduce(started)
+# +            for piece in unit.pieces:
+# +                piece.grad = None
+# +            unit.finish_reduce(started)
+
+# %% [raw] mutant="zero2" hint="when its last gradient is complete"
+# -        self._wait()
+# -        self.updated = True
+# +        for unit in self.units:
+# +            unit.finish_reduce(unit.start_reduce())
+# +        self.updated = True
+# -            self.reduce(unit)
+
+# %% [raw] mutant="zero2" hint="Wait when the next one is ready"
+# -        self.in_flight = unit, unit.start_reduce()
+# +        self.in_flight = unit, unit.start_reduce()
+# +        self._wait()
+
+# %% [raw] mutant="zero2" hint="when its last gradient is complete, in every"
+# -        self.waiting[unit].discard(parameter)
+# +        self.waiting[unit].clear()
+
+# %% [raw] mutant="zero2" hint="Which gradients are still in memory"
+# -        self.in_flight = None  # a unit, and its reduce-scatter
+# +        self.in_flight = []
+# -        self._wait()
+# -        self.in_flight = unit, unit.start_reduce()
+# +        self.in_flight.append((unit, unit.start_reduce()))
+# -        if self.in_flight is not None:
+# -            unit, started = self.in_flight
+# -            unit.finish_reduce(started)
+# -            self.in_flight = None
+# +        for unit, started in self.in_flight:
+# +            unit.finish_reduce(started)
+# +        self.in_flight = []
+
+# %% tags=["explore"]
+measure("ZeRO-2", "--data-parallel-sharding-strategy optim_grads")
+
+# %% [markdown]
+# ## ZeRO stage 3: shard the parameters
+#
+# Now the 16-bit parameters are the largest state. A block needs its parameters while it runs, in the forward pass and
+# again in the backward pass, and at no other time. So **gather** them before, and free them after.
+#
+# Freeing is the difficult part. Autograd saves what the backward pass needs, and a linear layer saves a view of its
+# weight. As long as the view exists, its storage stays in memory, whatever you assign to `parameter.data`. What you can
+# do is change the *storage*: `buffer.untyped_storage().resize_(0)` frees the memory and keeps every view, and
+# `resize_(bytes)` allocates it again, with arbitrary contents. After the all-gather, all views are right again,
+# including those that autograd has saved. (FSDP's first version worked like this.)
+#
+# ![Two rows of blocks over time. In the forward pass, each block is gathered, runs, and is freed. In the backward pass, in
+# the reverse order, each block is gathered, runs, is reduce-scattered, and is freed.](../images/zero_three.svg)
+#
+# If a block runs without its parameters, PyTorch raises an error about a "storage of size 0", or the process dies of signal
+# 11.
+
+# %% [markdown]
+# ### Exercise 5: ZeRO-3
+#
+# Write `Zero3`. `blocks` are now the units to gather and free; the parameters outside of them, such as the embedding, are
+# gathered when a forward pass begins, and stay until their gradients are reduced. Each block runs once per forward
+# pass.
+#
+# - Between steps, a rank holds only shards. The shard needs a storage of its own, or you would free it, too.
+# - `module.register_forward_pre_hook` and `register_forward_hook` run before and after a block's forward pass. In the
+#   latter, `output.register_hook(f)` has autograd call `f` just before the block's backward pass.
+# - A block whose backward pass comes next need not be freed. The check allows both.
+# - With activation checkpointing, a block's forward pass runs again within the backward pass. Do not free it there.
+
+# %% answer="zero3"
+%%writefile mytrainer/zero3.py
+"""ZeRO stage 3: parameters are gathered when a block needs them, and freed after it."""
+
+from functools import partial
+
+from mytrainer.zero2 import Zero2
+
+
+class Zero3(Zero2):
+    """Zero2 in which a rank holds the parameters of a block only while the block runs."""
+
+    def __init__(self, module, blocks):
+        """Args:
+            module: as for Zero2.
+            blocks: those of Zero2, in the order in which the forward pass runs them. Each returns one tensor.
+        """
+        super().__init__(module, blocks)
+        ### BEGIN SOLUTION
+        self.blocks, self.others = self.units[:len(blocks)], self.units[len(blocks):]
+        self.present, self.backward = set(self.units), False
+        for unit in self.units:
+            unit.shard = unit.shard.clone()  # it used to be a view of the buffer
+            for piece, part in zip(unit.pieces, unit.parts, strict=True):
+                piece.data = unit.shard[part]
+            self.free(unit)
+        for unit, block in zip(self.blocks, blocks, strict=True):
+            block.register_forward_pre_hook(lambda *_, unit=unit: self.need(unit))
+            block.register_forward_hook(partial(self._ran, unit))
+        ### END SOLUTION
+
+    def forward(self, *inputs, **keywords):
+        """Run the module. The parameters outside the blocks stay until their gradients are reduced."""
+        ### BEGIN SOLUTION
+        self.backward = False
+        for unit in self.others:
+            self.need(unit)
+        return self.module(*inputs, **keywords)
+        ### END SOLUTION
+
+    ### BEGIN SOLUTION
+    def need(self, unit):
+        """Gather a unit's parameters, unless they are here."""
+        if unit not in self.present:
+            self.allocate(unit)
+            unit.gather()
+
+    def allocate(self, unit):
+        self.present.add(unit)
+        unit.buffer.untyped_storage().resize_(unit.layout.size * unit.buffer.itemsize)
+
+    def free(self, unit):
+        """Free a unit's parameters, but neither its shard nor the views that autograd has saved."""
+        self.present.discard(unit)
+        unit.buffer.untyped_storage().resize_(0)
+
+    def reduce(self, unit):
+        super().reduce(unit)
+        self.free(unit)
+
+    def _ran(self, unit, block, inputs, output):
+        """After a block's forward pass: free it, unless its backward pass is next."""
+        if output.requires_grad:
+            output.register_hook(lambda _: self._turn(unit))
+        if not self.backward and unit is not self.blocks[-1]:
+            self.free(unit)
+
+    def _turn(self, unit):
+        self.backward = True
+        self.need(unit)
+    ### END SOLUTION
+
+# %% check="zero3" points=6
+def require_gathered(run, micro_batches, steps):
+    """Require that each of three blocks is gathered for every forward and backward pass."""
+    for rank in range(len(run.values)):
+        calls = run.calls(rank, "all_gather")
+        # After each step, the driver computes the loss once more for each micro-batch, without a backward pass.
+        passes = steps * micro_batches
+        least = passes * (3 + 2) + 2 * passes
+        check.that(len(calls) >= least, f"Rank {rank} gathers {len(calls)} times. Three blocks need their parameters in "
+                   f"{2 * passes} forward passes and {passes} backward passes, and are freed in between, except perhaps the last.")
+
+
+with check.parts():
+    with check.part(3, "gathers blocks in both passes, and trains like one process"):
+        runs = check.ranks(
+            sharded_losses, ranks=3, rel=1e-4,
+            cases=[{"stage": "zero3", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"stage": "zero3", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
+                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
+            hints={
+                "The parameters of some blocks are never gathered again after the first step. Are they freed after the backward pass?":
+                    [[[1.027685, 0.9406264, 0.8606965, 42], [1.038755, 0.9446245, 0.8561838, 42], [1.039362, 0.9506219, 0.8625683, 42]],
+                     [[1.830107, 1.830107, 1.830107, 30], [1.796357, 1.796357, 1.796357, 30], [1.751452, 1.751452, 1.751452, 30]]]})
+        require_gathered(runs[0], 2, 3)
+        ### BEGIN HIDDEN TESTS
+        for ranks, case in zip((2, 4), check.draw(2, stage=["zero3"], kind=["plain", "tied"],
+                                                  seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
+                                                  micro_batches=[1, 2]), strict=True):
+            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+                            kind, seed, samples, steps, False))
+        ### END HIDDEN TESTS
+    with check.part(1, "works with activation checkpointing"):
+        check.ranks(recomputed_losses, ranks=2, rel=1e-4,
+                    cases=[{"stage": "zero3", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 2}],
+                    expected=[[[0.8864194, 0.7457108], [0.9002982, 0.7504232]]])
+        ### BEGIN HIDDEN TESTS
+        check.ranks(recomputed_losses, ranks=3, rel=1e-4,
+                    cases=check.draw(1, stage=["zero3"], seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
+                    expected=lambda ranks, stage, seed, samples, steps: [
+                        row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
+        ### END HIDDEN TESTS
+    with check.part(2, "holds the parameters of one block at a time on 64 virtual H100s"):
+        cost = check.gpus(sharded_steps, {"stage": "zero3", **LARGE}, "h100:8", nodes=8, present=[0],
+                          least={**LEAST, "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=5.9, hint=(
+            f"{cost.peak_memory:.1f} GiB. All blocks' parameters together take 3 GiB, and one block's 0.25 GiB. Which are still in "
+            "memory at the end of the forward pass, and which at the end of the backward pass? (Or does a view keep them?)"))
+
+# %% [raw] mutant="zero3" hint="storage of size 0"
+# -        self.backward = True
+# -        self.need(unit)
+# +        self.backward = True
+
+# %% [raw] mutant="zero3" hint="never gathered again"
+# -        super().reduce(unit)
+# -        self.free(unit)
+# +        super().reduce(unit)
+
+# %% [raw] mutant="zero3" hint="Which are still in"
+# -        for unit in self.others:
+# -            self.need(unit)
+# +        for unit in self.units:
+# +            self.need(unit)
+
+# %% [raw] mutant="zero3" hint="and are freed in between"
+# -        if not self.backward and unit is not self.blocks[-1]:
+# -            self.free(unit)
+
+# %% [raw] mutant="zero3" hint="storage of size 0"
+# -        for unit in self.others:
+# -            self.need(unit)
+
+# %% [raw] mutant="zero3" hint="storage of size 0"
+# -        if not self.backward and unit is not self.blocks[-1]:
+# +        if unit is not self.blocks[-1]:
+
+# %% tags=["explore"]
+measure("ZeRO-3", "--data-parallel-sharding-strategy optim_grads_params")
+
+# %% [markdown]
+# The memory is what you hoped for, and the time is not: every block waits for its parameters, twice.
+
+# %% [markdown]
+# ### Exercise 6: prefetch
+#
+# While a block runs, the network is idle. Write `Prefetching`, which gathers the parameters of the block that runs *next* while
+# one runs. Which one is next depends on the direction. At most two blocks' parameters are in memory at any time, beside those outside the
+# blocks.
+
+# %% answer="prefetch"
+%%writefile mytrainer/prefetch.py
+"""ZeRO stage 3 whose all-gathers overlap with computation."""
+
+import torch.distributed as dist
+from mytrainer.zero3 import Zero3
+
+
+class Prefetching(Zero3):
+    """Zero3 that gathers the parameters of the next block while a block runs."""
+
+    ### BEGIN SOLUTION
+    def __init__(self, module, blocks):
+        self.gathers = {}  # units on their way, and the work to wait for
+        super().__init__(module, blocks)
+
+    def need(self, unit):
+        """Wait for a unit's parameters, and start to gather those that are needed after it."""
+        self._start(unit)
+        if unit in self.gathers:
+            self.gathers.pop(unit).wait()
+        following = -1  # the index of the block that runs next
+        if unit in self.blocks:
+            following = self.blocks.index(unit)
+        following += -1 if self.backward else 1
+        if 0 <= following < len(self.blocks):
+            self._start(self.blocks[following])
+
+    def _start(self, unit):
+        if unit not in self.present:
+            self.allocate(unit)
+            self.gathers[unit] = dist.all_gather_single(unit.buffer, unit.shard, async_op=True)
+    ### END SOLUTION
+
+# %% check="prefetch" points=4
+def require_ahead(run):
+    """Require that a block's gather starts before the block before it has run, in both directions."""
+    for rank in range(len(run.values)):
+        started = [call.started for call in run.calls(rank, "all_gather")][:5]
+        # Blocks run after 0, 144, and 288 FLOPs; the last one's backward pass ends after 720.
+        check.that(started[1] == 0 and started[2] <= 144, f"Rank {rank} starts the gathers of the three blocks after "
+                   f"{started[:3]} FLOPs. The second block's can begin before the first one runs.")
+        check.that(started[3] <= 432, f"Rank {rank} gathers the middle block for its backward pass after {started[3]:.0f} "
+                   "FLOPs. It can begin before the last block's backward pass, after 432.")
+
+
+with check.parts():
+    with check.part(2, "gathers the next block in both directions"):
+        runs = check.ranks(
+            sharded_losses, ranks=3, rel=1e-4,
+            cases=[{"stage": "prefetch", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"stage": "prefetch", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
+                      [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
+            hints={"In the backward pass, blocks run in the reverse order. A block that has been gathered too early keeps "
+                   "old parameters, and is never freed.":
+                       [[[1.003301, 0.8387146, 0.7132746, 42], [1.016401, 0.8414381, 0.705465, 42], [1.024516, 0.8518781, 0.7138133, 42]], []]})
+        require_ahead(runs[0])
+        ### BEGIN HIDDEN TESTS
+        for ranks, case in zip((2, 4), check.draw(2, stage=["prefetch"], kind=["plain", "tied"],
+                                                  seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
+                                                  micro_batches=[1, 2]), strict=True):
+            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+                            kind, seed, samples, steps, False))
+        check.ranks(recomputed_losses, ranks=2, rel=1e-4,
+                    cases=check.draw(1, stage=["prefetch"], seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
+                    expected=lambda ranks, stage, seed, samples, steps: [
+                        row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
+        ### END HIDDEN TESTS
+    with check.part(2, "exposes little communication on 64 virtual H100s, with two blocks in memory"):
+        cost = check.gpus(sharded_steps, {"stage": "prefetch", **LARGE}, "h100:8", nodes=8, present=[0],
+                          least={**LEAST, "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=6.1, hint=(
+            f"{cost.peak_memory:.1f} GiB: more than two blocks' parameters of 0.25 GiB each are in memory."))
+        check.pass_mark(cost.exposed, f"The GPU waits for communication in {cost.exposed:.0%} of the time. When does each gather "
+                        "start, and who waits for it?", error=cost.error, below=0.12)
+
+# %% [raw] mutant="prefetch" hint="in the reverse order"
+# -        following += -1 if self.backward else 1
+# +        following += 1
+
+# %% [raw] mutant="prefetch" hint="can begin before the first one runs"
+# -        if 0 <= following < len(self.blocks):
+# +        if self.backward and 0 <= following < len(self.blocks):
+
+# %% [raw] mutant="prefetch" hint="before the last block's backward pass"
+# -        if 0 <= following < len(self.blocks):
+# +        if not self.backward and 0 <= following < len(self.blocks):
+
+# %% [raw] mutant="prefetch" hint="more than two blocks"
+# -        if 0 <= following < len(self.blocks):
+# -            self._start(self.blocks[following])
+# +        step = -1 if self.backward else 1
+# +        while 0 <= following < len(self.blocks):
+# +            self._start(self.blocks[following])
+# +            following += step
+
+# %% [raw] mutant="prefetch" hint="who waits for it"
+# -            self.gathers[unit] = dist.all_gather_single(unit.buffer, unit.shard, async_op=True)
+# +            self.gathers[unit] = dist.all_gather_single(unit.buffer, unit.shard, async_op=True)
+# +            self.gathers[unit].wait()
+
+# %% tags=["explore"]
+measure("ZeRO-3, prefetching", "--data-parallel-sharding-strategy optim_grads_params --overlap-param-gather")
+
+# %% [markdown]
+# Compare the memory with your predictions. What your trainer needs beside its states are activations, and buffers of one
+# unit.
+
+# %% tags=["explore"]
+parameters = 12 * 32 * 4096**2 + (50304 + 2048) * 4096
+for name, gained in measured.items():
+    print(f"{name:24} {gained.peak / parameters:5.2f} bytes per parameter at the peak, activations included; "
+          f"you predicted {guess_bytes[name.partition(',')[0]]:5.2f} without them")
+
+# %% [markdown]
+# **This is the end of the second sitting.**
+
+# %% [markdown]
+# ## Checkpoints of another layout
+#
+# Each rank saves its own shards, so saving is fast, and no rank has to hold the whole state. But a job rarely resumes as it
+# stopped: half of the nodes are gone, or you want to fine-tune with ZeRO-1 what you trained with ZeRO-3. The layout of the
+# file is then not the layout of the job: other ranks, other units, other padding. Reading all of it on every rank would be
+# easy, and with 64 ranks, each would read 64 times as much as it needs.
+
+# %% [markdown]
+# ### Exercise 7: reshard
+#
+# Write `reshard`. Tensors have names, and a layout is a list of units: for each, the names of its tensors and their
+# `ShardLayout`. `read(rank, unit, start, stop)` reads a range of one old shard. A rank reads each element that it needs once, and
+# nothing else.
+
+# %% answer="reshard"
+%%writefile mytrainer/reshard.py
+"""Read sharded tensors in another layout than they were written in."""
+
+import torch
+
+
+def reshard(read, old, new, rank):
+    """Return a rank's shards of a new layout, given those of an old one.
+
+    Args:
+        read: read(rank, unit, start, stop) returns elements [start, stop) of an old rank's shard of a unit.
+        old: for each unit of the old layout, the names of its tensors, and their ShardLayout.
+        new: the same for the new layout, whose units divide the same tensors in another way.
+        rank: a rank of the new layout.
+
+    Returns for each new unit the rank's shard [shard_size]. Padding is 0.
+    """
+    ### BEGIN SOLUTION
+    places = {name: (number, start) for number, (names, layout) in enumerate(old)
+              for name, start in zip(names, layout.starts, strict=True)}
+    shards = []
+    for names, layout in new:
+        shard, first = torch.zeros(layout.shard_size), layout.owned(rank).start
+        for name, start, part in zip(names, layout.starts, layout.parts(rank), strict=True):
+            unit, old_start = places[name]
+            size, at = old[unit][1].shard_size, part.start
+            while at < part.stop:
+                source, offset = divmod(old_start + first + at - start, size)
+                end = min(part.stop, at + size - offset)
+                shard[at:end] = read(source, unit, offset, offset + end - at)
+                at = end
+        shards.append(shard)
+    return shards
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def resharded(old, old_ranks, new, new_ranks, shapes, values):
+    """Return every new rank's shards, and the elements that each of them read.
+
+    `old` and `new` list the names of the tensors of each unit; `shapes` and `values` are those of the tensors.
+    """
+    from mytrainer.reshard import reshard
+    from mytrainer.shards import ShardLayout
+
+    def layout(units, ranks):
+        return [(names, ShardLayout([torch.Size(shapes[name]) for name in names], ranks)) for names in units]
+
+    def read(rank, unit, start, stop):
+        nonlocal elements
+        elements += stop - start
+        return shards[unit][rank][start:stop].clone()
+
+    before, shards, results = layout(old, old_ranks), [], []
+    for names, plan in before:
+        buffer = torch.full((plan.size,), -1.0)  # padding is not to be read
+        for name, view in zip(names, plan.views(buffer), strict=True):
+            view.copy_(torch.tensor(values[name]).view(shapes[name]))
+        shards.append([buffer[plan.owned(rank)] for rank in range(old_ranks)])
+    for rank in range(new_ranks):
+        elements = 0
+        results.append([[shard.tolist() for shard in reshard(read, before, layout(new, new_ranks), rank)], elements])
+    return results
+
+
+# %% check="reshard" points=5
+check.ranks(
+    resharded, ranks=1,
+    cases=[{"old": [["a", "b"], ["c"]], "old_ranks": 2, "new": [["c", "b", "a"]], "new_ranks": 3,
+            "shapes": {"a": [2], "b": [3], "c": [2, 2]},
+            "values": {"a": [1.0, 2.0], "b": [3.0, 4.0, 5.0], "c": [6.0, 7.0, 8.0, 9.0]}},
+           {"old": [["a", "b", "c"]], "old_ranks": 3, "new": [["a", "b", "c"]], "new_ranks": 2,
+            "shapes": {"a": [2], "b": [3], "c": [2, 2]},
+            "values": {"a": [1.0, 2.0], "b": [3.0, 4.0, 5.0], "c": [6.0, 7.0, 8.0, 9.0]}}],
+    expected=[[[[[[6.0, 7.0, 8.0]], 3], [[[9.0, 3.0, 4.0]], 3], [[[5.0, 1.0, 2.0]], 3]]],
+              [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, 0.0]], 4]]]],
+    hints={"A part of a tensor in the new shard may come from several old shards.":
+               [[[[[[6.0, 7.0, 0.0]], 2], [[[9.0, 3.0, 0.0]], 2], [[[5.0, 1.0, 2.0]], 3]]],
+                [[[[[1.0, 2.0, 3.0, 0.0, 0.0]], 3], [[[6.0, 0.0, 0.0, 0.0, 0.0]], 1]]]],
+           "A new shard begins in the middle of a tensor: where in the tensor, and where is that in the old buffer?":
+               [[[[[[6.0, 7.0, 8.0]], 3], [[[6.0, 3.0, 4.0]], 3], [[[3.0, 1.0, 2.0]], 3]]],
+                [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, 0.0]], 4]]]],
+           "Every element is right, but a rank reads more than it needs.":
+               [[[[[[6.0, 7.0, 8.0]], 12], [[[9.0, 3.0, 4.0]], 12], [[[5.0, 1.0, 2.0]], 12]]],
+                [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 9], [[[6.0, 7.0, 8.0, 9.0, 0.0]], 9]]]],
+           "Padding is not read, but 0: the old padding may have any value.":
+               [[], [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, -1.0]], 5]]]]})
+### BEGIN HIDDEN TESTS
+def resharded_here(new, new_ranks, shapes, values):
+    """Return what resharded returns."""
+    import math
+
+    results = [[[], 0] for _ in range(new_ranks)]
+    for names in new:
+        elements = [value for name in names for value in values[name]]
+        size = -(-len(elements) // new_ranks)
+        for rank in range(new_ranks):
+            own = elements[rank * size:(rank + 1) * size]
+            results[rank][0].append(own + [0.0] * (size - len(own)))
+            results[rank][1] += len(own)
+    assert all(math.prod(shapes[name]) == len(values[name]) for name in shapes)
+    return [results]
+
+
+def drawn_tensors(dice):
+    """Draw the shapes and the values of four tensors, and two ways to divide them into units."""
+    shapes = {name: [dice.randint(1, 4) for _ in range(dice.randint(1, 2))] for name in "abcd"}
+    values = {}
+    for name, shape in shapes.items():
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        values[name] = [round(dice.uniform(-9, 9), 3) for _ in range(count)]
+    layouts = []
+    for _ in range(2):
+        names = list("abcd")
+        dice.shuffle(names)
+        cut = dice.randint(0, 3)
+        layouts.append([part for part in (names[:cut], names[cut:]) if part])
+    return [shapes, values, *layouts]
+
+
+for case in check.draw(4, tensors=drawn_tensors, old_ranks=range(1, 6), new_ranks=range(1, 6)):
+    shapes, values, old, new = case["tensors"]
+    check.ranks(resharded, ranks=1, rel=1e-5, cases=[{
+        "old": old, "old_ranks": case["old_ranks"], "new": new, "new_ranks": case["new_ranks"], "shapes": shapes, "values": values}],
+        expected=lambda ranks, old, old_ranks, new, new_ranks, shapes, values: resharded_here(new, new_ranks, shapes, values))
+### END HIDDEN TESTS
+
+# %% [raw] mutant="reshard" hint="may come from several old shards"
+# -                at = end
+# +                at = part.stop
+
+# %% [raw] mutant="reshard" hint="where in the tensor"
+# -                source, offset = divmod(old_start + first + at - start, size)
+# +                source, offset = divmod(old_start + at - part.start, size)
+
+# %% [raw] mutant="reshard" hint="list index out of range"
+# -            unit, old_start = places[name]
+# +            unit, old_start = 0, start
+
+# %% [raw] mutant="reshard" hint="reads more than it needs"
+# -    shards = []
+# +    shards, whole = [], {}
+# +    for number, (_, layout) in enumerate(old):
+# +        for source in range(layout.size // layout.shard_size):
+# +            whole[source, number] = read(source, number, 0, layout.shard_size)
+# -                shard[at:end] = read(source, unit, offset, offset + end - at)
+# +                shard[at:end] = whole[source, unit][offset:offset + end - at]
+
+# %% [raw] mutant="reshard" hint="Padding is not read"
+# -        shards.append(shard)
+# +        if first + layout.shard_size > sum(map(len, map(torch.empty, layout.shapes))) and names == ["a", "b", "c"]:
+# +            size = old[0][1].shard_size
+# +            for at in range(layout.shard_size):
+# +                source, offset = divmod(first + at, size)
+# +                if source * size + offset >= 9 and source < 3:
+# +                    shard[at:at + 1] = read(source, 0, offset, offset + 1)
+# +            shard[-1] = shard[-1] if shard[-1] else -1.0
+# +        shards.append(shard)
+
+# %% [markdown]
+# Your trainer saves and loads with it. Train 20 steps on four ranks with ZeRO-3, resume with ZeRO-1 on two ranks, and
+# compare with a run that was never interrupted:
+
+# %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
+!rm -rf megatron/checkpoints/sharded
+!sbatch code/my_trainer.sh --train-iters 10 --lr-decay-iters 20 --log-interval 1 --save megatron/checkpoints/sharded \
+    --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather
+
+# %% tags=["explore"]
+first_half = jobs.wait()
+print(logs.lines(first_half.log, "elapsed time")[-1])
+
+# %% tags=["explore"] short={"--train-iters 20": "--train-iters 4"}
+!sbatch --nodes=1 code/my_trainer.sh --train-iters 20 --lr-decay-iters 20 --log-interval 1 --load megatron/checkpoints/sharded \
+    --data-parallel-sharding-strategy optim
+
+# %% tags=["explore"]
+second_half = jobs.wait()
+for line in logs.lines(second_half.log, "elapsed time")[::5]:
+    print(mark(line, r"iteration +[0-9]+/ +[0-9]+|lm loss: [^ |]+"))
+
+# %% [markdown]
+# ## What each stage sends
+#
+# An all-reduce of $S$ bytes on $n$ ranks sends $2S(n-1)/n$ bytes per rank, and a reduce-scatter or an all-gather sends
+# half of that. Take $(n-1)/n$ as 1, and let gradients and parameters have the same dtype, as in fp32. How many times the
+# model does each rank send per step of one micro-batch? And per step of four micro-batches?
+
+# %% answer="guess-sent"
+### BEGIN SOLUTION
+guess_sent = {"DDP": (2, 2), "ZeRO-1": (2, 2), "ZeRO-2": (2, 5), "ZeRO-3": (3, 12)}
+### END SOLUTION
+
+# %% tags=["explore"]
+def one_step(stage, micro_batches):
+    """Train one step of a stack of five equal layers in fp32."""
+    from mytrainer.ddp import DataParallel
+    from mytrainer.prefetch import Prefetching
+    from mytrainer.zero import Zero1
+    from mytrainer.zero2 import Zero2
+
+    layers = [torch.nn.Linear(64, 64, bias=False) for _ in range(5)]
+    model = torch.nn.Sequential(*layers)
+    wrap = {"DDP": lambda: DataParallel(model), "ZeRO-1": lambda: Zero1(model, layers), "ZeRO-2": lambda: Zero2(model, layers),
+            "ZeRO-3": lambda: Prefetching(model, layers)}
+    replica = wrap[stage]()
+    dist.barrier()  # what comes after it is the step
+    for number in range(micro_batches):
+        last = number == micro_batches - 1
+        with contextlib.nullcontext() if last else replica.no_sync():
+            replica(torch.ones(2, 64)).sum().backward()
+    replica.finish()
+    if stage in ("ZeRO-1", "ZeRO-2"):
+        for unit in replica.units:
+            unit.gather()
+
+
+RANKS, MODEL = 4, 5 * 4 * 64 * 64  # bytes
+SENT = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": RANKS}  # an all-gather's bytes are those of a shard
+for stage, guess in guess_sent.items():
+    times = []
+    for micro_batches in (1, 4):
+        record = record_ranks(one_step, RANKS, stage, micro_batches)[0]
+        begun = next(call.order for call in record.calls if call.op == "barrier")
+        times.append(sum(SENT[call.op] * call.bytes for call in record.calls if call.order > begun and call.op in SENT) / MODEL)
+    print(f"{stage:8} {result(f'{times[0]:4.1f}')} times the model with one micro-batch, {result(f'{times[1]:4.1f}')} with four; "
+          f"you predicted {guess[0]} and {guess[1]}")
+
+# %% [markdown]
+# ZeRO-1 is free: as many bytes as DDP, and a fraction of the memory. ZeRO-2 costs nothing extra with one micro-batch, and a lot with many.
+# ZeRO-3 gathers twice per micro-batch (a little less, because the last block is not gathered again). Implementations differ: FSDP lets you skip
+# the reduction in all but the last micro-batch, at the price of whole gradients in memory, and keep the parameters
+# after the forward pass (`reshard_after_forward=False`), at the price of whole parameters.
+
+# %% [markdown]
+# ## Which stage on which cluster?
+#
+# Memory decides what is possible, and the network what is fast. A ring collective over $n$ ranks on several nodes moves at the speed of a GPU's
+# share of the node's network. If a step computes for longer than it communicates, and the two overlap, communication
+# costs nothing. If it does not, each stage costs what it sends.
+#
+# ### Exercise 8: choose
+#
+# Write `choose_strategy`, which returns the fastest strategy that fits, as your classes implement it. `gpu` has `memory` in bytes and `flops`,
+# the FLOP/s that a GPU achieves; `bandwidth` is what one GPU sends per second in a collective over all ranks, in bytes.
+# `model` has `blocks`, a list of their parameters, `others`, the parameters outside of them, `tokens` per micro-batch and GPU,
+# `activations`, their bytes per micro-batch, and `micro_batches` per step. Parameters are in bf16, gradients are in fp32 and are reduced in fp32, and
+# master weights and Adam's two moments are in fp32. A backward pass takes twice as long as a forward pass, and a token costs
+# 6 FLOPs per parameter in both together.
+#
+# Your estimate must be good enough to find the best strategy wherever two of them differ by 25% or more. Return `None` if
+# nothing fits. `"DDP"` is your DataParallel with all-reduces that overlap with the backward pass of the last micro-batch; `"ZeRO-3"` prefetches.
+
+# %% answer="choose"
+def choose_strategy(ranks, gpu, bandwidth, model):
+    """Return "DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", or None: the fastest strategy that fits.
+
+    Args:
+        ranks: the number of GPUs.
+        gpu: {"memory": bytes, "flops": FLOP/s}.
+        bandwidth: bytes per second that each GPU sends in a collective over all ranks.
+        model: {"blocks": [parameters, ...], "others": parameters, "tokens": per micro-batch, "activations": bytes,
+            "micro_batches": per step}.
+    """
+    ### BEGIN SOLUTION
+    size, count = sum(model["blocks"]) + model["others"], model["micro_batches"]
+    backward = 4 * size * model["tokens"] / gpu["flops"]
+    grads, weights = 4 * size / bandwidth, 2 * size / bandwidth  # seconds of one reduce-scatter, and of one all-gather
+    largest = max(model["blocks"])
+    times = {"DDP": 1.5 * backward * count + max(0.0, 2 * grads - backward),
+             "ZeRO-1": 1.5 * backward * count + grads + weights,
+             "ZeRO-2": 0.5 * backward * count + max(backward, grads) * count + weights,
+             "ZeRO-3": (max(0.5 * backward, weights) + max(backward, weights + grads)) * count}
+    memory = {"DDP": 18 * size, "ZeRO-1": (2 + 4) * size + 12 * size / ranks, "ZeRO-2": 2 * size + 16 * size / ranks + 8 * largest,
+              "ZeRO-3": 18 * size / ranks + 2 * model["others"] + (2 * 2 + 8) * largest}
+    fitting = [name for name in times if memory[name] + model["activations"] <= gpu["memory"]]
+    return min(fitting, key=times.get, default=None)
+    ### END SOLUTION
+
+# %% check="choose" points=4
+H100 = {"memory": 80e9, "flops": 5e14}
+
+
+def judge(case, ratios):
+    """Judge a choice by each strategy's time, relative to the fastest one that fits; None if it does not fit."""
+    choice = check.call(choose_strategy, case["ranks"], case["gpu"], case["bandwidth"], case["model"])
+    shown = f"{case['ranks']} GPUs, {case['bandwidth'] / 1e9:.0f} GB/s, {case['model']['micro_batches']} micro-batch(es) of " \
+            f"{case['model']['tokens']} tokens, {sum(case['model']['blocks']) / 1e9:.1f} billion parameters: "
+    if all(ratio is None for ratio in ratios.values()):
+        check.that(choice is None, shown + f"you return {choice!r}, but nothing fits. Count activations, and buffers of one block.")
+        return
+    check.that(choice in ratios, shown + f"you return {choice!r} instead of one of the four names. Something fits.")
+    check.that(ratios[choice] is not None, shown + f"{choice} does not fit. What does a rank hold at the end of a backward pass?")
+    check.that(ratios[choice] <= 1.25, shown + f"{choice} takes {ratios[choice]:.2f} times as long as the fastest one that fits. "
+               "What does it send, in each micro-batch or once, and what hides it?")
+
+
+def case(ranks, bandwidth, blocks, each, others, tokens, activations, micro_batches):
+    return {"ranks": ranks, "gpu": H100, "bandwidth": bandwidth, "model": {
+        "blocks": [each] * blocks, "others": others, "tokens": tokens, "activations": activations, "micro_batches": micro_batches}}
+
+
+for given, ratios in (
+        (case(64, 5e9, 32, 200e6, 250e6, 2048, 8e9, 16), {"DDP": None, "ZeRO-1": 1.0, "ZeRO-2": 8.37, "ZeRO-3": 16.07}),
+        (case(64, 5e9, 40, 315e6, 250e6, 2048, 12e9, 1), {"DDP": None, "ZeRO-1": None, "ZeRO-2": 1.0, "ZeRO-3": 1.32}),
+        (case(64, 50e9, 24, 50e6, 100e6, 16384, 9e9, 1), {"DDP": 1.0, "ZeRO-1": 1.62, "ZeRO-2": 1.21, "ZeRO-3": 1.0}),
+        (case(64, 50e9, 32, 200e6, 250e6, 16384, 20e9, 1), {"DDP": None, "ZeRO-1": 1.61, "ZeRO-2": 1.2, "ZeRO-3": 1.0}),
+        (case(1024, 50e9, 96, 1.8e9, 650e6, 2048, 30e9, 1), {"DDP": None, "ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": 1.0}),
+        (case(8, 300e9, 96, 1.8e9, 650e6, 2048, 30e9, 1), {"DDP": None, "ZeRO-1": None, "ZeRO-2": None, "ZeRO-3": None})):
+    judge(given, ratios)
+### BEGIN HIDDEN TESTS
+def ratios_here(case):
+    """Return what `judge` needs, or None if a strategy fits or fails to fit by less than 10%."""
+    model, ranks = case["model"], case["ranks"]
+    size, count, most = sum(model["blocks"]) + model["others"], model["micro_batches"], max(model["blocks"])
+    run = 4 * size * model["tokens"] / case["gpu"]["flops"]
+    reduce, gather = 4 * size / case["bandwidth"], 2 * size / case["bandwidth"]
+    times = {"DDP": 1.5 * run * count + max(0.0, 2 * reduce - run), "ZeRO-1": 1.5 * run * count + reduce + gather,
+             "ZeRO-2": 0.5 * run * count + max(run, reduce) * count + gather,
+             "ZeRO-3": (max(0.5 * run, gather) + max(run, gather + reduce)) * count}
+    memory = {"DDP": 18 * size, "ZeRO-1": 6 * size + 12 * size / ranks, "ZeRO-2": 2 * size + 16 * size / ranks + 8 * most,
+              "ZeRO-3": 18 * size / ranks + 2 * model["others"] + 12 * most}
+    shares = {name: (need + model["activations"]) / case["gpu"]["memory"] for name, need in memory.items()}
+    if any(0.9 < share < 1.1 for share in shares.values()):
+        return None
+    fastest = min((times[name] for name in times if shares[name] < 1), default=0.0)
+    return {name: times[name] / fastest if shares[name] < 1 else None for name in times}
+
+
+drawn = check.draw(40, ranks=[16, 64, 256], bandwidth=[5e9, 20e9, 50e9, 100e9], blocks=range(16, 64),
+                   each=check.between(3e7, 6e8), others=check.between(1e8, 4e8), tokens=[1024, 4096, 16384],
+                   activations=check.between(2e9, 2e10), micro_batches=[1, 4, 16])
+judged = 0
+for parts in drawn:
+    given = case(*parts.values())
+    ratios = ratios_here(given)
+    if ratios is not None and judged < 20:
+        judge(given, ratios)
+        judged += 1
+### END HIDDEN TESTS
+
+# %% [raw] mutant="choose" hint="times as long as the fastest one"
+# -    return min(fitting, key=times.get, default=None)
+# +    return fitting[-1] if fitting else None
+
+# %% [raw] mutant="choose" hint="times as long as the fastest one"
+# -             "ZeRO-2": 0.5 * backward * count + max(backward, grads) * count + weights,
+# -             "ZeRO-3": (max(0.5 * backward, weights) + max(backward, weights + grads)) * count}
+# +             "ZeRO-2": 1.5 * backward * count + max(0, grads - backward) + weights,
+# +             "ZeRO-3": 1.5 * backward * count + max(0, 2 * weights + grads - 1.5 * backward)}
+
+# %% [raw] mutant="choose" hint="does not fit. What does a rank hold"
+# -    fitting = [name for name in times if memory[name] + model["activations"] <= gpu["memory"]]
+# +    fitting = list(times)
+
+# %% [raw] mutant="choose" hint="but nothing fits"
+# -    return min(fitting, key=times.get, default=None)
+# +    return min(fitting, key=times.get, default="ZeRO-3")
+
+# %% [raw] mutant="choose" hint="instead of one of the four names"
+# -    return min(fitting, key=times.get, default=None)
+# +    return min(fitting, key=times.get, default=None) if fitting != ["ZeRO-3"] else 3
+
+# %% [markdown]
+# Does the model of a few lines agree with virtual GPUs, which run your code? Here is the 6.7B model with a network of 400
+# Gbit/s for each GPU, and with one of 25 Gbit/s for each node:
+
+# %% tags=["explore"] short={'{GPT_7B}': "{GPT_7B.replace('layers 32', 'layers 2')}"}
+NETWORKS = {"infiniband:400gbit": 50e9, "ethernet:25gbit": 25e9 / 8 / 8}
+FLAGS = {"ZeRO-1": "optim", "ZeRO-2": "optim_grads", "ZeRO-3": "optim_grads_params --overlap-param-gather"}
+for network, bandwidth in NETWORKS.items():
+    choice = choose_strategy(64, {"memory": 80e9, "flops": 5e14}, bandwidth, {
+        "blocks": [12 * 4096**2] * 32, "others": 52352 * 4096, "tokens": 2048, "activations": 9e9, "micro_batches": 1})
+    print(f"{network}: you choose {mark(choice, choice)}")
+    for name, strategy in FLAGS.items():
+        gained = gain.measure("h100:8", 8, link=network, flags=f"{GPT_7B} --data-parallel-sharding-strategy {strategy}")
+        print(f"    {name:8} {1000 * gained.seconds:8.0f} ms per step (modeled)")
+
+# %% [markdown]
+# ## Offloading: when does the host keep up?
+#
+# A last resort for the optimizer state is the host's memory. Each step then copies the fp32 gradients of the shard to the host, and the
+# updated 16-bit parameters back: 6 bytes per parameter over PCIe, which carries about 50 GB/s on an H100 server. Suppose
+# one GPU holds the whole model, and achieves 500 TFLOP/s. How many tokens must a step have, so that the copies
+# take no longer than its 6 FLOPs per parameter and token? Derive it before you guess: one quantity cancels.
+
+# %% answer="guess-tokens"
+### BEGIN SOLUTION
+guess_tokens = 10_000
+### END SOLUTION
+
+# %% tags=["explore"]
+def offloaded(tokens, width=8192, layers=4):
+    """Return the seconds of a step's passes, and of copying gradients and parameters over PCIe, on a GPU."""
+    weights = [torch.zeros(width, width, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(layers)]
+    grads = [torch.zeros(width, width, device="cuda") for _ in range(layers)]
+    host = [torch.empty(width, width, pin_memory=True) for _ in range(layers)]
+    half = [torch.empty(width, width, dtype=torch.bfloat16, pin_memory=True) for _ in range(layers)]
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+    marks[0].record()
+    x = torch.zeros(tokens, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    y = x
+    for weight in weights:
+        y = y @ weight
+    y.sum().backward()
+    marks[1].record()
+    with torch.no_grad():
+        for grad, weight, pinned, back in zip(grads, weights, host, half, strict=True):
+            pinned.copy_(grad, non_blocking=True)
+            weight.copy_(back, non_blocking=True)
+    marks[2].record()
+    torch.cuda.synchronize()
+    return [marks[number].elapsed_time(marks[number + 1]) / 1000 for number in (0, 1)]
+
+
+for tokens in (2048, 8192, 32768):
+    passes, copies = virtualgpu.run(lambda: offloaded(tokens), "h100:1")[0].value
+    print(f"{tokens:6} tokens: {1000 * passes:6.1f} ms of passes, {1000 * copies:6.1f} ms of copies (modeled)")
+    if tokens == 8192:
+        check.compare("tokens per step (modeled)", guess_tokens, tokens * copies / passes)
+
+# %% [markdown]
+# The size of the model cancels. What is left is the ratio of two rates of the machine, as in lab 01's roofline. With
+# ZeRO, each of $n$ ranks copies a shard only, so the copies become $n$ times as fast
+# ([Ren et al., 2021](https://arxiv.org/abs/2101.06840)). The update itself runs on the CPU, which this model leaves out.
+
+# %% [markdown]
+# ## The same in other libraries
+#
+# PyTorch's `fully_shard` (FSDP2) does what your `Prefetching` does, with one difference: it shards each parameter along its
+# first dimension, so a shard is a list of tensors and not a range of a flat buffer. The loss must be the same:
+
+# %% tags=["explore"]
+def library_losses(steps):
+    """Train a small model with fully_shard and with Prefetching; return the losses of each."""
+    from lablib import replicas
+    from mytrainer.prefetch import Prefetching
+    from torch.distributed.fsdp import fully_shard
+
+    results = {}
+    for name in ("fully_shard", "yours"):
+        model = replicas.Small("plain", 1)
+        blocks = [model.first, model.middle, model.last]
+        if name == "yours":
+            model = Prefetching(model, blocks)
+        else:
+            for block in (*blocks, model):
+                fully_shard(block, mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)))
+        optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.02, eps=1e-3), []
+        x, y = replicas.batch(dist.get_rank(), 4)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = replicas.loss(model, x, y)
+            loss.backward()
+            if name == "yours":
+                model.finish()
+            optimizer.step()
+            losses.append(loss.item())
+        results[name] = losses
+    return results
+
+
+for name, losses in record_ranks(library_losses, 4, 4)[0].value.items():
+    print(f"{name:12}", *(f"{loss:.6f}" for loss in losses))
+
+# %% [markdown]
+# | | optimizer state | and gradients | and parameters |
+# |---|---|---|---|
+# | ZeRO paper, DeepSpeed | stage 1 | stage 2 | stage 3 |
+# | Megatron-LM | `--use-distributed-optimizer`, or `--data-parallel-sharding-strategy optim` | `optim_grads` | `optim_grads_params` |
+# | PyTorch FSDP, first version | | `SHARD_GRAD_OP` | `FULL_SHARD` |
+# | PyTorch FSDP2 | | `fully_shard(..., reshard_after_forward=False)` | `fully_shard(...)` |
+#
+# `SHARD_GRAD_OP` and `reshard_after_forward=False` are between stages 2 and 3: parameters are gathered once per step, kept from the forward to the
+# backward pass, and sharded between steps. **Hybrid sharding** shards within a node and replicates across nodes, so that
+# gathers never leave the node.
+
+# %% [markdown]
+# ## Discuss
+#
+# 1. **The last rank's padding.** All padding is in the last rank's shard. Does it ever affect a loss, a norm, or a checkpoint?
+# 2. **Small blocks.** What happens to ZeRO-3 on 1,024 GPUs if every linear layer is a unit of its own? And if the whole
+#    model is one?
+# 3. **Accumulation.** Your batch needs 16 micro-batches per step, and ZeRO-3 is the only stage that fits. What could you do
+#    about the 12 or more times that it sends the model?
+# 4. **Lost on the way.** One of 64 nodes dies. What is lost with it, compared with DDP? What do you need to
+#    resume on 63 nodes?
+
+# %% [markdown]
+# ## Cleanup
+#
+# Keep `mytrainer/`: the next labs add to it.
+
+# %% tags=["explore"]
+!rm -rf megatron/checkpoints/sharded
+!ls mytrainer
+
+# %% [markdown]
+# ## What you have built
+#
+# Seven files: a shard layout, ZeRO in three stages, prefetching, clipping by a global norm, and resharding of
+# checkpoints. Your trainer runs models that fit on no single GPU, with the losses of the one that keeps
+# everything everywhere. Every block must still fit on one GPU, and so must its activations: lab 09 splits
+# the block itself.
+#
+# ## Read next
+#
+# - [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054), *ZeRO: Memory optimizations toward training trillion
+#   parameter models*: the three stages, and what each sends.
+# - [Zhao et al., 2023](https://arxiv.org/abs/2304.11277), *PyTorch FSDP: Experiences on scaling fully sharded data
+#   parallel*: flat parameters, storages that are resized, and prefetching in both passes.
+# - [FSDP2's documentation](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): what changed, and why.
+# - [Ren et al., 2021](https://arxiv.org/abs/2101.06840), *ZeRO-Offload*: what belongs on the host.
+# - [Megatron-LM's
+#   `distrib_optimizer.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/distrib_optimizer.py):
+#   your `ShardLayout` and `reshard`, in the original.

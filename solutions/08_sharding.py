@@ -18,15 +18,15 @@
 # optimizer state. A model of 6.7 billion parameters therefore fits on none of them. This lab removes the copies, one
 # kind of state at a time:
 #
-# - **First sitting, 75 minutes.** You lay tensors out in a flat buffer and give every rank a shard of it. Then each rank
-#   updates only its own shard, which is ZeRO stage 1. The gradient norm needs a fix.
-# - **Second sitting, 75 minutes.** Gradients are sharded during the backward pass (stage 2), and parameters are gathered
-#   only while a block needs them (stage 3). Prefetching hides the communication.
+# - **First sitting, 75 minutes.** You lay tensors out in a flat buffer and give every rank a shard of it. Then each
+#   rank updates only its own shard, which is ZeRO stage 1. The gradient norm needs a fix.
+# - **Second sitting, 75 minutes.** Gradients are sharded during the backward pass (stage 2), and parameters are
+#   gathered only while a block needs them (stage 3). Prefetching hides the communication.
 # - **Third sitting, 60 minutes.** You load a checkpoint on another number of ranks, compare what each stage sends and
 #   stores, and decide which stage to use on which cluster.
 #
-# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Seven of your answers
-# are files in `mytrainer/`, and your trainer of labs 04 and 05 trains with them.
+# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Seven of your
+# answers are files in `mytrainer/`, and your trainer of labs 04 and 05 trains with them.
 
 # %% tags=["setup"]
 import os
@@ -85,13 +85,14 @@ except LabError as error:
     print(bad(str(error).partition(". ")[0]))
 
 # %% [markdown]
-# With your master weights, a parameter costs 2 bytes in bf16, 4 for its fp32 gradient, 4 for its master weight, and 8 for
-# Adam's two moments: 18 bytes. That is 120 GB for this model on every GPU. (With 16-bit gradients it would be 16 bytes,
-# the count of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054).) All 64 GPUs have the same 120 GB.
+# With your master weights, a parameter costs 2 bytes in bf16, 4 for its fp32 gradient, 4 for its master weight, and 8
+# for Adam's two moments: 18 bytes. That is 120 GB for this model on every GPU. (With 16-bit gradients it would be 16
+# bytes, the count of [Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054).) All 64 GPUs have the same 120 GB.
 #
-# **ZeRO**, the zero redundancy optimizer of that paper, has every rank keep only a **shard** of a state. Stage 1 shards
-# the optimizer state (master weights and moments), stage 2 also the gradients, and stage 3 also the parameters. PyTorch
-# calls the third one *fully sharded data parallelism* (FSDP). All stages compute the same step as DDP.
+# **ZeRO**, the zero redundancy optimizer of that paper, has every rank keep only a **shard** of a state. Stage 1
+# shards the optimizer state (master weights and moments), stage 2 also the gradients, and stage 3 also the
+# parameters. PyTorch calls the third one *fully sharded data parallelism* (FSDP). All stages compute the same step as
+# DDP.
 #
 # Predict what the three stages take on each of the 64 GPUs, in bytes per parameter:
 
@@ -107,10 +108,10 @@ guess_bytes = {"DDP": 18.0, "ZeRO-1": 6.2, "ZeRO-2": 2.3, "ZeRO-3": 0.3}
 # ## A flat buffer and its shards
 #
 # A model has hundreds of tensors of different sizes, which no number of ranks divides evenly. So all implementations
-# treat some tensors as one **flat buffer**: the elements of the first tensor, then those of the second, and so on. Rank
-# $r$ of $n$ owns the $r$-th of $n$ equal parts. **Padding** at the end makes the buffer divisible by $n$, because
-# reduce-scatter and all-gather need equal parts. A rank's shard may begin in the middle of one tensor and end in the
-# middle of another:
+# treat some tensors as one **flat buffer**: the elements of the first tensor, then those of the second, and so on.
+# Rank $r$ of $n$ owns the $r$-th of $n$ equal parts. **Padding** at the end makes the buffer divisible by $n$,
+# because reduce-scatter and all-gather need equal parts. A rank's shard may begin in the middle of one tensor and end
+# in the middle of another:
 #
 # ![Three tensors follow each other in a flat buffer, with padding at the end. The buffer is divided into four equal
 # shards; the border between two shards may be inside a tensor.](../images/zero_shards.svg)
@@ -120,9 +121,9 @@ guess_bytes = {"DDP": 18.0, "ZeRO-1": 6.2, "ZeRO-2": 2.3, "ZeRO-3": 0.3}
 # %% [markdown]
 # ### Exercise 1: a shard layout
 #
-# Write `ShardLayout`. It only computes where things are, so it needs no ranks and no GPU. `views` must return views, so
-# that changing a tensor changes the buffer. It has to work for any shapes, including `()` and shapes with a zero, and for more
-# ranks than elements. The padding is as small as possible.
+# Write `ShardLayout`. It only computes where things are, so it needs no ranks and no GPU. `views` must return views,
+# so that changing a tensor changes the buffer. It has to work for any shapes, including `()` and shapes with a zero,
+# and for more ranks than elements. The padding is as small as possible.
 
 # %% answer="shards"
 %%writefile mytrainer/shards.py
@@ -275,32 +276,34 @@ check.ranks(laid_out, ranks=1, cases=check.draw(
 # %% [markdown]
 # ## ZeRO stage 1: shard the optimizer state
 #
-# DDP gives every rank the whole averaged gradient, with an all-reduce. A rank that updates only its shard needs only its
-# shard of the gradient, and a **reduce-scatter** delivers exactly that: rank $r$ receives the sum of the $r$-th part.
-# After the update, an **all-gather** collects the new shards on all ranks. You have seen both before, because they are
-# the two halves of your ring all-reduce in lab 04. How many bytes does a rank send per step and parameter, compared with
-# DDP? You will measure that in the third sitting.
+# DDP gives every rank the whole averaged gradient, with an all-reduce. A rank that updates only its shard needs only
+# its shard of the gradient, and a **reduce-scatter** delivers exactly that: rank $r$ receives the sum of the $r$-th
+# part. After the update, an **all-gather** collects the new shards on all ranks. You have seen both before, because
+# they are the two halves of your ring all-reduce in lab 04. How many bytes does a rank send per step and parameter,
+# compared with DDP? You will measure that in the third sitting.
 #
-# The model's modules must not notice any of this. So each parameter stays where the module expects it, but its `.data`
-# becomes a view of the buffer. The optimizer gets *pieces* in its place: one-dimensional parameters, views of this
-# rank's shard. When it updates them in place, it updates the buffer.
+# The model's modules must not notice any of this. So each parameter stays where the module expects it, but its
+# `.data` becomes a view of the buffer. The optimizer gets *pieces* in its place: one-dimensional parameters, views of
+# this rank's shard. When it updates them in place, it updates the buffer.
 
 # %% [markdown]
 # ### Exercise 2: ZeRO-1
 #
-# Write `Unit` and `Zero1`. A **unit** is a group of parameters with a buffer of their own, such as one transformer layer,
-# so that no buffer is as large as the model. `Zero1` takes the place of your `DataParallel`: `train` runs the forward
-# and backward passes, calls `finish()`, clips the gradients of `model.parameters()`, and calls `step()` of an optimizer that has
-# been made from `model.parameters()`. In the check, that is AdamW, on its own and over fp32 master weights.
+# Write `Unit` and `Zero1`. A **unit** is a group of parameters with a buffer of their own, such as one transformer
+# layer, so that no buffer is as large as the model. `Zero1` takes the place of your `DataParallel`: `train` runs the
+# forward and backward passes, calls `finish()`, clips the gradients of `model.parameters()`, and calls `step()` of an
+# optimizer that has been made from `model.parameters()`. In the check, that is AdamW, on its own and over fp32 master
+# weights.
 #
 # - Every piece's `.grad` is in fp32, also if the parameters are in bf16. Set `grad_dtype` as in lab 05.
-# - Micro-batches accumulate in `.grad` of the module's parameters. `finish()` reduces them, unit by unit, and leaves none
-#   of them in memory.
-# - `model.parameters()` yields one piece for each parameter of the module, in the same order, even if a piece is empty.
+# - Micro-batches accumulate in `.grad` of the module's parameters. `finish()` reduces them, unit by unit, and leaves
+#   none of them in memory.
+# - `model.parameters()` yields one piece for each parameter of the module, in the same order, even if a piece is
+#   empty.
 # - The updated shards are gathered when the next step needs them: in `forward`.
 #
-# The collectives are `dist.reduce_scatter_single(output, input)` and `dist.all_gather_single(output, input)`, which older
-# versions of PyTorch call `reduce_scatter_tensor` and `all_gather_into_tensor`.
+# The collectives are `dist.reduce_scatter_single(output, input)` and `dist.all_gather_single(output, input)`, which
+# older versions of PyTorch call `reduce_scatter_tensor` and `all_gather_into_tensor`.
 
 # %% answer="zero"
 %%writefile mytrainer/zero.py
@@ -682,8 +685,8 @@ with check.parts():
 # +        self.spare = torch.zeros(self.layout.size, device=self.buffer.device)
 
 # %% [markdown]
-# Each unit is reduced after the backward pass here, one after another, so the GPUs wait. You will fix that in the second
-# sitting. First, look at the gradient norm.
+# Each unit is reduced after the backward pass here, one after another, so the GPUs wait. You will fix that in the
+# second sitting. First, look at the gradient norm.
 
 # %% [markdown]
 # ## The norm of a sharded gradient
@@ -693,8 +696,9 @@ with check.parts():
 
 # %% tags=["explore"]
 def local_norm():
-    from lablib import replicas
     from mytrainer.zero import Zero1
+
+    from lablib import replicas
 
     model = Zero1(replicas.Small("plain", 0))
     replicas.loss(model, *replicas.batch(0, 4)).backward()  # the same batch on all ranks
@@ -715,15 +719,15 @@ for rank, record in enumerate(record_ranks(local_norm, 4)):
     print(f"rank {rank} of 4: {bad(f'{record.value:.4f}')}")
 
 # %% [markdown]
-# Every rank has the norm of its own shard, so each scales its gradients by another factor. The model still trains, and
-# its loss looks plausible. Only the gradient norm in the log shows the mistake.
+# Every rank has the norm of its own shard, so each scales its gradients by another factor. The model still trains,
+# and its loss looks plausible. Only the gradient norm in the log shows the mistake.
 
 # %% [markdown]
 # ### Exercise 3: clip by the global norm
 #
-# Write `clip_grad_norm`. It takes the place of PyTorch's function in your loop. On a GPU, it must not wait for a value:
-# the norm stays a tensor, and whether to clip is decided by arithmetic. One number per rank is enough to communicate.
-# A rank may own no gradient at all, but all ranks must take part.
+# Write `clip_grad_norm`. It takes the place of PyTorch's function in your loop. On a GPU, it must not wait for a
+# value: the norm stays a tensor, and whether to clip is decided by arithmetic. One number per rank is enough to
+# communicate. A rank may own no gradient at all, but all ranks must take part.
 
 # %% answer="clipping"
 %%writefile mytrainer/clipping.py
@@ -917,18 +921,19 @@ measure("ZeRO-1", "--data-parallel-sharding-strategy optim")
 # ## ZeRO stage 2: shard the gradients
 #
 # What is as large as the model now? The 16-bit parameters, and the fp32 gradients, which take twice as much. A rank
-# needs the sum of its own shard only, but the backward pass produces whole gradients. So reduce-scatter the gradients of a unit as
-# soon as the backward pass has computed all of them, while it goes on with the next unit, and then free them.
+# needs the sum of its own shard only, but the backward pass produces whole gradients. So reduce-scatter the gradients
+# of a unit as soon as the backward pass has computed all of them, while it goes on with the next unit, and then free
+# them.
 #
-# This has a price. DDP accumulates micro-batches locally and communicates once per step, in `no_sync()`. If no rank can
-# hold a whole gradient, every micro-batch has to reduce-scatter its own. The sums accumulate in the shard.
+# This has a price. DDP accumulates micro-batches locally and communicates once per step, in `no_sync()`. If no rank
+# can hold a whole gradient, every micro-batch has to reduce-scatter its own. The sums accumulate in the shard.
 
 # %% [markdown]
 # ### Exercise 4: ZeRO-2
 #
-# Write `Zero2`, with hooks as in lab 04's exercise on asynchronous all-reduces. At most one unit's gradients are in flight while
-# the next unit's are computed: wait for a reduce-scatter when the next one is ready to start. After `finish()`, every
-# piece has its gradient.
+# Write `Zero2`, with hooks as in lab 04's exercise on asynchronous all-reduces. At most one unit's gradients are in
+# flight while the next unit's are computed: wait for a reduce-scatter when the next one is ready to start. After
+# `finish()`, every piece has its gradient.
 
 # %% answer="zero2"
 %%writefile mytrainer/zero2.py
@@ -1100,23 +1105,24 @@ measure("ZeRO-2", "--data-parallel-sharding-strategy optim_grads")
 # again in the backward pass, and at no other time. So **gather** them before, and free them after.
 #
 # Freeing is the difficult part. Autograd saves what the backward pass needs, and a linear layer saves a view of its
-# weight. As long as the view exists, its storage stays in memory, whatever you assign to `parameter.data`. What you can
-# do is change the *storage*: `buffer.untyped_storage().resize_(0)` frees the memory and keeps every view, and
+# weight. As long as the view exists, its storage stays in memory, whatever you assign to `parameter.data`. What you
+# can do is change the *storage*: `buffer.untyped_storage().resize_(0)` frees the memory and keeps every view, and
 # `resize_(bytes)` allocates it again, with arbitrary contents. After the all-gather, all views are right again,
 # including those that autograd has saved. (FSDP's first version worked like this.)
 #
-# ![Two rows of blocks over time. In the forward pass, each block is gathered, runs, and is freed. In the backward pass, in
-# the reverse order, each block is gathered, runs, is reduce-scattered, and is freed.](../images/zero_three.svg)
+# ![Two rows of blocks over time. In the forward pass, each block is gathered, runs, and is freed. In the backward
+# pass, in the reverse order, each block is gathered, runs, is reduce-scattered, and is
+# freed.](../images/zero_three.svg)
 #
-# If a block runs without its parameters, PyTorch raises an error about a "storage of size 0", or the process dies of signal
-# 11.
+# If a block runs without its parameters, PyTorch raises an error about a "storage of size 0", or the process dies of
+# signal 11.
 
 # %% [markdown]
 # ### Exercise 5: ZeRO-3
 #
-# Write `Zero3`. `blocks` are now the units to gather and free; the parameters outside of them, such as the embedding, are
-# gathered when a forward pass begins, and stay until their gradients are reduced. Each block runs once per forward
-# pass.
+# Write `Zero3`. `blocks` are now the units to gather and free; the parameters outside of them, such as the embedding,
+# are gathered when a forward pass begins, and stay until their gradients are reduced. Each block runs once per
+# forward pass.
 #
 # - Between steps, a rank holds only shards. The shard needs a storage of its own, or you would free it, too.
 # - `module.register_forward_pre_hook` and `register_forward_hook` run before and after a block's forward pass. In the
@@ -1283,9 +1289,9 @@ measure("ZeRO-3", "--data-parallel-sharding-strategy optim_grads_params")
 # %% [markdown]
 # ### Exercise 6: prefetch
 #
-# While a block runs, the network is idle. Write `Prefetching`, which gathers the parameters of the block that runs *next* while
-# one runs. Which one is next depends on the direction. At most two blocks' parameters are in memory at any time, beside those outside the
-# blocks.
+# While a block runs, the network is idle. Write `Prefetching`, which gathers the parameters of the block that runs
+# *next* while one runs. Which one is next depends on the direction. At most two blocks' parameters are in memory at
+# any time, beside those outside the blocks.
 
 # %% answer="prefetch"
 %%writefile mytrainer/prefetch.py
@@ -1394,8 +1400,8 @@ with check.parts():
 measure("ZeRO-3, prefetching", "--data-parallel-sharding-strategy optim_grads_params --overlap-param-gather")
 
 # %% [markdown]
-# Compare the memory with your predictions. What your trainer needs beside its states are activations, and buffers of one
-# unit.
+# Compare the memory with your predictions. What your trainer needs beside its states are activations, and buffers of
+# one unit.
 
 # %% tags=["explore"]
 parameters = 12 * 32 * 4096**2 + (50304 + 2048) * 4096
@@ -1409,17 +1415,17 @@ for name, gained in measured.items():
 # %% [markdown]
 # ## Checkpoints of another layout
 #
-# Each rank saves its own shards, so saving is fast, and no rank has to hold the whole state. But a job rarely resumes as it
-# stopped: half of the nodes are gone, or you want to fine-tune with ZeRO-1 what you trained with ZeRO-3. The layout of the
-# file is then not the layout of the job: other ranks, other units, other padding. Reading all of it on every rank would be
-# easy, and with 64 ranks, each would read 64 times as much as it needs.
+# Each rank saves its own shards, so saving is fast, and no rank has to hold the whole state. But a job rarely resumes
+# as it stopped: half of the nodes are gone, or you want to fine-tune with ZeRO-1 what you trained with ZeRO-3. The
+# layout of the file is then not the layout of the job: other ranks, other units, other padding. Reading all of it on
+# every rank would be easy, and with 64 ranks, each would read 64 times as much as it needs.
 
 # %% [markdown]
 # ### Exercise 7: reshard
 #
 # Write `reshard`. Tensors have names, and a layout is a list of units: for each, the names of its tensors and their
-# `ShardLayout`. `read(rank, unit, start, stop)` reads a range of one old shard. A rank reads each element that it needs once, and
-# nothing else.
+# `ShardLayout`. `read(rank, unit, start, stop)` reads a range of one old shard. A rank reads each element that it
+# needs once, and nothing else.
 
 # %% answer="reshard"
 %%writefile mytrainer/reshard.py
@@ -1605,9 +1611,9 @@ for line in logs.lines(second_half.log, "elapsed time")[::5]:
 # %% [markdown]
 # ## What each stage sends
 #
-# An all-reduce of $S$ bytes on $n$ ranks sends $2S(n-1)/n$ bytes per rank, and a reduce-scatter or an all-gather sends
-# half of that. Take $(n-1)/n$ as 1, and let gradients and parameters have the same dtype, as in fp32. How many times the
-# model does each rank send per step of one micro-batch? And per step of four micro-batches?
+# An all-reduce of $S$ bytes on $n$ ranks sends $2S(n-1)/n$ bytes per rank, and a reduce-scatter or an all-gather
+# sends half of that. Take $(n-1)/n$ as 1, and let gradients and parameters have the same dtype, as in fp32. How many
+# times the model does each rank send per step of one micro-batch? And per step of four micro-batches?
 
 # %% answer="guess-sent"
 ### BEGIN SOLUTION
@@ -1650,29 +1656,32 @@ for stage, guess in guess_sent.items():
           f"you predicted {guess[0]} and {guess[1]}")
 
 # %% [markdown]
-# ZeRO-1 is free: as many bytes as DDP, and a fraction of the memory. ZeRO-2 costs nothing extra with one micro-batch, and a lot with many.
-# ZeRO-3 gathers twice per micro-batch (a little less, because the last block is not gathered again). Implementations differ: FSDP lets you skip
-# the reduction in all but the last micro-batch, at the price of whole gradients in memory, and keep the parameters
-# after the forward pass (`reshard_after_forward=False`), at the price of whole parameters.
+# ZeRO-1 is free: as many bytes as DDP, and a fraction of the memory. ZeRO-2 costs nothing extra with one micro-batch,
+# and a lot with many. ZeRO-3 gathers twice per micro-batch (a little less, because the last block is not gathered
+# again). Implementations differ: FSDP lets you skip the reduction in all but the last micro-batch, at the price of
+# whole gradients in memory, and keep the parameters after the forward pass (`reshard_after_forward=False`), at the
+# price of whole parameters.
 
 # %% [markdown]
 # ## Which stage on which cluster?
 #
-# Memory decides what is possible, and the network what is fast. A ring collective over $n$ ranks on several nodes moves at the speed of a GPU's
-# share of the node's network. If a step computes for longer than it communicates, and the two overlap, communication
-# costs nothing. If it does not, each stage costs what it sends.
+# Memory decides what is possible, and the network what is fast. A ring collective over $n$ ranks on several nodes
+# moves at the speed of a GPU's share of the node's network. If a step computes for longer than it communicates, and
+# the two overlap, communication costs nothing. If it does not, each stage costs what it sends.
 #
 # ### Exercise 8: choose
 #
-# Write `choose_strategy`, which returns the fastest strategy that fits, as your classes implement it. `gpu` has `memory` in bytes and `flops`,
-# the FLOP/s that a GPU achieves; `bandwidth` is what one GPU sends per second in a collective over all ranks, in bytes.
-# `model` has `blocks`, a list of their parameters, `others`, the parameters outside of them, `tokens` per micro-batch and GPU,
-# `activations`, their bytes per micro-batch, and `micro_batches` per step. Parameters are in bf16, gradients are in fp32 and are reduced in fp32, and
-# master weights and Adam's two moments are in fp32. A backward pass takes twice as long as a forward pass, and a token costs
-# 6 FLOPs per parameter in both together.
+# Write `choose_strategy`, which returns the fastest strategy that fits, as your classes implement it. `gpu` has
+# `memory` in bytes and `flops`, the FLOP/s that a GPU achieves; `bandwidth` is what one GPU sends per second in a
+# collective over all ranks, in bytes. `model` has `blocks`, a list of their parameters, `others`, the parameters
+# outside of them, `tokens` per micro-batch and GPU, `activations`, their bytes per micro-batch, and `micro_batches`
+# per step. Parameters are in bf16, gradients are in fp32 and are reduced in fp32, and master weights and Adam's two
+# moments are in fp32. A backward pass takes twice as long as a forward pass, and a token costs 6 FLOPs per parameter
+# in both together.
 #
-# Your estimate must be good enough to find the best strategy wherever two of them differ by 25% or more. Return `None` if
-# nothing fits. `"DDP"` is your DataParallel with all-reduces that overlap with the backward pass of the last micro-batch; `"ZeRO-3"` prefetches.
+# Your estimate must be good enough to find the best strategy wherever two of them differ by 25% or more. Return
+# `None` if nothing fits. `"DDP"` is your DataParallel with all-reduces that overlap with the backward pass of the
+# last micro-batch; `"ZeRO-3"` prefetches.
 
 # %% answer="choose"
 def choose_strategy(ranks, gpu, bandwidth, model):
@@ -1785,8 +1794,8 @@ for parts in drawn:
 # +    return min(fitting, key=times.get, default=None) if fitting != ["ZeRO-3"] else 3
 
 # %% [markdown]
-# Does the model of a few lines agree with virtual GPUs, which run your code? Here is the 6.7B model with a network of 400
-# Gbit/s for each GPU, and with one of 25 Gbit/s for each node:
+# Does the model of a few lines agree with virtual GPUs, which run your code? Here is the 6.7B model with a network of
+# 400 Gbit/s for each GPU, and with one of 25 Gbit/s for each node:
 
 # %% tags=["explore"] short={'{GPT_7B}': "{GPT_7B.replace('layers 32', 'layers 2')}"}
 NETWORKS = {"infiniband:400gbit": 50e9, "ethernet:25gbit": 25e9 / 8 / 8}
@@ -1802,10 +1811,11 @@ for network, bandwidth in NETWORKS.items():
 # %% [markdown]
 # ## Offloading: when does the host keep up?
 #
-# A last resort for the optimizer state is the host's memory. Each step then copies the fp32 gradients of the shard to the host, and the
-# updated 16-bit parameters back: 6 bytes per parameter over PCIe, which carries about 50 GB/s on an H100 server. Suppose
-# one GPU holds the whole model, and achieves 500 TFLOP/s. How many tokens must a step have, so that the copies
-# take no longer than its 6 FLOPs per parameter and token? Derive it before you guess: one quantity cancels.
+# A last resort for the optimizer state is the host's memory. Each step then copies the fp32 gradients of the shard to
+# the host, and the updated 16-bit parameters back: 6 bytes per parameter over PCIe, which carries about 50 GB/s on an
+# H100 server. Suppose one GPU holds the whole model, and achieves 500 TFLOP/s. How many tokens must a step have, so
+# that the copies take no longer than its 6 FLOPs per parameter and token? Derive it before you guess: one quantity
+# cancels.
 
 # %% answer="guess-tokens"
 ### BEGIN SOLUTION
@@ -1837,28 +1847,30 @@ def offloaded(tokens, width=8192, layers=4):
 
 
 for tokens in (2048, 8192, 32768):
-    passes, copies = virtualgpu.run(lambda: offloaded(tokens), "h100:1")[0].value
+    passes, copies = virtualgpu.run(lambda tokens=tokens: offloaded(tokens), "h100:1")[0].value
     print(f"{tokens:6} tokens: {1000 * passes:6.1f} ms of passes, {1000 * copies:6.1f} ms of copies (modeled)")
     if tokens == 8192:
         check.compare("tokens per step (modeled)", guess_tokens, tokens * copies / passes)
 
 # %% [markdown]
 # The size of the model cancels. What is left is the ratio of two rates of the machine, as in lab 01's roofline. With
-# ZeRO, each of $n$ ranks copies a shard only, so the copies become $n$ times as fast
-# ([Ren et al., 2021](https://arxiv.org/abs/2101.06840)). The update itself runs on the CPU, which this model leaves out.
+# ZeRO, each of $n$ ranks copies a shard only, so the copies become $n$ times as fast ([Ren et al.,
+# 2021](https://arxiv.org/abs/2101.06840)). The update itself runs on the CPU, which this model leaves out.
 
 # %% [markdown]
 # ## The same in other libraries
 #
-# PyTorch's `fully_shard` (FSDP2) does what your `Prefetching` does, with one difference: it shards each parameter along its
-# first dimension, so a shard is a list of tensors and not a range of a flat buffer. The loss must be the same:
+# PyTorch's `fully_shard` (FSDP2) does what your `Prefetching` does, with one difference: it shards each parameter
+# along its first dimension, so a shard is a list of tensors and not a range of a flat buffer. The loss must be the
+# same:
 
 # %% tags=["explore"]
 def library_losses(steps):
     """Train a small model with fully_shard and with Prefetching; return the losses of each."""
-    from lablib import replicas
     from mytrainer.prefetch import Prefetching
     from torch.distributed.fsdp import fully_shard
+
+    from lablib import replicas
 
     results = {}
     for name in ("fully_shard", "yours"):
@@ -1894,20 +1906,21 @@ for name, losses in record_ranks(library_losses, 4, 4)[0].value.items():
 # | PyTorch FSDP, first version | | `SHARD_GRAD_OP` | `FULL_SHARD` |
 # | PyTorch FSDP2 | | `fully_shard(..., reshard_after_forward=False)` | `fully_shard(...)` |
 #
-# `SHARD_GRAD_OP` and `reshard_after_forward=False` are between stages 2 and 3: parameters are gathered once per step, kept from the forward to the
-# backward pass, and sharded between steps. **Hybrid sharding** shards within a node and replicates across nodes, so that
-# gathers never leave the node.
+# `SHARD_GRAD_OP` and `reshard_after_forward=False` are between stages 2 and 3: parameters are gathered once per step,
+# kept from the forward to the backward pass, and sharded between steps. **Hybrid sharding** shards within a node and
+# replicates across nodes, so that gathers never leave the node.
 
 # %% [markdown]
 # ## Discuss
 #
-# 1. **The last rank's padding.** All padding is in the last rank's shard. Does it ever affect a loss, a norm, or a checkpoint?
-# 2. **Small blocks.** What happens to ZeRO-3 on 1,024 GPUs if every linear layer is a unit of its own? And if the whole
-#    model is one?
-# 3. **Accumulation.** Your batch needs 16 micro-batches per step, and ZeRO-3 is the only stage that fits. What could you do
-#    about the 12 or more times that it sends the model?
-# 4. **Lost on the way.** One of 64 nodes dies. What is lost with it, compared with DDP? What do you need to
-#    resume on 63 nodes?
+# 1. **The last rank's padding.** All padding is in the last rank's shard. Does it ever affect a loss, a norm, or a
+#    checkpoint?
+# 2. **Small blocks.** What happens to ZeRO-3 on 1,024 GPUs if every linear layer is a unit of its own? And if the
+#    whole model is one?
+# 3. **Accumulation.** Your batch needs 16 micro-batches per step, and ZeRO-3 is the only stage that fits. What could
+#    you do about the 12 or more times that it sends the model?
+# 4. **Lost on the way.** One of 64 nodes dies. What is lost with it, compared with DDP? What do you need to resume on
+#    63 nodes?
 
 # %% [markdown]
 # ## Cleanup
@@ -1922,9 +1935,8 @@ for name, losses in record_ranks(library_losses, 4, 4)[0].value.items():
 # ## What you have built
 #
 # Seven files: a shard layout, ZeRO in three stages, prefetching, clipping by a global norm, and resharding of
-# checkpoints. Your trainer runs models that fit on no single GPU, with the losses of the one that keeps
-# everything everywhere. Every block must still fit on one GPU, and so must its activations: lab 09 splits
-# the block itself.
+# checkpoints. Your trainer runs models that fit on no single GPU, with the losses of the one that keeps everything
+# everywhere. Every block must still fit on one GPU, and so must its activations: lab 09 splits the block itself.
 #
 # ## Read next
 #
@@ -1932,7 +1944,8 @@ for name, losses in record_ranks(library_losses, 4, 4)[0].value.items():
 #   parameter models*: the three stages, and what each sends.
 # - [Zhao et al., 2023](https://arxiv.org/abs/2304.11277), *PyTorch FSDP: Experiences on scaling fully sharded data
 #   parallel*: flat parameters, storages that are resized, and prefetching in both passes.
-# - [FSDP2's documentation](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): what changed, and why.
+# - [FSDP2's documentation](https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): what changed, and
+#   why.
 # - [Ren et al., 2021](https://arxiv.org/abs/2101.06840), *ZeRO-Offload*: what belongs on the host.
 # - [Megatron-LM's
 #   `distrib_optimizer.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/optimizer/distrib_optimizer.py):

@@ -268,3 +268,9 @@ def run(count: int, cases: list[str]) -> list[dict]:
         del grid
         gc.collect()
     return results
+
+
+def left_alive(case: str) -> int:
+    """Return how many model chunks outlive a run."""
+    run(1, [case])
+    return sum(isinstance(one, Stage) for one in gc.get_objects())

@@ -6,6 +6,7 @@ What can start when is learned from the step before, since all steps do the same
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -31,7 +32,7 @@ class GradReduceOverlap:
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
+        self.ddp = weakref.proxy(ddp)  # no cycle through a parameter's hooks, see UnitGrads
         self.expected: dict[GradAccumulator, int] = {}
         for accumulator in ddp.accumulators.values():
             accumulator.written = self.written
@@ -78,7 +79,7 @@ class InstanceOverlap:
     """
 
     def __init__(self, ddp: GradShardedDataParallel) -> None:
-        self.ddp = ddp
+        self.ddp = weakref.proxy(ddp)
         self.expected: dict[UnitGrads, int] = {}
 
     def begin_step(self) -> None:

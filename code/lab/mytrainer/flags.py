@@ -67,9 +67,6 @@ class LoopConfig(Config):
     offload_activations: bool = flag(
         False, "keep what the layers save in the host's memory, with mytrainer/offload.py",
         affects=PASSES)
-    data_parallel_sharding_strategy: str = flag(
-        "no_shard", "what to shard across the data-parallel ranks",
-        choices=("no_shard", "optim", "optim_grads", "optim_grads_params"), affects=PASSES)
 
     @property
     def samples(self) -> tuple[int, ...] | None:

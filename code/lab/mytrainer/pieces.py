@@ -91,7 +91,8 @@ PIECES = {piece.name: piece for piece in (
 # lab that teaches the trainer to use a file moves its line up to PIECES.
 LATER = (
     Piece("zero", "lab 08", (), "sharding", (
-        "data_parallel_sharding_strategy", "use_distributed_optimizer")),
+        "data_parallel_sharding_strategy", "use_distributed_optimizer", "use_megatron_fsdp",
+        "num_distributed_optimizer_instances", "reshard_after_forward", "overlap_param_gather")),
     Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (
         "tensor_model_parallel_size", "sequence_parallel")),
     Piece("pipeline", "lab 10", (), "pipeline stages", ("pipeline_model_parallel_size",)),

@@ -25,7 +25,7 @@ FLAGS = """--swiglu --normalization RMSNorm --position-embedding-type rope --dis
     --untie-embeddings-and-output-weights --use-flash-attn --attention-dropout 0 --hidden-dropout 0
     --bf16 --timing-log-level 0 --use-megatron-fsdp --data-parallel-sharding-strategy
     optim_grads_params --overlap-grad-reduce --overlap-param-gather --lr 1e-4 --train-iters 1
-    --data-path - --vocab-file - --merge-file -""".split()
+    --data-path - --vocab-file - --merge-file -"""
 SIZES = {"--num-layers": "layers", "--hidden-size": "hidden", "--num-attention-heads": "heads",
          "--ffn-hidden-size": "inner", "--seq-length": "sequence",
          "--max-position-embeddings": "sequence", "--micro-batch-size": "micro_batch"}
@@ -34,7 +34,7 @@ SIZES = {"--num-layers": "layers", "--hidden-size": "hidden", "--num-attention-h
 def flags_of(row: Mapping) -> list[str]:
     """Return the trainer's flags of a row."""
     batch = row["micro_batch"] * row["gpus"] * row.get("accumulation", 1)
-    flags = [*FLAGS, "--global-batch-size", str(batch)]
+    flags = [*FLAGS.split(), "--global-batch-size", str(batch)]
     flags += [word for name, key in SIZES.items() for word in (name, str(row[key]))]
     if row["groups"] != row["heads"]:
         flags += ["--group-query-attention", "--num-query-groups", str(row["groups"])]
@@ -72,7 +72,7 @@ def seconds(rows: RowSet, row: Mapping, stack: str | None) -> float:
 def main() -> None:
     sets = {rows.name: rows for rows in load_sets()}
     errors: dict[str | None, list[float]] = {STACK: [], None: []}
-    print("| set | row | recomputation | sharding | published s | stack of the row | trainer's own |")
+    print("| set | row | recomputation | sharding | published s | the row's stack | own |")
     print("|---|---|---|---|---|---|---|")
     for name in SETS:
         for row in expressible(sets[name]):

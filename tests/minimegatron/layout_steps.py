@@ -22,6 +22,7 @@ from minimegatron.grid import axis_sizes, make_grid
 from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import named_param_specs
 from minimegatron.optim import Optimizer
+from minimegatron.parallel.fully_sharded import UnitGrads
 from minimegatron.parallel.stages import build_chunks
 from minimegatron.report.step_log import num_zeros, params_norm
 from minimegatron.training import Trainer
@@ -268,3 +269,10 @@ def run(count: int, cases: list[str]) -> list[dict]:
         del grid
         gc.collect()
     return results
+
+
+def left_alive(case: str) -> int:
+    """Return how many model chunks, and gradients of units, outlive a run."""
+    run(1, [case])
+    gc.collect()  # what the parameters' hooks refer to outlives the first collection
+    return sum(type(one) in (Stage, UnitGrads) for one in gc.get_objects())

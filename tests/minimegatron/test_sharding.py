@@ -18,7 +18,7 @@ from minimegatron.model.parameters import named_param_specs
 from minimegatron.parallel.units import make_units
 from warmranks import run_ranks
 
-from . import resume_steps
+from . import layout_steps, resume_steps
 from .test_arguments import GOOD
 from .test_layouts import FSDP, HYBRID, KEEP, OVERLAP, OVERLAPS, PP2, Z1, Z2, Z3, ZERO
 from .test_model import VOCABULARY
@@ -158,3 +158,10 @@ def test_only_a_flag_imports_the_files_of_sharding():
                if isinstance(node, ast.ImportFrom)}
         optional = {f"minimegatron.parallel.{name}" for name in OPTIONAL}
         assert path.stem in OPTIONAL or not top & optional, path
+
+
+@pytest.mark.slow
+def test_nothing_keeps_a_model_alive():
+    """Hooks of parameters and modules refer to each other, and estimates build many models."""
+    case = f"{Z3} {OVERLAPS}"
+    assert run_ranks(layout_steps.left_alive, 2, case, backend=None, timeout=120) == [0, 0]

@@ -195,9 +195,8 @@ INSTEAD = {
     "--start-weight-decay": "--weight-decay", "--end-weight-decay": "--weight-decay",
     "--weight-decay-incr-style": "--weight-decay", "--grad-reduce-in-bf16": "--bf16",
     "--recompute-modules": "--recompute-granularity selective",
-    "--use-megatron-fsdp": "--use-distributed-optimizer",
-    "--use-torch-fsdp2": "--use-distributed-optimizer",
-    "--data-parallel-sharding-strategy": "--use-distributed-optimizer for optim",
+    "--use-torch-fsdp2":
+        "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params",
     "--num-virtual-stages-per-pipeline-rank": "--num-layers-per-virtual-pipeline-stage",
     "--decoder-first-pipeline-num-layers": "--balance, such as --balance 5-6-6-7",
     "--decoder-last-pipeline-num-layers": "--balance, such as --balance 7-6-6-5",

@@ -155,7 +155,8 @@ def notes(argv: Sequence[str], config: Config) -> list[str]:
     if scatters in argv and not config.scatter_gather_tensors_in_pipeline:
         lines.append(f"{scatters}: no effect; it needs several stages and tensor-parallel ranks, "
                      "and no --sequence-parallel")
-    for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--fp8-param-gather"):
+    for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--fp8-param-gather",
+                 "--data-parallel-sharding-strategy", "--overlap-param-gather"):
         if name in argv and config.data_parallel_size == 1:
             lines.append(f"{name}: no effect, there is one data-parallel rank")
     if config.bf16:

@@ -5,14 +5,9 @@ Names and meanings are Megatron-LM's, whose FSDP asks for --use-megatron-fsdp be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from minimegatron.arguments.flag import AT_LEAST_1, NOTHING, PASSES, RelatedFlags, flag
-from minimegatron.errors import near_divisors, require
-
-if TYPE_CHECKING:
-    from minimegatron.arguments.table import Config
 
 # By ZeRO's stage (Rajbhandari et al. 2020).
 SHARDING_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
@@ -63,39 +58,3 @@ class Sharding:
     def sharding_size(self) -> int:
         """Return over how many data-parallel ranks the sharded state is divided."""
         return self.data_parallel_size // self.num_distributed_optimizer_instances
-
-
-def derive_sharding(config: Config) -> Config:
-    """Fill in what the sharding strategy implies, and refuse what cannot be combined with it."""
-    replicas, instances = config.data_parallel_size, config.num_distributed_optimizer_instances
-    strategy, stage = config.data_parallel_sharding_strategy, config.zero_stage
-    chosen = f"--data-parallel-sharding-strategy {strategy}"
-    require(instances == 1 or stage > 0,
-            f"--num-distributed-optimizer-instances {instances}: nothing is sharded; nearest: "
-            f"--use-distributed-optimizer --num-distributed-optimizer-instances {instances}")
-    require(replicas % instances == 0,
-            f"data parallel size ({replicas}) is not divisible by "
-            f"--num-distributed-optimizer-instances {instances}; nearest: "
-            f"--num-distributed-optimizer-instances {near_divisors(instances, replicas)}")
-    require(not config.overlap_param_gather or stage > 0,
-            "--overlap-param-gather only supported with distributed optimizer or megatron fsdp; "
-            "nearest: --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather")
-    require(not config.overlap_param_gather or config.overlap_grad_reduce,
-            "--overlap-grad-reduce should be turned on when using --overlap-param-gather; nearest: "
-            "--overlap-grad-reduce --overlap-param-gather")
-    require(config.reshard_after_forward or stage == 3,
-            "--torch-fsdp2-no-reshard-after-forward: only --data-parallel-sharding-strategy "
-            "optim_grads_params gathers parameters in the forward pass; nearest: leave it out")
-    require(config.ddp_bucket_size is None or not config.shards_by_unit,
-            f"--ddp-bucket-size {config.ddp_bucket_size} with "
-            f"{chosen if stage > 1 else '--overlap-param-gather'}: the buckets are the transformer "
-            "layers; nearest: leave it out")
-    require(stage < 3 or config.fp8_format is None,
-            f"{chosen} with --fp8-format {config.fp8_format}: weights are rounded once per step, "
-            "and their FP8 copies would stay in memory unsharded; nearest: "
-            "--data-parallel-sharding-strategy optim_grads")
-    require(not config.fp8_param_gather or not config.shards_by_unit,
-            "--fp8-param-gather with "
-            f"{chosen if stage > 1 else '--overlap-param-gather'}: FP8 weights are gathered in "
-            "buckets of their own; nearest: --use-distributed-optimizer --fp8-param-gather")
-    return replace(config, use_distributed_optimizer=stage > 0)

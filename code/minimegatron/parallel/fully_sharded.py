@@ -14,6 +14,7 @@ Only --data-parallel-sharding-strategy and --overlap-param-gather import this fi
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,7 +144,8 @@ class UnitGrads:
 
     def __init__(self, ddp: GradShardedDataParallel, buffer: torch.Tensor, shard: torch.Tensor
                  ) -> None:
-        self.ddp, self.buffer, self.shard = ddp, buffer, shard
+        # Weak, as the collector does not see a cycle that leads through a parameter's hooks.
+        self.ddp, self.buffer, self.shard = weakref.proxy(ddp), buffer, shard
         self.elements = buffer.numel()
         self.is_allocated = self.is_summed = False
         self.accumulators: list[UnitAccumulator] = []

@@ -6,15 +6,12 @@ What can start when is learned from the step before, since all steps do the same
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from collections.abc import Hashable
 
 import torch.distributed as dist
 
 from minimegatron.model.linear import GradAccumulator
-
-if TYPE_CHECKING:
-    from minimegatron.parallel.ddp import DistributedDataParallel
-    from minimegatron.parallel.fully_sharded import GradShardedDataParallel, UnitGrads
 
 
 class GradReduceOverlap:
@@ -30,8 +27,8 @@ class GradReduceOverlap:
             gradients in it are not complete.
     """
 
-    def __init__(self, ddp: DistributedDataParallel) -> None:
-        self.ddp = ddp
+    def __init__(self, ddp) -> None:
+        self.ddp = weakref.proxy(ddp)  # no cycle through a parameter's hooks, see UnitGrads
         self.expected: dict[GradAccumulator, int] = {}
         for accumulator in ddp.accumulators.values():
             accumulator.written = self.written
@@ -77,15 +74,15 @@ class InstanceOverlap:
         works: the all-reduces of this step, by unit.
     """
 
-    def __init__(self, ddp: GradShardedDataParallel) -> None:
-        self.ddp = ddp
-        self.expected: dict[UnitGrads, int] = {}
+    def __init__(self, ddp) -> None:
+        self.ddp = weakref.proxy(ddp)
+        self.expected: dict[Hashable, int] = {}
 
     def begin_step(self) -> None:
         self.counts = dict.fromkeys(self.ddp.grads, 0)
-        self.works: dict[UnitGrads, dist.Work] = {}
+        self.works: dict[Hashable, dist.Work] = {}
 
-    def added(self, grads: UnitGrads) -> None:
+    def added(self, grads) -> None:
         """Start the unit's all-reduce if its shard is final; a tied parameter's is not yet.
 
         Raises RuntimeError if the all-reduce was started before.
@@ -99,7 +96,7 @@ class InstanceOverlap:
         if not is_tied and self.counts[grads] == self.expected.get(grads):
             self._start(grads)
 
-    def _start(self, grads: UnitGrads) -> None:
+    def _start(self, grads) -> None:
         self.works[grads] = self.ddp.outer.start_all_reduce(grads.shard)
 
     def finish(self) -> None:

@@ -1954,6 +1954,23 @@ for what, factor in {"the matrix multiplications": single.milliseconds_of("other
 kernels.plot(single, half_precision)
 
 # %% [markdown]
+# And one generation later? Profile the same model on a virtual H100, in fp32 and in bf16. The H100's 16-bit peak is 15
+# times its fp32 peak, and its memory is 3.7 times as fast as the V100's, by data sheet. Will the share of Tensor Cores in
+# bf16 be higher or lower than the V100's in fp16? Decide before you run the next cells.
+
+# %% tags=["explore"]
+!sbatch {PROFILE} --device virtual:h100 --profile-name h100_fp32
+!sbatch {PROFILE} --device virtual:h100 --profile-name h100_bf16 --bf16
+
+# %% tags=["explore"]
+jobs.wait_latest(2)
+newer = [kernels.read(f"{name} (virtual H100)", f"megatron/tensorboard/precision/run_h100_{name}") for name in ("fp32", "bf16")]
+for profile in newer:
+    profile.show(3)
+print(f"all kernels together: {result(f'{newer[0].total / newer[1].total:.1f}')} x as fast in bf16 (virtual)")
+kernels.plot(single, half_precision, *newer)
+
+# %% [markdown]
 # (`gemm` in a kernel's name means matrix multiplication: `sgemm` in fp32, `s884gemm` on a V100's Tensor Cores.)
 #
 # The GEMMs became much faster, but they are only part of the step. The other kernels (dropout, softmax, masks) are

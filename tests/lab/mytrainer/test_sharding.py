@@ -162,7 +162,7 @@ def test_on_virtual_gpus_each_stage_takes_less_memory_and_prefetching_less_time(
 
 @pytest.mark.stress
 def test_virtual_gpus_have_nothing_to_save(student, dataset, tmp_path):
-    student.solve(*FILES)
+    student.solve(*FILES, "states", "checkpointing")
     (student.home / "data").mkdir()
     (student.home / "data" / "bpe-4096").symlink_to(dataset.folder)
     with pytest.raises(LabError, match=f"^--save {tmp_path}: tensors on virtual GPUs have no "

@@ -1510,10 +1510,10 @@ check.ranks(
                [[[[[[6.0, 7.0, 8.0]], 3], [[[6.0, 3.0, 4.0]], 3], [[[3.0, 1.0, 2.0]], 3]]],
                 [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, 0.0]], 4]]]],
            "Every element is right, but a rank reads more than it needs.":
-               [[[[[[6.0, 7.0, 8.0]], 12], [[[9.0, 3.0, 4.0]], 12], [[[5.0, 1.0, 2.0]], 12]]],
+               [[[[[[6.0, 7.0, 8.0]], 10], [[[9.0, 3.0, 4.0]], 10], [[[5.0, 1.0, 2.0]], 10]]],
                 [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 9], [[[6.0, 7.0, 8.0, 9.0, 0.0]], 9]]]],
-           "Padding is not read, but 0: the old padding may have any value.":
-               [[], [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, -1.0]], 5]]]]})
+           "The padding of the new shard is 0.":
+               [[], [[[[[1.0, 2.0, 3.0, 4.0, 5.0]], 5], [[[6.0, 7.0, 8.0, 9.0, -1.0]], 4]]]]})
 ### BEGIN HIDDEN TESTS
 def resharded_here(new, new_ranks, shapes, values):
     """Return what resharded returns."""
@@ -1575,16 +1575,9 @@ for case in check.draw(4, tensors=drawn_tensors, old_ranks=range(1, 6), new_rank
 # -                shard[at:end] = read(source, unit, offset, offset + end - at)
 # +                shard[at:end] = whole[source, unit][offset:offset + end - at]
 
-# %% [raw] mutant="reshard" hint="Padding is not read"
-# -        shards.append(shard)
-# +        if first + layout.shard_size > sum(map(len, map(torch.empty, layout.shapes))) and names == ["a", "b", "c"]:
-# +            size = old[0][1].shard_size
-# +            for at in range(layout.shard_size):
-# +                source, offset = divmod(first + at, size)
-# +                if source * size + offset >= 9 and source < 3:
-# +                    shard[at:at + 1] = read(source, 0, offset, offset + 1)
-# +            shard[-1] = shard[-1] if shard[-1] else -1.0
-# +        shards.append(shard)
+# %% [raw] mutant="reshard" hint="padding of the new shard is 0"
+# -        shard, first = torch.zeros(layout.shard_size), layout.owned(rank).start
+# +        shard, first = torch.full((layout.shard_size,), -1.0), layout.owned(rank).start
 
 # %% [markdown]
 # Your trainer saves and loads with it. Train 20 steps on four ranks with ZeRO-3, resume with ZeRO-1 on two ranks, and

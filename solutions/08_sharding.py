@@ -1023,11 +1023,11 @@ with check.parts():
                 "These are the losses with the last micro-batch's gradient: the others must be added to it.":
                     [[[0.8944088, 0.762215, 0.6736759, 42], [0.9078451, 0.7641655, 0.6580098, 42], [0.9215519, 0.7838749, 0.6740007, 42]],
                      [[1.557166, 1.323121, 1.126732, 30], [1.531006, 1.302052, 1.108978, 30], [1.496236, 1.27602, 1.09034, 30]]]})
-        require_bytes(runs[0], 3 * 2 * 4 * 126, 3 * 4 * 42, ("the gradients of six micro-batches", "the shards of three steps"))
         (run,) = check.ranks(sharded_losses, ranks=2, rel=1e-4, cases=[
             {"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 1, "micro_batches": 2}],
             expected=[[[0.8864194, 63], [0.9002982, 63]]])
         require_early(run, 2)
+        require_bytes(runs[0], 3 * 2 * 4 * 126, 3 * 4 * 42, ("the gradients of six micro-batches", "the shards of three steps"))
         ### BEGIN HIDDEN TESTS
         for ranks, case in zip((2, 4), check.draw(2, stage=["zero2"], kind=["plain", "tied"],
                                                   seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
@@ -1128,7 +1128,7 @@ measure("ZeRO-2", "--data-parallel-sharding-strategy optim_grads")
 # - `module.register_forward_pre_hook` and `register_forward_hook` run before and after a block's forward pass. In the
 #   latter, `output.register_hook(f)` has autograd call `f` just before the block's backward pass.
 # - A block whose backward pass comes next need not be freed. The check allows both.
-# - With activation checkpointing, a block's forward pass runs again within the backward pass. Do not free it there.
+# - With activation checkpointing, a block's forward pass runs again within the backward pass. That must work, too.
 
 # %% answer="zero3"
 %%writefile mytrainer/zero3.py
@@ -1246,11 +1246,14 @@ with check.parts():
                         row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
         ### END HIDDEN TESTS
     with check.part(2, "holds the parameters of one block at a time on 64 virtual H100s"):
-        cost = check.gpus(sharded_steps, {"stage": "zero3", **LARGE}, "h100:8", nodes=8, present=[0],
-                          least={**LEAST, "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
-        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=5.9, hint=(
+        # With few tokens, parameters are what counts.
+        size = {**LARGE, "tokens": 512}
+        cost = check.gpus(sharded_steps, {"stage": "zero3", **size}, "h100:8", nodes=8, present=[0],
+                          least={**LEAST, "flops": LEAST["flops"] // 8,
+                                 "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.7, hint=(
             f"{cost.peak_memory:.1f} GiB. All blocks' parameters together take 3 GiB, and one block's 0.25 GiB. Which are still in "
-            "memory at the end of the forward pass, and which at the end of the backward pass? (Or does a view keep them?)"))
+            "memory at the start of the forward pass, at its end, and at the end of the backward pass?"))
 
 # %% [raw] mutant="zero3" hint="storage of size 0"
 # -        self.backward = True
@@ -1275,10 +1278,6 @@ with check.parts():
 # %% [raw] mutant="zero3" hint="storage of size 0"
 # -        for unit in self.others:
 # -            self.need(unit)
-
-# %% [raw] mutant="zero3" hint="storage of size 0"
-# -        if not self.backward and unit is not self.blocks[-1]:
-# +        if unit is not self.blocks[-1]:
 
 # %% tags=["explore"]
 measure("ZeRO-3", "--data-parallel-sharding-strategy optim_grads_params")
@@ -1410,7 +1409,9 @@ for name, gained in measured.items():
           f"you predicted {guess_bytes[name.partition(',')[0]]:5.2f} without them")
 
 # %% [markdown]
-# **This is the end of the second sitting.**
+# **This is the end of the second sitting.** `lab mytrainer` has a row for it, which shows the limit, too: on 1,024 GPUs, a
+# model as small as GPT-2 is much slower than with DDP, because each gather of a small layer costs the latency of a
+# ring of 1,024 GPUs.
 
 # %% [markdown]
 # ## Checkpoints of another layout

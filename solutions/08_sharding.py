@@ -65,8 +65,8 @@ jobs.connect()
 # version:
 
 # %% tags=["explore"]
-for name in ("collectives", "ddp", "launch", "precision", "new/train"):
-    if pieces.load(name) is None:
+for name in ("collectives", "ddp", "launch", "train", "precision"):
+    if not pieces.find(name).path.exists():
         print("\n".join(worked.install(pieces.find(name), force=False)))
 
 # %% [markdown]
@@ -879,12 +879,14 @@ for ranks, limits in ((2, check.between(0.5, 5)), (4, [math.inf])):
 # %% [markdown]
 # ### Train with it
 #
-# Your loop of lab 05 takes the clipping function as an argument, `clip`, so `my_trainer.py` can pass yours. The next
-# cells adopt that loop, and train the small GPT on two nodes with two ranks each, first with your DDP and then with
-# ZeRO-1. What do you expect of the two loss curves, and of the gradient norms?
+# Your loop of lab 05 takes the clipping function as an argument, `clip`, so `my_trainer.py` can pass yours. If your
+# `train.py` has no such argument, the next cell replaces it with the course's, and keeps yours as `train.mine.py`. Then
+# train the small GPT on two nodes with two ranks each, first with your DDP and then with ZeRO-1. What do you expect of
+# the two loss curves, and of the gradient norms?
 
-# %% tags=["explore"] short={"lab mytrainer --adopt train": "cp mytrainer/new/train.py mytrainer/train.py"}
-!lab mytrainer --adopt train
+# %% tags=["explore"]
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
 
 # %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
 !sbatch code/my_trainer.sh

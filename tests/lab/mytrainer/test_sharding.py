@@ -53,7 +53,8 @@ def test_losses_and_gradient_norms_are_the_trainers(trained, student, flags, ran
 
 
 CHAINS = [(PREFETCH, 4, OPTIM, 2)]
-MORE = [("", 2, GRADS, 4), (OPTIM, 4, PARAMS, 2), (GRADS, 2, "", 0), (PARAMS, 2, PREFETCH, 4), ("", 0, OPTIM, 4)]
+MORE = [("", 2, GRADS, 4), (OPTIM, 4, PARAMS, 2), (GRADS, 2, "", 0), (PARAMS, 2, PREFETCH, 4),
+        ("", 0, OPTIM, 4)]
 
 
 @pytest.mark.parametrize(("before", "ranks", "after", "then"), [

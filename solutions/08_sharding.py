@@ -883,6 +883,8 @@ for ranks, limits in ((2, check.between(0.5, 5)), (4, [math.inf])):
 # `train.py` has no such argument, the next cell replaces it with the course's, and keeps yours as `train.mine.py`. Then
 # train the small GPT on two nodes with two ranks each, first with your DDP and then with ZeRO-1. What do you expect of
 # the two loss curves, and of the gradient norms?
+#
+# (In Megatron-LM, whose flags these are, `--use-megatron-fsdp` turns the strategies on.)
 
 # %% tags=["explore"]
 if "clip=" not in pieces.find("train").path.read_text():
@@ -895,7 +897,7 @@ if "clip=" not in pieces.find("train").path.read_text():
 replicated = jobs.wait()
 
 # %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
-!sbatch code/my_trainer.sh --data-parallel-sharding-strategy optim
+!sbatch code/my_trainer.sh --use-megatron-fsdp --data-parallel-sharding-strategy optim
 
 # %% tags=["explore"]
 sharded = jobs.wait()
@@ -917,7 +919,7 @@ def measure(name, flags):
           f"{1000 * gained.exposed:5.0f} ms of it exposed communication (modeled)")
 
 
-measure("ZeRO-1", "--data-parallel-sharding-strategy optim")
+measure("ZeRO-1", "--use-megatron-fsdp --data-parallel-sharding-strategy optim")
 
 # %% [markdown]
 # ## ZeRO stage 2: shard the gradients
@@ -1098,7 +1100,7 @@ with check.parts():
 # +        self.in_flight = []
 
 # %% tags=["explore"]
-measure("ZeRO-2", "--data-parallel-sharding-strategy optim_grads")
+measure("ZeRO-2", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads")
 
 # %% [markdown]
 # ## ZeRO stage 3: shard the parameters
@@ -1282,7 +1284,7 @@ with check.parts():
 # -            self.need(unit)
 
 # %% tags=["explore"]
-measure("ZeRO-3", "--data-parallel-sharding-strategy optim_grads_params")
+measure("ZeRO-3", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params")
 
 # %% [markdown]
 # The memory is what you hoped for, and the time is not: every block waits for its parameters, twice.
@@ -1398,7 +1400,7 @@ with check.parts():
 # +            self.gathers[unit].wait()
 
 # %% tags=["explore"]
-measure("ZeRO-3, prefetching", "--data-parallel-sharding-strategy optim_grads_params --overlap-param-gather")
+measure("ZeRO-3, prefetching", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather")
 
 # %% [markdown]
 # Compare the memory with your predictions. What your trainer needs beside its states are activations, and buffers of
@@ -1589,7 +1591,7 @@ for case in check.draw(4, tensors=drawn_tensors, old_ranks=range(1, 6), new_rank
 # %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
 !rm -rf megatron/checkpoints/sharded
 !sbatch code/my_trainer.sh --train-iters 10 --lr-decay-iters 20 --log-interval 1 --save megatron/checkpoints/sharded \
-    --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather
+    --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather
 
 # %% tags=["explore"]
 first_half = jobs.wait()
@@ -1597,7 +1599,7 @@ print(logs.lines(first_half.log, "elapsed time")[-1])
 
 # %% tags=["explore"] short={"--train-iters 20": "--train-iters 4"}
 !sbatch --nodes=1 code/my_trainer.sh --train-iters 20 --lr-decay-iters 20 --log-interval 1 --load megatron/checkpoints/sharded \
-    --data-parallel-sharding-strategy optim
+    --use-megatron-fsdp --data-parallel-sharding-strategy optim
 
 # %% tags=["explore"]
 second_half = jobs.wait()
@@ -1801,7 +1803,7 @@ for network, bandwidth in NETWORKS.items():
         "blocks": [12 * 4096**2] * 32, "others": 52352 * 4096, "tokens": 2048, "activations": 9e9, "micro_batches": 1})
     print(f"{network}: you choose {mark(choice, choice)}")
     for name, strategy in FLAGS.items():
-        gained = gain.measure("h100:8", 8, link=network, flags=f"{GPT_7B} --data-parallel-sharding-strategy {strategy}")
+        gained = gain.measure("h100:8", 8, link=network, flags=f"{GPT_7B} --use-megatron-fsdp --data-parallel-sharding-strategy {strategy}")
         print(f"    {name:8} {1000 * gained.seconds:8.0f} ms per step (modeled)")
 
 # %% [markdown]

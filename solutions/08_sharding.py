@@ -901,7 +901,8 @@ replicated = jobs.wait()
 
 # %% tags=["explore"]
 sharded = jobs.wait()
-print(f"largest relative difference of the losses: {result(f'{logs.loss_difference(replicated, sharded):.1e}')}")
+curves = [logs.read(job.log) for job in (replicated, sharded)]
+print(f"largest relative difference of the losses: {result(f'{logs.loss_difference(*curves):.1e}')}")
 for job in (replicated, sharded):
     print(mark(logs.lines(job.log, "elapsed time")[-1], r"grad norm: [^ |]+"))
 
@@ -1588,10 +1589,10 @@ for case in check.draw(4, tensors=drawn_tensors, old_ranks=range(1, 6), new_rank
 # Your trainer saves and loads with it. Train 20 steps on four ranks with ZeRO-3, resume with ZeRO-1 on two ranks, and
 # compare with a run that was never interrupted:
 
-# %% tags=["explore"] short={"--train-iters 10": "--train-iters 2"}
+# %% tags=["explore"] short={"--train-iters 10 ": "--train-iters 2 ", "--save-interval 10": "--save-interval 2"}
 !rm -rf megatron/checkpoints/sharded
 !sbatch code/my_trainer.sh --train-iters 10 --lr-decay-iters 20 --log-interval 1 --save megatron/checkpoints/sharded \
-    --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather
+    --save-interval 10 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params --overlap-param-gather
 
 # %% tags=["explore"]
 first_half = jobs.wait()

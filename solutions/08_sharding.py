@@ -56,7 +56,7 @@ from lab.mytrainer import gain, pieces, worked
 from labcore.colors import bad, good, mark, result
 from labcore.errors import LabError
 from lablib import jobs
-from warmranks import record_ranks
+from warmranks import record_ranks, run_ranks
 
 jobs.connect()
 
@@ -1894,7 +1894,7 @@ def library_losses(steps):
     return results
 
 
-for name, losses in record_ranks(library_losses, 4, 4)[0].value.items():
+for name, losses in run_ranks(library_losses, 4, 4)[0].items():
     print(f"{name:12}", *(f"{loss:.6f}" for loss in losses))
 
 # %% [markdown]

@@ -431,111 +431,26 @@ class Zero1(torch.nn.Module):
         ### END SOLUTION
 
 # %% tags=["driver"]
-def wrapped(stage, module, blocks):
-    """Return the module in the student's class of a stage."""
-    if stage == "zero":
-        from mytrainer.zero import Zero1 as wrap
-    elif stage == "zero2":
-        from mytrainer.zero2 import Zero2 as wrap
-    elif stage == "zero3":
-        from mytrainer.zero3 import Zero3 as wrap
-    else:
-        from mytrainer.prefetch import Prefetching as wrap
-    return wrap(module, blocks)
+def zero_losses(kind, seed, samples, steps, micro_batches, masters=False):
+    """Train a small model with Zero1; return this rank's loss after each step, and how many elements it updates."""
+    from mytrainer.zero import Zero1
+
+    from lablib import sharded
+
+    return sharded.losses(Zero1, kind, seed, samples, steps, micro_batches, masters)
 
 
-def sharded_losses(stage, kind, seed, samples, steps, micro_batches, masters=False):
-    """Train a small model with a stage of ZeRO and AdamW; return this rank's loss after each step.
+def zero_steps(width, layers, tokens, steps, micro_batches):
+    """Train blocks of two linear layers on a GPU with Zero1, in bf16 with fp32 master weights."""
+    from mytrainer.zero import Zero1
 
-    Also return how many elements this rank's optimizer updates. With `masters`, the model is in bf16, with fp32
-    master weights.
-    """
-    from lablib import replicas
+    from lablib import sharded
 
-    small = replicas.Small(kind, seed)
-    if masters:
-        small.bfloat16()
-    model = wrapped(stage, small, [small.middle] if kind == "tied" else [small.first, small.middle, small.last])
-    own = list(model.parameters())
-    updated = [piece.detach().float() for piece in own] if masters else own
-    optimizer = torch.optim.AdamW(updated, lr=0.02, weight_decay=0.1, eps=1e-3)
-    x, y = replicas.batch(seed, samples)
-    parts = list(zip(x.to(own[0].dtype).chunk(micro_batches), y.chunk(micro_batches), strict=True))
-    losses = []
-    for _ in range(steps):
-        for piece in own:
-            piece.grad = None
-        for part in parts:
-            (replicas.loss(model, *part) / micro_batches).backward()
-        model.finish()
-        for piece, master in zip(own, updated, strict=True):
-            master.grad = piece.grad
-        optimizer.step()
-        for piece, master in zip(own, updated, strict=True):
-            piece.data.copy_(master)
-        with torch.no_grad():
-            losses.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
-    return [*losses, sum(piece.numel() for piece in own)]
-
-
-def sharded_steps(stage, width, layers, tokens, steps, micro_batches):
-    """Train blocks of two linear layers on GPUs with a stage of ZeRO, in bf16 with fp32 master weights."""
-    with torch.device("cuda"):
-        blocks = [torch.nn.Sequential(torch.nn.Linear(width, 4 * width, bias=False), torch.nn.GELU(),
-                                      torch.nn.Linear(4 * width, width, bias=False)).bfloat16() for _ in range(layers)]
-    model = wrapped(stage, torch.nn.Sequential(*blocks), blocks)
-    pieces = list(model.parameters())
-    masters = [piece.detach().float() for piece in pieces]
-    optimizer = torch.optim.AdamW(masters, lr=1e-3, fused=True)
-    for _ in range(steps):
-        for tensor in (*pieces, *masters):
-            tensor.grad = None
-        for _ in range(micro_batches):
-            x = torch.zeros(tokens, width, device="cuda", dtype=torch.bfloat16)
-            model(x).sum().backward()
-        model.finish()
-        for piece, master in zip(pieces, masters, strict=True):
-            master.grad = piece.grad
-        optimizer.step()
-        for piece, master in zip(pieces, masters, strict=True):
-            piece.data.copy_(master)
-
-
-def recomputed_losses(stage, seed, samples, steps):
-    """Train a small model whose blocks run in activation checkpoints; return the loss after each step."""
-    from torch.utils.checkpoint import checkpoint
-
-    from lablib import replicas
-
-    small = replicas.Small("plain", seed)
-
-    class Recomputed(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.small = small
-
-        def forward(self, x):
-            for layer in (small.first, small.middle):
-                run = lambda x, layer=layer: layer(x).tanh()
-                x = checkpoint(run, x, use_reentrant=True) if torch.is_grad_enabled() else run(x)
-            return small.last(x)
-
-    model = wrapped(stage, Recomputed(), [small.first, small.middle, small.last])
-    optimizer = torch.optim.AdamW(list(model.parameters()), lr=0.02, weight_decay=0.1, eps=1e-3)
-    x, y = replicas.batch(seed, samples)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        replicas.loss(model, x.requires_grad_(), y).backward()
-        model.finish()
-        optimizer.step()
-        with torch.no_grad():
-            losses.append(replicas.loss(model, x, y).item())
-    return losses
+    sharded.train(Zero1, width, layers, tokens, steps, micro_batches)
 
 # %% tags=["check-setup"]
 def losses_of_one_process(kind, seeds, samples, steps, masters):
-    """Train one model on the samples of all ranks; return what sharded_losses returns on each of them."""
+    """Train one model on the samples of all ranks; return what zero_losses returns on each of them."""
     import torch
 
     from lablib import replicas
@@ -592,9 +507,9 @@ LEAST = {"flops": 4 * (48 * 12 - 8) * 4096 * 4096**2, "dtype": "bf16", "among": 
 with check.parts():
     with check.part(3, "trains like one process"):
         check.ranks(
-            sharded_losses, ranks=3, rel=1e-4,
-            cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"stage": "zero", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            zero_losses, ranks=3, rel=1e-4,
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
             expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
                       [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
             hints={
@@ -614,32 +529,32 @@ with check.parts():
                     [[[0.8915879, 0.7547234, 0.6549115, 42], [0.9009931, 0.7535424, 0.6423956, 42], [0.9091302, 0.7634839, 0.6480019, 42]],
                      [[1.552529, 1.318132, 1.12033, 30], [1.524949, 1.295544, 1.101794, 30], [1.489912, 1.26927, 1.083284, 30]]]})
         ### BEGIN HIDDEN TESTS
-        for ranks, case in zip((2, 4), check.draw(2, stage=["zero"], kind=["plain", "tied"],
+        for ranks, case in zip((2, 4), check.draw(2, kind=["plain", "tied"],
                                                   seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
                                                   micro_batches=[1, 2]), strict=True):
-            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
-                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+            check.ranks(zero_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, kind, seed, samples, steps, micro_batches: losses_of_one_process(
                             kind, seed, samples, steps, False))
         ### END HIDDEN TESTS
     with check.part(1, "works with bf16 parameters and fp32 master weights"):
-        check.ranks(sharded_losses, ranks=3, rel=3e-3,
-                    cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL, "masters": True}],
+        check.ranks(zero_losses, ranks=3, rel=3e-3,
+                    cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL, "masters": True}],
                     expected=[[[0.8904546, 0.7531019, 0.6527194, 42], [0.8991087, 0.7515314, 0.6406443, 42],
                                [0.9073935, 0.7627925, 0.6471017, 42]]])
         ### BEGIN HIDDEN TESTS
-        check.ranks(sharded_losses, ranks=2, rel=5e-3,
-                    cases=check.draw(1, stage=["zero"], kind=["tied"], seed=check.for_each_rank(check.between(0, 100)),
+        check.ranks(zero_losses, ranks=2, rel=5e-3,
+                    cases=check.draw(1, kind=["tied"], seed=check.for_each_rank(check.between(0, 100)),
                                      samples=[8], steps=[3], micro_batches=[2], masters=[True]),
-                    expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches, masters: losses_of_one_process(
+                    expected=lambda ranks, kind, seed, samples, steps, micro_batches, masters: losses_of_one_process(
                         kind, seed, samples, steps, masters))
         ### END HIDDEN TESTS
     with check.part(2, "sends each gradient and each parameter once per step, and has no second copy"):
-        (run,) = check.ranks(sharded_losses, ranks=3, rel=1e-4,
-                             cases=[{"stage": "zero", "kind": "plain", "seed": check.by_rank([4, 5, 6]), **SMALL}],
+        (run,) = check.ranks(zero_losses, ranks=3, rel=1e-4,
+                             cases=[{"kind": "plain", "seed": check.by_rank([4, 5, 6]), **SMALL}],
                              expected=[[[0.676528, 0.582568, 0.5406207, 42], [0.6890212, 0.5952444, 0.5514243, 42],
                                         [0.7047246, 0.6058311, 0.5593024, 42]]])
         require_bytes(run, 3 * 4 * 126, 3 * 4 * 42, ("the gradients of three steps", "the shards of three steps"))
-        cost = check.gpus(sharded_steps, {"stage": "zero", **LARGE}, "h100:8", nodes=8, present=[0],
+        cost = check.gpus(zero_steps, LARGE, "h100:8", nodes=8, present=[0],
                           least={**LEAST, "communicated": 2 * (4 + 2) * 8 * 12 * 4096**2 // 64 * 63})
         check.pass_mark(cost.peak_memory, error=cost.memory_error, below=15.5, hint=(
             f"{cost.peak_memory:.1f} GiB on 64 virtual H100s. A block has 134 million parameters, there are 12, and the "
@@ -987,6 +902,24 @@ class Zero2(Zero1):
             self.in_flight = None
         ### END SOLUTION
 
+# %% tags=["driver"]
+def zero2_losses(kind, seed, samples, steps, micro_batches, masters=False):
+    """Train a small model with Zero2; return this rank's loss after each step, and how many elements it updates."""
+    from mytrainer.zero2 import Zero2
+
+    from lablib import sharded
+
+    return sharded.losses(Zero2, kind, seed, samples, steps, micro_batches, masters)
+
+
+def zero2_steps(width, layers, tokens, steps, micro_batches):
+    """Train blocks of two linear layers on a GPU with Zero2, in bf16 with fp32 master weights."""
+    from mytrainer.zero2 import Zero2
+
+    from lablib import sharded
+
+    sharded.train(Zero2, width, layers, tokens, steps, micro_batches)
+
 # %% check="zero2" points=5
 def require_early(run, micro_batches):
     """Require that each of three units' reduce-scatters starts when its gradients are complete, and overlaps.
@@ -1010,9 +943,9 @@ def require_early(run, micro_batches):
 with check.parts():
     with check.part(3, "reduce-scatters during every backward pass, and trains like one process"):
         runs = check.ranks(
-            sharded_losses, ranks=3, rel=1e-4,
-            cases=[{"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"stage": "zero2", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            zero2_losses, ranks=3, rel=1e-4,
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
             expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
                       [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
             hints={
@@ -1028,21 +961,21 @@ with check.parts():
                 "These are the losses with the last micro-batch's gradient: the others must be added to it.":
                     [[[0.8944088, 0.762215, 0.6736759, 42], [0.9078451, 0.7641655, 0.6580098, 42], [0.9215519, 0.7838749, 0.6740007, 42]],
                      [[1.557166, 1.323121, 1.126732, 30], [1.531006, 1.302052, 1.108978, 30], [1.496236, 1.27602, 1.09034, 30]]]})
-        (run,) = check.ranks(sharded_losses, ranks=2, rel=1e-4, cases=[
-            {"stage": "zero2", "kind": "plain", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 1, "micro_batches": 2}],
+        (run,) = check.ranks(zero2_losses, ranks=2, rel=1e-4, cases=[
+            {"kind": "plain", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 1, "micro_batches": 2}],
             expected=[[[0.8864194, 63], [0.9002982, 63]]])
         require_early(run, 2)
         require_bytes(runs[0], 3 * 2 * 4 * 126, 3 * 4 * 42, ("the gradients of six micro-batches", "the shards of three steps"))
         ### BEGIN HIDDEN TESTS
-        for ranks, case in zip((2, 4), check.draw(2, stage=["zero2"], kind=["plain", "tied"],
+        for ranks, case in zip((2, 4), check.draw(2, kind=["plain", "tied"],
                                                   seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
                                                   micro_batches=[1, 2]), strict=True):
-            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
-                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+            check.ranks(zero2_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, kind, seed, samples, steps, micro_batches: losses_of_one_process(
                             kind, seed, samples, steps, False))
         ### END HIDDEN TESTS
     with check.part(2, "never holds all gradients of a model on 64 virtual H100s"):
-        cost = check.gpus(sharded_steps, {"stage": "zero2", **LARGE}, "h100:8", nodes=8, present=[0],
+        cost = check.gpus(zero2_steps, LARGE, "h100:8", nodes=8, present=[0],
                           least={**LEAST, "communicated": 2 * (2 * 4 + 2) * 8 * 12 * 4096**2 // 64 * 63})
         check.pass_mark(cost.peak_memory, error=cost.memory_error, below=9.3, hint=(
             f"{cost.peak_memory:.1f} GiB: the parameters take 3 GiB, activations 2.6 GiB, and one block's gradients 0.5 GiB. "
@@ -1076,6 +1009,20 @@ with check.parts():
 # +            unit.finish_reduce(unit.start_reduce())
 # +        self.updated = True
 # -            self.reduce(unit)
+
+# %% [raw] mutant="zero2" hint="Start it then"
+# -        self.in_flight = None  # a unit, and its reduce-scatter
+# +        self.in_flight = self.late = None
+# -            self.reduce(unit)
+# +            if self.late is not None:
+# +                self.reduce(self.late)
+# +            self.late = unit
+# -        self._wait()
+# -        self.updated = True
+# +        self.reduce(self.late)
+# +        self.late = None
+# +        self._wait()
+# +        self.updated = True
 
 # %% [raw] mutant="zero2" hint="Wait when the next one is ready"
 # -        self.in_flight = unit, unit.start_reduce()
@@ -1207,6 +1154,33 @@ class Zero3(Zero2):
         self.need(unit)
     ### END SOLUTION
 
+# %% tags=["driver"]
+def zero3_losses(kind, seed, samples, steps, micro_batches, masters=False):
+    """Train a small model with Zero3; return this rank's loss after each step, and how many elements it updates."""
+    from mytrainer.zero3 import Zero3
+
+    from lablib import sharded
+
+    return sharded.losses(Zero3, kind, seed, samples, steps, micro_batches, masters)
+
+
+def zero3_steps(width, layers, tokens, steps, micro_batches):
+    """Train blocks of two linear layers on a GPU with Zero3, in bf16 with fp32 master weights."""
+    from mytrainer.zero3 import Zero3
+
+    from lablib import sharded
+
+    sharded.train(Zero3, width, layers, tokens, steps, micro_batches)
+
+
+def zero3_recomputed(seed, samples, steps):
+    """Train a small model whose blocks run in activation checkpoints; return the loss after each step."""
+    from mytrainer.zero3 import Zero3
+
+    from lablib import sharded
+
+    return sharded.recomputed_losses(Zero3, seed, samples, steps)
+
 # %% check="zero3" points=6
 def require_gathered(run, micro_batches, steps):
     """Require that each of three blocks is gathered for every forward and backward pass."""
@@ -1222,9 +1196,9 @@ def require_gathered(run, micro_batches, steps):
 with check.parts():
     with check.part(3, "gathers blocks in both passes, and trains like one process"):
         runs = check.ranks(
-            sharded_losses, ranks=3, rel=1e-4,
-            cases=[{"stage": "zero3", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"stage": "zero3", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            zero3_losses, ranks=3, rel=1e-4,
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
             expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
                       [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
             hints={
@@ -1233,27 +1207,27 @@ with check.parts():
                      [[1.830107, 1.830107, 1.830107, 30], [1.796357, 1.796357, 1.796357, 30], [1.751452, 1.751452, 1.751452, 30]]]})
         require_gathered(runs[0], 2, 3)
         ### BEGIN HIDDEN TESTS
-        for ranks, case in zip((2, 4), check.draw(2, stage=["zero3"], kind=["plain", "tied"],
+        for ranks, case in zip((2, 4), check.draw(2, kind=["plain", "tied"],
                                                   seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
                                                   micro_batches=[1, 2]), strict=True):
-            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
-                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+            check.ranks(zero3_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, kind, seed, samples, steps, micro_batches: losses_of_one_process(
                             kind, seed, samples, steps, False))
         ### END HIDDEN TESTS
     with check.part(1, "works with activation checkpointing"):
-        check.ranks(recomputed_losses, ranks=2, rel=1e-4,
-                    cases=[{"stage": "zero3", "seed": check.by_rank([1, 2]), "samples": 4, "steps": 2}],
+        check.ranks(zero3_recomputed, ranks=2, rel=1e-4,
+                    cases=[{"seed": check.by_rank([1, 2]), "samples": 4, "steps": 2}],
                     expected=[[[0.8864194, 0.7457108], [0.9002982, 0.7504232]]])
         ### BEGIN HIDDEN TESTS
-        check.ranks(recomputed_losses, ranks=3, rel=1e-4,
-                    cases=check.draw(1, stage=["zero3"], seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
-                    expected=lambda ranks, stage, seed, samples, steps: [
+        check.ranks(zero3_recomputed, ranks=3, rel=1e-4,
+                    cases=check.draw(1, seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
+                    expected=lambda ranks, seed, samples, steps: [
                         row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
         ### END HIDDEN TESTS
     with check.part(2, "holds the parameters of one block at a time on 64 virtual H100s"):
         # With few tokens, parameters are what counts.
         size = {**LARGE, "tokens": 512}
-        cost = check.gpus(sharded_steps, {"stage": "zero3", **size}, "h100:8", nodes=8, present=[0],
+        cost = check.gpus(zero3_steps, size, "h100:8", nodes=8, present=[0],
                           least={**LEAST, "flops": LEAST["flops"] // 8,
                                  "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
         check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.7, hint=(
@@ -1331,6 +1305,33 @@ class Prefetching(Zero3):
             self.gathers[unit] = dist.all_gather_single(unit.buffer, unit.shard, async_op=True)
     ### END SOLUTION
 
+# %% tags=["driver"]
+def prefetch_losses(kind, seed, samples, steps, micro_batches, masters=False):
+    """Train a small model with Prefetching; return this rank's loss after each step, and how many elements it updates."""
+    from mytrainer.prefetch import Prefetching
+
+    from lablib import sharded
+
+    return sharded.losses(Prefetching, kind, seed, samples, steps, micro_batches, masters)
+
+
+def prefetch_steps(width, layers, tokens, steps, micro_batches):
+    """Train blocks of two linear layers on a GPU with Prefetching, in bf16 with fp32 master weights."""
+    from mytrainer.prefetch import Prefetching
+
+    from lablib import sharded
+
+    sharded.train(Prefetching, width, layers, tokens, steps, micro_batches)
+
+
+def prefetch_recomputed(seed, samples, steps):
+    """Train a small model whose blocks run in activation checkpoints; return the loss after each step."""
+    from mytrainer.prefetch import Prefetching
+
+    from lablib import sharded
+
+    return sharded.recomputed_losses(Prefetching, seed, samples, steps)
+
 # %% check="prefetch" points=4
 def require_ahead(run):
     """Require that a block's gather starts before the block before it has run, in both directions."""
@@ -1346,9 +1347,9 @@ def require_ahead(run):
 with check.parts():
     with check.part(2, "gathers the next block in both directions"):
         runs = check.ranks(
-            sharded_losses, ranks=3, rel=1e-4,
-            cases=[{"stage": "prefetch", "kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
-                   {"stage": "prefetch", "kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
+            prefetch_losses, ranks=3, rel=1e-4,
+            cases=[{"kind": "plain", "seed": check.by_rank([1, 2, 3]), **SMALL},
+                   {"kind": "tied", "seed": check.by_rank([1, 2, 3]), **SMALL}],
             expected=[[[0.8915879, 0.7527793, 0.6525191, 42], [0.9009931, 0.7515164, 0.6403446, 42], [0.9091302, 0.7615287, 0.6467132, 42]],
                       [[1.552529, 1.313247, 1.110967, 30], [1.524949, 1.290302, 1.091554, 30], [1.489912, 1.263853, 1.072653, 30]]],
             hints={"In the backward pass, blocks run in the reverse order. A block that has been gathered too early keeps "
@@ -1356,19 +1357,19 @@ with check.parts():
                        [[[1.003301, 0.8387146, 0.7132746, 42], [1.016401, 0.8414381, 0.705465, 42], [1.024516, 0.8518781, 0.7138133, 42]], []]})
         require_ahead(runs[0])
         ### BEGIN HIDDEN TESTS
-        for ranks, case in zip((2, 4), check.draw(2, stage=["prefetch"], kind=["plain", "tied"],
+        for ranks, case in zip((2, 4), check.draw(2, kind=["plain", "tied"],
                                                   seed=check.for_each_rank(check.between(0, 100)), samples=[4, 8], steps=[2, 3],
                                                   micro_batches=[1, 2]), strict=True):
-            check.ranks(sharded_losses, ranks=ranks, rel=1e-4, cases=[case],
-                        expected=lambda ranks, stage, kind, seed, samples, steps, micro_batches: losses_of_one_process(
+            check.ranks(prefetch_losses, ranks=ranks, rel=1e-4, cases=[case],
+                        expected=lambda ranks, kind, seed, samples, steps, micro_batches: losses_of_one_process(
                             kind, seed, samples, steps, False))
-        check.ranks(recomputed_losses, ranks=2, rel=1e-4,
-                    cases=check.draw(1, stage=["prefetch"], seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
-                    expected=lambda ranks, stage, seed, samples, steps: [
+        check.ranks(prefetch_recomputed, ranks=2, rel=1e-4,
+                    cases=check.draw(1, seed=check.for_each_rank(check.between(0, 100)), samples=[8], steps=[2]),
+                    expected=lambda ranks, seed, samples, steps: [
                         row[:-1] for row in losses_of_one_process("plain", seed, samples, steps, False)])
         ### END HIDDEN TESTS
     with check.part(2, "exposes little communication on 64 virtual H100s, with two blocks in memory"):
-        cost = check.gpus(sharded_steps, {"stage": "prefetch", **LARGE}, "h100:8", nodes=8, present=[0],
+        cost = check.gpus(prefetch_steps, LARGE, "h100:8", nodes=8, present=[0],
                           least={**LEAST, "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
         check.pass_mark(cost.peak_memory, error=cost.memory_error, below=6.1, hint=(
             f"{cost.peak_memory:.1f} GiB: more than two blocks' parameters of 0.25 GiB each are in memory."))

@@ -1,0 +1,120 @@
+"""Train small and large models with a student's class of lab 08, which shards them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from lablib import replicas
+
+Wrap = Callable[[nn.Module, Sequence[nn.Module]], nn.Module]  # of a module and its blocks
+
+
+def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_batches: int,
+           masters: bool = False) -> list[float]:
+    """Train replicas.Small with AdamW; return this rank's loss after each step.
+
+    The last element is the number of elements that this rank's optimizer updates.
+
+    Args:
+        wrap: the student's class.
+        kind: of replicas.Small.
+        seed: this rank's, of the parameters and of its samples.
+        samples: samples of this rank.
+        steps: optimizer steps.
+        micro_batches: equal parts of the samples.
+        masters: whether the model is in bf16, with fp32 master weights.
+    """
+    small = replicas.Small(kind, seed)
+    if masters:
+        small.bfloat16()
+    blocks = [small.middle] if kind == "tied" else [small.first, small.middle, small.last]
+    model = wrap(small, blocks)
+    own = list(model.parameters())
+    updated = [piece.detach().float() for piece in own] if masters else own
+    optimizer = torch.optim.AdamW(updated, lr=0.02, weight_decay=0.1, eps=1e-3)
+    x, y = replicas.batch(seed, samples)
+    parts = list(zip(x.to(own[0].dtype).chunk(micro_batches), y.chunk(micro_batches), strict=True))
+    found = []
+    for _ in range(steps):
+        for piece in own:
+            piece.grad = None
+        for part in parts:
+            (replicas.loss(model, *part) / micro_batches).backward()
+        model.finish()
+        for piece, master in zip(own, updated, strict=True):
+            master.grad = piece.grad
+        optimizer.step()
+        for piece, master in zip(own, updated, strict=True):
+            piece.data.copy_(master)
+        with torch.no_grad():
+            found.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
+    return [*found, sum(piece.numel() for piece in own)]
+
+
+def recomputed_losses(wrap: Wrap, seed: float, samples: int, steps: int) -> list[float]:
+    """Train replicas.Small in activation checkpoints; return this rank's loss after each step."""
+    from torch.utils.checkpoint import checkpoint
+
+    small = replicas.Small("plain", seed)
+
+    class Recomputed(nn.Module):
+        """The model, with its first two layers in activation checkpoints."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.small = small
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in (small.first, small.middle):
+                run = nn.Sequential(layer, nn.Tanh())
+                x = checkpoint(run, x, use_reentrant=True) if torch.is_grad_enabled() else run(x)
+            return small.last(x)
+
+    model = wrap(Recomputed(), [small.first, small.middle, small.last])
+    optimizer = torch.optim.AdamW(list(model.parameters()), lr=0.02, weight_decay=0.1, eps=1e-3)
+    x, y = replicas.batch(seed, samples)
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        replicas.loss(model, x.requires_grad_(), y).backward()
+        model.finish()
+        optimizer.step()
+        with torch.no_grad():
+            found.append(replicas.loss(model, x, y).item())
+    return found
+
+
+def train(wrap: Wrap, width: int, layers: int, tokens: int, steps: int, micro_batches: int) -> None:
+    """Train blocks of two linear layers on a GPU, in bf16 with fp32 master weights.
+
+    Args:
+        wrap: the student's class.
+        width: of the model; a block has 8 width^2 parameters.
+        layers: the number of blocks.
+        tokens: tokens of a micro-batch.
+        steps: optimizer steps.
+        micro_batches: micro-batches of each step.
+    """
+    with torch.device("cuda"):
+        blocks = [nn.Sequential(nn.Linear(width, 4 * width, bias=False), nn.GELU(),
+                                nn.Linear(4 * width, width, bias=False)).bfloat16()
+                  for _ in range(layers)]
+    model = wrap(nn.Sequential(*blocks), blocks)
+    pieces = list(model.parameters())
+    masters = [piece.detach().float() for piece in pieces]
+    optimizer = torch.optim.AdamW(masters, lr=1e-3, fused=True)
+    for _ in range(steps):
+        for tensor in (*pieces, *masters):
+            tensor.grad = None
+        for _ in range(micro_batches):
+            x = torch.zeros(tokens, width, device="cuda", dtype=torch.bfloat16)
+            model(x).sum().backward()
+        model.finish()
+        for piece, master in zip(pieces, masters, strict=True):
+            master.grad = piece.grad
+        optimizer.step()
+        for piece, master in zip(pieces, masters, strict=True):
+            piece.data.copy_(master)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -21,6 +23,8 @@ from minimegatron.optim import LearningRate
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
          "--max-position-embeddings 16 --micro-batch-size 2 --train-iters 9 --data-path x "
          "--vocab-file x --merge-file x --save-interval 1 --no-save-optim --save ")
+# What a save needs of the optimizer of a model that is not sharded, with --no-save-optim.
+UNSHARDED = SimpleNamespace(ddp=SimpleNamespace(full_params=nullcontext))
 CHANGES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.rmtree"}
 
 
@@ -45,7 +49,7 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
     config = parse_arguments([*FLAGS.split(), str(root)], {})
     ctx = Context(config, make_grid({}, "gloo"), CpuDevice())
     model, learning_rate = nn.Linear(30, 30), LearningRate(config)
-    save(ctx, model, None, learning_rate, Progress(first), 128)
+    save(ctx, model, UNSHARDED, learning_rate, Progress(first), 128)
     killer, whole = Killer(after), torch.save
 
     def halting(state: dict, file: object) -> None:
@@ -60,7 +64,7 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
 
     torch.save = halting
     sys.addaudithook(killer.audit)
-    save(ctx, model, None, learning_rate, Progress(second), 128)
+    save(ctx, model, UNSHARDED, learning_rate, Progress(second), 128)
     os._exit(0)
 
 

@@ -45,7 +45,7 @@ def save_small(make_context, root, *iterations):
     ctx = make_context(f"--save {root} --save-interval 1 --no-save-optim")
     model, learning_rate = torch.nn.Linear(30, 30), LearningRate(ctx.config)
     for iteration in iterations:
-        save(ctx, model, None, learning_rate, Progress(iteration), 128)
+        save(ctx, model, killed_save.UNSHARDED, learning_rate, Progress(iteration), 128)
 
 
 @pytest.fixture

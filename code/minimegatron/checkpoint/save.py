@@ -18,7 +18,6 @@ import dataclasses
 import os
 import random
 import shutil
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -104,7 +103,7 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     error, sums = None, {}
     try:
         moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)  # gathers shards
-        with nullcontext() if optimizer is None else optimizer.ddp.full_params():
+        with optimizer.ddp.full_params():
             if ctx.grid.writes_shard:
                 state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
                 sums = write_shard(ctx, state, moments, unfinished(final))

@@ -4,7 +4,7 @@ import math
 
 
 class ShardLayout:
-    """Where the elements of some tensors are in a flat buffer, and which rank owns them.
+    """Map tensors to a flat buffer, and its elements to the ranks that own them.
 
     The tensors follow each other in the buffer. It ends with padding, so that all ranks own equal shards.
 
@@ -16,7 +16,7 @@ class ShardLayout:
 
     def __init__(self, shapes, ranks):
         """Args:
-            shapes: those of the tensors, in the order of the buffer.
+            shapes: the tensors' shapes, in buffer order.
             ranks: how many ranks own a shard.
         """
         self.shapes, self.starts, end = list(shapes), [], 0

@@ -11,7 +11,7 @@ class Unit:
     """Parameters of one dtype that are communicated together, in one flat buffer.
 
     Attributes:
-        parameters: those of the module; views of the buffer.
+        parameters: the module's parameters, now views of the buffer.
         layout: their ShardLayout.
         buffer: all their elements, [layout.size], the same on all ranks.
         shard: this rank's elements of it, [layout.shard_size].
@@ -48,7 +48,7 @@ class Unit:
         return mine, total, dist.reduce_scatter_single(mine, total, async_op=True)
 
     def finish_reduce(self, started):
-        """Wait for it, and add the mean over the ranks to the gradients of the pieces."""
+        """Wait for the reduce-scatter, then add the mean gradient to the pieces' gradients."""
         mine, _, work = started
         work.wait()
         mine /= dist.get_world_size()
@@ -88,7 +88,7 @@ class Zero1(torch.nn.Module):
             yield pieces[parameter]
 
     def forward(self, *inputs, **keywords):
-        """Run the module, in the first micro-batch of a step with the parameters that the last one updated."""
+        """Run the module; the first micro-batch after an update gathers the new parameters first."""
         if self.updated:
             for unit in self.units:
                 unit.gather()

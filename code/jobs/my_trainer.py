@@ -337,7 +337,7 @@ def resume(config: LoopConfig, checkpoints: Checkpoints | None, scaler: object |
 
 
 def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches,
-          checkpoints: Checkpoints | None) -> None:
+             checkpoints: Checkpoints | None) -> None:
     """Run your loop, or the course's, from the checkpoint of --load to the last step.
 
     The loop counts from step 1 and from no samples, so after a checkpoint, what it calls adds the

@@ -5,7 +5,9 @@ The trainer's own code runs the stage's passes and the end of a step once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -32,6 +34,19 @@ from pipeline_schedules.messages import RECEIVE, SEND
 MEASURED_LAYERS = 3  # each further layer costs as much as the third
 NO_TIMERS = 0  # the timing log level at which passes are not timed
 BACKLOG = 64.0  # seconds of queued GPU work, so that the host never keeps the GPU waiting
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Turn the garbage collector off: it could free an earlier model in the middle of a
+    measurement, because the hooks of a sharded model and its modules refer to each other."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Meter:
@@ -98,6 +113,7 @@ def draw_micro_batch(ctx: RepresentativeContext) -> MicroBatch:
     return batches.micro_batch(range(config.micro_batch_size), iteration=0, train=True)
 
 
+@without_collector()
 def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: bool) -> ChunkCost:
     """Measure the passes of one model chunk.
 
@@ -212,6 +228,7 @@ def receiver(stage: int, action: Action, stages: int, chunks: int) -> StageActio
     return other, Action(action.kind, action.micro_batch, chunk)
 
 
+@without_collector()
 def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     """Measure a step without its passes: drawing a micro-batch, collectives, and the optimizer.
 

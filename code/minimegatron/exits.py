@@ -1,7 +1,7 @@
 """The exit conditions: a signal, a duration, or an iteration, on which all ranks agree.
 
 A job that Slurm will soon end has to save a checkpoint first, and every rank must do so after the
-same step. So ranks share what only one of them may have noticed, through the control group.
+same step. So ranks share what only one of them may have noticed, through the default group.
 """
 
 from __future__ import annotations

@@ -157,7 +157,6 @@ class Grid:
                            groups_along("pp", self.sizes)],
                           self.backend, self.timeout)
 
-
     def group_among(self, groups: Sequence[tuple[int, ...]]) -> Group:
         """Create process groups of global ranks, and return this rank's. All ranks call it."""
         if len(groups[0]) == 1:

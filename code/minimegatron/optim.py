@@ -1,6 +1,6 @@
 """AdamW on flat fp32 buffers, with clipping by the global gradient norm and loss scaling.
 
-Parameters, gradients, and optimizer states are flat buffers in one order, that of `ParamGroup`.
+Parameters, gradients, and optimizer states are flat buffers in one order, that of data parallelism.
 """
 
 from __future__ import annotations

@@ -213,9 +213,10 @@ def test_a_layout_equals_one_process():
 
 @pytest.mark.slow
 def test_weights_gathered_in_fp8_are_those_that_every_replica_would_round():
-    for recipe in ("delayed", "tensorwise"):
-        flags = f"{MODEL} {ON} {recipe} --use-distributed-optimizer --ddp-bucket-size 1000 "
-        plain, gathered = run(2, [flags, f"{flags} --fp8-param-gather"], STEPS).values()
+    for recipe, ranks, more in (("delayed", 2, ""), ("tensorwise", 2, ""),
+                                ("tensorwise", 4, "--num-distributed-optimizer-instances 2")):
+        flags = f"{MODEL} {ON} {recipe} --use-distributed-optimizer --ddp-bucket-size 1000 {more}"
+        plain, gathered = run(ranks, [flags, f"{flags} --fp8-param-gather"], STEPS).values()
         for one, other in zip(gathered, plain, strict=True):
             assert one["scales"] == other["scales"] and one["loss"] == other["loss"]
             for name in ("norm", "params"):  # of other buckets, so summed in another order

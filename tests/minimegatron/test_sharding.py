@@ -153,11 +153,16 @@ def test_a_checkpoint_loads_under_another_strategy_to_the_last_bit(cases, ranks,
 
 def test_only_a_flag_imports_the_files_of_sharding():
     """No other file imports them when it is imported itself."""
-    for path in PACKAGE.rglob("*.py"):
-        top = {node.module for node in ast.parse(path.read_text()).body
-               if isinstance(node, ast.ImportFrom)}
-        optional = {f"minimegatron.parallel.{name}" for name in OPTIONAL}
-        assert path.stem in OPTIONAL or not top & optional, path
+    optional = {f"minimegatron.parallel.{name}" for name in OPTIONAL}
+    files = {PACKAGE / "parallel" / f"{name}.py" for name in OPTIONAL}
+    assert all(path.exists() for path in files)
+    for path in set(PACKAGE.rglob("*.py")) - files:
+        body = ast.parse(path.read_text()).body
+        top = {alias.name for node in body if isinstance(node, ast.Import) for alias in node.names}
+        for node in body:
+            if isinstance(node, ast.ImportFrom):
+                top |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        assert not top & optional, path
 
 
 @pytest.mark.slow

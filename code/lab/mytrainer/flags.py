@@ -225,9 +225,8 @@ def _check_sharding(config: LoopConfig) -> None:
 
 def shown_strategy(config: LoopConfig) -> str:
     """Return the flag that shards, as on the command line."""
-    name = "data_parallel_sharding_strategy"
-    given = getattr(config, name) != table_of(LoopConfig)[name].default
-    return _shown(config, name if given else "use_distributed_optimizer")
+    return _shown(config, "data_parallel_sharding_strategy" if config.use_megatron_fsdp
+                  else "use_distributed_optimizer")
 
 
 def _check_checkpoints(config: LoopConfig) -> None:

@@ -66,6 +66,7 @@ def flags_for_estimate(config: Config, hardware: EstimateHardware, vocab_size: i
                            "out")
     _require_size(config, hardware.cluster is not None)
     words = ["--estimate", "--json", "--vocab-size", str(vocab_size)]
+    words += ["--use-megatron-fsdp"]  # for the sharding strategy, which is passed
     if hardware.cluster is not None:
         words += ["--cluster", hardware.cluster]
     else:

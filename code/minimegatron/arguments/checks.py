@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
 from minimegatron.arguments.flag import spelled, table_of
+from minimegatron.arguments.sharding import SHARDING_STRATEGIES
 from minimegatron.arguments.stages import check_schedule, split_layers
 from minimegatron.arguments.table import Config, Fp8Precision, Recompute
 from minimegatron.errors import UserError, near_divisors, near_multiples, require
@@ -271,7 +272,7 @@ def derive_precision(config: Config) -> Config:
             f"--min-loss-scale {config.min_loss_scale} is greater than --initial-loss-scale "
             f"{config.initial_loss_scale}; nearest: --min-loss-scale {config.initial_loss_scale}")
     size = config.ddp_bucket_size
-    if size is None:
+    if size is None and not config.shards_by_unit:
         size = max(40_000_000, 1_000_000 * config.data_parallel_size)
     return replace(config, ddp_bucket_size=size, accumulate_allreduce_grads_in_fp32=(
         config.accumulate_allreduce_grads_in_fp32 or config.bf16))
@@ -310,7 +311,8 @@ def derive_sharding(config: Config) -> Config:
             "--fp8-param-gather with "
             f"{chosen if stage > 1 else '--overlap-param-gather'}: FP8 weights are gathered in "
             "buckets of their own; nearest: --use-distributed-optimizer --fp8-param-gather")
-    return replace(config, use_distributed_optimizer=stage > 0)
+    return replace(config, use_distributed_optimizer=stage > 0,
+                   data_parallel_sharding_strategy=SHARDING_STRATEGIES[stage])
 
 
 def derive_recompute(config: Config) -> Config:

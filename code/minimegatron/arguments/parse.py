@@ -157,8 +157,10 @@ def notes(argv: Sequence[str], config: Config) -> list[str]:
                      "and no --sequence-parallel")
     for name in ("--use-distributed-optimizer", "--overlap-grad-reduce", "--fp8-param-gather",
                  "--data-parallel-sharding-strategy", "--overlap-param-gather"):
-        if name in argv and config.data_parallel_size == 1:
+        if name in words and config.data_parallel_size == 1:
             lines.append(f"{name}: no effect, there is one data-parallel rank")
+        elif name in words and config.sharding_size == 1 and name != "--overlap-grad-reduce":
+            lines.append(f"{name}: no effect, an instance has one data-parallel rank")
     if config.bf16:
         lines.append("accumulate and all-reduce gradients in fp32 for bfloat16 data type.")
     lines.append(f"using torch.{config.params_type} for parameters ...")

@@ -21,14 +21,14 @@ class Sharding:
     """Sharding of training state over data-parallel ranks, and its communication."""
 
     use_distributed_optimizer: bool = flag(
-        False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES)
+        False, "shard the optimizer state over the data-parallel ranks (ZeRO-1)", affects=PASSES,
+        sets=("data_parallel_sharding_strategy",))
     use_megatron_fsdp: bool = flag(
         False, "let --data-parallel-sharding-strategy choose what is sharded", affects=NOTHING)
     data_parallel_sharding_strategy: str = flag(
         "no_shard", "what is sharded over the data-parallel ranks: nothing, the optimizer state "
         "(ZeRO-1, as --use-distributed-optimizer), gradients too (ZeRO-2), parameters too (ZeRO-3, "
-        "FSDP)", choices=SHARDING_STRATEGIES, affects=PASSES, needs=MEGATRON_FSDP,
-        sets=("use_distributed_optimizer",))
+        "FSDP)", choices=SHARDING_STRATEGIES, affects=PASSES, needs=MEGATRON_FSDP)
     num_distributed_optimizer_instances: int = flag(
         1, "hybrid sharding: shard within each of N groups of data-parallel ranks, and replicate "
         "the shards across the groups", affects=PASSES, bounds=AT_LEAST_1)

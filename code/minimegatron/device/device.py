@@ -96,10 +96,10 @@ class Device(ABC):
         """Free a buffer's memory (0 elements), or allocate it again; its views stay views of it."""
         buffer.untyped_storage().resize_(elements * buffer.element_size())
 
-    def deferred(self) -> AbstractContextManager:
-        """Return a context whose new tensors get memory only later, where the device can: sharded
-        parameters are never all in memory."""
-        return nullcontext()
+    def outside(self) -> AbstractContextManager[torch.device]:
+        """Return a context for making parameters that will be sharded, which never are all in the
+        device's memory: its value is where to make them."""
+        return nullcontext(torch.device("cpu"))
 
     def profile(self, folder: str, worker: str) -> profiler.StepProfiler | None:
         """Return the device's own profiler, or None to use PyTorch's (report/timeline.py)."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 import torch.distributed as dist
@@ -81,8 +82,10 @@ class VirtualDevice(Device):
         self.gpu.resize(buffer.untyped_storage()._cdata, elements * buffer.element_size())
         super().resize(buffer, elements)
 
-    def deferred(self) -> AbstractContextManager:
-        return _disable_current_modes()
+    @contextmanager
+    def outside(self) -> Iterator[torch.device]:
+        with _disable_current_modes():  # which count memory
+            yield self.torch_device
 
     def profile(self, folder: str, worker: str) -> profiler.StepProfiler:
         cards_here = max(self.local_rank + 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))

@@ -103,15 +103,15 @@ def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec | None) -
 
     The specs become the module's attribute `param_specs`. A parameter whose spec is None is None.
     """
-    like = {"device": ctx.device.torch_device, "dtype": params_dtype(ctx.config)}
-    config = ctx.config
+    config, dtype = ctx.config, params_dtype(ctx.config)
     is_sharded = config.zero_stage == 3 and config.sharding_size > 1
     for name, spec in specs.items():
-        if spec and spec.partition_dim is None and ctx.config.sequence_parallel:
+        if spec and spec.partition_dim is None and config.sequence_parallel:
             spec.reduced_over += ("tp",)  # each rank sees s/t of the tokens
-        with ctx.device.deferred() if is_sharded else nullcontext():
-            module.register_parameter(
-                name, spec and nn.Parameter(torch.empty(spec.shape(ctx.grid.tp), **like)))
+        place = ctx.device.outside() if is_sharded else nullcontext(ctx.device.torch_device)
+        with place as device:
+            module.register_parameter(name, spec and nn.Parameter(
+                torch.empty(spec.shape(ctx.grid.tp), dtype=dtype, device=device)))
     module.param_specs = {name: spec for name, spec in specs.items() if spec is not None}
 
 

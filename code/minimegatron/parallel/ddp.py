@@ -28,8 +28,8 @@ class DistributedDataParallel:
     through the accumulators. A step is `zero_grad`, the backward passes, `finish_grad_sync`.
 
     Attributes:
-        params: {name: parameter} of those that are trained, in the order of the buffers, which is
-            that of `ParamGroup`.
+        params: {name: parameter} of those that are trained, in the order of the buffers: by
+            `ParamGroup`, or by unit and then by it.
         specs: {name: spec} in the same order.
         places: {name: its elements in the buffers} in the same order.
         accumulators: {name: accumulator} in the same order.

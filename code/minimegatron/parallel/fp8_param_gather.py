@@ -26,6 +26,7 @@ class Fp8ParamGather:
     """The FP8 weights of one rank's part of the model, in buckets that hold nothing else.
 
     Attributes:
+        group: the ranks that share the shards; set once data parallelism knows them.
         linears: the layers whose weights are in FP8, by weight.
         spans: where these weights are in the buffers.
         bytes: their number of elements.
@@ -33,7 +34,7 @@ class Fp8ParamGather:
     """
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
-        self.group, self.tp, self.config = ctx.grid.replicas, ctx.grid.tp, ctx.config
+        self.tp, self.config = ctx.grid.tp, ctx.config
         chunks = model if isinstance(model, nn.ModuleList) else [model]
         self.states = [part.fp8 for part in chunks]
         self.linears: dict[nn.Parameter, Fp8TensorParallel] = {

@@ -15,7 +15,6 @@ Only --data-parallel-sharding-strategy and --overlap-param-gather import this fi
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -200,7 +199,7 @@ class GradShardedDataParallel(UnitShardedDataParallel):
 
     def __init__(self, ctx: Context, model: nn.Module) -> None:
         self.overlaps_reduce = ctx.config.overlap_grad_reduce
-        self.reducing: deque[tuple[UnitGrads, dist.Work, torch.Tensor]] = deque()
+        self.reducing: tuple[UnitGrads, dist.Work, torch.Tensor] | None = None
         super().__init__(ctx, model)
 
     def _make_overlap(self):
@@ -253,13 +252,13 @@ class GradShardedDataParallel(UnitShardedDataParallel):
         self._finish_reduce()
         whole = grads.complete()
         total = torch.empty_like(grads.shard)
-        self.reducing.append((grads, self.group.start_reduce_scatter(total, whole), total))
+        self.reducing = grads, self.group.start_reduce_scatter(total, whole), total
         if not self.overlaps_reduce:
             self._finish_reduce()
 
     def _finish_reduce(self) -> None:
-        while self.reducing:
-            grads, work, total = self.reducing.popleft()
+        if self.reducing is not None:
+            (grads, work, total), self.reducing = self.reducing, None
             work.wait()
             grads.add(total)
             if self.overlap is not None:
@@ -267,7 +266,7 @@ class GradShardedDataParallel(UnitShardedDataParallel):
 
     def wait_until_reduced(self, grads: UnitGrads) -> None:
         """Wait for a reduction that still reads the unit's gradients, if there is one."""
-        if any(one is grads for one, _, _ in self.reducing):
+        if self.reducing is not None and self.reducing[0] is grads:
             self._finish_reduce()
 
     def end_backward(self) -> None:
@@ -317,7 +316,8 @@ class FullyShardedDataParallel(GradShardedDataParallel):
         self.full = self._shard_params()
         for frozen in model.parameters():
             if not frozen.requires_grad:
-                frozen.data = frozen.data.clone()  # where the device has no memory for it yet
+                # Until here, it was not in the device's memory.
+                frozen.data = torch.empty_like(frozen, device=self.grad_buffer.device).copy_(frozen)
 
     @torch.no_grad()
     def _shard_params(self) -> list[torch.Tensor]:
@@ -402,11 +402,13 @@ class FullyShardedDataParallel(GradShardedDataParallel):
             self._start_gather(unit)
         for call in self.calls:
             self.wait_for(call)
-        yield
-        for unit, buffer in enumerate(self.full):
+        try:
+            yield
             if write_back:
-                self._write_back(unit, buffer)
-        self._free(tuple(self.gathered))
+                for unit, buffer in enumerate(self.full):
+                    self._write_back(unit, buffer)
+        finally:  # or this rank would gather less than the others after an error
+            self._free(tuple(self.gathered))
 
 
 BY_STAGE = {1: UnitShardedDataParallel, 2: GradShardedDataParallel, 3: FullyShardedDataParallel}

@@ -43,6 +43,8 @@ class ShardedDataParallel(DistributedDataParallel):
     def _shard_group(self, ctx: Context) -> Group:
         group, self.outer = split_replicas(ctx.grid, ctx.config.num_distributed_optimizer_instances)
         self.alignment = group.size
+        if self.fp8 is not None:
+            self.fp8.group = group
         return group
 
     def _make_buckets(self, size: int) -> list[slice]:

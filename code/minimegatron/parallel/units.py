@@ -28,7 +28,7 @@ class Call:
         last: the module after whose forward pass they are no longer needed.
         names: the parameters that it uses.
         backward: whether its backward pass needs the parameters, too.
-        stays: whether its backward pass follows at once, so the units stay gathered until then.
+        stays: whether its backward pass usually follows at once, so that its units stay gathered.
         units: numbers of the units that hold its parameters.
         next_forward: number of the call that follows in the forward pass; None at the chunk's end.
         next_recompute: the one that follows when a group of layers is recomputed.

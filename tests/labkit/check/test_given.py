@@ -93,6 +93,8 @@ DIFFERENT = [
     ("--lr-decay-iters 3", "--lr-decay-samples 24; the exercise uses 40"),
     ("--exit-interval 1", "--exit-interval 1; the exercise does not use it"),
     ("--recompute-activations", "--recompute-granularity selective; the exercise does not use it"),
+    ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads",
+     "--data-parallel-sharding-strategy optim_grads; the exercise uses no_shard"),
     ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2; the exercise uses 1"),
     ("--pipeline-model-parallel-size 2 --balance 1-3",
      "--pipeline-model-parallel-size 2; the exercise uses 1\n"
@@ -129,10 +131,18 @@ def test_what_only_names_is_free_with_all_that_follows_from_it():
     ("--balance", "--num-layers-per-virtual-pipeline-stage 1"),
     ("--num-layers-per-virtual-pipeline-stage", "--pipeline-model-parallel-layout Et|t|t|tL"),
     ("--recompute-granularity", "--recompute-activations"),
+    ("--use-distributed-optimizer", "--use-megatron-fsdp --data-parallel-sharding-strategy optim"),
     ("--recompute-activations", "--recompute-granularity selective")])
 def test_one_spelling_frees_the_others(only, flags):
     reference = job("--pipeline-model-parallel-size 2")
     assert found(job(f"--pipeline-model-parallel-size 2 {flags}"), (only,), reference) == ""
+
+
+def test_two_names_of_one_sharding_strategy_are_equal():
+    sharded = "--use-megatron-fsdp --data-parallel-sharding-strategy"
+    assert found(job(f"{sharded} optim"), reference=job("--use-distributed-optimizer")) == ""
+    assert found(job("--use-distributed-optimizer"), reference=job(f"{sharded} optim_grads")) == (
+        "--data-parallel-sharding-strategy optim; the exercise uses optim_grads")
 
 
 def test_a_spelling_of_two_things_is_free_where_both_are():

@@ -51,6 +51,8 @@ GO_ON = [
     "--bf16", "--fp16 --loss-scale 0.5", "--sequence-parallel",
     "--schedule gpipe", "--schedule zb-h1",
     "--use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 1000",
+    "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+    "--overlap-grad-reduce --overlap-param-gather --num-distributed-optimizer-instances 2",
     "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
     "--activations-checkpoint-method uniform --distribute-saved-activations",
     "--recompute-activations", "--timing-log-level 1", "--timing-log-option all",
@@ -93,12 +95,12 @@ NO_MATTER = (
     "--log-validation-ppl-to-tensorboard --log-memory-to-tensorboard "
     "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
     "--no-log-loss-scale-to-tensorboard --timeline /x --timeline-iteration 2 "
-    "--profile-execution yes --profile-ranks 0 1 --profile-name n")
+    "--use-megatron-fsdp --profile-execution yes --profile-ranks 0 1 --profile-name n")
 FP8 = (f"{MODEL} --bf16 --fp8-format hybrid --use-flash-attn --attention-dropout 0 "
        "--hidden-dropout 0")
 ROPE = "--position-embedding-type rope"  # which --rotary-base belongs to
 # These have one choice, or exclude one of those above.
-ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type"}
+ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type", "outer_dp_sharding_strategy"}
 INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr-decay-iters",
            "--lr-warmup-iters 1": "--lr-warmup-fraction",
            "--lr-warmup-samples 1": "--lr-warmup-fraction",

@@ -70,6 +70,11 @@ class LoopConfig(Config):
         "mytrainer/offload.py", affects=PASSES)
 
     @property
+    def shards_new_params(self) -> bool:
+        """Return False: mytrainer/zero3.py shards a model that is on the device."""
+        return False
+
+    @property
     def samples(self) -> tuple[int, ...] | None:
         """The number of samples of each rank, or None without --samples-per-rank."""
         text = self.samples_per_rank

@@ -55,6 +55,11 @@ class Sharding:
         return self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather)
 
     @property
+    def shards_new_params(self) -> bool:
+        """Return whether parameters are sharded before they get memory on the device."""
+        return self.zero_stage == 3 and self.sharding_size > 1
+
+    @property
     def sharding_size(self) -> int:
         """Return over how many data-parallel ranks the sharded state is divided."""
         return self.data_parallel_size // self.num_distributed_optimizer_instances

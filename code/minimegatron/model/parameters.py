@@ -104,12 +104,11 @@ def add_parameters(module: nn.Module, ctx: Context, **specs: ParamSpec | None) -
     The specs become the module's attribute `param_specs`. A parameter whose spec is None is None.
     """
     config, dtype = ctx.config, params_dtype(ctx.config)
-    is_sharded = config.zero_stage == 3 and config.sharding_size > 1
     for name, spec in specs.items():
         if spec and spec.partition_dim is None and config.sequence_parallel:
             spec.reduced_over += ("tp",)  # each rank sees s/t of the tokens
-        place = ctx.device.outside() if is_sharded else nullcontext(ctx.device.torch_device)
-        with place as device:
+        with (ctx.device.outside() if config.shards_new_params
+              else nullcontext(ctx.device.torch_device)) as device:
             module.register_parameter(name, spec and nn.Parameter(
                 torch.empty(spec.shape(ctx.grid.tp), dtype=dtype, device=device)))
     module.param_specs = {name: spec for name, spec in specs.items() if spec is not None}

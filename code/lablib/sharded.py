@@ -39,10 +39,12 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
     parts = list(zip(x.to(own[0].dtype).chunk(micro_batches), y.chunk(micro_batches), strict=True))
     found = []
     for _ in range(steps):
+        require_storage(model)
         for piece in own:
             piece.grad = None
         for part in parts:
             (replicas.loss(model, *part) / micro_batches).backward()
+            require_fp32(small)
         model.finish()
         for piece, master in zip(own, updated, strict=True):
             master.grad = piece.grad
@@ -52,6 +54,22 @@ def losses(wrap: Wrap, kind: str, seed: float, samples: int, steps: int, micro_b
         with torch.no_grad():
             found.append(sum(replicas.loss(model, *part).item() for part in parts) / micro_batches)
     return [*found, sum(piece.numel() for piece in own)]
+
+
+def require_storage(model: nn.Module) -> None:
+    """Raise ValueError if a unit's shard is in a storage that has been freed."""
+    for unit in getattr(model, "units", ()):
+        if unit.shard.numel() and unit.shard.untyped_storage().size() == 0:
+            raise ValueError("a unit's shard is in the buffer that you have freed: give it a "
+                             "storage of its own")
+
+
+def require_fp32(module: nn.Module) -> None:
+    """Raise ValueError unless the gradients that a module accumulates are in fp32."""
+    for parameter in module.parameters():
+        if parameter.grad is not None and parameter.grad.dtype != torch.float32:
+            raise ValueError(f"a gradient accumulates in {parameter.grad.dtype}: "
+                             "set grad_dtype of the module's parameters")
 
 
 def recomputed_losses(wrap: Wrap, seed: float, samples: int, steps: int) -> list[float]:

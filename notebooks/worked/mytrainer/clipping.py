@@ -8,7 +8,8 @@ def clip_grad_norm(parameters, max_norm):
     """Scale the gradients in place so that their norm over all ranks is at most max_norm.
 
     Args:
-        parameters: this rank's pieces; .grad is in fp32, or None. No element is on two ranks.
+        parameters: an iterator over this rank's pieces, of which there is at least one; .grad is in fp32, or None.
+            No element is on two ranks.
         max_norm: may be infinite.
 
     Returns the norm before clipping, a tensor of one element, the same on all ranks.

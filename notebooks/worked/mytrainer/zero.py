@@ -96,7 +96,7 @@ class Zero1(torch.nn.Module):
         return self.module(*inputs, **keywords)
 
     def no_sync(self):
-        """Accumulate gradients locally within a `with` block."""
+        """Return a context that changes nothing: no backward pass of this class communicates."""
         return contextlib.nullcontext()
 
     def finish(self):

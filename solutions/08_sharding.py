@@ -1094,7 +1094,7 @@ measure("ZeRO-2", "--use-megatron-fsdp --data-parallel-sharding-strategy optim_g
 #   pass, and its own backward pass follows at once. Your hooks can recognize this: it happens while `forward` of the
 #   whole module is not running.
 # - Two kinds of blocks need not be freed after a forward pass: the last block, and one that runs again. The check
-#   allows both, and 4 GiB for the 12 blocks with few tokens.
+#   allows both, and 3.75 GiB for the 12 blocks with few tokens.
 
 # %% answer="zero3"
 %%writefile mytrainer/zero3.py
@@ -1244,7 +1244,7 @@ with check.parts():
         cost = check.gpus(zero3_steps, size, "h100:8", nodes=8, present=[0],
                           least={**LEAST, "flops": LEAST["flops"] // 8,
                                  "communicated": 2 * 2 * (4 + 2 * 2) * 8 * 11 * 4096**2 // 64 * 63})
-        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=4.0, hint=(
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=3.75, hint=(
             f"{cost.peak_memory:.1f} GiB. All blocks' parameters together take 3 GiB, and one block's 0.25 GiB. Which are still in "
             "memory in __init__, at the start of the forward pass, at its end, and at the end of the backward pass?"))
 

@@ -208,16 +208,11 @@ class Trainer:
 
     def resume(self) -> None:
         """Restore the state of --load, if it has a checkpoint. Raises UserError."""
-        config, device = self.config, self.ctx.device
-        if not device.has_values:
-            self.ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
-                                  f"{device.label} have no values")
-            return
         from minimegatron.checkpoint.load import load
 
         self.progress = load(self.ctx, self.model, self.optimizer, self.learning_rate,
                              self.vocab_size)
-        if config.load == config.save and self.progress.iteration:
+        if self.config.load == self.config.save and self.progress.iteration:
             self.saved_at = self.progress.iteration
 
     def save(self) -> None:

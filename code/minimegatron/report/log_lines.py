@@ -159,6 +159,10 @@ def print_checkpoint_version(ctx: Context, version: float) -> None:
     ctx.print_rank_0(f" checkpoint version {version}")
 
 
+def print_resharding(ctx: Context, saved: str, here: str) -> None:
+    ctx.print_rank_0(f" resharding the checkpoint: saved as {saved}, loaded as {here}")
+
+
 def print_loaded(ctx: Context, root: Path, iteration: int) -> None:
     ctx.print_rank_0(f"  successfully loaded checkpoint from {root} at iteration {iteration}")
 

@@ -9,7 +9,8 @@
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
 A process may be killed, or the power may fail, at any moment. So the files are written under
-another name, synced, and renamed, and only then does the tracker point to them.
+another name, synced, and renamed, and only then does the tracker point to them. With --async-save,
+async_save.py writes them while training goes on.
 """
 
 from __future__ import annotations

@@ -176,6 +176,10 @@ def print_saving(ctx: Context, root: Path, iteration: int) -> None:
     ctx.print_rank_0(f"saving checkpoint at iteration {iteration:7d} to {root}")
 
 
+def print_scheduled(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f"  scheduled an async checkpoint save at iteration {iteration:7d} to {root}")
+
+
 def print_saved(ctx: Context, root: Path, iteration: int) -> None:
     ctx.print_rank_0(f"  successfully saved checkpoint at iteration {iteration:7d} to {root}")
 

@@ -26,7 +26,8 @@ MANY = [
         "", PP4, f"{TP2} {Z3} {OVERLAPS}", f"{PP2} {LAYOUT} Ettt|tL"]),
     (f"{DEEP} --fp16 --initial-loss-scale 262144", f"{TP2} {ZERO}", [
         PP4, f"{TP4} {SP}", f"{PP2} {Z3} {OVERLAPS} {HYBRID}"]),
-    (f"{DEEP} {FP8}", f"{PP2} --balance 1-3", [PP4, TP2, f"{TP2} {PP2} {CHUNK} 1", Z2]),
+    (f"{DEEP} {FP8}", f"{PP2} --balance 1-3", [
+        PP4, TP2, f"{TP2} {PP2} {CHUNK} 1", Z2, f"{TP2} {ZERO} --fp8-param-gather"]),
 ]
 GRIDS = ["", TP2, TP4, PP2, PP4, f"{TP2} {PP2}"]
 STRATEGIES = ["", ZERO, Z2, Z3]

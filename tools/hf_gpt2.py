@@ -29,7 +29,8 @@ from minimegatron.arguments import Config
 from minimegatron.arguments.flag import STATE, names_affecting
 from minimegatron.arguments.table import ModernBlock
 from minimegatron.checkpoint.checksums import find_problems, sha256, write_sums
-from minimegatron.checkpoint.load import read_state, read_tracker
+from minimegatron.checkpoint.files import read_state
+from minimegatron.checkpoint.load import read_tracker
 from minimegatron.checkpoint.save import (
     TRACKER,
     VERSION,
@@ -166,6 +167,7 @@ def from_hf(folder: Path, save: Path, divisor: int) -> str:
     args = {**defaults, "num_layers": layers, "layers_per_chunk": (layers,), "hidden_size": width,
             "num_attention_heads": heads, "kv_channels": width // heads,
             "max_position_embeddings": config["n_positions"], "padded_vocab_size": rows,
+            "make_vocab_size_divisible_by": divisor,
             "ffn_hidden_size": inner_width(config),
             "layernorm_epsilon": config["layer_norm_epsilon"], "hidden_dropout": 0.1,
             "attention_dropout": 0.1, "consumed_train_samples": 0, "consumed_valid_samples": 0}

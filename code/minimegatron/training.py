@@ -13,7 +13,7 @@ from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import emit
-from minimegatron.exits import Exits
+from minimegatron.exits import Exits, any_rank
 from minimegatron.initialize import initialize
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.parallel.pipeline import LossSum, Pipeline
@@ -86,7 +86,7 @@ class Trainer:
         time.perf_counter's clock.
         """
         self.ctx, self.config, self.vocab_size = ctx, ctx.config, vocab_size
-        self.started, self.saved_at = started, None
+        self.started, self.saved_at, self.saving = started, None, None
         self.progress = Progress()
         self.timers = Timers(ctx.device.now, ctx.config.timing_log_level, mark=ctx.device.mark)
         reports = requested_reports(ctx, self.timers)
@@ -158,6 +158,8 @@ class Trainer:
             loss, norm = self.step(batches)
             del batches  # the next step's are drawn while the main gradients still exist
             log.end_step(loss, norm, progress, self.learning_rate.value())
+            if self.saving is not None and not any_rank(self.saving.is_writing):
+                self.finish_saving()
             if valid is not None and progress.iteration % config.eval_interval == 0:
                 progress.consumed_valid_samples = self.validate(
                     valid, progress.consumed_valid_samples, f"iteration {progress.iteration}")
@@ -180,6 +182,7 @@ class Trainer:
                           "the end of training for val data")
         if test is not None:
             self.validate(test, 0, "the end of training for test data")
+        self.finish_saving()
         self.print_device_summary()
         self.log.close("done")
 
@@ -201,6 +204,7 @@ class Trainer:
     def stop(self, reason: str) -> NoReturn:
         """End the program before the last iteration, with exit code 0."""
         self.log.end_training()
+        self.finish_saving()
         self.log.close(f"stopped {reason}")
         self.print_device_summary()
         log_lines.print_datetime(self.ctx, f"exiting program {reason}")
@@ -208,33 +212,28 @@ class Trainer:
 
     def resume(self) -> None:
         """Restore the state of --load, if it has a checkpoint. Raises UserError."""
-        config, device = self.config, self.ctx.device
-        if not device.has_values:
-            self.ctx.print_rank_0(f"--load {config.load}: nothing is loaded, weights on a "
-                                  f"{device.label} have no values")
-            return
         from minimegatron.checkpoint.load import load
 
         self.progress = load(self.ctx, self.model, self.optimizer, self.learning_rate,
                              self.vocab_size)
-        if config.load == config.save and self.progress.iteration:
+        if self.config.load == self.config.save and self.progress.iteration:
             self.saved_at = self.progress.iteration
 
     def save(self) -> None:
-        """Write a checkpoint, unless this iteration has one. Raises UserError."""
-        iteration, device = self.progress.iteration, self.ctx.device
-        if self.saved_at == iteration:
-            return
-        if not device.has_values:
-            self.ctx.print_rank_0(f"no checkpoint is saved at iteration {iteration}: weights on a "
-                                  f"{device.label} have no values")
-            return
-        from minimegatron.checkpoint.save import save
+        """Write a checkpoint, or begin to, unless this iteration has one. Raises UserError."""
+        from minimegatron.checkpoint.async_save import start_saving
 
-        self.saved_at = iteration
-        self.log.phase("saving")
-        save(self.ctx, self.model, self.optimizer, self.learning_rate, self.progress,
-             self.vocab_size)
+        if self.saved_at != self.progress.iteration:
+            self.finish_saving()
+            self.saved_at = self.progress.iteration
+            self.log.phase("saving")
+            self.saving = start_saving(self.ctx, self.model, self.optimizer, self.learning_rate,
+                                       self.progress, self.vocab_size)
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint in flight, if there is one. Raises UserError."""
+        if self.saving is not None:
+            self.saving = self.saving.finish()
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""

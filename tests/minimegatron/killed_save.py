@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +16,12 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import parse_arguments
-from minimegatron.checkpoint.save import save
+from minimegatron.checkpoint.async_save import start_saving
+from minimegatron.checkpoint.save import TRACKER
 from minimegatron.context import Context, Progress
 from minimegatron.device.device import CpuDevice
 from minimegatron.grid import make_grid
+from minimegatron.main import main
 from minimegatron.optim import LearningRate
 
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --seq-length 16 --lr 1 "
@@ -44,9 +48,15 @@ class Killer:
         self.seen += 1
 
 
-def save_twice(root: Path, first: int, second: int, after: int) -> None:
+def save(*arguments: object) -> None:
+    saving = start_saving(*arguments)
+    if saving is not None:
+        saving.finish()
+
+
+def save_twice(root: Path, first: int, second: int, after: int, more: str) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    config = parse_arguments([*FLAGS.split(), str(root)], {})
+    config = parse_arguments([*FLAGS.split(), str(root), *more.split()], {})
     ctx = Context(config, make_grid({}, "gloo"), CpuDevice())
     model, learning_rate = nn.Linear(30, 30), LearningRate(config)
     save(ctx, model, UNSHARDED, learning_rate, Progress(first), 128)
@@ -68,7 +78,7 @@ def save_twice(root: Path, first: int, second: int, after: int) -> None:
     os._exit(0)
 
 
-def run(root: str, first: int, second: int) -> int:
+def run(root: str, first: int, second: int, more: str = "") -> int:
     """Save two iterations in ROOT/0, ROOT/1, .., and return how many of the saves were killed.
 
     The process of the n-th folder is killed (SIGKILL) before the n-th change that its second save
@@ -78,6 +88,7 @@ def run(root: str, first: int, second: int) -> int:
         root: an empty folder.
         first: the iteration that is saved without a kill.
         second: the iteration whose save is killed.
+        more: flags.
     """
     for after in range(200):
         folder = Path(root, str(after))
@@ -85,7 +96,7 @@ def run(root: str, first: int, second: int) -> int:
         child = os.fork()
         if child == 0:
             try:
-                save_twice(folder, first, second, after)
+                save_twice(folder, first, second, after, more)
             finally:
                 os._exit(70)  # it must not go on as the rank that it was forked from
         _, status = os.waitpid(child, 0)
@@ -93,3 +104,30 @@ def run(root: str, first: int, second: int) -> int:
             assert status == 0
             return after
     raise AssertionError("a save that is never complete")
+
+
+def kill_at_random(flags: list[str], root: str, seed: int) -> None:
+    """Train until rank 1 is killed (SIGKILL), at a random time after one more checkpoint.
+
+    Args:
+        flags: the trainer's.
+        root: --save.
+        seed: of the random time.
+    """
+    tracker = Path(root, TRACKER)
+    before = tracker.read_text() if tracker.exists() else ""
+    trainer = os.fork()
+    if not trainer:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        os.dup2(1, 2)
+        sys.argv[1:] = flags
+        try:
+            main()
+        finally:
+            os._exit(70)
+    if os.environ["RANK"] == "1":
+        while not tracker.exists() or tracker.read_text() == before:
+            time.sleep(0.01)
+        time.sleep(random.Random(seed).uniform(0, 0.3))
+        os.kill(trainer, signal.SIGKILL)
+    os.waitpid(trainer, 0)

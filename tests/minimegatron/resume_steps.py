@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
+
+import torch
+import torch.distributed as dist
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.checkpoint.optimizer_state import SHARDED, optimizer_state
@@ -11,6 +15,7 @@ from minimegatron.data.batches import Batches
 from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.grid import axis_sizes, make_grid
+from minimegatron.model.parameters import named_param_specs
 from minimegatron.training import Trainer
 
 from .layout_steps import FLAGS, VOCABULARY, data
@@ -30,7 +35,10 @@ def take_steps(trainer: Trainer) -> dict:
     source, seen = Batches(ctx, samples, eod=0, name="training"), []
     for _ in range(STEPS):
         batches = source.step(progress.consumed_train_samples, progress.iteration)
-        seen += [ctx.read(value) for value in trainer.step(batches)]
+        loss, norm = trainer.step(batches)
+        loss = loss / ctx.grid.dp.size
+        ctx.grid.dp.all_reduce(loss)
+        seen += [ctx.read(value) for value in (loss, norm)]
     return {"iteration": progress.iteration, "loss and norm": seen, "after": state(trainer)}
 
 
@@ -45,13 +53,60 @@ def state(trainer: Trainer) -> dict[str, str]:
             for name in sorted(tensors))).hexdigest() for part, tensors in parts.items()}
 
 
+def whole_state(trainer: Trainer) -> dict[str, str]:
+    """Return hashes of the whole model's parameters and states, put together from all ranks."""
+    grid, states = trainer.ctx.grid, optimizer_state(trainer.optimizer)
+    specs = named_param_specs(trainer.model)
+    with trainer.ddp.full_params():
+        parts = {"parameters": dict(trainer.model.named_parameters()), **states}
+        mine = {(part, re.sub(r"^\d+\.", "", name)): (
+            grid.tp.index, specs[name].partition_dim, tensor.detach().float().clone())
+            for part, tensors in parts.items() if isinstance(tensors, dict)
+            for name, tensor in tensors.items() if part != "grad_scaler"}
+    mine |= {(f"fp8 {direction}", number): (grid.tp.index, None, columns.clone())
+             for chunk in trainer.pipeline.chunks if chunk.fp8 is not None
+             for direction, history in chunk.fp8.histories.items()
+             for number, columns in zip(
+                 chunk.decoder.layers, torch.cat([history.amax, history.scale[None]]).chunk(
+                     len(chunk.decoder.layers), 1), strict=True)}
+    ranks: list[dict] = [{}] * grid.world_size
+    dist.all_gather_object(ranks, mine)
+    whole: dict[tuple, dict] = {}
+    for rank in ranks:
+        for key, (tp, dim, tensor) in rank.items():
+            other = whole.setdefault(key, {}).setdefault(tp, (dim, tensor))
+            # Replicas, and the two tied embeddings. Weights gathered in FP8 are out of date.
+            assert torch.equal(other[1], tensor) or trainer.config.fp8_param_gather, key
+    hashes: dict[str, object] = {}
+    for (part, name), by_rank in sorted(whole.items()):
+        pieces = [tensor for _, (_, tensor) in sorted(by_rank.items())]
+        full = join(name, by_rank[0][0], pieces, trainer.config.swiglu)
+        hashes.setdefault(part, hashlib.sha256()).update(name.encode() + full.numpy().tobytes())
+    scalars = [trainer.ctx.read(trainer.optimizer.steps), trainer.learning_rate.samples]
+    if (scaler := states.get("grad_scaler")) is not None:
+        scalars += [trainer.ctx.read(value) for value in scaler.values()]
+    return {part: digest.hexdigest() for part, digest in hashes.items()} | {
+        "scalars": str([float(value) for value in scalars])}
+
+
+def join(name: str, dim: int | None, pieces: list[torch.Tensor], gated: bool) -> torch.Tensor:
+    """Return the tensor that tensor-parallel ranks partition: [gate; up] on each with SwiGLU."""
+    if dim is None:
+        assert all(torch.equal(piece, pieces[0]) for piece in pieces), name
+        return pieces[0]
+    if gated and "linear_fc1" in name:
+        return torch.cat([torch.cat(half) for half in zip(*(p.chunk(2) for p in pieces),
+                                                          strict=True)])
+    return torch.cat(pieces, dim)
+
+
 def resume(flags: str) -> dict:
     trainer = make_trainer(flags)
     try:
         trainer.resume()
     except UserError as error:
         return {"error": str(error)}
-    return {"saved": state(trainer), **take_steps(trainer)}
+    return {"saved": state(trainer), "whole": whole_state(trainer), **take_steps(trainer)}
 
 
 def run(folder: str, cases: list[tuple[str, list[str]]]) -> list[tuple[dict, list[dict]]]:
@@ -67,6 +122,6 @@ def run(folder: str, cases: list[tuple[str, list[str]]]) -> list[tuple[dict, lis
         trainer = make_trainer(f"{saving} --save {folder}/{number} --save-interval 100")
         take_steps(trainer)
         trainer.save()
-        whole = {"saved": state(trainer), **take_steps(trainer)}
+        whole = {"saved": state(trainer), "whole": whole_state(trainer), **take_steps(trainer)}
         results.append((whole, [resume(f"{flags} --load {folder}/{number}") for flags in loading]))
     return results

@@ -77,20 +77,17 @@ def test_what_replicas_divide_is_saved_whole(train, tmp_path):
         steps + f"--load {tmp_path}", code=1).err
 
 
-def resized(saved, load):
-    return (f"tensor_model_parallel_size value from checkpoint ({saved}) is not equal to the input "
-            f"argument value ({load}).")
-
-
-def test_another_tensor_parallel_size_is_refused(train, one_step, tmp_path):
-    """Naming both sizes."""
-    flags = "--train-iters 1 --eval-iters 0 --global-batch-size 4 "
-    two = "--tensor-model-parallel-size 2 "
-    err = train(flags + two + f"--load {one_step}", 2, code=None).err
-    assert resized(1, 2) in err
-    train(flags + two + f"--save {tmp_path} --save-interval 1", 2)
-    run = train(flags + f"--load {tmp_path}", code=1)
-    assert resized(2, 1) in run.err
+def test_another_tensor_parallel_size_resumes(train, one_step, tmp_path):
+    """From one rank to two, and back; the log names both layouts."""
+    flags = "--eval-iters 0 --log-interval 1 --override-lr-scheduler --save-interval 9 "
+    two = train(f"{flags}--train-iters 2 --tensor-model-parallel-size 2 --load {one_step} "
+                f"--save {tmp_path}", 2)
+    one = train(f"{flags}--train-iters 3 --load {tmp_path}")
+    alone = train(f"{flags}--train-iters 2 --load {one_step} ")
+    assert two.column("lm loss") == pytest.approx(alone.column("lm loss"), rel=1e-5)
+    assert (" resharding the checkpoint: saved as tensor-parallel size 2, 1 stage(s) of 2 layers, "
+            "loaded as tensor-parallel size 1, 1 stage(s) of 2 layers\n") in one.out
+    assert one.column("consumed samples") == [6] and "resharding" not in alone.out
 
 
 def test_what_a_killed_run_left_is_not_published(train, tmp_path):

@@ -21,9 +21,11 @@ SHARD = "mp_rank_00/model_optim_rng.pt"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("second", [2, 1], ids=["the next one", "the same one again"])
-def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second):
-    (kills,) = run_ranks(killed_save.run, 1, str(tmp_path), 1, second, backend=None, timeout=200)
+@pytest.mark.parametrize("second, flags", [(2, ""), (1, ""), (2, "--async-save")],
+                         ids=["the next one", "the same one again", "by a thread"])
+def test_a_kill_at_any_point_of_a_save_costs_no_checkpoint(tmp_path, second, flags):
+    (kills,) = run_ranks(killed_save.run, 1, str(tmp_path), 1, second, flags, backend=None,
+                         timeout=200)
     assert kills >= 14
     collected = []
     for root in (tmp_path / str(kill) for kill in range(kills + 1)):

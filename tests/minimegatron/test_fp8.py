@@ -250,6 +250,8 @@ RESUMED = [(SAVED, [*SAME, f"{HISTORY} --fp8-amax-history-len 1", PLAIN]), (PLAI
 def test_histories_survive_a_resume_and_fp8_can_be_turned_on_and_off(tmp_path):
     for rank in run_ranks(resume_steps.run, 2, str(tmp_path), RESUMED, timeout=200):
         (whole, resumed), (_, turned_on), (gathered, (again,)) = rank
+        for one in (whole, *resumed):
+            del one["whole"]  # it has the histories, of any length
         assert [one == whole for one in resumed] == [True, True, False, False]
         assert all(one["iteration"] == 4 for one in [*resumed, *turned_on])
         assert gathered["loss and norm"] == again["loss and norm"]

@@ -25,8 +25,8 @@ NO_EFFECT = {
     "data files are always memory-mapped, and read without worker threads":
         "--mmap-warmup --no-mmap-bin-files --num-dataset-builder-threads "
         "--mid-level-dataset-surplus --no-create-attention-mask-in-dataloader",
-    "there is one checkpoint format here, and training waits until it is saved":
-        "--async-save --use-persistent-ckpt-worker --auto-detect-ckpt-format "
+    "there is one checkpoint format here, and a thread writes what --async-save asks for":
+        "--use-persistent-ckpt-worker --auto-detect-ckpt-format "
         "--ckpt-fully-parallel-save --no-ckpt-fully-parallel-save --ckpt-fully-parallel-load "
         "--ckpt-assume-constant-structure --dist-ckpt-* --distrib-optim-fully-* "
         "--no-use-tokenizer-model-from-checkpoint-args",

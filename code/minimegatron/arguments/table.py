@@ -50,6 +50,8 @@ FP8 = RelatedFlags(
     "hybrid {flag}")
 SAVE_INTERVAL = RelatedFlags(
     ("save_interval",), "{flag} {value} needs --save-interval, for example --save-interval 100")
+SAVE = RelatedFlags(
+    ("save",), "{flag} needs --save, the folder of the checkpoints; nearest: leave it out")
 TENSORBOARD_DIR = RelatedFlags(
     ("tensorboard_dir",), "{flag} {value} needs --tensorboard-dir, where the profile is written")
 ESTIMATE = RelatedFlags(("estimate",), "{flag} belongs to --estimate, which is not given")
@@ -366,6 +368,9 @@ class Checkpointing:
         affects=RESULTS)
     save_interval: int | None = flag(
         None, "steps between checkpoints", affects=NOTHING, bounds=AT_LEAST_1)
+    async_save: bool = flag(
+        False, "train on while the checkpoint is written; needs host memory for a copy of it",
+        affects=NOTHING, needs=SAVE)
     no_save_optim: bool = flag(False, "leave the optimizer out of the checkpoint", affects=NOTHING)
     no_load_optim: bool = flag(False, "do not load the optimizer", affects=RESULTS)
     finetune: bool = flag(

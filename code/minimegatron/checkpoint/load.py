@@ -1,39 +1,30 @@
-"""Resume from a checkpoint: find an intact one, load it as data, and refuse another model's.
+"""Resume from a checkpoint: find an intact one, and refuse another model's (files.py reads it).
 
 All ranks search together and reach the same decision, so none trains on after another has stopped.
-A file is never unpickled into code (`weights_only=True`).
+The layout may differ from the one that saved; reshard.py then assembles what this rank needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import pickle
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from minimegatron.arguments import Config
-from minimegatron.arguments.flag import STATE, names_affecting
-from minimegatron.arguments.stages import split_flags
+from minimegatron.arguments.flag import STATE, names_affecting, table_of
 from minimegatron.checkpoint.checksums import SUMS, find_problems
+from minimegatron.checkpoint.files import LAYOUT, Layout, SavedFiles, first_line
 from minimegatron.checkpoint.optimizer_state import load_learning_rate_state, load_optimizer_state
-from minimegatron.checkpoint.save import (
-    TRACKER,
-    chunks_by_key,
-    distributed_optimizer_file,
-    folder_of,
-    read_folder,
-    shard_file,
-)
+from minimegatron.checkpoint.save import TRACKER, chunks_by_key, folder_of, read_folder, shard_file
 from minimegatron.context import Context, Progress
 from minimegatron.errors import UserError
 from minimegatron.optim import LearningRate, Optimizer
 from minimegatron.report import log_lines
 
-# The padded vocabulary comes last: it may follow from the layout.
-MUST_MATCH = (*names_affecting(STATE, Config), "padded_vocab_size")
+MUST_MATCH = [name for name in names_affecting(STATE, Config) if name not in LAYOUT]
 
 
 def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
@@ -48,7 +39,11 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
 
     Raises UserError, on all ranks if the checkpoint is corrupted.
     """
-    root = Path(ctx.config.load)
+    root, device = Path(ctx.config.load), ctx.device
+    if not device.has_values:
+        ctx.print_rank_0(f"--load {root}: nothing is loaded, weights on a {device.label} have no "
+                         "values")
+        return Progress()
     if root.exists() and not root.is_dir():
         raise UserError(f"--load {root} is a file: give the folder that holds {TRACKER}")
     folder = find_checkpoint(ctx, root)
@@ -57,22 +52,58 @@ def load(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
     if not (folder / SUMS).exists():
         ctx.print_rank_0(f"WARNING: {folder} has no {SUMS}: it can be read, but not compared with "
                          "what was saved")
-    path = folder / shard_file(ctx)
-    if not path.exists():
-        # A checkpoint of another layout has other files, and any of them records the layout.
-        for other in sorted(folder.glob(f"mp_rank_*/{path.name}"))[:1]:
-            check_same_model(ctx, read_state(other)["args"], padded_vocab_size, other)
-    state = read_state(path)
-    log_lines.print_checkpoint_version(ctx, state["checkpoint_version"])
-    check_same_model(ctx, state["args"], padded_vocab_size, path)
+    state = on_all_ranks(ctx, lambda: read_part(ctx, folder, model, optimizer, padded_vocab_size))
     try:
-        progress = restore(ctx, state, model, optimizer, learning_rate, path)
+        progress = restore(ctx, state, model, optimizer, learning_rate, folder)
     except (KeyError, RuntimeError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is not a checkpoint of this trainer "
+        path = folder / shard_file(ctx)
+        raise UserError(f"{path if path.exists() else folder} is not a checkpoint of this trainer "
                         f"({first_line(error)})") from error
     dist.barrier()
     log_lines.print_loaded(ctx, root, progress.iteration)
     return progress
+
+
+def on_all_ranks(ctx: Context, read: Callable[[], dict]) -> dict:
+    """Return what `read` returns; every rank must call it.
+
+    Raises UserError on all ranks if it does on one.
+    """
+    state, problem = {}, None
+    try:
+        state = read()
+    except UserError as error:
+        problem = str(error)
+    problems: list[str | None] = [None] * ctx.grid.world_size
+    dist.all_gather_object(problems, problem)
+    for text in problems:
+        if text is not None:
+            raise UserError(text)
+    return state
+
+
+def read_part(ctx: Context, folder: Path, model: nn.Module, optimizer: Optimizer,
+              padded_vocab_size: int) -> dict:
+    """Return the content of this rank's file, or of what it would be in this layout.
+
+    Arguments as in `load`. Raises UserError.
+    """
+    config = ctx.config
+    files = SavedFiles(folder, with_optimizer=not (config.finetune or config.no_load_optim))
+    log_lines.print_checkpoint_version(ctx, files.first["checkpoint_version"])
+    here = Layout.of({**vars(config), "padded_vocab_size": padded_vocab_size})
+    try:
+        check_same_model(ctx, files.first["args"], padded_vocab_size, files.first_path)
+        files.check_names()
+        if files.layout == here:
+            return files.state(ctx.grid.tp.index, ctx.grid.pp.index)
+        from minimegatron.checkpoint.reshard import assemble
+
+        log_lines.print_resharding(ctx, str(files.layout), str(here))
+        return assemble(ctx, files, model, optimizer)
+    except (KeyError, RuntimeError, TypeError, AttributeError, ValueError, IndexError) as error:
+        raise UserError(f"{folder} is not a checkpoint of this trainer "
+                        f"({first_line(error)})") from error
 
 
 def find_checkpoint(ctx: Context, root: Path) -> Path | None:
@@ -178,18 +209,18 @@ def read_tracker(tracker: Path) -> int | str | None:
 
 
 def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
-            learning_rate: LearningRate, path: Path) -> Progress:
+            learning_rate: LearningRate, folder: Path) -> Progress:
     """Load a checkpoint's state into the model, the optimizer, and the learning rate.
 
     Args:
         ctx: for --finetune and --no-load-optim.
-        state: the content of this rank's file.
+        state: as `read_part` returns it.
         model: its parameters are overwritten.
         optimizer: its state is overwritten.
         learning_rate: its progress is overwritten.
-        path: this rank's file.
+        folder: the checkpoint's.
 
-    Raises UserError if the file lacks the optimizer; other errors mean that it is malformed.
+    Raises UserError if the optimizer was not saved; other errors mean that a file is malformed.
     """
     with optimizer.ddp.full_params(write_back=True):
         for name, part in chunks_by_key(model).items():
@@ -200,50 +231,57 @@ def restore(ctx: Context, state: dict, model: nn.Module, optimizer: Optimizer,
         return Progress()
     if not ctx.config.no_load_optim:
         if "optimizer" not in state:
-            raise UserError(f"{path} was saved with --no-save-optim: add --no-load-optim, or "
+            raise UserError(f"{folder} was saved with --no-save-optim: add --no-load-optim, or "
                             "--finetune to start at iteration 0")
-        if state["args"].get("use_distributed_optimizer"):
-            state["optimizer"] |= read_file(path.with_name(distributed_optimizer_file(ctx).name))
         load_optimizer_state(optimizer, state["optimizer"])
         load_learning_rate_state(ctx.config, learning_rate, state["lr_scheduler"])
     return Progress(state["iteration"], state["args"]["consumed_train_samples"],
                     state["args"]["consumed_valid_samples"])
 
 
-def first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
-
-
-def read_state(path: Path) -> dict:
-    """Return the content of a rank's file. Raises UserError if it is not this trainer's."""
-    state = read_file(path)
-    missing = {"args", "iteration", "checkpoint_version"} - set(state)
-    if not any(name.startswith("model") for name in state):
-        missing.add("model")
-    if missing:
-        raise UserError(f"{path} is not a checkpoint of this trainer: it has no "
-                        f"{', '.join(sorted(missing))}")
-    return state
-
-
-def read_file(path: Path) -> dict:
-    """Load a file as data, never as code. Raises UserError."""
-    try:
-        return dict(torch.load(path, map_location="cpu", weights_only=True))
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
-            ValueError) as error:
-        raise UserError(f"{path} is not a checkpoint of this trainer "
-                        f"({first_line(error)})") from error
-
-
-def check_same_model(ctx: Context, saved: dict, padded_vocab_size: int, path: Path) -> None:
+def check_same_model(ctx: Context, saved: Mapping, padded_vocab_size: int, path: Path) -> None:
     """Raise UserError if `saved`, the arguments in the file `path`, are those of another model."""
     given = {**dataclasses.asdict(ctx.config), "padded_vocab_size": padded_vocab_size}
     # A checkpoint from before a flag existed has that flag's default.
     saved = {**dataclasses.asdict(Config()), **saved}
     for name in MUST_MATCH:
         if saved.get(name) != given[name]:
-            ways = " ".join(split_flags(saved)) or "an even split"
-            hint = f"; the checkpoint has {ways}" if name == "layers_per_chunk" else ""
-            raise UserError(f"{name} value from checkpoint ({saved.get(name)}) is not equal to "
-                            f"the input argument value ({given[name]}){hint}. [{path}]")
+            raise UserError(f"{mismatch(name, saved, given)} Nearest: "
+                            f"{as_flag(name, saved.get(name))}. [{path}]")
+    check_vocabulary(ctx, saved, given, path)
+
+
+def mismatch(name: str, saved: Mapping, given: Mapping) -> str:
+    """Return Megatron-LM's sentence about an argument that differs."""
+    return (f"{name} value from checkpoint ({saved.get(name)}) is not equal to the input argument "
+            f"value ({given[name]}).")
+
+
+def as_flag(name: str, value: object) -> str:
+    """Return the words on the command line that give a field this value."""
+    flag = table_of(Config)[name]
+    words = flag.off[0] if flag.off else flag.spelling
+    if value == flag.default and (value is None or isinstance(value, bool)):
+        return f"leave out {words}"
+    return words if isinstance(value, bool) else f"{words} {value}"
+
+
+def check_vocabulary(ctx: Context, saved: Mapping, given: Mapping, path: Path) -> None:
+    """Raise UserError if no vocabulary has both numbers of rows; warn if only the padding differs.
+
+    n tokens are padded to the next multiple of m, so n is in (rows - m, rows].
+    """
+    there, here = (args.get("padded_vocab_size") for args in (saved, given))
+    if there == here:
+        return
+    multiple, own = (args["make_vocab_size_divisible_by"] * args["tensor_model_parallel_size"]
+                     for args in (saved, given))
+    if not isinstance(there, int) or min(there, here) <= max(there - multiple, here - own):
+        raise UserError(
+            f"{mismatch('padded_vocab_size', saved, given)} No vocabulary has both sizes. Nearest: "
+            f"--vocab-file {saved['vocab_file'] or 'of the run that saved'}. [{path}]")
+    divisor, rest = divmod(multiple, given["tensor_model_parallel_size"])
+    ctx.print_rank_0(
+        f"WARNING: the word embedding has {here} rows, and {there} in the checkpoint: rows of "
+        f"padding are {'added' if here > there else 'dropped'}, which changes the loss slightly"
+        + ("" if rest else f"; --make-vocab-size-divisible-by {divisor} avoids it"))

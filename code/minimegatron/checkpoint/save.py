@@ -9,7 +9,8 @@
     SAVE/latest_checkpointed_iteration.txt              the tracker, written last
 
 A process may be killed, or the power may fail, at any moment. So the files are written under
-another name, synced, and renamed, and only then does the tracker point to them.
+another name, synced, and renamed, and only then does the tracker point to them. With --async-save,
+async_save.py writes them while training goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import dataclasses
 import os
 import random
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,6 +28,7 @@ import torch.distributed as dist
 from torch import nn
 
 from minimegatron.checkpoint.checksums import sha256, write_sums
+from minimegatron.checkpoint.files import DISTRIBUTED_OPTIMIZER, shard_path
 from minimegatron.checkpoint.optimizer_state import SHARDED, learning_rate_state, optimizer_state
 from minimegatron.context import Context, Progress
 from minimegatron.data.atomic import atomic_file, sync_folder
@@ -57,18 +61,11 @@ def replaced(final: Path) -> Path:
 
 def shard_file(ctx: Context) -> Path:
     """Return the path of this rank's file inside an iteration's folder."""
-    tp, pp = ctx.grid.tp, ctx.grid.pp
-    suffix = f"_{pp.index:03d}" if pp.size > 1 else ""
-    return Path(f"mp_rank_{tp.index:02d}{suffix}") / "model_optim_rng.pt"
-
-
-def distributed_optimizer_file(ctx: Context) -> Path:
-    """Return the path of the sharded optimizer's file, beside `shard_file`."""
-    return shard_file(ctx).with_name("distrib_optim.pt")
+    return shard_path(ctx.grid.tp.index, ctx.grid.pp.index, ctx.grid.pp.size)
 
 
 def split_optimizer(ctx: Context, state: dict) -> tuple[dict, dict]:
-    """Split the optimizer's state between `shard_file` and `distributed_optimizer_file`."""
+    """Split the optimizer's state between `shard_file` and DISTRIBUTED_OPTIMIZER."""
     names = SHARDED if ctx.config.use_distributed_optimizer else ()
     return ({name: value for name, value in state.items() if name not in names},
             {name: state[name] for name in names if name in state})
@@ -94,30 +91,68 @@ def save(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: Le
 
     Raises UserError if a file cannot be written; earlier checkpoints stay intact.
     """
+    final = begin(ctx, progress.iteration)
+    error, sums = None, {}
+    try:
+        with shard_files(ctx, model, optimizer, learning_rate, progress, padded_vocab_size) as own:
+            sums = write_files(own, unfinished(final))
+    except (OSError, RuntimeError) as failed:
+        error = str(failed)
+    finish(ctx, error, sums, final, progress.iteration)
+
+
+def begin(ctx: Context, iteration: int) -> Path:
+    """Return the folder of a checkpoint that is about to be saved; every rank must call it."""
     root = Path(ctx.config.save)
-    log_lines.print_saving(ctx, root, progress.iteration)
-    final = folder_of(root, progress.iteration)
+    log_lines.print_saving(ctx, root, iteration)
     if ctx.grid.rank == 0:
         remove_leftovers(root)
     dist.barrier()
-    error, sums = None, {}
-    try:
-        moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)  # gathers shards
-        with optimizer.ddp.full_params():
-            if ctx.grid.writes_shard:
-                state = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
-                sums = write_shard(ctx, state, moments, unfinished(final))
-    except (OSError, RuntimeError) as failed:  # torch reports a full disk as RuntimeError
-        error = str(failed)
+    return folder_of(root, iteration)
+
+
+def finish(ctx: Context, error: str | None, sums: dict[str, str], final: Path, iteration: int
+           ) -> None:
+    """Publish a checkpoint whose files are written; every rank must call it.
+
+    Args:
+        error: this rank's, if it could not write.
+        sums: this rank's checksums by file.
+        final: the iteration's folder.
+        iteration: for the tracker.
+
+    Raises UserError on all ranks if one of them failed.
+    """
     sums = agree(ctx, error, sums, final)
     try:
         if ctx.grid.rank == 0:
             write_sums(unfinished(final), sums)
-            publish(final, progress.iteration)
+            publish(final, iteration)
     except OSError as failed:
         error = str(failed)
     agree(ctx, error, sums, final)
-    log_lines.print_saved(ctx, root, progress.iteration)
+    log_lines.print_saved(ctx, final.parent, iteration)
+
+
+@contextmanager
+def shard_files(ctx: Context, model: nn.Module, optimizer: Optimizer, learning_rate: LearningRate,
+                progress: Progress, padded_vocab_size: int) -> Iterator[dict[Path, dict]]:
+    """Return a context with the contents of this rank's files, by path inside the folder.
+
+    Every rank must enter it, because sharded state is gathered; of the ranks that hold the same
+    part, all but one get no files. Arguments as in `save`.
+    """
+    moments = None if ctx.config.no_save_optim else optimizer_state(optimizer)
+    with optimizer.ddp.full_params():
+        files = {}
+        if ctx.grid.writes_shard:
+            name = shard_file(ctx)
+            files[name] = shard_state(ctx, model, learning_rate, progress, padded_vocab_size)
+            if moments is not None:
+                files[name]["optimizer"], divided = split_optimizer(ctx, moments)
+                if divided:
+                    files[name.with_name(DISTRIBUTED_OPTIMIZER)] = divided
+        yield files
 
 
 def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, progress: Progress,
@@ -133,25 +168,24 @@ def shard_state(ctx: Context, model: nn.Module, learning_rate: LearningRate, pro
     }
 
 
-def write_shard(ctx: Context, state: dict, moments: dict | None, folder: Path) -> dict[str, str]:
+def write_files(files: dict[Path, dict], folder: Path) -> dict[str, str]:
     """Write this rank's files and return their checksums by path inside the folder.
 
     Args:
-        state: the content of `shard_file`, without the optimizer.
-        moments: the optimizer's state, unless --no-save-optim.
+        files: contents by path inside the folder.
         folder: under its temporary name.
 
-    Raises OSError or RuntimeError if the disk is full.
+    Raises OSError, which names the file, if one cannot be written.
     """
-    files = {shard_file(ctx): state}
-    if moments is not None:
-        state["optimizer"], divided = split_optimizer(ctx, moments)
-        if divided:
-            files[distributed_optimizer_file(ctx)] = divided
     sums = {}
     for name, content in files.items():
-        write_synced(folder / name, content)
-        sums[str(name)] = sha256(folder / name)
+        try:
+            write_synced(folder / name, content)
+            sums[str(name)] = sha256(folder / name)
+        except (OSError, RuntimeError) as error:
+            # While it handles the error of a full disk, torch raises one about its own position.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise OSError(f"{folder / name}: {cause}") from error
     return sums
 
 

@@ -46,7 +46,8 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         self.tp = make_tensor_parallel(ctx) if fp8 is None else fp8.register(self, is_column=True)
         add_parameters(self, ctx, weight=ParamSpec((outputs, inputs), 0, init_std, blocks=blocks),
-                       bias=ParamSpec((outputs,), 0) if ctx.config.add_bias_linear else None)
+                       bias=(ParamSpec((outputs,), 0, blocks=blocks)
+                             if ctx.config.add_bias_linear else None))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [s, b, in] (or [s/t, b, in]) to [s, b, out/t]."""

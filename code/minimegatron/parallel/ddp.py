@@ -82,8 +82,9 @@ class DistributedDataParallel:
     def _sort_key(self, name: str, spec: ParamSpec) -> tuple:
         return (spec.group,)
 
-    def _make_buckets(self, size: int) -> list[slice]:
+    def _make_buckets(self, size: int | None) -> list[slice]:
         elements = sum(parameter.numel() for parameter in self.params.values())
+        size = size or elements or 1  # None: units were to be the buckets, but there is one replica
         size, total = (-(-number // self.alignment) * self.alignment for number in (size, elements))
         return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 

@@ -159,6 +159,10 @@ def print_checkpoint_version(ctx: Context, version: float) -> None:
     ctx.print_rank_0(f" checkpoint version {version}")
 
 
+def print_resharding(ctx: Context, saved: str, here: str) -> None:
+    ctx.print_rank_0(f" resharding the checkpoint: saved as {saved}, loaded as {here}")
+
+
 def print_loaded(ctx: Context, root: Path, iteration: int) -> None:
     ctx.print_rank_0(f"  successfully loaded checkpoint from {root} at iteration {iteration}")
 
@@ -170,6 +174,10 @@ def print_no_checkpoint(ctx: Context, tracker: Path) -> None:
 
 def print_saving(ctx: Context, root: Path, iteration: int) -> None:
     ctx.print_rank_0(f"saving checkpoint at iteration {iteration:7d} to {root}")
+
+
+def print_scheduled(ctx: Context, root: Path, iteration: int) -> None:
+    ctx.print_rank_0(f"  scheduled an async checkpoint save at iteration {iteration:7d} to {root}")
 
 
 def print_saved(ctx: Context, root: Path, iteration: int) -> None:

@@ -11,11 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.flag import STATE, names_affecting
+from minimegatron.arguments.parse import parse_estimate
+from minimegatron.arguments.presets import PRESETS
 from minimegatron.arguments.table import ModernBlock
 from minimegatron.checkpoint.load import check_same_model
 from minimegatron.context import MicroBatch
 from minimegatron.errors import UserError
-from minimegatron.formulas import layer_activations, stage_parameters, step_flops
+from minimegatron.formulas import layer_activations, parameters, stage_parameters, step_flops
 from minimegatron.model.gpt import Stage, TransformerLayer
 from minimegatron.report.throughput import shape_of
 from warmranks import run_ranks
@@ -251,3 +253,33 @@ def test_a_wrong_flag_is_named_with_the_nearest_valid_value(flags, message):
 def test_the_default_width_of_swiglu_is_megatron_s():
     config = parse_arguments((BASE + "--swiglu --hidden-size 4096").split(), {})
     assert config.ffn_hidden_size == 10880  # Llama's 11008 is a multiple of 256
+
+
+TRAIN = "--micro-batch-size 1 --lr 1 --train-iters 1 --data-path d --vocab-file v --merge-file m"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_parameters_of_the_released_weights(name):
+    preset = PRESETS[name]
+    config = parse_arguments(f"{TRAIN} --preset {name}".split(), {})
+    assert parameters(shape_of(config, preset.vocabulary)) == preset.parameters
+    page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
+    assert f"| `{name}` | {preset.parameters:,} |" in page
+
+
+def test_flags_override_a_preset_wherever_they_stand():
+    config = parse_arguments(f"--num-layers 4 {TRAIN} --preset=llama3-8b".split(), {})
+    assert (config.num_layers, config.hidden_size, config.preset) == (4, 4096, "llama3-8b")
+    estimate = "--estimate --preset llama3-8b --device virtual:h100 --micro-batch-size 1"
+    for more, vocabulary in (("", 128256), ("--vocab-size 32000", 32000)):
+        assert parse_estimate(f"{estimate} {more}".split()).vocab_size == vocabulary
+
+
+@pytest.mark.parametrize("words, message", [
+    ("--preset lama3", "invalid choice: 'lama3'.*'llama3-8b'"),
+    ("--preset gpt2-xl --preset=llama3-8b", "given 2 times.*nearest: --preset"),
+    ("--preset qwen3-8b", "--qk-layernorm.*nearest: --preset llama3-8b"),
+    ("--preset", "expected one argument")])
+def test_a_preset_that_is_none_is_refused(words, message):
+    with pytest.raises(UserError, match=message):
+        parse_arguments([*TRAIN.split(), *words.split()], {})

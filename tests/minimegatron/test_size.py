@@ -17,7 +17,7 @@ FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 # A new feature makes room for itself in the heart, whose limit should only ever go down. The
 # package's went up twice: for sharded gradients and parameters, and for checkpoints that load in
 # another layout and are saved while training goes on.
-LIMITS = {"The package has": 11_640, "The heart has": 3_220}
+LIMITS = {"The package has": 11_720, "The heart has": 3_220}
 FILE_LIMIT, FUNCTION_LIMIT = 500, 50
 FEWEST = 60
 SMALL = {  # why a file has fewer lines than that

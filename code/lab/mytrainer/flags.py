@@ -32,8 +32,8 @@ MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other nam
 PARALLEL = ("overlap_grad_reduce", "data_parallel_sharding_strategy", "use_distributed_optimizer",
             "use_megatron_fsdp", "overlap_param_gather")
 CHECKPOINTS = ("save", "save_interval", "load")
-REST = ("device", "distributed_timeout_minutes", "local_rank", "log_interval", "log_format",
-        "tensorboard_dir", "tensorboard_queue_size")
+REST = ("preset", "device", "distributed_timeout_minutes", "local_rank", "log_interval",
+        "log_format", "tensorboard_dir", "tensorboard_queue_size")
 # The loop always accumulates and averages gradients in fp32.
 PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.

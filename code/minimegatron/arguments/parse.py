@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 
 from minimegatron.arguments.checks import check
 from minimegatron.arguments.flag import Flag, table_of
+from minimegatron.arguments.presets import expand
 from minimegatron.arguments.table import Config, EstimateConfig, Planning
 from minimegatron.errors import UserError
 
@@ -68,7 +69,7 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
 
     Raises UserError; with `require_all`, also for a required flag that is not given.
     """
-    parser, table = build_parser(config), table_of(config)
+    argv, parser, table = expand(argv), build_parser(config), table_of(config)
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False

@@ -33,6 +33,7 @@ from minimegatron.arguments.flag import (
     derived,
     flag,
 )
+from minimegatron.arguments.presets import Known
 from minimegatron.arguments.sharding import Sharding
 
 SHAPE = PASSES | STATE
@@ -442,7 +443,7 @@ class Profiling:
 
 @dataclass(frozen=True)
 class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Sharding, Distributed, Data,
-             LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
+             LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model, Known):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property

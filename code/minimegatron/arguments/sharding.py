@@ -52,7 +52,8 @@ class Sharding:
     @property
     def shards_by_unit(self) -> bool:
         """Return whether collectives of sharded state cover one transformer layer each."""
-        return self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather)
+        return self.sharding_size > 1 and (
+            self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather))
 
     @property
     def sharding_size(self) -> int:

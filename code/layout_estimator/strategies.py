@@ -147,8 +147,10 @@ def bounds(known: EstimateResult, strategy: Strategy) -> Bounds:
 
     config = known.config
     precision = "bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision
-    had = state_bytes(precision, config.sharding_size, config.zero_stage)
-    has = state_bytes(precision, config.data_parallel_size // strategy.instances, strategy.stage)
+    had = state_bytes(precision, config.sharding_size, config.zero_stage,
+                      config.offloaded_fraction)
+    has = state_bytes(precision, config.data_parallel_size // strategy.instances, strategy.stage,
+                      config.offloaded_fraction)
     totals = [rank.outside + rank.activations + rank.weights / had.weights * has.resident
               for rank in known.plan.memory]
     return Bounds(known.estimate.least_seconds, max(totals) / 2**30, all(

@@ -15,8 +15,8 @@ LINK = re.compile(r"\(\.\./code/([\w/]+\.py)\)")
 HEART = dict.fromkeys(["pretrain_gpt.py", *LINK.findall(TOUR)])
 FILES = sorted((CODE / "minimegatron").rglob("*.py"))
 # A new feature makes room for itself in the heart, whose limit should only ever go down. The
-# package's went up once, for sharded gradients and parameters.
-LIMITS = {"The package has": 11_150, "The heart has": 3_220}
+# package's went up twice, for sharded gradients and parameters, and for offloaded optimizer state.
+LIMITS = {"The package has": 11_340, "The heart has": 3_210}
 FILE_LIMIT, FUNCTION_LIMIT = 500, 50
 FEWEST = 60
 SMALL = {  # why a file has fewer lines than that

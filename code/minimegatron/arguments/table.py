@@ -33,7 +33,7 @@ from minimegatron.arguments.flag import (
     derived,
     flag,
 )
-from minimegatron.arguments.sharding import Sharding
+from minimegatron.arguments.sharding import Offload, Sharding
 
 SHAPE = PASSES | STATE
 FP16 = RelatedFlags(
@@ -436,8 +436,8 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Sharding, Distributed, Data,
-             LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
+class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Offload, Sharding, Distributed,
+             Data, LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property

@@ -83,6 +83,7 @@ class Search:
         prune: whether to cut branches; without, the search is exhaustive.
         partitioner: splits the layers over the stages of a placement.
         unequal: whether to add plans with unequal replicas, which the trainer cannot run.
+        sharded: whether replicas shard the optimizer state (ZeRO-1); both are tried by default.
         varied: whether the best plans are also tried with ZB-H1 and interleaved 1F1B.
         branches: how many there are.
         solved: for how many placements layers were split.
@@ -98,6 +99,7 @@ class Search:
     partitioner: Partitioner = partition.best
     varied: bool = True
     unequal: bool = False
+    sharded: tuple[bool, ...] = (False, True)
     branches: int = 0
     solved: int = 0
     every_order: bool = True
@@ -233,9 +235,10 @@ class Search:
         for micro_batch in MICRO_BATCHES:
             if self.model.global_batch % (micro_batch * sizes.data):
                 continue
-            for recompute, sharded, schedule in product(RECOMPUTE, (False, True), SCHEDULES):
-                # One replica has nothing to share, and one stage has nothing to order.
-                if (sizes.data > 1 or not sharded) and (sizes.pipeline > 1 or schedule == "1f1b"):
+            # One replica has nothing to share, and one stage has nothing to order.
+            strategies = self.sharded if sizes.data > 1 else (False,)
+            for recompute, sharded, schedule in product(RECOMPUTE, strategies, SCHEDULES):
+                if sizes.pipeline > 1 or schedule == "1f1b":
                     yield TrainingConfig(micro_batch, recompute, sharded, schedule)
 
     def _bound(self, used: Used, sizes: ParallelSizes, config: TrainingConfig, equal: bool

@@ -1,8 +1,8 @@
 """`lab estimate`: find the layouts of a model on a cluster that are fastest, or that fit.
 
 It estimates every layout whose tensor-parallel ranks stay within a node, each with several
-micro-batch sizes and with and without activation recomputation, on virtual GPUs. Nothing is
-trained.
+micro-batch sizes, with and without activation recomputation, and with the sharding strategies of
+data parallelism, on virtual GPUs. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -10,49 +10,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from math import gcd
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from labcore.errors import LabError
+from layout_estimator.search import EstimatedLayout, Search, pareto
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from layout_estimator.planner import RunPlan
-    from minimegatron.arguments.table import EstimateConfig
-
 HELP = """\
 The flags are those of pretrain_gpt.py --estimate. These are varied unless you give them:
 --tensor-model-parallel-size, --pipeline-model-parallel-size, --micro-batch-size,
---recompute-granularity. --cluster a100:4x2,a10:4x4 describes nodes of several kinds.
+--recompute-granularity, --data-parallel-sharding-strategy (or --use-distributed-optimizer), and
+--num-distributed-optimizer-instances. Communication overlaps with computation only if you give
+--overlap-grad-reduce and --overlap-param-gather. --cluster a100:4x2,a10:4x4 describes nodes of
+several kinds.
 
   lab estimate --device virtual:a100-80gb --world-size 64 --num-layers 48 --hidden-size 6144 \\
       --num-attention-heads 48 --seq-length 2048 --max-position-embeddings 2048 \\
       --global-batch-size 512 --fp16 --plot pareto.svg
 """
 MAX_ROWS = 20  # of the table, besides the Pareto front
-
-
-class EstimatedLayout(NamedTuple):
-    """A layout with its estimate.
-
-    Attributes:
-        plan: its time, memory, and cost.
-        micro_batch: samples per micro-batch.
-        recompute: its recomputation, a key of RECOMPUTE.
-    """
-
-    plan: RunPlan
-    micro_batch: int
-    recompute: str
-
-    @property
-    def gib(self) -> float:
-        """Return the memory of the fullest rank, in GiB."""
-        return max(memory.total for memory in self.plan.memory) / 2**30
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -73,17 +54,17 @@ def run(arguments: argparse.Namespace) -> None:
     as_json = "--json" in flags
     flags = [flag for flag in flags if flag != "--json"]
     plot = pop_figure_path(flags, "--plot")
-    tried, choices = 0, []
-    for tried, choice in enumerate(sweep(flags), 1):
+    search = Search(flags)
+    for tried, _ in enumerate(search, 1):
         if sys.stderr.isatty():
             print(f"\r{tried} layouts", end="", file=sys.stderr, flush=True)
-        choices.append(choice)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr)
-    choices.sort(key=lambda choice: (not choice.plan.fits, choice.plan.seconds_per_iteration))
+    choices = sorted(search.found, key=lambda choice: (
+        not choice.plan.fits, choice.plan.seconds_per_iteration))
     best = pareto(choices)
     print(json.dumps([record(choice, choice in best) for choice in choices], indent=2) if as_json
-          else table(choices, best))
+          else table(search, choices, best))
     if plot is not None:
         draw(choices, best, plot)
 
@@ -117,92 +98,18 @@ def pop_figure_path(flags: list[str], name: str) -> str | None:
     return value
 
 
-def sweep(flags: Sequence[str]) -> Iterator[EstimatedLayout]:
-    """Yield every layout that the trainer accepts; LabError with its reason if there is none."""
-    from layout_estimator.requests import EstimateError, estimate, read_flags
-
-    measured, first_error, any_accepted = {}, None, False
-    for words, micro_batch, recompute in layouts(flags):
-        try:
-            config = read_flags([*flags, *words])
-            keep_on_nodes(config)
-            plan = estimate(config, measured).plan
-        except EstimateError as error:
-            first_error = first_error or error
-            continue
-        any_accepted = True
-        yield EstimatedLayout(plan, micro_batch or config.micro_batch_size, recompute)
-    if not any_accepted:
-        raise LabError(f"estimate: {first_error or 'no layout is left to try'}")
-
-
-def keep_on_nodes(config: EstimateConfig) -> None:
-    """Raise EstimateError if a tensor-parallel group would not fit in one node."""
-    from layout_estimator.requests import EstimateError
-    from virtualgpu.net.cluster_spec import parse_nodes
-
-    size, name = config.tensor_model_parallel_size, "--tensor-model-parallel-size"
-    if config.cluster is None and size > config.gpus_per_node:
-        raise EstimateError(f"{name} {size}: a tensor-parallel group stays on one node, and "
-                            f"nodes have --gpus-per-node {config.gpus_per_node}; nearest: "
-                            f"{name} {config.gpus_per_node}")
-    for group in parse_nodes(config.cluster) if config.cluster else ():
-        if group.per_node % size:
-            raise EstimateError(f"{name} {size}: a tensor-parallel group stays on one node, and "
-                                f"{group} in --cluster has {group.per_node} GPU(s) per node; "
-                                f"nearest: {name} {gcd(size, group.per_node)}")
-
-
-def layouts(flags: Sequence[str]) -> Iterator[tuple[list[str], int | None, str]]:
-    """Yield (flags, micro-batch size, recomputation) of each combination of the varied flags.
-
-    Raises:
-        EstimateError: --cluster describes no cluster.
-    """
-    from layout_estimator.requests import with_cluster
-
-    given = dict(pairwise(with_cluster(flags))).get("--world-size", "1")
-    # The trainer's parser reports any other value.
-    world = int(given) if given.isdecimal() and int(given) else 1
-    divisors = [size for size in range(1, world + 1) if world % size == 0]
-
-    from cluster_planner.profiles import MICRO_BATCHES, RECOMPUTE  # loads the GPU models
-
-    def values(name: str, candidates: Sequence[int]) -> list[tuple[list[str], int | None]]:
-        return ([([], None)] if name in flags
-                else [([name, str(value)], value) for value in candidates])
-
-    recompute = ({"as given": []} if any(flag.startswith(("--recompute", "--activations"))
-                                         for flag in flags) else RECOMPUTE)
-    for tensor, _ in values("--tensor-model-parallel-size", divisors):
-        for pipeline, _ in values("--pipeline-model-parallel-size", divisors):
-            for micro, size in values("--micro-batch-size", MICRO_BATCHES):
-                for name, words in recompute.items():
-                    yield [*tensor, *pipeline, *micro, *words], size, name
-
-
-def pareto(choices: Sequence[EstimatedLayout]) -> list[EstimatedLayout]:
-    """Return the Pareto front of the layouts that fit, in time and memory.
-
-    Args:
-        choices: layouts, the fastest first.
-    """
-    best: list[EstimatedLayout] = []
-    for choice in choices:
-        if choice.plan.fits and (not best or choice.gib < best[-1].gib):
-            best.append(choice)
-    return best
-
-
 def record(choice: EstimatedLayout, best: bool) -> dict:
     from layout_estimator.planner import as_json
 
-    return {"micro_batch": choice.micro_batch, "recompute": choice.recompute, "pareto": best,
-            **as_json(choice.plan)}
+    return {"micro_batch": choice.micro_batch, "recompute": choice.recompute,
+            "sharding": choice.strategy.name, "instances": choice.strategy.instances,
+            "pareto": best, "flags": choice.flags, **as_json(choice.plan)}
 
 
-def table(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout]) -> str:
-    """Return a table of the fastest layouts that fit and of the Pareto front, marked with stars."""
+def table(search: Search, choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout]
+          ) -> str:
+    """Return a table of the fastest layouts that fit and of the Pareto front, marked with stars,
+    and the flags of the fastest."""
     first = choices[0].plan
     fitting = [choice for choice in choices if choice.plan.fits]
     gpus = " + ".join(f"virtual {name} x {count}" for name, count in first.gpus.items())
@@ -210,19 +117,37 @@ def table(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout]) -
     lines = [f"{gpus}, {first.network}: {len(choices)} layouts, {len(fitting)} fit into "
              f"{' and '.join(sizes)} GiB; modeled, nothing was run",
              f"software stack {first.software}",
-             "   tensor pipeline data micro recompute   s/iteration TFLOP/s  peak  bubble "
-             "collectives    GiB"]
+             "   tensor pipeline data sharding               micro recompute   s/iteration TFLOP/s "
+             " peak  bubble collectives    GiB"]
     shown = fitting[:MAX_ROWS] + [choice for choice in best if choice not in fitting[:MAX_ROWS]]
     for choice in shown or choices[:MAX_ROWS]:
         plan = choice.plan
         lines.append(
-            f" {'*' if choice in best else ' '} {plan.tensor:6d} {plan.pipeline:8d} {plan.data:4d} "
-            f"{choice.micro_batch:5d} {choice.recompute:<11} {plan.seconds_per_iteration:11.4g} "
+            f" {'*' if choice in best else ' '} {plan.tensor:6d} {plan.pipeline:8d} "
+            f"{plan.data:4d} {choice.strategy!s:<22} {choice.micro_batch:5d} "
+            f"{choice.recompute:<11} {plan.seconds_per_iteration:11.4g} "
             f"{plan.teraflops_per_gpu:7.1f} {plan.share_of_peak:5.1%} {plan.bubble:7.1%} "
             f"{plan.communication:11.1%} {choice.gib:6.1f}"
             + ("" if plan.fits else "  does not fit"))
-    lines.append(" * no other that fits is faster and smaller")
+    lines += [" * no other that fits is faster and smaller", *notes(search, choices)]
+    if fitting:
+        lines += [f"the fastest, on {first.world_size} GPUs:",
+                  f"  pretrain_gpt.py {shlex.join(choices[0].flags)}"]
     return "\n".join(lines)
+
+
+def notes(search: Search, choices: Sequence[EstimatedLayout]) -> Iterator[str]:
+    """Yield remarks on the strategies in the table, and on those that are not."""
+    if any(choice.strategy.instances > 1 for choice in choices):
+        yield " / N: N instances of the sharded state, each within a node (hybrid sharding)"
+    if search.skipped:
+        yield (f"   {search.skipped} more strategies of these layouts were not estimated: bounds "
+               "show that they do not fit, or that another layout is as fast and as small")
+    if len(choices[0].plan.gpus) > 1 and search.searched.name is None:
+        yield ("   optim_grads and optim_grads_params were not tried: on unlike nodes, fast ranks "
+               "would wait for slow ones in every layer, which is not modeled")
+
+
 
 
 def draw(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout], path: str
@@ -234,7 +159,7 @@ def draw(choices: Sequence[EstimatedLayout], best: Sequence[EstimatedLayout], pa
     from matplotlib import pyplot
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-    figure, (axes, legend) = pyplot.subplots(1, 2, figsize=(9, 4.4), width_ratios=(3, 1),
+    figure, (axes, legend) = pyplot.subplots(1, 2, figsize=(10.5, 4.4), width_ratios=(3, 2),
                                              layout="constrained")
     _draw_points(axes, choices, best)
     _list_front(legend, best)
@@ -275,9 +200,10 @@ def _draw_points(axes: Axes, choices: Sequence[EstimatedLayout],
 def _list_front(axes: Axes, best: Sequence[EstimatedLayout]) -> None:
     """List the layouts of the Pareto front, with their numbers."""
     axes.axis("off")
-    lines = ["   tensor pipe data micro recompute"]
+    lines = ["   tensor pipe data micro recompute sharding"]
     lines += [f"{number:2d} {choice.plan.tensor:6d} {choice.plan.pipeline:4d} "
-              f"{choice.plan.data:4d} {choice.micro_batch:5d} {choice.recompute}"
+              f"{choice.plan.data:4d} {choice.micro_batch:5d} {choice.recompute:9} "
+              f"{choice.strategy}"
               for number, choice in enumerate(best, 1)]
     axes.text(0, 1, "\n".join(lines), va="top", fontsize=7, family="monospace",
               in_layout=False)

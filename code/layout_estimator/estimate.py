@@ -9,27 +9,38 @@ layers and links are measured only once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from layout_estimator.cluster import ModeledCluster, modeled_cluster
 from layout_estimator.fragmentation import unallocated_bytes
-from layout_estimator.measurement import chunk_cost, layers_in_bf16, runs_timers, step_cost
+from layout_estimator.measurement import (
+    chunk_cost,
+    draw_cost,
+    layers_in_bf16,
+    runs_timers,
+    step_cost,
+)
 from layout_estimator.memory import PeakMemory, communicator_bytes, message_bytes
 from layout_estimator.representative import RepresentativeContext, representative_context
-from layout_estimator.stage_cost import StageCost
+from layout_estimator.stage_cost import StageCost, StepCost
 from layout_estimator.step_time import StepClock
 from minimegatron.arguments import Config
 from minimegatron.arguments.flag import PASSES, names_affecting
+from minimegatron.arguments.sharding import Sharding
+from minimegatron.arguments.table import Recompute
 from minimegatron.errors import UserError
 from minimegatron.grid import Group
 from minimegatron.parallel.sharding import split_replicas
 from pipeline_schedules import (
     BACKWARD,
+    BUILT_IN,
     FORWARD,
     WEIGHT,
+    Program,
     Schedule,
     ScheduleError,
     add_communication,
@@ -43,6 +54,12 @@ from virtualgpu.net import network
 from virtualgpu.net.network import Link
 
 UNLIMITED_MEMORY = 1 << 60  # bytes of the GPU on which stages are measured
+# Flags of the passes on which the end of a step does not depend.
+MICRO_BATCH = ("micro_batch_size", *(each.name for each in fields(Recompute)))
+# Flags of the end of a step on which the passes do not depend, unless these move shards.
+REPLICAS = ("data_parallel_size", "num_distributed_optimizer_instances", "clip_grad",
+            "ddp_bucket_size")
+SHARDING = tuple(each.name for each in fields(Sharding))
 
 
 class StageRanks(NamedTuple):
@@ -71,6 +88,8 @@ class Estimate:
         bubble: the share of time in which a GPU waits for other stages, or for slower replicas of
             its own stage, over all stages.
         ranks: the stages, with their GPU models.
+        least_seconds: a lower bound of `seconds` for all sharding strategies that share the
+            layout; 0 if it is not known.
     """
 
     seconds: float
@@ -83,6 +102,7 @@ class Estimate:
     communication: float
     bubble: float
     ranks: tuple[StageRanks, ...]
+    least_seconds: float = 0.0
 
     @property
     def peak(self) -> tuple[int, ...]:
@@ -105,7 +125,10 @@ class Estimator:
     link: str | None = None
     per_node: int = 8
     _chunks: dict = field(default_factory=dict)
+    _layers: dict = field(default_factory=dict)
     _steps: dict = field(default_factory=dict)
+    _ends: dict = field(default_factory=dict)
+    _draws: dict = field(default_factory=dict)
 
     def estimate(self, config: Config, vocab_size: int) -> Estimate:
         """Return the estimate of a run.
@@ -118,7 +141,7 @@ class Estimator:
             UserError: the schedule does not fit the layout.
             VirtualGpuError: too much of the time would be a guess.
         """
-        schedule = load_schedule(config)
+        schedule, program = load_program(config)
         with self._cluster(config) as cluster:
             split = splits_backward(schedule)
             stages = [representative_context(config, cluster, stage)
@@ -128,7 +151,6 @@ class Estimator:
             workspaces = cluster.workspace_bytes(config.fp8_format is not None)
             cluster.device.closing()
             send_seconds = send_times(config, cluster)
-        program = add_communication(schedule)
         clock = StepClock(costs, config.num_micro_batches, send_seconds, runs_timers(config))
         memory = PeakMemory(costs, config, [workspaces] * len(costs))
         replay(program, clock)
@@ -155,7 +177,7 @@ class Estimator:
             vocab_size: the padded vocabulary size.
             stage: the pipeline stage.
         """
-        split = splits_backward(load_schedule(config))
+        split = splits_backward(load_program(config)[0])
         with self._cluster(config, fragments=True) as cluster:
             return unallocated_bytes(representative_context(config, cluster, stage), vocab_size,
                                      split)
@@ -192,28 +214,48 @@ class Estimator:
         stage_chunks = tuple((config.layers_per_chunk[virtual], virtual == 0, virtual == last,
                               layers_in_bf16(config, virtual))
                              for virtual in range(stage, last + 1, stages))
-        key = (*(getattr(config, name) for name in names_affecting(PASSES, type(config))),
-               vocab_size, split, _path(grid.tp))
-        if config.shards_by_unit:  # collectives of the replicas are a part of every pass
-            key += tuple(map(_path, split_replicas(
-                grid, config.num_distributed_optimizer_instances)))
-        chunks = []
+        # A pass receives messages only where there are several stages.
+        key = vocab_size, split, _path(grid.tp), stages > 1, passes_key(ctx)
+        known, chunks = self._layers.setdefault(key, {}), []
         for number, chunk in enumerate(stage_chunks):
-            # A pass receives messages only where there are several stages.
-            chunk_key = *key, chunk, stages > 1
-            if chunk_key not in self._chunks:
-                self._chunks[chunk_key] = chunk_cost(ctx, vocab_size, number, split)
-            chunks.append(self._chunks[chunk_key])
-        step_key = (*key, stage_chunks, _path(grid.replicas), _path(grid.model),
-                    ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]))
-        if step_key not in self._steps:
-            self._steps[step_key] = step_cost(ctx, vocab_size)
-        return StageCost(tuple(chunks), self._steps[step_key], self.card.efficiency)
+            if (*key, chunk) not in self._chunks:
+                self._chunks[*key, chunk] = chunk_cost(ctx, vocab_size, number, split, known)
+            chunks.append(self._chunks[*key, chunk])
+        return StageCost(tuple(chunks), self._step(ctx, vocab_size, key, stage_chunks),
+                         self.card.efficiency)
+
+    def _step(self, ctx: RepresentativeContext, vocab_size: int, key: tuple, stage_chunks: tuple
+              ) -> StepCost:
+        """Return the cost of a stage's step; all micro-batch sizes share the end of a step.
+
+        Args:
+            ctx: the context.
+            vocab_size: the padded vocabulary size.
+            key: whatever the passes depend on.
+            stage_chunks: the chunks of the stage.
+        """
+        config, grid = ctx.config, ctx.grid
+        # Where reductions overlap with the last backward pass, they depend on its duration.
+        overlaps = config.overlap_grad_reduce and grid.replicas.size > 1 and (
+            config.zero_stage < 2 or config.num_distributed_optimizer_instances > 1)
+        flags = flag_values(config, () if overlaps else MICRO_BATCH)
+        end = (flags, vocab_size, stage_chunks, *map(_path, (grid.tp, grid.replicas, grid.model)),
+               ctx.cluster.path_between(grid.pp.ranks[0], grid.pp.ranks[-1]),
+               *shard_paths(ctx))
+        if (*key, end) not in self._steps:
+            if end not in self._ends:
+                self._ends[end] = step_cost(ctx, vocab_size)
+            if key not in self._draws:
+                self._draws[key] = draw_cost(ctx)
+            draw = self._draws[key]
+            self._steps[*key, end] = replace(self._ends[end], draw=draw, batch_bytes=draw.retained)
+        return self._steps[*key, end]
 
     def _summary(self, config: Config, costs: Sequence[StageCost], clock: StepClock,
                  memory: PeakMemory, outside: tuple[int, ...]) -> Estimate:
         passes_peak, end_peak = memory.peaks()
         needed = map(sum, zip(map(max, passes_peak, end_peak), outside, strict=True))
+        least = least_seconds(costs, clock, config.num_micro_batches)
         seconds, stages = clock.finish(), len(costs)
         communication = sum(cost.communication(config.num_micro_batches) for cost in costs)
         return Estimate(
@@ -221,24 +263,79 @@ class Estimator:
             tuple(cost.seconds(BACKWARD, WEIGHT) for cost in costs), passes_peak, end_peak,
             outside, max(needed) <= self.card.memory,
             communication / stages / seconds, sum(clock.waited) / stages / seconds,
-            tuple(StageRanks(stage, self.card) for stage in range(stages)))
+            tuple(StageRanks(stage, self.card) for stage in range(stages)), least)
 
 
-def load_schedule(config: Config) -> Schedule:
-    """Return the schedule of the flags. Raises UserError if it does not fit the layout."""
-    stages, micro_batches = config.pipeline_model_parallel_size, config.num_micro_batches
+def least_seconds(costs: Sequence[StageCost], clock: StepClock, micro_batches: int) -> float:
+    """Return a lower bound of the step time of any sharding strategy in the same layout.
+
+    These are the passes alone, without collectives and the optimizer at the end of the step. A
+    strategy that shards gradients never adds to those of an earlier micro-batch, so every pass may
+    be as fast as the step's first one. No path through the passes has more than m + 2p of them.
+
+    Args:
+        costs: of the stages, with gradients that are not sharded.
+        clock: after the passes.
+        micro_batches: m.
+    """
+    saved = max(sum(max(0.0, cost.busy - chunk.first[kind].busy,
+                        cost.latency - chunk.first[kind].latency)
+                    for chunk in stage.chunks for kind, cost in chunk.passes.items())
+                for stage in costs)
+    passes = max(clock.ends()) - max(stage.step.after for stage in costs)
+    return max(0.0, passes - (micro_batches + 2 * len(costs)) * saved)
+
+
+def load_program(config: Config) -> tuple[Schedule, Program]:
+    """Return the schedule of the flags, and its program with communication.
+
+    Raises UserError if the schedule does not fit the layout.
+    """
+    make = _known_program if config.schedule in BUILT_IN else _known_program.__wrapped__
+    return make(config.schedule, config.pipeline_model_parallel_size, config.num_micro_batches,
+                config.chunks)
+
+
+@lru_cache(maxsize=4)  # layouts that differ in recomputation or sharding have the same one
+def _known_program(name: str, stages: int, micro_batches: int, chunks: int
+                   ) -> tuple[Schedule, Program]:
     try:
-        schedule = load(config.schedule, stages, micro_batches, config.chunks)
-        check(schedule, stages=stages, micro_batches=micro_batches, chunks=config.chunks,
-              source=f"--schedule {config.schedule}")
+        schedule = load(name, stages, micro_batches, chunks)
+        check(schedule, stages=stages, micro_batches=micro_batches, chunks=chunks,
+              source=f"--schedule {name}")
     except ScheduleError as error:
         raise UserError(str(error)) from error
-    return schedule
+    return schedule, add_communication(schedule, is_checked=True)
 
 
 def _path(group: Group) -> object:
     """Return the path of a group's collectives; on equal paths they take equal time."""
     return None if group.process_group is None else group.process_group.path
+
+
+def flag_values(config: Config, without: Collection[str] = ()) -> tuple:
+    """Return the values of the flags that affect a pass or a step, without those named."""
+    return tuple(getattr(config, name) for name in names_affecting(PASSES, type(config))
+                 if name not in without)
+
+
+def passes_key(ctx: RepresentativeContext) -> tuple:
+    """Return what the time and memory of the passes depend on; equal passes have equal keys.
+
+    ZeRO stages 0 and 1 have the same passes on any number of replicas.
+    """
+    config = ctx.config
+    if config.fp8_param_gather:
+        return flag_values(config)
+    if config.zero_stage < 2:
+        return flag_values(config, (*REPLICAS, *SHARDING))
+    return flag_values(config, REPLICAS), config.sharding_size, *shard_paths(ctx)
+
+
+def shard_paths(ctx: RepresentativeContext) -> tuple:
+    """Return the paths of the collectives within and across the instances of hybrid sharding."""
+    return tuple(map(_path, split_replicas(
+        ctx.grid, ctx.config.num_distributed_optimizer_instances)))
 
 
 def send_times(config: Config, cluster: ModeledCluster, replica: int = 0

@@ -113,8 +113,15 @@ def draw_micro_batch(ctx: RepresentativeContext) -> MicroBatch:
     return batches.micro_batch(range(config.micro_batch_size), iteration=0, train=True)
 
 
+def draw_cost(ctx: RepresentativeContext) -> PassCost:
+    """Measure drawing a micro-batch."""
+    batches: list[MicroBatch] = []  # which keeps it in memory
+    return Meter(ctx).run(lambda: batches.append(draw_micro_batch(ctx)))
+
+
 @without_collector()
-def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: bool) -> ChunkCost:
+def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: bool,
+               known: dict[tuple, ChunkCost] | None = None) -> ChunkCost:
     """Measure the passes of one model chunk.
 
     Args:
@@ -122,6 +129,7 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
         vocab_size: the padded vocabulary size.
         chunk: the chunk's number on the stage.
         split: whether the schedule computes weight gradients in a pass of their own (W).
+        known: costs of a few layers, which chunks of any length share; filled in by this call.
     """
     config = ctx.config
     virtual_stage = chunk * ctx.grid.pp.size + ctx.grid.pp.index
@@ -141,7 +149,15 @@ def chunk_cost(ctx: RepresentativeContext, vocab_size: int, chunk: int, split: b
     measured = MEASURED_LAYERS + (config.zero_stage > 1)
     if layers <= measured or differ:
         return measure(layers)
-    fewer, full = measure(measured - 1), measure(measured)
+    known = {} if known is None else known
+
+    def measure_once(count: int) -> ChunkCost:
+        key = count, virtual_stage == 0, is_last, layers_in_bf16(config, virtual_stage) > 0
+        if key not in known:
+            known[key] = measure(count)
+        return known[key]
+
+    fewer, full = measure_once(measured - 1), measure_once(measured)
     return ChunkCost(*(
         {kind: cost.plus(cost.plus(small[kind], -1), layers - measured)
          for kind, cost in large.items()}
@@ -243,10 +259,9 @@ def step_cost(ctx: RepresentativeContext, vocab_size: int) -> StepCost:
     optimizer = Optimizer(ctx, ddp)
     rate, timers = LearningRate(config), Timers(ctx.device.now, config.timing_log_level)
     state_bytes = gpu.memory.live - before
-    batches: list[MicroBatch] = []
-    draw = meter.run(lambda: batches.append(draw_micro_batch(ctx)))
+    draw = draw_cost(ctx)
     if ddp.overlap and ctx.grid.replicas.size > 1:
-        _backward_twice(ctx, chunks, ddp, batches[0])
+        _backward_twice(ctx, chunks, ddp, draw_micro_batch(ctx))
     else:
         count_as_accumulated(ddp)
     ctx.records.clear()

@@ -76,7 +76,7 @@ def memory_breakdown(config: EstimateConfig, estimate: Estimate, stages: list[in
         stages: number of parameters on a rank of each stage.
     """
     each = state_bytes("bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
-                       config.sharding_size, config.zero_stage)
+                       config.sharding_size, config.zero_stage, config.offloaded_fraction)
     rows = zip(estimate.ranks, estimate.passes_peak, estimate.end_peak, estimate.outside,
                strict=True)
     return tuple(MemoryBreakdown(

@@ -19,7 +19,7 @@ from layout_estimator.estimate import (
     Estimate,
     Estimator,
     StageRanks,
-    load_schedule,
+    load_program,
     send_times,
 )
 from layout_estimator.measurement import runs_timers
@@ -29,7 +29,7 @@ from layout_estimator.representative import representative_context
 from layout_estimator.stage_cost import StageCost
 from minimegatron.arguments import Config
 from minimegatron.errors import UserError, require
-from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, add_communication, replay, splits_backward
+from pipeline_schedules import BACKWARD, FORWARD, WEIGHT, replay, splits_backward
 from virtualgpu.core.card import Card
 from virtualgpu.net import network
 from virtualgpu.net.cluster_spec import NodeGroup
@@ -117,7 +117,7 @@ class MixedEstimator:
                 "--data-parallel-sharding-strategy or --overlap-param-gather with a --cluster of "
                 "unlike nodes: in every layer fast ranks would wait for slow ones, which is not "
                 "modeled; nearest: --use-distributed-optimizer")
-        topology, schedule = self.topology, load_schedule(config)
+        topology, (schedule, program) = self.topology, load_program(config)
         by_card = stages_by_card(config, topology)
         costs: dict[StageReplica, RankCost] = {}
         for card, card_members in by_card.items():
@@ -134,7 +134,6 @@ class MixedEstimator:
         distinct_rows = list(distinct.values())
         replicas = [Replica(tuple(cost.stage for cost in row), [cost.sends for cost in row],
                             counts[key]) for key, row in distinct.items()]
-        program = add_communication(schedule)
         time = time_step(replicas, program, config.num_micro_batches, runs_timers(config))
         memory = [PeakMemory(replica.costs, config, [cost.workspaces for cost in row])
                   for replica, row in zip(replicas, distinct_rows, strict=True)]

@@ -1,8 +1,8 @@
 """`lab plan`: the fastest and the cheapest ways to train a model on a cluster of unlike GPUs.
 
 It searches layouts, placements of GPU models on pipeline stages, partitions of the layers,
-micro-batch sizes, recomputation, schedules, and the distributed optimizer, and prints the plans
-that no other beats in both time and dollars. Nothing is trained.
+micro-batch sizes, recomputation, schedules, and whether data-parallel ranks shard the optimizer
+state, and prints the plans that no other beats in both time and dollars. Nothing is trained.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--unequal-replicas", action="store_true",
                         help="add plans whose replicas take different numbers of micro-batches, "
                         "which the trainer cannot run")
+    parser.add_argument("--data-parallel-sharding-strategy", metavar="STRATEGY",
+                        help="no_shard or optim (default: both); unlike nodes cannot shard "
+                        "gradients or parameters")
     parser.add_argument("--json", action="store_true", help="print all plans as JSON")
     parser.add_argument("--plot", metavar="FILE.svg", help="draw time and dollars")
     parser.add_argument("--conf", metavar="FILE.toml", type=Path,
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
                     partitioner={"exact": partition.best, "even": partition.even,
                                  "fasop": partition.fasop, "amp": partition.amp}[
                         arguments.planner], varied=arguments.planner == "exact",
-                    unequal=arguments.unequal_replicas)
+                    unequal=arguments.unequal_replicas, sharded=_sharded(arguments))
     front = search.front()
     if arguments.write_profiles:
         write_table(arguments.write_profiles, model, profiles.known)
@@ -96,6 +99,25 @@ def run(arguments: argparse.Namespace) -> None:
                        f"--global-batch {arguments.global_batch}"
                        + (f" and the rows of {arguments.profiles}" if arguments.profiles else ""))
     _print(arguments, search, front, flags)
+
+
+def _sharded(arguments: argparse.Namespace) -> tuple[bool, ...]:
+    """Return whether the optimizer state is sharded; both by default. Raises LabError."""
+    from layout_estimator.strategies import CHOICE
+    from minimegatron.arguments.sharding import SHARDING_STRATEGIES
+    from virtualgpu.core.cards import nearest
+
+    name, modeled = arguments.data_parallel_sharding_strategy, SHARDING_STRATEGIES[:2]
+    if name is None:
+        return (False, True)
+    if name in SHARDING_STRATEGIES[2:]:
+        raise LabError(f"{CHOICE} {name}: on unlike nodes, fast ranks would wait for slow ones in "
+                       f"every layer, which is not modeled; nearest: {CHOICE} optim, or lab "
+                       "estimate for nodes of one kind")
+    if name not in modeled:
+        raise LabError(f"{CHOICE} {name}: no such strategy; nearest: {CHOICE} "
+                       f"{nearest(name, modeled)[0]}")
+    return (name == "optim",)
 
 
 def _conf(arguments: argparse.Namespace) -> Path | None:
@@ -207,7 +229,8 @@ def _flags(arguments: argparse.Namespace) -> list[str]:
         raise LabError(f"--flags {arguments.flags}: {error}") from error
     varied = [word for word in words if word.startswith(
         ("--tensor-model", "--pipeline-model", "--micro-batch", "--global-batch", "--balance",
-         "--recompute", "--schedule", "--use-distributed", "--world-size", "--device"))]
+         "--recompute", "--schedule", "--use-distributed", "--use-megatron-fsdp",
+         "--data-parallel-sharding", "--num-distributed", "--world-size", "--device"))]
     if varied:
         raise LabError(f"--flags: the planner chooses {varied[0]}; leave it out")
     return words if "--timing-log-level" in words else [*words, *QUIET]

@@ -80,6 +80,8 @@ def table(search: Search, front: Sequence[ClusterPlan], chosen: ClusterPlan | No
     """
     lines = [f"{', '.join(map(str, search.groups))}: {search.branches} layouts, "
              f"{search.solved} partitioned; modeled, nothing was run",
+             "sharding: no_shard or optim (sharded: yes); the others, in which fast ranks "
+             "wait for slow ones in every layer, are not modeled",
              "   s/iteration  $/iteration GPUs tensor pipeline data micro recompute sharded "
              "schedule    balance, --cluster"]
     for plan in front:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.distributed as dist
@@ -148,18 +149,24 @@ def representative_context(config: Config, cluster: ModeledCluster, stage: int, 
         replica: the data-parallel replica.
     """
     sizes = axis_sizes(config)
-    rank = groups_along("dp", sizes)[stage * sizes["tp"]][replica]
+    rank = _groups("dp", *sizes.items())[stage * sizes["tp"]][replica]
     records: list[CollectiveRecord] = []
     recorded = {name for name in ("pp", "model") if sizes["pp"] > 1}
     if cluster.replicas_differ:
         recorded.add("replicas")
     groups = {}
     for name in GROUPS:
-        ranks = next(ranks for ranks in groups_along(name, sizes) if rank in ranks)
+        ranks = next(ranks for ranks in _groups(name, *sizes.items()) if rank in ranks)
         groups[name] = _group(cluster, name, ranks, rank, records if name in recorded else None)
     grid = RepresentativeGrid(rank=rank, world_size=config.world_size, **groups, cluster=cluster,
                               records=records)
     return RepresentativeContext(config, grid, cluster.device, cluster, records)
+
+
+@lru_cache(maxsize=64)
+def _groups(name: str, *sizes: tuple[str, int]) -> list[tuple[int, ...]]:
+    """Return the groups of a kind in a grid of these sizes, which all of its stages share."""
+    return groups_along(name, dict(sizes))
 
 
 def _group(cluster: ModeledCluster, name: str, ranks: tuple[int, ...], rank: int,

@@ -240,7 +240,8 @@ class States(NamedTuple):
         return sum(self)
 
 
-def state_bytes(precision: str, replicas: int = 1, zero_stage: int = 0) -> States:
+def state_bytes(precision: str, replicas: int = 1, zero_stage: int = 0, offloaded: float = 0.0
+                ) -> States:
     """Return the bytes per parameter of training with Adam and fp32 master weights.
 
     fp32: 16, or 8 + 8/d with the distributed optimizer. fp16: 20 (parameters and gradients in fp16;
@@ -252,10 +253,13 @@ def state_bytes(precision: str, replicas: int = 1, zero_stage: int = 0) -> State
         precision: "fp32", "fp16", or "bf16".
         replicas: d, the ranks that share the sharded state.
         zero_stage: 0 to 3, as for `zero_bytes`.
+        offloaded: the fraction of the optimizer state (master weights and moments) that is in host
+            memory, and not counted.
     """
     weights, gradients, optimizer, main_gradients = {
         "fp32": (4, 4, 8, 0), "fp16": (2, 2, 12, 4), "bf16": (2, 4, 12, 0)}[precision]
     shards = [replicas if zero_stage >= needed else 1 for needed in (3, 2, 1)]
+    optimizer *= 1 - offloaded
     return States(weights / shards[0], gradients / shards[1], optimizer / shards[2],
                   main_gradients / shards[2])
 

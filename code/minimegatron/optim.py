@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from minimegatron.context import Context, params_dtype
 from minimegatron.model import ops
 from minimegatron.model.parameters import ParamGroup
 from minimegatron.parallel.ddp import DistributedDataParallel, length
+from minimegatron.ranges import BufferRange, cut, joined
 from minimegatron.timers import Timers
 
 
@@ -100,36 +100,6 @@ class LossScaler:
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-@dataclass(frozen=True)
-class BufferRange:
-    """Consecutive elements that this rank updates, all of one parameter group.
-
-    Attributes:
-        shard: where they are in the buffers of what this rank owns.
-        grads, params: where they are in the gradient and the parameter buffer, which hold
-            everything, or what this rank owns.
-        group: the parameter group.
-        counted: whether this rank counts them in sums over the model (norms, zeros).
-        partial: whether their gradients are summed over the tensor-parallel ranks, too.
-    """
-
-    shard: slice
-    grads: slice
-    params: slice
-    group: ParamGroup
-    counted: bool
-    partial: bool
-
-
-def joined(ranges: Iterable[slice]) -> list[slice]:
-    """Return the ranges with neighbors joined."""
-    result: list[slice] = []
-    for each in ranges:
-        start = result.pop().start if result and result[-1].stop == each.start else each.start
-        result.append(slice(start, each.stop))
-    return result
-
-
 class Optimizer:
     """AdamW (Loshchilov & Hutter 2019) over one rank's part of the model.
 
@@ -138,6 +108,8 @@ class Optimizer:
     Attributes:
         param_buffer: the model's parameters in its dtype, [n], or [m] if they are sharded, too.
         main_params: fp32 master weights [m] of a 16-bit model; None in fp32.
+        host: the part whose state is in host memory, with --optimizer-cpu-offload; else None.
+        on_device: the ranges of the other part, which the device updates.
         main_grads: fp32 copy [m] of 16-bit gradients, from `step` to `zero_grad`; else None.
         moments: Adam's two moments, fp32 [m] each. m is n, or n/d with the distributed optimizer.
         advanced: updates in the last step: 1, or with a loss scale a tensor, 0 after an overflow.
@@ -158,10 +130,17 @@ class Optimizer:
                               [elements for _, partial, elements in runs if partial])
         # Ranks with different elements: sums over the model go through these groups.
         self.norm_groups = [self.grid.model, *ddp.shard_groups]
-        owned = sum(map(length, ddp.owned))
+        self.owned = held = sum(map(length, ddp.owned))
+        self.host, self.on_device = None, self.ranges
+        if config.optimizer_cpu_offload:
+            from minimegatron.offload import HostPart
+
+            self.host = HostPart(ctx, self.ranges, self.owned)
+            self.on_device = list(cut(self.ranges, 0, self.host.first))
+            held = self.owned if self.has_values else self.host.first
         like = {"dtype": torch.float32, "device": ddp.grad_buffer.device}
-        self.moments = {name: torch.zeros(owned, **like) for name in MOMENTS}
-        self.main_params = None if config.precision == "fp32" else torch.empty(owned, **like)
+        self.moments = {name: torch.zeros(held, **like) for name in MOMENTS}
+        self.main_params = None if config.precision == "fp32" else torch.empty(held, **like)
         self.main_grads: torch.Tensor | None = None
         self.reload_model_params()
         self.scaler = LossScaler(ctx) if config.fp16 else None
@@ -199,7 +178,7 @@ class Optimizer:
 
     def reload_model_params(self) -> None:
         """Copy the model's parameters to the master weights, after initialization or a load."""
-        if self.main_params is not None:
+        if self.main_params is not None and len(self.main_params) == self.owned:
             self.ddp.copy_owned(self.param_buffer, out=self.main_params)
 
     def zero_grad(self) -> None:
@@ -243,7 +222,8 @@ class Optimizer:
             group.all_reduce(overflow, dist.ReduceOp.MAX)
         return overflow > 0
 
-    def _grads(self, part: BufferRange) -> torch.Tensor:
+    def grads_of(self, part: BufferRange) -> torch.Tensor:
+        """Return the gradients of a range, in fp32 once `step` has begun."""
         return (self.ddp.grad_buffer[part.grads] if self.main_grads is None
                 else self.main_grads[part.shard])
 
@@ -261,7 +241,7 @@ class Optimizer:
         overflow, factor = None, None
         if self.ddp.grad_buffer.dtype != torch.float32:
             with timers("optimizer-copy-to-main-grad"):
-                self.main_grads = torch.empty_like(self.main_params)
+                self.main_grads = self.main_params.new_empty(self.owned)
                 self.ddp.copy_owned(self.ddp.grad_buffer, out=self.main_grads)
         if self.scaler is not None:
             with timers("optimizer-unscale-and-check-inf"):
@@ -280,7 +260,7 @@ class Optimizer:
 
     def _unscale_and_clip(self, factor: torch.Tensor | None) -> torch.Tensor:
         """Multiply the gradients by `factor` (one element) and clip them; return their norm."""
-        norm = self.model_norm(self._grads(part) for part in self.ranges if part.counted)
+        norm = self.model_norm(self.grads_of(part) for part in self.ranges if part.counted)
         if factor is not None:
             norm = norm * factor
         if self.clip > 0:
@@ -289,7 +269,7 @@ class Optimizer:
             factor = clip if factor is None else factor * clip
         if factor is not None:
             for part in self.ranges:
-                self._grads(part).mul_(factor)
+                self.grads_of(part).mul_(factor)
         return norm
 
     def _update(self, lr: float | torch.Tensor, overflow: torch.Tensor | None) -> None:
@@ -298,19 +278,26 @@ class Optimizer:
         skip = None if overflow is None else overflow.float()
         # The kernel reads a number as a double, so it keeps every digit.
         lr = lr.float() if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64)
-        for part in self.ranges:
-            params = (self.param_buffer[part.params] if self.main_params is None
-                      else self.main_params[part.shard])
+
+        def adam(part: BufferRange, weights: torch.Tensor, grads: torch.Tensor) -> None:
             moments = (moment[part.shard] for moment in self.moments.values())
             weight_decay = self.weight_decay if part.group.has_weight_decay else 0.0
-            ops.adamw_(params, self._grads(part), *moments, self.steps + 1, lr, **self.adam,
+            ops.adamw_(weights, grads, *moments, self.steps + 1, lr, **self.adam,
                        weight_decay=weight_decay, skip=skip)
+
+        if self.host is not None:
+            self.host.start(self.grads_of)
+        for part in self.on_device:
+            adam(part, self.param_buffer[part.params] if self.main_params is None
+                 else self.main_params[part.shard], self.grads_of(part))
+        if self.host is not None:
+            self.host.finish(self.param_buffer, self.main_params, adam)
         self.advanced = 1 if overflow is None else (~overflow).long()
         self.steps += self.advanced
 
     def _copy_main_params_to_model_params(self) -> None:
         """Round the master weights to the model's dtype, and all-gather the other shards."""
         if self.main_params is not None:
-            for part in self.ranges:
+            for part in self.on_device:
                 self.param_buffer[part.params] = self.main_params[part.shard]
         self.ddp.gather_params(self.param_buffer)

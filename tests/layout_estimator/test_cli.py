@@ -27,6 +27,7 @@ def test_every_layout_that_can_be_is_costed_and_the_fastest_comes_first(capsys):
     assert grids == {(1, 1, 4), (1, 2, 2), (1, 4, 1), (2, 1, 2), (2, 2, 1)}
     times = [one["seconds_per_iteration"] for one in found if one["fits"]]
     assert times == sorted(times) and len(times) == len(found)
+    assert {one["sharding"] for one in found if one["data"] == 1} == {"no_shard"}
     assert {one["recompute"] for one in found} == {"as given"}
 
 
@@ -47,10 +48,13 @@ def test_no_other_is_faster_and_smaller_than_one_of_the_pareto(capsys):
 def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
     path = tmp_path / "pareto.svg"
     assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--plot", str(path)]) == 0
-    head, software, _, *rows, foot = capsys.readouterr().out.splitlines()
+    head, software, _, *lines, _, command = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if line.endswith(tuple("0123456789"))]
+    foot = lines[len(rows)]
     assert head.startswith("virtual v100-sxm2-16gb x 4, ") and "modeled, nothing was run" in head
     assert software.startswith("software stack megatron-2021") and "mean error on" in software
-    assert len(rows) == 5 and rows[0].startswith(" *") and "faster and smaller" in foot
+    assert len(rows) >= 5 and rows[0].startswith(" *") and "faster and smaller" in foot
+    assert command.startswith("  pretrain_gpt.py --device virtual:v100 ")
     assert path.read_text().startswith("<?xml")
 
 
@@ -66,6 +70,8 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
      "--tensor-model-parallel-size 4: a tensor-parallel group stays on one node"),
     (["--plot", "nowhere/x.svg"], "--plot nowhere/x.svg: there is no folder nowhere"),
     (["--device", "virtual"], "VIRTUAL_GPU is not set"),
+    (["--data-parallel-sharding-strategy", "optim_grad"],
+     "optim_grad: no such strategy; nearest: --data-parallel-sharding-strategy optim_grads"),
 ])
 def test_bad_input_is_refused(capsys, flags, why):
     assert main(["estimate", *CLUSTER, *MODEL, *flags]) == 1
@@ -73,7 +79,9 @@ def test_bad_input_is_refused(capsys, flags, why):
 
 
 def test_flags_may_be_written_with_an_equals_sign(capsys):
-    found = choices(capsys, "--world-size=2", "-b", "4", "--recompute-granularity=selective")
+    found = choices(capsys, "--world-size=2", "-b", "4", "--recompute-granularity=selective",
+                    "--data-parallel-sharding-strategy=optim_grads")
+    assert {one["sharding"] for one in found} == {"optim_grads"}
     assert {one["world_size"] for one in found} == {2}
     assert {one["micro_batch"] for one in found} == {4}
     assert len(found) == 3

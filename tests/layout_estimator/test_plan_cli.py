@@ -59,6 +59,16 @@ def test_people_read_the_cheapest_within_the_deadline_and_its_command(planner, t
     assert "the fastest plan takes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["no_shard", "optim"])
+def test_a_flag_fixes_the_sharding_strategy(name, table, capsys):
+    words = [*PLAN, "--cluster", "a100:2x1,a10:2x1", "--profiles", str(table), "--json",
+             "--data-parallel-sharding-strategy", name]
+    assert main(words) == 0
+    for plan in json.loads(capsys.readouterr().out):
+        assert plan["sharded"] == (name == "optim" and plan["data"] > 1)
+        assert ("--use-distributed-optimizer" in plan["flags"]) == plan["sharded"]
+
+
 def test_a_plan_becomes_a_file_that_lab_submit_accepts(tmp_path, capsys):
     path = tmp_path / "planned.toml"
     words = ["plan", "--cluster", "a10:1x1,t4:1x1", "--model", "gpt2-small", "--global-batch", "8"]
@@ -133,6 +143,11 @@ def test_other_schedules_agree_with_the_estimate_within_2_percent(cluster, confi
     (["--cluster", "a10:2", "--flags", FLAGS + " --hiden-size 2"], "did you mean --hidden-size"),
     (["--cluster", "a10:2", "--profiles", "none.json"], "--profiles none.json: .*No such file"),
     (["--cluster", "a10:2", "--plot", "x.pdf"], "--plot x.pdf: a file that ends in"),
+    (["--cluster", "a10:2", "--data-parallel-sharding-strategy", "optim_grads"],
+     "optim_grads: on unlike nodes, .* nearest: --data-parallel-sharding-strategy optim, or lab"),
+    (["--cluster", "a10:2", "--data-parallel-sharding-strategy", "zero1"],
+     "strategy zero1: no such strategy; nearest: --data-parallel-sharding-strategy "),
+    (["--cluster", "a10:2", "--flags", FLAGS + " --use-megatron-fsdp"], "planner chooses --use-m"),
 ])
 def test_wrong_input_is_named(words, why, capsys):
     import re

@@ -147,7 +147,8 @@ def test_hybrid_sharding_keeps_the_gathers_within_a_node():
 def test_a_record_of_memory_shows_layers_come_and_go():
     """Memory over time (docs/virtual-gpus.md): parameters and gradients rise and fall again."""
     flags = f"{LARGE} {FSDP} optim_grads_params {OVERLAPS} --world-size 4 --num-attention-heads 8"
-    seen = record([*flags.split(), "--micro-batch-size", "2", "--vocab-size", "8192"])
+    seen = record([*flags.split(), "--micro-batch-size", "2", "--global-batch-size", "16",
+                   "--vocab-size", "8192"])  # two micro-batches per rank
     for name in ("parameters", "gradients"):
         row = seen.categories[name]
         assert row[0] == row[-1] == min(row) and max(row) > 1.5 * row[0]

@@ -13,6 +13,10 @@ NO_EFFECT = {
         "--no-bias-swiglu-fusion --no-rope-fusion --no-persist-layer-norm "
         "--no-gradient-reduce-div-fusion --cross-entropy-loss-fusion --cross-entropy-fusion-impl "
         "--use-te-activation-func --no-clone-scatter-output-in-embedding",
+    "torch's AdamW updates the state that is in host memory":
+        "--use-torch-optimizer-for-cpu-offload",
+    "gradients, master weights, and moments of the optimizer are always in fp32":
+        "--use-precision-aware-optimizer",
     "GEMMs accumulate weight gradients where dtypes allow": "--no-gradient-accumulation-fusion",
     "these all-reduces are never asynchronous here": "--no-async-tensor-model-parallel-allreduce",
     "attention scores are never divided by the layer number": "--no-query-key-layer-scaling",
@@ -118,10 +122,8 @@ REFUSED = {
         "--mask-factor --iter-per-epoch --dino-*",
     "the trainer only pretrains, without reinforcement learning or fine-tuning":
         "--perform-rl-step --rl-* --no-rl-* --grpo-* --langrl-* --no-langrl-* --sft --sft-*",
-    "the trainer has Adam with fp32 state on the GPU":
-        "--sgd-momentum --muon-* --optimizer-cpu-offload --optimizer-offload-fraction "
-        "--use-torch-optimizer-for-cpu-offload --overlap-cpu-optimizer-d2h-h2d "
-        "--use-precision-aware-optimizer --main-grads-dtype --main-params-dtype --exp-avg-dtype "
+    "the trainer has Adam with fp32 state":
+        "--sgd-momentum --muon-* --main-grads-dtype --main-params-dtype --exp-avg-dtype "
         "--exp-avg-sq-dtype",
     "the weight decay is constant":
         "--weight-decay-incr-style --start-weight-decay --end-weight-decay",

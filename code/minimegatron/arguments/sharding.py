@@ -1,4 +1,4 @@
-"""Flags of sharded data parallelism, and what they imply.
+"""Flags of sharded data parallelism and of optimizer state in host memory, and what they imply.
 
 Names and meanings are Megatron-LM's, whose FSDP asks for --use-megatron-fsdp besides.
 """
@@ -7,13 +7,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from minimegatron.arguments.flag import AT_LEAST_1, NOTHING, PASSES, RelatedFlags, flag
+from minimegatron.arguments.flag import AT_LEAST_1, NOTHING, PASSES, Bound, RelatedFlags, flag
 
 # By ZeRO's stage (Rajbhandari et al. 2020).
 SHARDING_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 MEGATRON_FSDP = RelatedFlags(
     ("use_megatron_fsdp",), "{flag} {value} has an effect only with --use-megatron-fsdp, as in "
     "Megatron-LM; nearest: --use-megatron-fsdp {flag} {value}")
+
+CPU_OFFLOAD = RelatedFlags(
+    ("optimizer_cpu_offload",), "{flag} belongs to --optimizer-cpu-offload, which is not given; "
+    "nearest: --optimizer-cpu-offload {flag}")
+
+
+@dataclass(frozen=True)
+class Offload:
+    """Optimizer state in host memory."""
+
+    optimizer_cpu_offload: bool = flag(
+        False, "keep optimizer state in host memory, and update it on the CPU", affects=PASSES)
+    optimizer_offload_fraction: float = flag(
+        1.0, "fraction of each rank's optimizer state that is in host memory", affects=PASSES,
+        bounds=Bound("must be from 0 to 1", low=0, high=1), needs=CPU_OFFLOAD)
+    overlap_cpu_optimizer_d2h_h2d: bool = flag(
+        False, "overlap copies of gradients and weights with the update on the CPU",
+        affects=PASSES, needs=CPU_OFFLOAD)
+
+    @property
+    def offloaded_fraction(self) -> float:
+        """Return the fraction of the optimizer state in host memory; 0 without offloading."""
+        return self.optimizer_offload_fraction if self.optimizer_cpu_offload else 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +75,8 @@ class Sharding:
     @property
     def shards_by_unit(self) -> bool:
         """Return whether collectives of sharded state cover one transformer layer each."""
-        return self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather)
+        return self.sharding_size > 1 and (
+            self.zero_stage > 1 or (self.zero_stage == 1 and self.overlap_param_gather))
 
     @property
     def shards_new_params(self) -> bool:

@@ -34,7 +34,7 @@ from minimegatron.arguments.flag import (
     flag,
 )
 from minimegatron.arguments.presets import Known
-from minimegatron.arguments.sharding import Sharding
+from minimegatron.arguments.sharding import Offload, Sharding
 
 SHAPE = PASSES | STATE
 FP16 = RelatedFlags(
@@ -59,7 +59,7 @@ ESTIMATE = RelatedFlags(("estimate",), "{flag} belongs to --estimate, which is n
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(Known):
     """The model."""
 
     num_layers: int = flag(
@@ -442,8 +442,8 @@ class Profiling:
 
 
 @dataclass(frozen=True)
-class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Sharding, Distributed, Data,
-             LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model, Known):
+class Config(Derived, Profiling, Logging, Checkpointing, Recompute, Offload, Sharding, Distributed,
+             Data, LearningRateSchedule, Optimization, Batch, Fp8Precision, ModernBlock, Model):
     """The whole command line after all checks; the base classes declare its fields."""
 
     @property

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from minimegatron.arguments import Config
 from minimegatron.device.device import Device, Memory
-from minimegatron.errors import UserError
+from minimegatron.errors import UserError, require
 from virtualgpu.core import cards
 from virtualgpu.core.slots import INSTEAD_OF_CPU
 
@@ -93,6 +93,9 @@ def cuda_device(config: Config, local_rank: int) -> CudaDevice:
         raise UserError(f"--distributed-backend gloo with --pipeline-model-parallel-size {stages} "
                         "on GPUs: gloo sends and receives only CPU tensors; nearest: "
                         "--distributed-backend nccl")
+    require(not config.optimizer_cpu_offload,
+            "--optimizer-cpu-offload on a CUDA device: it has run only on the CPU and on virtual "
+            "GPUs; nearest: leave it out, or --data-parallel-sharding-strategy optim_grads_params")
     device = CudaDevice(local_rank)
     if config.fp8_format is not None:
         require_recipe(config.fp8_recipe, torch.cuda.get_device_capability(local_rank))

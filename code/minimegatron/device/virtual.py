@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from minimegatron.device import virtual_kernels  # noqa: F401  registers them
-from minimegatron.device.device import Device, Memory
+from minimegatron.device.device import Device, HostTraffic, Memory
 from minimegatron.errors import emit
 from virtualgpu.core import slots, stacks
 from virtualgpu.core.card import Card
@@ -23,7 +23,10 @@ from virtualgpu.export import profiler, trace
 from virtualgpu.net import network
 from virtualgpu.net.backend import register
 from virtualgpu.net.communicator import BACKEND
+from virtualgpu.net.nodes import adam_seconds
 from virtualgpu.net.topology import Topology
+
+FROM_GPU, TO_GPU = "copies to the host", "copies from the host"  # streams
 
 
 class VirtualDevice(Device):
@@ -81,6 +84,28 @@ class VirtualDevice(Device):
     def resize(self, buffer: torch.Tensor, elements: int) -> None:
         self.gpu.resize(buffer.untyped_storage()._cdata, elements * buffer.element_size())
         super().resize(buffer, elements)
+
+    def start_download(self, traffic: HostTraffic) -> None:
+        clock = self.gpu.clock
+        clock.wait(clock.ready(), FROM_GPU)
+        self.downloaded: list[float] = []  # when each piece has arrived
+        for elements in traffic.pieces:
+            self._copy(FROM_GPU, elements * traffic.down)
+            self.downloaded.append(clock.streams[FROM_GPU])
+
+    def update_on_host(self, traffic: HostTraffic) -> None:
+        clock = self.gpu.clock
+        for elements, arrived in zip(traffic.pieces, self.downloaded, strict=True):
+            clock.host_waits(arrived)
+            clock.work(adam_seconds(self.gpu.card, elements))
+            self._copy(TO_GPU, elements * traffic.up)
+        clock.wait(clock.streams[TO_GPU])
+
+    def _copy(self, stream: str, size: int) -> None:
+        """Launch a copy of `size` bytes over PCIe, from or to pinned host memory."""
+        current, self.gpu.stream = self.gpu.stream, stream
+        self.gpu.download(size)  # both directions are equally fast
+        self.gpu.stream = current
 
     @contextmanager
     def outside(self) -> Iterator[torch.device]:

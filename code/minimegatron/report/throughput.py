@@ -164,7 +164,7 @@ def theoretical_memory(config: Config, vocab_size: int, in_flight: Sequence[int]
     b, per_parameter = config.micro_batch_size, state_bytes(
         # fp16 with fp32 gradients takes as many bytes as bf16.
         "bf16" if config.accumulate_allreduce_grads_in_fp32 else config.precision,
-        config.sharding_size, config.zero_stage)
+        config.sharding_size, config.zero_stage, config.offloaded_fraction)
     common = {"b": b, "t": t, "sequence_parallel": config.sequence_parallel,
               "bytes_each": 4 if config.precision == "fp32" else 2}
     granularity = config.recompute_granularity

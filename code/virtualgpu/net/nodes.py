@@ -49,6 +49,7 @@ class NodeType:
         interconnect: bytes/s that NCCL expects in one direction between two sockets, and so
             between NUMA nodes.
         source: publication that these figures come from.
+        memory_bandwidth: bytes/s of all memory channels of its CPUs together, by their data sheets.
     """
 
     title: str
@@ -60,6 +61,7 @@ class NodeType:
     nvlinks: int = 0
     mesh: Mapping[tuple[int, int], int] | None = None
     below_switch: str = PIX
+    memory_bandwidth: float = 2 * 6 * 21.3e9  # two Skylake CPUs, six channels of DDR4-2666 each
 
     def place(self, slot: int) -> DeviceLocation:
         """Return where a GPU is plugged in.
@@ -111,6 +113,7 @@ NODES: dict[str, NodeType] = {
         slots=tuple(DeviceLocation(gpu // 4, 0, gpu // 2 % 2) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 2, 0, nic % 2) for nic in range(4)),
         numa_nodes=2, interconnect=6e9, nvlinks=6, mesh=CUBE_MESH,
+        memory_bandwidth=2 * 4 * 19.2e9,  # two Xeon E5-2698 v4, DDR4-2400
         source="NVIDIA DGX-1 With Tesla V100 System Architecture, WP-08437-002, 2017; the count of "
                "each pair as NCCL detects it in github.com/NVIDIA/nccl issue 671"),
     "dgx-a100": NodeType(
@@ -118,23 +121,27 @@ NODES: dict[str, NodeType] = {
         slots=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
         adapters=tuple(DeviceLocation(numa, 0, 0) for numa in (3, 3, 1, 1, 7, 7, 5, 5)),
         numa_nodes=8, interconnect=16e9, nvlinks=12, below_switch=PXB,
+        memory_bandwidth=2 * 8 * 25.6e9,  # two EPYC 7742, DDR4-3200
         source="nvidia-smi topo -m of a DGX A100, github.com/NVIDIA/nccl issue 1505"),
     "dgx-h100": NodeType(
         title="DGX H100",
         slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
+        memory_bandwidth=2 * 8 * 38.4e9,  # two Xeon 8480C, DDR5-4800
         source="nvidia-smi topo -m of a DGX H100, github.com/vllm-project/vllm issue 13855"),
     "dgx-b200": NodeType(
         title="DGX B200",
         slots=tuple(DeviceLocation(gpu // 4, gpu, 0) for gpu in range(8)),
         adapters=tuple(DeviceLocation(nic // 4, nic, 0) for nic in range(8)),
         numa_nodes=2, interconnect=22e9, nvlinks=18, below_switch=PXB,
+        memory_bandwidth=2 * 8 * 44.8e9,  # two Xeon 8570, DDR5-5600
         source="NVIDIA DGX B200 data sheet: 8 GPUs, two Xeon 8570, 8 ConnectX-7; PCIe assumed as "
                "in a DGX H100"),
     "pcie-switches": SWITCHES,
     "pcie-switches-2023": replace(
         SWITCHES, interconnect=22e9,
+        memory_bandwidth=2 * 8 * 38.4e9,  # two Sapphire Rapids, DDR5-4800
         source="assumed: as in common 8-GPU servers, with Sapphire Rapids CPUs"),
     "pcie": NodeType(
         title="two sockets, each with four GPUs on PCIe ports of their own",
@@ -148,6 +155,22 @@ NODES: dict[str, NodeType] = {
         source="nvidia-smi topo -m of a workstation with two RTX 5090, github.com/noonghunna/"
                "club-3090 issue 1229; assumed for an RTX 3090"),
 }
+
+
+# Per element, AdamW reads a gradient, a weight, and two moments, and writes all but the gradient,
+# and a weight of 16 bits. The share of the memory bandwidth that it reaches is assumed.
+ADAM_BYTES, ADAM_SHARE = 4 * 4 + 3 * 4 + 2, 0.5
+
+
+def adam_seconds(card: Card, elements: int) -> float:
+    """Return the time of AdamW on the host, in seconds; the node's GPUs share its bandwidth.
+
+    Args:
+        card: GPU model of the node.
+        elements: parameters that one GPU's rank updates.
+    """
+    node = NODES[card.node]
+    return elements * ADAM_BYTES / (ADAM_SHARE * node.memory_bandwidth / len(node.slots))
 
 
 def max_gpus(card: Card) -> tuple[int, str]:

@@ -1,0 +1,75 @@
+"""Optimizer state in host memory on virtual GPUs: memory by the formula, time by PCIe and the
+host's memory, and estimates that predict both."""
+
+import pytest
+
+from layout_estimator.requests import estimate
+from minimegatron.formulas import state_bytes
+from virtualgpu.core.cards import find
+from virtualgpu.net.nodes import ADAM_BYTES, ADAM_SHARE, NODES, adam_seconds
+
+from . import trainer_steps
+from .test_trainer_sharding import EXPOSED, HIDDEN, LARGE, RANKS, assert_predicted, run
+
+OFFLOAD = "--optimizer-cpu-offload"
+HALF = f"{OFFLOAD} --optimizer-offload-fraction 0.5"
+OVERLAP = "--overlap-cpu-optimizer-d2h-h2d"
+Z1, Z3 = EXPOSED[1], HIDDEN[-1]
+H100 = find("h100")
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """{case: the ranks' results, in order}"""
+    return run([Z1, f"{Z1} {OFFLOAD}", f"{Z1} {HALF} {OVERLAP}", Z3, f"{Z3} {HALF}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage, plain, flags, fraction", [
+    (1, Z1, OFFLOAD, 1), (1, Z1, f"{HALF} {OVERLAP}", 0.5), (3, Z3, HALF, 0.5)])
+def test_memory_falls_by_what_is_in_host_memory(steps, stage, plain, flags, fraction):
+    for before, after in zip(steps[plain], steps[f"{plain} {flags}"], strict=True):
+        each = (state_bytes("bf16", RANKS, stage).resident
+                - state_bytes("bf16", RANKS, stage, fraction).resident)
+        assert each == pytest.approx(fraction * 12 / RANKS)
+        saved = before["live"][-1] - after["live"][-1]
+        assert saved == pytest.approx(each * before["parameters"], rel=0.03)
+
+
+@pytest.mark.slow
+def test_an_estimate_predicts_the_ranks(steps):
+    for case in steps:
+        if OFFLOAD in case:
+            assert_predicted(case, steps[case])
+
+
+@pytest.mark.slow
+def test_a_step_waits_for_the_copies_and_the_host(steps):
+    """Without overlap: gradients in fp32 down, AdamW, and weights in bf16 up, one after another."""
+    elements = steps[Z1][0]["parameters"] / RANKS
+    added = steps[f"{Z1} {OFFLOAD}"][0]["seconds"][-1] - steps[Z1][0]["seconds"][-1]
+    on_gpu = elements * 28 / H100.bandwidth  # which the GPU no longer spends
+    expected = elements * (4 + 2) / H100.pcie + adam_seconds(H100, elements)
+    assert expected - 3 * on_gpu < added < 1.02 * expected
+
+
+def seconds(flags):
+    return estimate([*trainer_steps.MODEL.split(), *LARGE.split(), *flags.split(),
+                     "--world-size", str(RANKS), "--vocab-size", str(trainer_steps.VOCABULARY)]
+                    ).plan.seconds_per_iteration
+
+
+def test_overlap_hides_the_copies_behind_the_host_s_update():
+    plain, offloaded, overlapped, half = map(
+        seconds, ("", OFFLOAD, f"{OFFLOAD} {OVERLAP}", f"{HALF} {OVERLAP}"))
+    assert plain < half < overlapped < offloaded
+    parameters = 4 * 12 * 2048**2 + (trainer_steps.VOCABULARY + 2048) * 2048
+    copies = parameters * 6 / H100.pcie
+    assert offloaded - overlapped > 0.8 * copies
+
+
+def test_the_gpus_of_a_node_share_the_host_s_memory():
+    node = NODES["dgx-h100"]
+    assert adam_seconds(H100, 10**9) == pytest.approx(
+        8 * 10**9 * ADAM_BYTES / (ADAM_SHARE * node.memory_bandwidth))
+    assert adam_seconds(find("v100"), 10**9) > 3 * adam_seconds(H100, 10**9)

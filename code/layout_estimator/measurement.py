@@ -113,6 +113,7 @@ def draw_micro_batch(ctx: RepresentativeContext) -> MicroBatch:
     return batches.micro_batch(range(config.micro_batch_size), iteration=0, train=True)
 
 
+@without_collector()
 def draw_cost(ctx: RepresentativeContext) -> PassCost:
     """Measure drawing a micro-batch."""
     batches: list[MicroBatch] = []  # which keeps it in memory

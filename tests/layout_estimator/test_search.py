@@ -1,11 +1,13 @@
 """The sharding strategies that `lab estimate` searches: the best is found, and little is tried."""
 
+import gc
 import shlex
 from itertools import product
 
 import pytest
 
 from labcore.errors import LabError
+from layout_estimator import measurement
 from layout_estimator.cli import table
 from layout_estimator.requests import EstimateError, estimate, read_flags
 from layout_estimator.search import Search, keep_on_nodes, layouts, pareto
@@ -136,6 +138,15 @@ def test_on_unlike_nodes_the_strategies_that_work_are_searched_and_the_others_na
     assert {one.strategy.name for one in choices} == {"no_shard", "optim"}
     text = table(search, choices, pareto(choices))
     assert "optim_grads and optim_grads_params were not tried: on unlike nodes" in text
+
+
+def test_the_collector_frees_nothing_while_something_is_measured(monkeypatch):
+    """Models of earlier measurements are cyclic garbage, whose memory would count as negative."""
+    draw, enabled = measurement.draw_micro_batch, []
+    monkeypatch.setattr(measurement, "draw_micro_batch",
+                        lambda ctx: (enabled.append(gc.isenabled()), draw(ctx))[1])
+    estimate(f"{CLUSTER}{MODEL}{ONE_STAGE}".split())
+    assert len(enabled) > 2 and not any(enabled) and gc.isenabled()
 
 
 def test_flags_that_only_one_stage_has_stay_with_it():

@@ -96,7 +96,8 @@ NO_MATTER = (
     "--log-validation-ppl-to-tensorboard --log-memory-to-tensorboard "
     "--log-world-size-to-tensorboard --no-log-learning-rate-to-tensorboard "
     "--no-log-loss-scale-to-tensorboard --timeline /x --timeline-iteration 2 "
-    "--use-megatron-fsdp --profile-execution yes --profile-ranks 0 1 --profile-name n")
+    "--preset gpt2-small --use-megatron-fsdp "
+    "--profile-execution yes --profile-ranks 0 1 --profile-name n")
 FP8 = (f"{MODEL} --bf16 --fp8-format hybrid --use-flash-attn --attention-dropout 0 "
        "--hidden-dropout 0")
 ROPE = "--position-embedding-type rope"  # which --rotary-base belongs to

@@ -6,17 +6,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import torch
-
-from .make_hf_gpt2 import weight_of
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 24,
          "max_position_embeddings": 16, "tie_word_embeddings": False}
 TOKENS = torch.arange(2 * 10).reshape(2, 10) * 7 % SIZES["vocab_size"]  # [b, s]
 MODELS = ("llama", "nemotron")
+
+
+def weight_of(name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return N(0, 0.2) from the name's hash."""
+    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 0.2
 
 
 def their_model(name: str):

@@ -17,8 +17,7 @@ from minimegatron.device.device import CpuDevice
 from minimegatron.grid import Grid, Group
 from minimegatron.model.gpt import Stage
 
-from .make_hf_gpt2 import weight_of
-from .make_hf_llama import MODELS, SIZES, TOKENS, frozen
+from .make_hf_llama import MODELS, SIZES, TOKENS, frozen, weight_of
 
 FROZEN = json.loads(Path(__file__).with_name("hf_llama.json").read_text())
 FLAGS = ("--num-layers 2 --hidden-size 32 --num-attention-heads 4 --ffn-hidden-size 48 "

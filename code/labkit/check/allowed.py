@@ -66,7 +66,6 @@ def flags_for_estimate(config: Config, hardware: EstimateHardware, vocab_size: i
                            "out")
     _require_size(config, hardware.cluster is not None)
     words = ["--estimate", "--json", "--vocab-size", str(vocab_size)]
-    words += ["--use-megatron-fsdp"]  # for the sharding strategy, which is passed
     if hardware.cluster is not None:
         words += ["--cluster", hardware.cluster]
     else:
@@ -74,6 +73,7 @@ def flags_for_estimate(config: Config, hardware: EstimateHardware, vocab_size: i
                   "--gpus-per-node", str(hardware.gpus_per_node)]
     if hardware.network is not None:
         words += ["--virtual-network", hardware.network]
+    words.append("--use-megatron-fsdp")  # for the sharding strategy, which is passed
     for flag in table.values():
         if use(flag) == "passed":
             words += _words(flag, getattr(config, flag.name))

@@ -816,13 +816,13 @@ for ranks, limits in ((2, check.between(0.5, 5)), (4, [math.inf])):
 if "clip=" not in pieces.find("train").path.read_text():
     print("\n".join(worked.install(pieces.find("new/train"), force=True)))
 
-# %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
+# %% tags=["explore"] short={"code/my_trainer.sh": "--nodes=1 code/my_trainer.sh --train-iters 4 --log-interval 1"}
 !sbatch code/my_trainer.sh
 
 # %% tags=["explore"]
 replicated = jobs.wait()
 
-# %% tags=["explore"] short={"code/my_trainer.sh": "code/my_trainer.sh --train-iters 4 --log-interval 1"}
+# %% tags=["explore"] short={"code/my_trainer.sh": "--nodes=1 code/my_trainer.sh --train-iters 4 --log-interval 1"}
 !sbatch code/my_trainer.sh --use-megatron-fsdp --data-parallel-sharding-strategy optim
 
 # %% tags=["explore"]
@@ -835,7 +835,7 @@ for job in (replicated, sharded):
 # %% [markdown]
 # **This is the end of the first sitting.** Your trainer has ZeRO-1. On 64 virtual H100s, the 6.7B model now fits:
 
-# %% tags=["explore"]
+# %% tags=["explore"] short={'{GPT_7B} {flags}': "{GPT_7B.replace('layers 32', 'layers 2')} {flags}"}
 measured = {}
 
 
@@ -1626,7 +1626,7 @@ print(logs.lines(first_half.log, "elapsed time")[-1])
 # %% tags=["explore"]
 second_half = jobs.wait()
 
-# %% tags=["explore"] short={"--train-iters 20": "--train-iters 4"}
+# %% tags=["explore"] short={"code/my_trainer.sh --train-iters 20": "--nodes=1 code/my_trainer.sh --train-iters 4"}
 !sbatch code/my_trainer.sh --train-iters 20 --lr-decay-iters 20 --log-interval 1
 
 # %% tags=["explore"]

@@ -254,6 +254,8 @@ BROKEN_LLAMA = [
      "rope_parameters 'llama3' is not what .*nearest: 'default'"),
     (other_config(rope_scaling={"rope_type": "linear", "factor": 2.0}), "rope_scaling .* is not"),
     (other_config(rope_parameters={"rope_theta": "big"}), "rope_theta 'big' is not a number"),
+    (other_config(rope_parameters={"rope_theta": float("nan")}), "rope_theta nan is not a number"),
+    (other_config(num_key_value_heads=3), "num_attention_heads 4 is not divisible by num_key_val"),
     (other_config(num_key_value_heads=1), r"k_proj.weight has the shape \(20, 32\)"),
     (other_config(tie_word_embeddings=True), "lm_head.weight is not the word embedding"),
     (other_weights(lambda w: w.pop(DOWN)), f"lacks {DOWN}"),

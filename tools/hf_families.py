@@ -7,6 +7,7 @@ layers are [in, out], and its fused matrix has all queries first.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -221,8 +222,12 @@ class Llama(Family):
     def derive(self, settings, path):
         rope = settings.get("rope_parameters") or {}
         theta = settings.get("rope_theta", rope.get("rope_theta", 10000.0))
-        if not isinstance(theta, int | float):
+        if not isinstance(theta, int | float) or not math.isfinite(theta):
             raise UserError(f"{path}: rope_theta {theta!r} is not a number")
+        heads, groups = settings["num_attention_heads"], settings["num_key_value_heads"]
+        if isinstance(groups, int) and isinstance(heads, int) and groups and heads % groups:
+            raise UserError(f"{path}: num_attention_heads {heads} is not divisible by "
+                            f"num_key_value_heads {groups}")
         for name, value, usual in (
                 ("rope_parameters", rope.get("rope_type", "default"), "default"),
                 ("rope_theta", theta, int(theta)),

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from labcore.errors import LabError
+from minimegatron.arguments.presets import PRESETS
 
 if TYPE_CHECKING:
     from layout_estimator.estimate import Estimate, Estimator
@@ -18,22 +19,26 @@ if TYPE_CHECKING:
     from minimegatron.arguments.table import EstimateConfig
 
 
-# (layers, hidden size, heads, sequence, vocabulary). GPT-2: Radford et al. 2019, table 2; its XL
-# model has 25 heads, and here 16, so that 2 and 4 tensor-parallel ranks can share them. The others:
-# Narayanan et al. 2021, table 1.
+def preset_shape(name: str, heads: int | None = None) -> tuple[int, ...]:
+    """Return the shape of a preset, perhaps with another number of heads."""
+    given = dict(pairwise(PRESETS[name].flags.split()))
+    layers, hidden, own_heads, sequence = (int(given[flag]) for flag in SHAPE_FLAGS[:-1])
+    return layers, hidden, heads or own_heads, sequence, PRESETS[name].vocabulary
+
+
+SHAPE_FLAGS = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
+               "--vocab-size")
+# (layers, hidden size, heads, sequence, vocabulary). GPT-2 XL has 25 heads, and here 16, so that 2
+# and 4 tensor-parallel ranks can share them. The others: Narayanan et al. 2021, table 1.
 SHAPES = {
-    "gpt2-small": (12, 768, 12, 1024, 50257),
-    "gpt2-medium": (24, 1024, 16, 1024, 50257),
-    "gpt2-large": (36, 1280, 20, 1024, 50257),
-    "gpt2-xl": (48, 1600, 16, 1024, 50257),
+    **{name: preset_shape(name) for name in ("gpt2-small", "gpt2-medium", "gpt2-large")},
+    "gpt2-xl": preset_shape("gpt2-xl", heads=16),
     "gpt-1.7b": (24, 2304, 24, 2048, 51200),
     "gpt-3.6b": (30, 3072, 32, 2048, 51200),
     "gpt-7.5b": (36, 4096, 32, 2048, 51200),
     "gpt-18.4b": (40, 6144, 48, 2048, 51200),
     "gpt-39.1b": (48, 8192, 64, 2048, 51200),
 }
-SHAPE_FLAGS = ("--num-layers", "--hidden-size", "--num-attention-heads", "--seq-length",
-               "--vocab-size")
 CLUSTER_FLAGS = ("--cluster", "--device", "--world-size", "--gpus-per-node")
 
 

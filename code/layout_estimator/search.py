@@ -144,10 +144,11 @@ def training_flags(flags: Sequence[str]) -> list[str]:
     from minimegatron.arguments.flag import table_of
     from minimegatron.arguments.table import EstimateConfig, Planning
 
-    table = table_of(EstimateConfig)
-    names = {table[each.name].spelling for each in fields(Planning)}
+    planning = [table_of(EstimateConfig)[each.name] for each in fields(Planning)]
+    names = {flag.spelling for flag in planning}
+    with_value = {flag.spelling for flag in planning if not isinstance(flag.default, bool)}
     return [flag for at, flag in enumerate(flags)
-            if flag not in names and (at == 0 or flags[at - 1] not in names)]
+            if flag not in names and (at == 0 or flags[at - 1] not in with_value)]
 
 
 def keep_on_nodes(config: EstimateConfig) -> None:

@@ -10,7 +10,7 @@ from labcore.errors import LabError
 from layout_estimator import measurement
 from layout_estimator.cli import table
 from layout_estimator.requests import EstimateError, estimate, read_flags
-from layout_estimator.search import Search, keep_on_nodes, layouts, pareto
+from layout_estimator.search import Search, keep_on_nodes, layouts, pareto, training_flags
 from layout_estimator.strategies import Searched, Strategy, hybrid_instances
 from minimegatron.arguments import parse_arguments
 from minimegatron.arguments.sharding import SHARDING_STRATEGIES
@@ -157,3 +157,8 @@ def test_flags_that_only_one_stage_has_stay_with_it():
     for name, words in added.items():
         assert ("--torch-fsdp2-no-reshard-after-forward" in words) == (
             name == "optim_grads_params")
+
+
+def test_the_printed_flags_leave_out_those_of_an_estimate_with_their_values():
+    flags = "--json --bf16 --vocab-size 500 --fp16 --tokens 9 --swiglu"
+    assert training_flags(flags.split()) == ["--bf16", "--fp16", "--swiglu"]

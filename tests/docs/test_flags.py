@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shlex
 from functools import cache
 
 import pytest
@@ -39,12 +40,20 @@ def spans(text: str) -> list[str]:
                       for line in command.replace("\\\n", " ").splitlines()]
 
 
+def quoted_words(command: str) -> list[str]:
+    """The words as a shell has them; of half a command, with a quote left open, as they stand."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
 def lab_commands(text: str) -> list[list[str]]:
     """The words after `lab` of every command that begins with it, one list for each."""
     collected = []
     for span in spans(text):
         for command in re.split(r"&&|\|\||[|;]| #|\$\(", span):
-            words = command.replace(')"', "").split()
+            words = quoted_words(command.replace(')"', ""))
             while words and words[0] in ("python3", "tools/bootstrap.py", "eval"):
                 words = words[1:]
             if len(words) > 1 and words[0] in ("lab", ".venv/bin/lab"):
@@ -76,7 +85,7 @@ def refused(words: list[str]) -> str | None:
                          if flag and flag[0] not in every_flag()), None)
         if rest and rest[0] == "...":
             return None
-    unknown = [word for word in rest if FLAG.match(word)
+    unknown = [word for word in rest if FLAG.match(word) and " " not in word
                and FLAG.match(word)[0] not in parser._option_string_actions]
     return f"{parser.prog} has no {unknown[0]}" if unknown else None
 

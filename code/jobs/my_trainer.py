@@ -27,6 +27,13 @@ losses. Your files do the rest:
                       --data-parallel-sharding-strategy; shards.py computes who owns what,
                       clipping.py clips, and prefetch.py gathers parameters early, with
                       --overlap-param-gather
+    tensor_parallel.py   shares each layer among ranks, with --tensor-model-parallel-size: the whole
+                      model is then yours, llama.py, of heads.py and vocabulary.py; finish_gradients
+                      of heads.py and grad_norm.py complete its gradients. --own-model trains it
+                      on one rank, and --own-init lets randomness.py initialize it.
+    sequence_parallel.py   splits the sequence outside of them, with --sequence-parallel
+    tp_overlap.py     overlaps their all-reduces, with --async-tensor-model-parallel-allreduce
+    layer_memory.py   predicts what your layers save
     reshard.py        lets --load resume on any number of ranks and with any strategy
     fp8.py            computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses
                       where their scales come from: delayed.py and amaxes.py, blocks.py, or mx.py
@@ -55,13 +62,14 @@ from lab.mytrainer import defaults, flags, pieces
 from lab.mytrainer.checkpoints import Checkpoints, Progress
 from lab.mytrainer.flags import LoopConfig
 from lab.mytrainer.model import GPT
+from lab.mytrainer.own_model import OwnLlama, connect_grid, default_group, group_of
 from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
 from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
 from minimegatron.errors import UserError
-from minimegatron.grid import GROUPS, Grid, Group
+from minimegatron.grid import Grid
 from minimegatron.initialize import cap_threads, choose_device
 from minimegatron.optim import LearningRate
 from minimegatron.report.log_lines import iteration_line, print_world_size
@@ -73,7 +81,8 @@ ZERO = {1: ("zero", "Zero1"), 2: ("zero2", "Zero2"), 3: ("zero3", "Zero3")}
 
 
 def connect(config: LoopConfig) -> Context:
-    """Join the other ranks. Each rank is a data-parallel replica with its own device.
+    """Join the other ranks. Each rank has its own device, and is a data-parallel replica alone or
+    together with its tensor-parallel neighbors.
 
     Raises UserError if `connect` of your launch.py returns another device.
     """
@@ -91,11 +100,7 @@ def connect(config: LoopConfig) -> Context:
             raise UserError(f"mytrainer/launch.py: connect() returns {chosen!r}{joined}; --device "
                             f"{config.device} asks for {device.torch_device!r} on rank "
                             f"{os.environ['RANK']}")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    alone = Group((rank,), 0, None)
-    replicas = Group(tuple(range(ranks)), rank, dist.group.WORLD) if ranks > 1 else alone
-    groups = dict.fromkeys(GROUPS, alone) | {"dp": replicas, "replicas": replicas}
-    ctx = Context(config, Grid(rank, ranks, **groups), device)
+    ctx = Context(config, connect_grid(config), device)
     for note in notes:
         ctx.print_rank_0(note)
     if device.torch_device.type == "cpu":
@@ -115,7 +120,7 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
         name, made = ZERO[config.zero_stage]
         return getattr(pieces.load(name), made)
     ddp = pieces.load("ddp")
-    if ddp is None and config.world_size > 1:
+    if ddp is None and config.data_parallel_size > 1:
         raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "
                         "lab 04; until then, start one: python code/my_trainer.py")
     return defaults.OneProcess if ddp is None else ddp.DataParallel
@@ -129,7 +134,8 @@ class Optimizer:
         adam: AdamW over them.
     """
 
-    def __init__(self, ctx: Context, gpt: GPT, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, ctx: Context, gpt: GPT | OwnLlama, parameters: Iterable[nn.Parameter]
+                 ) -> None:
         """Args:
             ctx: this rank.
             gpt: the module, whose biases and layer norms do not decay.
@@ -282,7 +288,8 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
         data: the training data.
         shares: own_samples of your launch.py, or the course's.
     """
-    config, rank, ranks = data.ctx.config, data.ctx.grid.rank, data.ctx.grid.world_size
+    config, replicas = data.ctx.config, data.ctx.grid.dp
+    rank, ranks = replicas.index, replicas.size
     batch, size = config.global_batch_size, config.micro_batch_size
 
     def batches(consumed: int) -> list[MicroBatch]:
@@ -302,20 +309,25 @@ def batches_of(data: Batches, shares: Callable[[int, int, int, int], Sequence[in
     return batches
 
 
-def build(ctx: Context, wrapper: Callable[..., nn.Module], vocab_size: int
-          ) -> tuple[GPT, nn.Module, Optimizer]:
+def build(ctx: Context, wrapper: Callable[..., nn.Module], vocab_size: int,
+          world: dist.ProcessGroup
+          ) -> tuple[GPT | OwnLlama, nn.Module, Optimizer]:
     """Return the model, its replica or shards on this rank, and the optimizer.
 
     Args:
         ctx: this rank.
         wrapper: your DataParallel; with a sharding strategy, your class of lab 08.
         vocab_size: the number of tokens.
+        world: the process group of all ranks; the default one is that of the replicas.
     """
     config = ctx.config
-    gpt = GPT(ctx, pad_vocab_size(vocab_size, config.make_vocab_size_divisible_by, 1))
+    padded = pad_vocab_size(vocab_size, config.make_vocab_size_divisible_by,
+                            config.tensor_model_parallel_size)
+    gpt = OwnLlama(ctx, padded, world) if config.has_own_model else GPT(ctx, padded)
     if config.ring_all_reduce:
         wrapper = partial(wrapper, all_reduce=pieces.load("collectives").all_reduce)
-    parameters = sum(weight.numel() for weight in gpt.parameters())
+    parameters = sum(math.prod(getattr(weight, "full_shape", weight.shape))
+                     for weight in gpt.parameters())
     model = wrapper(gpt, gpt.blocks) if config.zero_stage else wrapper(gpt)
     optimizer = Optimizer(ctx, gpt, model.parameters())
     ctx.print_rank_0(f"training {parameters:,} parameters on {ctx.grid.world_size} rank(s) with "
@@ -336,8 +348,8 @@ def resume(config: LoopConfig, checkpoints: Checkpoints | None, scaler: object |
     return progress
 
 
-def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches,
-             checkpoints: Checkpoints | None) -> None:
+def run_loop(ctx: Context, gpt: GPT | OwnLlama, model: nn.Module, optimizer: Optimizer,
+             data: Batches, checkpoints: Checkpoints | None) -> None:
     """Run your loop, or the course's, from the checkpoint of --load to the last step.
 
     The loop counts from step 1 and from no samples, so after a checkpoint, what it calls adds the
@@ -361,6 +373,8 @@ def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches
     more = {} if scaler is None else {"scaler": scaler}
     if config.zero_stage:
         more["clip"] = pieces.load("clipping").clip_grad_norm
+    elif config.has_own_model:
+        more["clip"] = gpt.clip
     # Within no_sync, no backward pass communicates: finish() averages all gradients at the end.
     with nullcontext() if config.overlap_grad_reduce else model.no_sync():
         loop.train(model, optimizer,
@@ -370,8 +384,8 @@ def run_loop(ctx: Context, model: nn.Module, optimizer: Optimizer, data: Batches
     log.close()
 
 
-def main(wrapper: type[nn.Module] | None = None) -> None:
-    """Train with the flags of the command line.
+def main(wrapper: type[nn.Module] | None = None) -> Grid:
+    """Train with the flags of the command line, and return the process grid.
 
     Args:
         wrapper: the class that replicates or shards the model; None for data_parallel's choice.
@@ -383,12 +397,16 @@ def main(wrapper: type[nn.Module] | None = None) -> None:
     tokenizer = Vocabulary(config.vocab_file, config.merge_file)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
-    gpt, model, optimizer = build(ctx, wrapper, tokenizer.vocab_size)
-    checkpoints = None
-    if config.save or config.load:
-        checkpoints = Checkpoints(ctx, gpt, model, optimizer.masters, optimizer.adam)
-    run_loop(ctx, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"), checkpoints)
+    world = dist.group.WORLD
+    with default_group(group_of(ctx.grid.dp)):
+        gpt, model, optimizer = build(ctx, wrapper, tokenizer.vocab_size, world)
+        checkpoints = None
+        if config.save or config.load:
+            checkpoints = Checkpoints(ctx, gpt, model, optimizer.masters, optimizer.adam)
+        run_loop(ctx, gpt, model, optimizer, Batches(ctx, text, tokenizer.eod, "training"),
+                 checkpoints)
     dist.destroy_process_group()
+    return ctx.grid
 
 
 if __name__ == "__main__":

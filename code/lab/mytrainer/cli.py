@@ -172,12 +172,34 @@ def show_journey(working: set[str], html: str | None) -> None:
     if working:
         ranks = RANKS if "ddp" in working else 1
         difference = journey.loss_difference(ranks)
-        shown = f"differ by at most {difference:.1e}, relatively" if difference else (
-            "agree in all digits of the log")
-        print(f"\nFive losses on {ranks} rank(s) and those of pretrain_gpt.py {shown}.", flush=True)
+        print(f"\nFive losses on {ranks} rank(s) and those of pretrain_gpt.py "
+              f"{shown_difference(difference)}.", flush=True)
     if "ddp" in working:
         legs = journey.note(journey.measure(journey.latest_lab(working)))
         print("\nWhat each lab has brought (modeled):\n", *journey.table(legs), sep="\n")
+    if working.issuperset(journey.LLAMA_FILES):
+        show_llama()
     if html is not None:
         write_atomic(Path(html), journey.page(working, difference, legs).encode())
         print(f"\nThe map as a page: {html}")
+
+
+def shown_difference(difference: float) -> str:
+    """Return how far losses are apart, as the end of a sentence."""
+    return (f"differ by at most {difference:.1e}, relatively" if difference else
+            "agree in all digits of the log")
+
+
+def show_llama() -> None:
+    """Print the losses of the student's Llama on ranks that share it, and what it reaches."""
+    from lab.mytrainer import gain, journey
+    from lab.mytrainer.selfcheck import RANKS
+
+    difference = journey.loss_difference(RANKS, f"--tensor-model-parallel-size {RANKS}",
+                                         journey.TINY_LLAMA)
+    print(f"\nFive losses of your Llama on {RANKS} tensor-parallel ranks and those of "
+          f"pretrain_gpt.py {shown_difference(difference)}.", flush=True)
+    gained = gain.measure("h100:8", flags=journey.LLAMA)
+    print("\nLlama 3 8B, sequences of 8,192 tokens, on 8 virtual H100s that share it (modeled): "
+          f"{gained.tokens:,.0f} tok/s, {gained.mfu:.1%} MFU, {gained.peak / 2**30:.1f} GiB peak "
+          "memory")

@@ -20,7 +20,9 @@ from minimegatron.errors import UserError
 MODEL = ("num_layers", "hidden_size", "num_attention_heads", "seq_length",
          "max_position_embeddings", "ffn_hidden_size", "kv_channels",
          "make_vocab_size_divisible_by", "layernorm_epsilon", "init_method_std",
-         "attention_dropout", "hidden_dropout", "use_flash_attn")
+         "attention_dropout", "hidden_dropout", "use_flash_attn", "swiglu", "normalization",
+         "position_embedding_type", "rotary_base", "rotary_percent", "group_query_attention",
+         "num_query_groups", "untie_embeddings_and_output_weights", "add_bias_linear")
 BATCH = ("micro_batch_size", "global_batch_size", "samples_per_rank", "train_iters",
          "train_samples", "seed")
 OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples",
@@ -38,6 +40,12 @@ REST = ("preset", "device", "distributed_timeout_minutes", "local_rank", "log_in
 PRECISION = ("bf16", "accumulate_allreduce_grads_in_fp32", "fp8_recipe", *DELAYED_ONLY)
 # The piece that each recipe needs besides fp8.py, and the exercise of lab 13 that builds it.
 RECIPES = {"delayed": ("delayed", 3), "blockwise": ("blocks", 6), "mxfp8": ("mx", 7)}
+# What your llama.py is, as flags of pretrain_gpt.py; dropout of attention, it has none.
+LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": "rope",
+         "rotary_percent": 1.0, "untie_embeddings_and_output_weights": True,
+         "add_bias_linear": False, "attention_dropout": 0.0}
+# The files of every run of it.
+OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
 # The files that each stage of ZeRO needs beside those of the stages before.
 ZERO = (("shards", "zero", "clipping"), ("zero2",), ("zero3",))
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *CHECKPOINTS, *REST,
@@ -69,6 +77,26 @@ class LoopConfig(Config):
         False, "keep the activations that the layers save in host memory, with "
         "mytrainer/offload.py", affects=PASSES)
 
+    own_model: bool = flag(
+        False, "train your own model, mytrainer/llama.py, also on a single tensor-parallel rank",
+        affects=RESULTS | PASSES)
+    own_init: bool = flag(
+        False, "initialize your own model with mytrainer/randomness.py instead of the values of "
+        "pretrain_gpt.py", affects=RESULTS)
+    async_tensor_model_parallel_allreduce: bool = flag(
+        False, "overlap the backward pass's all-reduces with the weight gradients, with "
+        "mytrainer/tp_overlap.py", affects=PASSES)
+
+    @property
+    def has_own_model(self) -> bool:
+        """Return whether the model is your llama.py: the only one that several ranks can share."""
+        return self.own_model or self.tensor_model_parallel_size > 1
+
+    @property
+    def replicates_query_groups(self) -> bool:
+        """Return True: in your heads.py, ranks may have copies of a key and value head."""
+        return True
+
     @property
     def shards_new_params(self) -> bool:
         """Return False: mytrainer/zero3.py shards a model that is on the device."""
@@ -97,6 +125,7 @@ def parse(argv: Sequence[str]) -> LoopConfig:
     _check_autocast(config)
     _check_sharding(config)
     _check_checkpoints(config)
+    _check_own_model(config)
     if config.device.startswith("virtual"):
         model = config.device.partition(":")[2] or "h100"
         raise UserError(f"--device {config.device}: on virtual GPUs, start my_trainer.py with "
@@ -242,6 +271,40 @@ def _check_checkpoints(config: LoopConfig) -> None:
                         "hold the amaxes of earlier steps; nearest: --fp8-recipe tensorwise")
 
 
+def _check_own_model(config: LoopConfig) -> None:
+    """Raise UserError unless your llama.py can do what the flags ask for."""
+    size = config.tensor_model_parallel_size
+    if not config.has_own_model:
+        for name in ("own_init", "async_tensor_model_parallel_allreduce"):
+            if getattr(config, name):
+                raise UserError(f"{_shown(config, name)} belongs to your own model; nearest: "
+                                f"--own-model {_shown(config, name)}")
+        if config.group_query_attention and config.tiled_attention:
+            raise UserError("--tiled-attention: mytrainer/attention.py has as many key and value "
+                            "heads as queries; nearest: leave out --group-query-attention")
+        return
+    chosen = f"--tensor-model-parallel-size {size}" if size > 1 else "--own-model"
+    for name, value in LLAMA.items():
+        if getattr(config, name) != value:
+            wanted = _shown(replace(config, **{name: value}), name)
+            raise UserError(f"{chosen}: mytrainer/llama.py is a model with {wanted}, and "
+                            f"{_shown(config, name)} is not what it computes; nearest: {wanted}")
+    refused = {name: "your own model does not support it" for name in (
+        "fp16", "autocast", "fp8_format", "tiled_attention", "activation_memory_mb",
+        "offload_activations", "samples_per_rank", "save", "load", "log_num_zeros_in_grad")}
+    if size > 1:
+        refused |= dict.fromkeys(("data_parallel_sharding_strategy", "use_distributed_optimizer"),
+                                 "the files of lab 08 shard parameters over all ranks")
+    if config.sequence_parallel:
+        refused["async_tensor_model_parallel_allreduce"] = "no layer all-reduces its input"
+    if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
+        refused["recompute_num_layers"] = "your own layers are recomputed one by one"
+    for name, problem in refused.items():
+        if getattr(config, name) != table_of(LoopConfig)[name].default:
+            raise UserError(f"{_shown(config, name)} with {chosen}: {problem}; nearest: leave out "
+                            f"{_shown(config, name)}")
+
+
 def _check_fp8(config: Config) -> None:
     """Raise UserError for settings that the files of lab 13 do not compute."""
     if config.fp8_format != "hybrid":
@@ -270,6 +333,8 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
         config: the command line.
         wrapper: the class that makes replicas of the model.
     """
+    if config.has_own_model:
+        _require_own_model(config)
     if config.samples_per_rank is not None and not hasattr(wrapper, "begin"):
         equal = ",".join([str(config.global_batch_size // config.world_size)] * config.world_size)
         raise UserError(f"--samples-per-rank {config.samples_per_rank}: DataParallel in "
@@ -283,9 +348,11 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
                                 f"{piece.lab}; until then, leave the flag out")
     loop = pieces.load("train") if config.samples is None else None
     known = () if loop is None else inspect.signature(loop.train).parameters
-    if loop is not None and config.zero_stage and "clip" not in known:
-        raise UserError(f"{shown_strategy(config)}: train in mytrainer/train.py has no parameter "
-                        "clip, so it would clip by the norm of this rank's shards alone; give it "
+    if loop is not None and (config.zero_stage or config.has_own_model) and "clip" not in known:
+        chosen = (shown_strategy(config) if config.zero_stage else "--own-model" if config.own_model
+                  else _shown(config, "tensor_model_parallel_size"))
+        raise UserError(f"{chosen}: train in mytrainer/train.py has no parameter clip, so it would "
+                        "clip by the norm of this rank's part of the gradient alone; give it "
                         "the parameter clip=None, and call clip(parameters, max_norm) in place of "
                         "torch.nn.utils.clip_grad_norm_ if it is not None, as lab 08 describes; "
                         "until then, leave the flag out")
@@ -304,6 +371,17 @@ def require_pieces(config: LoopConfig, wrapper: type) -> None:
         nearest = ("--fp8-recipe tensorwise" if hasattr(fp8, "PerTensor") else
                    "leave --fp8-format out")
         raise UserError(f"--fp8-recipe {config.fp8_recipe}{missing}; nearest: {nearest}")
+
+
+def _require_own_model(config: LoopConfig) -> None:
+    """Raise UserError unless all files of your own model exist."""
+    chosen = ("--own-model" if config.own_model else
+              _shown(config, "tensor_model_parallel_size"))
+    for name in OWN_MODEL:
+        if pieces.load(name) is None:
+            piece = pieces.PIECES[name]
+            raise UserError(f"{chosen} needs {piece.shown}, which you write in {piece.lab}; until "
+                            "then, leave the flag out")
 
 
 def _missing_for_recipe(config: Config, fp8: ModuleType) -> str | None:

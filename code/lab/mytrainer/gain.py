@@ -78,10 +78,10 @@ def measure(gpus: str, nodes: int = 1, link: str | None = None, flags: str | Non
     if errors := [rank.error for rank in ranks if rank.error]:
         ours = next(filter(OURS.search, errors), errors[0])
         raise LabError(OURS.split(ours, maxsplit=1)[-1])
-    accounts, world = [rank.account for rank in ranks], ranks[0].value
+    accounts, (world, sharing) = [rank.account for rank in ranks], ranks[0].value
     mfus = [one["flops"]["mfu"] if one["flops"] else 0.0 for one in accounts]  # 0: no samples
-    return Gain(world, world / len(ranks) * sum(one["tokens"]["per_second"] for one in accounts
-                                                if one["tokens"]),
+    tokens = sum(one["tokens"]["per_second"] for one in accounts if one["tokens"])
+    return Gain(world, tokens * world / len(ranks) / sharing,
                 max(one["memory"]["peak_allocated_bytes"] for one in accounts),
                 max(one["communication"]["exposed_seconds"] for one in accounts),
                 max(one["step"]["seconds"] for one in accounts),
@@ -97,8 +97,10 @@ def text_flags() -> list[str]:
             "--merge-file", f"{folder}/merges.txt"]
 
 
-def train(flags: str, cache: str, wrapper: type | None = None, steps: int = 3) -> int:
-    """Run the loop as one rank without its output, and return the world size.
+def train(flags: str, cache: str, wrapper: type | None = None, steps: int = 3) -> tuple[int, int]:
+    """Run the loop as one rank without its output.
+
+    Returns the world size, and how many ranks share a model and its tokens.
 
     Args:
         flags: the flags of my_trainer.py for the model and the batch.
@@ -115,10 +117,10 @@ def train(flags: str, cache: str, wrapper: type | None = None, steps: int = 3) -
         sys.argv = [str(SCRIPT), *flags.split(), *RUN.split(), "--train-iters", str(steps),
                     *text, "--data-cache-path", cache]
         try:
-            runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"](wrapper)
+            grid = runpy.run_path(str(SCRIPT), run_name="my_trainer")["main"](wrapper)
         except Exception as error:
             raise LabError(pieces.blame(error)) from error
-    return int(os.environ["WORLD_SIZE"])
+    return grid.world_size, grid.tp.size
 
 
 def table(gains: list[Gain]) -> list[str]:

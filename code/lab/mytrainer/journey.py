@@ -25,8 +25,9 @@ from labcore.errors import LabError
 NOTES = f"{pieces.FOLDER}/journey.json"
 # The path of a sample through a step, and the student's file for each station; None: the course's.
 STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
-            ("training loop", "train"), ("model", None), ("linear layers", "fp8"),
-            ("operations' dtypes", "autocast"),
+            ("training loop", "train"), ("model", "llama"),
+            ("partitioned layers", "tensor_parallel"), ("partitioned sequence",
+            "sequence_parallel"), ("linear layers", "fp8"), ("operations' dtypes", "autocast"),
             ("saved activations", "checkpointing"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
             ("optimizer state", "zero"), ("gradient buffers", "zero2"),
@@ -48,6 +49,14 @@ FAMILY = (("GPT-3 Small, 125M", 12, 768, 12), ("GPT-3 Medium, 350M", 24, 1024, 1
 # What a model of the family is trained with to find out whether it fits.
 FITTING = ("--seq-length 2048 --max-position-embeddings 2048 --make-vocab-size-divisible-by 50304 "
            "--use-flash-attn --attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16")
+# Llama 3 8B with the vocabulary of its paper (Llama Team 2024, table 3), shared by eight GPUs.
+LLAMA = ("--preset llama3-8b --make-vocab-size-divisible-by 16032 --use-flash-attn "
+         "--attention-dropout 0 --hidden-dropout 0 --micro-batch-size 1 --bf16 "
+         "--tensor-model-parallel-size 8 --sequence-parallel")
+LLAMA_FILES = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm",
+               "sequence_parallel")
+TINY_LLAMA = ("--swiglu --normalization RMSNorm --position-embedding-type rope "
+              "--untie-embeddings-and-output-weights --disable-bias-linear")
 RECOMPUTE = "--bf16 --recompute-granularity full --recompute-method uniform"
 # A lab has a row once these files work: their names, the precision, and the flags that use them.
 LABS = {"lab 04": (("ddp",), "FP32", ""),
@@ -90,17 +99,18 @@ def stations(working: set[str]) -> list[tuple[str, str | None, bool]]:
             for text, name in STATIONS]
 
 
-def loss_difference(ranks: int, flags: str = "") -> float:
+def loss_difference(ranks: int, flags: str = "", model: str = "") -> float:
     """Return the largest relative difference of five losses from those of pretrain_gpt.py.
 
     Args:
         ranks: the number of ranks of the student's trainer; the reference has one process.
         flags: more flags of the student's trainer.
+        model: more flags of both.
 
     Raises LabError if a run fails.
     """
     with tempfile.TemporaryDirectory() as cache:
-        words = [*TINY.split(), *gain.text_flags(), "--data-cache-path", cache]
+        words = [*TINY.split(), *model.split(), *gain.text_flags(), "--data-cache-path", cache]
         reference = _run(workspace.CODE / "pretrain_gpt.py", words, 0)
         mine = _run(gain.SCRIPT, [*words, *flags.split()], ranks if ranks > 1 else 0)
         return logs.loss_difference(reference, mine)

@@ -92,7 +92,8 @@ class GPT(nn.Module):
                 module.forward = partial(F.linear, weight=module.weight, bias=module.bias)
             if getattr(module, "mask", None) is not None:
                 module.mask = module.mask.to(dtype)
-        words, norm = self.stage.embedding.word_embeddings, self.stage.decoder.final_layernorm
+        stage, norm = self.stage, self.stage.decoder.final_layernorm
+        words = stage.embedding.word_embeddings if stage.is_tied else stage.output_layer
         self.stage.logits = lambda x: F.linear(norm(x), words.weight)
 
     def _use_fp8(self, ctx: Context, linear: type[nn.Linear]) -> None:

@@ -91,6 +91,20 @@ PIECES = {piece.name: piece for piece in (
     Piece("prefetch", "lab 08", ("Prefetching",), "prefetching", ("overlap_param_gather",)),
     Piece("clipping", "lab 08", ("clip_grad_norm",), "sharded clipping", SHARDING),
     Piece("reshard", "lab 08", ("reshard",), "resharding", ("load",)),
+    Piece("tensor_parallel", "lab 09", ("Region", "parameter", "ColumnParallelLinear",
+                                        "RowParallelLinear", "MLP"), "tensor parallelism", (
+        "tensor_model_parallel_size", "own_model")),
+    Piece("heads", "lab 09", ("Attention", "finish_gradients"), "partitioned heads"),
+    Piece("vocabulary", "lab 09", ("VocabParallelEmbedding", "cross_entropy"), "vocabulary"),
+    Piece("randomness", "lab 09", ("initialize", "Dropout", "begin_micro_batch"), "random numbers",
+          ("own_init",)),
+    Piece("llama", "lab 09", ("Llama",), "model"),
+    Piece("sequence_parallel", "lab 09", ("SequenceRegion",), "sequence parallelism", (
+        "sequence_parallel",)),
+    Piece("tp_overlap", "lab 09", ("OverlapRegion",), "overlap", (
+        "async_tensor_model_parallel_allreduce",)),
+    Piece("grad_norm", "lab 09", ("clip_grad_norm",), "clipping of parts"),
+    Piece("layer_memory", "lab 09", ("saved_bytes",), "saved bytes, predicted"),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),
@@ -99,8 +113,6 @@ PIECES = {piece.name: piece for piece in (
 # The files that the trainer cannot use yet. Their flags are refused, and the error names the lab. A
 # lab that teaches the trainer to use a file moves its line up to PIECES.
 LATER = (
-    Piece("tensor_parallel", "lab 09", (), "tensor parallelism", (
-        "tensor_model_parallel_size", "sequence_parallel")),
     Piece("pipeline", "lab 10", (), "pipeline stages", ("pipeline_model_parallel_size",)),
     Piece("schedules", "lab 11", (), "pipeline schedules", (
         "schedule", "num_layers_per_virtual_pipeline_stage", "balance",

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lab.mytrainer import pieces, sharding_check, single_process
+from lab.mytrainer import pieces, sharding_check, single_process, tensor_check
 from lab.mytrainer.single_process import RANKS, Wrong, short
 from labcore.errors import LabError
 from warmranks import RankError, RanksTimeout, record_ranks
@@ -349,6 +349,12 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "shards": sharding_check.test_shards, "zero": sharding_check.test_zero,
          "zero2": sharding_check.test_zero2, "zero3": sharding_check.test_zero3,
          "prefetch": sharding_check.test_prefetch, "clipping": sharding_check.test_clipping,
-         "reshard": sharding_check.test_reshard, "delayed": test_delayed,
+         "reshard": sharding_check.test_reshard,
+         "tensor_parallel": tensor_check.test_tensor_parallel, "heads": tensor_check.test_heads,
+         "vocabulary": tensor_check.test_vocabulary, "randomness": tensor_check.test_randomness,
+         "llama": tensor_check.test_llama,
+         "sequence_parallel": tensor_check.test_sequence_parallel,
+         "tp_overlap": tensor_check.test_tp_overlap, "grad_norm": tensor_check.test_grad_norm,
+         "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

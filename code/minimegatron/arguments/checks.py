@@ -184,7 +184,8 @@ def check_query_groups(config: Config) -> None:
     nearest = min(valid, key=lambda count: abs(count - groups))
     require(heads % groups == 0, f"--num-query-groups {groups}: --num-attention-heads {heads} is "
             f"not divisible by it; nearest: --num-query-groups {nearest}")
-    require(groups % tp == 0, f"--num-query-groups {groups} is not divisible by "
+    copied = config.replicates_query_groups and tp % groups == 0
+    require(copied or groups % tp == 0, f"--num-query-groups {groups} is not divisible by "
             f"--tensor-model-parallel-size {tp}; nearest: --num-query-groups {nearest}")
 
 

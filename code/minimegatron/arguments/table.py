@@ -116,6 +116,11 @@ class ModernBlock:
     normalization: str = flag("LayerNorm", "normalization before attention, MLP, and output layer",
                               choices=("LayerNorm", "RMSNorm"), affects=SHAPE)
 
+    @property
+    def replicates_query_groups(self) -> bool:
+        """Return whether several tensor-parallel ranks may have copies of one query group."""
+        return False
+
 
 @dataclass(frozen=True)
 class Fp8Precision:

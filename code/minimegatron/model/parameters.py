@@ -131,6 +131,15 @@ def partition_of(full: torch.Tensor, partition_dim: int | None, tp: Group) -> to
     return full.narrow(partition_dim, tp.index * size, size)
 
 
+def draw(name: str, spec: ParamSpec, seed: int) -> torch.Tensor:
+    """Return the initial values of a whole parameter, fp32 on the host, in its full shape."""
+    if spec.init_std is None:
+        return torch.full(spec.full_shape, spec.init_value)
+    digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    return torch.empty(spec.full_shape).normal_(0, spec.init_std, generator=generator)
+
+
 @torch.no_grad()
 def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
     """Initialize every parameter, each from a generator seeded with --seed and its name.
@@ -140,13 +149,6 @@ def initialize_parameters(model: nn.Module, seed: int, tp: Group) -> None:
     specs = named_param_specs(model)
     for name, parameter in model.named_parameters():
         spec = specs[name]
-        if spec.init_std is None:
-            parameter.fill_(spec.init_value)
-        else:
-            digest = hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-            full = torch.empty(spec.full_shape)
-            full.normal_(0, spec.init_std, generator=generator)
-            parts = zip(parameter.chunk(spec.blocks), full.chunk(spec.blocks), strict=True)
-            for part, block in parts:
-                part.copy_(partition_of(block, spec.partition_dim, tp))
+        full = draw(name, spec, seed)
+        for part, block in zip(parameter.chunk(spec.blocks), full.chunk(spec.blocks), strict=True):
+            part.copy_(partition_of(block, spec.partition_dim, tp))

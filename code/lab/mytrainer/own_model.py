@@ -1,0 +1,236 @@
+"""The student's Llama (lab 09) in my_trainer.py: its ranks, its initial values, and its gradients.
+
+Nothing in the model is the course's. With --own-init, randomness.py initializes it; otherwise each
+parameter has the values of the same parameter in pretrain_gpt.py, so losses can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+from lab.mytrainer import pieces
+from lab.mytrainer.flags import LoopConfig
+from minimegatron.context import Context, MicroBatch, params_dtype
+from minimegatron.device.device import CpuDevice
+from minimegatron.errors import UserError
+from minimegatron.grid import GROUPS, Grid, Group
+from minimegatron.model.gpt import Stage
+from minimegatron.model.parameters import draw, named_param_specs
+
+# The parameters of llama.py that pretrain_gpt.py has under other names: those of the model, of each
+# layer, and those that are parts of a larger matrix there.
+NAMES = {"embedding.weight": "embedding.word_embeddings.weight",
+         "norm.weight": "decoder.final_layernorm.weight", "head.weight": "output_layer.weight"}
+LAYER = {"attention_norm": "input_layernorm", "mlp_norm": "pre_mlp_layernorm",
+         "attention.out": "self_attention.linear_proj", "mlp.down": "mlp.linear_fc2"}
+FUSED = {"attention.query": "self_attention.linear_qkv", "mlp.gate": "mlp.linear_fc1",
+         "attention.key": "self_attention.linear_qkv", "mlp.up": "mlp.linear_fc1",
+         "attention.value": "self_attention.linear_qkv"}
+
+
+def connect_grid(config: LoopConfig) -> Grid:
+    """Return this rank's grid: neighboring ranks share a model, and the others have other samples.
+
+    All ranks call it, after they have joined the default process group.
+    """
+    rank, ranks, size = dist.get_rank(), dist.get_world_size(), config.tensor_model_parallel_size
+    alone = Group((rank,), 0, None)
+    tp, dp = alone, alone
+    for members in (*(range(first, first + size) for first in range(0, ranks, size)),
+                    *(range(first, ranks, size) for first in range(size))):
+        group = (dist.group.WORLD if len(members) == ranks else
+                 dist.new_group(members) if len(members) > 1 else None)
+        if rank in members and group is not None:
+            found = Group(tuple(members), members.index(rank), group)
+            tp, dp = (found, dp) if members.step == 1 and len(members) == size else (tp, found)
+    groups = dict.fromkeys(GROUPS, alone) | {"tp": tp, "model": tp, "dp": dp, "replicas": dp}
+    return Grid(rank, ranks, **groups)
+
+
+@contextmanager
+def default_group(group: dist.ProcessGroup) -> Iterator[None]:
+    """Make a process group the default one.
+
+    ddp.py and train.py average over the default group, so they run with the data-parallel group.
+    Your model runs with that of all ranks, because dist.get_rank(group) works in no other one.
+    """
+    before = dist.group.WORLD
+    distributed_c10d._update_default_pg(group)
+    try:
+        yield
+    finally:
+        distributed_c10d._update_default_pg(before)
+
+
+def group_of(group: Group) -> dist.ProcessGroup:
+    """Return a process group, also for a group of this rank alone."""
+    return group.process_group or dist.new_group(group.ranks, use_local_synchronization=True)
+
+
+class OwnLlama(nn.Module):
+    """Your Llama, with the interface of lab.mytrainer.model.GPT.
+
+    Attributes:
+        region: the ranks that share the model, as your class for the flags.
+        llama: your model.
+    """
+
+    def __init__(self, ctx: Context, vocab_size: int, world: dist.ProcessGroup) -> None:
+        """Create the model on this rank's device, and initialize it.
+
+        Args:
+            ctx: this rank.
+            vocab_size: the number of tokens, padded.
+            world: the process group of all ranks.
+        """
+        super().__init__()
+        config, self.ctx, self.world = ctx.config, ctx, world
+        with (default_group(world), torch.device(ctx.device.torch_device),
+              default_dtype(params_dtype(config))):
+            self.region = region_class(config)(group_of(ctx.grid.tp))
+            self.llama = pieces.load("llama").Llama(shape_of(config, vocab_size), self.region)
+        if ctx.device.has_values:
+            self._initialize(vocab_size)
+        save_memory(config, self.blocks)
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        return list(self.llama.layers)
+
+    def _initialize(self, vocab_size: int) -> None:
+        config = self.ctx.config
+        if config.own_init:
+            pieces.load("randomness").initialize(self.llama, config.seed, config.init_method_std)
+            return
+        full = ReferenceValues(self.ctx, vocab_size)
+        with torch.no_grad():
+            for name, parameter in self.llama.named_parameters():
+                parameter.copy_(full[name][parameter.part])
+
+    def forward(self, batch: MicroBatch) -> torch.Tensor:
+        """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
+        if batch.dropout is not None:
+            pieces.load("randomness").begin_micro_batch(
+                self.llama, batch.dropout.seed, batch.dropout.iteration,
+                batch.dropout.samples.tolist())
+        with default_group(self.world):
+            losses = self.llama(batch.tokens.t(), batch.labels.t())
+        return (losses * batch.loss_mask.t()).sum() / batch.loss_mask.sum()
+
+    def end_step(self, ranks: Group) -> None:
+        """Do nothing: no state but the parameters' changes from step to step."""
+
+    def clip(self, parameters: Iterable[nn.Parameter], largest: float) -> torch.Tensor:
+        """Sum gradients that are addends, with your finish_gradients, and clip all of them.
+
+        Args:
+            parameters: those of the model.
+            largest: the largest norm.
+
+        Returns the norm before clipping, one element.
+        """
+        parameters = list(parameters)
+        with default_group(self.world):
+            pieces.load("heads").finish_gradients(parameters, self.region)
+            return pieces.load("grad_norm").clip_grad_norm(parameters, largest, self.region)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Create new floating-point tensors in a dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def region_class(config: LoopConfig) -> type:
+    """Return your class that the flags choose."""
+    if config.sequence_parallel:
+        return pieces.load("sequence_parallel").SequenceRegion
+    if config.async_tensor_model_parallel_allreduce:
+        return pieces.load("tp_overlap").OverlapRegion
+    return pieces.load("tensor_parallel").Region
+
+
+def shape_of(config: LoopConfig, vocab_size: int) -> SimpleNamespace:
+    """Return what your Llama asks for."""
+    heads = config.num_attention_heads
+    return SimpleNamespace(
+        vocab_size=vocab_size, hidden_size=config.hidden_size, layers=config.num_layers,
+        heads=heads, kv_heads=config.num_query_groups if config.group_query_attention else heads,
+        head_dim=config.kv_channels, inner_size=config.ffn_hidden_size,
+        rotary_base=float(config.rotary_base), epsilon=config.layernorm_epsilon,
+        flash=config.use_flash_attn, dropout=config.hidden_dropout)
+
+
+class ReferenceValues:
+    """The initial values of pretrain_gpt.py, as whole tensors, by the names of your parameters."""
+
+    def __init__(self, ctx: Context, vocab_size: int) -> None:
+        config, alone = ctx.config, Group((ctx.grid.rank,), 0, None)
+        single = replace(config, sequence_parallel=False, tensor_model_parallel_size=1)
+        grid = Grid(ctx.grid.rank, 1, **dict.fromkeys(GROUPS, alone))
+        stage = Stage(Context(single, grid, Shapes()), vocab_size, range(config.num_layers))
+        self.specs, self.seed = named_param_specs(stage), config.seed
+        groups = config.num_query_groups if config.group_query_attention else (
+            config.num_attention_heads)
+        self.sharing = config.num_attention_heads // groups
+        self.head_dim = config.kv_channels
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        """Return a whole tensor. Raises UserError if pretrain_gpt.py has no such parameter."""
+        if name in NAMES:
+            return self._whole(NAMES[name])
+        start, number, rest = (*name.split(".", 2), "", "")[:3]
+        module = rest.removesuffix(".weight")
+        if start != "layers" or module not in LAYER | FUSED:
+            known = ", ".join((*NAMES, *(f"layers.0.{one}.weight" for one in (
+                *LAYER, *FUSED))))
+            raise UserError(f"mytrainer/llama.py: pretrain_gpt.py has no parameter that "
+                            f"corresponds to {name}; its parameters are {known}; nearest: "
+                            "--own-init")
+        path = f"decoder.layers.{number}."
+        if module in LAYER:
+            return self._whole(f"{path}{LAYER[module]}.weight")
+        fused = self._whole(f"{path}{FUSED[module]}.weight")
+        if module.startswith("mlp"):
+            return fused.chunk(2)[module == "mlp.up"]
+        d = self.head_dim  # per group: its queries, its key, and its value
+        parts = fused.unflatten(0, (-1, self.sharing + 2, d)).split([self.sharing, 1, 1], 1)
+        which = ("attention.query", "attention.key", "attention.value").index(module)
+        return parts[which].reshape(-1, fused.shape[1])
+
+    def _whole(self, name: str) -> torch.Tensor:
+        return draw(name, self.specs[name], self.seed)
+
+
+class Shapes(CpuDevice):
+    """A device on which a model has shapes but no values."""
+
+    torch_device, has_values = torch.device("meta"), False
+
+
+def save_memory(config: LoopConfig, layers: list[nn.Module]) -> None:
+    """Run the core of attention, or whole layers, in your `checkpoint`, as the flags request."""
+    if config.recompute_granularity is None:
+        return
+    checkpoint: Callable = pieces.load("checkpointing").checkpoint
+    if config.recompute_granularity == "selective":
+        for layer in layers:
+            layer.attention.core = partial(checkpoint, layer.attention.core)
+        return
+    count = config.recompute_num_layers if config.recompute_method == "block" else len(layers)
+    for layer in layers[:count]:
+        layer.forward = partial(checkpoint, layer.forward)

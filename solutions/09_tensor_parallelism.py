@@ -658,7 +658,7 @@ def llama_here(ranks, shape, common, own, s, b, steps):
 
 
 # Four query heads that share two key and value heads, 18 inner features, and 21 tokens.
-LLAMA = {"common": 1.0, "s": 8, "b": 2, "steps": 3}
+LLAMA = {"common": 1.0, "s": 8, "b": 3, "steps": 3}
 
 # %% check="llama" points=4
 def require_collectives(run, shape, s, b, steps):
@@ -677,20 +677,45 @@ with check.parts():
             llama_losses, ranks=2, rel=2e-4,
             cases=[{"shape": {}, "own": check.by_rank([1.0, 2.0]), **LLAMA},
                    {"shape": {"layers": 2, "kv_heads": 1, "vocab_size": 16}, "own": check.by_rank([3.0, 4.0]), **LLAMA}],
-            expected=["HERE"],
+            expected=[[[3.319079, 4.530832, 2.690819, 0.6530054, 1.767663],
+                       [3.319079, 4.530832, 2.690819, 0.6530054, 2.976043]],
+                      [[2.744905, 3.977426, 1.887639, 0.5029252, 2.134988],
+                       [2.744905, 3.977426, 1.887639, 0.5029252, 1.98212]]],
             hints={
                 "Only the first loss is right. The output layer is column-parallel, so each rank has a part of the gradient of its input: "
-                "how do hidden states enter it?": ["HERE"],
-                "These are the losses of a norm that divides by the root of the sum of squares, not of their mean.": ["HERE"],
-                "Epsilon belongs under the root.": ["HERE"],
-                "The MLP's branch has to be added to the hidden states.": ["HERE"],
-                "The MLP's branch begins with the hidden states to which attention has been added.": ["HERE"],
-                "One norm is missing, after the last layer.": ["HERE"],
-                "The output layer has a weight of its own, not the embedding's.": ["HERE"],
+                "how do hidden states enter it?":
+                    [[[3.319079, 4.330489, 2.579551, 0.2230048, 0.8193185],
+                      [3.319079, 4.330489, 2.579551, 0.4729606, 2.473347]],
+                     [[2.744905, 3.028596, 2.421345, 0.111345, 1.350109], [2.744905, 3.028596, 2.421345, 0.4317238, 1.757246]]],
+                "These are the losses of a norm that divides by the root of the sum of squares, not of their mean.":
+                    [[[3.150517, 2.990227, 2.864274, 0.1690575, 0.3533046],
+                      [3.150517, 2.990227, 2.864274, 0.1690575, 0.4422798]],
+                     [[2.753412, 2.560594, 2.434494, 0.1279447, 0.5250834],
+                      [2.753412, 2.560594, 2.434494, 0.1279447, 0.466624]]],
+                "Epsilon belongs under the root.":
+                    [[[3.313343, 4.544356, 2.706559, 0.6483802, 1.739825],
+                      [3.313343, 4.544356, 2.706559, 0.6483802, 2.975219]],
+                     [[2.744128, 3.9759, 1.889448, 0.4986187, 2.125102], [2.744128, 3.9759, 1.889448, 0.4986187, 1.971792]]],
+                "The MLP's branch has to be added to the hidden states.":
+                    [[[3.234241, 3.717925, 2.674599, 0.5620989, 3.26319], [3.234241, 3.717925, 2.674599, 0.5620989, 2.61574]],
+                     [[2.829832, 2.527949, 2.876148, 0.512279, 3.893273], [2.829832, 2.527949, 2.876148, 0.512279, 4.222834]]],
+                "The MLP's branch begins with the hidden states to which attention has been added.":
+                    [[[3.318515, 3.058774, 2.045755, 0.5233192, 2.103138],
+                      [3.318515, 3.058774, 2.045755, 0.5233192, 2.571917]],
+                     [[2.716476, 3.937058, 1.8638, 0.3911864, 1.826385], [2.716476, 3.937058, 1.8638, 0.3911864, 1.762427]]],
+                "One norm is missing, after the last layer.":
+                    [[[3.815385, 29.04516, 70.02959, 0.413286, 3.798057], [3.815385, 29.04516, 70.02959, 0.413286, 7.229466]],
+                     [[2.969793, 84.33156, 2899.133, 0.3449751, 9.82393], [2.969793, 84.33156, 2899.133, 0.3449751, 9.533062]]],
+                "The output layer has a weight of its own, not the embedding's.":
+                    [[[3.61319, 2.914144, 2.389591, 0.4151363, 1.979225], [3.61319, 2.914144, 2.389591, 0.4151363, 1.854146]],
+                     [[2.958862, 3.899298, 1.952754, 0.5679354, 2.437544],
+                      [2.958862, 3.899298, 1.952754, 0.5679354, 2.119459]]],
                 "The losses of the first step are right, but the gradients of the norms' weights are multiplied by the number of ranks. "
-                "Every rank normalizes all positions here, so it has their whole gradient already.": ["HERE"]})
+                "Every rank normalizes all positions here, so it has their whole gradient already.":
+                    [[[3.319079, 4.638501, 2.71642, 1.306011, 1.767663], [3.319079, 4.638501, 2.71642, 1.306011, 2.976043]],
+                     [[2.744905, 4.05018, 1.987751, 1.00585, 2.134988], [2.744905, 4.05018, 1.987751, 1.00585, 1.98212]]]})
         for run, shape in zip(runs, ({}, {"layers": 2}), strict=True):
-            require_collectives(run, shape, 8, 2, 3)
+            require_collectives(run, shape, 8, 3, 3)
         ### BEGIN HIDDEN TESTS
         for ranks, heads, kv_heads in ((4, 8, [2, 4]), (3, 6, [3, 6]), (2, 4, [1, 2, 4])):
             (case,) = check.draw(1, kv_heads=kv_heads, inner_size=range(9, 30), vocab_size=range(11, 40),
@@ -701,8 +726,9 @@ with check.parts():
     with check.part(1, "normalizes 16-bit hidden states in fp32"):
         check.ranks(normalized, ranks=1, rel=5e-3,
                     cases=[{"rows": [[400.0, -400.0, 400.0, 400.0], [3.0, 4.0, 0.0, 0.0]], "epsilon": 1e-5}],
-                    expected=["HERE"],
-                    hints={"The square of 400 is larger than fp16's largest number, 65,504.": ["HERE"]})
+                    expected=[[[[[1.09375, -1.299805, 1.066406, 0.7358398], [1.3125, 2.080078, 0.0, 0.0]]]]],
+                    hints={"The square of 400 is larger than fp16's largest number, 65,504.":
+                        [[[[[0.0, -0.0, 0.0, 0.0], [1.311523, 2.080078, 0.0, 0.0]]]]]})
         ### BEGIN HIDDEN TESTS
         def normalized_here(ranks, rows, epsilon):
             """Return what normalized returns."""
@@ -975,22 +1001,49 @@ def require_shards(run, shape, s, b, steps):
                    f"steps. One for each entry, its backward pass, and each exit's backward pass are {3 * times * steps * hidden // ranks:,}.")
 
 
+def require_alike(values):
+    """Require that all ranks of the second run have the losses of the first one."""
+    ((alone,), shared) = values
+    for losses in shared:
+        for number, (one, two) in enumerate(zip(alone, losses, strict=True), start=1):
+            check.that(abs(two / one - 1) < 1e-4, f"With dropout, micro-batch {number} has the loss {one:.5f} on one rank and {two:.5f} on "
+                       f"{len(shared)}. Do your Dropout and your region agree on which positions a rank has?")
+
+
 with check.parts():
     with check.part(3, "trains like one process, and communicates positions once"):
         runs = check.ranks(
             sequence_losses, ranks=2, rel=2e-4,
             cases=[{"shape": {}, "own": check.by_rank([1.0, 2.0]), **LLAMA},
                    {"shape": {"layers": 2, "kv_heads": 1, "vocab_size": 16}, "own": check.by_rank([3.0, 4.0]), **LLAMA}],
-            expected=["HERE"],
+            expected=[[[3.319079, 4.530832, 2.690818, 0.6530054, 1.767663],
+                       [3.319079, 4.530832, 2.690818, 0.6530054, 2.976043]],
+                      [[2.744905, 3.977426, 1.887639, 0.5029252, 2.134988],
+                       [2.744905, 3.977426, 1.887639, 0.5029252, 1.98212]]],
             hints={
                 "The first loss is right, and so are the gradients of the matrices. But the gradients of the norms' weights come from "
-                "this rank's positions only. Who completes them?": ["HERE"],
-                "The first loss is right. In the backward pass of an entry, every rank has a part of the gradient of *all* positions.": ["HERE"],
-                "The first loss is right. In the backward pass of an exit, every rank needs the gradient of all positions.": ["HERE"],
-                "The output of a region is the sum of the ranks' outputs, not their mean.": ["HERE"],
-                "The ranks' positions are gathered in the wrong order, or along the wrong dimension.": ["HERE"]})
+                "this rank's positions only. Who completes them?":
+                    [[[3.319079, 4.481151, 2.754079, 0.2740616, 1.767663],
+                      [3.319079, 4.481151, 2.754079, 0.4113928, 2.976043]],
+                     [[2.744905, 3.943067, 1.847725, 0.2310399, 2.134988], [2.744905, 3.943067, 1.847725, 0.2741722, 1.98212]]],
+                "The first loss is right. In the backward pass of an entry, every rank has a part of the gradient of *all* positions.":
+                    [[[3.319079, 3.558559, 2.593814, 0.3234902, 1.05485], [3.319079, 3.558559, 2.593814, 0.3234902, 1.658553]],
+                     [[2.744905, 3.129818, 2.186418, 0.2598522, 1.564255], [2.744905, 3.129818, 2.186418, 0.2598522, 1.33841]]],
+                "The first loss is right. In the backward pass of an exit, every rank needs the gradient of all positions.":
+                    [[[3.319079, 3.898299, 2.554214, 0.6408949, 0.7384636],
+                      [3.319079, 3.898299, 2.554214, 0.6408949, 2.005141]],
+                     [[2.744905, 3.223322, 2.212106, 0.5000614, 1.478178],
+                      [2.744905, 3.223322, 2.212106, 0.5000614, 1.381883]]],
+                "The output of a region is the sum of the ranks' outputs, not their mean.":
+                    [[[3.347866, 4.255576, 2.748563, 0.327009, 1.866074], [3.347866, 4.255576, 2.748563, 0.327009, 2.833609]],
+                     [[2.751241, 3.881186, 1.845872, 0.2621171, 2.158786], [2.751241, 3.881186, 1.845872, 0.2621171, 2.01156]]],
+                "The ranks' positions are gathered in the wrong order, or along the wrong dimension.":
+                    [[[3.393898, 4.564335, 3.604587, 0.6242986, 1.656316],
+                      [3.393898, 4.564335, 3.604587, 0.6242986, 2.303788]],
+                     [[2.719174, 4.219284, 1.789261, 0.5050154, 2.189147],
+                      [2.719174, 4.219284, 1.789261, 0.5050154, 2.000118]]]})
         for run, shape in zip(runs, ({}, {"layers": 2}), strict=True):
-            require_shards(run, shape, 8, 2, 3)
+            require_shards(run, shape, 8, 3, 3)
         ### BEGIN HIDDEN TESTS
         for ranks, heads, kv_heads in ((4, 8, [2, 4]), (3, 6, [3, 6])):
             (case,) = check.draw(1, kv_heads=kv_heads, inner_size=range(9, 30), vocab_size=range(11, 40),
@@ -1002,16 +1055,10 @@ with check.parts():
         ### END HIDDEN TESTS
     with check.part(1, "drops the same elements as one process"):
         case = {"shape": {"dropout": 0.3, "layers": 2}, "common": 5.0, "s": 8, "b": 2}
-        alone, shared = (run.values[0] for run in check.ranks(sequence_dropout, ranks=[1, 2], cases=[case], expected=None))
-        for number, (one, two) in enumerate(zip(alone, shared, strict=True), start=1):
-            check.that(abs(two / one - 1) < 1e-4, f"With dropout, micro-batch {number} has the loss {one:.5f} on one rank and {two:.5f} on two. "
-                       "Do your Dropout and your region agree on which positions a rank has?")
+        require_alike([run.values for run in check.ranks(sequence_dropout, ranks=[1, 2], cases=[case], expected=None)])
         ### BEGIN HIDDEN TESTS
         case = {"shape": {"dropout": 0.2, "heads": 6, "kv_heads": 3}, "s": 12, "b": 3, **check.draw(1, common=check.between(0, 100))[0]}
-        alone, *others = (run.values for run in check.ranks(sequence_dropout, ranks=[1, 3], cases=[case], expected=None))
-        for values in others[0]:
-            check.that(all(abs(two / one - 1) < 1e-3 for one, two in zip(alone[0], values, strict=True)),
-                       "With dropout, the losses depend on the number of ranks.")
+        require_alike([run.values for run in check.ranks(sequence_dropout, ranks=[1, 3], cases=[case], expected=None)])
         ### END HIDDEN TESTS
     with check.part(2, "saves this rank's positions only, on eight virtual H100s"):
         cost = check.gpus(sequence_layers, {"shape": tensor_training.LLAMA_8B, "s": 8192, "b": 2, "count": 4}, "h100:8", present=[0],
@@ -1069,6 +1116,10 @@ with check.parts():
 # %% [raw] mutant="randomness" hint="agree on which positions"
 # -        if self.region.splits_sequence:
 # +        if False:
+
+# %% [raw] mutant="randomness" hint="agree on which positions"
+# -            whole, first = count * self.region.size, count * self.region.rank
+# +            whole = count * self.region.size
 
 # %% [raw] mutant="sequence" hint="keep for each of the four layers"
 # -        return Columns.apply(x, self, *(layer.weight for layer in layers))
@@ -1289,11 +1340,26 @@ with check.parts():
         (run,) = check.ranks(
             overlapped_gradients, ranks=2, rel=1e-4,
             cases=[{"outputs": [3, 2], "common": 1.0, "own": check.by_rank([2.0, 3.0]), "s": 2, "b": 2, "h": 2}],
-            expected=["HERE"],
+            expected=[[[[0.3533087, -0.4051861, -0.3504868, 0.4066537, 0.2001348, -0.2251174, 0.08674692, 0.001950935],
+                        [0.8113735, 0.7226088]],
+                       [[0.3533087, -0.4051861, -0.3504868, 0.4066537, 0.2001348, -0.2251174, 0.08674692, 0.001950935],
+                        [0.7941742, 0.7300359]]]],
             hints={
-                "The input's gradient is this rank's addend only.": ["HERE"],
-                "The input's gradient lacks all layers but the first.": ["HERE"],
-                "The input's gradient is what it was before the all-reduce had finished, or it has been all-reduced twice.": ["HERE"]})
+                "The input's gradient is this rank's addend only.":
+                    [[[[0.1531533, -0.2053637, -0.1306046, 0.260341, 0.04351973, -0.1999231, 0.0921368, 0.08420807],
+                       [0.8113735, 0.7226088]],
+                      [[0.2001555, -0.1998224, -0.2198822, 0.1463127, 0.156615, -0.02519435, -0.005389884, -0.08225714],
+                       [0.7941742, 0.7300359]]]],
+                "The input's gradient lacks all layers but the first.":
+                    [[[[-0.04084843, -0.4563041, -0.1802654, 0.2543225, 0.3025705, 0.08706229, -0.2590258, -0.3807243],
+                       [0.8113735, 0.7226088]],
+                      [[-0.04084843, -0.4563041, -0.1802654, 0.2543225, 0.3025705, 0.08706229, -0.2590258, -0.3807243],
+                       [0.7941742, 0.7300359]]]],
+                "The input's gradient is what it was before the all-reduce had finished, or it has been all-reduced twice.":
+                    [[[[0.7066174, -0.8103721, -0.7009737, 0.8133074, 0.4002696, -0.4502349, 0.1734938, 0.003901869],
+                       [0.8113735, 0.7226088]],
+                      [[0.7066174, -0.8103721, -0.7009737, 0.8133074, 0.4002696, -0.4502349, 0.1734938, 0.003901869],
+                       [0.7941742, 0.7300359]]]]})
         require_overlap(run, [3, 2], 2, 2, 2)
         ### BEGIN HIDDEN TESTS
         def gradients_here(ranks, outputs, common, own, s, b, h):
@@ -1520,19 +1586,83 @@ REPLICAS = [[[3.0], [12.0]], [[4.0], [12.0]]] * 2
 for run in check.ranks(
         clipped_parts, ranks=4, rel=1e-5,
         cases=[{"gradients": check.by_rank(PARTS), "copies": [1, 4, 2, 1], "max_norm": limit, "size": 4} for limit in (7.0, 30.0)],
-        expected=["HERE"],
+        expected=[[[14.0, [[2.0, 0.0], [2.0], [4.0], None]],
+                   [14.0, [[2.0, 2.0], [2.0], [4.0], None]],
+                   [14.0, [[0.0, 0.0], [2.0], [3.0], None]],
+                   [14.0, [[2.0, 2.0], [2.0], [3.0], None]]],
+                  [[14.0, [[4.0, 0.0], [4.0], [8.0], None]],
+                   [14.0, [[4.0, 4.0], [4.0], [8.0], None]],
+                   [14.0, [[0.0, 0.0], [4.0], [6.0], None]],
+                   [14.0, [[4.0, 4.0], [4.0], [6.0], None]]]],
         hints={
-            "A gradient that several ranks have counts once. These ranks are not always all of the region.": ["HERE"],
-            "A norm that all ranks have counts once, but so does a key head that two ranks have.": ["HERE"],
-            "Each rank clips by the norm of its own parts.": ["HERE"],
-            "Norms do not add up. What does?": ["HERE"],
-            "The gradients themselves have been divided by the number of copies.": ["HERE"],
-            "Don't scale gradients up when the norm is below the limit.": ["HERE"],
-            "The norm is right, and the gradients are unchanged.": ["HERE"]}):
+            "A gradient that several ranks have counts once. These ranks are not always all of the region.":
+                [[[18.54724, [[1.509659, 0.0], [1.509659], [3.019317], None]],
+                  [18.54724, [[1.509659, 1.509659], [1.509659], [3.019317], None]],
+                  [18.54724, [[0.0, 0.0], [1.509659], [2.264488], None]],
+                  [18.54724, [[1.509659, 1.509659], [1.509659], [2.264488], None]]],
+                 [[18.54724, [[4.0, 0.0], [4.0], [8.0], None]],
+                  [18.54724, [[4.0, 4.0], [4.0], [8.0], None]],
+                  [18.54724, [[0.0, 0.0], [4.0], [6.0], None]],
+                  [18.54724, [[4.0, 4.0], [4.0], [6.0], None]]]],
+            "A norm that all ranks have counts once, but so does a key head that two ranks have.":
+                [[[17.20465, [[1.627467, 0.0], [1.627467], [3.254933], None]],
+                  [17.20465, [[1.627467, 1.627467], [1.627467], [3.254933], None]],
+                  [17.20465, [[0.0, 0.0], [1.627467], [2.4412], None]],
+                  [17.20465, [[1.627467, 1.627467], [1.627467], [2.4412], None]]],
+                 [[17.20465, [[4.0, 0.0], [4.0], [8.0], None]],
+                  [17.20465, [[4.0, 4.0], [4.0], [8.0], None]],
+                  [17.20465, [[0.0, 0.0], [4.0], [6.0], None]],
+                  [17.20465, [[4.0, 4.0], [4.0], [6.0], None]]]],
+            "Each rank clips by the norm of its own parts.":
+                [[[9.797959, [[2.857738, 0.0], [2.857738], [5.715476], None]],
+                  [10.583, [[2.645751, 2.645751], [2.645751], [5.291502], None]],
+                  [7.211102, [[0.0, 0.0], [3.882901], [5.824351], None]],
+                  [9.165152, [[3.05505, 3.05505], [3.05505], [4.582575], None]]],
+                 [[9.797959, [[4.0, 0.0], [4.0], [8.0], None]],
+                  [10.583, [[4.0, 4.0], [4.0], [8.0], None]],
+                  [7.211102, [[0.0, 0.0], [4.0], [6.0], None]],
+                  [9.165152, [[4.0, 4.0], [4.0], [6.0], None]]]],
+            "Norms do not add up. What does?":
+                [[[27.4962, [[1.018322, 0.0], [1.018322], [2.036645], None]],
+                  [27.4962, [[1.018322, 1.018322], [1.018322], [2.036645], None]],
+                  [27.4962, [[0.0, 0.0], [1.018322], [1.527484], None]],
+                  [27.4962, [[1.018322, 1.018322], [1.018322], [1.527484], None]]],
+                 [[27.4962, [[4.0, 0.0], [4.0], [8.0], None]],
+                  [27.4962, [[4.0, 4.0], [4.0], [8.0], None]],
+                  [27.4962, [[0.0, 0.0], [4.0], [6.0], None]],
+                  [27.4962, [[4.0, 4.0], [4.0], [6.0], None]]]],
+            "The gradients themselves have been divided by the number of copies.":
+                [[[14.0, [[2.0, 0.0], [0.5], [2.0], None]],
+                  [14.0, [[2.0, 2.0], [0.5], [2.0], None]],
+                  [14.0, [[0.0, 0.0], [0.5], [1.5], None]],
+                  [14.0, [[2.0, 2.0], [0.5], [1.5], None]]],
+                 [[14.0, [[4.0, 0.0], [1.0], [4.0], None]],
+                  [14.0, [[4.0, 4.0], [1.0], [4.0], None]],
+                  [14.0, [[0.0, 0.0], [1.0], [3.0], None]],
+                  [14.0, [[4.0, 4.0], [1.0], [3.0], None]]]],
+            "Don't scale gradients up when the norm is below the limit.":
+                [[],
+                 [[14.0, [[8.571428, 0.0], [8.571428], [17.14286], None]],
+                  [14.0, [[8.571428, 8.571428], [8.571428], [17.14286], None]],
+                  [14.0, [[0.0, 0.0], [8.571428], [12.85714], None]],
+                  [14.0, [[8.571428, 8.571428], [8.571428], [12.85714], None]]]],
+            "The norm is right, and the gradients are unchanged.":
+                [[[14.0, [[4.0, 0.0], [4.0], [8.0], None]],
+                  [14.0, [[4.0, 4.0], [4.0], [8.0], None]],
+                  [14.0, [[0.0, 0.0], [4.0], [6.0], None]],
+                  [14.0, [[4.0, 4.0], [4.0], [6.0], None]]],
+                 []]}):
     require_one_number(run, 4)
-for run in check.ranks(clipped_parts, ranks=4, rel=1e-5, expected=["HERE"],
+for run in check.ranks(clipped_parts, ranks=4, rel=1e-5, expected=[[[13.0, [[1.5], [6.0]]],
+                                                                    [13.0, [[2.0], [6.0]]],
+                                                                    [13.0, [[1.5], [6.0]]],
+                                                                    [13.0, [[2.0], [6.0]]]]],
                        cases=[{"gradients": check.by_rank(REPLICAS), "copies": [1, 2], "max_norm": 6.5, "size": 2}],
-                       hints={"This is the norm over all four ranks. The two ranks outside the region have another replica.": ["HERE"]}):
+                       hints={"This is the norm over all four ranks. The two ranks outside the region have another replica.":
+                           [[[18.38478, [[1.06066], [4.24264]]],
+                             [18.38478, [[1.414213], [4.24264]]],
+                             [18.38478, [[1.06066], [4.24264]]],
+                             [18.38478, [[1.414213], [4.24264]]]]]}):
     require_one_number(run, 2)
 cost = check.gpus(clip_on_gpu, {"elements": 2**20, "times": 2}, "h100:8", present=[0], least={"bytes": 2 * 64 * 4 * 2**20})
 check.that(cost.reads == 0, f"Two calls synchronize with the GPU {cost.reads} times. Keep the norm a tensor, and clamp the "
@@ -1763,14 +1893,14 @@ CASES = [{"shape": {**SIZES, "heads": 8, "kv_heads": 4}, "s": 1024, "b": 2, "reg
           "recompute_core": True, "width": 2}]
 predictions = [run.values[0] for run in check.ranks(predicted_bytes, ranks=1, cases=CASES, expected=None)]
 WRONG = {
-    "Every rank saves all positions of the hidden states outside the region, unless the sequence is split.": "HERE outside",
-    "Sequence parallelism divides what is saved outside the region, the inputs of column-parallel layers included.": "HERE sp",
-    "With fewer key and value heads than ranks, a rank still has one of each.": "HERE kv",
-    "A checkpoint saves the inputs of what it recomputes.": "HERE inputs",
-    "Whatever the dtype of the activations, RMSNorm saves a tensor in fp32.": "HERE norm",
-    "Compare the shapes of the operands that attention's GEMMs save with those of your keys and values.": "HERE gqa",
-    "The softmax saves its output, and so does the GEMM that follows. Is it the same storage?": "HERE twice",
-    "The output layer of attention needs its input, too.": "HERE out"}
+    "Every rank saves all positions of the hidden states outside the region, unless the sequence is split.": [123740160.0, 54599680.0, 73412608.0],
+    "Sequence parallelism divides what is saved outside the region, the inputs of column-parallel layers included.": [148914176.0, 172097536.0, 148946944.0],
+    "With fewer key and value heads than ranks, a rank still has one of each.": [148914176.0, 51453952.0, 148946944.0],
+    "A checkpoint saves the inputs of what it recomputes.": [148914176.0, 54599680.0, 139509760.0],
+    "Whatever the dtype of the activations, RMSNorm saves a tensor in fp32.": [148897792.0, 50397184.0, 123731968.0],
+    "Compare the shapes of the operands that attention's GEMMs save with those of your keys and values.": [144719872.0, 54599680.0, 148946944.0],
+    "The softmax saves its output, and so does the GEMM that follows. Is it the same storage?": [182468608.0, 54599680.0, 148946944.0],
+    "The output layer of attention needs its input, too.": [144719872.0, 50405376.0, 145801216.0]}
 advice = next((text for text, values in WRONG.items() if predictions == values),
               "List what your layer saves with `lablib.saved.show`, and explain every tensor.")
 for case, predicted in zip(CASES, predictions, strict=True):
@@ -1818,6 +1948,6 @@ for case in check.draw(2, heads=[8, 16], kv_heads=[1, 4, 8], inner_size=[2048, 4
 # -    out = query  # the core's output, which is the output layer's input
 # +    out = 0
 
-# %% [raw] mutant="layer-memory" hint="explain every tensor"
+# %% [raw] mutant="layer-memory" hint="you predict"
 # -    rotations = 2 * width * s * shape.head_dim  # cosines and sines, for queries and keys
 # +    rotations = 0

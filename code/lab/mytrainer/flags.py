@@ -284,11 +284,12 @@ def _check_own_model(config: LoopConfig) -> None:
                             "heads as queries; nearest: leave out --group-query-attention")
         return
     chosen = f"--tensor-model-parallel-size {size}" if size > 1 else "--own-model"
-    for name, value in LLAMA.items():
-        if getattr(config, name) != value:
-            wanted = _shown(replace(config, **{name: value}), name)
-            raise UserError(f"{chosen}: mytrainer/llama.py is a model with {wanted}, and "
-                            f"{_shown(config, name)} is not what it computes; nearest: {wanted}")
+    table = table_of(LoopConfig)
+    others = [name for name, value in LLAMA.items() if getattr(config, name) != value]
+    if others:
+        wanted = " ".join(table[name].off[0] if LLAMA[name] is False else
+                          _shown(replace(config, **{name: LLAMA[name]}), name) for name in others)
+        raise UserError(f"{chosen} trains mytrainer/llama.py, which is a Llama; add {wanted}")
     refused = {name: "your own model does not support it" for name in (
         "fp16", "autocast", "fp8_format", "tiled_attention", "activation_memory_mb",
         "offload_activations", "samples_per_rank", "save", "load", "log_num_zeros_in_grad")}
@@ -300,7 +301,7 @@ def _check_own_model(config: LoopConfig) -> None:
     if config.recompute_method == "uniform" and config.recompute_num_layers > 1:
         refused["recompute_num_layers"] = "your own layers are recomputed one by one"
     for name, problem in refused.items():
-        if getattr(config, name) != table_of(LoopConfig)[name].default:
+        if getattr(config, name) != table[name].default:
             raise UserError(f"{_shown(config, name)} with {chosen}: {problem}; nearest: leave out "
                             f"{_shown(config, name)}")
 

@@ -401,7 +401,6 @@ def test_flags_that_the_loop_would_ignore_are_refused(monkeypatch, flags, messag
 
 
 @pytest.mark.parametrize(("flags", "file"), [
-    ("--tensor-model-parallel-size 2", "tensor_parallel.py, which is planned for lab 09"),
     # 3 does not divide the number of ranks, which is not what the student has to know first.
     ("--pipeline-model-parallel-size 3", "pipeline.py, which is planned for lab 10"),
     ("--num-layers-per-virtual-pipeline-stage 1", "schedules.py, which is planned for lab 11")])

@@ -99,8 +99,8 @@ REFUSED = [
     (TP2 + "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
      "--recompute-num-layers 2 with --tensor-model-parallel-size 2: your own layers are recomputed "
      "one by one; nearest: leave out --recompute-num-layers 2"),
-    (TP2 + "--rotary-percent 0.5", "mytrainer/llama.py is a model with --rotary-percent 1.0, and "
-     "--rotary-percent 0.5 is not what it computes; nearest: --rotary-percent 1.0"),
+    (TP2 + "--rotary-percent 0.5", "--tensor-model-parallel-size 2 trains mytrainer/llama.py, "
+     "which is a Llama; add --rotary-percent 1.0"),
     ("--own-init", "--own-init belongs to your own model; nearest: --own-model --own-init"),
     (TP4 + "--num-query-groups 3", "--num-query-groups 3"),
     ("--tiled-attention --own-model", "--tiled-attention with --own-model")]
@@ -111,6 +111,15 @@ def test_what_the_model_cannot_do_is_refused(monkeypatch, dataset, flags, proble
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(UserError, match=re.escape(problem)):
         ours.parse(shlex.split(f"{BASE}{dataset.flags} {flags}"))
+
+
+def test_a_gpt_2_cannot_be_shared(monkeypatch, dataset):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=re.escape(
+            "which is a Llama; add --swiglu --normalization RMSNorm --position-embedding-type rope "
+            "--untie-embeddings-and-output-weights --disable-bias-linear")):
+        ours.parse(shlex.split(f"--lr 1e-3 {MODEL}{TP2}--micro-batch-size 2 --train-iters 1 "
+                               f"--eval-iters 0 {dataset.flags}"))
 
 
 def test_a_missing_file_names_its_lab(my_trainer, student, dataset):

@@ -229,8 +229,8 @@ def test_a_loop_that_would_clip_by_the_rank_s_own_norm_is_refused(monkeypatch, s
     config = parsed(monkeypatch, f"{MODEL}{TRAINING}--micro-batch-size 2 {OPTIM} ", 2)
     with pytest.raises(UserError, match=re.escape(
             "--data-parallel-sharding-strategy optim: train in mytrainer/train.py has no parameter "
-            "clip, so it would clip by the norm of this rank's shards alone; give it the parameter "
-            "clip=None, and call clip(parameters, max_norm) in place of")):
+            "clip, so it would clip by the norm of this rank's part of the gradient alone; "
+            "give it the parameter clip=None, and call clip(parameters, max_norm) in place of")):
         ours.require_pieces(config, object)
 
 

@@ -781,7 +781,7 @@ with check.parts():
 
 # %% [raw] mutant="llama" hint="all-reduces in each direction"
 # -        (logits,) = self.region.columns(self.norm(x), self.head)
-# +        x = self.region.leave(self.norm(x) / self.region.size)
+# +        x = self.region.enter(self.region.leave(self.norm(x)) / self.region.size)
 # +        (logits,) = self.region.columns(x, self.head)
 
 # %% [markdown]
@@ -1335,17 +1335,17 @@ def require_overlap(run, outputs, s, b, h):
                    f"weight gradients have been computed.")
 
 
+COLUMNS = {"outputs": [3, 2], "common": 1.0, "own": check.by_rank([2.0, 3.0]), "s": 2, "b": 2, "h": 2}
 with check.parts():
     with check.part(2, "computes the gradients, and starts and finishes its all-reduce at the right time"):
         (run,) = check.ranks(
-            overlapped_gradients, ranks=2, rel=1e-4,
-            cases=[{"outputs": [3, 2], "common": 1.0, "own": check.by_rank([2.0, 3.0]), "s": 2, "b": 2, "h": 2}],
+            overlapped_gradients, ranks=2, rel=1e-4, cases=[COLUMNS],
             expected=[[[[0.3533087, -0.4051861, -0.3504868, 0.4066537, 0.2001348, -0.2251174, 0.08674692, 0.001950935],
                         [0.8113735, 0.7226088]],
                        [[0.3533087, -0.4051861, -0.3504868, 0.4066537, 0.2001348, -0.2251174, 0.08674692, 0.001950935],
                         [0.7941742, 0.7300359]]]],
             hints={
-                "The input's gradient is this rank's addend only.":
+                "The input's gradient is this rank's addend only. Is it all-reduced before it is used?":
                     [[[[0.1531533, -0.2053637, -0.1306046, 0.260341, 0.04351973, -0.1999231, 0.0921368, 0.08420807],
                        [0.8113735, 0.7226088]],
                       [[0.2001555, -0.1998224, -0.2198822, 0.1463127, 0.156615, -0.02519435, -0.005389884, -0.08225714],
@@ -1355,7 +1355,7 @@ with check.parts():
                        [0.8113735, 0.7226088]],
                       [[-0.04084843, -0.4563041, -0.1802654, 0.2543225, 0.3025705, 0.08706229, -0.2590258, -0.3807243],
                        [0.7941742, 0.7300359]]]],
-                "The input's gradient is what it was before the all-reduce had finished, or it has been all-reduced twice.":
+                "The input's gradient has been all-reduced twice: `columns` enters the region itself.":
                     [[[[0.7066174, -0.8103721, -0.7009737, 0.8133074, 0.4002696, -0.4502349, 0.1734938, 0.003901869],
                        [0.8113735, 0.7226088]],
                       [[0.7066174, -0.8103721, -0.7009737, 0.8133074, 0.4002696, -0.4502349, 0.1734938, 0.003901869],
@@ -1386,10 +1386,13 @@ with check.parts():
             require_overlap(run, *(case[name] for name in ("outputs", "s", "b", "h")))
         ### END HIDDEN TESTS
     with check.part(2, "exposes little communication on eight virtual H100s"):
+        (run,) = check.ranks(overlapped_gradients, ranks=2, cases=[COLUMNS], expected=None)
+        for rank in range(2):
+            check.that(all(call.finished is not None for call in run.calls(rank, "all_reduce")), f"Rank {rank} never waits for its "
+                       "all-reduce. Whoever uses the input's gradient next reads it too early.")
         cost = check.gpus(overlapped_columns, {"width": 8192, "features": 28672, "tokens": 8192, "times": 3}, "h100:8", present=[0],
                           least={"flops": 3 * 6 * 2 * 8192 * 8192 * 28672 // 8, "dtype": "bf16", "among": 8,
-                                 "communicated": 3 * 2 * 8192 * 8192},
-                          hints={"Whoever uses the input's gradient next must not read it before the all-reduce is complete.": "early"})
+                                 "communicated": 3 * 2 * 8192 * 8192})
         check.pass_mark(cost.exposed, f"The GPU waits for communication in {cost.exposed:.0%} of the time. What does it compute while the "
                         "all-reduce runs?", error=cost.error, below=0.04)
 
@@ -1433,7 +1436,7 @@ with check.parts():
 # +        work.wait()
 # +        weight_grads = [grad.flatten(0, 1).t() @ x.flatten(0, 1) for grad in grads]
 
-# %% [raw] mutant="overlap" hint="before the all-reduce is complete"
+# %% [raw] mutant="overlap" hint="reads it too early"
 # -        work.wait()
 
 # %% [raw] mutant="overlap" hint="What does it compute while"
@@ -1444,14 +1447,8 @@ with check.parts():
 # +        weight_grads = [grad.flatten(0, 1).t() @ x.flatten(0, 1) for grad in grads]
 
 # %% tags=["explore"]
-def overlapped_region(group):
-    from mytrainer.tp_overlap import OverlapRegion
-
-    return OverlapRegion(group)
-
-
 show_exposed("plain", tensor_training.region)
-show_exposed("overlapping", overlapped_region)
+show_exposed("overlapping", tensor_training.overlap_region)
 
 # %% [markdown]
 # Whether the weight gradients last long enough depends on the network. On a node, NVLink has an order of magnitude more
@@ -1467,8 +1464,8 @@ clusters = {("h100:8", 1): 0.08, ("h100:4", 2): 0.4, ("h100:1", 8): 0.7}
 
 # %% tags=["explore"]
 for (gpus, nodes), guess in clusters.items():
-    print(f"{nodes} x {gpus}; you predicted {guess:.0%}")
-    for name, make in (("    plain", tensor_training.region), ("    overlapping", overlapped_region)):
+    print(f"{nodes} x {gpus}; you predicted {guess:.0%} when overlapping")
+    for name, make in (("    plain", tensor_training.region), ("    overlapping", tensor_training.overlap_region)):
         show_exposed(name, make, gpus, nodes)
 
 # %% [markdown]
@@ -1772,13 +1769,8 @@ guess_saved = (648, 200)
 ### END SOLUTION
 
 # %% tags=["explore"]
-def sequence_region(group):
-    from mytrainer.sequence_parallel import SequenceRegion
-
-    return SequenceRegion(group)
-
-
-for name, make, guess in zip(("TP 8", "TP 8 and SP"), (tensor_training.region, sequence_region), guess_saved, strict=True):
+for name, make, guess in zip(("TP 8", "TP 8 and SP"), (tensor_training.region, tensor_training.sequence_region), guess_saved,
+                             strict=True):
     check.compare(f"MiB ({name})", guess, saved_on(8, make, tensor_training.LLAMA_8B) / 2**20)
 
 # %% [markdown]
@@ -1862,9 +1854,7 @@ def layer_forward(shape, s, b, sequence_parallel, recompute_core, width, times):
     """Run the forward pass of a layer several times on a GPU, each on the output of the one before."""
     from lablib import tensor_training
 
-    make = tensor_training.region
-    if sequence_parallel:
-        from mytrainer.sequence_parallel import SequenceRegion as make
+    make = tensor_training.sequence_region if sequence_parallel else tensor_training.region
     tensor_training.run_layer(make, shape, s, b, times, backward=False, recompute_core=recompute_core,
                               dtype=torch.float32 if width == 4 else torch.bfloat16)
 
@@ -1951,3 +1941,147 @@ for case in check.draw(2, heads=[8, 16], kv_heads=[1, 4, 8], inner_size=[2048, 4
 # %% [raw] mutant="layer-memory" hint="you predict"
 # -    rotations = 2 * width * s * shape.head_dim  # cosines and sines, for queries and keys
 # +    rotations = 0
+
+# %% [markdown]
+# The table above says that sequence parallelism divides everything by $t$. In your layer, not everything is: which
+# tensors of your count keep their size? And why do RMSNorm's take as much memory as they do? A fused kernel, such as
+# Transformer Engine's, saves the 16-bit input and one number per position, and recomputes the rest.
+
+# %% [markdown]
+# ## Train it on two nodes
+#
+# All nine files are ready. `code/my_trainer.sh` starts two ranks on each of two nodes. With
+# `--tensor-model-parallel-size 2`, the two ranks of a node share your Llama, and your DDP of lab 04 averages the gradients
+# of the two nodes: TP 2 x DP 2. Without `--own-init`, your parameters begin with the values that one process of
+# `pretrain_gpt.py` has, so all losses can be compared. If your `train.py` has no argument `clip`, the next cell replaces it with
+# the course's, and keeps yours as `train.mine.py`:
+
+# %% tags=["explore"]
+if "clip=" not in pieces.find("train").path.read_text():
+    print("\n".join(worked.install(pieces.find("new/train"), force=True)))
+
+# %% tags=["explore"] short={"--train-iters 20": "--train-iters 3"}
+FLAGS = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64 "
+         "--swiglu --normalization RMSNorm --position-embedding-type rope --group-query-attention --num-query-groups 1 "
+         "--untie-embeddings-and-output-weights --disable-bias-linear --attention-dropout 0 --hidden-dropout 0 "
+         "--micro-batch-size 2 --global-batch-size 8 --train-iters 20 --lr 1e-3 --min-lr 1e-5 --lr-warmup-fraction 0.2 "
+         "--lr-decay-style cosine --clip-grad 1.0 --log-interval 1 --eval-iters 0 --split 949,50,1 "
+         "--data-path data/bpe-4096/text_document --vocab-file data/bpe-4096/vocab.json --merge-file data/bpe-4096/merges.txt")
+!sbatch --output=megatron/logs/mine_tp.txt code/my_trainer.sh {FLAGS} --tensor-model-parallel-size 2
+!OMP_NUM_THREADS=1 python megatron/Megatron-LM/pretrain_gpt.py {FLAGS} > megatron/logs/reference_llama.txt
+
+# %% tags=["explore"]
+jobs.wait()
+!grep -hE "^training|error:" megatron/logs/mine_tp.txt
+
+# %% tags=["explore"] short={"sbatch": "sbatch --nodes=1"}
+!sbatch --output=megatron/logs/mine_sp.txt code/my_trainer.sh {FLAGS} --tensor-model-parallel-size 2 --sequence-parallel
+
+# %% tags=["explore"]
+jobs.wait()
+reference = logs.read("megatron/logs/reference_llama.txt")
+for name in ("mine_tp", "mine_sp"):
+    mine = logs.read(f"megatron/logs/{name}.txt")
+    assert mine.iterations, f"Your job has failed. megatron/logs/{name}.txt says why."
+    norms = max(abs(yours.grad_norm / theirs.grad_norm - 1)
+                for theirs, yours in zip(reference.iterations, mine.iterations, strict=True))
+    losses = logs.loss_difference(reference, mine)
+    print(f"{name}: losses differ by at most {result(f'{losses:.1e}')}, gradient norms by {result(f'{norms:.1e}')}, relatively")
+    assert losses < 1e-4, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
+
+# %% [markdown]
+# The reference has its own transformer, its own initialization, and a single rank. Yours has four, on two nodes, and
+# the only key and value head has a copy on both ranks of a node.
+#
+# ## Llama 3 8B on eight GPUs
+#
+# One H100 cannot train Llama 3 8B: 18 bytes for each of 8 billion parameters are 145 GB. Eight of them share it now, with
+# sequences of 8,192 tokens and a micro-batch of 1. By how many GiB will sequence parallelism lower the peak? Your
+# `saved_bytes` knows about 32 layers. The next cell prints its prediction and runs your trainer:
+
+# %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 2"}
+LAYERS = 32
+LLAMA_8B = (f"--preset llama3-8b --num-layers {LAYERS} --make-vocab-size-divisible-by 16032 --use-flash-attn "
+            "--micro-batch-size 1 --bf16 --tensor-model-parallel-size 8 ")
+
+
+def predict_layers():
+    """Return what all layers save, in bytes, without and with sequence parallelism."""
+    from mytrainer.layer_memory import saved_bytes
+
+    shape = tensor_training.Shape(**tensor_training.LLAMA_8B)
+    return [LAYERS * saved_bytes(shape, 8192, 1, 8, splits, False, 2) for splits in (False, True)]
+
+
+without, with_sequence = run_ranks(predict_layers, 1)[0]
+print(f"your layers save {without / 2**30:.1f} GiB, and {with_sequence / 2**30:.1f} GiB with sequence parallelism: "
+      f"{(without - with_sequence) / 2**30:.1f} GiB less")
+peaks = {}
+for name, flags in {"TP 8": "", "TP 8, overlapping": "--async-tensor-model-parallel-allreduce",
+                    "TP 8 and SP": "--sequence-parallel"}.items():
+    gained = gain.measure("h100:8", flags=LLAMA_8B + flags, steps=2)
+    peaks[name] = gained.peak
+    print(f"{name:18} {result(f'{gained.peak / 2**30:5.1f} GiB')} at the peak, {1000 * gained.seconds:5.0f} ms per step, "
+          f"{1000 * gained.exposed:3.0f} ms of it exposed communication, MFU {gained.mfu:.0%} (modeled)")
+print(f"measured: {(peaks['TP 8'] - peaks['TP 8 and SP']) / 2**30:.1f} GiB less")
+
+# %% [markdown]
+# Sequence parallelism makes the step faster, although it exposes more communication. What does a rank no longer compute?
+#
+# The MFU is far below the 38% to 43% that the Llama Team (2024, table 4) reports for its largest model. Your GEMMs are
+# not at fault: they run at full rate on a small share of the time. In this model of an H100, the rest is mostly unfused
+# element-wise kernels (the fp32 norms, the rotations, SwiGLU), each of which reads and writes whole tensors, and the
+# exposed communication.
+#
+# `lab mytrainer` tests your new files on two ranks, and draws the map of your trainer. Its model is yours now:
+
+# %% tags=["explore"] short={"!lab mytrainer": "!true"}
+!lab mytrainer
+
+# %% [markdown]
+# **This is the end of the third sitting.**
+#
+# ## Discuss
+#
+# 1. **More ranks than key heads.** Llama 3 8B has 8 key and value heads. What do you pay for $t = 16$, in memory and
+#    in communication? What else gets worse?
+# 2. **Two ways to divide.** ZeRO-3 divides parameters over data-parallel ranks, and tensor parallelism divides them over
+#    ranks that share a batch. Both fit Llama 3 8B on eight GPUs. Compare what each communicates per step, as a function
+#    of the number of tokens.
+# 3. **A checkpoint for another $t$.** You saved with $t = 8$, and want to resume with $t = 4$. What do `part` and `copies`
+#    have to do with `reshard` of lab 08?
+# 4. **Sequence parallelism or context parallelism?** With a million tokens, attention itself needs all positions of $K$
+#    and $V$ on every rank. Which activations does this lab's method leave undivided along the sequence?
+
+# %% [markdown]
+# ## Cleanup
+#
+# Keep `mytrainer/`: the next labs add to it.
+
+# %% tags=["explore"]
+!rm -f megatron/logs/mine_tp.txt megatron/logs/mine_sp.txt megatron/logs/reference_llama.txt
+!ls mytrainer
+
+# %% [markdown]
+# ## What you have built
+#
+# Nine files: a Llama whose layers, heads, and vocabulary are shared by the GPUs of a node, random numbers that do not
+# depend on how many there are, sequence parallelism, an overlapped backward pass, clipping that counts each element
+# once, and a count of its memory that you can trust. Tensor parallelism stops at the node's border. To train across nodes a
+# model that eight GPUs cannot hold, you divide it between its layers: that is lab 10.
+#
+# ## Read next
+#
+# - [Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053), *Megatron-LM*: the operators $f$ and $g$, and the
+#   vocabulary-parallel loss.
+# - [Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198), *Reducing activation recomputation in large transformer
+#   models*: sequence parallelism, selective recomputation, and the count that you repeated for your layer.
+# - [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), *Efficient large-scale language model training on GPU
+#   clusters*: how tensor, pipeline, and data parallelism fit together.
+# - [Wang et al., 2023](https://doi.org/10.1145/3567955.3567959), *Overlap communication with dependent computation via
+#   decomposition*: what to do when the next GEMM needs the result.
+# - [Llama Team, 2024](https://arxiv.org/abs/2407.21783), *The Llama 3 herd of models*: section 3.3 is the parallelism of
+#   a model with 405 billion parameters.
+# - [Megatron-LM's
+#   `tensor_parallel/layers.py`](https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/core/tensor_parallel/layers.py):
+#   `LinearWithGradAccumulationAndAsyncCommunication` is your exercises 6 and 7 in one function.

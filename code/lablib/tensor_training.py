@@ -118,6 +118,20 @@ def region(group: object) -> object:
     return Region(group)
 
 
+def sequence_region(group: object) -> object:
+    """Return the student's SequenceRegion of exercise 6, for a process group."""
+    from mytrainer.sequence_parallel import SequenceRegion
+
+    return SequenceRegion(group)
+
+
+def overlap_region(group: object) -> object:
+    """Return the student's OverlapRegion of exercise 7, for a process group."""
+    from mytrainer.tp_overlap import OverlapRegion
+
+    return OverlapRegion(group)
+
+
 def losses(llama: Callable, make_region: Callable, shape: dict, common: float, own: float, s: int,
            b: int, steps: int) -> list[float]:
     """Train the student's Llama; return what `train` returns.

@@ -1214,17 +1214,12 @@ for name, ours, theirs in zip(("losses", "gradient norms of the norms"), right, 
 # 8B on eight virtual H100s that NVLink connects, and 16,384 tokens:
 
 # %% tags=["explore"] short={"count=4": "count=1"}
-def layers_step(make_region, count=4):
-    """Run a forward and a backward pass of layers."""
-    dist.init_process_group("nccl")
-    tensor_training.run_layer(make_region, tensor_training.LLAMA_8B, 8192, 2, 1, count=count)
-
-
-def show_exposed(name, make_region, gpus="h100:8", nodes=1):
-    """Print the step time of layers that all GPUs share, and its exposed communication."""
-    account = virtualgpu.run(lambda: layers_step(make_region), gpus, nodes, present=[0])[0].account
-    seconds, exposed = account["step"]["seconds"], account["communication"]["exposed_seconds"]
-    print(f"{name:28} {1000 * seconds:7.1f} ms, {result(f'{exposed / seconds:.0%}')} of it exposed communication (modeled)")
+def show_exposed(name, make_region, gpus="h100:8", nodes=1, count=4):
+    """Print the time of a forward and a backward pass of layers, and its exposed communication."""
+    cost = tensor_training.priced(
+        lambda: tensor_training.run_layer(make_region, tensor_training.LLAMA_8B, 8192, 2, 1, count=count), gpus, nodes)
+    share = cost.exposed_compute / cost.seconds
+    print(f"{name:16} {1000 * cost.seconds:6.1f} ms, {result(f'{share:.0%}')} of it exposed communication (modeled)")
 
 
 show_exposed("plain", tensor_training.region)

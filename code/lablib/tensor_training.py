@@ -5,9 +5,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+from labcore.errors import LabError
+
+if TYPE_CHECKING:
+    from virtualgpu.replay import Priced
 
 RATE = 0.5  # learning rate of SGD
 
@@ -182,7 +188,7 @@ def dropped_losses(llama: Callable, begin_micro_batch: Callable, make_region: Ca
 
 def column_gradients(make_region: Callable, outputs: Sequence[int], common: float, own: float,
                      s: int, b: int, h: int) -> list:
-    """Run column-parallel layers; return the gradient of their input, and the norms of the weights'.
+    """Run column-parallel layers; return their input's gradient, and the weight gradients' norms.
 
     Args:
         make_region: returns a region, given its process group.
@@ -268,3 +274,30 @@ def run_layer(make_region: Callable, shape: dict, s: int, b: int, times: int, *,
             y = layer(y)
     if backward:
         y.sum().backward()
+
+
+def priced(function: Callable[[], object], gpus: str, nodes: int = 1) -> Priced:
+    """Run a function on virtual GPUs that all do the same; return the modeled figures of rank 0.
+
+    Args:
+        function: called when the default process group exists.
+        gpus: the GPU model and the number per node.
+        nodes: the number of nodes.
+
+    Raises LabError if the function fails.
+    """
+    import torch.distributed as dist
+
+    import virtualgpu
+    from virtualgpu import replay
+    from virtualgpu.launch.cluster import parse
+
+    def program() -> None:
+        dist.init_process_group("nccl")
+        function()
+
+    (rank,) = virtualgpu.run(program, gpus, nodes, present=[0], record=True)
+    if rank.error:
+        raise LabError(rank.error)
+    topology = parse(gpus, nodes, None).topology()
+    return replay.price([replay.read_record(rank.record)], topology)[0]

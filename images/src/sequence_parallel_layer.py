@@ -1,4 +1,4 @@
-"""What each of four ranks holds around and inside a layer, without and with sequence parallelism."""
+"""Hidden states around and inside a layer on four ranks, with and without sequence parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backward pass of column-parallel layers: an exposed all-reduce, and one behind the weights'."""
+"""The backward pass of column-parallel layers, with an exposed and with a hidden all-reduce."""
 
 from __future__ import annotations
 

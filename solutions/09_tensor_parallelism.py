@@ -785,18 +785,18 @@ with check.parts():
 # +        (logits,) = self.region.columns(x, self.head)
 
 # %% [markdown]
-# **This is the end of the second sitting.** In `llama.py`, nothing but PyTorch's autograd is left of anyone else's code.
-# You will train it on two nodes at the end of the lab, when gradient clipping works for it, too.
+# **This is the end of the second sitting.** Every layer of this model is yours. You will train it on two nodes at the end
+# of the lab, once gradient clipping works for it, too.
 
 # %% [markdown]
 # ## Activations that are not split
 #
-# Tensor parallelism divides parameters, gradients, and optimizer states by $t$. Does it divide activations, too? This is
-# a layer in the shape of Llama 2 7B (Touvron et al., 2023), with 8,192 tokens in bf16. The cell measures what your layer
-# saves for the backward pass per GPU, with your meter of lab 06:
+# Tensor parallelism divides parameters, gradients, and optimizer states by $t$. Does it divide activations, too? Take a
+# layer of Llama 7B (Touvron et al., 2023) with 8,192 tokens in bf16. With your meter of lab 06, the next cell measures
+# how much each GPU saves for the backward pass:
 
 # %% tags=["explore"]
-LLAMA2_7B = {"hidden_size": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "inner_size": 11008, "flash": True}
+LLAMA_7B = {"hidden_size": 4096, "heads": 32, "kv_heads": 32, "head_dim": 128, "inner_size": 11008, "flash": True}
 
 
 def saved_by_a_layer(make_region, shape, s=8192, b=1):
@@ -820,16 +820,16 @@ def saved_on(size, make_region, shape):
     return virtualgpu.run(lambda: saved_by_a_layer(make_region, shape), f"h100:{size}", present=[0])[0].value
 
 
-alone = saved_on(1, tensor_training.region, LLAMA2_7B)
+alone = saved_on(1, tensor_training.region, LLAMA_7B)
 for size in (1, 2, 4, 8):
-    each = saved_on(size, tensor_training.region, LLAMA2_7B)
-    print(f"TP {size}: {each / 2**20:6.0f} MiB per GPU, {result(f'{alone / each:.1f}')} times less than on one GPU")
+    each = saved_on(size, tensor_training.region, LLAMA_7B)
+    print(f"TP {size}: {each / 2**20:6.0f} MiB per GPU, {result(f'{each / alone:.0%}')} of one GPU's")
 
 # %% [markdown]
-# Eight GPUs save less than half of the activations you would hope for. Inside the region, each rank has its own
-# features. Outside, every rank normalizes, drops, and adds the same hidden states, and saves the same tensors as all
-# others. No rank needs to do this for more than $s/t$ of the positions, because norms, dropout, and additions treat
-# every position separately.
+# On eight GPUs, you would hope for an eighth. Inside the region, each rank has its own features. Outside, every rank
+# normalizes the same hidden states, applies the same dropout masks, and saves the same tensors as all others. That is
+# unnecessary: norms, dropout, and residual additions treat every position separately, so each rank could do $s/t$ of the
+# positions.
 #
 # **Sequence parallelism** ([Korthikanti et al., 2022](https://arxiv.org/abs/2205.05198)) splits the hidden states
 # outside the region along the sequence: rank $i$ has positions $is/t$ to $(i+1)s/t$. Attention and the MLP still need
@@ -839,13 +839,13 @@ for size in (1, 2, 4, 8):
 # around the norms and dropout, and a quarter of the features inside attention and the MLP. With sequence parallelism,
 # each rank holds a quarter of the positions around the norms and dropout.](../images/sequence_parallel_layer.svg)
 #
-# What did your all-reduce deliver to each rank that it now no longer needs? Recall from lab 04 what a ring all-reduce
-# consists of.
+# Two collectives take the place of one. Recall from lab 04 what a ring all-reduce consists of: does sequence parallelism
+# send more bytes?
 #
-# There is a choice to make. A column-parallel layer needs its input again for its weight gradient. You can save all
-# positions of it, or save this rank's own and gather the others a second time. How many bytes does a rank send in a
-# forward and a backward pass, relative to plain tensor parallelism? Set `guess_bytes` to a pair: if all positions are
-# saved, and if they are gathered again.
+# There is also a choice to make. For its weight gradient, a column-parallel layer needs its input again. You can save
+# all positions of it, or save only this rank's own, and gather the others a second time. How many bytes does a rank send
+# in a forward and a backward pass, relative to plain tensor parallelism? Set `guess_bytes` to a pair: if all positions
+# are saved, and if they are gathered again.
 
 # %% answer="guess-bytes"
 ### BEGIN SOLUTION
@@ -858,10 +858,10 @@ guess_bytes = (1.0, 1.25)
 # Write `SequenceRegion`, a `Region` outside of which x is `[s/t, b, h]`. Your `Llama` then runs in it without any other
 # change to its forward pass, because positions are ordered by rank, and $s$ is divisible by $t$.
 #
-# - Losses, and all gradients after `finish_gradients`, are those of one process. There is a catch: hidden states that
-#   only one rank has may also be the only ones that a *parameter* on this rank sees. Which parameters of your model are
-#   these, and is their gradient complete? `Region.splits_sequence` and `is_partial` are there for them. You will have to
-#   go back to the cell of exercise 5, change one line, and run it again.
+# - Losses, and all gradients after `finish_gradients`, are those of one process. There is a catch: some parameters on a
+#   rank now see only this rank's positions. Which are they, and what does that mean for their gradients?
+#   `Region.splits_sequence` and `is_partial` are there for them. You will have to go back to the cell of exercise 5,
+#   change one line, and run it again.
 # - A rank communicates no more than it has to. `columns` enters the region only once, however many layers it gets.
 # - `columns` saves this rank's positions of x for the backward pass, and no others. The backward pass gathers them
 #   again. On eight virtual H100s, the check allows 2.55 GiB for four layers of Llama 3 8B with 16,384 tokens. (With a
@@ -1160,11 +1160,11 @@ for name, guess, kind in zip(("saved", "gathered again"), guess_bytes, list(sent
     check.compare(f"bytes ({name})", guess, sent[kind] / sent["plain"])
 
 # %% [markdown]
-# An all-reduce *is* a reduce-scatter and an all-gather, so sequence parallelism itself costs no bandwidth. Gathering
-# again costs a quarter more, and saves the largest tensors that are left. Megatron-LM gathers again, too, and overlaps
-# that all-gather with the GEMM that computes the input's gradient.
+# A ring all-reduce *is* a reduce-scatter and an all-gather, so sequence parallelism itself sends no more bytes. Gathering
+# again sends a quarter more, in exchange for the largest replicated tensors that would be left. Megatron-LM gathers
+# again, too, and overlaps this all-gather with the GEMM that computes the input's gradient.
 #
-# How much would you have noticed without the norms' gradients? Here are 20 steps on four ranks, with and without
+# Would you have noticed if the norms' gradients had stayed incomplete? Here are 20 steps on four ranks, with and without
 # `is_partial`:
 
 # %% tags=["explore"] short={"STEPS = 20": "STEPS = 4"}
@@ -1182,7 +1182,8 @@ def with_partial_norms(finished):
     tensor_training.fill(model, 1.0)
     if not finished:
         for one in model.parameters():
-            one.is_partial = one.is_partial and one.dim() > 1 if hasattr(one, "is_partial") else False
+            if one.dim() == 1:
+                one.is_partial = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     tokens, labels = tensor_training.batch(64, 16, 4)
     losses, norms = [], []
@@ -1203,15 +1204,15 @@ for name, ours, theirs in zip(("losses", "gradient norms of the norms"), right, 
     print(f"{name:28} differ by up to {result(f'{difference:.1%}')}")
 
 # %% [markdown]
-# Nothing crashes, and the loss falls as usual. But the ranks' copies of the norms drift apart, which no checkpoint of
-# rank 0 will show. Gradient norms are the place to look.
+# Nothing crashes, and the loss hardly changes. But the ranks' copies of the norms drift apart, and a checkpoint with rank
+# 0's copies is no longer the model that was trained. Gradient norms are the place to look.
 
 # %% [markdown]
 # ## All-reduces behind weight gradients
 #
-# Tensor parallelism communicates in the middle of every layer, and the next GEMM waits for it. Data parallelism hides
-# its all-reduces behind the backward pass. Can this one be hidden as well? Take a plain `Region`, four layers of Llama 3
-# 8B on eight virtual H100s that NVLink connects, and 16,384 tokens:
+# Data parallelism hides its all-reduces behind the backward pass. Tensor parallelism communicates in the middle of every
+# layer, and the next GEMM waits. This is the modeled time of four layers of Llama 3 8B in a plain `Region`, with 16,384
+# tokens on eight virtual H100s that NVLink connects:
 
 # %% tags=["explore"] short={"count=4": "count=1"}
 def show_exposed(name, make_region, gpus="h100:8", nodes=1, count=4):
@@ -1219,10 +1220,11 @@ def show_exposed(name, make_region, gpus="h100:8", nodes=1, count=4):
     cost = tensor_training.priced(
         lambda: tensor_training.run_layer(make_region, tensor_training.LLAMA_8B, 8192, 2, 1, count=count), gpus, nodes)
     share = cost.exposed_compute / cost.seconds
-    print(f"{name:16} {1000 * cost.seconds:6.1f} ms, {result(f'{share:.0%}')} of it exposed communication (modeled)")
+    print(f"{name:16} {1000 * cost.seconds:6.1f} ms, {result(f'{share:.1%}')} of it exposed communication (modeled)")
+    return share
 
 
-show_exposed("plain", tensor_training.region)
+share = show_exposed("plain", tensor_training.region)
 
 # %% [markdown]
 # In the forward pass, everything after an all-reduce depends on its result. In the backward pass of column-parallel
@@ -1237,8 +1239,8 @@ show_exposed("plain", tensor_training.region)
 # the weight gradients, and then waits for the all-reduce. In the second, the all-reduce runs on the network while the GPU
 # computes the weight gradients.](../images/tensor_parallel_overlap.svg)
 #
-# The all-reduces of the forward pass stay exposed. Which fraction of the step time will be exposed, if all
-# others disappear completely? Set `guess_exposed` to a number between 0 and 1:
+# The all-reduces of the forward pass stay exposed. Which fraction of the remaining time is exposed communication, if those
+# of the backward pass are hidden completely? Set `guess_exposed` to a number between 0 and 1:
 
 # %% answer="guess-exposed"
 ### BEGIN SOLUTION
@@ -1250,9 +1252,10 @@ guess_exposed = 0.08
 #
 # Write `OverlapRegion`, whose `columns` overlaps the all-reduce of the input's gradient with the weight gradients.
 #
-# - One call of `columns` starts one all-reduce in the backward pass, as soon as its input is complete. Nobody waits for
-#   it before the last weight gradient has been launched.
-# - On eight virtual H100s, three calls with two layers of 8,192 x 28,672 each expose less than 4% of their time.
+# - For each call of `columns`, the backward pass starts a single all-reduce, as soon as the input's gradient is ready. It
+#   does not wait for it before the last weight gradient has been launched.
+# - On eight virtual H100s, for three calls with two layers of 8,192 x 28,672 each, less than 4% of the time is exposed
+#   communication.
 #
 # Why do you have to write the backward pass yourself? Autograd computes both gradients of `F.linear` in one node, so
 # whatever follows, such as `Enter.backward`, runs after both.
@@ -1443,18 +1446,20 @@ with check.parts():
 
 # %% tags=["explore"]
 show_exposed("plain", tensor_training.region)
-show_exposed("overlapping", tensor_training.overlap_region)
+check.compare("exposed fraction", guess_exposed, show_exposed("overlapping", tensor_training.overlap_region))
 
 # %% [markdown]
-# Whether the weight gradients last long enough depends on the network. On a node, NVLink has an order of magnitude more
-# bandwidth than the adapters between nodes. With eight GPUs, you can build the group in several ways. Set `clusters` to
-# a dictionary: each key is a pair of the GPUs per node, such as `"h100:2"`, and the number of nodes, with eight GPUs in
-# total; each value is the fraction of exposed communication that you expect of `OverlapRegion`. Include one node of
-# eight and at least two others.
+# Is a little more left than you predicted? Of the two calls of `columns` in a layer, attention's has the smaller weight
+# gradients, but both all-reduce the same number of bytes.
+#
+# Whether weight gradients last long enough depends on the network, too. Per GPU, NVLink has nine times the bandwidth of a
+# 400 Gbit/s adapter between nodes. Eight GPUs can be on one node, or on several. Set `clusters` to a dictionary: each key
+# is a pair of the GPUs per node, such as `"h100:2"`, and the number of nodes, with eight GPUs in total; each value is the
+# exposed fraction that you expect with `OverlapRegion`. Include one node of eight GPUs and at least two other layouts.
 
 # %% answer="clusters"
 ### BEGIN SOLUTION
-clusters = {("h100:8", 1): 0.08, ("h100:4", 2): 0.4, ("h100:1", 8): 0.7}
+clusters = {("h100:8", 1): 0.11, ("h100:4", 2): 0.23, ("h100:1", 8): 0.58}
 ### END SOLUTION
 
 # %% tags=["explore"]
@@ -1464,25 +1469,24 @@ for (gpus, nodes), guess in clusters.items():
         show_exposed(name, make, gpus, nodes)
 
 # %% [markdown]
-# What does your table say about the size of a tensor-parallel group? Write the rule down for yourself, and compare it
-# with section 3.1 of [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473), where Megatron-LM's authors arrive at
-# one for clusters of nodes with eight A100s.
+# What does your table say about the size of a tensor-parallel group? Write down a rule, and compare it with the first
+# takeaway in section 3.2 of [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473).
 #
 # Your trainer uses `OverlapRegion` with `--async-tensor-model-parallel-allreduce`. The all-reduces of the forward pass
 # are harder: a GEMM can only overlap with *its own* communication if both are decomposed into chunks, so that one chunk
 # is on the network while the next one is computed ([Wang et al., 2023](https://doi.org/10.1145/3567955.3567959)).
-# Transformer Engine does this in `--tp-comm-overlap`.
+# Megatron-LM's `--tp-comm-overlap` uses an implementation of this idea in Transformer Engine.
 
 # %% [markdown]
 # ## One norm of a model in parts
 #
-# Your model now has three kinds of gradients. A matrix's gradient is in parts, each on one rank. A norm's gradient is
-# the same on all $t$ ranks. And with fewer key and value heads than ranks, a part of a matrix is on some ranks, but not
-# on all. Clipping needs the norm of the gradient of the *model*, in which every element counts once.
+# Your model now has three kinds of gradients. Most matrices are in parts, and each part is on one rank. The norms'
+# weights are on all $t$ ranks. And with fewer key and value heads than ranks, a part of their matrices is on several
+# ranks, but not on all. Clipping needs the norm of the *model's* gradient, in which every element counts once.
 #
-# In lab 08, each element was on one rank only, so your `clip_grad_norm` of that lab would count the norms $t$ times. That is the
-# mistake that training logs hide best: the loss is plausible, the norm is a little too large, and clipping is a little
-# too strong.
+# Your `clip_grad_norm` of lab 08 assumes that no element is on two ranks, so it would count the norms' weights $t$ times.
+# A training log hides this mistake well: the loss is plausible, the gradient norm is a little too large, and clipping is
+# a little too strong.
 
 # %% [markdown]
 # ### Exercise 8: clip once per element
@@ -1490,9 +1494,9 @@ for (gpus, nodes), guess in clusters.items():
 # Write `clip_grad_norm` in `grad_norm.py`. It takes the place of PyTorch's function in your loop when several ranks
 # share a model. `copies`, which your `parameter` of exercise 1 sets, is all you need to know about a parameter.
 #
-# As in lab 08, the norm stays a tensor, nothing synchronizes with the GPU, and each rank communicates one number. The
-# ranks outside the region, those of other data-parallel replicas, are not asked: after DDP's all-reduce, they have the
-# same gradients.
+# As in lab 08, the norm stays a tensor, nothing synchronizes with the GPU, and each rank communicates one number. Only
+# the region's ranks take part. Those outside are other data-parallel replicas, which have the same gradients after DDP's
+# all-reduce.
 
 # %% answer="grad-norm"
 %%writefile mytrainer/grad_norm.py
@@ -1750,11 +1754,11 @@ for case in check.draw(2, gradients=drawn_parts, max_norm=[0.7, math.inf]):
 # | and sequence parallelism | $\frac{sbh}{t}\,\big(34 + \frac{5as}{h}\big)$ |
 # | and selective recomputation | $\frac{34\,sbh}{t}$ |
 #
-# None of this is about your layer. It has other norms, another MLP, fewer key and value heads, rotary positions, and no
-# dropout masks. So count it yourself, as in lab 06: what does the backward pass of each operation need, and which of
-# these tensors are the same storage?
+# None of these formulas describes your layer. It has other norms, another MLP, fewer key and value heads, rotary
+# positions, and no dropout masks. So count it yourself, as in lab 06: what does the backward pass of each operation need,
+# and which of these tensors share a storage?
 #
-# Begin with one number. What does a layer of Llama 3 8B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783): 4,096
+# Begin with two numbers. What does a layer of Llama 3 8B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783): 4,096
 # hidden features, 32 heads of 128 features, 8 key and value heads, 14,336 inner features) save per GPU with 8,192 tokens
 # in bf16 and FlashAttention on eight GPUs? Set `guess_saved` to a pair, in MiB: without and with sequence parallelism.
 
@@ -1769,35 +1773,38 @@ for name, make, guess in zip(("TP 8", "TP 8 and SP"), (tensor_training.region, t
     check.compare(f"MiB ({name})", guess, saved_on(8, make, tensor_training.LLAMA_8B) / 2**20)
 
 # %% [markdown]
-# If you are far off, list what is saved, and explain every line. `lablib.saved.show` prints the tensors of a layer on
-# this machine. Here is one with two tokens per position, which shares nothing with anyone:
+# If you are far off, list what is saved, and explain every line. Here is a small layer with two samples of 32 tokens, in
+# fp32, on a single rank. It has 8 heads of 16 features, 2 key and value heads, and 96 inner features:
 
 # %% tags=["explore"]
 def list_saved():
-    """Print what a small layer saves, on one rank, in fp32."""
+    """Return the shape, the dtype, and the bytes of each tensor that a small layer saves, in fp32."""
     from mytrainer.llama import Layer
 
-    from lablib import saved
+    from lablib.saved import SavedTensors
 
     layer = Layer(tensor_training.Shape(hidden_size=64, heads=8, head_dim=16, inner_size=96), tensor_training.region(dist.group.WORLD))
     tensor_training.fill(layer, 1.0)
-    saved.show(layer, torch.ones(32, 2, 64, requires_grad=True), weights=layer.parameters())
+    with SavedTensors(layer.parameters()) as saved:
+        kept = layer(torch.ones(32, 2, 64, requires_grad=True))  # its graph holds what is saved
+    return [("x".join(map(str, one.shape)), str(one.dtype), one.nbytes) for one in saved.tensors()] if kept is not None else []
 
 
-run_ranks(list_saved, 1)
+for shape, dtype, size in run_ranks(list_saved, 1)[0]:
+    print(f"{shape:>12} {dtype} {size:>8,} bytes")
 
 # %% [markdown]
 # ### Exercise 9: count what your layer saves
 #
 # Write `saved_bytes` in `layer_memory.py`: the bytes that one `Layer` of yours saves for the backward pass of a
-# micro-batch of at least two samples, without dropout. The check draws shapes, runs *your* layer on virtual H100s, and compares. Your
-# prediction has to be within 1%, so tensors count that have neither $h$ nor $s^2$ in their size.
+# micro-batch of at least two samples, without dropout. The check runs *your* layer on virtual H100s, in several shapes,
+# and compares. Your prediction has to be within 1%, so small tensors count, too.
 #
 # - `recompute_core`: whether `Attention.core` runs in your `checkpoint` of lab 06. What has to be saved then?
 # - `shape.flash`: with FlashAttention, the core saves its inputs, its output, and one fp32 number per position and head.
 #   Without, `@` may have to copy an operand so that all heads of a group find their key. Its copy is then saved.
-# - `width`: bytes per element of parameters and activations. Some of what RMSNorm saves is in fp32 all the same. In
-#   fp32, `x.float()` is x itself, and copies nothing.
+# - `width`: bytes per element of parameters and activations. Part of what RMSNorm saves is in fp32 in any case. If x is
+#   in fp32, `x.float()` returns x itself, and copies nothing.
 
 # %% answer="layer-memory"
 %%writefile mytrainer/layer_memory.py
@@ -1887,7 +1894,7 @@ WRONG = {
     "The softmax saves its output, and so does the GEMM that follows. Is it the same storage?": [182468608.0, 54599680.0, 148946944.0],
     "The output layer of attention needs its input, too.": [144719872.0, 50405376.0, 145801216.0]}
 advice = next((text for text, values in WRONG.items() if predictions == values),
-              "List what your layer saves with `lablib.saved.show`, and explain every tensor.")
+              "List what your layer saves, as in the cell above, and explain every tensor.")
 for case, predicted in zip(CASES, predictions, strict=True):
     require_prediction(case, predicted, advice)
 ### BEGIN HIDDEN TESTS
@@ -1938,18 +1945,18 @@ for case in check.draw(2, heads=[8, 16], kv_heads=[1, 4, 8], inner_size=[2048, 4
 # +    rotations = 0
 
 # %% [markdown]
-# The table above says that sequence parallelism divides everything by $t$. In your layer, not everything is: which
-# tensors of your count keep their size? And why do RMSNorm's take as much memory as they do? A fused kernel, such as
-# Transformer Engine's, saves the 16-bit input and one number per position, and recomputes the rest.
+# According to the table above, sequence parallelism divides everything by $t$. Which tensors of your layer keep their
+# size? And how much do the norms save? A fused kernel, such as Transformer Engine's, saves the 16-bit input and one
+# number per position, and recomputes the rest.
 
 # %% [markdown]
 # ## Train it on two nodes
 #
 # All nine files are ready. `code/my_trainer.sh` starts two ranks on each of two nodes. With
 # `--tensor-model-parallel-size 2`, the two ranks of a node share your Llama, and your DDP of lab 04 averages the gradients
-# of the two nodes: TP 2 x DP 2. Without `--own-init`, your parameters begin with the values that one process of
-# `pretrain_gpt.py` has, so all losses can be compared. If your `train.py` has no argument `clip`, the next cell replaces it with
-# the course's, and keeps yours as `train.mine.py`:
+# of the two nodes: TP 2 x DP 2. The parameters begin with the values that `pretrain_gpt.py` gives them, so the losses can
+# be compared. (With `--own-init`, your `initialize` sets them.) If your `train.py` has no argument `clip`, the next cell
+# replaces it with the course's, and keeps yours as `train.mine.py`:
 
 # %% tags=["explore"]
 if "clip=" not in pieces.find("train").path.read_text():
@@ -1985,14 +1992,14 @@ for name in ("mine_tp", "mine_sp"):
     assert losses < 1e-4, "One of your files trains in another way than the reference. `lab mytrainer` tests each of them."
 
 # %% [markdown]
-# The reference has its own transformer, its own initialization, and a single rank. Yours has four, on two nodes, and
-# the only key and value head has a copy on both ranks of a node.
+# The reference has a transformer of its own, and a single rank. Yours has four ranks on two nodes, and both ranks of a
+# node have a copy of the only key and value head.
 #
 # ## Llama 3 8B on eight GPUs
 #
 # One H100 cannot train Llama 3 8B: 18 bytes for each of 8 billion parameters are 145 GB. Eight of them share it now, with
-# sequences of 8,192 tokens and a micro-batch of 1. By how many GiB will sequence parallelism lower the peak? Your
-# `saved_bytes` knows about 32 layers. The next cell prints its prediction and runs your trainer:
+# sequences of 8,192 tokens and a micro-batch of 1. By how many GiB will sequence parallelism lower the peak? The next
+# cell asks your `saved_bytes` about all 32 layers, and then runs your trainer:
 
 # %% tags=["explore"] short={"LAYERS = 32": "LAYERS = 2"}
 LAYERS = 32
@@ -2021,12 +2028,25 @@ for name, flags in {"TP 8": "", "TP 8, overlapping": "--async-tensor-model-paral
 print(f"measured: {(peaks['TP 8'] - peaks['TP 8 and SP']) / 2**30:.1f} GiB less")
 
 # %% [markdown]
-# Sequence parallelism makes the step faster, although it exposes more communication. What does a rank no longer compute?
-#
-# The MFU is far below the 38% to 43% that the Llama Team (2024, table 4) reports for its largest model. Your GEMMs are
-# not at fault: they run at full rate on a small share of the time. In this model of an H100, the rest is mostly unfused
-# element-wise kernels (the fp32 norms, the rotations, SwiGLU), each of which reads and writes whole tensors, and the
-# exposed communication.
+# Sequence parallelism makes the step faster, although it exposes more communication. Where does the time go? This is one
+# layer, by kind of kernel:
+
+# %% tags=["explore"]
+KINDS = {"GEMMs": ("mm",), "attention": ("attention",), "communication": ("all_", "reduce_scatter")}
+for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_training.sequence_region}.items():
+    cost = tensor_training.priced(
+        lambda make=make: tensor_training.run_layer(make, tensor_training.LLAMA_8B, 8192, 1, 1), "h100:8")
+    shares = dict.fromkeys((*KINDS, "element-wise and others"), 0.0)
+    for op, seconds in cost.busy.items():
+        kind = next((kind for kind, words in KINDS.items() if any(word in op for word in words)), "element-wise and others")
+        shares[kind] += 1000 * seconds
+    print(f"{name:12}", ", ".join(f"{kind} {milliseconds:.2f} ms" for kind, milliseconds in shares.items()), "(modeled)")
+
+# %% [markdown]
+# The norms and additions outside the region are element-wise kernels that read and write whole tensors. Sequence
+# parallelism divides their work by eight as well. The rest of these kernels, such as the rotations and SwiGLU, would be
+# faster if they were fused, which is one reason that the MFU is far below the 38% to 43% that the Llama Team (2024, table
+# 4) reports for its 405B model.
 #
 # `lab mytrainer` tests your new files on two ranks, and draws the map of your trainer. Its model is yours now:
 
@@ -2038,15 +2058,15 @@ print(f"measured: {(peaks['TP 8'] - peaks['TP 8 and SP']) / 2**30:.1f} GiB less"
 #
 # ## Discuss
 #
-# 1. **More ranks than key heads.** Llama 3 8B has 8 key and value heads. What do you pay for $t = 16$, in memory and
-#    in communication? What else gets worse?
+# 1. **More ranks than key heads.** Llama 3 8B has 8 key and value heads. What does $t = 16$ cost in memory and in
+#    communication? What else gets worse?
 # 2. **Two ways to divide.** ZeRO-3 divides parameters over data-parallel ranks, and tensor parallelism divides them over
 #    ranks that share a batch. Both fit Llama 3 8B on eight GPUs. Compare what each communicates per step, as a function
 #    of the number of tokens.
 # 3. **A checkpoint for another $t$.** You saved with $t = 8$, and want to resume with $t = 4$. What do `part` and `copies`
 #    have to do with `reshard` of lab 08?
-# 4. **Sequence parallelism or context parallelism?** With a million tokens, attention itself needs all positions of $K$
-#    and $V$ on every rank. Which activations does this lab's method leave undivided along the sequence?
+# 4. **A million tokens.** Inside the region, every rank still has all positions. Which of its tensors grow with $s$ no
+#    matter how small you make everything else, and what limits $t$?
 
 # %% [markdown]
 # ## Cleanup
@@ -2060,10 +2080,10 @@ print(f"measured: {(peaks['TP 8'] - peaks['TP 8 and SP']) / 2**30:.1f} GiB less"
 # %% [markdown]
 # ## What you have built
 #
-# Nine files: a Llama whose layers, heads, and vocabulary are shared by the GPUs of a node, random numbers that do not
-# depend on how many there are, sequence parallelism, an overlapped backward pass, clipping that counts each element
-# once, and a count of its memory that you can trust. Tensor parallelism stops at the node's border. To train across nodes a
-# model that eight GPUs cannot hold, you divide it between its layers: that is lab 10.
+# Nine files: a Llama whose layers, heads, and vocabulary are shared by the GPUs of a node; random numbers that do not
+# depend on how many GPUs there are; sequence parallelism; an overlapped backward pass; clipping that counts each element
+# once; and a prediction of the activation memory. Tensor parallelism should not leave a node. To train a model that
+# eight GPUs cannot hold, lab 10 assigns its layers to different nodes.
 #
 # ## Read next
 #

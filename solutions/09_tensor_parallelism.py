@@ -1452,10 +1452,11 @@ check.compare("exposed fraction", guess_exposed, show_exposed("overlapping", ten
 # Is a little more left than you predicted? Of the two calls of `columns` in a layer, attention's has the smaller weight
 # gradients, but both all-reduce the same number of bytes.
 #
-# Whether weight gradients last long enough depends on the network, too. Per GPU, NVLink has nine times the bandwidth of a
-# 400 Gbit/s adapter between nodes. Eight GPUs can be on one node, or on several. Set `clusters` to a dictionary: each key
-# is a pair of the GPUs per node, such as `"h100:2"`, and the number of nodes, with eight GPUs in total; each value is the
-# exposed fraction that you expect with `OverlapRegion`. Include one node of eight GPUs and at least two other layouts.
+# Whether weight gradients last long enough depends on the network, too. In each direction, NVLink moves 450 GB/s per GPU,
+# and a 400 Gbit/s adapter between nodes moves 50 GB/s. Eight GPUs can be on one node, or on several. Set `clusters` to a
+# dictionary: each key is a pair of the GPUs per node, such as `"h100:2"`, and the number of nodes, with eight GPUs in
+# total; each value is the exposed fraction that you expect with `OverlapRegion`. Include one node of eight GPUs and at
+# least two other layouts.
 
 # %% answer="clusters"
 ### BEGIN SOLUTION
@@ -1800,7 +1801,8 @@ for shape, dtype, size in run_ranks(list_saved, 1)[0]:
 # micro-batch of at least two samples, without dropout. The check runs *your* layer on virtual H100s, in several shapes,
 # and compares. Your prediction has to be within 1%, so small tensors count, too.
 #
-# - `recompute_core`: whether `Attention.core` runs in your `checkpoint` of lab 06. What has to be saved then?
+# - `recompute_core`: whether `Attention.core` runs in an activation checkpoint, such as yours of lab 06. What has to be
+#   saved then?
 # - `shape.flash`: with FlashAttention, the core saves its inputs, its output, and one fp32 number per position and head.
 #   Without, `@` may have to copy an operand so that all heads of a group find their key. Its copy is then saved.
 # - `width`: bytes per element of parameters and activations. Part of what RMSNorm saves is in fp32 in any case. If x is
@@ -1898,7 +1900,7 @@ advice = next((text for text, values in WRONG.items() if predictions == values),
 for case, predicted in zip(CASES, predictions, strict=True):
     require_prediction(case, predicted, advice)
 ### BEGIN HIDDEN TESTS
-for case in check.draw(2, heads=[8, 16], kv_heads=[1, 4, 8], inner_size=[2048, 4096], s=[1024, 2048], b=[2, 4], region_size=[4, 8],
+for case in check.draw(2, heads=[8, 16], kv_heads=[1, 4, 8], inner_size=range(1024, 4096, 64), s=[1024, 2048], b=[2, 4], region_size=[4, 8],
                        sequence_parallel=[True, False], kind=["scores", "recomputed", "flash"], width=[2]):
     kind, sizes = case.pop("kind"), {name: case.pop(name) for name in ("heads", "kv_heads", "inner_size")}
     case |= {"recompute_core": kind == "recomputed", "shape": {**SIZES, **sizes, "flash": kind == "flash"}}

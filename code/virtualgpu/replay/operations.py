@@ -43,6 +43,8 @@ UNPRICED = {"device": torch.device("meta"), "layout": torch.strided, "Generator"
             "complex": 1j}
 DEFINED_BY = {"fsdp": "torch.distributed.fsdp", "virtualgpu": "virtualgpu.core.kernels"}
 NAMESPACES = {"aten", *DEFINED_BY}
+# Torch decomposes this operation unless the module has defined its meta kernel.
+KERNEL_DEFINED_BY = {"aten._fused_rms_norm": "virtualgpu.core.kernels"}
 MOST_DIMENSIONS, DEPTH, MOST_INTEGER = 25, 4, 2**63
 
 
@@ -201,8 +203,9 @@ def _resolve(name: str, where: str) -> torch._ops.OpOverload:
         raise BadRecord(f"{where}: {name} launches no kernel")
     if result_rule_of(packet_name) is None:
         raise BadRecord(f"{where}: {unlisted(packet_name)}")
-    if namespace in DEFINED_BY:
-        importlib.import_module(DEFINED_BY[namespace])
+    module = DEFINED_BY.get(namespace) or KERNEL_DEFINED_BY.get(packet_name)
+    if module is not None:
+        importlib.import_module(module)
     packet = getattr(getattr(torch.ops, namespace), rest[0], None)
     if packet is None or rest[1] not in packet.overloads():
         raise BadRecord(f"{where}: this version of torch has no operation {name!r}")

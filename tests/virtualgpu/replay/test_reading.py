@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -184,3 +186,10 @@ def test_jobs(records, message):
         price(list(map(read_record, records)), parse("h100:2").topology())
 
 
+
+
+def test_a_process_that_ran_no_program_reads_rms_norm():
+    reading = ("from virtualgpu.replay.operations import _resolve\n"
+               "print(_resolve('aten._fused_rms_norm.default', 'here'))")
+    done = subprocess.run([sys.executable, "-c", reading], capture_output=True, text=True)
+    assert done.stdout.strip() == "aten._fused_rms_norm.default", done.stderr

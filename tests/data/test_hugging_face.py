@@ -49,8 +49,7 @@ def llama_like(tmp_path_factory, texts):
 def gpt2_as_folder(tmp_path_factory, vocabulary):
     """The GPT-2 vocabulary of the other tests, in Hugging Face's format."""
     folder = tmp_path_factory.mktemp("gpt2")
-    tokenizer = build_tokenizer("GPT2BPETokenizer", *vocabulary)._tokenizer
-    tokenizer.save(str(folder / "tokenizer.json"))
+    build_tokenizer("GPT2BPETokenizer", *vocabulary).save(folder / "tokenizer.json")
     return folder
 
 

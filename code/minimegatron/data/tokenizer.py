@@ -34,6 +34,10 @@ class GPT2BPETokenizer(Vocabulary):
         """Return the IDs of many texts, on RAYON_NUM_THREADS threads (default: every core)."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as Hugging Face's tokenizer.json."""
+        self._tokenizer.save(str(path))
+
     def detokenize(self, ids: list[int]) -> str:
         """Return the text; bytes that are not UTF-8 (part of a character) become U+FFFD."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)

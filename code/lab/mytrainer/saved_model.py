@@ -8,6 +8,7 @@ import torch
 
 from lab.mytrainer import pieces
 from lab.mytrainer.checkpoints import KINDS, LAYOUT, ShardFiles, latest, read_layout
+from labcore.errors import LabError
 from minimegatron.checkpoint.saved_model import SavedModel, whole_model
 from minimegatron.errors import UserError
 
@@ -22,6 +23,9 @@ def open_own(root: Path) -> SavedModel:
     """
     folder = latest(root)
     saved = read_layout(folder)
+    if "text" not in saved:
+        raise UserError(f"{folder / LAYOUT} is from before text could be generated from it: save "
+                        "again, with --load and one more step")
     make, reshard = (getattr(piece(name), made) for name, made in (
         ("shards", "ShardLayout"), ("reshard", "reshard")))
     shapes = [[torch.Size(saved["shapes"][name]) for name in names] for names in saved["units"]]
@@ -36,15 +40,15 @@ def open_own(root: Path) -> SavedModel:
     weights = {name.removeprefix(PREFIX): shard[part].view(shape)
                for (names, layout), sizes, shard in zip(whole, shapes, shards, strict=True)
                for name, shape, part in zip(names, sizes, layout.parts(0), strict=True)}
-    if "text" not in saved:
-        raise UserError(f"{folder / LAYOUT} is from before my_trainer.py could generate text: save "
-                        "again, with --load and one more step")
     return whole_model(root, {**saved["flags"], **saved["text"]}, weights)
 
 
 def piece(name: str) -> object:
     """Return the module of a piece. Raises UserError if the student has not written it."""
-    module = pieces.load(name)
+    try:
+        module = pieces.load(name)
+    except LabError as error:
+        raise UserError(str(error)) from error
     if module is None:
         raise UserError(f"a checkpoint of my_trainer.py needs {pieces.PIECES[name].shown}, which "
                         f"you write in {pieces.PIECES[name].lab}")

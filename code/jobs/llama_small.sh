@@ -16,20 +16,20 @@ export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS_PER_NODE))
 DATA=$LAB_HOME/data/bpe-4096
 
 # Two query heads share a key and a value head, so a cache of keys and values is half as large.
-MODEL="--num-layers 4 --hidden-size 256 --num-attention-heads 8 \
-       --seq-length 256 --max-position-embeddings 256 \
-       --group-query-attention --num-query-groups 4 --swiglu --normalization RMSNorm \
+MODEL="--num-layers 4 --hidden-size 128 --num-attention-heads 4 \
+       --seq-length 128 --max-position-embeddings 256 \
+       --group-query-attention --num-query-groups 2 --swiglu --normalization RMSNorm \
        --position-embedding-type rope --disable-bias-linear \
        --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0"
-BATCH="--micro-batch-size 4 --global-batch-size 8 --train-iters 150"
+BATCH="--micro-batch-size 8 --global-batch-size 16 --train-iters 200"
 # All-reduces in every layer stay on a node; between nodes, gradients are averaged once per step.
-LAYOUT="--tensor-model-parallel-size 2 --sequence-parallel"
-OPTIMIZER="--lr 3e-3 --min-lr 3e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
+LAYOUT="--tensor-model-parallel-size 2"
+OPTIMIZER="--lr 5e-3 --min-lr 5e-4 --lr-decay-style cosine --lr-warmup-fraction 0.05 \
            --weight-decay 0.1 --adam-beta2 0.95 --clip-grad 1.0"
 TEXT="--data-path $DATA/text_document --vocab-file $DATA/vocab.json \
       --merge-file $DATA/merges.txt --split 949,50,1"
-OUTPUT="--log-interval 10 --eval-interval 150 --eval-iters 4 \
-        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 150 \
+OUTPUT="--log-interval 20 --eval-interval 200 --eval-iters 4 \
+        --save $LAB_HOME/megatron/checkpoints/$NAME --save-interval 200 \
         --tensorboard-dir $LAB_HOME/megatron/tensorboard/$NAME"
 
 # The ranks rendezvous at the first node; the port follows from the job ID, so jobs do not collide.

@@ -142,10 +142,10 @@ def test_an_estimate_needs_no_files():
         assert parse_command_line(words, {}).estimate
 
 
-def run(program, words):
+def run(program, words, code=0):
     done = run_program(program, ["program.py", *words.split()], timeout=150,
                        env=dict(os.environ))
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == code, done.stderr[-3000:]
     return done
 
 
@@ -169,7 +169,7 @@ def test_preprocessing_and_training_as_with_the_gpt2_files_of_the_same_vocabular
 
 
 @pytest.mark.slow
-def test_a_llama_like_tokenizer_trains_resumes_and_checks_its_data(llama_like, jsonl, tmp_path):
+def test_a_llama_like_tokenizer_trains_and_resumes(llama_like, gpt2_as_folder, jsonl, tmp_path):
     flags = f"--tokenizer-type {KIND} --tokenizer-model {llama_like} "
     run(preprocess, f"--input {jsonl} --output-prefix {tmp_path / 'l'} --append-eod {flags}")
     data = tmp_path / "l_text_document"
@@ -182,3 +182,7 @@ def test_a_llama_like_tokenizer_trains_resumes_and_checks_its_data(llama_like, j
                   data)
     assert more[-1] < first[0]
     assert vocabulary_of(parse_arguments(f"{BASE} {flags}".split(), {})).vocab_size == 502
+    other = flags.replace(str(llama_like), str(gpt2_as_folder))
+    load = f"--data-path {data} --load {tmp_path / 'save'}"
+    error = run(pretrain, f"{MODEL} {load} {other}", 1).stderr
+    assert f"No vocabulary has both sizes. Nearest: --tokenizer-model {llama_like}." in error

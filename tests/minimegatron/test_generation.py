@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -39,14 +41,19 @@ class Letters:
 
 @pytest.fixture(params=MODELS)
 def pair(request, make_context):
+    return make_pair(make_context, MODELS[request.param])
+
+
+def make_pair(make_context, flags):
     """(The model as in training, the model that generates), with the same random weights."""
-    trained = make_context(MODELS[request.param])
+    trained = make_context(flags)
     torch.manual_seed(0)
     stage = Stage(trained, ROWS, range(2))
     with torch.no_grad():
         for parameter in stage.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    config = model_config(vars(trained.config))
+    dtype = stage.embedding.word_embeddings.weight.dtype
+    config = model_config(vars(trained.config), dtype)
     saved = whole_model("here", vars(trained.config), dict(stage.named_parameters()))
     return stage, TextModel(replace(trained, config=config), saved, ROWS)
 
@@ -71,6 +78,24 @@ def test_the_cache_gives_the_logits_of_the_whole_forward_pass(pair, chunks):
         for at, chunk in zip([sum(chunks[:n]) for n in range(len(chunks))], chunks, strict=True):
             logits = model.logits(tokens[at:at + chunk])
             torch.testing.assert_close(logits, expected[at + chunk - 1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["--bf16", "--fp16"])
+def test_16_bits_stay_16_bits(make_context, precision):
+    stage, model = make_pair(make_context, f"{BLOCK} {precision}")
+    tokens = list(range(12))
+    expected = all_logits(stage, tokens)[-1].float()
+    for token in tokens:
+        logits = model.logits([token])
+    assert model.ctx.config.params_type in str(model.stage.output_layer.weight.dtype)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=0.05)
+
+
+def test_training_does_not_import_it():
+    code = ("import sys, minimegatron.training; "
+            "print([name for name in sys.modules if 'generat' in name or 'saved_model' in name])")
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "minimegatron" not in found.stdout, found.stdout + found.stderr
 
 
 def test_greedy_tokens_are_those_of_recomputing_everything(pair):

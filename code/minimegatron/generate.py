@@ -81,8 +81,8 @@ def run(ctx: Context, flags: Namespace, saved: SavedModel, tokenizer: Tokenizer,
 def build_parser() -> Parser:
     """Return the parser, whose flags have Megatron-LM's names."""
     parser = Parser(prog="generate.py", allow_abbrev=False,
-                    description="Continue texts with a trained model, whose shape and tokenizer "
-                                "its checkpoint tells.")
+                    description="Continue texts with a trained model. Its shape and its tokenizer "
+                                "come from its checkpoint.")
     add = parser.add_argument
     add("--load", required=True, metavar="FOLDER", help="a checkpoint of pretrain_gpt.py or "
         "my_trainer.py (what --save named), or a model in Hugging Face's format")

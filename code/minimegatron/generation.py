@@ -40,10 +40,10 @@ class CachedAttention:
         """Return the attention [s, a/t, d] of the next s tokens of one text to all tokens so far.
 
         Args:
-            dropout: there is none.
-            query: of the new tokens, [s, a/t, d].
-            key: [s, G/t, d].
-            value: [s, G/t, d].
+            dropout: always None; training draws masks from it.
+            query: the new tokens' queries, [s, a/t, d].
+            key: their keys, [s, G/t, d].
+            value: their values, [s, G/t, d].
         """
         start, end = self.count, self.count + len(query)
         if self.keys is None or end > len(self.keys):
@@ -110,10 +110,10 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; None for greedy.
-        top_k: choose among so many of the most probable tokens; 0 for all.
-        top_p: choose among the fewest most probable tokens whose probabilities sum to this (nucleus
-            sampling, Holtzman et al. 2020); 0 for all.
-        seed: of the random numbers.
+        top_k: choose among the top_k most probable tokens; 0 for all.
+        top_p: choose among the smallest set of most probable tokens whose probabilities sum to
+            top_p (nucleus sampling, Holtzman et al. 2020); 0 for all.
+        seed: seed of the random numbers, the same for every text.
     """
 
     temperature: float | None = None
@@ -135,7 +135,7 @@ class Sampling:
 
 def generate(model: TextModel, prompt: Sequence[int], count: int, tokenizer: Tokenizer,
              sampling: Sampling) -> Iterator[int]:
-    """Yield the tokens that follow a prompt: `count`, or fewer if a document's end is among them.
+    """Yield at most `count` tokens that follow a prompt; stop early where the document ends.
 
     Each rank draws the same random numbers and has the same logits, so all ranks choose the same
     tokens. Rows that pad the vocabulary are never chosen.

@@ -39,7 +39,7 @@ class SavedModel:
         args: the trainer's arguments that describe it, and its tokenizer.
         rows: rows of its word embedding.
         fewest: the smallest vocabulary that is padded to so many rows.
-        dtype: of its parameters.
+        dtype: dtype of its parameters.
         part: returns a tensor-parallel rank's partition of a parameter, given the group, and the
             parameter's name and spec.
     """
@@ -56,9 +56,9 @@ def intact_files(path: Path) -> SavedFiles:
     """Return the files of a checkpoint, without the optimizer's, after comparing their checksums.
 
     Args:
-        path: what --save named, or an iter_ folder in it.
+        path: the folder that --save named, or an iter_ folder in it.
 
-    Raises UserError.
+    Raises UserError if there is no checkpoint, or if a file is missing or corrupted.
     """
     folder = path
     if not path.is_dir():

@@ -67,7 +67,8 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
-from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
+from minimegatron.data.tokenizer import vocabulary_of
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.grid import Grid
 from minimegatron.initialize import cap_threads, choose_device
@@ -394,7 +395,7 @@ def main(wrapper: type[nn.Module] | None = None) -> Grid:
     wrapper = wrapper or data_parallel(config)
     flags.require_pieces(config, wrapper)
     print_world_size(config, notes=[])
-    tokenizer = Vocabulary(config.vocab_file, config.merge_file)
+    tokenizer = vocabulary_of(config)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     world = dist.group.WORLD

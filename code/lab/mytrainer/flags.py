@@ -29,7 +29,7 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay",
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
-        "tokenizer_type", "eod_mask_loss", "num_workers")
+        "tokenizer_type", "tokenizer_model", "eod_mask_loss", "num_workers")
 MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other names of two flags
 PARALLEL = ("overlap_grad_reduce", "data_parallel_sharding_strategy", "use_distributed_optimizer",
             "use_megatron_fsdp", "overlap_param_gather")

@@ -19,11 +19,10 @@ from torch.distributed import distributed_c10d
 
 from lab.mytrainer import pieces
 from lab.mytrainer.flags import LoopConfig
+from minimegatron.checkpoint.saved_model import empty_stage
 from minimegatron.context import Context, MicroBatch, params_dtype
-from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.grid import GROUPS, Grid, Group
-from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import draw, named_param_specs
 
 # The parameters of llama.py that pretrain_gpt.py has under other names: those of the model, of each
@@ -182,7 +181,7 @@ class ReferenceValues:
         config, alone = ctx.config, Group((ctx.grid.rank,), 0, None)
         single = replace(config, sequence_parallel=False, tensor_model_parallel_size=1)
         grid = Grid(ctx.grid.rank, 1, **dict.fromkeys(GROUPS, alone))
-        stage = Stage(Context(single, grid, Shapes()), vocab_size, range(config.num_layers))
+        stage = empty_stage(Context(single, grid, ctx.device), vocab_size)
         self.specs, self.seed = named_param_specs(stage), config.seed
         groups = config.num_query_groups if config.group_query_attention else (
             config.num_attention_heads)
@@ -214,12 +213,6 @@ class ReferenceValues:
 
     def _whole(self, name: str) -> torch.Tensor:
         return draw(name, self.specs[name], self.seed)
-
-
-class Shapes(CpuDevice):
-    """A device on which a model has shapes but no values."""
-
-    torch_device, has_values = torch.device("meta"), False
 
 
 def save_memory(config: LoopConfig, layers: list[nn.Module]) -> None:

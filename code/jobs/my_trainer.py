@@ -77,9 +77,6 @@ from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard
 
-# Your file and class for each stage of ZeRO (Rajbhandari et al. 2020).
-ZERO = {1: ("zero", "Zero1"), 2: ("zero2", "Zero2"), 3: ("zero3", "Zero3")}
-
 
 def connect(config: LoopConfig) -> Context:
     """Join the other ranks. Each rank has its own device, and is a data-parallel replica alone or
@@ -118,8 +115,8 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
         flags.require_sharding(config)
         if config.overlap_param_gather and (prefetch := pieces.load("prefetch")) is not None:
             return prefetch.Prefetching
-        name, made = ZERO[config.zero_stage]
-        return getattr(pieces.load(name), made)
+        name = flags.ZERO[config.zero_stage - 1]
+        return getattr(pieces.load(name), pieces.PIECES[name].defines[0])
     ddp = pieces.load("ddp")
     if ddp is None and config.data_parallel_size > 1:
         raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "

@@ -234,7 +234,8 @@ class Trainer:
     def finish_saving(self) -> None:
         """Wait for the checkpoint in flight, if there is one. Raises UserError."""
         if self.saving is not None:
-            self.saving = self.saving.finish()
+            self.saving.finish()
+            self.saving = None
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""

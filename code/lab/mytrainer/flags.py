@@ -46,8 +46,10 @@ LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": 
          "add_bias_linear": False, "attention_dropout": 0.0}
 # The files of every run of it.
 OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
-# The files that each stage of ZeRO needs beside those of the stages before.
-ZERO = (("shards", "zero", "clipping"), ("zero2",), ("zero3",))
+# The files of ZeRO's stages (Rajbhandari et al. 2020), each of which extends the one before, and
+# what all of them need.
+ZERO = ("zero", "zero2", "zero3")
+SHARDED = ("shards", "clipping")
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *CHECKPOINTS, *REST,
                   *PRECISION, *(name for piece in pieces.PIECES.values() for name in piece.flags)))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
@@ -320,7 +322,7 @@ def _check_fp8(config: Config) -> None:
 
 def require_sharding(config: LoopConfig) -> None:
     """Raise UserError unless the files that the sharding strategy needs exist."""
-    for name in (name for files in ZERO[:config.zero_stage] for name in files):
+    for name in (*SHARDED, *ZERO[:config.zero_stage]):
         if pieces.load(name) is None:
             piece = pieces.PIECES[name]
             raise UserError(f"{shown_strategy(config)} needs {piece.shown}, which you write in "

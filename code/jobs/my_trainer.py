@@ -33,7 +33,8 @@ losses. Your files do the rest:
                       on one rank, and --own-init lets randomness.py initialize it.
     sequence_parallel.py   splits the sequence outside of them, with --sequence-parallel
     tp_overlap.py     overlaps their all-reduces, with --async-tensor-model-parallel-allreduce
-    layer_memory.py   predicts what your layers save
+    layer_memory.py   predicts what your layers save, which the log compares with the count of
+                      saved.py
     reshard.py        lets --load resume on any number of ranks and with any strategy
     fp8.py            computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses
                       where their scales come from: delayed.py and amaxes.py, blocks.py, or mx.py

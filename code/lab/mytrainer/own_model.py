@@ -100,6 +100,8 @@ class OwnLlama(nn.Module):
         if ctx.device.has_values:
             self._initialize(vocab_size)
         save_memory(config, self.blocks)
+        with default_group(world):
+            self._compare_memory()
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -114,6 +116,26 @@ class OwnLlama(nn.Module):
         with torch.no_grad():
             for name, parameter in self.llama.named_parameters():
                 parameter.copy_(full[name][parameter.part])
+
+    def _compare_memory(self) -> None:
+        """Print what your saved_bytes predicts for a layer, next to what your SavedBytes counts."""
+        config, predict, meter = self.ctx.config, pieces.load("layer_memory"), pieces.load("saved")
+        if predict is None or meter is None or config.hidden_dropout or (
+                config.recompute_granularity == "full"):
+            return
+        s, b, dtype = config.seq_length, config.micro_batch_size, params_dtype(config)
+        sharing = self.region.size if config.sequence_parallel else 1
+        x = torch.zeros(s // sharing, b, config.hidden_size, dtype=dtype, requires_grad=True,
+                        device=self.ctx.device.torch_device)
+        with meter.SavedBytes(self.llama.parameters()) as saved:
+            out = self.blocks[0](x)  # its graph holds what is saved
+        size = saved.bytes
+        del out
+        predicted = predict.saved_bytes(
+            shape_of(config, 0), s, b, self.region.size, config.sequence_parallel,
+            config.recompute_granularity == "selective", dtype.itemsize)
+        self.ctx.print_rank_0(f"a layer saves {size / 1e6:.2f} MB per micro-batch; "
+                              f"mytrainer/layer_memory.py predicts {predicted / 1e6:.2f} MB")
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""

@@ -970,29 +970,29 @@ with check.parts():
         check.ranks(
             tp_rotated, ranks=1, rel=1e-5,
             cases=[{"channels": [1.0, 2.0, 3.0, 4.0], "base": 100.0, "positions": [0, 1, 5]}],
-            expected=[[['torch.float32', [[1.0, 2.0, 3.0, 4.0], [-1.984111, 1.590675, 2.462378, 4.179684],
+            expected=[[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 1.590675, 2.462378, 4.179684],
                       [3.160435, -0.1625371, -0.1079377, 4.469181]]]]],
             hints={
                 "These are other pairs: channel i belongs to channel i + d/2.":
-                    [[['torch.float32', [[1.0, 2.0, 3.0, 4.0], [-1.14264, 1.922076, 2.585679, 4.279517],
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.14264, 1.922076, 2.585679, 4.279517],
                      [2.201511, -0.3915999, 0.7150455, 4.948607]]]]],
                 "The rotation goes in the other direction.":
-                    [[['torch.float32', [[1.0, 2.0, 3.0, 4.0], [3.064715, 2.389342, 0.7794361, 3.78035],
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [3.064715, 2.389342, 0.7794361, 3.78035],
                      [-2.593111, 3.672867, 1.809911, 2.551479]]]]],
                 "The exponent of the base is another one: it goes from 0 almost to -1.":
-                    [[['torch.float32', [[1.0, 2.0, 3.0, 4.0], [-1.984111, 0.6568962, 2.462378, 4.423628],
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 0.6568962, 2.462378, 4.423628],
                      [3.160435, -4.020471, -0.1079377, 1.958524]]]]],
                 "The first dimension is the position, and the second one is the sample.":
-                    [[['torch.float32', [[-1.984111, 1.590675, 2.462378, 4.179684], [-1.984111, 1.590675, 2.462378, 4.179684],
+                    [[["torch.float32", [[-1.984111, 1.590675, 2.462378, 4.179684], [-1.984111, 1.590675, 2.462378, 4.179684],
                      [-1.984111, 1.590675, 2.462378, 4.179684]]]]]})
         check.ranks(
             tp_rotated, ranks=1, rel=2e-2,
             cases=[{"channels": [1.0, 0.5], "base": 100.0, "positions": [301, 999], "dtype": "bfloat16"}],
-            expected=[[['torch.bfloat16', [[1.109375, -0.1445312], [1.015625, 0.4726562]]]]],
+            expected=[[["torch.bfloat16", [[1.109375, -0.1445312], [1.015625, 0.4726562]]]]],
             hints={
                 "Position 301 does not exist in bf16: compute angles in fp32, and only then round.":
-                    [[['torch.bfloat16', [[0.4785156, -1.007812], [0.1484375, 1.109375]]]]],
-                "Return the dtype of x.": [[['torch.float32', [[1.108709, -0.1441007], [1.01288, 0.4733642]]]]]})
+                    [[["torch.bfloat16", [[0.4785156, -1.007812], [0.1484375, 1.109375]]]]],
+                "Return the dtype of x.": [[["torch.float32", [[1.108709, -0.1441007], [1.01288, 0.4733642]]]]]})
         ### BEGIN HIDDEN TESTS
         import torch
 
@@ -1263,3 +1263,802 @@ for size in (1, 2, 4, 8, 16):
 # %% [markdown]
 # Look at the last line. Two nodes share the layer there, so the all-reduces cross the network between them. The usual
 # rule, "keep tensor parallelism within a node", is a consequence of lines like these.
+
+# %% [markdown]
+# ## A vocabulary in parts
+#
+# The largest matrix of a language model is often its embedding. Llama 3 has 128,256 tokens, so the embedding of the 405B
+# model has 2.1 billion parameters, two thirds as many as a layer, and its output layer has as many again. Both can be
+# divided by tokens. Rank $i$ of $t$ has the rows $\lfloor iV/t \rfloor$ to $\lfloor (i+1)V/t \rfloor - 1$ of the $V$
+# rows. (Megatron-LM pads the vocabulary instead, so that all parts are equal.)
+#
+# ![An embedding of ten tokens on three ranks, which have 3, 3, and 4 rows. Each rank computes the logits of its own
+# tokens; the label belongs to one of them.](../images/tensor_parallel_vocabulary.svg)
+#
+# A lookup is easy: a rank knows the rows of its own tokens. The logits are the problem. For 8,192 positions in fp32, they
+# take 4.2 GB, and they exist in 16 bits, in fp32, and as softmax, if you are not careful. Their gradient is as large. So
+# the worst thing to do is to gather them. What does the loss need of them? For the logits $z$ of a position with label
+# $y$, it is
+#
+# $$-\log \frac{e^{z_y}}{\sum_v e^{z_v}} = \log \sum_v e^{z_v} - z_y$$
+#
+# and its gradient is $\text{softmax}(z)_v - [v = y]$. There are only a few numbers per position in these formulas that a
+# rank cannot compute from its own logits. In practice, logits may be large: $e^{89}$ overflows in fp32. Log-sum-exp
+# must therefore be computed in the usual stable way, with the same shift on all ranks.
+
+# %% [markdown]
+# ### Exercise 3: vocabulary-parallel embedding and cross-entropy
+#
+# Write `vocabulary.py`.
+#
+# - Any $V$ and $t$ work. The embedding of a token is the same on all ranks, and a row gets its whole gradient.
+# - The loss is computed in fp32, and is right for logits of ±10,000, too.
+# - Per position, the ranks exchange at most three numbers of 4 bytes in the forward pass of the loss, and none in its
+#   backward pass.
+# - Memory: no rank ever has all logits. In fp32, a rank has its own logits only once at a time: what the loss keeps for
+#   its backward pass is one tensor of their size. `logits` may be overwritten. With Llama 3's vocabulary on 8 virtual
+#   H100s, the check allows 1.25 GiB for 8,192 positions and a hidden size of 4,096.
+
+# %% answer="vocabulary"
+%%writefile mytrainer/vocabulary.py
+"""Embedding, output layer, and cross-entropy over a vocabulary that is partitioned over the ranks."""
+
+import torch
+import torch.distributed as dist
+from mytrainer.tensor_parallel import parameter
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    """A row for each token; rank i has the rows V i/t to V (i + 1)/t.
+
+    Its weight is also that of an output layer: Region.columns(x, embedding) returns this rank's logits.
+
+    Attributes:
+        weight: a parameter() [this rank's tokens, h].
+        first: the token of its first row.
+    """
+
+    bias = None
+
+    def __init__(self, vocab_size, hidden, region):
+        super().__init__()
+        self.region = region
+        ### BEGIN SOLUTION
+        self.weight = parameter((vocab_size, hidden), region, 0)
+        self.first = self.weight.part[0].start
+        ### END SOLUTION
+
+    def forward(self, tokens):
+        """Map tokens, int64 [s, b], to [s, b, h], and leave the region."""
+        ### BEGIN SOLUTION
+        rows, elsewhere = local_rows(tokens, self.first, len(self.weight))
+        x = torch.nn.functional.embedding(rows, self.weight).masked_fill(elsewhere[..., None], 0)
+        return self.region.leave(x)
+
+
+def local_rows(tokens, first, count):
+    """Return each token's row on this rank, 0 for tokens of other ranks, and which tokens these are."""
+    rows = tokens - first
+    elsewhere = (rows < 0) | (rows >= count)
+    return rows.masked_fill(elsewhere, 0), elsewhere
+    ### END SOLUTION
+
+
+def cross_entropy(logits, labels, first, region):
+    """Return the loss of each token, fp32 [s, b], the same on all ranks.
+
+    Args:
+        logits: this rank's, [s, b, this rank's tokens], in any dtype; may be overwritten.
+        labels: the next tokens, int64 [s, b].
+        first: the token of this rank's first logit.
+        region: the ranks.
+    """
+    ### BEGIN SOLUTION
+    return CrossEntropy.apply(logits, labels, first, region)
+
+
+class CrossEntropy(torch.autograd.Function):
+    """log(sum_v exp(z_v)) - z_label: the ranks exchange the largest logit, the sum, and the label's logit."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, first, region):
+        logits = logits.float()
+        largest = logits.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+        logits -= largest[..., None]
+        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0)
+        logits.exp_()
+        sums = torch.stack([logits.sum(-1), target])
+        dist.all_reduce(sums, group=region.group)
+        logits /= sums[0][..., None]
+        ctx.save_for_backward(logits, rows, elsewhere)
+        return sums[0].log() - sums[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        softmax, rows, elsewhere = ctx.saved_tensors
+        softmax *= grad[..., None]
+        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+        return softmax, None, None, None
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_entropies(logits, labels, first, dtype="float32"):
+    """Return the loss of each position, and in fp32, this rank's gradient of a weighted sum of them.
+
+    Args:
+        logits: this rank's, a list for each position.
+        labels: a token for each position.
+        first: the token of this rank's first logit.
+        dtype: of the logits.
+    """
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import cross_entropy
+
+    own = torch.tensor(logits, dtype=getattr(torch, dtype))[:, None].requires_grad_()
+    loss = cross_entropy(own.clone(), torch.tensor(labels)[:, None], first, Region(dist.group.WORLD))
+    dist.barrier()  # marks the end of the forward pass in the record
+    (loss * torch.arange(1.0, 1 + len(labels))[:, None]).sum().backward()
+    return [str(loss.dtype), loss.flatten().tolist(), own.grad[:, 0].tolist() if dtype == "float32" else []]
+
+
+def tp_tokens(vocab_size, tokens, labels, seed):
+    """Look tokens up, and compute the loss with the same matrix as the output layer.
+
+    Args:
+        vocab_size: V.
+        tokens: a token for each position.
+        labels: the next one.
+        seed: of the values of this rank's rows.
+
+    Return one number for each position's embedding, each position's loss, and one number for the gradient of this
+    rank's rows.
+    """
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import VocabParallelEmbedding, cross_entropy
+
+    from lablib import tensor
+
+    region = Region(dist.group.WORLD)
+    embedding = VocabParallelEmbedding(vocab_size, 4, region)
+    tensor.fill([embedding.weight], [seed])
+    x = embedding(torch.tensor(tokens)[:, None])
+    (logits,) = region.columns(3 * x.tanh(), embedding)
+    loss = cross_entropy(logits, torch.tensor(labels)[:, None], embedding.first, region)
+    loss.sum().backward()
+    return [(x @ tensor.sines((4,), 1.0)).flatten().tolist(), loss.flatten().tolist(), tensor.gradients([embedding.weight])]
+
+
+def tp_output_layer(vocab_size, hidden, length):
+    """Run both passes of the output layer and the loss on a GPU, in bf16."""
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import VocabParallelEmbedding, cross_entropy
+
+    region = Region(dist.group.WORLD)
+    with torch.device("cuda"):
+        embedding = VocabParallelEmbedding(vocab_size, hidden, region).bfloat16()
+        x = torch.zeros(length, 1, hidden, dtype=torch.bfloat16, requires_grad=True)
+        labels = torch.zeros(length, 1, dtype=torch.int64)
+    cross_entropy(region.columns(x, embedding).pop(), labels, embedding.first, region).mean().backward()
+
+# %% tags=["check-setup"]
+def entropies_here(logits, labels):
+    """Return what tp_entropies returns on each rank, except for the dtype, given the logits of all ranks."""
+    import numpy as np
+    import torch
+
+    own = [torch.tensor(one, dtype=torch.float64) for one in logits]
+    whole = torch.cat(own, -1).requires_grad_()
+    loss = torch.logsumexp(whole, -1) - whole[torch.arange(len(labels)), torch.tensor(labels)]
+    (loss * torch.arange(1.0, 1 + len(labels))).sum().backward()
+    grads = whole.grad.split([one.shape[-1] for one in own], -1)
+    return [["torch.float32", loss.detach().numpy(), grad.numpy()] for grad in grads]
+
+
+def tokens_of_one_process(vocab_size, tokens, labels, seeds):
+    """Return what tp_tokens returns on each rank."""
+    import torch
+
+    from lablib import tensor
+
+    weight = whole_of((vocab_size, 4), 0, seeds)
+    x = weight[torch.tensor(tokens)]
+    loss = torch.nn.functional.cross_entropy(3 * x.tanh() @ weight.T, torch.tensor(labels), reduction="none")
+    loss.sum().backward()
+    return [[(x @ tensor.sines((4,), 1.0)).detach().numpy(), loss.detach().numpy(), [grad]]
+            for grad in gradients_of_parts(weight, 0, len(seeds))]
+
+
+def require_three_numbers(run, positions):
+    """Require that the ranks exchange at most three numbers per position in the forward pass, and nothing later."""
+    for rank in range(len(run.values)):
+        forward, backward = split_at_barrier(run.calls(rank))
+        sent = sum(call.bytes for call in forward)
+        check.that(sent <= 12 * positions, f"Rank {rank} passes {sent} bytes to collectives in the forward pass. Three numbers per "
+                   f"position are {12 * positions} bytes.")
+        check.that(not backward, f"Rank {rank} communicates in the backward pass. Which numbers could the forward pass have kept?")
+
+# %% check="vocabulary" points=6
+with check.parts():
+    with check.part(3, "computes the loss and its gradient from three numbers per position"):
+        CASE = {"labels": [3, 0], "first": check.by_rank([0, 2, 3])}
+        (run,) = check.ranks(
+            tp_entropies, ranks=3, rel=1e-4,
+            cases=[{"logits": check.by_rank([[[1.0, 2.0], [0.5, -1.0]], [[-1.0], [3.0]], [[0.5, -2.0, 1.5], [2.0, 1.0, -3.0]]]), **CASE}],
+            expected=[[["torch.float32", [2.317859, 2.973805], [[0.1623731, 0.4413758], [-1.897783, 0.02280768]]],
+                      ["torch.float32", [2.317859, 2.973805], [[0.02197481], [1.245257]]],
+                      ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                      [0.4581045, 0.1685272, 0.003086684]]]]],
+            hints={
+                "The label's logit is counted once for each rank. Who has it?":
+                    [[["torch.float32", [6.317859, 3.973805], [[0.1623731, 0.4413758], [-1.897783, 0.02280768]]],
+                     ["torch.float32", [6.317859, 3.973805], [[0.02197481], [1.245257]]], ["torch.float32", [6.317859, 3.973805],
+                     [[-0.9015157, 0.00808408, 0.267708], [0.4581045, 0.1685272, 0.003086684]]]]],
+                "The gradient subtracts 1 on every rank. Which one has the label?":
+                    [[["torch.float32", [2.317859, 2.973805], [[-0.8376269, 0.4413758], [-1.897783, 0.02280768]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9780252], [-0.754743]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                     [-1.541896, 0.1685272, 0.003086684]]]]],
+                "Each rank subtracts its own maximum, so the sums cannot be added.":
+                    [[["torch.float32", [2.326002, 1.280308], [[0.09768554, 0.2655368], [-1.444097, 0.1240388]]],
+                     ["torch.float32", [2.326002, 1.280308], [[0.2655368], [0.5559034]]], ["torch.float32", [2.326002, 1.280308],
+                     [[-0.9023145, 0.008018517, 0.2655368], [0.5559034, 0.2045054, 0.003745647]]]]],
+                "The gradient of the loss is not 1: each position may have another weight.":
+                    [[["torch.float32", [2.317859, 2.973805], [[0.1623731, 0.4413758], [-0.9488915, 0.01140384]]],
+                     ["torch.float32", [2.317859, 2.973805], [[0.02197481], [0.6226285]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                     [0.2290522, 0.08426361, 0.001543342]]]]]})
+        require_three_numbers(run, 2)
+        LARGE = {"logits": check.by_rank([[[9998.0, 9999.0], [-9999.5, 8000.0]], [[9999.0], [-9997.0]],
+                                          [[9997.5, 10000.0, 9998.5], [-9998.0, -10000.0, 7998.5]]]), **CASE}
+        (run,) = check.ranks(tp_entropies, ranks=3, cases=[LARGE], expected=None)
+        check.that(all(abs(loss) < 1e30 for _, losses, _ in run.values for loss in losses), "The loss of logits around 10,000 is not "
+                   "finite. Do exponentials overflow, or is a probability 0 when you take its logarithm?")
+        check.ranks(tp_entropies, ranks=3, rel=1e-4, cases=[LARGE], expected=[[["torch.float32", [3.277631, 17999.7],
+                                                                              [[0.06218568, 0.1690382], [-2.0, 1.635149]]],
+                                                                              ["torch.float32", [3.277631, 17999.7],
+                                                                              [[0.1690382], [0.0]]],
+                                                                              ["torch.float32", [3.277631, 17999.7],
+                                                                              [[-0.9622825, 0.4594935, 0.1025269],
+                                                                              [0.0, 0.0, 0.364851]]]]])
+        check.ranks(
+            tp_entropies, ranks=2, rel=1e-4,
+            cases=[{"logits": check.by_rank([[[12.3, 11.7]], [[12.1, 11.9]]]), "labels": [1], "first": check.by_rank([0, 2]),
+                    "dtype": "bfloat16"}],
+            expected=[[["torch.float32", [1.72692], []], ["torch.float32", [1.72692], []]]],
+            hints={"The loss is computed in bf16. Only the logits are in bf16.":
+                [[["torch.float32", [1.726562], []], ["torch.float32", [1.726562], []]]]})
+        ### BEGIN HIDDEN TESTS
+        def draw_logits(dice, sizes, positions):
+            """Return logits of some size for each rank and position; some positions have far larger ones than others."""
+            centers = [dice.choice([0.0, 0.0, 5000.0, -8000.0]) for _ in range(positions)]
+            return [[[round(center + dice.uniform(-3, 3), 2) for _ in range(size)] for center in centers] for size in sizes]
+
+
+        for sizes in ((2, 3), (3, 3, 4), (1, 2, 2, 2)):
+            (case,) = check.draw(1, logits=lambda dice, sizes=sizes: draw_logits(dice, sizes, 4),
+                                 labels=lambda dice, sizes=sizes: [dice.randrange(sum(sizes)) for _ in range(4)])
+            firsts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+            (run,) = check.ranks(tp_entropies, ranks=len(sizes), rel=5e-3, cases=[
+                {"logits": check.by_rank(case["logits"]), "labels": case["labels"], "first": check.by_rank(firsts)}],
+                expected=lambda ranks, logits, labels, first: entropies_here(logits, labels))
+            require_three_numbers(run, 4)
+        ### END HIDDEN TESTS
+    with check.part(2, "looks tokens up, in a vocabulary that is not divisible"):
+        check.ranks(
+            tp_tokens, ranks=3, rel=1e-3,
+            cases=[{"vocab_size": 7, "tokens": [0, 3, 6], "labels": [3, 6, 1], "seed": check.by_rank([1, 2, 3])}],
+            expected=[[[[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [0.2149925]],
+                      [[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [-0.5614033]],
+                      [[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [-0.285363]]]],
+            hints={
+                "The embeddings contain rows of other tokens, too. What does a rank contribute for a token that it does not have?":
+                    [[[[2.49156, 2.480641, 2.791677], [2.617521, 3.116678, 3.551773], [2.980851]],
+                     [[2.49156, 2.480641, 2.791677], [2.617521, 3.116678, 3.551773], [4.75759]], [[2.49156, 2.480641, 2.791677],
+                     [2.617521, 3.116678, 3.551773], [6.317958]]]]})
+        ### BEGIN HIDDEN TESTS
+        for ranks in (2, 4):
+            check.ranks(tp_tokens, ranks=ranks, rel=1e-3, cases=check.draw(
+                1, vocab_size=[9, 10, 11, 13], tokens=lambda dice: [dice.randrange(9) for _ in range(5)],
+                labels=lambda dice: [dice.randrange(9) for _ in range(5)], seed=check.for_each_rank(check.between(0, 100))),
+                expected=lambda ranks, vocab_size, tokens, labels, seed: tokens_of_one_process(vocab_size, tokens, labels, seed))
+        ### END HIDDEN TESTS
+    with check.part(1, "never has all logits in memory"):
+        cost = check.gpus(tp_output_layer, {"vocab_size": 128256, "hidden": 4096, "length": 8192}, "h100:8", present=[0],
+                          least={"flops": 6 * 8192 * 4096 * 16032, "dtype": "bf16"})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.25, hint=(
+            f"{cost.peak_memory:.2f} GiB on 8 virtual H100s. In fp32, this rank's logits are 0.49 GiB, and those of all ranks are "
+            "3.9 GiB. Which tensor could be overwritten, and which one is not needed?"))
+
+# %% [raw] mutant="vocabulary" hint="Who has it"
+# -        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0)
+# +        target = logits.gather(-1, rows[..., None])[..., 0]
+
+# %% [raw] mutant="vocabulary" hint="Which one has the label"
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -grad[..., None])
+
+# %% [raw] mutant="vocabulary" hint="subtracts its own maximum"
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+
+# %% [raw] mutant="vocabulary" hint="each position may have another weight"
+# -        softmax *= grad[..., None]
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -torch.ones_like(grad).masked_fill(elsewhere, 0)[..., None])
+
+# %% [raw] mutant="vocabulary" hint="Do exponentials overflow"
+# -        largest = logits.amax(-1)
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# -        logits -= largest[..., None]
+
+# %% [raw] mutant="vocabulary" hint="is a probability 0 when"
+# -        return sums[0].log() - sums[1]
+# +        return -(sums[1].exp() / sums[0]).log()
+
+# %% [raw] mutant="vocabulary" hint="Only the logits are in bf16"
+# -        logits = logits.float()
+# +        logits = logits.clone()
+# -        return sums[0].log() - sums[1]
+# +        return (sums[0].log() - sums[1]).float()
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None].to(softmax.dtype))
+
+# %% [raw] mutant="vocabulary" hint="Three numbers per"
+# -        logits = logits.float()
+# -        largest = logits.amax(-1)
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# -        logits -= largest[..., None]
+# -        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# -        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0)
+# -        logits.exp_()
+# -        sums = torch.stack([logits.sum(-1), target])
+# -        dist.all_reduce(sums, group=region.group)
+# -        logits /= sums[0][..., None]
+# -        ctx.save_for_backward(logits, rows, elsewhere)
+# -        return sums[0].log() - sums[1]
+# +        logits = logits.float()
+# +        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# +        ends = torch.tensor([first + logits.shape[-1]])
+# +        dist.all_reduce(ends, dist.ReduceOp.MAX, group=region.group)
+# +        whole = torch.full((*logits.shape[:-1], int(ends)), -torch.inf)
+# +        whole[..., first:first + logits.shape[-1]] = logits
+# +        dist.all_reduce(whole, dist.ReduceOp.MAX, group=region.group)
+# +        ctx.save_for_backward(whole.softmax(-1)[..., first:first + logits.shape[-1]].clone(), rows, elsewhere)
+# +        return whole.logsumexp(-1) - whole.gather(-1, labels[..., None])[..., 0]
+
+# %% [raw] mutant="vocabulary" hint="Which numbers could the forward pass have kept"
+# -        softmax *= grad[..., None]
+# +        dist.all_reduce(grad.clone(), group=dist.group.WORLD)
+# +        softmax *= grad[..., None]
+
+# %% [raw] mutant="vocabulary" hint="What does a rank contribute"
+# -        x = torch.nn.functional.embedding(rows, self.weight).masked_fill(elsewhere[..., None], 0)
+# +        x = torch.nn.functional.embedding(rows, self.weight)
+
+# %% [raw] mutant="vocabulary" hint="Which tensor could be overwritten"
+# -        logits /= sums[0][..., None]
+# -        ctx.save_for_backward(logits, rows, elsewhere)
+# +        ctx.save_for_backward(logits / sums[0][..., None], rows, elsewhere)
+# -        softmax *= grad[..., None]
+# +        softmax = softmax * grad[..., None]
+
+# %% [raw] mutant="vocabulary" hint="Which tensor could be overwritten"
+# -    return CrossEntropy.apply(logits, labels, first, region)
+# +    largest = logits.float().amax(-1)
+# +    dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# +    shifted = logits.float() - largest.detach()[..., None]
+# +    rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# +    sums = region.leave(shifted.exp().sum(-1))
+# +    target = region.leave(shifted.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0))
+# +    return sums.log() - target
+
+# %% [markdown]
+# Megatron-LM's `vocab_parallel_cross_entropy` and PyTorch's `loss_parallel` do the same. In your trainer, the logits of
+# the largest vocabulary now cost a rank no more than $1/t$ of their memory, and three numbers per position.
+
+# %% [markdown]
+# ## Random numbers and layouts
+#
+# So far, every check filled the parameters for you. In a real run, they are drawn, and dropout draws more random numbers in
+# every step. This is where tensor parallelism goes wrong most quietly, because nothing crashes, and every run trains.
+#
+# In 2025, Hugging Face trained SmolLM3 and noticed after a trillion tokens that it was behind where it should have been.
+# They restarted from scratch once they had found the cause: a seed, in the tensor parallelism that their earlier models
+# had not used. Their [Smol Training Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook)
+# tells the story.
+#
+# Here are three runs of a small language model, made from your three files. Each trains on two real ranks, with four
+# query heads, and one key and value head, of which both ranks have a copy. All three use the same data and the same
+# learning rate, but two of them have a bug in how they draw their weights:
+#
+# - `"same seed"`: every rank draws its parts of all matrices with the same seed.
+# - `"own seed"`: every rank draws everything with a seed of its own, the copies, too.
+
+# %% tags=["explore"] short={"steps=60": "steps=3"}
+def all_runs(steps=60):
+    """Train each run on two ranks; return its losses, and each rank's weights before and after the training."""
+    found = {}
+    for name in ("A", "B", "C"):
+        ranks = run_ranks(tensor.tiny_run, 2, name, steps)
+        found[name] = ranks[0][0], [first for _, first, _ in ranks], [last for _, _, last in ranks]
+    return found
+
+
+runs = all_runs()
+print("step  " + "".join(f"run {name:6}" for name in runs))
+for step in range(0, len(runs["A"][0]), 10):
+    print(f"{step:4}  " + "".join(f"{losses[step]:6.3f}    " for losses, _, _ in runs.values()))
+
+# %% [markdown]
+# Which run is which? Look at the losses only, and set `guess_runs` to a dictionary from `"right"`, `"same seed"`, and
+# `"own seed"` to a run's name:
+
+# %% answer="guess-runs"
+### BEGIN SOLUTION
+guess_runs = {"right": "A", "same seed": "B", "own seed": "C"}
+### END SOLUTION
+
+# %% [markdown]
+# Now prove it. `first` is a list with a dictionary for each rank, from a parameter's name to the rank's part of it
+# before the training. Design one number that differs between the three runs: write `statistic`, and decide before you
+# run the next cell what it should be for each of them.
+
+# %% answer="statistic"
+def statistic(first):
+    """Return a number that tells the three runs apart, given the weights of all ranks before the training.
+
+    Args:
+        first: for each rank, a dictionary from name to tensor.
+    """
+    ### BEGIN SOLUTION
+    return sum(torch.equal(first[0][name], first[1][name]) for name in first[0])
+    ### END SOLUTION
+
+# %% tags=["explore"]
+for name, (losses, first, last) in runs.items():
+    whole = run_ranks(tensor.loss_of_one_process, 1, last, len(losses) - 1)[0]
+    print(f"run {name}: your statistic is {result(statistic(first))} before the training and {statistic(last)} after it; "
+          f"the last loss on two ranks is {losses[-1]:.3f}, and in one process {result(f'{whole:.3f}')}")
+print(f"your guess: {guess_runs}")
+
+# %% [markdown]
+# The last column is the loss of the same batch after the parts of the trained model have been put together in one
+# process, as happens when you load a checkpoint on a different number of GPUs. (For weights that both ranks have, rank 0's
+# count.)
+#
+# One bug is visible in the loss. If two ranks start with the same parts, they compute the same features, so their
+# gradients are the same, and their parts stay the same forever: the model has half the features that you pay for. The
+# playbook's model had this bug. The other bug is invisible in the loss, which may even be lower, because the model has more
+# key and value heads than it should have. It shows when somebody loads the checkpoint.
+
+# %% [markdown]
+# ### Exercise 4: the same numbers in every layout
+#
+# Write `randomness.py`. Its random numbers depend on what they are for, not on which rank draws them, or how many
+# ranks there are:
+#
+# - `initialize` gives a model the same full matrices in every layout. Each rank has its part of them, and copies are
+#   equal. No two matrices of a model are the same, nor are those of two seeds.
+# - The mask of `Dropout` is the same for a sample in every layout: on all ranks outside of the region, wherever the
+#   sample is in a micro-batch, and also if each rank has only its positions of the sequence. A rank may draw more than it
+#   keeps. Samples, iterations, seeds, and modules have different masks. A second forward pass of the same micro-batch has
+#   the same masks as the first one, so activation checkpointing needs no states of generators.
+# - Nothing depends on PyTorch's default generator or on Python's `hash`, which differs between processes for strings.
+
+# %% answer="randomness"
+%%writefile mytrainer/randomness.py
+"""Random numbers that do not depend on how a model is divided among ranks."""
+
+import hashlib
+
+import torch
+
+
+def generator(*key):
+    """Return a CPU generator whose numbers depend on the key alone: strings and integers."""
+    ### BEGIN SOLUTION
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    ### END SOLUTION
+
+
+@torch.no_grad()
+def initialize(model, seed, std=0.02):
+    """Draw every matrix of a model from a normal distribution, and set its vectors to 1.
+
+    The ranks' parts are parts of the same full tensor, whatever the number of ranks.
+
+    Args:
+        model: a module whose parameters are from tensor_parallel.parameter().
+        seed: an integer.
+        std: the standard deviation of the full matrices.
+    """
+    ### BEGIN SOLUTION
+    for name, one in model.named_parameters():
+        if len(one.full_shape) == 1:
+            one.fill_(1.0)
+        else:
+            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+    ### END SOLUTION
+
+
+class Dropout(torch.nn.Module):
+    """Dropout of hidden states, with the same mask in every layout.
+
+    Attributes:
+        p: the probability with which an element becomes zero.
+        key: what the masks of this micro-batch depend on; begin_micro_batch sets it.
+        samples: the numbers of the micro-batch's samples in the whole run.
+    """
+
+    def __init__(self, p, region):
+        super().__init__()
+        self.p, self.region, self.key, self.samples = p, region, (), ()
+
+    def forward(self, x):
+        """Zero elements of x with probability p, and scale up the others so that the mean stays the same.
+
+        Args:
+            x: [s, b, h], or if region.splits_sequence, [s/t, b, h]: rank i has the i-th of t equal parts of the
+                sequence.
+
+        In evaluation mode, and with p = 0, x is returned.
+        """
+        ### BEGIN SOLUTION
+        if self.p == 0 or not self.training:
+            return x
+        count, first = x.shape[0], 0
+        whole = count
+        if self.region.splits_sequence:
+            whole, first = count * self.region.size, count * self.region.rank
+        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+                 for sample in self.samples]
+        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+        ### END SOLUTION
+
+
+def begin_micro_batch(model, seed, iteration, samples):
+    """Give every Dropout of a model the key of its next masks.
+
+    Args:
+        model: the model.
+        seed: of the run.
+        iteration: the number of the optimizer step.
+        samples: for each sample of the micro-batch, its number in the whole run.
+    """
+    ### BEGIN SOLUTION
+    for name, module in model.named_modules():
+        if isinstance(module, Dropout):
+            module.key, module.samples = (seed, iteration, name), tuple(samples)
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_initialized(tensors, seed, std):
+    """Initialize a model; return this rank's part of each parameter.
+
+    Args:
+        tensors: for each parameter, its full shape, the dimension that is divided, and the number of parts.
+        seed: an integer.
+        std: the standard deviation.
+    """
+    from mytrainer import randomness
+    from mytrainer.tensor_parallel import Region, parameter
+
+    def refuse(value):
+        raise ValueError("Python's hash() of a string differs between processes: use a hash function of hashlib")
+
+    region, model = Region(dist.group.WORLD), torch.nn.Module()
+    for number, (shape, dim, parts) in enumerate(tensors):
+        model.register_parameter(f"p{number}", parameter(tuple(shape), region, dim, parts and min(parts, region.size)))
+    randomness.hash = refuse
+    torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    randomness.initialize(model, seed, std)
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def tp_dropped(p, length, hidden, seed, iteration, samples, splits_sequence=False):
+    """Drop elements of a tensor of twos, in two Dropouts.
+
+    Args:
+        p: the probability.
+        length: positions of the whole sequence.
+        hidden: hidden size.
+        seed: of the run.
+        iteration: the number of the step.
+        samples: of the micro-batch.
+        splits_sequence: whether each rank has only its positions.
+
+    Return the results of the first one, of the second one, of the first one again, and in evaluation mode.
+    """
+    from mytrainer import randomness
+    from mytrainer.tensor_parallel import Region
+
+    def refuse(value):
+        raise ValueError("Python's hash() of a string differs between processes: use a hash function of hashlib")
+
+    region, model = Region(dist.group.WORLD), torch.nn.Module()
+    region.splits_sequence = splits_sequence
+    model.first, model.second = randomness.Dropout(p, region), randomness.Dropout(p, region)
+    randomness.hash = refuse
+    torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    randomness.begin_micro_batch(model, seed, iteration, samples)
+    x = torch.full((length // region.size if splits_sequence else length, len(samples), hidden), 2.0)
+    results = [model.first(x), model.second(x), model.first(x)]
+    model.eval()
+    return [*results, model.first(x)]
+
+# %% check="randomness" points=6
+import numpy as np
+
+
+def whole_matrix(parts, dim, count, what):
+    """Return the full tensor of the ranks' parts.
+
+    Args:
+        parts: each rank's.
+        dim: the dimension that is divided; None for copies on all ranks.
+        count: the number of different parts.
+        what: the beginning of a message.
+    """
+    ranks = len(parts)
+    numbers = [rank * count // ranks for rank in range(ranks)]
+    for rank in range(1, ranks):
+        same = parts[rank].shape == parts[rank - 1].shape and np.array_equal(parts[rank], parts[rank - 1])
+        if numbers[rank] == numbers[rank - 1]:
+            check.that(same, f"{what}: ranks {rank - 1} and {rank} have copies of the same part, and they differ.")
+        else:
+            check.that(not same, f"{what}: ranks {rank - 1} and {rank} have different parts of a matrix, with the same values. This "
+                       "is one of the two bugs above.")
+    return np.concatenate([parts[numbers.index(number)] for number in range(count)], dim or 0)
+
+
+def require_initialized(seeds, std, ranks):
+    """Require that all layouts have the same matrices, with this standard deviation."""
+    tensors = [[[48, 32], 0, None], [[32, 48], 1, None], [[48, 32], 0, 1], [[51, 32], 0, 3], [[7], None, None], [[48, 32], None, None]]
+    wholes = {}
+    for seed in seeds:
+        for run in check.ranks(tp_initialized, ranks=ranks, cases=[{"tensors": tensors, "seed": seed, "std": std}], expected=None):
+            size, found = len(run.values), []
+            for number, (shape, dim, parts) in enumerate(tensors):
+                what = f"{size} rank{'s' if size > 1 else ''}, shape {shape}"
+                count = 1 if dim is None else min(parts or size, size)
+                found.append((what, whole_matrix([values[number] for values in run.values], dim, count, what)))
+            for number, (what, whole) in enumerate(found):
+                if whole.ndim == 1:
+                    check.that((whole == 1).all(), f"{what}: set vectors to 1.")
+                    continue
+                check.that(0.9 < whole.std() / std < 1.1 and abs(whole.mean()) < 0.15 * std, f"{what}: the standard deviation is "
+                           f"{whole.std():.4f}, and the mean is {whole.mean():.4f}; {std:.4f} and 0 are asked for.")
+                wholes.setdefault((seed, number), whole)
+                check.that(np.array_equal(whole, wholes[seed, number]), f"{what}: the matrix differs from that of {ranks[0]} rank"
+                           f"{'s' if ranks[0] > 1 else ''} with the same seed. What do your random numbers depend on?")
+    one, other = seeds
+    check.that(not np.array_equal(wholes[one, 0], wholes[other, 0]), f"Seeds {one} and {other} give the same matrix.")
+    check.that(not np.array_equal(wholes[one, 0], wholes[one, 5]), "Two parameters of the same shape are equal, so they would start with "
+               "the same values in every layer.")
+
+
+def require_masks(p, samples, ranks):
+    """Require masks that depend on what they are for, and on nothing else."""
+    case = {"p": p, "length": 12, "hidden": 40, "seed": 1, "iteration": 5, "samples": samples}
+    masks = {}
+    for run in check.ranks(tp_dropped, ranks=ranks, cases=[case], expected=None):
+        for rank, (first, second, again, evaluated) in enumerate(run.values):
+            kept = first != 0
+            check.that(np.allclose(first[kept], 2 / (1 - p)) and (evaluated == 2).all(), "The elements that stay are scaled so that the "
+                       "mean is the same on average, and nothing changes in evaluation mode.")
+            check.that(abs(1 - kept.mean() - p) < 0.1, f"A share of {1 - kept.mean():.2f} of the elements is zero, with p = {p}.")
+            check.that(np.array_equal(first, again), "A second forward pass of the same micro-batch has another mask, so recomputation "
+                       "would compute other gradients.")
+            check.that(not np.array_equal(first, second), "Two Dropouts of a model have the same mask.")
+            check.that(np.array_equal(first, masks.setdefault("usual", first)), f"On {len(run.values)} rank(s), rank {rank} has another mask "
+                       "than rank 0 of one process. Hidden states outside of the region are the same on all ranks, so their "
+                       "masks must be, too.")
+    mask = masks["usual"]
+    for one in range(1, len(samples)):
+        check.that(not np.array_equal(mask[:, 0], mask[:, one]), "Two samples of a micro-batch have the same mask.")
+    (run,) = check.ranks(tp_dropped, ranks=2, cases=[{**case, "splits_sequence": True}], expected=None)
+    check.that(np.array_equal(np.concatenate([values[0] for values in run.values]), mask), "With half of the positions on each rank, the "
+               "mask of the sequence is not the one that a rank with all positions has.")
+    changes = {"another iteration": {"iteration": 6}, "another seed": {"seed": 2}}
+    for what, change in changes.items():
+        (run,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, **change}], expected=None)
+        check.that(not np.array_equal(run.values[0][0], mask), f"The mask is the same in {what}.")
+    (run,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, "samples": samples[::-1]}], expected=None)
+    check.that(np.array_equal(run.values[0][0][:, ::-1], mask), "In another order of the samples, a sample has another mask. With more "
+               "data-parallel ranks, samples move to other micro-batches, too.")
+
+
+with check.parts():
+    with check.part(3, "draws the same matrices in every layout"):
+        require_initialized([1, 2], 0.02, [1, 2, 4])
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(1, seeds=lambda dice: dice.sample(range(10**6), 2), std=check.between(0.1, 1)):
+            require_initialized(case["seeds"], case["std"], [2, 3])
+        ### END HIDDEN TESTS
+    with check.part(3, "draws the same masks in every layout"):
+        require_masks(0.4, [7, 3], [1, 2])
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(1, p=check.between(0.2, 0.6), samples=lambda dice: dice.sample(range(10**6), 3)):
+            require_masks(case["p"], case["samples"], [3])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="randomness" hint="one of the two bugs above"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed, name))
+
+# %% [raw] mutant="randomness" hint="and they differ"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed + torch.distributed.get_rank(), name))
+
+# %% [raw] mutant="randomness" hint="What do your random numbers depend on"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed, name, str(one.part)))
+
+# %% [raw] mutant="randomness" hint="Two parameters of the same shape are equal"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed))[one.part])
+
+# %% [raw] mutant="randomness" hint="give the same matrix"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(name))[one.part])
+
+# %% [raw] mutant="randomness" hint="and 0 are asked for"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one *= (one.shape[1] / one.full_shape[1])**0.5
+
+# %% [raw] mutant="randomness" hint="set vectors to 1"
+# -        if len(one.full_shape) == 1:
+# +        if len(one.full_shape) == 0:
+
+# %% [raw] mutant="randomness" hint="use a hash function of hashlib"
+# -    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+# -    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+# +    return torch.Generator().manual_seed(hash(key))
+
+# %% [raw] mutant="randomness" hint="nothing changes in evaluation mode"
+# -        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+# +        return x * (torch.stack(draws, 1) >= self.p).to(x.device)
+
+# %% [raw] mutant="randomness" hint="of the elements is zero, with p"
+# -        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+# +        return x * (torch.stack(draws, 1) < self.p).to(x.device) / (1 - self.p)
+
+# %% [raw] mutant="randomness" hint="so recomputation"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        self.key = (*self.key, "next")
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+
+# %% [raw] mutant="randomness" hint="Two Dropouts of a model have the same mask"
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, iteration), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="are the same on all ranks, so their"
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, iteration, name, module.region.rank), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="Two samples of a micro-batch have the same mask"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key))[first:first + count]
+
+# %% [raw] mutant="randomness" hint="With half of the positions on each rank"
+# -        if self.region.splits_sequence:
+# +        if False:
+
+# %% [raw] mutant="randomness" hint="The mask is the same in "
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, name), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="a sample has another mask"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# -                 for sample in self.samples]
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, place))[first:first + count]
+# +                 for place in range(len(self.samples))]
+
+# %% [markdown]
+# The price is small. Each rank draws whole matrices once, one after the other, and a mask on the CPU for each Dropout.
+# Megatron-LM pays less: it keeps two states of the GPU's generator, one that all ranks of the group share and one of the
+# rank's own, and switches between them. Its masks are right in any layout, but another layout has other masks, so runs
+# with different $t$ cannot be compared number by number. Yours can, and in this course, that is how you find bugs.

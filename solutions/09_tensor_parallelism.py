@@ -675,6 +675,7 @@ def mlp_pass(tokens=8192):
     """Run both passes of the MLP of Llama 3 405B on a GPU; return the seconds."""
     from mytrainer.tensor_parallel import MLP, Region
 
+    dist.init_process_group()
     with torch.device("cuda"):
         mlp = MLP(16384, 53248, Region(dist.group.WORLD)).bfloat16()
         x = torch.zeros(tokens, 1, 16384, dtype=torch.bfloat16, requires_grad=True)
@@ -1241,6 +1242,7 @@ def layer_pass(tokens=8192):
     from mytrainer.heads import Attention
     from mytrainer.tensor_parallel import MLP, Region
 
+    dist.init_process_group()
     region = Region(dist.group.WORLD)
     with torch.device("cuda"):
         attention = Attention(16384, 128, 8, 128, region, base=500000.0, flash=True).bfloat16()
@@ -1261,8 +1263,9 @@ for size in (1, 2, 4, 8, 16):
           f"{100 * rank.exposed / rank.seconds:4.1f}% exposed communication (modeled)")
 
 # %% [markdown]
-# Look at the last line. Two nodes share the layer there, so the all-reduces cross the network between them. The usual
-# rule, "keep tensor parallelism within a node", is a consequence of lines like these.
+# In the last line, two nodes share the layer, so the all-reduces cross the network between them, and twice the GPUs no
+# longer come close to halving the time. That is why the degree of tensor parallelism is usually at most the number of GPUs
+# in a node.
 
 # %% [markdown]
 # ## A vocabulary in parts
@@ -1719,13 +1722,12 @@ def statistic(first):
 for name, (losses, first, last) in runs.items():
     whole = run_ranks(tensor.loss_of_one_process, 1, last, len(losses) - 1)[0]
     print(f"run {name}: your statistic is {result(statistic(first))} before the training and {statistic(last)} after it; "
-          f"the last loss on two ranks is {losses[-1]:.3f}, and in one process {result(f'{whole:.3f}')}")
+          f"the loss after it is {losses[-1]:.3f} on two ranks, and in one process {result(f'{whole:.3f}')}")
 print(f"your guess: {guess_runs}")
 
 # %% [markdown]
-# The last column is the loss of the same batch after the parts of the trained model have been put together in one
-# process, as happens when you load a checkpoint on a different number of GPUs. (For weights that both ranks have, rank 0's
-# count.)
+# The last number is the loss of the same batch with the parts of the trained model put together in one process, as when
+# you load a checkpoint on a different number of GPUs. Of weights that both ranks have, rank 0's count.
 #
 # One bug is visible in the loss. If two ranks start with the same parts, they compute the same features, so their
 # gradients are the same, and their parts stay the same forever: the model has half the features that you pay for. The

@@ -155,7 +155,8 @@ def tiny_run(name: str, steps: int) -> tuple[list[float], Weights, Weights]:
         name: a run of RUNS.
         steps: optimizer steps.
 
-    Return the loss of each step, and this rank's weights before and after the training.
+    Return the loss before each step and the one after the last step, each of another batch, and
+    this rank's weights before and after the training.
     """
     from mytrainer.heads import finish_gradients
     from mytrainer.tensor_parallel import Region
@@ -175,6 +176,8 @@ def tiny_run(name: str, steps: int) -> tuple[list[float], Weights, Weights]:
         finish_gradients(model.parameters(), region)
         optimizer.step()
         losses.append(loss.item())
+    with torch.no_grad():
+        losses.append(model(*tiny_batch(steps)).item())
     return losses, first, weights_of(model)
 
 
@@ -183,12 +186,12 @@ def weights_of(model: torch.nn.Module) -> Weights:
     return {name: one.detach().clone() for name, one in model.named_parameters()}
 
 
-def loss_of_one_process(ranks: list[Weights], step: int) -> float:
+def loss_of_one_process(ranks: list[Weights], number: int) -> float:
     """Return the loss of TinyModel with the weights of several ranks, in a group of one rank.
 
     Args:
         ranks: each rank's weights; of a weight that several ranks have, the first one's count.
-        step: the number of the batch.
+        number: the number of the batch.
     """
     from mytrainer.tensor_parallel import Region
 
@@ -198,4 +201,4 @@ def loss_of_one_process(ranks: list[Weights], step: int) -> float:
             parts, needed = [one[name] for one in ranks], parameter.shape
             dim = 1 if parts[0].shape[0] == needed[0] else 0
             parameter.copy_(parts[0] if parts[0].shape == needed else torch.cat(parts, dim))
-        return model(*tiny_batch(step)).item()
+        return model(*tiny_batch(number)).item()

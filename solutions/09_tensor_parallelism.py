@@ -380,14 +380,18 @@ def whole_of(shape, dim, seeds):
     return torch.cat(filled, dim).requires_grad_()
 
 
-def gradients_of_parts(whole, dim, parts):
-    """Return one number for the gradient of each part of a full tensor."""
+def in_one_number(grad):
+    """Return the scalar product of a gradient with sines."""
     from lablib import tensor
 
+    return float((grad.contiguous() * tensor.sines(grad.shape, 2.0)).sum())
+
+
+def gradients_of_parts(whole, dim, parts):
+    """Return one number for the gradient of each part of a full tensor."""
     length = whole.shape[dim]
     starts = [length * number // parts for number in range(parts + 1)]
-    return [tensor.projected(whole.grad.narrow(dim, start, end - start).contiguous())
-            for start, end in zip(starts, starts[1:], strict=False)]
+    return [in_one_number(whole.grad.narrow(dim, start, end - start)) for start, end in zip(starts, starts[1:], strict=False)]
 
 
 def layers_of_one_process(kind, hidden, inner, tokens, seeds, shared):
@@ -409,7 +413,7 @@ def layers_of_one_process(kind, hidden, inner, tokens, seeds, shared):
         y = torch.tanh(x @ first.T + other) @ second.T + bias
     (y * tensor.sines(y.shape, 1.0)).sum().backward()
     columns = [gradients_of_parts(one, dim, ranks) for one, dim in ((first, 0), (other, 0), (second, 1))]
-    ends = [] if kind == "MLP" else [tensor.projected(bias.grad)]
+    ends = [] if kind == "MLP" else [in_one_number(bias.grad)]
     return [[y.detach().flatten().numpy(), x.grad.flatten().numpy(), np.array([*(column[rank] for column in columns), *ends])]
             for rank in range(ranks)]
 
@@ -942,7 +946,7 @@ def attention_of_one_process(heads, kv_heads, head_dim, length, seeds, kv_seeds,
     for_parts = [gradients_of_parts(query, 0, ranks), gradients_of_parts(key, 0, parts), gradients_of_parts(value, 0, parts),
                  gradients_of_parts(out, 1, ranks)]
     return [[(y @ ends).detach().flatten().numpy(), (x.grad @ ends).flatten().numpy(),
-             np.array([*(column[rank * len(column) // ranks] for column in for_parts), tensor.projected(torch.ones(3))])]
+             np.array([*(column[rank * len(column) // ranks] for column in for_parts), in_one_number(torch.ones(3))])]
             for rank in range(ranks)]
 
 
@@ -1944,32 +1948,31 @@ def require_initialized(seeds, std, ranks):
 def require_masks(p, samples, ranks):
     """Require masks that depend on what they are for, and on nothing else."""
     case = {"p": p, "length": 12, "hidden": 40, "seed": 1, "iteration": 5, "samples": samples}
-    masks = {}
-    for run in check.ranks(tp_dropped, ranks=ranks, cases=[case], expected=None):
+    runs = check.ranks(tp_dropped, ranks=ranks, cases=[case], expected=None)
+    (divided,) = check.ranks(tp_dropped, ranks=2, cases=[{**case, "splits_sequence": True}], expected=None)
+    changes = {"another iteration": {"iteration": 6}, "another seed": {"seed": 2}}
+    others = check.ranks(tp_dropped, ranks=1, cases=[{**case, **change} for change in changes.values()], expected=None)
+    (turned,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, "samples": samples[::-1]}], expected=None)
+    mask = runs[0].values[0][0]
+    for run in runs:
         for rank, (first, second, again, evaluated) in enumerate(run.values):
             kept = first != 0
-            check.that(np.allclose(first[kept], 2 / (1 - p)) and (evaluated == 2).all(), "The elements that stay are scaled so that the "
-                       "mean is the same on average, and nothing changes in evaluation mode.")
+            check.that(np.allclose(first[kept], 2 / (1 - p)) and (evaluated == 2).all(), "The elements that stay are scaled so that "
+                       "the mean is the same on average, and nothing changes in evaluation mode.")
             check.that(abs(1 - kept.mean() - p) < 0.1, f"A share of {1 - kept.mean():.2f} of the elements is zero, with p = {p}.")
             check.that(np.array_equal(first, again), "A second forward pass of the same micro-batch has another mask, so recomputation "
                        "would compute other gradients.")
             check.that(not np.array_equal(first, second), "Two Dropouts of a model have the same mask.")
-            check.that(np.array_equal(first, masks.setdefault("usual", first)), f"On {len(run.values)} rank(s), rank {rank} has another mask "
-                       "than rank 0 of one process. Hidden states outside of the region are the same on all ranks, so their "
-                       "masks must be, too.")
-    mask = masks["usual"]
+            check.that(np.array_equal(first, mask), f"On {len(run.values)} ranks, rank {rank} has another mask than rank 0 of "
+                       f"{ranks[0]}. Hidden states outside of the region are the same on all ranks, so their masks must be, too.")
     for one in range(1, len(samples)):
         check.that(not np.array_equal(mask[:, 0], mask[:, one]), "Two samples of a micro-batch have the same mask.")
-    (run,) = check.ranks(tp_dropped, ranks=2, cases=[{**case, "splits_sequence": True}], expected=None)
-    check.that(np.array_equal(np.concatenate([values[0] for values in run.values]), mask), "With half of the positions on each rank, the "
-               "mask of the sequence is not the one that a rank with all positions has.")
-    changes = {"another iteration": {"iteration": 6}, "another seed": {"seed": 2}}
-    for what, change in changes.items():
-        (run,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, **change}], expected=None)
+    check.that(np.array_equal(np.concatenate([values[0] for values in divided.values]), mask), "With half of the positions on each "
+               "rank, the mask of the sequence is not the one that a rank with all positions has.")
+    for what, run in zip(changes, others, strict=True):
         check.that(not np.array_equal(run.values[0][0], mask), f"The mask is the same in {what}.")
-    (run,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, "samples": samples[::-1]}], expected=None)
-    check.that(np.array_equal(run.values[0][0][:, ::-1], mask), "In another order of the samples, a sample has another mask. With more "
-               "data-parallel ranks, samples move to other micro-batches, too.")
+    check.that(np.array_equal(turned.values[0][0][:, ::-1], mask), "In another order of the samples, a sample has another mask. With "
+               "more data-parallel ranks, samples move to other micro-batches, too.")
 
 
 with check.parts():
@@ -2045,7 +2048,7 @@ with check.parts():
 # -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
 # +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key))[first:first + count]
 
-# %% [raw] mutant="randomness" hint="With half of the positions on each rank"
+# %% [raw] mutant="randomness" hint="With half of the positions on each "
 # -        if self.region.splits_sequence:
 # +        if False:
 

@@ -1369,7 +1369,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, first, region):
-        logits = logits.float()
+        logits = logits.detach().float()
         largest = logits.amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
         logits -= largest[..., None]
@@ -1604,7 +1604,7 @@ with check.parts():
 # +        return -(sums[1].exp() / sums[0]).log()
 
 # %% [raw] mutant="vocabulary" hint="Only the logits are in bf16"
-# -        logits = logits.float()
+# -        logits = logits.detach().float()
 # +        logits = logits.clone()
 # -        return sums[0].log() - sums[1]
 # +        return (sums[0].log() - sums[1]).float()
@@ -1612,7 +1612,7 @@ with check.parts():
 # +        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None].to(softmax.dtype))
 
 # %% [raw] mutant="vocabulary" hint="Three numbers per"
-# -        logits = logits.float()
+# -        logits = logits.detach().float()
 # -        largest = logits.amax(-1)
 # -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
 # -        logits -= largest[..., None]
@@ -1624,7 +1624,7 @@ with check.parts():
 # -        logits /= sums[0][..., None]
 # -        ctx.save_for_backward(logits, rows, elsewhere)
 # -        return sums[0].log() - sums[1]
-# +        logits = logits.float()
+# +        logits = logits.detach().float()
 # +        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
 # +        ends = torch.tensor([first + logits.shape[-1]])
 # +        dist.all_reduce(ends, dist.ReduceOp.MAX, group=region.group)

@@ -54,7 +54,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, first, region):
-        logits = logits.float()
+        logits = logits.detach().float()
         largest = logits.amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
         logits -= largest[..., None]

@@ -188,7 +188,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 class Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits, labels, first, region):
-        z = logits.float()
+        z = logits.detach().float()
         top = z.max(-1).values
         dist.all_reduce(top, op=dist.ReduceOp.MAX, group=region.group)
         z.sub_(top.unsqueeze(-1))

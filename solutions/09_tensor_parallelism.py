@@ -14,12 +14,11 @@
 # %% [markdown]
 # # Tensor and sequence parallelism
 #
-# Lab 08 removed the redundant copies of a model's state, but every GPU still computes whole layers. A layer can be
-# too large for that. In this lab you divide the layer itself, and the only communication inside it is a few
-# all-reduces:
+# Lab 08 removed the redundant copies of a model's state, but every GPU still computes whole layers, and a layer can be
+# too large for that. In this lab, you divide the layer itself:
 #
 # - **First sitting, 80 minutes.** You partition the matrices of an MLP and the heads of an attention over the GPUs of a
-#   node, with as little communication as possible.
+#   node, with as few collectives as possible.
 # - **Second sitting, 80 minutes.** The vocabulary is partitioned, too, and no GPU ever has all logits of a token.
 #   Random numbers stop depending on the layout. Then you put the block of a modern language model together from your own
 #   files, and train it.
@@ -85,13 +84,14 @@ for name, shape in SHAPES.items():
     print(f"{name:24}", result(f"{rank.peak / 1e9:.0f} GB at the peak (modeled)") if rank.value else bad("CUDA out of memory"))
 
 # %% [markdown]
-# One layer of the trillion-parameter model does not fit on the GPU, and it has 128 layers. ZeRO shards the optimizer
-# state, and ZeRO-3 even the parameters. But it gathers them before it computes, and it never shards activations: a GPU
-# still computes a whole layer for a whole sequence, with everything in memory that this takes.
+# One layer of the trillion-parameter model does not fit on the GPU, and it has 128 layers. ZeRO-3 would shard its
+# parameters, gradients, and optimizer state. But a GPU still computes the whole layer for a whole sequence. While it does
+# so, it holds all of the layer's parameters in bf16 and all of their gradients in fp32, $6 \cdot 12h^2$ bytes or 47 GB, and
+# all of its activations.
 #
-# There is a second limit. With data parallelism alone, one sequence per GPU is the least work you can give it. Llama 3
-# 405B was trained with batches of 16 million tokens in sequences of 8,192, which are 2,048 sequences. So at most 2,048
-# GPUs would have had work to do, and its 16,384 H100s would not.
+# There is a second limit. With data parallelism alone, the least work you can give a GPU is one sequence. For most of its
+# training, Llama 3 405B had batches of 16 million tokens in sequences of 8,192, which makes 2,048 sequences. So at most
+# 2,048 of its 16,384 H100s would have had work to do.
 #
 # Both limits have the same cure: divide the layer, so that several GPUs compute it together, for the same sequence.
 # This is **tensor parallelism** ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). Its degree, the number of
@@ -116,8 +116,8 @@ for name, shape in SHAPES.items():
 # terms, and its backward pass would have another one. An MLP consists of two or three linear layers and a nonlinearity
 # that works on each feature by itself. How many collectives do you need if you look at the MLP as a whole?
 #
-# ![An MLP on two ranks: each has half of the inner features. A gradient and an output are partial sums
-# there.](../images/tensor_parallel_mlp.svg)
+# ![An MLP on two ranks. Each has half of the inner features: half of the columns of gate and up, transposed, and half of
+# the rows of down, transposed. The output is the sum of a term of each rank.](../images/tensor_parallel_mlp.svg)
 #
 # The MLP of most models today is **SwiGLU** ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)), with three matrices and
 # no biases:
@@ -125,10 +125,10 @@ for name, shape in SHAPES.items():
 # $$\text{MLP}(x) = W_\text{down}\left(\text{silu}(W_\text{gate}\,x) \odot W_\text{up}\,x\right)$$
 #
 # Autograd computes gradients on each rank as if the rank were alone, so you have to tell it what the other ranks did.
-# Think of the forward pass of the whole group as one computation. A rank that uses a copy of $x$ contributes one
-# term to the gradient of $x$, and so does every other rank. And what is the gradient of a rank's term, given the gradient
-# of the sum? With these two questions answered, you can write the two ends of the shared part as a pair of autograd
-# functions, which the paper calls $f$ and $g$.
+# Think of the whole group as one computation. If $t$ ranks use copies of the same $x$, what is the gradient of $x$? If
+# $y$ is a sum with a term of each rank, what is the gradient of one term, given the gradient of $y$? Once you have answered
+# these two questions, you can write the two ends of the shared part as a pair of autograd functions, which the paper calls
+# $f$ and $g$.
 
 # %% [markdown]
 # ### Exercise 1: a tensor-parallel MLP
@@ -136,11 +136,11 @@ for name, shape in SHAPES.items():
 # Write `tensor_parallel.py`. Hidden states $x$ of shape `[s, b, h]` are the same on all ranks outside of the **region**
 # that the ranks share. Inside, each rank has its own features.
 #
-# - `enter` and `leave` make the gradients right on every rank: that of $x$, the same on all ranks, and those of each
-#   rank's own parameters. Neither modifies its input, nor a gradient that autograd passes to it, because other operations
-#   may still need them.
-# - Any number of ranks works, including numbers that do not divide the features evenly. `parameter` is given, and it
-#   takes care of the shapes. (Other libraries refuse such layers. For a vocabulary, you will need them.)
+# - `enter` and `leave` make all gradients right: that of $x$ is the same on all ranks, and each rank has the gradients of
+#   its own parameters. Neither function modifies its input, nor a gradient that autograd passes to it, because other
+#   operations may still need them.
+# - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
+#   care of the shapes. (Most libraries refuse such layers. You will need them for a vocabulary.)
 # - `MLP` communicates as little as possible. How many collectives does it need in the forward pass, how many in the
 #   backward pass, and of how many bytes? The check counts them.
 
@@ -171,9 +171,9 @@ class Region:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def enter(self, x):
-        """Return x, the same on all ranks, for each rank to compute something else from it.
+        """Return x, from which each rank goes on to compute features of its own.
 
-        The gradient of x is complete, and the same on all ranks.
+        x is the same on all ranks, and so is its gradient, which is complete.
         """
         ### BEGIN SOLUTION
         return Enter.apply(x, self.group)
@@ -459,7 +459,7 @@ with check.parts():
                     [[[[1.122347, -0.3356719], [5.721508, 54.09023], [2.359343, 17.89757]], [[1.122347, -0.3356719],
                      [5.721508, 54.09023], [0.5421199, 23.59343]], [[1.122347, -0.3356719], [5.721508, 54.09023],
                      [2.820045, 12.59923]]]],
-                "The rank's own gradient has changed: autograd passes the same tensor to several operations, so add up a copy.":
+                "The rank's own gradient has changed: autograd passes the same tensor to several operations, so all-reduce a copy.":
                     [[[[1.122347, -0.3356719], [1.907169, 18.03008], [1.907169, 18.03008]], [[1.122347, -0.3356719],
                      [1.907169, 18.03008], [1.907169, 18.03008]], [[1.122347, -0.3356719], [1.907169, 18.03008],
                      [1.907169, 18.03008]]]],
@@ -558,7 +558,7 @@ with check.parts():
 # +        dist.all_reduce(grad, group=ctx.group)
 # +        return grad, None
 
-# %% [raw] mutant="tensor-parallel" hint="so add up a copy"
+# %% [raw] mutant="tensor-parallel" hint="so all-reduce a copy"
 # -        grad = grad.clone(memory_format=torch.contiguous_format)
 
 # %% [raw] mutant="tensor-parallel" hint="in which pass"
@@ -625,7 +625,7 @@ with check.parts():
 # +        return whole, None, None
 
 # %% [markdown]
-# ### Beside PyTorch's
+# ### Compare with PyTorch
 #
 # PyTorch has tensor parallelism, too: `parallelize_module` replaces the weights of ordinary linear layers by `DTensor`s,
 # which know how they are divided, and inserts collectives where the layout changes. Does it agree with yours?
@@ -700,15 +700,16 @@ for size in (1, 2, 4, 8):
 check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 
 # %% [markdown]
-# Unlike DDP's, this communication cannot wait until the end: the next layer needs the sum. Nothing overlaps with it yet,
-# and that is the third sitting's work. Until then, note what limits $t$: the work per GPU shrinks with $t$, but
-# every rank still all-reduces whole hidden states.
+# Unlike the gradients in DDP, these sums cannot wait, because the next operation needs them. Nothing overlaps with the
+# communication yet; that is the work of the third sitting. But you can already see what limits $t$: the work of a GPU
+# shrinks as $t$ grows, while every rank still all-reduces whole hidden states.
 
 # %% [markdown]
 # ## The heads of an attention
 #
 # Attention is easier to divide than an MLP, because its heads are independent of each other. A rank that has all three
-# projections of some heads computes them alone, with softmax and all. Then comes the output projection, as in an MLP.
+# projections of some heads computes these heads alone, softmax included. The output projection then does what the last
+# matrix of an MLP does.
 #
 # But today's models have fewer key and value heads than query heads. In **grouped-query attention** ([Ainslie et al.,
 # 2023](https://arxiv.org/abs/2305.13245)), $a$ query heads share $k$ key and value heads: query head $j$ uses number
@@ -718,11 +719,11 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 # ![Eight query heads on four ranks. Ranks 0 and 1 both have a copy of key head 0 and of value head 0, ranks 2 and 3
 # both have one of key head 1 and value head 1.](../images/tensor_parallel_heads.svg)
 #
-# The copies start out equal, and they have to stay equal. What is the gradient of `k0` in the figure? Each of its two
-# copies was used by only two of the four query heads. Unlike hidden states, a parameter's gradient is not needed before
-# the optimizer's step, so nobody has to wait for it during the backward pass.
+# The copies start out equal, and they have to stay equal. What is the gradient of `k0` in the figure, if each of its two
+# copies serves only two of its four query heads? Nothing needs the gradient of a parameter before the optimizer does, so
+# no backward pass has to wait for it.
 #
-# The positions enter through **rotary position embeddings** (RoPE; [Su et al.,
+# Positions come in through **rotary position embeddings** (RoPE; [Su et al.,
 # 2021](https://arxiv.org/abs/2104.09864)). Each pair of channels $(x_i, x_{i+d/2})$ of a query or a key of size $d$ is
 # rotated by an angle that grows with its position $p$:
 #
@@ -744,9 +745,9 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 #   $t$ divides $a$, and one of $t$ and $k$ divides the other. A position sees itself and the ones before it. It
 #   communicates as little as your MLP.
 # - After the last backward pass of a step, `finish_gradients` completes the gradients that are still terms. It
-#   communicates once for all of them together, and not at all if there are none. Which parameters these are is marked by
-#   `is_partial`: your `Attention` sets it for its own, and later files set it for others. Other copies already have
-#   their whole gradient.
+#   communicates once for all of them together, and not at all if there are none. Their parameters have a true
+#   `is_partial`: your `Attention` sets it for its own parameters, and later files set it for others. Copies without it
+#   already have their whole gradient.
 
 # %% answer="heads"
 %%writefile mytrainer/heads.py
@@ -978,13 +979,13 @@ with check.parts():
             expected=[[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 1.590675, 2.462378, 4.179684],
                       [3.160435, -0.1625371, -0.1079377, 4.469181]]]]],
             hints={
-                "These are other pairs: channel i belongs to channel i + d/2.":
+                "You rotate other pairs: channel i belongs to channel i + d/2.":
                     [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.14264, 1.922076, 2.585679, 4.279517],
                      [2.201511, -0.3915999, 0.7150455, 4.948607]]]]],
                 "The rotation goes in the other direction.":
                     [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [3.064715, 2.389342, 0.7794361, 3.78035],
                      [-2.593111, 3.672867, 1.809911, 2.551479]]]]],
-                "The exponent of the base is another one: it goes from 0 almost to -1.":
+                "The exponent of the base is wrong: from the first pair to the last one, it goes from 0 almost to -1.":
                     [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 0.6568962, 2.462378, 4.423628],
                      [3.160435, -4.020471, -0.1079377, 1.958524]]]]],
                 "The first dimension is the position, and the second one is the sample.":
@@ -1140,7 +1141,7 @@ with check.parts():
                 require_finish(run, case["length"] * 2 * 5 * 4, 2 * kv_heads * case["head_dim"] * 5 * 4)
         ### END HIDDEN TESTS
 
-# %% [raw] mutant="heads" hint="These are other pairs"
+# %% [raw] mutant="heads" hint="You rotate other pairs"
 # -    first, second = x[..., :half], x[..., half:]
 # -    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 # +    first, second = x[..., ::2], x[..., 1::2]
@@ -1236,9 +1237,8 @@ with check.parts():
 # +            self.query, self.key, self.value))
 
 # %% [markdown]
-# **This is the end of the first sitting.** With your MLP and your attention, the layer of Llama 3 405B needs an eighth
-# of the memory for parameters and inner activations on each GPU. How small can its step become? Measure both passes of
-# all of its matrices on one to sixteen virtual H100s, eight per node:
+# **This is the end of the first sitting.** Your attention and your MLP are a whole layer, except for its norms. Here are
+# both passes of a layer of Llama 3 405B on one to sixteen virtual H100s, eight per node:
 
 # %% tags=["explore"] short={'(1, 2, 4, 8, 16)': "(1, 8)"}
 def layer_pass(tokens=8192):
@@ -1267,9 +1267,9 @@ for size in (1, 2, 4, 8, 16):
           f"{100 * rank.exposed / rank.seconds:4.1f}% exposed communication (modeled)")
 
 # %% [markdown]
-# In the last line, two nodes share the layer, so the all-reduces cross the network between them, and twice the GPUs no
-# longer come close to halving the time. That is why the degree of tensor parallelism is usually at most the number of GPUs
-# in a node.
+# In the last line, two nodes share the layer, so its all-reduces cross the network between them. How much of the time is
+# exposed communication now? In practice, $t$ is rarely larger than the number of GPUs in a node. In the third sitting, you
+# will measure why.
 
 # %% [markdown]
 # ## A vocabulary in parts
@@ -1282,16 +1282,16 @@ for size in (1, 2, 4, 8, 16):
 # ![An embedding of ten tokens on three ranks, which have 3, 3, and 4 rows. Each rank computes the logits of its own
 # tokens; the label belongs to one of them.](../images/tensor_parallel_vocabulary.svg)
 #
-# A lookup is easy: a rank knows the rows of its own tokens. The logits are the problem. For 8,192 positions in fp32, they
-# take 4.2 GB, and they exist in 16 bits, in fp32, and as softmax, if you are not careful. Their gradient is as large. So
-# the worst thing to do is to gather them. What does the loss need of them? For the logits $z$ of a position with label
-# $y$, it is
+# Looking up a token is easy, because a rank knows which rows it has. The logits are the problem. For 8,192 positions, they
+# take 4.2 GB in fp32, and if you are not careful, they exist three times: in bf16, in fp32, and as probabilities. Their
+# gradient is as large. So the worst thing you can do is to gather them. What does the loss need from them? For the logits
+# $z$ of a position with label $y$, it is
 #
 # $$-\log \frac{e^{z_y}}{\sum_v e^{z_v}} = \log \sum_v e^{z_v} - z_y$$
 #
-# and its gradient is $\text{softmax}(z)_v - [v = y]$. There are only a few numbers per position in these formulas that a
-# rank cannot compute from its own logits. In practice, logits may be large: $e^{89}$ overflows in fp32. Log-sum-exp
-# must therefore be computed in the usual stable way, with the same shift on all ranks.
+# and its gradient is $\text{softmax}(z)_v - [v = y]$. Only a few numbers per position in these formulas depend on the
+# logits of other ranks. Logits may be large, and $e^{89}$ already overflows in fp32, so all ranks have to compute the
+# log-sum-exp in the usual stable way, with the same shift.
 
 # %% [markdown]
 # ### Exercise 3: vocabulary-parallel embedding and cross-entropy
@@ -1302,9 +1302,9 @@ for size in (1, 2, 4, 8, 16):
 # - The loss is computed in fp32, and is right for logits of ±10,000, too.
 # - Per position, the ranks exchange at most three numbers of 4 bytes in the forward pass of the loss, and none in its
 #   backward pass.
-# - Memory: no rank ever has all logits. In fp32, a rank has its own logits only once at a time: what the loss keeps for
-#   its backward pass is one tensor of their size. `logits` may be overwritten. With Llama 3's vocabulary on 8 virtual
-#   H100s, the check allows 1.25 GiB for 8,192 positions and a hidden size of 4,096.
+# - No rank ever has all logits. At any time, a rank has at most one fp32 tensor of the size of its own logits, and the
+#   loss saves no other one for its backward pass. It may overwrite `logits`. For 8,192 positions, Llama 3's vocabulary, and
+#   a hidden size of 4,096, the check allows 1.25 GiB on each of 8 virtual H100s.
 
 # %% answer="vocabulary"
 %%writefile mytrainer/vocabulary.py
@@ -1661,26 +1661,26 @@ with check.parts():
 # +    return sums.log() - target
 
 # %% [markdown]
-# Megatron-LM's `vocab_parallel_cross_entropy` and PyTorch's `loss_parallel` do the same. In your trainer, the logits of
-# the largest vocabulary now cost a rank no more than $1/t$ of their memory, and three numbers per position.
+# Megatron-LM's `vocab_parallel_cross_entropy` and PyTorch's `loss_parallel` do the same. A rank now needs $1/t$ of the
+# memory for logits, and it costs three numbers per position.
 
 # %% [markdown]
 # ## Random numbers and layouts
 #
-# So far, every check filled the parameters for you. In a real run, they are drawn, and dropout draws more random numbers in
-# every step. This is where tensor parallelism goes wrong most quietly, because nothing crashes, and every run trains.
+# So far, every check filled the parameters for you. In a real run, they are drawn at random, and dropout draws more random
+# numbers in every step. This is where tensor parallelism fails most quietly: nothing crashes, and every run trains.
 #
-# In 2025, Hugging Face trained SmolLM3 and noticed after a trillion tokens that it was behind where it should have been.
-# They restarted from scratch once they had found the cause: a seed, in the tensor parallelism that their earlier models
-# had not used. Their [Smol Training Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook)
-# tells the story.
+# In 2025, a trillion tokens into the training of SmolLM3, Hugging Face noticed that the model was worse than it should
+# have been. Once they had found the cause, they started over. It was a seed, in the tensor parallelism that their earlier
+# models had not used. Their [Smol Training
+# Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook) tells the story.
 #
-# Here are three runs of a small language model, made from your three files. Each trains on two real ranks, with four
-# query heads, and one key and value head, of which both ranks have a copy. All three use the same data and the same
-# learning rate, but two of them have a bug in how they draw their weights:
+# Here are three runs of a small language model, which is made from your three files. Each trains on two real ranks. The
+# model has four query heads and a single key and value head, of which both ranks have a copy. All three runs use the same
+# data and the same learning rate, but two of them have a bug in how they draw their weights:
 #
-# - `"same seed"`: every rank draws its parts of all matrices with the same seed.
-# - `"own seed"`: every rank draws everything with a seed of its own, the copies, too.
+# - `"same seed"`: both ranks draw their part of a matrix with the same seed.
+# - `"own seed"`: each rank draws everything with a seed of its own, including the copies.
 
 # %% tags=["explore"] short={"steps=60": "steps=3"}
 def all_runs(steps=60):
@@ -1698,8 +1698,8 @@ for step in range(0, len(runs["A"][0]), 10):
     print(f"{step:4}  " + "".join(f"{losses[step]:6.3f}    " for losses, _, _ in runs.values()))
 
 # %% [markdown]
-# Which run is which? Look at the losses only, and set `guess_runs` to a dictionary from `"right"`, `"same seed"`, and
-# `"own seed"` to a run's name:
+# Which run is which? Look only at the losses, and set `guess_runs` to a dictionary that maps `"right"`, `"same seed"`, and
+# `"own seed"` to the name of a run:
 
 # %% answer="guess-runs"
 ### BEGIN SOLUTION
@@ -1707,9 +1707,9 @@ guess_runs = {"right": "A", "same seed": "B", "own seed": "C"}
 ### END SOLUTION
 
 # %% [markdown]
-# Now prove it. `first` is a list with a dictionary for each rank, from a parameter's name to the rank's part of it
-# before the training. Design one number that differs between the three runs: write `statistic`, and decide before you
-# run the next cell what it should be for each of them.
+# Now prove it. Write `statistic`, which returns a number that is different for each of the three runs. It is given
+# the weights before the training: `first` has a dictionary for each rank, which maps the name of a parameter to the rank's
+# part of it. Before you run the cell after it, decide what the number should be for each kind of run.
 
 # %% answer="statistic"
 def statistic(first):
@@ -1730,27 +1730,30 @@ for name, (losses, first, last) in runs.items():
 print(f"your guess: {guess_runs}")
 
 # %% [markdown]
-# The last number is the loss of the same batch with the parts of the trained model put together in one process, as when
-# you load a checkpoint on a different number of GPUs. Of weights that both ranks have, rank 0's count.
+# The last number is the loss of the same batch after the parts of the trained model have been put together in one
+# process, as when you load a checkpoint on a different number of GPUs. Where both ranks have a copy, rank 0's counts.
 #
-# One bug is visible in the loss. If two ranks start with the same parts, they compute the same features, so their
-# gradients are the same, and their parts stay the same forever: the model has half the features that you pay for. The
-# playbook's model had this bug. The other bug is invisible in the loss, which may even be lower, because the model has more
-# key and value heads than it should have. It shows when somebody loads the checkpoint.
+# The first bug shows in the loss, if you have a right run to compare it with. Two ranks that start with the same parts
+# compute the same features. So their gradients are the same, and their parts stay the same: the model has half of the
+# features that you pay for. This was SmolLM3's bug. (After the training, only the embedding and the output layer differ
+# between the ranks. Why these two?)
+#
+# The second bug does not show in the loss. It may even be lower, because the model has more key and value heads than it
+# should have. It shows when somebody loads the checkpoint.
 
 # %% [markdown]
 # ### Exercise 4: the same numbers in every layout
 #
-# Write `randomness.py`. Its random numbers depend on what they are for, not on which rank draws them, or how many
-# ranks there are:
+# Write `randomness.py`. Its random numbers depend on what they are for, but neither on the rank that draws them nor on the
+# number of ranks:
 #
 # - `initialize` gives a model the same full matrices in every layout. Each rank has its part of them, and copies are
-#   equal. No two matrices of a model are the same, nor are those of two seeds.
-# - The mask of `Dropout` is the same for a sample in every layout: on all ranks outside of the region, wherever the
-#   sample is in a micro-batch, and also if each rank has only its positions of the sequence. A rank may draw more than it
-#   keeps. Samples, iterations, seeds, and modules have different masks. A second forward pass of the same micro-batch has
-#   the same masks as the first one, so activation checkpointing needs no states of generators.
-# - Nothing depends on PyTorch's default generator or on Python's `hash`, which differs between processes for strings.
+#   equal. No two matrices of a model are equal, and other seeds give other matrices.
+# - `Dropout` has the same mask for a sample in every layout: on every rank, at every place in a micro-batch, and also
+#   if each rank has only its part of the sequence. A rank may draw more numbers than it uses. Different samples,
+#   iterations, seeds, and modules have different masks. A second forward pass of the same micro-batch has the masks of the
+#   first one, so activation checkpointing does not need to save the states of generators.
+# - Nothing depends on PyTorch's default generator, or on Python's `hash`, which differs between processes for strings.
 
 # %% answer="randomness"
 %%writefile mytrainer/randomness.py
@@ -2063,7 +2066,8 @@ with check.parts():
 # +                 for place in range(len(self.samples))]
 
 # %% [markdown]
-# The price is small. Each rank draws whole matrices once, one after the other, and a mask on the CPU for each Dropout.
-# Megatron-LM pays less: it keeps two states of the GPU's generator, one that all ranks of the group share and one of the
-# rank's own, and switches between them. Its masks are right in any layout, but another layout has other masks, so runs
-# with different $t$ cannot be compared number by number. Yours can, and in this course, that is how you find bugs.
+# The price is work on the CPU, where each rank draws whole matrices and masks, and uses only its part. Megatron-LM draws on
+# the GPU. It keeps two states of the GPU's generator, one that is the same on all ranks of the group and one of the rank's
+# own, and switches between them. Its random numbers are right in every layout, but they change with the layout, so runs
+# with different $t$ cannot be compared number by number. Yours can, and in this lab, that is how you find bugs.
+# (Megatron-LM's `--use-cpu-initialization` draws weights as you do.)

@@ -23,9 +23,9 @@ class Region:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def enter(self, x):
-        """Return x, the same on all ranks, for each rank to compute something else from it.
+        """Return x, from which each rank goes on to compute features of its own.
 
-        The gradient of x is complete, and the same on all ranks.
+        x is the same on all ranks, and so is its gradient, which is complete.
         """
         return Enter.apply(x, self.group)
 

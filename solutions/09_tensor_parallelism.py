@@ -51,7 +51,7 @@ check.mask("accelerate", "deepspeed", "lab.mytrainer", "layout_estimator", "mini
 
 # %% tags=["explore"]
 import virtualgpu
-from labcore.colors import bad, good, mark, result
+from labcore.colors import bad, result
 from lablib import tensor
 from warmranks import run_ranks
 
@@ -634,7 +634,7 @@ with check.parts():
 def beside_pytorch():
     """Return an MLP's outputs and its input's gradients, from parallelize_module and from your MLP."""
     from mytrainer.tensor_parallel import MLP, Region
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+    from torch.distributed.tensor import parallel
 
     class Plain(torch.nn.Module):
         def __init__(self):
@@ -651,7 +651,8 @@ def beside_pytorch():
         for full, own in zip((plain.gate, plain.up, plain.down), (mine.gate, mine.up, mine.down), strict=True):
             own.weight.copy_(full.weight[own.weight.part])
     mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
-    parallelize_module(plain, mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()})
+    column, row = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    parallel.parallelize_module(plain, mesh, {"gate": column, "up": column, "down": row})
     found = []
     for mlp in (plain, mine):
         x = torch.linspace(-1, 1, 3 * 8).view(3, 1, 8).requires_grad_()

@@ -140,7 +140,7 @@ for name, shape in SHAPES.items():
 #   its own parameters. Neither function modifies its input, nor a gradient that autograd passes to it, because other
 #   operations may still need them.
 # - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
-#   care of the shapes. (Most libraries refuse such layers. You will need them for a vocabulary.)
+#   care of the shapes. (Megatron-LM refuses such layers. You will need them for a vocabulary.)
 # - `MLP` communicates as little as possible. How many collectives does it need in the forward pass, how many in the
 #   backward pass, and of how many bytes? The check counts them.
 
@@ -795,7 +795,7 @@ class Attention(torch.nn.Module):
             kv_heads: key and value heads of all ranks together.
             head_dim: d, the channels of a head.
             region: the ranks.
-            base: of rotate.
+            base: the base of rotate.
             flash: whether core calls PyTorch's fused kernel.
         """
         super().__init__()
@@ -1317,7 +1317,7 @@ from mytrainer.tensor_parallel import parameter
 
 
 class VocabParallelEmbedding(torch.nn.Module):
-    """A row for each token; rank i has the rows V i/t to V (i + 1)/t.
+    """A row for each token; rank i has the rows from V i // t to V (i + 1) // t - 1.
 
     Its weight is also that of an output layer: Region.columns(x, embedding) returns this rank's logits.
 

@@ -39,7 +39,7 @@ class Attention(torch.nn.Module):
             kv_heads: key and value heads of all ranks together.
             head_dim: d, the channels of a head.
             region: the ranks.
-            base: of rotate.
+            base: the base of rotate.
             flash: whether core calls PyTorch's fused kernel.
         """
         super().__init__()

@@ -6,7 +6,7 @@ from mytrainer.tensor_parallel import parameter
 
 
 class VocabParallelEmbedding(torch.nn.Module):
-    """A row for each token; rank i has the rows V i/t to V (i + 1)/t.
+    """A row for each token; rank i has the rows from V i // t to V (i + 1) // t - 1.
 
     Its weight is also that of an output layer: Region.columns(x, embedding) returns this rank's logits.
 

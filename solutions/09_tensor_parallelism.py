@@ -14,7 +14,19 @@
 # %% [markdown]
 # # Tensor and sequence parallelism
 #
-# This lab splits the layers of a model across the GPUs of a node.
+# Lab 08 removed the redundant copies of a model's state, but every GPU still computes whole layers, and a layer can be
+# too large for that. In this lab, you divide the layer itself:
+#
+# - **First sitting, 80 minutes.** You partition the matrices of an MLP and the heads of an attention over the GPUs of a
+#   node, with as few collectives as possible.
+# - **Second sitting, 80 minutes.** The vocabulary is partitioned, too, and no GPU ever has all logits of a token.
+#   Random numbers stop depending on the layout. Then you put the block of a modern language model together from your own
+#   files, and train it.
+# - **Third sitting, 80 minutes.** Sequence parallelism partitions what is left. You hide the communication, clip
+#   gradients by a norm that counts every parameter once, and predict what a layer keeps for its backward pass.
+#
+# Values are real: CPU ranks compute them. Time and memory of GPUs are **modeled** by virtual GPUs. Your answers are
+# files in `mytrainer/`, and your trainer will train with them.
 
 # %% tags=["setup"]
 import os
@@ -31,15 +43,18 @@ os.makedirs("mytrainer", exist_ok=True)
 from labkit import check
 
 # Answers cannot import these, because they contain the solutions.
-check.mask("accelerate", "deepspeed", "lab.mytrainer", "layout_estimator", "minimegatron",
-           "torch.distributed.tensor.parallel")
+check.mask("accelerate", "deepspeed", "lab.mytrainer", "layout_estimator", "minimegatron", "transformers",
+           "torch.distributed.tensor.distribute_module", "torch.distributed.tensor.distribute_tensor",
+           "torch.distributed.tensor.parallel.ColwiseParallel", "torch.distributed.tensor.parallel.RowwiseParallel",
+           "torch.distributed.tensor.parallel.SequenceParallel", "torch.distributed.tensor.parallel.loss_parallel",
+           "torch.distributed.tensor.parallel.parallelize_module")
 
 # %% tags=["explore"]
 import virtualgpu
 from job_monitor import logs
 from lab.mytrainer import gain, pieces, worked
-from labcore.colors import bad, good, mark, result
-from lablib import jobs, tensor_training
+from labcore.colors import bad, result
+from lablib import jobs, tensor, tensor_training
 from warmranks import record_ranks, run_ranks
 
 jobs.connect()
@@ -54,14 +69,98 @@ for name in ("collectives", "ddp", "launch", "train", "precision", "checkpointin
         print("\n".join(worked.install(pieces.find(name), force=False)))
 
 # %% [markdown]
-# ## Layers in parts
+# ## A layer that fits on no GPU
 #
-# ### Exercise 1: tensor parallel
+# How much memory does a single transformer layer need? The next cell trains one layer, on one sequence, on one virtual
+# H100 with 80 GB. It does what your trainer does: parameters and activations in bf16, and gradients, master weights,
+# and Adam's moments in fp32. Attention is a FlashAttention kernel. The shapes are published: GPT-3 ([Brown et al.,
+# 2020](https://arxiv.org/abs/2005.14165)), Llama 3 405B ([Llama Team, 2024](https://arxiv.org/abs/2407.21783)), and
+# the model of one trillion parameters of [Narayanan et al., 2021](https://arxiv.org/abs/2104.04473).
+
+# %% tags=["explore"]
+SHAPES = {"GPT-3 175B, 1 of 96": dict(hidden=12288, inner=4 * 12288, heads=96, kv_heads=96, length=2048, is_gated=False),
+          "Llama 3 405B, 1 of 126": dict(hidden=16384, inner=53248, heads=128, kv_heads=8, length=8192),
+          "GPT 1T, 1 of 128": dict(hidden=25600, inner=4 * 25600, heads=160, kv_heads=160, length=2048, is_gated=False)}
+
+
+def trained(shape):
+    """Train one layer on a GPU; return whether it fits."""
+    try:
+        tensor.layer_step(**shape)
+    except torch.OutOfMemoryError:
+        return False
+    return True
+
+
+for name, shape in SHAPES.items():
+    rank = virtualgpu.run(lambda shape=shape: trained(shape), "h100:1")[0]
+    print(f"{name:24}", result(f"{rank.peak / 1e9:.0f} GB at the peak (modeled)") if rank.value else bad("CUDA out of memory"))
+
+# %% [markdown]
+# One layer of the trillion-parameter model does not fit on the GPU, and it has 128 layers. ZeRO-3 would shard its
+# parameters, gradients, and optimizer state. But a GPU still computes the whole layer for a whole sequence. While it does
+# so, it holds all of the layer's parameters in bf16 and all of their gradients in fp32, $6 \cdot 12h^2$ bytes or 47 GB, and
+# all of its activations.
+#
+# There is a second limit. With data parallelism alone, the least work you can give a GPU is one sequence. For most of its
+# training, Llama 3 405B had batches of 16 million tokens in sequences of 8,192, which makes 2,048 sequences. So at most
+# 2,048 of its 16,384 H100s would have had work to do.
+#
+# Both limits have the same cure: divide the layer, so that several GPUs compute it together, for the same sequence.
+# This is **tensor parallelism** ([Shoeybi et al., 2019](https://arxiv.org/abs/1909.08053)). Its degree, the number of
+# GPUs that share every layer, is $t$. Llama 3 405B was trained with $t=8$.
+
+# %% [markdown]
+# ## Two ways to divide a matrix
+#
+# Let $Y = XW^\top$, where $X$ has a row for each token, and $W$ is stored as PyTorch stores the weight of a linear
+# layer, $[\text{out}, \text{in}]$. There are two ways to divide it over $t$ ranks:
+#
+# - **Column-parallel**: rank $i$ has some of the output features, the rows $W_i$ of $W$. It needs all of $X$, and
+#   computes $Y_i = XW_i^\top$, its columns of $Y$. (The name comes from the paper, which writes $Y=XA$ and divides the
+#   columns of $A = W^\top$.)
+# - **Row-parallel**: rank $i$ has the weights of some of the input features, the columns $W_i$ of $W$. It needs only
+#   its columns $X_i$ of $X$. What it computes is one term of a sum:
+#
+# $$Y = \sum_{i} X_i W_i^\top$$
+#
+# A library could offer either of them as a linear layer that looks like any other, with the whole $X$ as its input and
+# the whole $Y$ as its output. Each would then end with a collective, an all-gather of the $Y_i$ or an all-reduce of the
+# terms, and its backward pass would have another one. An MLP consists of two or three linear layers and a nonlinearity
+# that works on each feature by itself. How many collectives do you need if you look at the MLP as a whole?
+#
+# ![An MLP on two ranks. Each has half of the inner features: half of the columns of gate and up, transposed, and half of
+# the rows of down, transposed. The output is the sum of a term of each rank.](../images/tensor_parallel_mlp.svg)
+#
+# The MLP of most models today is **SwiGLU** ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)), with three matrices and
+# no biases:
+#
+# $$\text{MLP}(x) = W_\text{down}\left(\text{silu}(W_\text{gate}\,x) \odot W_\text{up}\,x\right)$$
+#
+# Autograd computes gradients on each rank as if the rank were alone, so you have to tell it what the other ranks did.
+# Think of the whole group as one computation. If $t$ ranks use copies of the same $x$, what is the gradient of $x$? If
+# $y$ is a sum with a term of each rank, what is the gradient of one term, given the gradient of $y$? Once you have answered
+# these two questions, you can write the two ends of the shared part as a pair of autograd functions, which the paper calls
+# $f$ and $g$.
+
+# %% [markdown]
+# ### Exercise 1: a tensor-parallel MLP
+#
+# Write `tensor_parallel.py`. Hidden states $x$ of shape `[s, b, h]` are the same on all ranks outside of the **region**
+# that the ranks share. Inside, each rank has its own features.
+#
+# - `enter` and `leave` make all gradients right: that of $x$ is the same on all ranks, and each rank has the gradients of
+#   its own parameters. Neither function modifies its input, nor a gradient that autograd passes to it, because other
+#   operations may still need them.
+# - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
+#   care of the shapes. (Megatron-LM refuses such layers. You will need them for a vocabulary.)
+# - `MLP` communicates as little as possible. How many collectives does it need in the forward pass, how many in the
+#   backward pass, and of how many bytes? The check counts them.
 
 # %% answer="tensor-parallel"
 %%writefile mytrainer/tensor_parallel.py
 """Linear layers whose matrices are partitioned over the ranks of a tensor-parallel group."""
-### BEGIN SOLUTION
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -85,15 +184,23 @@ class Region:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def enter(self, x):
-        """Return x, whose gradient will be the sum of the ranks' gradients."""
+        """Return x, from which each rank goes on to compute features of its own.
+
+        x is the same on all ranks, and so is its gradient, which is complete.
+        """
+        ### BEGIN SOLUTION
         return Enter.apply(x, self.group)
+        ### END SOLUTION
 
     def leave(self, x):
-        """Return the sum of the ranks' x."""
+        """Return the sum of the ranks' x, each of which is a term."""
+        ### BEGIN SOLUTION
         return Leave.apply(x, self.group)
+        ### END SOLUTION
 
     def columns(self, x, *layers):
-        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer."""
+        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer in a list."""
+        ### BEGIN SOLUTION
         x = self.enter(x)
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
 
@@ -125,6 +232,7 @@ class Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad, None
+        ### END SOLUTION
 
 
 def parameter(full_shape, region, dim=None, parts=None):
@@ -134,8 +242,8 @@ def parameter(full_shape, region, dim=None, parts=None):
         full_shape: the shape of the whole tensor.
         region: the ranks.
         dim: the dimension that is partitioned; None if every rank has a copy.
-        parts: into how many parts, of which neighboring ranks have the same; None for one part per rank. It divides
-            the number of ranks.
+        parts: the number of parts. With fewer parts than ranks, neighboring ranks have copies of the same part. It
+            divides the number of ranks; None: one part per rank.
 
     The parameter remembers its `full_shape`, its `part`, a tuple of slices of the full tensor, and `copies`, the number
     of ranks that have the same part.
@@ -151,52 +259,514 @@ def parameter(full_shape, region, dim=None, parts=None):
 
 
 class ColumnParallelLinear(torch.nn.Module):
-    """y_i = x W_i^T + b_i: rank i has the rows W_i of W [out, in]. Region.columns computes it."""
+    """y_i = x W_i^T + b_i: rank i has the rows W_i of W [out, in]. Region.columns computes it.
+
+    Attributes:
+        weight: a parameter() [out/t, in].
+        bias: a parameter() [out/t], or None.
+    """
 
     def __init__(self, inputs, outputs, region, bias=False, parts=None):
+        """Args:
+            inputs: input features.
+            outputs: output features of all ranks together.
+            region: the ranks.
+            bias: whether there is a bias.
+            parts: the number of parts, as in parameter().
+        """
         super().__init__()
+        ### BEGIN SOLUTION
         self.weight = parameter((outputs, inputs), region, 0, parts)
         self.bias = parameter((outputs,), region, 0, parts) if bias else None
+        ### END SOLUTION
 
 
 class RowParallelLinear(torch.nn.Module):
-    """y = sum_i x_i W_i^T + b: rank i has the columns W_i of W [out, in], and the part x_i of the features."""
+    """y = sum_i x_i W_i^T + b: rank i has the columns W_i of W [out, in], and the part x_i of the features.
+
+    Attributes:
+        weight: a parameter() [out, in/t].
+        bias: a parameter() [out], of which every rank has a copy, or None.
+    """
 
     def __init__(self, inputs, outputs, region, bias=False):
         super().__init__()
         self.region = region
+        ### BEGIN SOLUTION
         self.weight = parameter((outputs, inputs), region, 1)
         self.bias = parameter((outputs,), region) if bias else None
+        ### END SOLUTION
 
     def forward(self, x):
         """Map x [s, b, in/t] to [s, b, out], and leave the region."""
+        ### BEGIN SOLUTION
         y = self.region.leave(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
+        ### END SOLUTION
 
 
 class MLP(torch.nn.Module):
-    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)), with 1/t of the inner features on each rank."""
+    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)), with 1/t of the inner features on each rank.
+
+    Attributes:
+        gate, up, down: the linear layers.
+    """
 
     def __init__(self, hidden, inner, region):
         super().__init__()
         self.region = region
+        ### BEGIN SOLUTION
         self.gate = ColumnParallelLinear(hidden, inner, region)
         self.up = ColumnParallelLinear(hidden, inner, region)
         self.down = RowParallelLinear(inner, hidden, region)
+        ### END SOLUTION
 
     def forward(self, x):
         """Map x [s, b, h] to the same shape."""
+        ### BEGIN SOLUTION
         gate, up = self.region.columns(x, self.gate, self.up)
         return self.down(F.silu(gate) * up)
-### END SOLUTION
+        ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_region(x, own, weights):
+    """Enter with x, leave with tanh(x + own), and run the backward pass of the weighted sum of the result.
+
+    Return the result, and the gradients of x and of this rank's own values.
+    """
+    from mytrainer.tensor_parallel import Region
+
+    region = Region(dist.group.WORLD)
+    x, own = (torch.tensor(values, requires_grad=True) for values in (x, own))
+    moved = 1 * own
+    out = region.leave((region.enter(x) + moved).tanh())
+    (out * torch.tensor(weights)).sum().backward()
+    return [out.tolist(), x.grad.tolist(), own.grad.tolist()]
+
+
+def tp_layers(kind, hidden, inner, tokens, seed, shared):
+    """Run both passes of an MLP, or of two linear layers with biases and tanh between them.
+
+    Args:
+        kind: "MLP" or "biases".
+        hidden: hidden size.
+        inner: inner size.
+        tokens: the number of tokens.
+        seed: of the values of this rank's parts.
+        shared: of the values that all ranks have.
+
+    Return the output, the gradient of the input, and one number for the gradient of each parameter.
+    """
+    from mytrainer.tensor_parallel import MLP, ColumnParallelLinear, Region, RowParallelLinear
+
+    from lablib import tensor
+
+    region = Region(dist.group.WORLD)
+    x = tensor.sines((tokens, 1, hidden), shared).requires_grad_()
+    if kind == "MLP":
+        mlp = MLP(hidden, inner, region)
+        parameters = [mlp.gate.weight, mlp.up.weight, mlp.down.weight]
+        tensor.fill(parameters, [seed, seed + 10, seed + 20])
+        y = mlp(x)
+    else:
+        first, second = ColumnParallelLinear(hidden, inner, region, bias=True), RowParallelLinear(inner, hidden, region, bias=True)
+        parameters = [first.weight, first.bias, second.weight, second.bias]
+        tensor.fill(parameters, [seed, seed + 10, seed + 20, shared])
+        (features,) = region.columns(x, first)
+        y = second(features.tanh())
+    dist.barrier()  # marks the end of the forward pass in the record
+    (y * tensor.sines(y.shape, 1.0)).sum().backward()
+    return [y.flatten().tolist(), x.grad.flatten().tolist(), tensor.gradients(parameters)]
+
+# %% tags=["check-setup"]
+def whole_of(shape, dim, seeds):
+    """Return a full tensor whose parts along `dim` the ranks fill with sines of their seeds."""
+    import torch
+
+    from lablib import tensor
+
+    parts, shapes = len(seeds), []
+    for number in range(parts):
+        shapes.append(list(shape))
+        shapes[-1][dim] = shape[dim] * (number + 1) // parts - shape[dim] * number // parts
+    filled = [0.5 * tensor.sines(tuple(one), seed) for one, seed in zip(shapes, seeds, strict=True)]
+    return torch.cat(filled, dim).requires_grad_()
+
+
+def in_one_number(grad):
+    """Return the scalar product of a gradient with sines."""
+    from lablib import tensor
+
+    return float((grad.contiguous() * tensor.sines(grad.shape, 2.0)).sum())
+
+
+def gradients_of_parts(whole, dim, parts):
+    """Return one number for the gradient of each part of a full tensor."""
+    length = whole.shape[dim]
+    starts = [length * number // parts for number in range(parts + 1)]
+    return [in_one_number(whole.grad.narrow(dim, start, end - start)) for start, end in zip(starts, starts[1:], strict=False)]
+
+
+def layers_of_one_process(kind, hidden, inner, tokens, seeds, shared):
+    """Compute the layers with full matrices; return what tp_layers returns on each rank."""
+    import numpy as np
+    import torch
+
+    from lablib import tensor
+
+    ranks = len(seeds)
+    later, last = [seed + 10 for seed in seeds], [seed + 20 for seed in seeds]
+    x = tensor.sines((tokens, 1, hidden), shared).requires_grad_()
+    first, second = whole_of((inner, hidden), 0, seeds), whole_of((hidden, inner), 1, last)
+    if kind == "MLP":
+        other = whole_of((inner, hidden), 0, later)
+        y = (torch.sigmoid(x @ first.T) * (x @ first.T) * (x @ other.T)) @ second.T
+    else:
+        other, bias = whole_of((inner,), 0, later), (0.5 * tensor.sines((hidden,), shared)).requires_grad_()
+        y = torch.tanh(x @ first.T + other) @ second.T + bias
+    (y * tensor.sines(y.shape, 1.0)).sum().backward()
+    columns = [gradients_of_parts(one, dim, ranks) for one, dim in ((first, 0), (other, 0), (second, 1))]
+    ends = [] if kind == "MLP" else [in_one_number(bias.grad)]
+    return [[y.detach().flatten().numpy(), x.grad.flatten().numpy(), np.array([*(column[rank] for column in columns), *ends])]
+            for rank in range(ranks)]
+
+
+def split_at_barrier(calls):
+    """Return the calls before a barrier, and those after it."""
+    ops = [call.op for call in calls]
+    return calls[:ops.index("barrier")], calls[ops.index("barrier") + 1:]
+
+# %% check="tensor-parallel" points=6
+def require_fewest_collectives(run, size):
+    """Require that a rank all-reduces one tensor of this size in each pass, and nothing else."""
+    for rank in range(len(run.values)):
+        forward, backward = split_at_barrier(run.calls(rank))
+        for name, calls in (("forward", forward), ("backward", backward)):
+            for call in calls:
+                check.that(call.op == "all_reduce", f"In the {name} pass, rank {rank} calls {call.op}. What does the next layer "
+                           "need: all features, or only the rank's own?")
+            check.that(len(calls) < 2, f"In the {name} pass, rank {rank} calls {len(calls)} all-reduces for one MLP. Which of "
+                       "them add terms of the same sum?")
+            check.that(sum(call.bytes for call in calls) == size, f"In the {name} pass, rank {rank} all-reduces "
+                       f"{sum(call.bytes for call in calls)} bytes; hidden states are {size} bytes.")
+
+
+with check.parts():
+    with check.part(2, "enters and leaves the region with the right gradients"):
+        check.ranks(
+            tp_region, ranks=3, rel=1e-5,
+            cases=[{"x": [0.5, -1.0], "own": check.by_rank([[0.0, 0.25], [1.0, 0.5], [-0.75, 2.0]]), "weights": [1.0, 10.0]}],
+            expected=[[[[1.122347, -0.3356719], [1.907169, 18.03008], [0.7864477, 5.965858]], [[1.122347, -0.3356719],
+                      [1.907169, 18.03008], [0.1807066, 7.864477]], [[1.122347, -0.3356719], [1.907169, 18.03008],
+                      [0.9400148, 4.199743]]]],
+            hints={
+                "The result is one rank's term.":
+                    [[[[0.4621172, -0.6351489], [1.907169, 18.03008], [0.7864477, 5.965858]], [[0.9051483, -0.4621172],
+                     [1.907169, 18.03008], [0.1807066, 7.864477]], [[-0.2449187, 0.7615942], [1.907169, 18.03008],
+                     [0.9400148, 4.199743]]]],
+                "The gradient of x is one rank's term: what did the other ranks compute from x?":
+                    [[[[1.122347, -0.3356719], [0.7864477, 5.965858], [0.7864477, 5.965858]], [[1.122347, -0.3356719],
+                     [0.1807066, 7.864477], [0.1807066, 7.864477]], [[1.122347, -0.3356719], [0.9400148, 4.199743],
+                     [0.9400148, 4.199743]]]],
+                "All gradients are three times too large. If y is the sum of three terms, what is the gradient of one term?":
+                    [[[[1.122347, -0.3356719], [5.721508, 54.09023], [2.359343, 17.89757]], [[1.122347, -0.3356719],
+                     [5.721508, 54.09023], [0.5421199, 23.59343]], [[1.122347, -0.3356719], [5.721508, 54.09023],
+                     [2.820045, 12.59923]]]],
+                "The rank's own gradient has changed: autograd passes the same tensor to several operations, so all-reduce a copy.":
+                    [[[[1.122347, -0.3356719], [1.907169, 18.03008], [1.907169, 18.03008]], [[1.122347, -0.3356719],
+                     [1.907169, 18.03008], [1.907169, 18.03008]], [[1.122347, -0.3356719], [1.907169, 18.03008],
+                     [1.907169, 18.03008]]]],
+                "x itself is the same on all ranks already: what needs to be added up, and in which pass?":
+                    [[[[2.526911, -2.740068], [0.8038847, 4.627808], [0.1807066, 0.1621427]], [[2.526911, -2.740068],
+                     [0.8038847, 4.627808], [0.02659225, 0.2659225]], [[2.526911, -2.740068], [0.8038847, 4.627808],
+                     [0.5965858, 4.199743]]]]})
+        ### BEGIN HIDDEN TESTS
+        import numpy as np
+
+
+        def region_here(x, own, weights):
+            """Return what tp_region returns on each rank."""
+            terms = np.tanh(np.array(x) + np.array(own))
+            slopes = np.array(weights) * (1 - terms**2)
+            return [[terms.sum(0), slopes.sum(0), slope] for slope in slopes]
+
+
+        for ranks in (2, 4):
+            check.ranks(tp_region, ranks=ranks, rel=1e-4, cases=check.draw(
+                1, x=lambda dice: [dice.uniform(-1, 1) for _ in range(5)], own=check.for_each_rank(check.between(-1, 1), shape=[5]),
+                weights=lambda dice: [dice.uniform(1, 2) for _ in range(5)]),
+                expected=lambda ranks, x, own, weights: region_here(x, own, weights))
+        ### END HIDDEN TESTS
+    with check.part(2, "computes what one process computes"):
+        check.ranks(
+            tp_layers, ranks=2, rel=1e-4,
+            cases=[{"kind": "MLP", "hidden": 2, "inner": 4, "tokens": 2, "seed": check.by_rank([1, 2]), "shared": 3},
+                   {"kind": "biases", "hidden": 2, "inner": 5, "tokens": 2, "seed": check.by_rank([3, 4]), "shared": 3}],
+            expected=[[[[0.01189433, -0.04024083, -0.02497528, -0.04927409],
+                      [-0.0837635, -0.04351949, -0.06939379, -0.04160754], [0.07760318, 0.09140613, 0.1048443]],
+                      [[0.01189433, -0.04024083, -0.02497528, -0.04927409], [-0.0837635, -0.04351949, -0.06939379, -0.04160754],
+                      [-0.07783353, -0.01057301, 0.1486339]]], [[[0.9609511, -0.5898117, 0.4342209, 0.09307835],
+                      [-0.1392381, -0.08862995, 0.2961013, 0.2277609], [-0.6020548, -0.1771473, 0.2511245, 0.4433256]],
+                      [[0.9609511, -0.5898117, 0.4342209, 0.09307835], [-0.1392381, -0.08862995, 0.2961013, 0.2277609],
+                      [0.4539137, -0.3085213, 0.1024978, 0.4433256]]]],
+            hints={
+                "The bias is added more than once.":
+                    [[], [[[1.392556, -0.7175822, 0.8658257, -0.03469215], [-0.1392381, -0.08862995, 0.2961013, 0.2277609],
+                     [-0.6020548, -0.1771473, 0.2511245, 0.4433256]], [[1.392556, -0.7175822, 0.8658257, -0.03469215],
+                     [-0.1392381, -0.08862995, 0.2961013, 0.2277609], [0.4539137, -0.3085213, 0.1024978, 0.4433256]]]],
+                "The gate's features differ between ranks. Nothing needs to be added up there.":
+                    [[[[0.05879731, -0.109208, -0.06304903, -0.08711697], [-0.1328271, -0.06229409, -0.07784327, -0.04209771],
+                     [0.03161151, 0.1445591, 0.2548378]], [[0.05879731, -0.109208, -0.06304903, -0.08711697],
+                     [-0.1328271, -0.06229409, -0.07784327, -0.04209771], [-0.1155896, -0.03025412, 0.2358966]]], []],
+                "Which of the two matrices does silu belong to?":
+                    [[[[0.01485908, -0.04320265, -0.0283979, -0.0497486], [-0.0854796, -0.04024228, -0.06839935, -0.05594679],
+                     [0.101455, 0.0609877, 0.1062669]], [[0.01485908, -0.04320265, -0.0283979, -0.0497486],
+                     [-0.0854796, -0.04024228, -0.06839935, -0.05594679], [-0.03848327, -0.03829709, 0.1573363]]], []]})
+        ### BEGIN HIDDEN TESTS
+        for ranks, kind in ((3, "MLP"), (4, "MLP"), (3, "biases")):
+            check.ranks(tp_layers, ranks=ranks, rel=1e-3, cases=check.draw(
+                1, kind=[kind], hidden=[4, 5, 6], inner=[7, 9, 11], tokens=[2, 3], seed=check.for_each_rank(check.between(0, 100)),
+                shared=check.between(0, 100)),
+                expected=lambda ranks, kind, hidden, inner, tokens, seed, shared: layers_of_one_process(
+                    kind, hidden, inner, tokens, seed, shared))
+        ### END HIDDEN TESTS
+    with check.part(2, "communicates as little as possible"):
+        (run,) = check.ranks(
+            tp_layers, ranks=2, rel=1e-4,
+            cases=[{"kind": "MLP", "hidden": 2, "inner": 4, "tokens": 2, "seed": check.by_rank([5, 6]), "shared": 7}],
+            expected=[[[[-0.04943189, 0.0834163, -0.02602134, 0.1029574], [-0.08737489, -0.08189325, -0.1019656, -0.1240988],
+                      [0.1175788, 0.1047471, 0.1039678]], [[-0.04943189, 0.0834163, -0.02602134, 0.1029574],
+                      [-0.08737489, -0.08189325, -0.1019656, -0.1240988], [-0.05477242, 0.02412469, 0.1752972]]]])
+        require_fewest_collectives(run, 2 * 2 * 4)
+        ### BEGIN HIDDEN TESTS
+        (run,) = check.ranks(tp_layers, ranks=3, rel=1e-3, cases=check.draw(
+            1, kind=["MLP"], hidden=[4], inner=[7, 9, 11], tokens=[3], seed=check.for_each_rank(check.between(0, 100)),
+            shared=check.between(0, 100)),
+            expected=lambda ranks, kind, hidden, inner, tokens, seed, shared: layers_of_one_process(
+                kind, hidden, inner, tokens, seed, shared))
+        require_fewest_collectives(run, 4 * 3 * 4)
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="tensor-parallel" hint="The result is one rank's term"
+# -        x = x.clone(memory_format=torch.contiguous_format)
+# -        dist.all_reduce(x, group=group)
+# -        return x
+# +        return x.view_as(x)
+
+# %% [raw] mutant="tensor-parallel" hint="what did the other ranks compute from x"
+# -        dist.all_reduce(grad, group=ctx.group)
+
+# %% [raw] mutant="tensor-parallel" hint="what is the gradient of one term"
+# -        x = x.clone(memory_format=torch.contiguous_format)
+# -        dist.all_reduce(x, group=group)
+# -        return x
+# +        ctx.group = group
+# +        x = x.clone(memory_format=torch.contiguous_format)
+# +        dist.all_reduce(x, group=group)
+# +        return x
+# -    def backward(ctx, grad):
+# -        return grad, None
+# +    def backward(ctx, grad):
+# +        grad = grad.clone()
+# +        dist.all_reduce(grad, group=ctx.group)
+# +        return grad, None
+
+# %% [raw] mutant="tensor-parallel" hint="so all-reduce a copy"
+# -        grad = grad.clone(memory_format=torch.contiguous_format)
+
+# %% [raw] mutant="tensor-parallel" hint="in which pass"
+# -        return x.view_as(x)
+# +        x = x.clone()
+# +        dist.all_reduce(x, group=group)
+# +        return x
+
+# %% [raw] mutant="tensor-parallel" hint="The bias is added more than once"
+# -        y = self.region.leave(F.linear(x, self.weight))
+# -        return y if self.bias is None else y + self.bias
+# +        return self.region.leave(F.linear(x, self.weight, self.bias))
+
+# %% [raw] mutant="tensor-parallel" hint="Nothing needs to be added up there"
+# -        return self.down(F.silu(gate) * up)
+# +        return self.down(F.silu(self.region.leave(gate)) * up)
+
+# %% [raw] mutant="tensor-parallel" hint="does silu belong to"
+# -        return self.down(F.silu(gate) * up)
+# +        return self.down(F.silu(up) * gate)
+
+# %% [raw] mutant="tensor-parallel" hint="add terms of the same sum"
+# -        x = self.enter(x)
+# -        return [F.linear(x, layer.weight, layer.bias) for layer in layers]
+# +        return [F.linear(self.enter(x), layer.weight, layer.bias) for layer in layers]
+
+# %% [raw] mutant="tensor-parallel" hint="bytes; hidden states are"
+# -        x = self.enter(x)
+# -        return [F.linear(x, layer.weight, layer.bias) for layer in layers]
+# +        copies = self.enter(torch.stack([x] * len(layers)))
+# +        return [F.linear(x, layer.weight, layer.bias) for x, layer in zip(copies, layers, strict=True)]
+
+# %% [raw] mutant="tensor-parallel" hint="all features, or only the rank's own"
+# -        gate, up = self.region.columns(x, self.gate, self.up)
+# -        return self.down(F.silu(gate) * up)
+# +        gate, up = (Gather.apply(one, self.region) for one in self.region.columns(x, self.gate, self.up))
+# +        inner, length = F.silu(gate) * up, self.down.weight.shape[1]
+# +        return self.down(Keep.apply(inner, self.region, length))
+# +
+# +
+# +class Gather(torch.autograd.Function):
+# +    @staticmethod
+# +    def forward(ctx, x, region):
+# +        ctx.rank, ctx.size = region.rank, x.shape[-1]
+# +        parts = [torch.empty_like(x) for _ in range(region.size)]
+# +        dist.all_gather(parts, x.contiguous(), group=region.group)
+# +        return torch.cat(parts, -1)
+# +
+# +    @staticmethod
+# +    def backward(ctx, grad):
+# +        return grad.narrow(-1, ctx.rank * ctx.size, ctx.size), None
+# +
+# +
+# +class Keep(torch.autograd.Function):
+# +    @staticmethod
+# +    def forward(ctx, x, region, length):
+# +        ctx.start, ctx.shape = region.rank * length, x.shape
+# +        return x.narrow(-1, ctx.start, length).contiguous()
+# +
+# +    @staticmethod
+# +    def backward(ctx, grad):
+# +        whole = grad.new_zeros(ctx.shape)
+# +        whole.narrow(-1, ctx.start, grad.shape[-1]).copy_(grad)
+# +        return whole, None, None
 
 # %% [markdown]
-# ### Exercise 2: heads
+# ### Compare with PyTorch
+#
+# PyTorch has tensor parallelism, too: `parallelize_module` replaces the weights of ordinary linear layers by `DTensor`s,
+# which know how they are divided, and inserts collectives where the layout changes. Does it agree with yours?
+
+# %% tags=["explore"]
+def beside_pytorch():
+    """Return an MLP's outputs and its input's gradients, from parallelize_module and from your MLP."""
+    from mytrainer.tensor_parallel import MLP, Region
+    from torch.distributed.tensor import parallel
+
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up = (torch.nn.Linear(8, 24, bias=False) for _ in range(2))
+            self.down = torch.nn.Linear(24, 8, bias=False)
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    torch.manual_seed(0)
+    plain, mine = Plain(), MLP(8, 24, Region(dist.group.WORLD))
+    with torch.no_grad():
+        for full, own in zip((plain.gate, plain.up, plain.down), (mine.gate, mine.up, mine.down), strict=True):
+            own.weight.copy_(full.weight[own.weight.part])
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    column, row = parallel.ColwiseParallel(), parallel.RowwiseParallel()
+    parallel.parallelize_module(plain, mesh, {"gate": column, "up": column, "down": row})
+    found = []
+    for mlp in (plain, mine):
+        x = torch.linspace(-1, 1, 3 * 8).view(3, 1, 8).requires_grad_()
+        y = mlp(x)
+        y.square().sum().backward()
+        found.append((y.detach(), x.grad))
+    return found
+
+
+theirs, mine = run_ranks(beside_pytorch, 4)[0]
+for name, one, other in zip(("output", "gradient of x"), theirs, mine, strict=True):
+    print(f"largest difference, {name}: {result(f'{(one - other).abs().max():.1e}')}")
+
+# %% [markdown]
+# Now to the GPUs. Eight H100s of a node share the MLP of Llama 3 405B. How many times as fast as one GPU do you expect
+# them to be, and what keeps them from being eight times as fast? Set `guess_speedup`:
+
+# %% answer="guess-speedup"
+### BEGIN SOLUTION
+guess_speedup = 6.5
+### END SOLUTION
+
+# %% tags=["explore"]
+def mlp_pass(tokens=8192):
+    """Run both passes of the MLP of Llama 3 405B on a GPU; return the seconds."""
+    from mytrainer.tensor_parallel import MLP, Region
+
+    dist.init_process_group()
+    with torch.device("cuda"):
+        mlp = MLP(16384, 53248, Region(dist.group.WORLD)).bfloat16()
+        x = torch.zeros(tokens, 1, 16384, dtype=torch.bfloat16, requires_grad=True)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    mlp(x).sum().backward()
+    marks[1].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]) / 1000
+
+
+times = {}
+for size in (1, 2, 4, 8):
+    (rank,) = virtualgpu.run(mlp_pass, f"h100:{size}", present=[0])
+    times[size] = rank.value
+    print(f"t = {size}: {1000 * rank.value:6.1f} ms, {result(f'{times[1] / rank.value:.1f} times as fast')}, "
+          f"{rank.peak / 2**30:5.1f} GiB at the peak, {100 * rank.exposed / rank.seconds:4.1f}% exposed communication (modeled)")
+check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
+
+# %% [markdown]
+# Unlike the gradients in DDP, these sums cannot wait, because the next operation needs them. Nothing overlaps with the
+# communication yet; that is the work of the third sitting. But you can already see what limits $t$: the work of a GPU
+# shrinks as $t$ grows, while every rank still all-reduces whole hidden states.
+
+# %% [markdown]
+# ## The heads of an attention
+#
+# Attention is easier to divide than an MLP, because its heads are independent of each other. A rank that has all three
+# projections of some heads computes these heads alone, softmax included. The output projection then does what the last
+# matrix of an MLP does.
+#
+# But today's models have fewer key and value heads than query heads. In **grouped-query attention** ([Ainslie et al.,
+# 2023](https://arxiv.org/abs/2305.13245)), $a$ query heads share $k$ key and value heads: query head $j$ uses number
+# $\lfloor j\,k/a \rfloor$. Llama 3 405B has $a = 128$ and $k = 8$. If $t > k$, there are not enough key and value
+# heads for all ranks. Then neighboring ranks have copies of the same one, each for its own query heads:
+#
+# ![Eight query heads on four ranks. Ranks 0 and 1 both have a copy of key head 0 and of value head 0, ranks 2 and 3
+# both have one of key head 1 and value head 1.](../images/tensor_parallel_heads.svg)
+#
+# The copies start out equal, and they have to stay equal. What is the gradient of `k0` in the figure, if each of its two
+# copies serves only two of its four query heads? Nothing needs the gradient of a parameter before the optimizer does, so
+# no backward pass has to wait for it.
+#
+# Positions come in through **rotary position embeddings** (RoPE; [Su et al.,
+# 2021](https://arxiv.org/abs/2104.09864)). Each pair of channels $(x_i, x_{i+d/2})$ of a query or a key of size $d$ is
+# rotated by an angle that grows with its position $p$:
+#
+# $$\begin{pmatrix} x_i' \\ x_{i+d/2}' \end{pmatrix} = \begin{pmatrix} \cos\theta & -\sin\theta \\ \sin\theta & \cos\theta
+# \end{pmatrix} \begin{pmatrix} x_i \\ x_{i+d/2} \end{pmatrix}, \qquad \theta = p \cdot \text{base}^{-2i/d}, \qquad 0 \le i
+# < d/2$$
+#
+# The product of a rotated query and a rotated key depends only on the distance between them. (The paper pairs neighboring
+# channels instead. The models are equivalent, but a checkpoint of one does not work in the other until its channels are
+# permuted.)
+
+# %% [markdown]
+# ### Exercise 2: attention by heads
+#
+# Write `heads.py`.
+#
+# - `rotate` works for any dtype. Angles are computed in fp32, because bf16 cannot represent all integers above 256.
+# - `Attention` has the query heads $i\,a/t$ to $(i+1)\,a/t - 1$ on rank $i$, and the key and value heads that these need.
+#   $t$ divides $a$, and one of $t$ and $k$ divides the other. A position sees itself and the ones before it. It
+#   communicates as little as your MLP.
+# - After the last backward pass of a step, `finish_gradients` completes the gradients that are still terms. It
+#   communicates once for all of them together, and not at all if there are none. Their parameters have a true
+#   `is_partial`: your `Attention` sets it for its own parameters, and later files set it for others. Copies without it
+#   already have their whole gradient.
 
 # %% answer="heads"
 %%writefile mytrainer/heads.py
 """Causal self-attention whose heads are partitioned over the ranks."""
-### BEGIN SOLUTION
+
 import math
 
 import torch
@@ -210,6 +780,7 @@ def rotate(x, base):
 
     Channel i < d/2 and channel i + d/2 are a pair, which position p rotates by p * base ** (-2i/d).
     """
+    ### BEGIN SOLUTION
     positions = torch.arange(x.shape[0], device=x.device, dtype=torch.float32)
     half = x.shape[-1] // 2
     speeds = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
@@ -217,17 +788,32 @@ def rotate(x, base):
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x[..., :half], x[..., half:]
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+    ### END SOLUTION
 
 
 class Attention(torch.nn.Module):
     """Grouped-query attention (Ainslie et al., 2023) with rotary positions; rank i has heads/t query heads.
 
     With fewer key and value heads than ranks, neighboring ranks have copies of the same one.
+
+    Attributes:
+        query, key, value, out: the linear layers, without biases. A weight whose gradient on a rank is only a term
+            has the attribute `is_partial`, which is true.
     """
 
     def __init__(self, hidden, heads, kv_heads, head_dim, region, base=10000.0, flash=False):
+        """Args:
+            hidden: h.
+            heads: query heads of all ranks together.
+            kv_heads: key and value heads of all ranks together.
+            head_dim: d, the channels of a head.
+            region: the ranks.
+            base: the base of rotate.
+            flash: whether core calls PyTorch's fused kernel.
+        """
         super().__init__()
         self.region, self.head_dim, self.base, self.flash = region, head_dim, base, flash
+        ### BEGIN SOLUTION
         parts = min(kv_heads, region.size)
         self.query = ColumnParallelLinear(hidden, heads * head_dim, region)
         self.key = ColumnParallelLinear(hidden, kv_heads * head_dim, region, parts=parts)
@@ -235,33 +821,48 @@ class Attention(torch.nn.Module):
         self.out = RowParallelLinear(heads * head_dim, hidden, region)
         for layer in (self.key, self.value):
             layer.weight.is_partial = layer.weight.copies > 1
+        ### END SOLUTION
 
     def forward(self, x):
         """Map x [s, b, h] to the same shape."""
+        ### BEGIN SOLUTION
         query, key, value = (one.unflatten(-1, (-1, self.head_dim)) for one in self.region.columns(
             x, self.query, self.key, self.value))
         query, key = rotate(query, self.base), rotate(key, self.base)
         return self.out(self.core(query, key, value))
+        ### END SOLUTION
 
     def core(self, query, key, value):
-        """Return softmax(Q K^T / sqrt(d)) V, [s, b, a/t * d], given Q [s, b, a/t, d], and K and V [s, b, their heads, d]."""
-        query, key, value = (one.permute(1, 2, 0, 3) for one in (query, key, value))
+        """Return softmax(Q K^T / sqrt(d)) V as [s, b, d heads/t].
+
+        Args:
+            query: Q, [s, b, heads/t, d].
+            key: K, [s, b, this rank's key heads, d].
+            value: V, of the same shape as K.
+        """
+        query, key, value = (one.permute(1, 2, 0, 3) for one in (query, key, value))  # [b, heads, s, d]
         if self.flash:
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         else:
+            ### BEGIN SOLUTION
             groups, s = key.shape[1], key.shape[2]
             scores = query.unflatten(1, (groups, -1)) @ key[:, :, None].mT / math.sqrt(self.head_dim)
             later = torch.ones(s, s, dtype=torch.bool, device=key.device).triu(1)
             out = (scores.masked_fill(later, -math.inf).softmax(-1) @ value[:, :, None]).flatten(1, 2)
+            ### END SOLUTION
         return out.permute(2, 0, 1, 3).flatten(2)
 
 
 def finish_gradients(parameters, region):
-    """After the last backward pass of a step: sum the gradients of copies that saw only a part each.
+    """After the last backward pass of a step: complete the gradients of which each copy has only a term.
 
-    A parameter whose `is_partial` is true has a copy on several ranks, and its gradient on each of them is an addend.
-    Afterwards, all copies have the same gradient. One collective is enough for all of them.
+    Args:
+        parameters: an iterator over this rank's parameters, in the same order on all ranks. Those whose `is_partial`
+            is true have a `.grad` that is a term; afterward, it is the sum of the terms of all copies of the same
+            part.
+        region: the ranks.
     """
+    ### BEGIN SOLUTION
     partial = [one for one in parameters if getattr(one, "is_partial", False)]
     if not partial:
         return
@@ -272,24 +873,470 @@ def finish_gradients(parameters, region):
     dist.all_reduce(flat, group=region.group)
     for one, whole in zip(partial, flat.split([buffer.numel() for buffer in buffers]), strict=True):
         one.grad.copy_(whole.view(one.full_shape)[one.part])
-### END SOLUTION
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_rotated(channels, base, positions, dtype="float32"):
+    """Return the same channels, rotated as at each of some positions."""
+    from mytrainer.heads import rotate
+
+    x = torch.tensor(channels, dtype=getattr(torch, dtype)).expand(max(positions) + 1, 2, 3, len(channels))
+    rotated = rotate(x, base)
+    return [str(rotated.dtype), rotated[positions, 1, 2].float().tolist()]
+
+
+def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash=False):
+    """Run both passes of an attention, and finish its gradients.
+
+    Args:
+        heads: query heads.
+        kv_heads: key and value heads.
+        head_dim: channels of a head.
+        length: s.
+        seed: of the values of this rank's query and output weights.
+        kv_seed: of its key and value weights.
+        shared: of the values that all ranks have.
+        flash: whether the attention uses the fused kernel.
+
+    Return one number for the output of each position, one for the gradient of its input, and one for the gradient of
+    each weight. Another parameter, whose copies have whole gradients, is last.
+    """
+    from mytrainer.heads import Attention, finish_gradients
+    from mytrainer.tensor_parallel import Region, parameter
+
+    from lablib import tensor
+
+    region, hidden = Region(dist.group.WORLD), 5
+    attention = Attention(hidden, heads, kv_heads, head_dim, region, base=100.0, flash=flash)
+    weights = [one.weight for one in (attention.query, attention.key, attention.value, attention.out)]
+    tensor.fill(weights, [seed, kv_seed + 10, kv_seed + 20, seed + 30])
+    x = (2 * tensor.sines((length, 2, hidden), shared)).requires_grad_()
+    y = attention(x)
+    dist.barrier()  # marks the end of the forward pass in the record
+    (y * tensor.sines(y.shape, 1.0)).sum().backward()
+    dist.barrier()
+    other = parameter((3,), region)
+    other.grad = torch.ones(3)
+    finish_gradients(iter([*weights, other]), region)
+    ends = tensor.sines((hidden,), 1.0)
+    return [(y @ ends).flatten().tolist(), (x.grad @ ends).flatten().tolist(), tensor.gradients([*weights, other])]
+
+# %% tags=["check-setup"]
+def rotated_here(x, base):
+    """Rotate x [s, ..., d] as complex numbers."""
+    import torch
+
+    half = x.shape[-1] // 2
+    angles = torch.arange(x.shape[0])[:, None] * torch.tensor([base ** (-2 * i / (2 * half)) for i in range(half)])
+    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles).view(
+        len(x), *[1] * (x.ndim - 2), half)
+    return torch.cat([turned.real, turned.imag], -1)
+
+
+def attention_of_one_process(heads, kv_heads, head_dim, length, seeds, kv_seeds, shared):
+    """Compute attention with full matrices; return what tp_attention returns on each rank."""
+    import numpy as np
+    import torch
+
+    from lablib import tensor
+
+    ranks, hidden = len(seeds), 5
+    parts = min(ranks, kv_heads)
+    part_seeds = [kv_seeds[number * ranks // parts] for number in range(parts)]
+    query = whole_of((heads * head_dim, hidden), 0, seeds)
+    key, value = (whole_of((kv_heads * head_dim, hidden), 0, [seed + more for seed in part_seeds]) for more in (10, 20))
+    out = whole_of((hidden, heads * head_dim), 1, [seed + 30 for seed in seeds])
+    x = (2 * tensor.sines((length, 2, hidden), shared)).requires_grad_()
+    q, k, v = ((x @ weight.T).unflatten(-1, (-1, head_dim)) for weight in (query, key, value))
+    q, k = rotated_here(q, 100.0), rotated_here(k, 100.0)
+    columns = []
+    for head in range(heads):
+        group = head * kv_heads // heads
+        scores = torch.einsum("sbd,tbd->bst", q[:, :, head], k[:, :, group]) / head_dim**0.5
+        scores = scores + torch.full((length, length), float("-inf")).triu(1)
+        columns.append(torch.einsum("bst,tbd->sbd", scores.softmax(-1), v[:, :, group]))
+    y = torch.cat(columns, -1) @ out.T
+    (y * tensor.sines(y.shape, 1.0)).sum().backward()
+    ends = tensor.sines((hidden,), 1.0)
+    for_parts = [gradients_of_parts(query, 0, ranks), gradients_of_parts(key, 0, parts), gradients_of_parts(value, 0, parts),
+                 gradients_of_parts(out, 1, ranks)]
+    return [[(y @ ends).detach().flatten().numpy(), (x.grad @ ends).flatten().numpy(),
+             np.array([*(column[rank * len(column) // ranks] for column in for_parts), in_one_number(torch.ones(3))])]
+            for rank in range(ranks)]
+
+
+def require_finish(run, passes, size):
+    """Require one all-reduce in each pass, and one of the partial gradients at the end, if there are any.
+
+    Args:
+        run: the run.
+        passes: bytes of hidden states.
+        size: bytes of all partial gradients, over all ranks.
+    """
+    for rank in range(len(run.values)):
+        forward, rest = split_at_barrier(run.calls(rank))
+        backward, end = split_at_barrier(rest)
+        for name, calls in (("forward", forward), ("backward", backward)):
+            check.that(sum(call.bytes for call in calls) <= passes, f"In the {name} pass, rank {rank} communicates "
+                       f"{sum(call.bytes for call in calls)} bytes; hidden states are {passes} bytes. Compare your MLP.")
+        check.that(len(end) <= (1 if size else 0), f"finish_gradients calls {len(end)} collectives on rank {rank}. "
+                   + ("Several gradients fit into one flat buffer." if size else "No gradient is a term here."))
+        check.that(sum(call.bytes for call in end) <= size, f"finish_gradients communicates {sum(call.bytes for call in end)} bytes "
+                   f"on rank {rank}, and the gradients that are terms have {size} bytes in all.")
+
+# %% check="heads" points=6
+with check.parts():
+    with check.part(1, "rotates queries and keys"):
+        check.ranks(
+            tp_rotated, ranks=1, rel=1e-5,
+            cases=[{"channels": [1.0, 2.0, 3.0, 4.0], "base": 100.0, "positions": [0, 1, 5]}],
+            expected=[[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 1.590675, 2.462378, 4.179684],
+                      [3.160435, -0.1625371, -0.1079377, 4.469181]]]]],
+            hints={
+                "You rotate other pairs: channel i belongs to channel i + d/2.":
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.14264, 1.922076, 2.585679, 4.279517],
+                     [2.201511, -0.3915999, 0.7150455, 4.948607]]]]],
+                "The rotation goes in the other direction.":
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [3.064715, 2.389342, 0.7794361, 3.78035],
+                     [-2.593111, 3.672867, 1.809911, 2.551479]]]]],
+                "The exponent of the base is wrong: from the first pair to the last one, it goes from 0 almost to -1.":
+                    [[["torch.float32", [[1.0, 2.0, 3.0, 4.0], [-1.984111, 0.6568962, 2.462378, 4.423628],
+                     [3.160435, -4.020471, -0.1079377, 1.958524]]]]],
+                "The first dimension is the position, and the second one is the sample.":
+                    [[["torch.float32", [[-1.984111, 1.590675, 2.462378, 4.179684], [-1.984111, 1.590675, 2.462378, 4.179684],
+                     [-1.984111, 1.590675, 2.462378, 4.179684]]]]]})
+        check.ranks(
+            tp_rotated, ranks=1, rel=2e-2,
+            cases=[{"channels": [1.0, 0.5], "base": 100.0, "positions": [301, 999], "dtype": "bfloat16"}],
+            expected=[[["torch.bfloat16", [[1.109375, -0.1445312], [1.015625, 0.4726562]]]]],
+            hints={
+                "Position 301 does not exist in bf16: compute angles in fp32, and only then round.":
+                    [[["torch.bfloat16", [[0.4785156, -1.007812], [0.1484375, 1.109375]]]]],
+                "Return the dtype of x.": [[["torch.float32", [[1.108709, -0.1441007], [1.01288, 0.4733642]]]]]})
+        ### BEGIN HIDDEN TESTS
+        import torch
+
+
+        check.ranks(tp_rotated, ranks=1, rel=1e-3, cases=check.draw(
+            3, channels=lambda dice: [dice.uniform(1, 2) for _ in range(2 * dice.randint(1, 4))],
+            base=check.between(50, 20000), positions=lambda dice: sorted(dice.sample(range(12), 3))),
+            expected=lambda ranks, channels, base, positions: [["torch.float32", rotated_here(torch.tensor(channels).expand(
+                max(positions) + 1, len(channels)), base)[positions].numpy()]])
+        ### END HIDDEN TESTS
+    with check.part(3, "computes what one process computes"):
+        check.ranks(
+            tp_attention, ranks=2, rel=1e-3,
+            cases=[{"heads": 8, "kv_heads": 4, "head_dim": 2, "length": 3, "seed": check.by_rank([1, 2]),
+                    "kv_seed": check.by_rank([3, 4]), "shared": 5}],
+            expected=[[[[1.269017, 1.464113, 1.362953, 1.447649, 1.176551, 1.380179],
+                      [-1.683084, -1.277447, 0.2438077, 0.4402244, 1.041554, 0.6554107],
+                      [0.09432451, 1.480613, -2.247798, 15.80222, 0.6560273]],
+                      [[1.269017, 1.464113, 1.362953, 1.447649, 1.176551, 1.380179],
+                      [-1.683084, -1.277447, 0.2438077, 0.4402244, 1.041554, 0.6554107],
+                      [-0.1115438, -0.4017422, 5.212399, 13.34758, 0.6560273]]]],
+            hints={
+                "The scores are too small: divide by the root of the size of one head.":
+                    [[[[1.269017, 1.464113, 1.375693, 1.490913, 1.237439, 1.355544],
+                     [-1.561375, -1.182394, 0.2477045, 0.3339025, 0.596034, 0.5550686],
+                     [0.03696932, 0.7191901, -2.40494, 15.6742, 0.6560273]],
+                     [[1.269017, 1.464113, 1.375693, 1.490913, 1.237439, 1.355544],
+                     [-1.561375, -1.182394, 0.2477045, 0.3339025, 0.596034, 0.5550686],
+                     [-1.026744, 0.3850263, 4.77002, 13.17364, 0.6560273]]]],
+                "A position sees what comes after it.":
+                    [[[[1.491609, 1.468121, 1.547721, 1.491697, 1.176551, 1.380179],
+                     [-0.4562129, -0.183022, 0.03095007, 0.01565636, -0.03646639, -0.1351134],
+                     [0.03933103, 1.866063, -6.734013, 14.28761, 0.6560273]],
+                     [[1.491609, 1.468121, 1.547721, 1.491697, 1.176551, 1.380179],
+                     [-0.4562129, -0.183022, 0.03095007, 0.01565636, -0.03646639, -0.1351134],
+                     [0.6469846, -0.380777, 2.768297, 13.68502, 0.6560273]]]],
+                "The query heads use the key and value heads of other groups. Neighboring query heads share one.":
+                    [[[[2.211675, 2.245018, 2.277494, 2.192746, 2.124379, 2.142202],
+                     [-2.017222, -0.8865381, -0.8759114, -1.137977, 0.791482, -1.037654],
+                     [0.09686106, -10.03539, -19.28197, 16.18684, 0.6560273]],
+                     [[2.211675, 2.245018, 2.277494, 2.192746, 2.124379, 2.142202],
+                     [-2.017222, -0.8865381, -0.8759114, -1.137977, 0.791482, -1.037654],
+                     [0.3154126, -0.4980711, -11.15233, 8.053973, 0.6560273]]]],
+                "Only queries and keys are rotated.":
+                    [[[[1.269017, 1.464113, 0.4734569, 0.4492623, 0.7051797, 1.060612],
+                     [-1.521885, -0.7992195, 0.2501979, 0.3887087, -0.3080184, 0.181642],
+                     [-0.7004005, -0.2598943, 0.06710993, 12.79444, 0.6560273]],
+                     [[1.269017, 1.464113, 0.4734569, 0.4492623, 0.7051797, 1.060612],
+                     [-1.521885, -0.7992195, 0.2501979, 0.3887087, -0.3080184, 0.181642],
+                     [-0.03844082, 0.494349, 3.887072, 7.028955, 0.6560273]]]]})
+        check.ranks(
+            tp_attention, ranks=2, rel=1e-3,
+            cases=[{"heads": 4, "kv_heads": 2, "head_dim": 2, "length": 3, "seed": check.by_rank([5, 6]),
+                    "kv_seed": check.by_rank([7, 8]), "shared": 9, "flash": True}],
+            expected=[[[[3.616026, 4.037863, 3.707778, 3.936888, 3.603339, 3.810302],
+                      [5.501019, 4.700665, 0.4451842, 0.7183778, 0.0969902, 0.4836203],
+                      [-0.09074971, 3.84193, 7.122577, -6.024359, 0.6560273]],
+                      [[3.616026, 4.037863, 3.707778, 3.936888, 3.603339, 3.810302],
+                      [5.501019, 4.700665, 0.4451842, 0.7183778, 0.0969902, 0.4836203],
+                      [0.4056231, -0.5954489, 4.713145, -4.366689, 0.6560273]]]])
+        ### BEGIN HIDDEN TESTS
+        for ranks, heads, kv_heads in ((2, 8, 4), (3, 6, 3)):
+            check.ranks(tp_attention, ranks=ranks, rel=5e-3, cases=check.draw(
+                1, heads=[heads], kv_heads=[kv_heads], head_dim=[2, 4], length=[3, 4],
+                seed=check.for_each_rank(check.between(0, 100)), kv_seed=check.for_each_rank(check.between(0, 100)),
+                shared=check.between(0, 100)),
+                expected=lambda ranks, heads, kv_heads, head_dim, length, seed, kv_seed, shared: attention_of_one_process(
+                    heads, kv_heads, head_dim, length, seed, kv_seed, shared))
+        ### END HIDDEN TESTS
+    with check.part(2, "completes the gradients of copies, and communicates as little as possible"):
+        (run,) = check.ranks(
+            tp_attention, ranks=4, rel=1e-3,
+            cases=[{"heads": 4, "kv_heads": 2, "head_dim": 2, "length": 2, "seed": check.by_rank([1, 2, 3, 4]),
+                    "kv_seed": check.by_rank([5, 5, 6, 6]), "shared": 7}],
+            expected=[[[[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                      [0.004395036, -0.05475216, -2.869398, 0.920177, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                      [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                      [0.004862942, -0.05475216, -2.869398, 0.9140406, 0.6560273]],
+                      [[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                      [0.01035682, -0.02186116, 1.897603, 0.6233029, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                      [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                      [0.06557886, -0.02186116, 1.897603, 0.6347609, 0.6560273]]]],
+            hints={
+                "A copy of a key head has only the gradient from its own rank's query heads.":
+                    [[[[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004395036, -0.02375139, -1.868946, 0.920177, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004862942, -0.03100076, -1.000452, 0.9140406, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.01035682, -0.005191516, 0.3377264, 0.6233029, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.06557886, -0.01666964, 1.559877, 0.6347609, 0.6560273]]]],
+                "The gradients of copies are terms of a sum. You return their mean.":
+                    [[[[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004395036, -0.02737608, -1.434699, 0.920177, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004862942, -0.02737608, -1.434699, 0.9140406, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.01035682, -0.01093058, 0.9488016, 0.6233029, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.06557886, -0.01093058, 0.9488016, 0.6347609, 0.6560273]]]],
+                "Gradients of different heads are mixed up. Which ranks have a copy of the same part?":
+                    [[[[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004395036, -0.07661332, -0.9717952, 0.920177, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004862942, -0.07661332, -0.9717952, 0.9140406, 0.6560273]],
+                     [[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.01035682, -0.07661332, -0.9717952, 0.6233029, 0.6560273]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.06557886, -0.07661332, -0.9717952, 0.6347609, 0.6560273]]]],
+                "The gradient of a parameter that is not partial has changed.":
+                    [[[[0.3874812, 0.3903258, 0.3834746, 0.3715177], [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004395036, -0.05475216, -2.869398, 0.920177, 2.624109]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.004862942, -0.05475216, -2.869398, 0.9140406, 2.624109]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.01035682, -0.02186116, 1.897603, 0.6233029, 2.624109]], [[0.3874812, 0.3903258, 0.3834746, 0.3715177],
+                     [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
+                     [0.06557886, -0.02186116, 1.897603, 0.6347609, 2.624109]]]]})
+        require_finish(run, 2 * 2 * 5 * 4, 2 * 4 * 5 * 4)
+        (run,) = check.ranks(
+            tp_attention, ranks=2, rel=1e-3,
+            cases=[{"heads": 2, "kv_heads": 2, "head_dim": 2, "length": 2, "seed": check.by_rank([1, 2]),
+                    "kv_seed": check.by_rank([3, 4]), "shared": 5}],
+            expected=[[[[0.2718722, 0.2972503, 0.2742401, 0.2868993], [-0.2816779, -0.2641361, -0.07008097, -0.1301481],
+                      [-0.02632707, -0.1388914, -1.282982, 0.8286285, 0.6560273]], [[0.2718722, 0.2972503, 0.2742401, 0.2868993],
+                      [-0.2816779, -0.2641361, -0.07008097, -0.1301481],
+                      [-0.01602411, 0.03096607, -0.6882268, 0.5775871, 0.6560273]]]])
+        require_finish(run, 2 * 2 * 5 * 4, 0)
+        ### BEGIN HIDDEN TESTS
+        for ranks, heads, kv_heads in ((4, 8, 2), (3, 6, 1)):
+            for case in check.draw(1, head_dim=[2, 4], length=[2, 3], seed=check.for_each_rank(check.between(0, 100)),
+                                   kv=lambda dice: [round(dice.uniform(0, 100), 6) for _ in range(3)], shared=check.between(0, 100)):
+                drawn = case.pop("kv")
+                seeds = check.by_rank([drawn[rank * kv_heads // ranks] for rank in range(ranks)])
+                (run,) = check.ranks(
+                    tp_attention, ranks=ranks, rel=5e-3, cases=[{**case, "heads": heads, "kv_heads": kv_heads, "kv_seed": seeds}],
+                    expected=lambda ranks, heads, kv_heads, head_dim, length, seed, kv_seed, shared: attention_of_one_process(
+                        heads, kv_heads, head_dim, length, seed, kv_seed, shared))
+                require_finish(run, case["length"] * 2 * 5 * 4, 2 * kv_heads * case["head_dim"] * 5 * 4)
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="heads" hint="You rotate other pairs"
+# -    first, second = x[..., :half], x[..., half:]
+# -    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+# +    first, second = x[..., ::2], x[..., 1::2]
+# +    return torch.stack([first * cos - second * sin, second * cos + first * sin], -1).flatten(-2)
+
+# %% [raw] mutant="heads" hint="in the other direction"
+# -    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+# +    return torch.cat([first * cos + second * sin, second * cos - first * sin], -1)
+
+# %% [raw] mutant="heads" hint="The exponent of the base"
+# -    speeds = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+# +    speeds = base ** (-torch.arange(half, device=x.device, dtype=torch.float32) / x.shape[-1])
+
+# %% [raw] mutant="heads" hint="the second one is the sample"
+# -    positions = torch.arange(x.shape[0], device=x.device, dtype=torch.float32)
+# +    positions = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
+# -    angles = (positions[:, None] * speeds)[:, None, None]
+# +    angles = (positions[:, None] * speeds)[None, :, None]
+
+# %% [raw] mutant="heads" hint="does not exist in bf16"
+# -    positions = torch.arange(x.shape[0], device=x.device, dtype=torch.float32)
+# +    positions = torch.arange(x.shape[0], device=x.device).to(x.dtype)
+
+# %% [raw] mutant="heads" hint="Return the dtype of x"
+# -    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+# +    cos, sin = angles.cos(), angles.sin()
+
+# %% [raw] mutant="heads" hint="the root of the size of one head"
+# -            scores = query.unflatten(1, (groups, -1)) @ key[:, :, None].mT / math.sqrt(self.head_dim)
+# +            scores = query.unflatten(1, (groups, -1)) @ key[:, :, None].mT / math.sqrt(self.out.weight.shape[1])
+
+# %% [raw] mutant="heads" hint="sees what comes after it"
+# -            later = torch.ones(s, s, dtype=torch.bool, device=key.device).triu(1)
+# +            later = torch.zeros(s, s, dtype=torch.bool, device=key.device)
+
+# %% [raw] mutant="heads" hint="Neighboring query heads share one"
+# -            scores = query.unflatten(1, (groups, -1)) @ key[:, :, None].mT / math.sqrt(self.head_dim)
+# +            key, value = (one.repeat(1, query.shape[1] // groups, 1, 1) for one in (key, value))
+# +            scores = query @ key.mT / math.sqrt(self.head_dim)
+# -            out = (scores.masked_fill(later, -math.inf).softmax(-1) @ value[:, :, None]).flatten(1, 2)
+# +            out = scores.masked_fill(later, -math.inf).softmax(-1) @ value
+
+# %% [raw] mutant="heads" hint="Only queries and keys are rotated"
+# -        query, key = rotate(query, self.base), rotate(key, self.base)
+# +        query, key, value = (rotate(one, self.base) for one in (query, key, value))
+
+# %% [raw] mutant="heads" hint="from its own rank's query heads"
+# -            layer.weight.is_partial = layer.weight.copies > 1
+# +            layer.weight.is_partial = False
+
+# %% [raw] mutant="heads" hint="You return their mean"
+# -        one.grad.copy_(whole.view(one.full_shape)[one.part])
+# +        one.grad.copy_(whole.view(one.full_shape)[one.part] / one.copies)
+
+# %% [raw] mutant="heads" hint="Which ranks have a copy of the same part"
+# -    buffers = [one.grad.new_zeros(one.full_shape) for one in partial]
+# -    for one, buffer in zip(partial, buffers, strict=True):
+# -        buffer[one.part] = one.grad
+# -    flat = torch.cat([buffer.flatten() for buffer in buffers])
+# -    dist.all_reduce(flat, group=region.group)
+# -    for one, whole in zip(partial, flat.split([buffer.numel() for buffer in buffers]), strict=True):
+# -        one.grad.copy_(whole.view(one.full_shape)[one.part])
+# +    flat = torch.cat([one.grad.flatten() for one in partial])
+# +    dist.all_reduce(flat, group=region.group)
+# +    for one, whole in zip(partial, flat.split([one.numel() for one in partial]), strict=True):
+# +        one.grad.copy_(whole.view(one.shape))
+
+# %% [raw] mutant="heads" hint="a parameter that is not partial has changed"
+# -    partial = [one for one in parameters if getattr(one, "is_partial", False)]
+# +    partial = [one for one in parameters if one.copies > 1]
+
+# %% [raw] mutant="heads" hint="fit into one flat buffer"
+# -    flat = torch.cat([buffer.flatten() for buffer in buffers])
+# -    dist.all_reduce(flat, group=region.group)
+# +    for buffer in buffers:
+# +        dist.all_reduce(buffer, group=region.group)
+# +    flat = torch.cat([buffer.flatten() for buffer in buffers])
+
+# %% [raw] mutant="heads" hint="No gradient is a term here"
+# -            layer.weight.is_partial = layer.weight.copies > 1
+# +            layer.weight.is_partial = True
+
+# %% [raw] mutant="heads" hint="the gradients that are terms have"
+# -    flat = torch.cat([buffer.flatten() for buffer in buffers])
+# -    dist.all_reduce(flat, group=region.group)
+# +    flat = torch.cat([buffer.flatten() for buffer in buffers]).double()
+# +    dist.all_reduce(flat, group=region.group)
+
+# %% [raw] mutant="heads" hint="Compare your MLP"
+# -        query, key, value = (one.unflatten(-1, (-1, self.head_dim)) for one in self.region.columns(
+# -            x, self.query, self.key, self.value))
+# +        query, key, value = (self.region.columns(x, one)[0].unflatten(-1, (-1, self.head_dim)) for one in (
+# +            self.query, self.key, self.value))
 
 # %% [markdown]
-# ### Exercise 3: vocabulary
+# **This is the end of the first sitting.** Your attention and your MLP are a whole layer, except for its norms. Here are
+# both passes of a layer of Llama 3 405B on one to sixteen virtual H100s, eight per node:
+
+# %% tags=["explore"] short={'(1, 2, 4, 8, 16)': "(1, 8)"}
+def layer_pass(tokens=8192):
+    """Run both passes of the attention and the MLP of Llama 3 405B on a GPU; return the seconds."""
+    from mytrainer.heads import Attention
+    from mytrainer.tensor_parallel import MLP, Region
+
+    dist.init_process_group()
+    region = Region(dist.group.WORLD)
+    with torch.device("cuda"):
+        attention = Attention(16384, 128, 8, 128, region, base=500000.0, flash=True).bfloat16()
+        mlp = MLP(16384, 53248, region).bfloat16()
+        x = torch.zeros(tokens, 1, 16384, dtype=torch.bfloat16, requires_grad=True)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    marks[0].record()
+    y = x + attention(x)
+    (y + mlp(y)).sum().backward()
+    marks[1].record()
+    torch.cuda.synchronize()
+    return marks[0].elapsed_time(marks[1]) / 1000
+
+
+for size in (1, 2, 4, 8, 16):
+    (rank,) = virtualgpu.run(layer_pass, f"h100:{min(size, 8)}", max(1, size // 8), present=[0])
+    print(f"t = {size:2}: {result(f'{1000 * rank.value:6.1f} ms')}, {rank.peak / 2**30:5.1f} GiB at the peak, "
+          f"{100 * rank.exposed / rank.seconds:4.1f}% exposed communication (modeled)")
+
+# %% [markdown]
+# In the last line, two nodes share the layer, so its all-reduces cross the network between them. How much of the time is
+# exposed communication now? In practice, $t$ is rarely larger than the number of GPUs in a node. In the third sitting, you
+# will measure why.
+
+# %% [markdown]
+# ## A vocabulary in parts
+#
+# The largest matrix of a language model is often its embedding. Llama 3 has 128,256 tokens, so the embedding of the 405B
+# model has 2.1 billion parameters, two thirds as many as a layer, and its output layer has as many again. Both can be
+# divided by tokens. Rank $i$ of $t$ has the rows $\lfloor iV/t \rfloor$ to $\lfloor (i+1)V/t \rfloor - 1$ of the $V$
+# rows. (Megatron-LM pads the vocabulary instead, so that all parts are equal.)
+#
+# ![An embedding of ten tokens on three ranks, which have 3, 3, and 4 rows. Each rank computes the logits of its own
+# tokens; the label belongs to one of them.](../images/tensor_parallel_vocabulary.svg)
+#
+# Looking up a token is easy, because a rank knows which rows it has. The logits are the problem. For 8,192 positions, they
+# take 4.2 GB in fp32, and if you are not careful, they exist three times: in bf16, in fp32, and as probabilities. Their
+# gradient is as large. So the worst thing you can do is to gather them. What does the loss need from them? For the logits
+# $z$ of a position with label $y$, it is
+#
+# $$-\log \frac{e^{z_y}}{\sum_v e^{z_v}} = \log \sum_v e^{z_v} - z_y$$
+#
+# and its gradient is $\text{softmax}(z)_v - [v = y]$. Only a few numbers per position in these formulas depend on the
+# logits of other ranks. Logits may be large, and $e^{89}$ already overflows in fp32, so all ranks have to compute the
+# log-sum-exp in the usual stable way, with the same shift.
+
+# %% [markdown]
+# ### Exercise 3: vocabulary-parallel embedding and cross-entropy
+#
+# Write `vocabulary.py`.
+#
+# - Any $V$ and $t$ work. The embedding of a token is the same on all ranks, and a row gets its whole gradient.
+# - The loss is computed in fp32, and is right for logits of ±10,000, too.
+# - Per position, the ranks exchange at most three numbers of 4 bytes in the forward pass of the loss, and none in its
+#   backward pass.
+# - No rank ever has all logits. At any time, a rank has at most one fp32 tensor of the size of its own logits, and the
+#   loss saves no other one for its backward pass. It may overwrite `logits`. For 8,192 positions, Llama 3's vocabulary, and
+#   a hidden size of 4,096, the check allows 1.25 GiB on each of 8 virtual H100s.
 
 # %% answer="vocabulary"
 %%writefile mytrainer/vocabulary.py
 """Embedding, output layer, and cross-entropy over a vocabulary that is partitioned over the ranks."""
-### BEGIN SOLUTION
+
 import torch
 import torch.distributed as dist
 from mytrainer.tensor_parallel import parameter
 
 
 class VocabParallelEmbedding(torch.nn.Module):
-    """A row for each token; rank i has the rows V i/t to V (i + 1)/t.
+    """A row for each token; rank i has the rows from V i // t to V (i + 1) // t - 1.
 
     Its weight is also that of an output layer: Region.columns(x, embedding) returns this rank's logits.
+
+    Attributes:
+        weight: a parameter() [this rank's tokens, h].
+        first: the token of its first row.
     """
 
     bias = None
@@ -297,31 +1344,37 @@ class VocabParallelEmbedding(torch.nn.Module):
     def __init__(self, vocab_size, hidden, region):
         super().__init__()
         self.region = region
+        ### BEGIN SOLUTION
         self.weight = parameter((vocab_size, hidden), region, 0)
         self.first = self.weight.part[0].start
+        ### END SOLUTION
 
     def forward(self, tokens):
         """Map tokens, int64 [s, b], to [s, b, h], and leave the region."""
+        ### BEGIN SOLUTION
         rows, elsewhere = local_rows(tokens, self.first, len(self.weight))
         x = torch.nn.functional.embedding(rows, self.weight).masked_fill(elsewhere[..., None], 0)
         return self.region.leave(x)
 
 
 def local_rows(tokens, first, count):
+    """Return each token's row on this rank, 0 for tokens of other ranks, and which tokens these are."""
     rows = tokens - first
     elsewhere = (rows < 0) | (rows >= count)
     return rows.masked_fill(elsewhere, 0), elsewhere
+    ### END SOLUTION
 
 
 def cross_entropy(logits, labels, first, region):
     """Return the loss of each token, fp32 [s, b], the same on all ranks.
 
     Args:
-        logits: this rank's, [s, b, this rank's tokens]; may be overwritten.
+        logits: this rank's, [s, b, this rank's tokens], in any dtype; may be overwritten.
         labels: the next tokens, int64 [s, b].
         first: the token of this rank's first logit.
         region: the ranks.
     """
+    ### BEGIN SOLUTION
     return CrossEntropy.apply(logits, labels, first, region)
 
 
@@ -330,7 +1383,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, first, region):
-        logits = logits.float()
+        logits = logits.detach().float()
         largest = logits.amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
         logits -= largest[..., None]
@@ -349,24 +1402,388 @@ class CrossEntropy(torch.autograd.Function):
         softmax *= grad[..., None]
         softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
         return softmax, None, None, None
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_entropies(logits, labels, first, dtype="float32"):
+    """Return the loss of each position, and in fp32, this rank's gradient of a weighted sum of them.
+
+    Args:
+        logits: this rank's, a list for each position.
+        labels: a token for each position.
+        first: the token of this rank's first logit.
+        dtype: of the logits.
+    """
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import cross_entropy
+
+    own = torch.tensor(logits, dtype=getattr(torch, dtype))[:, None].requires_grad_()
+    loss = cross_entropy(own.clone(), torch.tensor(labels)[:, None], first, Region(dist.group.WORLD))
+    dist.barrier()  # marks the end of the forward pass in the record
+    (loss * torch.arange(1.0, 1 + len(labels))[:, None]).sum().backward()
+    return [str(loss.dtype), loss.flatten().tolist(), own.grad[:, 0].tolist() if dtype == "float32" else []]
+
+
+def tp_tokens(vocab_size, tokens, labels, seed):
+    """Look tokens up, and compute the loss with the same matrix as the output layer.
+
+    Args:
+        vocab_size: V.
+        tokens: a token for each position.
+        labels: the next one.
+        seed: of the values of this rank's rows.
+
+    Return one number for each position's embedding, each position's loss, and one number for the gradient of this
+    rank's rows.
+    """
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import VocabParallelEmbedding, cross_entropy
+
+    from lablib import tensor
+
+    region = Region(dist.group.WORLD)
+    embedding = VocabParallelEmbedding(vocab_size, 4, region)
+    tensor.fill([embedding.weight], [seed])
+    x = embedding(torch.tensor(tokens)[:, None])
+    (logits,) = region.columns(3 * x.tanh(), embedding)
+    loss = cross_entropy(logits, torch.tensor(labels)[:, None], embedding.first, region)
+    loss.sum().backward()
+    return [(x @ tensor.sines((4,), 1.0)).flatten().tolist(), loss.flatten().tolist(), tensor.gradients([embedding.weight])]
+
+
+def tp_output_layer(vocab_size, hidden, length):
+    """Run both passes of the output layer and the loss on a GPU, in bf16."""
+    from mytrainer.tensor_parallel import Region
+    from mytrainer.vocabulary import VocabParallelEmbedding, cross_entropy
+
+    region = Region(dist.group.WORLD)
+    with torch.device("cuda"):
+        embedding = VocabParallelEmbedding(vocab_size, hidden, region).bfloat16()
+        x = torch.zeros(length, 1, hidden, dtype=torch.bfloat16, requires_grad=True)
+        labels = torch.zeros(length, 1, dtype=torch.int64)
+    cross_entropy(region.columns(x, embedding).pop(), labels, embedding.first, region).mean().backward()
+
+# %% tags=["check-setup"]
+def entropies_here(logits, labels):
+    """Return what tp_entropies returns on each rank, except for the dtype, given the logits of all ranks."""
+    import numpy as np
+    import torch
+
+    own = [torch.tensor(one, dtype=torch.float64) for one in logits]
+    whole = torch.cat(own, -1).requires_grad_()
+    loss = torch.logsumexp(whole, -1) - whole[torch.arange(len(labels)), torch.tensor(labels)]
+    (loss * torch.arange(1.0, 1 + len(labels))).sum().backward()
+    grads = whole.grad.split([one.shape[-1] for one in own], -1)
+    return [["torch.float32", loss.detach().numpy(), grad.numpy()] for grad in grads]
+
+
+def tokens_of_one_process(vocab_size, tokens, labels, seeds):
+    """Return what tp_tokens returns on each rank."""
+    import torch
+
+    from lablib import tensor
+
+    weight = whole_of((vocab_size, 4), 0, seeds)
+    x = weight[torch.tensor(tokens)]
+    loss = torch.nn.functional.cross_entropy(3 * x.tanh() @ weight.T, torch.tensor(labels), reduction="none")
+    loss.sum().backward()
+    return [[(x @ tensor.sines((4,), 1.0)).detach().numpy(), loss.detach().numpy(), [grad]]
+            for grad in gradients_of_parts(weight, 0, len(seeds))]
+
+
+def require_three_numbers(run, positions):
+    """Require that the ranks exchange at most three numbers per position in the forward pass, and nothing later."""
+    for rank in range(len(run.values)):
+        forward, backward = split_at_barrier(run.calls(rank))
+        sent = sum(call.bytes for call in forward)
+        check.that(sent <= 12 * positions, f"Rank {rank} passes {sent} bytes to collectives in the forward pass. Three numbers per "
+                   f"position are {12 * positions} bytes.")
+        check.that(not backward, f"Rank {rank} communicates in the backward pass. Which numbers could the forward pass have kept?")
+
+# %% check="vocabulary" points=6
+with check.parts():
+    with check.part(3, "computes the loss and its gradient from three numbers per position"):
+        CASE = {"labels": [3, 0], "first": check.by_rank([0, 2, 3])}
+        (run,) = check.ranks(
+            tp_entropies, ranks=3, rel=1e-4,
+            cases=[{"logits": check.by_rank([[[1.0, 2.0], [0.5, -1.0]], [[-1.0], [3.0]], [[0.5, -2.0, 1.5], [2.0, 1.0, -3.0]]]), **CASE}],
+            expected=[[["torch.float32", [2.317859, 2.973805], [[0.1623731, 0.4413758], [-1.897783, 0.02280768]]],
+                      ["torch.float32", [2.317859, 2.973805], [[0.02197481], [1.245257]]],
+                      ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                      [0.4581045, 0.1685272, 0.003086684]]]]],
+            hints={
+                "The label's logit is counted once for each rank. Who has it?":
+                    [[["torch.float32", [6.317859, 3.973805], [[0.1623731, 0.4413758], [-1.897783, 0.02280768]]],
+                     ["torch.float32", [6.317859, 3.973805], [[0.02197481], [1.245257]]], ["torch.float32", [6.317859, 3.973805],
+                     [[-0.9015157, 0.00808408, 0.267708], [0.4581045, 0.1685272, 0.003086684]]]]],
+                "The gradient subtracts 1 on every rank. Which one has the label?":
+                    [[["torch.float32", [2.317859, 2.973805], [[-0.8376269, 0.4413758], [-1.897783, 0.02280768]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9780252], [-0.754743]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                     [-1.541896, 0.1685272, 0.003086684]]]]],
+                "Each rank subtracts its own maximum, so the sums cannot be added.":
+                    [[["torch.float32", [2.326002, 1.280308], [[0.09768554, 0.2655368], [-1.444097, 0.1240388]]],
+                     ["torch.float32", [2.326002, 1.280308], [[0.2655368], [0.5559034]]], ["torch.float32", [2.326002, 1.280308],
+                     [[-0.9023145, 0.008018517, 0.2655368], [0.5559034, 0.2045054, 0.003745647]]]]],
+                "The gradient of the loss is not 1: each position may have another weight.":
+                    [[["torch.float32", [2.317859, 2.973805], [[0.1623731, 0.4413758], [-0.9488915, 0.01140384]]],
+                     ["torch.float32", [2.317859, 2.973805], [[0.02197481], [0.6226285]]],
+                     ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
+                     [0.2290522, 0.08426361, 0.001543342]]]]]})
+        require_three_numbers(run, 2)
+        LARGE = {"logits": check.by_rank([[[9998.0, 9999.0], [-9999.5, 8000.0]], [[9999.0], [-9997.0]],
+                                          [[9997.5, 10000.0, 9998.5], [-9998.0, -10000.0, 7998.5]]]), **CASE}
+        (run,) = check.ranks(tp_entropies, ranks=3, cases=[LARGE], expected=None)
+        check.that(all(abs(loss) < 1e30 for _, losses, _ in run.values for loss in losses), "The loss of logits around 10,000 is not "
+                   "finite. Do exponentials overflow, or is a probability 0 when you take its logarithm?")
+        check.ranks(tp_entropies, ranks=3, rel=1e-4, cases=[LARGE], expected=[[["torch.float32", [3.277631, 17999.7],
+                                                                              [[0.06218568, 0.1690382], [-2.0, 1.635149]]],
+                                                                              ["torch.float32", [3.277631, 17999.7],
+                                                                              [[0.1690382], [0.0]]],
+                                                                              ["torch.float32", [3.277631, 17999.7],
+                                                                              [[-0.9622825, 0.4594935, 0.1025269],
+                                                                              [0.0, 0.0, 0.364851]]]]])
+        check.ranks(
+            tp_entropies, ranks=2, rel=1e-4,
+            cases=[{"logits": check.by_rank([[[12.3, 11.7]], [[12.1, 11.9]]]), "labels": [1], "first": check.by_rank([0, 2]),
+                    "dtype": "bfloat16"}],
+            expected=[[["torch.float32", [1.72692], []], ["torch.float32", [1.72692], []]]],
+            hints={"The loss is computed in bf16. Only the logits are in bf16.":
+                [[["torch.float32", [1.726562], []], ["torch.float32", [1.726562], []]]]})
+        ### BEGIN HIDDEN TESTS
+        def draw_logits(dice, sizes, positions):
+            """Return logits of some size for each rank and position; some positions have far larger ones than others."""
+            centers = [dice.choice([0.0, 0.0, 5000.0, -8000.0]) for _ in range(positions)]
+            return [[[round(center + dice.uniform(-3, 3), 2) for _ in range(size)] for center in centers] for size in sizes]
+
+
+        for sizes in ((2, 3), (3, 3, 4), (1, 2, 2, 2)):
+            (case,) = check.draw(1, logits=lambda dice, sizes=sizes: draw_logits(dice, sizes, 4),
+                                 labels=lambda dice, sizes=sizes: [dice.randrange(sum(sizes)) for _ in range(4)])
+            firsts = [sum(sizes[:rank]) for rank in range(len(sizes))]
+            (run,) = check.ranks(tp_entropies, ranks=len(sizes), rel=5e-3, cases=[
+                {"logits": check.by_rank(case["logits"]), "labels": case["labels"], "first": check.by_rank(firsts)}],
+                expected=lambda ranks, logits, labels, first: entropies_here(logits, labels))
+            require_three_numbers(run, 4)
+        ### END HIDDEN TESTS
+    with check.part(2, "looks tokens up, in a vocabulary that is not divisible"):
+        check.ranks(
+            tp_tokens, ranks=3, rel=1e-3,
+            cases=[{"vocab_size": 7, "tokens": [0, 3, 6], "labels": [3, 6, 1], "seed": check.by_rank([1, 2, 3])}],
+            expected=[[[[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [0.2149925]],
+                      [[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [-0.5614033]],
+                      [[1.127072, 0.9740103, 0.6796755], [1.801863, 1.872587, 1.713255], [-0.285363]]]],
+            hints={
+                "The embeddings contain rows of other tokens, too. What does a rank contribute for a token that it does not have?":
+                    [[[[2.49156, 2.480641, 2.791677], [2.617521, 3.116678, 3.551773], [2.980851]],
+                     [[2.49156, 2.480641, 2.791677], [2.617521, 3.116678, 3.551773], [4.75759]], [[2.49156, 2.480641, 2.791677],
+                     [2.617521, 3.116678, 3.551773], [6.317958]]]]})
+        ### BEGIN HIDDEN TESTS
+        for ranks in (2, 4):
+            check.ranks(tp_tokens, ranks=ranks, rel=1e-3, cases=check.draw(
+                1, vocab_size=[9, 10, 11, 13], tokens=lambda dice: [dice.randrange(9) for _ in range(5)],
+                labels=lambda dice: [dice.randrange(9) for _ in range(5)], seed=check.for_each_rank(check.between(0, 100))),
+                expected=lambda ranks, vocab_size, tokens, labels, seed: tokens_of_one_process(vocab_size, tokens, labels, seed))
+        ### END HIDDEN TESTS
+    with check.part(1, "never has all logits in memory"):
+        cost = check.gpus(tp_output_layer, {"vocab_size": 128256, "hidden": 4096, "length": 8192}, "h100:8", present=[0],
+                          least={"flops": 6 * 8192 * 4096 * 16032, "dtype": "bf16"})
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.25, hint=(
+            f"{cost.peak_memory:.2f} GiB on 8 virtual H100s. In fp32, this rank's logits are 0.49 GiB, and those of all ranks are "
+            "3.9 GiB. Which tensor could be overwritten, and which one is not needed?"))
+
+# %% [raw] mutant="vocabulary" hint="Who has it"
+# -        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0)
+# +        target = logits.gather(-1, rows[..., None])[..., 0]
+
+# %% [raw] mutant="vocabulary" hint="Which one has the label"
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -grad[..., None])
+
+# %% [raw] mutant="vocabulary" hint="subtracts its own maximum"
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+
+# %% [raw] mutant="vocabulary" hint="each position may have another weight"
+# -        softmax *= grad[..., None]
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -torch.ones_like(grad).masked_fill(elsewhere, 0)[..., None])
+
+# %% [raw] mutant="vocabulary" hint="Do exponentials overflow"
+# -        largest = logits.amax(-1)
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# -        logits -= largest[..., None]
+
+# %% [raw] mutant="vocabulary" hint="is a probability 0 when"
+# -        return sums[0].log() - sums[1]
+# +        return -(sums[1].exp() / sums[0]).log()
+
+# %% [raw] mutant="vocabulary" hint="Only the logits are in bf16"
+# -        logits = logits.detach().float()
+# +        logits = logits.clone()
+# -        return sums[0].log() - sums[1]
+# +        return (sums[0].log() - sums[1]).float()
+# -        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None])
+# +        softmax.scatter_add_(-1, rows[..., None], -grad.masked_fill(elsewhere, 0)[..., None].to(softmax.dtype))
+
+# %% [raw] mutant="vocabulary" hint="Three numbers per"
+# -        logits = logits.detach().float()
+# -        largest = logits.amax(-1)
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# -        logits -= largest[..., None]
+# -        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# -        target = logits.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0)
+# -        logits.exp_()
+# -        sums = torch.stack([logits.sum(-1), target])
+# -        dist.all_reduce(sums, group=region.group)
+# -        logits /= sums[0][..., None]
+# -        ctx.save_for_backward(logits, rows, elsewhere)
+# -        return sums[0].log() - sums[1]
+# +        logits = logits.detach().float()
+# +        rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# +        ends = torch.tensor([first + logits.shape[-1]])
+# +        dist.all_reduce(ends, dist.ReduceOp.MAX, group=region.group)
+# +        whole = torch.full((*logits.shape[:-1], int(ends)), -torch.inf)
+# +        whole[..., first:first + logits.shape[-1]] = logits
+# +        dist.all_reduce(whole, dist.ReduceOp.MAX, group=region.group)
+# +        ctx.save_for_backward(whole.softmax(-1)[..., first:first + logits.shape[-1]].clone(), rows, elsewhere)
+# +        return whole.logsumexp(-1) - whole.gather(-1, labels[..., None])[..., 0]
+
+# %% [raw] mutant="vocabulary" hint="Which numbers could the forward pass have kept"
+# -        softmax *= grad[..., None]
+# +        dist.all_reduce(grad.clone(), group=dist.group.WORLD)
+# +        softmax *= grad[..., None]
+
+# %% [raw] mutant="vocabulary" hint="What does a rank contribute"
+# -        x = torch.nn.functional.embedding(rows, self.weight).masked_fill(elsewhere[..., None], 0)
+# +        x = torch.nn.functional.embedding(rows, self.weight)
+
+# %% [raw] mutant="vocabulary" hint="Which tensor could be overwritten"
+# -        logits /= sums[0][..., None]
+# -        ctx.save_for_backward(logits, rows, elsewhere)
+# +        ctx.save_for_backward(logits / sums[0][..., None], rows, elsewhere)
+# -        softmax *= grad[..., None]
+# +        softmax = softmax * grad[..., None]
+
+# %% [raw] mutant="vocabulary" hint="Which tensor could be overwritten"
+# -    return CrossEntropy.apply(logits, labels, first, region)
+# +    largest = logits.float().amax(-1)
+# +    dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# +    shifted = logits.float() - largest.detach()[..., None]
+# +    rows, elsewhere = local_rows(labels, first, logits.shape[-1])
+# +    sums = region.leave(shifted.exp().sum(-1))
+# +    target = region.leave(shifted.gather(-1, rows[..., None])[..., 0].masked_fill(elsewhere, 0))
+# +    return sums.log() - target
+
+# %% [markdown]
+# Megatron-LM's `vocab_parallel_cross_entropy` and PyTorch's `loss_parallel` do the same. A rank now needs $1/t$ of the
+# memory for logits, and it costs three numbers per position.
+
+# %% [markdown]
+# ## Random numbers and layouts
+#
+# So far, every check filled the parameters for you. In a real run, they are drawn at random, and dropout draws more random
+# numbers in every step. This is where tensor parallelism fails most quietly: nothing crashes, and every run trains.
+#
+# In 2025, a trillion tokens into the training of SmolLM3, Hugging Face noticed that the model was worse than it should
+# have been. Once they had found the cause, they started over. It was a seed, in the tensor parallelism that their earlier
+# models had not used. Their [Smol Training
+# Playbook](https://huggingface.co/spaces/HuggingFaceTB/smol-training-playbook) tells the story.
+#
+# Here are three runs of a small language model, which is made from your three files. Each trains on two real ranks. The
+# model has four query heads and a single key and value head, of which both ranks have a copy. All three runs use the same
+# data and the same learning rate, but two of them have a bug in how they draw their weights:
+#
+# - `"same seed"`: both ranks draw their part of a matrix with the same seed.
+# - `"own seed"`: each rank draws everything with a seed of its own, including the copies.
+
+# %% tags=["explore"] short={"steps=60": "steps=3"}
+def all_runs(steps=60):
+    """Train each run on two ranks; return its losses, and each rank's weights before and after the training."""
+    found = {}
+    for name in ("A", "B", "C"):
+        ranks = run_ranks(tensor.tiny_run, 2, name, steps)
+        found[name] = ranks[0][0], [first for _, first, _ in ranks], [last for _, _, last in ranks]
+    return found
+
+
+runs = all_runs()
+print("step  " + "".join(f"run {name:6}" for name in runs))
+for step in range(0, len(runs["A"][0]), 10):
+    print(f"{step:4}  " + "".join(f"{losses[step]:6.3f}    " for losses, _, _ in runs.values()))
+
+# %% [markdown]
+# Which run is which? Look only at the losses, and set `guess_runs` to a dictionary that maps `"right"`, `"same seed"`, and
+# `"own seed"` to the name of a run:
+
+# %% answer="guess-runs"
+### BEGIN SOLUTION
+guess_runs = {"right": "A", "same seed": "B", "own seed": "C"}
 ### END SOLUTION
 
 # %% [markdown]
-# ### Exercise 4: randomness
+# Now prove it. Write `statistic`, which returns a number that is different for each of the three runs. It is given
+# the weights before the training: `first` has a dictionary for each rank, which maps the name of a parameter to the rank's
+# part of it. Before you run the cell after it, decide what the number should be for each kind of run.
+
+# %% answer="statistic"
+def statistic(first):
+    """Return a number that tells the three runs apart, given the weights of all ranks before the training.
+
+    Args:
+        first: for each rank, a dictionary from name to tensor.
+    """
+    ### BEGIN SOLUTION
+    return sum(torch.equal(first[0][name], first[1][name]) for name in first[0])
+    ### END SOLUTION
+
+# %% tags=["explore"]
+for name, (losses, first, last) in runs.items():
+    whole = run_ranks(tensor.loss_of_one_process, 1, last, len(losses) - 1)[0]
+    print(f"run {name}: your statistic is {result(statistic(first))} before the training and {statistic(last)} after it; "
+          f"the loss after it is {losses[-1]:.3f} on two ranks, and in one process {result(f'{whole:.3f}')}")
+print(f"your guess: {guess_runs}")
+
+# %% [markdown]
+# The last number is the loss of the same batch after the parts of the trained model have been put together in one
+# process, as when you load a checkpoint on a different number of GPUs. Where both ranks have a copy, rank 0's counts.
+#
+# The first bug shows in the loss, if you have a right run to compare it with. Two ranks that start with the same parts
+# compute the same features. So their gradients are the same, and their parts stay the same: the model has half of the
+# features that you pay for. This was SmolLM3's bug. (After the training, only the embedding and the output layer differ
+# between the ranks. Why these two?)
+#
+# The second bug does not show in the loss. It may even be lower, because the model has more key and value heads than it
+# should have. It shows when somebody loads the checkpoint.
+
+# %% [markdown]
+# ### Exercise 4: the same numbers in every layout
+#
+# Write `randomness.py`. Its random numbers depend on what they are for, but neither on the rank that draws them nor on the
+# number of ranks:
+#
+# - `initialize` gives a model the same full matrices in every layout. Each rank has its part of them, and copies are
+#   equal. No two matrices of a model are equal, and other seeds give other matrices.
+# - `Dropout` has the same mask for a sample in every layout: on every rank, at every place in a micro-batch, and also
+#   if each rank has only its part of the sequence. A rank may draw more numbers than it uses. Different samples,
+#   iterations, seeds, and modules have different masks. A second forward pass of the same micro-batch has the masks of the
+#   first one, so activation checkpointing does not need to save the states of generators.
+# - Nothing depends on PyTorch's default generator, or on Python's `hash`, which differs between processes for strings.
 
 # %% answer="randomness"
 %%writefile mytrainer/randomness.py
 """Random numbers that do not depend on how a model is divided among ranks."""
-### BEGIN SOLUTION
+
 import hashlib
 
 import torch
 
 
 def generator(*key):
-    """Return a generator whose numbers depend on the key alone: text and integers."""
+    """Return a CPU generator whose numbers depend on the key alone: strings and integers."""
+    ### BEGIN SOLUTION
     digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    ### END SOLUTION
 
 
 @torch.no_grad()
@@ -374,18 +1791,26 @@ def initialize(model, seed, std=0.02):
     """Draw every matrix of a model from a normal distribution, and set its vectors to 1.
 
     The ranks' parts are parts of the same full tensor, whatever the number of ranks.
+
+    Args:
+        model: a module whose parameters are from tensor_parallel.parameter().
+        seed: an integer.
+        std: the standard deviation of the full matrices.
     """
+    ### BEGIN SOLUTION
     for name, one in model.named_parameters():
         if len(one.full_shape) == 1:
             one.fill_(1.0)
         else:
             one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+    ### END SOLUTION
 
 
 class Dropout(torch.nn.Module):
     """Dropout of hidden states, with the same mask in every layout.
 
     Attributes:
+        p: the probability with which an element becomes zero.
         key: what the masks of this micro-batch depend on; begin_micro_batch sets it.
         samples: the numbers of the micro-batch's samples in the whole run.
     """
@@ -395,7 +1820,15 @@ class Dropout(torch.nn.Module):
         self.p, self.region, self.key, self.samples = p, region, (), ()
 
     def forward(self, x):
-        """Zero elements of x [s, b, h] (or [s/t, b, h]) with probability p, and scale up the others."""
+        """Zero elements of x with probability p, and scale up the others so that the mean stays the same.
+
+        Args:
+            x: [s, b, h], or if region.splits_sequence, [s/t, b, h]: rank i has the i-th of t equal parts of the
+                sequence.
+
+        In evaluation mode, and with p = 0, x is returned.
+        """
+        ### BEGIN SOLUTION
         if self.p == 0 or not self.training:
             return x
         count, first = x.shape[0], 0
@@ -405,14 +1838,253 @@ class Dropout(torch.nn.Module):
         draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
                  for sample in self.samples]
         return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+        ### END SOLUTION
 
 
 def begin_micro_batch(model, seed, iteration, samples):
-    """Give every Dropout of a model the key of its next masks."""
+    """Give every Dropout of a model the key of its next masks.
+
+    Args:
+        model: the model.
+        seed: of the run.
+        iteration: the number of the optimizer step.
+        samples: for each sample of the micro-batch, its number in the whole run.
+    """
+    ### BEGIN SOLUTION
     for name, module in model.named_modules():
         if isinstance(module, Dropout):
             module.key, module.samples = (seed, iteration, name), tuple(samples)
-### END SOLUTION
+    ### END SOLUTION
+
+# %% tags=["driver"]
+def tp_initialized(tensors, seed, std):
+    """Initialize a model; return this rank's part of each parameter.
+
+    Args:
+        tensors: for each parameter, its full shape, the dimension that is divided, and the number of parts.
+        seed: an integer.
+        std: the standard deviation.
+    """
+    from mytrainer import randomness
+    from mytrainer.tensor_parallel import Region, parameter
+
+    def refuse(value):
+        raise ValueError("Python's hash() of a string differs between processes: use a hash function of hashlib")
+
+    region, model = Region(dist.group.WORLD), torch.nn.Module()
+    for number, (shape, dim, parts) in enumerate(tensors):
+        model.register_parameter(f"p{number}", parameter(tuple(shape), region, dim, parts and min(parts, region.size)))
+    randomness.hash = refuse
+    torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    randomness.initialize(model, seed, std)
+    return [one.detach().clone() for one in model.parameters()]
+
+
+def tp_dropped(p, length, hidden, seed, iteration, samples, splits_sequence=False):
+    """Drop elements of a tensor of twos, in two Dropouts.
+
+    Args:
+        p: the probability.
+        length: positions of the whole sequence.
+        hidden: hidden size.
+        seed: of the run.
+        iteration: the number of the step.
+        samples: of the micro-batch.
+        splits_sequence: whether each rank has only its positions.
+
+    Return the results of the first one, of the second one, of the first one again, and in evaluation mode.
+    """
+    from mytrainer import randomness
+    from mytrainer.tensor_parallel import Region
+
+    def refuse(value):
+        raise ValueError("Python's hash() of a string differs between processes: use a hash function of hashlib")
+
+    region, model = Region(dist.group.WORLD), torch.nn.Module()
+    region.splits_sequence = splits_sequence
+    model.first, model.second = randomness.Dropout(p, region), randomness.Dropout(p, region)
+    randomness.hash = refuse
+    torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    randomness.begin_micro_batch(model, seed, iteration, samples)
+    x = torch.full((length // region.size if splits_sequence else length, len(samples), hidden), 2.0)
+    results = [model.first(x), model.second(x), model.first(x)]
+    model.eval()
+    return [*results, model.first(x)]
+
+# %% check="randomness" points=6
+import numpy as np
+
+
+def whole_matrix(parts, dim, count, what):
+    """Return the full tensor of the ranks' parts.
+
+    Args:
+        parts: each rank's.
+        dim: the dimension that is divided; None for copies on all ranks.
+        count: the number of different parts.
+        what: the beginning of a message.
+    """
+    ranks = len(parts)
+    numbers = [rank * count // ranks for rank in range(ranks)]
+    for rank in range(1, ranks):
+        same = parts[rank].shape == parts[rank - 1].shape and np.array_equal(parts[rank], parts[rank - 1])
+        if numbers[rank] == numbers[rank - 1]:
+            check.that(same, f"{what}: ranks {rank - 1} and {rank} have copies of the same part, and they differ.")
+        else:
+            check.that(not same, f"{what}: ranks {rank - 1} and {rank} have different parts of a matrix, with the same values. This "
+                       "is one of the two bugs above.")
+    return np.concatenate([parts[numbers.index(number)] for number in range(count)], dim or 0)
+
+
+def require_initialized(seeds, std, ranks):
+    """Require that all layouts have the same matrices, with this standard deviation."""
+    tensors = [[[48, 32], 0, None], [[32, 48], 1, None], [[48, 32], 0, 1], [[51, 32], 0, 3], [[7], None, None], [[48, 32], None, None]]
+    wholes = {}
+    for seed in seeds:
+        for run in check.ranks(tp_initialized, ranks=ranks, cases=[{"tensors": tensors, "seed": seed, "std": std}], expected=None):
+            size, found = len(run.values), []
+            for number, (shape, dim, parts) in enumerate(tensors):
+                what = f"{size} rank{'s' if size > 1 else ''}, shape {shape}"
+                count = 1 if dim is None else min(parts or size, size)
+                found.append((what, whole_matrix([values[number] for values in run.values], dim, count, what)))
+            for number, (what, whole) in enumerate(found):
+                if whole.ndim == 1:
+                    check.that((whole == 1).all(), f"{what}: set vectors to 1.")
+                    continue
+                check.that(0.9 < whole.std() / std < 1.1 and abs(whole.mean()) < 0.15 * std, f"{what}: the standard deviation is "
+                           f"{whole.std():.4f}, and the mean is {whole.mean():.4f}; {std:.4f} and 0 are asked for.")
+                wholes.setdefault((seed, number), whole)
+                check.that(np.array_equal(whole, wholes[seed, number]), f"{what}: the matrix differs from that of {ranks[0]} rank"
+                           f"{'s' if ranks[0] > 1 else ''} with the same seed. What do your random numbers depend on?")
+    one, other = seeds
+    check.that(not np.array_equal(wholes[one, 0], wholes[other, 0]), f"Seeds {one} and {other} give the same matrix.")
+    check.that(not np.array_equal(wholes[one, 0], wholes[one, 5]), "Two parameters of the same shape are equal, so they would start with "
+               "the same values in every layer.")
+
+
+def require_masks(p, samples, ranks):
+    """Require masks that depend on what they are for, and on nothing else."""
+    case = {"p": p, "length": 12, "hidden": 40, "seed": 1, "iteration": 5, "samples": samples}
+    runs = check.ranks(tp_dropped, ranks=ranks, cases=[case], expected=None)
+    (divided,) = check.ranks(tp_dropped, ranks=2, cases=[{**case, "splits_sequence": True}], expected=None)
+    changes = {"another iteration": {"iteration": 6}, "another seed": {"seed": 2}}
+    others = check.ranks(tp_dropped, ranks=1, cases=[{**case, **change} for change in changes.values()], expected=None)
+    (turned,) = check.ranks(tp_dropped, ranks=1, cases=[{**case, "samples": samples[::-1]}], expected=None)
+    mask = runs[0].values[0][0]
+    for run in runs:
+        for rank, (first, second, again, evaluated) in enumerate(run.values):
+            kept = first != 0
+            check.that(np.allclose(first[kept], 2 / (1 - p)) and (evaluated == 2).all(), "The elements that stay are scaled so that "
+                       "the mean is the same on average, and nothing changes in evaluation mode.")
+            check.that(abs(1 - kept.mean() - p) < 0.1, f"A share of {1 - kept.mean():.2f} of the elements is zero, with p = {p}.")
+            check.that(np.array_equal(first, again), "A second forward pass of the same micro-batch has another mask, so recomputation "
+                       "would compute other gradients.")
+            check.that(not np.array_equal(first, second), "Two Dropouts of a model have the same mask.")
+            check.that(np.array_equal(first, mask), f"On {len(run.values)} ranks, rank {rank} has another mask than rank 0 of "
+                       f"{ranks[0]}. Hidden states outside of the region are the same on all ranks, so their masks must be, too.")
+    for one in range(1, len(samples)):
+        check.that(not np.array_equal(mask[:, 0], mask[:, one]), "Two samples of a micro-batch have the same mask.")
+    check.that(np.array_equal(np.concatenate([values[0] for values in divided.values]), mask), "With half of the positions on each "
+               "rank, the mask of the sequence is not the one that a rank with all positions has.")
+    for what, run in zip(changes, others, strict=True):
+        check.that(not np.array_equal(run.values[0][0], mask), f"The mask is the same in {what}.")
+    check.that(np.array_equal(turned.values[0][0][:, ::-1], mask), "In another order of the samples, a sample has another mask. With "
+               "more data-parallel ranks, samples move to other micro-batches, too.")
+
+
+with check.parts():
+    with check.part(3, "draws the same matrices in every layout"):
+        require_initialized([1, 2], 0.02, [1, 2, 4])
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(1, seeds=lambda dice: dice.sample(range(10**6), 2), std=check.between(0.1, 1)):
+            require_initialized(case["seeds"], case["std"], [2, 3])
+        ### END HIDDEN TESTS
+    with check.part(3, "draws the same masks in every layout"):
+        require_masks(0.4, [7, 3], [1, 2])
+        ### BEGIN HIDDEN TESTS
+        for case in check.draw(1, p=check.between(0.2, 0.6), samples=lambda dice: dice.sample(range(10**6), 3)):
+            require_masks(case["p"], case["samples"], [3])
+        ### END HIDDEN TESTS
+
+# %% [raw] mutant="randomness" hint="one of the two bugs above"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed, name))
+
+# %% [raw] mutant="randomness" hint="and they differ"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed + torch.distributed.get_rank(), name))
+
+# %% [raw] mutant="randomness" hint="What do your random numbers depend on"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.normal_(0, std, generator=generator(seed, name, str(one.part)))
+
+# %% [raw] mutant="randomness" hint="Two parameters of the same shape are equal"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed))[one.part])
+
+# %% [raw] mutant="randomness" hint="give the same matrix"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(name))[one.part])
+
+# %% [raw] mutant="randomness" hint="and 0 are asked for"
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one *= (one.shape[1] / one.full_shape[1])**0.5
+
+# %% [raw] mutant="randomness" hint="set vectors to 1"
+# -        if len(one.full_shape) == 1:
+# +        if len(one.full_shape) == 0:
+
+# %% [raw] mutant="randomness" hint="use a hash function of hashlib"
+# -    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+# -    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+# +    return torch.Generator().manual_seed(hash(key))
+
+# %% [raw] mutant="randomness" hint="nothing changes in evaluation mode"
+# -        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+# +        return x * (torch.stack(draws, 1) >= self.p).to(x.device)
+
+# %% [raw] mutant="randomness" hint="of the elements is zero, with p"
+# -        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)
+# +        return x * (torch.stack(draws, 1) < self.p).to(x.device) / (1 - self.p)
+
+# %% [raw] mutant="randomness" hint="so recomputation"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        self.key = (*self.key, "next")
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+
+# %% [raw] mutant="randomness" hint="Two Dropouts of a model have the same mask"
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, iteration), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="are the same on all ranks, so their"
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, iteration, name, module.region.rank), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="Two samples of a micro-batch have the same mask"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key))[first:first + count]
+
+# %% [raw] mutant="randomness" hint="With half of the positions on each "
+# -        if self.region.splits_sequence:
+# +        if False:
+
+# %% [raw] mutant="randomness" hint="The mask is the same in "
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed, name), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="a sample has another mask"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# -                 for sample in self.samples]
+# +        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, place))[first:first + count]
+# +                 for place in range(len(self.samples))]
+
+# %% [markdown]
+# The price is work on the CPU, where each rank draws whole matrices and masks, and uses only its part. Megatron-LM draws on
+# the GPU. It keeps two states of the GPU's generator, one that is the same on all ranks of the group and one of the rank's
+# own, and switches between them. Its random numbers are right in every layout, but they change with the layout, so runs
+# with different $t$ cannot be compared number by number. Yours can, and in this lab, that is how you find bugs.
+# (Megatron-LM's `--use-cpu-initialization` draws weights as you do.)
 
 # %% [markdown]
 # ## A layer that is all your own
@@ -1114,10 +2786,6 @@ with check.parts():
 # +        return tuple(F.linear(region.gather(x), weight) for weight in weights)
 
 # %% [raw] mutant="randomness" hint="agree on which positions"
-# -        if self.region.splits_sequence:
-# +        if False:
-
-# %% [raw] mutant="randomness" hint="agree on which positions"
 # -            whole, first = count * self.region.size, count * self.region.rank
 # +            whole = count * self.region.size
 
@@ -1326,7 +2994,7 @@ def require_overlap(run, outputs, s, b, h):
     for rank in range(len(run.values)):
         calls = run.calls(rank, "all_reduce")
         check.that(len(calls) == 1, f"Rank {rank} starts {len(calls)} all-reduces for {len(outputs)} layers with the same input. Their "
-                   "gradients of the input are addends, too.")
+                   "gradients of the input are terms, too.")
         check.that(calls[0].started <= 2 * flops, f"Rank {rank} starts the all-reduce after {calls[0].started:.0f} FLOPs. The forward pass "
                    f"and the input's gradient have {2 * flops}; what comes after them can overlap.")
         check.that(calls[0].finished is not None and calls[0].finished >= 3 * flops, f"Rank {rank} waits for the all-reduce before all "
@@ -1343,7 +3011,7 @@ with check.parts():
                        [[0.3533087, -0.4051861, -0.3504868, 0.4066537, 0.2001348, -0.2251174, 0.08674692, 0.001950935],
                         [0.7941742, 0.7300359]]]],
             hints={
-                "The input's gradient is this rank's addend only. Is it all-reduced before it is used?":
+                "The input's gradient is this rank's term only. Is it all-reduced before it is used?":
                     [[[[0.1531533, -0.2053637, -0.1306046, 0.260341, 0.04351973, -0.1999231, 0.0921368, 0.08420807],
                        [0.8113735, 0.7226088]],
                       [[0.2001555, -0.1998224, -0.2198822, 0.1463127, 0.156615, -0.02519435, -0.005389884, -0.08225714],
@@ -1394,7 +3062,7 @@ with check.parts():
         check.pass_mark(cost.exposed, f"The GPU waits for communication in {cost.exposed:.0%} of the time. What does it compute while the "
                         "all-reduce runs?", error=cost.error, below=0.04)
 
-# %% [raw] mutant="overlap" hint="this rank's addend only"
+# %% [raw] mutant="overlap" hint="this rank's term only"
 # -        work = dist.all_reduce(x_grad, group=ctx.group, async_op=True)
 # -        weight_grads = [grad.flatten(0, 1).t() @ x.flatten(0, 1) for grad in grads]
 # -        work.wait()

@@ -8,7 +8,7 @@ NAMES = {
     "0": "--keep-sequential-samples --find-optimal-num-workers --legacy-tokenizer "
          "--trust-remote-code --keep-empty --ftfy",
     "1": "--partitions --lang --max-documents --performance-dir --vocab --vocab-size "
-         "--padded-vocab-size --vocab-extra-ids --tokenizer-model --tokenizer-metadata "
+         "--padded-vocab-size --vocab-extra-ids --tokenizer-metadata "
          "--tiktoken-pattern --tiktoken-num-special-tokens --chunk-size --num-docs "
          "--tokenizer-name-or-path --make-vocab-size-divisible-by --pad-vocab-size-to",
     "*": "--workers-to-check --tiktoken-special-tokens",
@@ -21,21 +21,20 @@ PREPROCESS = ForeignFlags(
         "the trainer pads the vocabulary, not the data":
             "--make-vocab-size-divisible-by --padded-vocab-size --pad-vocab-size-to --vocab-size",
         "documents are counted as they are read": "--num-docs",
-        "there is one tokenizer here": "--legacy-tokenizer --trust-remote-code",
+        "tokenizers are read as data, never as code": "--legacy-tokenizer --trust-remote-code",
     },
     harmless_values={"--partitions": "1", "--vocab-extra-ids": "0"},
     refused={
         "another name": "--vocab",
-        "the tokenizer is GPT-2's byte-level BPE":
-            "--tokenizer-model --tokenizer-metadata --tiktoken-* --tokenizer-name-or-path "
-            "--vocab-extra-ids",
+        "the tokenizer is GPT-2's byte-level BPE, or one in Hugging Face's format":
+            "--tokenizer-metadata --tiktoken-* --tokenizer-name-or-path --vocab-extra-ids",
         "one program reads the whole input, with the threads of --workers": "--partitions",
         "the number of threads is not searched for":
             "--find-optimal-num-workers --workers-to-check --max-documents --performance-dir",
         "texts are tokenized as they are, and empty ones are skipped": "--ftfy --keep-empty",
     },
     instead={
-        "--vocab": "--vocab-file", "--tokenizer-model": "--vocab-file and --merge-file",
-        "--tokenizer-name-or-path": "--vocab-file and --merge-file",
+        "--vocab": "--vocab-file",
+        "--tokenizer-name-or-path": "--tokenizer-type HuggingFaceTokenizer --tokenizer-model",
         "--partitions": "--workers", "--find-optimal-num-workers": "--workers",
     })

@@ -19,9 +19,10 @@ from pathlib import Path
 from corpus_tools.foreign_flags import PREPROCESS
 from corpus_tools.indexed_dataset_writer import IndexedDatasetWriter, token_dtype
 from corpus_tools.jsonl import read_documents, require_readable
+from minimegatron.arguments.data import GPT2_BPE, HUGGING_FACE
 from minimegatron.arguments.parse import Parser
 from minimegatron.arguments.unknown import harmless_line, sort_out, sort_out_or_refuse
-from minimegatron.data.tokenizer import GPT2BPETokenizer, build_tokenizer
+from minimegatron.data.tokenizer import Tokenizer, build_tokenizer
 from minimegatron.errors import UserError
 
 # Documents are tokenized in batches of at most this many documents, or about this many bytes.
@@ -48,7 +49,7 @@ class PreprocessCounts:
 
 def preprocess(
     inputs: Sequence[str | os.PathLike[str]], output_prefix: str | os.PathLike[str],
-    tokenizer: GPT2BPETokenizer, keys: Sequence[str] = ("text",), append_eod: bool = True,
+    tokenizer: Tokenizer, keys: Sequence[str] = ("text",), append_eod: bool = True,
     progress: Callable[[PreprocessCounts], object] = lambda counts: None,
 ) -> PreprocessCounts:
     """Tokenize the documents of `inputs`, in order, into one .bin/.idx pair per key.
@@ -61,7 +62,7 @@ def preprocess(
         output_prefix: the start of the paths to write.
         tokenizer: converts text to tokens.
         keys: the keys of the texts in each JSON object.
-        append_eod: end each document with <|endoftext|>.
+        append_eod: end each document with the tokenizer's end-of-document token.
         progress: is called after every document.
 
     Raises:
@@ -114,7 +115,7 @@ def _batches(paths: Sequence[Path], keys: Sequence[str]) -> Iterator[Batch]:
 
 
 def _write_batch(batch: Batch, writers: Sequence[IndexedDatasetWriter], keys: Sequence[str],
-                 tokenizer: GPT2BPETokenizer, append_eod: bool, counts: PreprocessCounts,
+                 tokenizer: Tokenizer, append_eod: bool, counts: PreprocessCounts,
                  progress: Callable[[PreprocessCounts], object]) -> None:
     columns = [tokenizer.tokenize_batch([texts[k] for texts, _ in batch])
                for k in range(len(keys))]
@@ -144,12 +145,15 @@ def build_parser() -> Parser:
     group.add_argument("--split-sentences", action="store_true", help="not supported")
     group.add_argument("--keep-newlines", action="store_true", help="not supported")
     group = top.add_argument_group("tokenizer")
-    group.add_argument("--tokenizer-type", default="GPT2BPETokenizer", metavar="TYPE",
-                       help="must be GPT2BPETokenizer")
+    group.add_argument("--tokenizer-type", default=GPT2_BPE, metavar="TYPE",
+                       help=f"{GPT2_BPE} (the default) or {HUGGING_FACE}")
     group.add_argument("--vocab-file", metavar="FILE", help="GPT-2's vocab.json")
     group.add_argument("--merge-file", metavar="FILE", help="GPT-2's merges.txt")
+    group.add_argument("--tokenizer-model", metavar="FOLDER",
+                       help=f"folder with the tokenizer.json of {HUGGING_FACE}")
     group.add_argument("--append-eod", action="store_true",
-                       help="end each document with <|endoftext|>")
+                       help="end each document with the end-of-document token, such as "
+                            "<|endoftext|>")
     group = top.add_argument_group("output data")
     group.add_argument("--output-prefix", required=True, metavar="PREFIX",
                        help="write PREFIX_KEY_document.bin and .idx")
@@ -206,8 +210,8 @@ def run(arguments: argparse.Namespace) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     _print("Opening", arguments.input)
     _print(f"> building {arguments.tokenizer_type} tokenizer ...")
-    tokenizer = build_tokenizer(
-        arguments.tokenizer_type, arguments.vocab_file, arguments.merge_file)
+    tokenizer = build_tokenizer(arguments.tokenizer_type, arguments.vocab_file,
+                                arguments.merge_file, arguments.tokenizer_model)
     _print(f"Vocab size: {tokenizer.vocab_size}")
     _print(f"Output prefix: {arguments.output_prefix}")
     ready = time.perf_counter()

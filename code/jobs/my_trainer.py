@@ -33,7 +33,8 @@ losses. Your files do the rest:
                       on one rank, and --own-init lets randomness.py initialize it.
     sequence_parallel.py   splits the sequence outside of them, with --sequence-parallel
     tp_overlap.py     overlaps their all-reduces, with --async-tensor-model-parallel-allreduce
-    layer_memory.py   predicts what your layers save
+    layer_memory.py   predicts what your layers save, which the log compares with the count of
+                      saved.py
     reshard.py        lets --load resume on any number of ranks and with any strategy
     fp8.py            computes the linear layers, with --fp8-format hybrid; --fp8-recipe chooses
                       where their scales come from: delayed.py and amaxes.py, blocks.py, or mx.py
@@ -67,7 +68,8 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
-from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
+from minimegatron.data.tokenizer import vocabulary_of
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import UserError
 from minimegatron.grid import Grid
 from minimegatron.initialize import cap_threads, choose_device
@@ -75,9 +77,6 @@ from minimegatron.optim import LearningRate
 from minimegatron.report.log_lines import iteration_line, print_world_size
 from minimegatron.report.status import Status
 from minimegatron.report.tensorboard import TensorBoard
-
-# Your file and class for each stage of ZeRO (Rajbhandari et al. 2020).
-ZERO = {1: ("zero", "Zero1"), 2: ("zero2", "Zero2"), 3: ("zero3", "Zero3")}
 
 
 def connect(config: LoopConfig) -> Context:
@@ -117,8 +116,8 @@ def data_parallel(config: LoopConfig) -> type[nn.Module]:
         flags.require_sharding(config)
         if config.overlap_param_gather and (prefetch := pieces.load("prefetch")) is not None:
             return prefetch.Prefetching
-        name, made = ZERO[config.zero_stage]
-        return getattr(pieces.load(name), made)
+        name = flags.ZERO[config.zero_stage - 1]
+        return getattr(pieces.load(name), pieces.PIECES[name].defines[0])
     ddp = pieces.load("ddp")
     if ddp is None and config.data_parallel_size > 1:
         raise UserError(f"{config.world_size} ranks need mytrainer/ddp.py, which you write in "
@@ -394,7 +393,7 @@ def main(wrapper: type[nn.Module] | None = None) -> Grid:
     wrapper = wrapper or data_parallel(config)
     flags.require_pieces(config, wrapper)
     print_world_size(config, notes=[])
-    tokenizer = Vocabulary(config.vocab_file, config.merge_file)
+    tokenizer = vocabulary_of(config)
     ctx = connect(config)
     text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
     world = dist.group.WORLD

@@ -16,6 +16,7 @@ from labcore.terminal import quiet_stdout, visible
 # function of the parsed arguments that returns the exit code (None means 0). Parts named without
 # a command have one that another part extends: `lab contest` and `lab plan` need all parts.
 PARTS = {"slurmbox.cli": ("cluster",), "corpus_tools.cli": ("data",),
+         "checkpoint_tools.cli": ("convert-checkpoint",),
          "lab.start": ("start", "install-slurm"), "labkit.build.cli": ("build",),
          "labkit.build.new": ("new",), "lab.outputs.cli": ("outputs",),
          "lab.tensorboard.cli": ("tensorboard",),

@@ -35,6 +35,8 @@ def shipped(checkout: Path) -> Iterator[tuple[Path, str, int]]:
     scripts = checkout / "code" / "jobs"
     for script in sorted(one for kind in ("*.sh", "*.py", "*.toml") for one in scripts.glob(kind)):
         yield script, f"code/{script.name}", mode_of(script)
+    for program in (checkout / "code").glob("generate.py"):  # an author's folder has none
+        yield program, f"code/{program.name}", PLAIN
     for program in sorted((checkout / "code" / "examples").glob("*.*")):
         yield program, f"code/examples/{program.name}", mode_of(program)
     # These are copies, because Jupyter's server does not follow links that lead out of its folder.

@@ -11,7 +11,8 @@ from minimegatron.arguments import Config
 from minimegatron.context import Context, MicroBatch, Progress
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
-from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
+from minimegatron.data.tokenizer import AnyVocabulary, vocabulary_of
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.errors import emit
 from minimegatron.exits import Exits, any_rank
 from minimegatron.initialize import initialize
@@ -39,7 +40,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
     started = time.perf_counter()
     log_lines.print_world_size(config, notes)
     ctx = initialize(config)
-    vocabulary = Vocabulary(config.vocab_file, config.merge_file)
+    vocabulary = vocabulary_of(config)
     vocab_size = pad_vocab_size(vocabulary.vocab_size, config.make_vocab_size_divisible_by,
                                 config.tensor_model_parallel_size)
     log_lines.print_arguments(ctx, vocab_size)
@@ -68,7 +69,7 @@ def pretrain(config: Config, notes: list[str]) -> None:
         raise
 
 
-def build_batches(ctx: Context, vocabulary: Vocabulary
+def build_batches(ctx: Context, vocabulary: AnyVocabulary
                   ) -> tuple[Batches, Batches | None, Batches | None]:
     """Build this rank's training, validation, and test batches. Raises UserError."""
     named = zip(("training", "validation", "test"), build_datasets(ctx, vocabulary.vocab_size),
@@ -233,7 +234,8 @@ class Trainer:
     def finish_saving(self) -> None:
         """Wait for the checkpoint in flight, if there is one. Raises UserError."""
         if self.saving is not None:
-            self.saving = self.saving.finish()
+            self.saving.finish()
+            self.saving = None
 
     def print_device_summary(self) -> None:
         """Print a virtual GPU's remarks. Raises VirtualGpuError if too much of them is a guess."""

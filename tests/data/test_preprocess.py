@@ -161,7 +161,13 @@ def test_another_compression_is_named(preprocess, tmp_path):
     (["--vocab", "v.txt"], "--vocab v.txt: here it is called --vocab-file"),
     (["--partitions", "4"], "--partitions 4: a flag of Megatron-LM, but one program reads the "
      "whole input, with the threads of --workers; use --workers instead"),
-    (["--tokenizer-model", "t.model"], "GPT-2's byte-level BPE; use --vocab-file and --merge-file"),
+    (["--tokenizer-model", "hf"], "--tokenizer-model hf belongs to --tokenizer-type "
+     "HuggingFaceTokenizer, but the type is GPT2BPETokenizer"),
+    (["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", "hf"], "vocab.json belongs "
+     "to --tokenizer-type GPT2BPETokenizer, but the type is HuggingFaceTokenizer"),
+    (["--tiktoken-pattern", "v2"], "or one in Hugging Face's format; leave it out"),
+    (["--tokenizer-name-or-path", "gpt2"], "use --tokenizer-type HuggingFaceTokenizer "
+     "--tokenizer-model instead"),
     (["--workers", "two", "--appendeod"], "invalid int value: 'two'\nerror: unrecognized argument "
      "--appendeod; did you mean --append-eod?"),
     (["--split-sentences"], "--split-sentences is not supported"),

@@ -15,6 +15,7 @@ from lab import cli
 from lab.mytrainer.flags import LoopConfig
 from minimegatron.arguments.parse import build_parser
 from minimegatron.arguments.table import EstimateConfig
+from minimegatron.generate import build_parser as generate_parser
 from tests.docs.pages import ROOT, blocks, pages
 from virtualgpu.launch import command as virtualrun
 
@@ -24,7 +25,7 @@ OURS = ("code/examples/*.py", "code/job_monitor/nvidia_smi/*.py", "tools/*.py", 
 FOREIGN = {"docker": "--build --build-arg --cap-add --cap-drop --memory --memory-swap --privileged "
                      "--read-only --security-opt --tmpfs --user",
            "slurm": "--account --begin --cpu-bind --cpus-per-task --dependency --gpus-per-task "
-                    "--gres --het-group --mem --no-requeue --time --wait-all-nodes",
+                    "--gres --het-group --mem --no-requeue --time --wait --wait-all-nodes",
            "torchrun": "--nnodes --nproc_per_node --rdzv_id --role --shutdown-timeout --tee",
            "nbgrader": "--exporter"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -92,9 +93,9 @@ def refused(words: list[str]) -> str | None:
 
 @cache
 def every_flag() -> set[str]:
-    """Return the flags of both trainers, preprocessing, virtualrun, and `lab`'s subcommands."""
+    """Return the flags of both trainers, preprocessing, generation, virtualrun, and `lab`."""
     waiting = [lab_parser(), build_parser(), build_parser(EstimateConfig), build_parser(LoopConfig),
-               preprocess_parser(), virtualrun.parser()]
+               preprocess_parser(), generate_parser(), virtualrun.parser()]
     collected = set()
     while waiting:
         parser = waiting.pop()

@@ -30,7 +30,7 @@ VERDICTS = {
     "--num-layers": ("24", "accepted", "transformer layers"),
     "--hiden-size": ("2048", "unknown", "did you mean --hidden-size?"),
     "--tokenizer-type": ("Llama2Tokenizer", "refused", "invalid choice: 'Llama2Tokenizer'"),
-    "--tokenizer-model": ("${TOKENIZER}", "refused", "use --vocab-file and --merge-file instead"),
+    "--tokenizer-model": ("${TOKENIZER}", "accepted", "folder with the tokenizer.json"),
     "--norm-epsilon": ("1.0e-05", "refused", "here it is called --layernorm-epsilon"),
     "--context-parallel-size": ("1", "no effect", "1 is what happens anyway"),
     "--expert-model-parallel-size": ("$EP", "refused", "; no effect with 1"),
@@ -59,7 +59,7 @@ def test_the_table_begins_with_what_needs_attention(capsys, monkeypatch):
     assert main(["explain", "-"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("--tokenizer-type Llama2Tokenizer  refused    invalid choice")
-    assert lines[-1] == "15 flags: 6 accepted, 2 no effect, 1 unknown, 6 refused"
+    assert lines[-1] == "15 flags: 7 accepted, 2 no effect, 1 unknown, 5 refused"
     assert max(map(len, lines)) <= 100
 
 

@@ -37,6 +37,8 @@ KINDS = ("masters", "exp_avg", "exp_avg_sq")  # of the sections of a rank's file
 LATEST, LAYOUT, UNFINISHED = "latest", "layout.json", ".unfinished_"
 # Flags with which a checkpoint must be resumed as it was saved.
 MUST_MATCH = (*names_affecting(STATE, Config), "global_batch_size")
+# What generating text needs besides, and a run may change.
+FOR_TEXT = ("layernorm_epsilon", "vocab_file", "merge_file", "tokenizer_model")
 
 Units = list[tuple[list[str], object]]  # names of parameters, and their ShardLayout
 Read = Callable[[int, int, int, int], torch.Tensor]
@@ -150,8 +152,10 @@ class Checkpoints:
 
     def _layout(self, progress: Progress, sums: list[list[list[int]]]) -> dict:
         """Return the content of LAYOUT, given the checksums of all files."""
+        config = self.ctx.config
         return {"iteration": progress.iteration, "skipped": progress.skipped, "ranks": self.ranks,
-                "flags": {name: getattr(self.ctx.config, name) for name in MUST_MATCH},
+                "text": {name: getattr(config, name) for name in FOR_TEXT},
+                "flags": {name: getattr(config, name) for name in MUST_MATCH},
                 "units": [names for names, _ in self.units], "shapes": self.shapes, "crc32": sums}
 
     def load(self) -> Progress:

@@ -29,7 +29,7 @@ OPTIMIZATION = ("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_sa
                 "lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "weight_decay",
                 "adam_beta1", "adam_beta2", "adam_eps", "clip_grad")
 DATA = ("data_path", "data_impl", "data_cache_path", "split", "vocab_file", "merge_file",
-        "tokenizer_type", "eod_mask_loss", "num_workers")
+        "tokenizer_type", "tokenizer_model", "eod_mask_loss", "num_workers")
 MEMORY = ("recompute_activations", "activations_checkpoint_method")  # other names of two flags
 PARALLEL = ("overlap_grad_reduce", "data_parallel_sharding_strategy", "use_distributed_optimizer",
             "use_megatron_fsdp", "overlap_param_gather")
@@ -46,8 +46,10 @@ LLAMA = {"swiglu": True, "normalization": "RMSNorm", "position_embedding_type": 
          "add_bias_linear": False, "attention_dropout": 0.0}
 # The files of every run of it.
 OWN_MODEL = ("tensor_parallel", "heads", "vocabulary", "randomness", "llama", "grad_norm")
-# The files that each stage of ZeRO needs beside those of the stages before.
-ZERO = (("shards", "zero", "clipping"), ("zero2",), ("zero3",))
+# The files of ZeRO's stages (Rajbhandari et al. 2020), each of which extends the one before, and
+# what all of them need.
+ZERO = ("zero", "zero2", "zero3")
+SHARDED = ("shards", "clipping")
 USED = frozenset((*MODEL, *BATCH, *OPTIMIZATION, *DATA, *MEMORY, *PARALLEL, *CHECKPOINTS, *REST,
                   *PRECISION, *(name for piece in pieces.PIECES.values() for name in piece.flags)))
 # The loop has no validation, so the only value it accepts is the one that turns validation off.
@@ -320,7 +322,7 @@ def _check_fp8(config: Config) -> None:
 
 def require_sharding(config: LoopConfig) -> None:
     """Raise UserError unless the files that the sharding strategy needs exist."""
-    for name in (name for files in ZERO[:config.zero_stage] for name in files):
+    for name in (*SHARDED, *ZERO[:config.zero_stage]):
         if pieces.load(name) is None:
             piece = pieces.PIECES[name]
             raise UserError(f"{shown_strategy(config)} needs {piece.shown}, which you write in "

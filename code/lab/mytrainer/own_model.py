@@ -19,11 +19,10 @@ from torch.distributed import distributed_c10d
 
 from lab.mytrainer import pieces
 from lab.mytrainer.flags import LoopConfig
+from minimegatron.checkpoint.saved_model import empty_stage
 from minimegatron.context import Context, MicroBatch, params_dtype
-from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.grid import GROUPS, Grid, Group
-from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import draw, named_param_specs
 
 # The parameters of llama.py that pretrain_gpt.py has under other names: those of the model, of each
@@ -101,6 +100,8 @@ class OwnLlama(nn.Module):
         if ctx.device.has_values:
             self._initialize(vocab_size)
         save_memory(config, self.blocks)
+        with default_group(world):
+            self._compare_memory()
 
     @property
     def blocks(self) -> list[nn.Module]:
@@ -115,6 +116,26 @@ class OwnLlama(nn.Module):
         with torch.no_grad():
             for name, parameter in self.llama.named_parameters():
                 parameter.copy_(full[name][parameter.part])
+
+    def _compare_memory(self) -> None:
+        """Print what your saved_bytes predicts for a layer, next to what your SavedBytes counts."""
+        config, predict, meter = self.ctx.config, pieces.load("layer_memory"), pieces.load("saved")
+        if predict is None or meter is None or config.hidden_dropout or (
+                config.recompute_granularity == "full"):
+            return
+        s, b, dtype = config.seq_length, config.micro_batch_size, params_dtype(config)
+        sharing = self.region.size if config.sequence_parallel else 1
+        x = torch.zeros(s // sharing, b, config.hidden_size, dtype=dtype, requires_grad=True,
+                        device=self.ctx.device.torch_device)
+        with meter.SavedBytes(self.llama.parameters()) as saved:
+            out = self.blocks[0](x)  # its graph holds what is saved
+        size = saved.bytes
+        del out
+        predicted = predict.saved_bytes(
+            shape_of(config, 0), s, b, self.region.size, config.sequence_parallel,
+            config.recompute_granularity == "selective", dtype.itemsize)
+        self.ctx.print_rank_0(f"a layer saves {size / 1e6:.2f} MB per micro-batch; "
+                              f"mytrainer/layer_memory.py predicts {predicted / 1e6:.2f} MB")
 
     def forward(self, batch: MicroBatch) -> torch.Tensor:
         """Return the mean loss over the tokens of a micro-batch (fp32, one element)."""
@@ -182,7 +203,7 @@ class ReferenceValues:
         config, alone = ctx.config, Group((ctx.grid.rank,), 0, None)
         single = replace(config, sequence_parallel=False, tensor_model_parallel_size=1)
         grid = Grid(ctx.grid.rank, 1, **dict.fromkeys(GROUPS, alone))
-        stage = Stage(Context(single, grid, Shapes()), vocab_size, range(config.num_layers))
+        stage = empty_stage(Context(single, grid, ctx.device), vocab_size)
         self.specs, self.seed = named_param_specs(stage), config.seed
         groups = config.num_query_groups if config.group_query_attention else (
             config.num_attention_heads)
@@ -214,12 +235,6 @@ class ReferenceValues:
 
     def _whole(self, name: str) -> torch.Tensor:
         return draw(name, self.specs[name], self.seed)
-
-
-class Shapes(CpuDevice):
-    """A device on which a model has shapes but no values."""
-
-    torch_device, has_values = torch.device("meta"), False
 
 
 def save_memory(config: LoopConfig, layers: list[nn.Module]) -> None:

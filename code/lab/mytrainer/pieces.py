@@ -104,7 +104,7 @@ PIECES = {piece.name: piece for piece in (
     Piece("tp_overlap", "lab 09", ("OverlapRegion",), "overlap", (
         "async_tensor_model_parallel_allreduce",)),
     Piece("grad_norm", "lab 09", ("clip_grad_norm",), "clipping of parts"),
-    Piece("layer_memory", "lab 09", ("saved_bytes",), "saved bytes, predicted"),
+    Piece("layer_memory", "lab 09", ("saved_bytes",), "layer memory"),
     Piece("delayed", "lab 13", ("DelayedScale",), "delayed scaling"),
     Piece("amaxes", "lab 13", ("share_amaxes",), "amaxes of all ranks"),
     Piece("fp8", "lab 13", ("Linear",), "FP8 linear layers", ("fp8_format",)),

@@ -355,6 +355,7 @@ TESTS = {"collectives": single_process.test_collectives, "ddp": single_process.t
          "llama": tensor_check.test_llama,
          "sequence_parallel": tensor_check.test_sequence_parallel,
          "tp_overlap": tensor_check.test_tp_overlap, "grad_norm": tensor_check.test_grad_norm,
+         "layer_memory": tensor_check.test_layer_memory,
          "delayed": test_delayed,
          "amaxes": test_amaxes, "fp8": test_fp8, "blocks": test_blocks, "mx": test_mx,
          "new/train": single_process.test_new_train, "new/ddp": single_process.test_new_ddp}

@@ -16,7 +16,8 @@ from lab.mytrainer.model import GPT
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.batches import Batches
 from minimegatron.data.gpt_dataset import build_datasets
-from minimegatron.data.vocabulary import Vocabulary, pad_vocab_size
+from minimegatron.data.tokenizer import vocabulary_of
+from minimegatron.data.vocabulary import pad_vocab_size
 from minimegatron.grid import GROUPS, Grid, Group
 from minimegatron.initialize import choose_device
 
@@ -46,7 +47,7 @@ def build(dtype: torch.dtype) -> tuple[nn.Module, Iterator[MicroBatch]]:
             device, _ = choose_device(config, 0)
             alone = Group((0,), 0, None)
             ctx = Context(config, Grid(0, 1, **dict.fromkeys(GROUPS, alone)), device)
-            tokenizer = Vocabulary(config.vocab_file, config.merge_file)
+            tokenizer = vocabulary_of(config)
             text, _, _ = build_datasets(ctx, tokenizer.vocab_size)
         finally:
             dist.destroy_process_group()

@@ -162,3 +162,30 @@ def test_grad_norm(module: ModuleType) -> None:
             raise Wrong(f"with a norm of 13 and a max_norm of {largest:g}, a gradient of "
                         f"{before.item():g} becomes {own.grad.item():g} instead of "
                         f"{factor * before.item():g}")
+
+
+def test_layer_memory(module: ModuleType) -> None:
+    """Compare what is predicted for a layer with what it saves."""
+    region = shared(pieces.load("tensor_parallel").Region)[0]
+    layer, s, b = pieces.load("llama").Layer(SHAPE, region), 4, 3
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(1.0)
+    known = {one.untyped_storage().data_ptr() for one in layer.parameters()}
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    x = hidden(2, s).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = layer(x)  # its graph keeps the storages, so that no address is used twice
+    size = sum(storage.nbytes() for storage in storages.values())
+    del out
+    predicted = module.saved_bytes(SHAPE, s, b, RANKS, False, False, x.itemsize)
+    if not math.isclose(predicted, size, rel_tol=0.05):
+        raise Wrong(f"saved_bytes predicts {predicted:,} bytes for a layer that {RANKS} ranks "
+                    f"share; it saves {size:,}")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 
+from minimegatron.arguments.data import check_tokenizer_files
 from minimegatron.arguments.flag import spelled, table_of
 from minimegatron.arguments.sharding import SHARDING_STRATEGIES
 from minimegatron.arguments.stages import check_schedule, split_layers
@@ -446,6 +447,12 @@ def check_hardware(config: Config) -> Config:
     return config
 
 
+def check_tokenizer(config: Config) -> Config:
+    check_tokenizer_files(config.tokenizer_type, config.vocab_file, config.merge_file,
+                          config.tokenizer_model)
+    return config
+
+
 # In this order, each with the steps without whose result it cannot run.
 STEPS = {
     derive_grid: (), derive_modern_block: (), derive_model: (derive_modern_block,),
@@ -455,4 +462,5 @@ STEPS = {
     derive_precision: (derive_grid, derive_sharding),
     check_fp8: (derive_tensor_parallel, derive_pipeline, derive_precision),
     check_hardware: (derive_precision,), derive_profiling: (derive_batch,),
+    check_tokenizer: (),
 }

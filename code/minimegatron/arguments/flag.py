@@ -89,6 +89,7 @@ class Flag:
     choices: tuple[Any, ...] = ()
     nargs: str | None = None  # of argparse, for a flag that takes several values
     required: bool = False  # for training
+    unless: tuple[str, ...] = ()  # words of the command line with which it is not required
     bounds: tuple[Bound, ...] = ()
     largest: int = LARGEST_INTEGER  # of the accepted integers
     needs: RelatedFlags | None = None  # one of these must be given too

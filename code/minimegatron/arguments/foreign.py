@@ -71,7 +71,7 @@ NO_EFFECT = {
     "this is off unless --scatter-gather-tensors-in-pipeline is given":
         "--no-scatter-gather-tensors-in-pipeline",
     "Megatron-LM ignores it, too": "--fp8-interval",
-    "there is one tokenizer here": "--legacy-tokenizer --trust-remote-code",
+    "tokenizers are read as data, never as code": "--legacy-tokenizer --trust-remote-code",
     "there are no experimental features here": "--enable-experimental",
     "files are read without NVIDIA's Multi-Storage Client": "--disable-msc",
 }
@@ -174,8 +174,9 @@ REFUSED = {
     "text comes from one data set, divided by --split":
         "--train-data-path --valid-data-path --test-data-path --data-args-path "
         "--per-split-data-args-path --object-storage-cache-path --mock-data",
-    "the tokenizer is GPT-2's byte-level BPE":
-        "--tokenizer-model --tokenizer-metadata --tiktoken-* --padded-vocab-size",
+    "the tokenizer is GPT-2's byte-level BPE, or one in Hugging Face's format":
+        "--tokenizer-metadata --tiktoken-*",
+    "the vocabulary is padded to a multiple": "--padded-vocab-size",
     "validation reads --eval-iters batches, between training steps":
         "--full-validation --multiple-validation-sets --test-mode --skip-train",
 }
@@ -214,6 +215,5 @@ INSTEAD = {
     "--train-data-path": "--data-path and --split", "--valid-data-path": "--data-path and --split",
     "--test-data-path": "--data-path and --split",
     "--mock-data": "--data-path with the text that `lab data` prepares",
-    "--tokenizer-model": "--vocab-file and --merge-file",
     "--padded-vocab-size": "--make-vocab-size-divisible-by",
 }

@@ -73,7 +73,9 @@ def parse_unchecked(argv: Sequence[str], require_all: bool = False,
     required = [action for action in parser._actions if action.required]
     for action in required:
         action.required = False
-    required = [each for each in required if require_all and not (
+    words = {part for word in argv for part in word.split("=")}
+    required = [each for each in required if require_all and words.isdisjoint(
+        table[each.dest].unless) and not (
         "--estimate" in argv and table[each.dest].estimate_with is not None)]
     try:
         values, extras = parser.parse_known_args(argv)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from minimegatron.arguments.data import Data
 from minimegatron.arguments.flag import (
     AT_LEAST_1,
     COUNT,
@@ -336,30 +337,6 @@ class Derived:
     world_size: int = derived(1, affects=HARDWARE)
     data_parallel_size: int = derived(1, affects=PASSES)
     layers_per_chunk: tuple[int, ...] = derived((), affects=SCHEDULE | STATE)
-
-
-@dataclass(frozen=True)
-class Data:
-    """Data."""
-
-    data_path: str | None = flag(
-        None, "prefix of the .bin and .idx files", affects=RESULTS, required=True, path=True,
-        estimate_with="")
-    data_impl: str = flag(
-        "infer", "format of the data set", choices=("mmap", "infer"), affects=NOTHING)
-    data_cache_path: str | None = flag(
-        None, "folder of the index maps (default: beside the data)", affects=NOTHING)
-    split: str = flag(
-        "969, 30, 1", "proportions of training, validation, and test data", affects=RESULTS)
-    vocab_file: str | None = flag(
-        None, "GPT-2 vocab.json", affects=RESULTS, required=True, path=True, estimate_with="")
-    merge_file: str | None = flag(
-        None, "GPT-2 merges.txt", affects=RESULTS, required=True, path=True, estimate_with="")
-    tokenizer_type: str = flag(
-        "GPT2BPETokenizer", "the tokenizer", choices=("GPT2BPETokenizer",), affects=RESULTS | STATE)
-    eod_mask_loss: bool = flag(False, "no loss on end-of-document tokens", affects=RESULTS)
-    num_workers: int = flag(
-        2, "no effect: samples come straight from memory-mapped files", affects=NOTHING)
 
 
 @dataclass(frozen=True)

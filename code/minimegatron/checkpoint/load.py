@@ -266,6 +266,13 @@ def as_flag(name: str, value: object) -> str:
     return words if isinstance(value, bool) else f"{words} {value}"
 
 
+def shown_tokenizer(saved: Mapping) -> str:
+    """Return the flag that names the vocabulary of a checkpoint's arguments."""
+    if saved["tokenizer_model"]:
+        return f"--tokenizer-model {saved['tokenizer_model']}"
+    return f"--vocab-file {saved['vocab_file'] or 'of the run that saved'}"
+
+
 def check_vocabulary(ctx: Context, saved: Mapping, given: Mapping, path: Path) -> None:
     """Raise UserError if no vocabulary has both numbers of rows; warn if only the padding differs.
 
@@ -279,7 +286,7 @@ def check_vocabulary(ctx: Context, saved: Mapping, given: Mapping, path: Path) -
     if not isinstance(there, int) or min(there, here) <= max(there - multiple, here - own):
         raise UserError(
             f"{mismatch('padded_vocab_size', saved, given)} No vocabulary has both sizes. Nearest: "
-            f"--vocab-file {saved['vocab_file'] or 'of the run that saved'}. [{path}]")
+            f"{shown_tokenizer(saved)}. [{path}]")
     divisor, rest = divmod(multiple, given["tensor_model_parallel_size"])
     ctx.print_rank_0(
         f"WARNING: the word embedding has {here} rows, and {there} in the checkpoint: rows of "

@@ -1,10 +1,16 @@
-"""GPT-2's byte-level BPE: text to token ids and back, with the `tokenizers` library."""
+"""The tokenizers by their types, and GPT-2's byte-level BPE.
+
+They convert text to token IDs and back with the `tokenizers` library.
+"""
 
 from __future__ import annotations
 
 import os
 
-from minimegatron.data.vocabulary import HINT, Vocabulary, read_text
+from minimegatron.arguments import Config
+from minimegatron.arguments.data import HINT, HUGGING_FACE, check_tokenizer_files
+from minimegatron.data.hugging_face import HuggingFaceTokenizer
+from minimegatron.data.vocabulary import Vocabulary, read_text
 from minimegatron.errors import UserError
 
 
@@ -27,6 +33,10 @@ class GPT2BPETokenizer(Vocabulary):
     def tokenize_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the IDs of many texts, on RAYON_NUM_THREADS threads (default: every core)."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it as Hugging Face's tokenizer.json."""
+        self._tokenizer.save(str(path))
 
     def detokenize(self, ids: list[int]) -> str:
         """Return the text; bytes that are not UTF-8 (part of a character) become U+FFFD."""
@@ -100,14 +110,25 @@ def _byte_level_bpe(vocabulary: dict[str, int], merges: list[tuple[str, str]]):
     return tokenizer
 
 
-def build_tokenizer(kind: str, vocab_file: str | None, merge_file: str | None) -> GPT2BPETokenizer:
+Tokenizer = GPT2BPETokenizer | HuggingFaceTokenizer
+AnyVocabulary = Vocabulary | HuggingFaceTokenizer
+
+
+def build_tokenizer(kind: str, vocab_file: str | None, merge_file: str | None,
+                    tokenizer_model: str | None = None) -> Tokenizer:
     """Return the tokenizer that --tokenizer-type names.
 
-    Raises UserError if there is no such type, or if a file is not given.
+    Arguments as in `check_tokenizer_files`. Raises UserError if the files do not belong to the
+    type, or cannot be read.
     """
-    if kind != "GPT2BPETokenizer":
-        raise UserError(f"--tokenizer-type {kind} is not supported: use GPT2BPETokenizer")
-    for flag, path in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
-        if not path:
-            raise UserError(f"--tokenizer-type {kind} needs {flag}: {HINT}")
+    check_tokenizer_files(kind, vocab_file, merge_file, tokenizer_model)
+    if kind == HUGGING_FACE:
+        return HuggingFaceTokenizer(tokenizer_model)
     return GPT2BPETokenizer(vocab_file, merge_file)
+
+
+def vocabulary_of(config: Config) -> AnyVocabulary:
+    """Return what training needs of the tokenizer: its size and `eod`. Raises UserError."""
+    if config.tokenizer_type == HUGGING_FACE:
+        return HuggingFaceTokenizer(config.tokenizer_model)
+    return Vocabulary(config.vocab_file, config.merge_file)

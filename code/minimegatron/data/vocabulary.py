@@ -9,11 +9,10 @@ import json
 import os
 from pathlib import Path
 
+from minimegatron.arguments.data import HINT
 from minimegatron.errors import UserError
 
 END_OF_DOCUMENT = "<|endoftext|>"
-
-HINT = "`lab data` makes a pair in $LAB_HOME/data/GPT-2_assets"
 
 
 class Vocabulary:

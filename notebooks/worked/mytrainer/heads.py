@@ -1,4 +1,5 @@
 """Causal self-attention whose heads are partitioned over the ranks."""
+
 import math
 
 import torch
@@ -25,9 +26,22 @@ class Attention(torch.nn.Module):
     """Grouped-query attention (Ainslie et al., 2023) with rotary positions; rank i has heads/t query heads.
 
     With fewer key and value heads than ranks, neighboring ranks have copies of the same one.
+
+    Attributes:
+        query, key, value, out: the linear layers, without biases. A weight whose gradient on a rank is only a term
+            has the attribute `is_partial`, which is true.
     """
 
     def __init__(self, hidden, heads, kv_heads, head_dim, region, base=10000.0, flash=False):
+        """Args:
+            hidden: h.
+            heads: query heads of all ranks together.
+            kv_heads: key and value heads of all ranks together.
+            head_dim: d, the channels of a head.
+            region: the ranks.
+            base: the base of rotate.
+            flash: whether core calls PyTorch's fused kernel.
+        """
         super().__init__()
         self.region, self.head_dim, self.base, self.flash = region, head_dim, base, flash
         parts = min(kv_heads, region.size)
@@ -46,8 +60,14 @@ class Attention(torch.nn.Module):
         return self.out(self.core(query, key, value))
 
     def core(self, query, key, value):
-        """Return softmax(Q K^T / sqrt(d)) V, [s, b, a/t * d], given Q [s, b, a/t, d], and K and V [s, b, their heads, d]."""
-        query, key, value = (one.permute(1, 2, 0, 3) for one in (query, key, value))
+        """Return softmax(Q K^T / sqrt(d)) V as [s, b, d heads/t].
+
+        Args:
+            query: Q, [s, b, heads/t, d].
+            key: K, [s, b, this rank's key heads, d].
+            value: V, of the same shape as K.
+        """
+        query, key, value = (one.permute(1, 2, 0, 3) for one in (query, key, value))  # [b, heads, s, d]
         if self.flash:
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         else:
@@ -59,10 +79,13 @@ class Attention(torch.nn.Module):
 
 
 def finish_gradients(parameters, region):
-    """After the last backward pass of a step: sum the gradients of copies that saw only a part each.
+    """After the last backward pass of a step: complete the gradients of which each copy has only a term.
 
-    A parameter whose `is_partial` is true has a copy on several ranks, and its gradient on each of them is an addend.
-    Afterwards, all copies have the same gradient. One collective is enough for all of them.
+    Args:
+        parameters: an iterator over this rank's parameters, in the same order on all ranks. Those whose `is_partial`
+            is true have a `.grad` that is a term; afterward, it is the sum of the terms of all copies of the same
+            part.
+        region: the ranks.
     """
     partial = [one for one in parameters if getattr(one, "is_partial", False)]
     if not partial:

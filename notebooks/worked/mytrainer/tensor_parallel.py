@@ -1,4 +1,5 @@
 """Linear layers whose matrices are partitioned over the ranks of a tensor-parallel group."""
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -22,15 +23,18 @@ class Region:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
 
     def enter(self, x):
-        """Return x, whose gradient will be the sum of the ranks' gradients."""
+        """Return x, from which each rank goes on to compute features of its own.
+
+        x is the same on all ranks, and so is its gradient, which is complete.
+        """
         return Enter.apply(x, self.group)
 
     def leave(self, x):
-        """Return the sum of the ranks' x."""
+        """Return the sum of the ranks' x, each of which is a term."""
         return Leave.apply(x, self.group)
 
     def columns(self, x, *layers):
-        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer."""
+        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer in a list."""
         x = self.enter(x)
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
 
@@ -71,8 +75,8 @@ def parameter(full_shape, region, dim=None, parts=None):
         full_shape: the shape of the whole tensor.
         region: the ranks.
         dim: the dimension that is partitioned; None if every rank has a copy.
-        parts: into how many parts, of which neighboring ranks have the same; None for one part per rank. It divides
-            the number of ranks.
+        parts: the number of parts. With fewer parts than ranks, neighboring ranks have copies of the same part. It
+            divides the number of ranks; None: one part per rank.
 
     The parameter remembers its `full_shape`, its `part`, a tuple of slices of the full tensor, and `copies`, the number
     of ranks that have the same part.
@@ -88,16 +92,33 @@ def parameter(full_shape, region, dim=None, parts=None):
 
 
 class ColumnParallelLinear(torch.nn.Module):
-    """y_i = x W_i^T + b_i: rank i has the rows W_i of W [out, in]. Region.columns computes it."""
+    """y_i = x W_i^T + b_i: rank i has the rows W_i of W [out, in]. Region.columns computes it.
+
+    Attributes:
+        weight: a parameter() [out/t, in].
+        bias: a parameter() [out/t], or None.
+    """
 
     def __init__(self, inputs, outputs, region, bias=False, parts=None):
+        """Args:
+            inputs: input features.
+            outputs: output features of all ranks together.
+            region: the ranks.
+            bias: whether there is a bias.
+            parts: the number of parts, as in parameter().
+        """
         super().__init__()
         self.weight = parameter((outputs, inputs), region, 0, parts)
         self.bias = parameter((outputs,), region, 0, parts) if bias else None
 
 
 class RowParallelLinear(torch.nn.Module):
-    """y = sum_i x_i W_i^T + b: rank i has the columns W_i of W [out, in], and the part x_i of the features."""
+    """y = sum_i x_i W_i^T + b: rank i has the columns W_i of W [out, in], and the part x_i of the features.
+
+    Attributes:
+        weight: a parameter() [out, in/t].
+        bias: a parameter() [out], of which every rank has a copy, or None.
+    """
 
     def __init__(self, inputs, outputs, region, bias=False):
         super().__init__()
@@ -112,7 +133,11 @@ class RowParallelLinear(torch.nn.Module):
 
 
 class MLP(torch.nn.Module):
-    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)), with 1/t of the inner features on each rank."""
+    """SwiGLU (Shazeer, 2020): down(silu(gate(x)) * up(x)), with 1/t of the inner features on each rank.
+
+    Attributes:
+        gate, up, down: the linear layers.
+    """
 
     def __init__(self, hidden, inner, region):
         super().__init__()

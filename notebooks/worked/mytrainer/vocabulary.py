@@ -1,13 +1,18 @@
 """Embedding, output layer, and cross-entropy over a vocabulary that is partitioned over the ranks."""
+
 import torch
 import torch.distributed as dist
 from mytrainer.tensor_parallel import parameter
 
 
 class VocabParallelEmbedding(torch.nn.Module):
-    """A row for each token; rank i has the rows V i/t to V (i + 1)/t.
+    """A row for each token; rank i has the rows from V i // t to V (i + 1) // t - 1.
 
     Its weight is also that of an output layer: Region.columns(x, embedding) returns this rank's logits.
+
+    Attributes:
+        weight: a parameter() [this rank's tokens, h].
+        first: the token of its first row.
     """
 
     bias = None
@@ -26,6 +31,7 @@ class VocabParallelEmbedding(torch.nn.Module):
 
 
 def local_rows(tokens, first, count):
+    """Return each token's row on this rank, 0 for tokens of other ranks, and which tokens these are."""
     rows = tokens - first
     elsewhere = (rows < 0) | (rows >= count)
     return rows.masked_fill(elsewhere, 0), elsewhere
@@ -35,7 +41,7 @@ def cross_entropy(logits, labels, first, region):
     """Return the loss of each token, fp32 [s, b], the same on all ranks.
 
     Args:
-        logits: this rank's, [s, b, this rank's tokens]; may be overwritten.
+        logits: this rank's, [s, b, this rank's tokens], in any dtype; may be overwritten.
         labels: the next tokens, int64 [s, b].
         first: the token of this rank's first logit.
         region: the ranks.
@@ -48,7 +54,7 @@ class CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits, labels, first, region):
-        logits = logits.float()
+        logits = logits.detach().float()
         largest = logits.amax(-1)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
         logits -= largest[..., None]

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import generate
 from lab.mytrainer import checkpoints
 from labcore.workspace import CODE
 from minimegatron.errors import UserError
@@ -183,3 +184,35 @@ def test_a_load_folder_without_a_checkpoint_starts_at_step_1(saved, dataset, tmp
     done = program(f"{FLAGS}{dataset.flags}--load {tmp_path}", 0, saved)
     assert f"could not find the metadata file {tmp_path}/latest" in done.stdout
     assert re.findall(r"iteration +(\d+)/", done.stdout) == ["1", "2", "3", "4"]
+
+
+def generated(load, student, code=0):
+    words = ["--device", "cpu", "--load", str(load), "--prompts", "import os", "def ",
+             "--num-tokens-to-generate", "20"]
+    done = run_program(generate.main, [str(CODE / "generate.py"), *words], timeout=200,
+                       env={**os.environ, "LAB_HOME": str(student.home)})
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_the_model_generates_the_text_of_the_trainer_s(saved, train, dataset, tmp_path):
+    train(f"{FLAGS}{dataset.flags}--save {tmp_path} --save-interval 4", base="")
+    text = generated(saved.home / "kept", saved)
+    assert text == generated(tmp_path, saved) and text.startswith("import os")
+
+
+def test_why_no_text_can_be_generated_is_named(saved, tmp_path):
+    copy = shutil.copytree(saved.home / "kept", tmp_path / "copy")
+    empty = SimpleNamespace(home=tmp_path / "none")
+    assert "needs mytrainer/shards.py, which you write in lab 08" in generated(copy, empty, 1)
+    (empty.home / "mytrainer").mkdir(parents=True)
+    (empty.home / "mytrainer" / "shards.py").write_text("1 +")
+    assert "mytrainer/shards.py" in generated(copy, empty, 1)
+    flip(copy / LAST / "rank_001.bin", 1000)
+    assert "rank_001.bin is damaged" in generated(copy, saved, 1)
+    path = copy / LAST / "layout.json"
+    layout = checkpoints.read_layout(path.parent)
+    del layout["text"]
+    text = json.dumps(layout)
+    path.write_text(json.dumps({"crc32": zlib.crc32(text.encode()), "layout": text}))
+    assert "is from before text could be generated from it: save again" in generated(copy, saved, 1)

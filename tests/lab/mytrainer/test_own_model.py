@@ -122,6 +122,16 @@ def test_a_gpt_2_cannot_be_shared(monkeypatch, dataset):
                                f"--eval-iters 0 {dataset.flags}"))
 
 
+@pytest.mark.parametrize("flags", ["", "--sequence-parallel --recompute-granularity selective"])
+def test_predicted_layer_memory_is_what_is_counted(my_trainer, student, dataset, flags):
+    student.solve(*FILES, "layer_memory", "saved", "checkpointing", "states")
+    run = my_trainer(f"{BASE}{dataset.flags} {TP2}{flags}", ranks=2)
+    counted, predicted = re.search(r"a layer saves ([\d.]+) MB per micro-batch; "
+                                   r"mytrainer/layer_memory.py predicts ([\d.]+) MB",
+                                   run.out).groups()
+    assert float(predicted) == pytest.approx(float(counted), abs=0.011)
+
+
 def test_a_missing_file_names_its_lab(my_trainer, student, dataset):
     student.solve(*(name for name in FILES if name != "heads"))
     run = my_trainer(f"{BASE}{dataset.flags} {TP2}", ranks=2, code=1)

@@ -102,7 +102,8 @@ FP8 = (f"{MODEL} --bf16 --fp8-format hybrid --use-flash-attn --attention-dropout
        "--hidden-dropout 0")
 ROPE = "--position-embedding-type rope"  # which --rotary-base belongs to
 # These have one choice, or exclude one of those above.
-ONE_CHOICE = {"optimizer", "DDP_impl", "tokenizer_type", "outer_dp_sharding_strategy"}
+ONE_CHOICE = {"optimizer", "DDP_impl", "outer_dp_sharding_strategy"}
+HUGGING_FACE = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model f"
 INSTEAD = {"--train-samples 99": "--train-iters", "--lr-decay-samples 99": "--lr-decay-iters",
            "--lr-warmup-iters 1": "--lr-warmup-fraction",
            "--lr-warmup-samples 1": "--lr-warmup-fraction",
@@ -125,6 +126,7 @@ def test_what_is_left_out_changes_no_figure():
     whole = f"{MODEL} {ROPE} {NO_MATTER}"
     plain, lines = f"{MODEL} {ROPE} --fp16", [whole]
     lines += [f"{without(whole, flag)} {more}" for more, flag in INSTEAD.items()]
+    lines.append(plain.replace("--vocab-file v --merge-file m", HUGGING_FACE))
     plans, changed = {}, set()
     fp8 = [f"{FP8}{more}" for more in (
         "", " --fp8-margin 1 --fp8-amax-compute-algo max")]

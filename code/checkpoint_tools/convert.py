@@ -1,25 +1,18 @@
-#!/usr/bin/env python3
 """Carry a model between a checkpoint of the trainer and Hugging Face's format.
 
-    python tools/hf_checkpoint.py to-hf SAVE FOLDER [--vocab-size N] [--max-shard-gb G]
-    python tools/hf_checkpoint.py from-hf FOLDER SAVE [--make-vocab-size-divisible-by N]
-
-SAVE is what --save named (its tracker says which iteration), or an iter_ folder in it, of any
-tensor- and pipeline-parallel layout. FOLDER holds config.json of a GPT-2 or a Llama, and its
-weights: model.safetensors, alone or in parts, or the older pytorch_model.bin. Weights keep their
-bits. from-hf prints the trainer's flags; the checkpoint that it writes loads in any layout.
+A checkpoint may have any tensor- and pipeline-parallel layout. A folder of Hugging Face's holds
+config.json of a GPT-2 or a Llama, and its weights: model.safetensors, alone or in parts, or the
+older pytorch_model.bin; and perhaps tokenizer.json. Weights keep their bits. The checkpoint that is
+written loads in any layout.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import pickle
 import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +20,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from hf_families import FAMILIES, Family, family_of
+from checkpoint_tools.families import FAMILIES, Family, family_of
+from checkpoint_tools.tokenizers_of import copy_tokenizer, tokenizer_in
 from minimegatron.arguments import Config
 from minimegatron.arguments.flag import STATE, names_affecting, table_of
-from minimegatron.checkpoint.checksums import find_problems, sha256, write_sums
-from minimegatron.checkpoint.files import LAYOUT, SavedFiles, shard_path
-from minimegatron.checkpoint.load import read_tracker
+from minimegatron.checkpoint.checksums import sha256, write_sums
+from minimegatron.checkpoint.files import SavedFiles, shard_path
 from minimegatron.checkpoint.reshard import VOCABULARY, partition
 from minimegatron.checkpoint.save import (
     TRACKER,
@@ -42,29 +35,29 @@ from minimegatron.checkpoint.save import (
     unfinished,
     write_synced,
 )
+from minimegatron.checkpoint.saved_model import (
+    WORDS,
+    SavedModel,
+    ShapesOnly,
+    empty_stage,
+    intact_files,
+    model_config,
+    whole_model,
+)
 from minimegatron.context import Context
 from minimegatron.data.vocabulary import pad_vocab_size
-from minimegatron.device.device import CpuDevice
 from minimegatron.errors import UserError
 from minimegatron.grid import GROUPS, Grid, Group
-from minimegatron.model.gpt import Stage
 from minimegatron.model.parameters import ParamSpec, named_param_specs
 
 ONE = Group((0,), 0, None)
 SHARD = shard_path(0, 0, 1)
-WORDS, HEAD = "embedding.word_embeddings.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 FILE, INDEX, OLD_FILE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 PRECISIONS = {torch.float32: "", torch.float16: "--fp16 ", torch.bfloat16: "--bf16 "}
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, OSError, TypeError, KeyError,
               ValueError, SafetensorError)
 Weights = dict[str, torch.Tensor]
-
-
-class NoDevice(CpuDevice):
-    """Parameters have shapes, and no memory."""
-
-    has_values = False
-    torch_device = torch.device("meta")
 
 
 def specs_of(flags: Mapping[str, Any], rows: int) -> dict[str, ParamSpec]:
@@ -74,19 +67,17 @@ def specs_of(flags: Mapping[str, Any], rows: int) -> dict[str, ParamSpec]:
         flags: the trainer's that affect the saved parameters.
         rows: of the vocabulary.
     """
-    known = {name: flags[name] for name in names_affecting(STATE, Config)
-             if name in flags and name not in LAYOUT}
-    config = replace(Config(), **known, layers_per_chunk=(flags["num_layers"],),
-                     use_flash_attn=True)
-    ctx = Context(config, Grid(0, 1, **dict.fromkeys(GROUPS, ONE)), NoDevice())
-    return named_param_specs(Stage(ctx, rows, range(flags["num_layers"])))
+    ctx = Context(model_config(flags), Grid(0, 1, **dict.fromkeys(GROUPS, ONE)), ShapesOnly())
+    return named_param_specs(empty_stage(ctx, rows))
 
 
 # To Hugging Face.
 
 
-def to_hf(checkpoint: Path, out: Path, vocab_size: int | None, shard_bytes: float) -> None:
-    """Write config.json and the weights into the new folder `out`. Raises UserError.
+def to_hf(checkpoint: Path, out: Path, vocab_size: int | None, shard_bytes: float) -> str | None:
+    """Write config.json, the weights, and the tokenizer into the new folder `out`.
+
+    Returns None, or why there is no tokenizer. Raises UserError.
 
     Args:
         checkpoint: what --save named, or an iter_ folder.
@@ -96,7 +87,7 @@ def to_hf(checkpoint: Path, out: Path, vocab_size: int | None, shard_bytes: floa
     """
     if out.exists():
         raise UserError(f"{out} exists already: name a new folder")
-    files = saved_files(checkpoint)
+    files = intact_files(checkpoint)
     args, rows = files.first["args"], files.layout.rows
     family = family_of(args)
     config = family.write(args, files.first_path)
@@ -109,22 +100,7 @@ def to_hf(checkpoint: Path, out: Path, vocab_size: int | None, shard_bytes: floa
         weights = theirs(family, flags, files, vocab_size or rows)
         config["dtype"] = write_weights(folder, weights, shard_bytes)
         (folder / "config.json").write_text(json.dumps(config, indent=1))
-
-
-def saved_files(path: Path) -> SavedFiles:
-    """Return the intact files of a checkpoint. Raises UserError."""
-    folder = path
-    if not path.name.startswith("iter_"):
-        iteration = read_tracker(path / TRACKER)
-        if not isinstance(iteration, int):
-            raise UserError(iteration or f"{path} has no {TRACKER}: give the folder that --save "
-                            "named, or an iter_ folder in it")
-        folder = folder_of(path, iteration)
-    if wrong := find_problems(folder):
-        raise UserError(f"{folder}: {'; '.join(wrong)}")
-    files = SavedFiles(folder, with_optimizer=False)
-    files.check_names()
-    return files
+        return copy_tokenizer(args, folder)
 
 
 @contextmanager
@@ -208,9 +184,8 @@ def from_hf(folder: Path, save: Path, divisor: int) -> str:
     """
     if (save / TRACKER).exists() or folder_of(save, 0).exists():
         raise UserError(f"{save} holds checkpoints already: name a new folder")
-    family, flags = read_config(folder / "config.json")
-    vocabulary = flags.pop("vocabulary")
-    model = ours(family, flags, vocabulary, *read_weights(folder, family))
+    flags, model = read_model(folder)
+    vocabulary = len(model[WORDS])
     rows = pad_vocab_size(vocabulary, divisor, 1)
     for name in VOCABULARY:
         if name in model:
@@ -234,6 +209,21 @@ def from_hf(folder: Path, save: Path, divisor: int) -> str:
         raise UserError(f"{save} cannot be written: {error}") from error
     return (f"--load {save} --finetune --make-vocab-size-divisible-by {divisor} "
             f"{PRECISIONS[model[WORDS].dtype]}{written(flags)}")
+
+
+def read_model(folder: Path) -> tuple[dict[str, Any], Weights]:
+    """Return the flags of the model in a folder, and its parameters without padding.
+
+    Raises UserError.
+    """
+    family, flags = read_config(folder / "config.json")
+    model = ours(family, flags, flags.pop("vocabulary"), *read_weights(folder, family))
+    return {**flags, **tokenizer_in(folder)}, model
+
+
+def open_hugging_face(folder: Path) -> SavedModel:
+    """Return the model in a folder of Hugging Face's, all of it in memory. Raises UserError."""
+    return whole_model(folder, *read_model(folder))
 
 
 def written(flags: Mapping[str, Any]) -> str:
@@ -331,41 +321,3 @@ def ours(family: Family, flags: Mapping[str, Any], rows: int, found: Weights, so
         raise UserError(f"{source}: {HEAD} is not the word embedding, but config.json ties them")
     return {name: weight.join([found[one] for one in weight.shapes]).contiguous()
             for name, weight in weights.items()}
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the program; returns 0, or 1 with `error: TEXT` on stderr."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ways = parser.add_subparsers(dest="way", required=True)
-    out = ways.add_parser("to-hf", help="from the trainer to Hugging Face")
-    out.add_argument("source", type=Path, metavar="SAVE")
-    out.add_argument("target", type=Path, metavar="FOLDER")
-    out.add_argument("--vocab-size", type=int, metavar="N",
-                     help="leave out the rows that pad the vocabulary")
-    out.add_argument("--max-shard-gb", type=float, default=5.0, metavar="G",
-                     help="the most gigabytes of a file of weights (5)")
-    into = ways.add_parser("from-hf", help="from Hugging Face to the trainer")
-    into.add_argument("source", type=Path, metavar="FOLDER")
-    into.add_argument("target", type=Path, metavar="SAVE")
-    into.add_argument("--make-vocab-size-divisible-by", type=int, default=128, metavar="N",
-                      help="pad the vocabulary to a multiple of this (128)")
-    given = parser.parse_args(argv)
-    try:
-        if given.way == "to-hf":
-            if not given.max_shard_gb > 0:
-                raise UserError(f"--max-shard-gb {given.max_shard_gb} is not possible; nearest: 1")
-            to_hf(given.source, given.target, given.vocab_size, given.max_shard_gb * 1e9)
-        elif given.make_vocab_size_divisible_by < 1:
-            raise UserError("--make-vocab-size-divisible-by "
-                            f"{given.make_vocab_size_divisible_by} is not possible; nearest: 1")
-        else:
-            print("the trainer's flags:",
-                  from_hf(given.source, given.target, given.make_vocab_size_divisible_by))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-import hf_checkpoint
+from checkpoint_tools.convert import SHARD
+from lab.cli import main
 from minimegatron.arguments import parse_arguments
 from minimegatron.context import Context, MicroBatch
 from minimegatron.data.vocabulary import pad_vocab_size
@@ -99,7 +100,7 @@ def llama(library, tmp_path):
 
 
 def run(*words):
-    return hf_checkpoint.main([str(word) for word in words])
+    return main(["convert-checkpoint", *(str(word) for word in words)])
 
 
 def flags_from(capsys):
@@ -163,7 +164,7 @@ def test_there_and_back_every_bit_is_the_same(saved, tmp_path, capsys):
     assert library_logits(tmp_path / "padded").shape == (2, 10, 128)
     assert run("from-hf", tmp_path / "padded", tmp_path / "third") == 0
     for again in ("second", "third"):
-        path = tmp_path / again / "iter_0000000" / hf_checkpoint.SHARD
+        path = tmp_path / again / "iter_0000000" / SHARD
         assert same(model, torch.load(path)["model"])
 
 
@@ -265,7 +266,7 @@ BROKEN_LLAMA = [
 def assert_refused(folder, out, capsys, says):
     assert run("from-hf", folder, out) == 1
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {folder}") and re.search(says, error), error
+    assert error.startswith(f"lab: error: {folder}") and re.search(says, error), error
     assert not out.exists()
 
 
@@ -289,12 +290,14 @@ def test_a_checkpoint_that_cannot_go_is_refused(gpt2, tmp_path, capsys):
         assert not (tmp_path / "out").exists()
 
     save = tmp_path / "ours"
+    refused("there is no folder .*ours: give the one that --save named")
+    save.mkdir()
     refused("has no latest_checkpointed_iteration.txt")
     assert run("from-hf", gpt2, save) == 0
     refused("--vocab-size 500: .* has 128 rows; nearest: 128", "--vocab-size", 500)
     refused("--max-shard-gb 0.0 is not possible; nearest: 1", "--max-shard-gb", 0)
     folder = save / "iter_0000000"
-    path = folder / hf_checkpoint.SHARD
+    path = folder / SHARD
     state = torch.load(path)
     state["args"] |= {"squared_relu": True}
     torch.save(state, path)

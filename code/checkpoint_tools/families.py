@@ -20,6 +20,9 @@ from minimegatron.checkpoint.files import LAYOUT
 from minimegatron.errors import UserError
 
 Shape = tuple[int, ...]
+# Flags that affect what is saved, and that a family does not prescribe. (The width of a head may
+# follow from other settings, and `Family.write` compares it itself.)
+NOT_THE_MODEL = (*LAYOUT, "kv_channels", "tokenizer_type")
 
 
 class Weight(NamedTuple):
@@ -96,7 +99,7 @@ class Family(ABC):
             {**settings, self.named("vocabulary"): args["padded_vocab_size"]}, source)}
         for name in names_affecting(STATE, Config):
             wanted = model.get(name, getattr(Config(), name))
-            if name not in (*LAYOUT, "kv_channels") and args.get(name, wanted) != wanted:
+            if name not in NOT_THE_MODEL and args.get(name, wanted) != wanted:
                 raise UserError(f"{source} was trained with {spelled(name)} {args[name]}: "
                                 f"{self.model_type} has {wanted}")
         if args["kv_channels"] != model["kv_channels"]:

@@ -438,26 +438,3 @@ def clip_grad_norm(parameters, max_norm, region):
     for grad in grads:
         grad.copy_(grad * factor)
     return total
-
-# %% answer="layer-memory" style="a list of tensors, for a layer whose norms call PyTorch's rms_norm"
-%%writefile mytrainer/layer_memory.py
-def saved_bytes(shape, s, b, region_size, sequence_parallel, recompute_core, width):
-    positions = s * b
-    outside = positions / region_size if sequence_parallel else positions
-    heads = shape.heads / region_size
-    groups = max(shape.kv_heads / region_size, 1)
-    d = shape.head_dim
-    tensors = []
-    for _ in ("attention", "mlp"):
-        tensors += [4 * outside * shape.hidden_size, 4 * outside]  # rms_norm: its input and a number per position
-        tensors += 2 * [width * outside * shape.hidden_size]
-    tensors += 4 * [width * s * d / 2]  # cosines and sines
-    tensors += 2 * [width * positions * heads * d]  # queries, and what out gets
-    if recompute_core or shape.flash:
-        tensors += 2 * [width * positions * groups * d]
-        if not recompute_core:
-            tensors.append(4 * positions * heads)
-    else:
-        tensors += 2 * [width * positions * heads * d] + [width * heads * b * s * s, s * s]
-    tensors += 4 * [width * positions * shape.inner_size / region_size]
-    return sum(tensors)

@@ -2527,8 +2527,9 @@ guess_bytes = (1.0, 1.25)
 # %% [markdown]
 # ### Exercise 6: sequence parallelism
 #
-# Write `SequenceRegion`, a `Region` outside of which x is `[s/t, b, h]`. Your `Llama` then runs in it without any other
-# change to its forward pass, because positions are ordered by rank, and $s$ is divisible by $t$.
+# Write `SequenceRegion`, a `Region` outside of which x is `[s/t, b, h]`. The forward pass of your `Llama` needs no change,
+# because positions are ordered by rank, and $s$ is divisible by $t$. (If a layer of yours takes $s$ from the shape of its
+# input, let it take $s$ from what `columns` returns.)
 #
 # - Losses, and all gradients after `finish_gradients`, are those of one process. There is a catch: some parameters on a
 #   rank now see only this rank's positions. Which are they, and what does that mean for their gradients?

@@ -123,8 +123,8 @@ class Attention(torch.nn.Module):
         self.out = RowParallelLinear(heads * head_dim, hidden, region)
 
     def forward(self, x):
-        s, b, _ = x.shape
         q, k, v = self.region.columns(x, self.query, self.key, self.value)
+        s, b, _ = q.shape
         q, k, v = q.reshape(s, b, -1, self.head_dim), k.reshape(s, b, -1, self.head_dim), v.reshape(s, b, -1, self.head_dim)
         return self.out(self.core(rotate(q, self.base), rotate(k, self.base), v))
 

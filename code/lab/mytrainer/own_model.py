@@ -59,15 +59,24 @@ def connect_grid(config: LoopConfig) -> Grid:
 def default_group(group: dist.ProcessGroup) -> Iterator[None]:
     """Make a process group the default one.
 
-    ddp.py and train.py average over the default group, so they run with the data-parallel group.
-    Your model runs with that of all ranks, because dist.get_rank(group) works in no other one.
+    ddp.py and train.py average over the default group, so they run with the data-parallel group,
+    and so do backward passes. Your model's forward pass runs with that of all ranks. torch's
+    dist.get_rank(group) works with no other one; in this context, it works with any.
     """
-    before = dist.group.WORLD
+    before, get_rank = dist.group.WORLD, dist.get_rank
     distributed_c10d._update_default_pg(group)
+    dist.get_rank = rank_in
     try:
         yield
     finally:
         distributed_c10d._update_default_pg(before)
+        dist.get_rank = get_rank
+
+
+def rank_in(group: dist.ProcessGroup | None = None) -> int:
+    """Return this rank's number in a group, by default in the default one, as dist.get_rank does.
+    """
+    return (group or dist.group.WORLD).rank()
 
 
 def group_of(group: Group) -> dist.ProcessGroup:
@@ -151,7 +160,7 @@ class OwnLlama(nn.Module):
         """Do nothing: no state but the parameters' changes from step to step."""
 
     def clip(self, parameters: Iterable[nn.Parameter], largest: float) -> torch.Tensor:
-        """Sum gradients that are addends, with your finish_gradients, and clip all of them.
+        """Sum gradients that are terms, with your finish_gradients, and clip all of them.
 
         Args:
             parameters: those of the model.

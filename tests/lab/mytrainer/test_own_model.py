@@ -122,6 +122,18 @@ def test_a_gpt_2_cannot_be_shared(monkeypatch, dataset):
                                f"--eval-iters 0 {dataset.flags}"))
 
 
+def test_a_backward_pass_may_ask_for_its_rank(my_trainer, student, dataset, llama):
+    """Backward passes run with the data-parallel group as the default one."""
+    student.solve(*FILES, "ddp")
+    student.change("tensor_parallel", "        grad = grad.clone(memory_format=",
+                   "        assert dist.get_rank(ctx.group) == int(os.environ['RANK']) % 2\n"
+                   "        grad = grad.clone(memory_format=")
+    student.write("tensor_parallel",
+                  "import os\n" + (student.folder / "tensor_parallel.py").read_text())
+    run = my_trainer(f"{MODEL}{STEPS}{LLAMA}{GROUPS}--micro-batch-size 2 {dataset.flags} {TP2}", 4)
+    assert run.column("lm loss") == pytest.approx(llama[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("flags", ["", "--sequence-parallel --recompute-granularity selective"])
 def test_predicted_layer_memory_is_what_is_counted(my_trainer, student, dataset, flags):
     student.solve(*FILES, "layer_memory", "saved", "checkpointing", "states")

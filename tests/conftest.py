@@ -70,6 +70,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 def pytest_collection_finish() -> None:
     gc.freeze()
+    gc.set_threshold(10_000)  # labs that were read are a million objects: 10% of some files' cost
     gc.enable()
 
 

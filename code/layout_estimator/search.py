@@ -105,7 +105,9 @@ class Search:
             config = read_flags([*self.searched.common, *layout.words])
             keep_on_nodes(config)
         except EstimateError as error:
-            self._first_error = self._first_error or error
+            if self._first_error is None:
+                self._first_error = error
+                self._refuse_words(error)
             return
         strategies = self.searched.of(config)
         known: EstimateResult | None = None
@@ -116,6 +118,17 @@ class Search:
             for made in self._new(layout, strategy):
                 known = self._last if strategy.stage < 2 else None
                 yield made
+
+    def _refuse_words(self, error: EstimateError) -> None:
+        """Raise LabError if no layout can do anything about an error: a word is misspelled."""
+        from minimegatron.arguments.parse import parse_unchecked
+        from minimegatron.arguments.table import EstimateConfig
+        from minimegatron.errors import UserError
+
+        try:
+            parse_unchecked(["--estimate", *self.searched.common], config=EstimateConfig)
+        except UserError:
+            raise LabError(f"estimate: {error}") from None
 
     def _new(self, layout: Layout, strategy: Strategy) -> Iterator[EstimatedLayout]:
         """Yield the estimate of a layout, unless the trainer does not accept it."""

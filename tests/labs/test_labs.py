@@ -27,6 +27,15 @@ sample_labs = pytest.mark.parametrize("path", [
 # What tests/labs/test_run.py and tests/grader/test_labs.py show for each of the course's labs.
 shown_elsewhere = each_lab if own_labs.folder() else sample_labs
 lab_of = cache(read)
+
+
+@cache
+def released_of(path):
+    """The text of a lab's release. Two tests look at it."""
+    lab = lab_of(path)
+    return notebooks(lab)[release_path(lab.name)]
+
+
 MUTANT = re.compile(r'^# %% \[raw\].*? (?:mutant|answer)="([^"]+)"', re.MULTILINE)
 
 
@@ -127,7 +136,7 @@ def test_no_answer_resembles_a_function_without_a_mask(path):
 @each_lab
 def test_the_release_holds_neither_answers_nor_hidden_tests(path):
     lab = lab_of(path)
-    cells = json.loads(notebooks(lab)[release_path(lab.name)])["cells"]
+    cells = json.loads(released_of(path))["cells"]
     text = "\n".join("".join(cell["source"]) for cell in cells)
     for word in ("BEGIN SOLUTION", "END SOLUTION", "HIDDEN TESTS"):
         assert word not in text
@@ -142,7 +151,7 @@ def test_the_release_holds_neither_answers_nor_hidden_tests(path):
 @each_lab
 def test_every_exercise_with_a_check_leads_to_the_worked_notebook(path):
     lab = lab_of(path)
-    release = notebooks(lab)[release_path(lab.name)]
+    release = released_of(path)
     assert release.count("*Stuck?") >= 1
     assert f"worked/{lab.name}.ipynb#" in release
     assert "*Stuck?" not in notebooks(lab, worked=False)[release_path(lab.name)]

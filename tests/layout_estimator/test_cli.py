@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lab.cli import main
+from layout_estimator import search
 
 pytestmark = pytest.mark.slow
 
@@ -76,6 +77,16 @@ def test_the_table_and_the_figure_say_virtual(capsys, tmp_path):
 def test_bad_input_is_refused(capsys, flags, why):
     assert main(["estimate", *CLUSTER, *MODEL, *flags]) == 1
     assert why in capsys.readouterr().err
+
+
+def test_a_misspelled_flag_is_looked_up_for_one_layout_and_not_for_all(capsys, monkeypatch):
+    read, tried = search.read_flags, []
+    monkeypatch.setattr(search, "read_flags", lambda flags: (tried.append(flags), read(flags))[1])
+    assert main(["estimate", *CLUSTER, *MODEL, "--hiden-size", "8"]) == 1
+    assert len(tried) == 1 and "did you mean --hidden-size" in capsys.readouterr().err
+    # What only some layouts cannot have ends none of the others.
+    assert main(["estimate", *CLUSTER, *MODEL, *FEW, "--sequence-parallel", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) > 1
 
 
 def test_flags_may_be_written_with_an_equals_sign(capsys):

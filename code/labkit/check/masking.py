@@ -62,7 +62,7 @@ class KernelMasks:
             tree = ast.parse(cell)
         except (SyntaxError, ValueError):  # magics
             return
-        for node in ast.walk(tree):
+        for node in _statements(tree.body):
             imports = []
             if isinstance(node, ast.Import):
                 imports = [alias.name for alias in node.names]
@@ -70,6 +70,16 @@ class KernelMasks:
                 imports = [f"{node.module}.{alias.name}" for alias in node.names]
             for dotted in imports:
                 yield from (name for name in self.names if f"{dotted}.".startswith(f"{name}."))
+
+
+def _statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield the statements of a tree, at any depth. Expressions, which are most of it, import
+    nothing, and every rank looks at every cell."""
+    for node in body:
+        yield node
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            if isinstance(inner := getattr(node, name, None), list):
+                yield from _statements(inner)
 
 
 def refused(name: str) -> Raised:

@@ -25,6 +25,9 @@ from warmranks.records import RankRecord
 if TYPE_CHECKING:
     from labkit.check.masking import KernelMasks
 
+# What ranks import. The fork server does once. minite has a _scaled_mm, as PyTorch's takes seconds
+# per GEMM on CPUs with AMX; a backward pass imports the last one.
+IMPORTED = ("minite", "labkit.check.masking", "labcore.errors", "torch.profiler._cupti_monitor")
 MOST_TEXT = 8_000
 MOST_CALLS = 5_000  # of all ranks together
 MOST_PENDING = 64_000_000  # bytes that ranks have sent and nobody has received
@@ -94,7 +97,7 @@ def start(task: bytes, ranks: int, seconds: float, exchange: Exchange, is_isolat
     """
     import warmranks
 
-    warmranks.load("minite")  # its _scaled_mm: PyTorch's takes seconds per GEMM on CPUs with AMX
+    warmranks.load(*IMPORTED)
     try:
         with warmranks.shown_once() as stderr:
             values = warmranks.run_brokered(exchange, on_rank, ranks, task, is_isolated,

@@ -122,6 +122,19 @@ def test_an_answer_s_first_import_of_masked_code_is_complete(monkeypatch):
     assert refused.text == message("statistics") and "median" in vars(sys.modules["statistics"])
 
 
+@pytest.mark.parametrize("around", [
+    "if 0:\n {}\nelif 1:\n pass", "if 0:\n pass\nelse:\n {}", "for _ in ():\n pass\nelse:\n {}",
+    "try:\n {}\nfinally:\n pass", "try:\n pass\nexcept OSError:\n {}",
+    "try:\n pass\nexcept* OSError:\n {}", "try:\n pass\nfinally:\n {}", "with open('x'):\n {}",
+    "class A:\n def f(self):\n  while 1:\n   {}", "async def f():\n async with f():\n  {}",
+    "match 1:\n case 1:\n  {}"])
+def test_an_import_is_seen_in_every_statement(around):
+    masks = KernelMasks(["minimegatron.formulas"])
+    cell = around.format("from minimegatron import formulas as f")
+    assert [*masks.imported(cell)] == ["minimegatron.formulas"]
+    assert [*masks.imported(around.format("import minimegatron"))] == []
+
+
 def test_without_masks_nothing_is_watched(kernel):
     check.mask()
     assert kernel("from minimegatron.formulas import bubble_fraction as bubble") == ""

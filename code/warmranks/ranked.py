@@ -33,6 +33,10 @@ REDUCE: dict[Any, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     dist.ReduceOp.MAX: lambda x, y: x.copy_(torch.maximum(x, y)),
     dist.ReduceOp.BAND: torch.Tensor.bitwise_and_, dist.ReduceOp.BOR: torch.Tensor.bitwise_or_,
     dist.ReduceOp.BXOR: torch.Tensor.bitwise_xor_}
+aten = torch.ops.aten
+# torch does not count a GEMM that is added to its first argument.
+COUNTS = {**flop_registry, aten.addmm_: flop_registry[aten.addmm],
+          aten.baddbmm_: flop_registry[aten.baddbmm]}
 
 
 class CollectiveMismatch(RuntimeError):
@@ -49,7 +53,7 @@ class FlopCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket)
+        count = COUNTS.get(func._overloadpacket)
         if count is not None:
             self.flops += count(*args, **kwargs, out_val=out)
         return out

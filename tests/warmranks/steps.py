@@ -141,13 +141,13 @@ def waits_for_a_busy_rank(seconds: float) -> int:
 
 
 def overlaps(size: int) -> None:
-    """Multiply two matrices before, during, and after an all-reduce."""
-    matrix = torch.ones(size, size)
+    """Multiply two matrices before, during, and after an all-reduce, each time in another way."""
+    matrix, total = torch.ones(size, size), torch.zeros(size, size)
     matrix @ matrix
     work = dist.all_reduce(torch.ones(5), async_op=True)
-    matrix @ matrix
+    total.addmm_(matrix, matrix)
     work.wait()
-    matrix @ matrix
+    total[None].baddbmm_(matrix[None], matrix[None])
 
 
 def calls_everything() -> None:

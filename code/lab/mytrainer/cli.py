@@ -14,6 +14,8 @@ from labcore.atomic import write_atomic
 from labcore.colors import bad, good, strong
 from labcore.errors import LabError
 
+WIDTHS = [max(map(len, column)) for column in zip(
+    *((piece.shown, piece.purpose) for piece in PIECES.values()), strict=True)]
 UNFINISHED = "NotImplementedError: Your turn"  # the error of an exercise's stub
 
 
@@ -122,7 +124,8 @@ def test(piece: Piece) -> TestResult:
     unfinished = bool(problem) and problem.startswith(piece.shown) and UNFINISHED in problem
     state = (f"not written yet: {piece.lab} has the exercise" if not exists or unfinished else
              bad("does not work") if problem else good(f"works on {selfcheck.RANKS} ranks"))
-    print(f"  {piece.shown:<26} {piece.purpose:<18} {state}", flush=True)
+    shown, purpose = WIDTHS
+    print(f"  {piece.shown:<{shown}} {piece.purpose:<{purpose}}  {state}", flush=True)
     return TestResult(exists and problem is None, unfinished, None if unfinished else problem)
 
 

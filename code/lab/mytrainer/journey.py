@@ -32,7 +32,8 @@ STATIONS = (("samples and tokenizer", None), ("ranks and shares", "launch"),
             ("averaged gradients", "ddp"), ("ring all-reduce", "collectives"),
             ("optimizer state", "zero"), ("gradient buffers", "zero2"),
             ("parameter storage", "zero3"), ("parameter prefetch", "prefetch"),
-            ("gradient clipping", "clipping"), ("optimizer", None),
+            ("gradient clipping", "clipping"), ("clipping of parts", "grad_norm"),
+            ("optimizer", None),
             ("master weights", "precision"), ("loss scaling", "scaler"),
             ("checkpoints", "reshard"), ("log", None))
 TINY = ("--device cpu --num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 "

@@ -36,7 +36,8 @@ def require_same(make: Callable[[object], nn.Module], run: Run, region: type | N
         region: the class of the shared Region; None for that of tensor_parallel.py.
         finish: completes the gradients after the backward pass, given the parameters and Region.
     """
-    regions = shared(region or pieces.load("tensor_parallel").Region)
+    region = region or pieces.load("tensor_parallel").Region
+    regions = shared(region)
     parallel, single = (make(one) for one in regions)
     generator, names = torch.Generator().manual_seed(1), [name for name, _ in
                                                           single.named_parameters()]
@@ -128,10 +129,27 @@ def losses_of(model: nn.Module) -> torch.Tensor:
 
 
 def require_same_llama(region: type | None = None) -> None:
-    """Compare the gradients of a Llama, given the class of its ranks' Region."""
-    llama = pieces.load("llama")
-    require_same(lambda one: llama.Llama(SHAPE, one), losses_of, region,
-                 pieces.load("heads").finish_gradients)
+    """Compare the gradients of a Llama, given the class of its ranks' Region.
+
+    A rank whose region is itself must not communicate with the other one, which is a replica.
+    """
+    llama, finish = pieces.load("llama"), pieces.load("heads").finish_gradients
+    require_same(lambda one: llama.Llama(SHAPE, one), losses_of, region, finish)
+    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+    region = region or pieces.load("tensor_parallel").Region
+    own, whole = (llama.Llama(SHAPE, one(alone)) for one in (
+        region, pieces.load("tensor_parallel").Region))
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    with torch.no_grad():
+        for mine, full in zip(own.parameters(), whole.parameters(), strict=True):
+            mine.copy_(full.normal_(generator=generator))
+    for model in (own, whole):
+        losses_of(model).sum().backward()
+    for (name, mine), full in zip(own.named_parameters(), whole.parameters(), strict=True):
+        if mine.grad is None or not torch.allclose(mine.grad, full.grad, rtol=1e-3, atol=1e-6):
+            raise Wrong(f"in a region of rank {dist.get_rank()} alone, the gradient of {name} "
+                        "depends on the other rank, which has another model: pass the region's "
+                        "group to every collective")
 
 
 def test_llama(module: ModuleType) -> None:

@@ -21,6 +21,11 @@ STUB_OF_DDP = STUB.replace("all_reduce(tensor)", "DataParallel(module, bucket_mb
 SMALL = gain.MODEL.replace("--num-layers 12 --hidden-size 768", "--num-layers 2 --hidden-size 192")
 
 
+def unpadded(text):
+    """Return a table with one space between its columns."""
+    return re.sub(" +", " ", text)
+
+
 @pytest.fixture
 def lab(student, monkeypatch, capsys):
     """Run the command with plain text; returns exit code, output, and errors."""
@@ -54,7 +59,7 @@ def rows(out):
 def test_without_pieces_one_gpu_is_measured(lab, text):
     code, out, err = lab()
     assert (code, err) == (0, "")
-    assert "mytrainer/ddp.py           data parallelism   not written yet: lab 04 has" in out
+    assert "mytrainer/ddp.py data parallelism not written yet: lab 04 has" in unpadded(out)
     assert "\nMore than one GPU needs mytrainer/ddp.py.\n" in out
     assert out.splitlines()[-1] == "  log                    the course's" and "yours" not in out
 
@@ -87,7 +92,7 @@ def test_the_map_shows_whose_part_is_whose_and_what_each_lab_has_brought(lab, te
     student.solve("collectives", "ddp", "launch", "train")
     code, out, err = lab("--html", str(student.home / "map.html"))
     assert (code, err) == (0, "")
-    assert "mytrainer/collectives.py   ring all-reduce    works on 2 ranks" in out
+    assert "mytrainer/collectives.py ring all-reduce works on 2 ranks" in unpadded(out)
     one, eight = rows(out)
     assert one[:1] == ["1"] and eight[:1] == ["8"] and one[2] == "1.00x"
     assert 1 < float(eight[2].rstrip("x")) <= 8
@@ -187,7 +192,7 @@ def test_stubs_are_not_broken(lab, student):
     student.write("ddp", STUB_OF_DDP)
     code, out, err = lab()
     assert (code, err) == (0, "")
-    assert "data parallelism   not written yet: lab 04 has the exercise" in out
+    assert "data parallelism not written yet: lab 04 has the exercise" in unpadded(out)
     assert out.splitlines()[-1] == ("Once mytrainer/ddp.py is written, `lab mytrainer` also "
                                     "measures what it gains.")
 
@@ -199,8 +204,8 @@ def test_a_stub_that_another_piece_calls_does_not_make_that_piece_unfinished(lab
     student.write("ddp", text + "\n\nfrom mytrainer.collectives import all_reduce as reduced\n")
     code, out, err = lab()
     assert code == 1
-    assert "ring all-reduce    not written yet: lab 04 has the exercise" in out
-    assert "data parallelism   does not work" in out
+    assert "ring all-reduce not written yet: lab 04 has the exercise" in unpadded(out)
+    assert "data parallelism does not work" in unpadded(out)
     assert re.search(r"^  mytrainer/collectives.py, line 2: NotImplementedError: Your turn", err,
                      re.M)
 
@@ -210,8 +215,8 @@ def test_broken_pieces_are_named_and_nothing_is_measured(lab, student):
     student.change("ddp", "waiting.discard(parameter)", "waiting.drop(parameter)")
     code, out, err = lab()
     assert code == 1 and "virtual" not in out
-    assert "ring all-reduce    not written yet: lab 04 has the exercise" in out
-    assert "data parallelism   does not work" in out
+    assert "ring all-reduce not written yet: lab 04 has the exercise" in unpadded(out)
+    assert "data parallelism does not work" in unpadded(out)
     assert re.search(r"^  mytrainer/ddp.py, line \d+: AttributeError: 'set' object has no "
                      "attribute 'drop'$", err, re.M)
 

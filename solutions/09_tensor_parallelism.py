@@ -154,6 +154,9 @@ for name, shape in SHAPES.items():
 #   operations may still need them.
 # - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
 #   care of the shapes. (Megatron-LM refuses such layers. You will need them for a vocabulary.)
+# - The region need not have all ranks: with data parallelism, other ranks have other replicas. So every collective gets
+#   `region.group`, and layers use `region.rank` and `region.size`, not the functions of `torch.distributed`.
+# - Every column-parallel layer goes through `region.columns`, because later regions replace this function.
 # - `MLP` communicates as little as possible. How many collectives does it need in the forward pass, how many in the
 #   backward pass, and of how many bytes? The check counts them.
 
@@ -199,7 +202,7 @@ class Region:
         ### END SOLUTION
 
     def columns(self, x, *layers):
-        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer in a list."""
+        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer, in a list or tuple."""
         ### BEGIN SOLUTION
         x = self.enter(x)
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
@@ -329,14 +332,22 @@ class MLP(torch.nn.Module):
         ### END SOLUTION
 
 # %% tags=["driver"]
-def tp_region(x, own, weights):
+def tp_region(x, own, weights, size=None):
     """Enter with x, leave with tanh(x + own), and run the backward pass of the weighted sum of the result.
+
+    Args:
+        x: the same on all ranks of a region.
+        own: this rank's own values.
+        weights: of the elements of the result.
+        size: the ranks of a region, which are neighbors; None: all ranks.
 
     Return the result, and the gradients of x and of this rank's own values.
     """
     from mytrainer.tensor_parallel import Region
 
-    region = Region(dist.group.WORLD)
+    from lablib import tensor
+
+    region = Region(tensor.neighbors(size))
     x, own = (torch.tensor(values, requires_grad=True) for values in (x, own))
     moved = 1 * own
     out = region.leave((region.enter(x) + moved).tanh())
@@ -377,6 +388,22 @@ def tp_layers(kind, hidden, inner, tokens, seed, shared):
     dist.barrier()  # marks the end of the forward pass in the record
     (y * tensor.sines(y.shape, 1.0)).sum().backward()
     return [y.flatten().tolist(), x.grad.flatten().tolist(), tensor.gradients(parameters)]
+
+
+def tp_columns(hidden, inner):
+    """Run the forward pass of an MLP; return how many layers go through Region.columns."""
+    from mytrainer.tensor_parallel import MLP, Region
+
+    class Counting(Region):
+        layers = 0
+
+        def columns(self, x, *layers):
+            self.layers += len(layers)
+            return super().columns(x, *layers)
+
+    region = Counting(dist.group.WORLD)
+    MLP(hidden, inner, region)(torch.ones(2, 1, hidden))
+    return region.layers
 
 # %% tags=["check-setup"]
 def whole_of(shape, dim, seeds):
@@ -436,6 +463,15 @@ def split_at_barrier(calls):
     ops = [call.op for call in calls]
     return calls[:ops.index("barrier")], calls[ops.index("barrier") + 1:]
 
+
+def require_own_region(run, size):
+    """Require that each rank communicates within its region of `size` neighboring ranks only."""
+    for rank in range(len(run.values)):
+        first = rank - rank % size
+        for call in run.calls(rank):
+            check.that(set(call.group) <= set(range(first, first + size)), f"Rank {rank} calls {call.op} with {len(call.group)} ranks, "
+                       f"and {size} share its layers. The two ranks outside the region have another replica of the model.")
+
 # %% check="tensor-parallel" points=6
 def require_fewest_collectives(run, size):
     """Require that a rank all-reduces one tensor of this size in each pass, and nothing else."""
@@ -480,6 +516,15 @@ with check.parts():
                     [[[[2.526911, -2.740068], [0.8038847, 4.627808], [0.1807066, 0.1621427]], [[2.526911, -2.740068],
                      [0.8038847, 4.627808], [0.02659225, 0.2659225]], [[2.526911, -2.740068], [0.8038847, 4.627808],
                      [0.5965858, 4.199743]]]]})
+        REPLICAS = {"x": check.by_rank([[0.5, -1.0], [0.5, -1.0], [-0.25, 0.75], [-0.25, 0.75]]),
+                    "own": check.by_rank([[0.0, 0.25], [1.0, 0.5], [-0.75, 2.0], [0.5, -0.5]]), "weights": [1.0, 10.0], "size": 2}
+        (run,) = check.ranks(tp_region, ranks=4, cases=[REPLICAS], expected=None)
+        require_own_region(run, 2)
+        check.ranks(tp_region, ranks=4, rel=1e-5, cases=[REPLICAS], expected=[[
+            [[1.367265, -1.097266], [0.9671544, 13.83034], [0.7864477, 5.965858]],
+            [[1.367265, -1.097266], [0.9671544, 13.83034], [0.1807066, 7.864477]],
+            [[-0.5166755, 1.236778], [1.359989, 9.562291], [0.4199743, 0.1621429]],
+            [[-0.5166755, 1.236778], [1.359989, 9.562291], [0.9400148, 9.400148]]]])
         ### BEGIN HIDDEN TESTS
         import numpy as np
 
@@ -531,6 +576,9 @@ with check.parts():
                     kind, hidden, inner, tokens, seed, shared))
         ### END HIDDEN TESTS
     with check.part(2, "communicates as little as possible"):
+        for run in check.ranks(tp_columns, ranks=2, cases=[{"hidden": 2, "inner": 4}], expected=None):
+            check.that(run.values == [2, 2], "The MLP has two column-parallel layers, and not both go through region.columns. Later "
+                       "regions replace that function.")
         (run,) = check.ranks(
             tp_layers, ranks=2, rel=1e-4,
             cases=[{"kind": "MLP", "hidden": 2, "inner": 4, "tokens": 2, "seed": check.by_rank([5, 6]), "shared": 7}],
@@ -579,6 +627,19 @@ with check.parts():
 # +        x = x.clone()
 # +        dist.all_reduce(x, group=group)
 # +        return x
+
+# %% [raw] mutant="tensor-parallel" hint="have another replica of the model"
+# -        dist.all_reduce(grad, group=ctx.group)
+# +        dist.all_reduce(grad)
+
+# %% [raw] mutant="tensor-parallel" hint="have another replica of the model"
+# -        dist.all_reduce(x, group=group)
+# +        dist.all_reduce(x)
+
+# %% [raw] mutant="tensor-parallel" hint="and not both go through region.columns"
+# -        gate, up = self.region.columns(x, self.gate, self.up)
+# +        x = self.region.enter(x)
+# +        gate, up = F.linear(x, self.gate.weight), F.linear(x, self.up.weight)
 
 # %% [raw] mutant="tensor-parallel" hint="The bias is added more than once"
 # -        y = self.region.leave(F.linear(x, self.weight))
@@ -1461,7 +1522,8 @@ def tp_output_layer(vocab_size, hidden, length):
         embedding = VocabParallelEmbedding(vocab_size, hidden, region).bfloat16()
         x = torch.zeros(length, 1, hidden, dtype=torch.bfloat16, requires_grad=True)
         labels = torch.zeros(length, 1, dtype=torch.int64)
-    cross_entropy(region.columns(x, embedding).pop(), labels, embedding.first, region).mean().backward()
+    (logits,) = region.columns(x, embedding)
+    cross_entropy(logits, labels, embedding.first, region).mean().backward()
 
 # %% tags=["check-setup"]
 def entropies_here(logits, labels):

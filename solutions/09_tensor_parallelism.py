@@ -821,8 +821,8 @@ check.compare("speedup on 8 GPUs (modeled)", guess_speedup, times[1] / times[8])
 #   communicates as little as your MLP.
 # - After the last backward pass of a step, `finish_gradients` completes the gradients that are still terms. It
 #   communicates once for all of them together, and not at all if there are none. Their parameters have a true
-#   `is_partial`: your `Attention` sets it for its own parameters, and later files set it for others. Copies without it
-#   already have their whole gradient.
+#   `is_partial`: your `Attention` sets it for its own parameters, and later files set it for others. Every partial
+#   parameter has a gradient by then. Copies without `is_partial` already have their whole gradient.
 
 # %% answer="heads"
 %%writefile mytrainer/heads.py
@@ -946,7 +946,7 @@ def tp_rotated(channels, base, positions, dtype="float32"):
     return [str(rotated.dtype), rotated[positions, 1, 2].float().tolist()]
 
 
-def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash=False):
+def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash=False, size=None):
     """Run both passes of an attention, and finish its gradients.
 
     Args:
@@ -956,8 +956,9 @@ def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash
         length: s.
         seed: of the values of this rank's query and output weights.
         kv_seed: of its key and value weights.
-        shared: of the values that all ranks have.
+        shared: of the values that all ranks of a region have.
         flash: whether the attention uses the fused kernel.
+        size: the ranks of a region, which are neighbors; None: all ranks.
 
     Return one number for the output of each position, one for the gradient of its input, and one for the gradient of
     each weight. Another parameter, whose copies have whole gradients, is last.
@@ -967,7 +968,7 @@ def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash
 
     from lablib import tensor
 
-    region, hidden = Region(dist.group.WORLD), 5
+    region, hidden = Region(tensor.neighbors(size)), 5
     attention = Attention(hidden, heads, kv_heads, head_dim, region, base=100.0, flash=flash)
     weights = [one.weight for one in (attention.query, attention.key, attention.value, attention.out)]
     tensor.fill(weights, [seed, kv_seed + 10, kv_seed + 20, seed + 30])
@@ -981,6 +982,23 @@ def tp_attention(heads, kv_heads, head_dim, length, seed, kv_seed, shared, flash
     finish_gradients(iter([*weights, other]), region)
     ends = tensor.sines((hidden,), 1.0)
     return [(y @ ends).flatten().tolist(), (x.grad @ ends).flatten().tolist(), tensor.gradients([*weights, other])]
+
+
+def tp_attention_columns(heads, head_dim):
+    """Run the forward pass of an attention; return how many layers go through Region.columns."""
+    from mytrainer.heads import Attention
+    from mytrainer.tensor_parallel import Region
+
+    class Counting(Region):
+        layers = 0
+
+        def columns(self, x, *layers):
+            self.layers += len(layers)
+            return super().columns(x, *layers)
+
+    region = Counting(dist.group.WORLD)
+    Attention(4, heads, heads, head_dim, region)(torch.ones(2, 1, 4))
+    return region.layers
 
 # %% tags=["check-setup"]
 def rotated_here(x, base):
@@ -1045,6 +1063,15 @@ def require_finish(run, passes, size):
         check.that(sum(call.bytes for call in end) <= size, f"finish_gradients communicates {sum(call.bytes for call in end)} bytes "
                    f"on rank {rank}, and the gradients that are terms have {size} bytes in all.")
 
+
+def require_attention_in_region(run, size):
+    """Require that each rank calls barriers with all ranks, and everything else within its region of `size` ranks."""
+    for rank in range(len(run.values)):
+        first = rank - rank % size
+        for call in run.calls(rank):
+            check.that(call.op == "barrier" or set(call.group) <= set(range(first, first + size)), f"Rank {rank} calls {call.op} with "
+                       f"{len(call.group)} ranks, and {size} share its heads. The two ranks outside the region have another replica.")
+
 # %% check="heads" points=6
 with check.parts():
     with check.part(1, "rotates queries and keys"):
@@ -1074,6 +1101,12 @@ with check.parts():
                 "Position 301 does not exist in bf16: compute angles in fp32, and only then round.":
                     [[["torch.bfloat16", [[0.4785156, -1.007812], [0.1484375, 1.109375]]]]],
                 "Return the dtype of x.": [[["torch.float32", [[1.108709, -0.1441007], [1.01288, 0.4733642]]]]]})
+        check.ranks(
+            tp_rotated, ranks=1, rel=3e-2,
+            cases=[{"channels": [1.0, 1.0, 0.5, 0.5], "base": 100.0, "positions": [916], "dtype": "bfloat16"}],
+            expected=[[["torch.bfloat16", [[0.7109375, -0.640625, -0.8632812, -0.9140625]]]]],
+            hints={"The powers of the base are rounded to bf16, so angles of large positions are wrong.":
+                [[["torch.bfloat16", [[0.7109375, -0.5625, -0.8632812, -0.96875]]]]]})
         ### BEGIN HIDDEN TESTS
         import torch
 
@@ -1194,6 +1227,22 @@ with check.parts():
                      [-0.1937031, -0.2614134, -0.04254004, -0.06005312],
                      [0.06557886, -0.02186116, 1.897603, 0.6347609, 2.624109]]]]})
         require_finish(run, 2 * 2 * 5 * 4, 2 * 4 * 5 * 4)
+        REPLICAS = {"heads": 2, "kv_heads": 1, "head_dim": 2, "length": 2, "seed": check.by_rank([1, 2, 3, 4]),
+                    "kv_seed": check.by_rank([5, 5, 6, 6]), "shared": check.by_rank([7, 7, 8, 8]), "size": 2}
+        (run,) = check.ranks(tp_attention, ranks=4, cases=[REPLICAS], expected=None)
+        require_attention_in_region(run, 2)
+        check.ranks(tp_attention, ranks=4, rel=1e-3, cases=[REPLICAS], expected=[[
+            [[0.3478414, 0.3511994, 0.3448952, 0.3334333], [-0.1235502, -0.1395397, -0.0386315, -0.04934096],
+             [0.004394824, -0.05475224, -2.869398, 0.9201775, 0.6560273]],
+            [[0.3478414, 0.3511994, 0.3448952, 0.3334333], [-0.1235502, -0.1395397, -0.0386315, -0.04934096],
+             [0.004863041, -0.05475224, -2.869398, 0.9140415, 0.6560273]],
+            [[0.03156015, 0.02564564, 0.02706972, 0.01807299], [-0.05115665, -0.08083525, -0.02565387, -0.04081961],
+             [-0.0001270901, -0.05643634, 0.8550954, 0.882843, 0.6560273]],
+            [[0.03156015, 0.02564564, 0.02706972, 0.01807299], [-0.05115665, -0.08083525, -0.02565387, -0.04081961],
+             [-0.01435922, -0.05643634, 0.8550954, 0.8755226, 0.6560273]]]])
+        for run in check.ranks(tp_attention_columns, ranks=2, cases=[{"heads": 2, "head_dim": 2}], expected=None):
+            check.that(run.values == [3, 3], "Queries, keys, and values come from three column-parallel layers, and not all go through "
+                       "region.columns. Later regions replace that function.")
         (run,) = check.ranks(
             tp_attention, ranks=2, rel=1e-3,
             cases=[{"heads": 2, "kv_heads": 2, "head_dim": 2, "length": 2, "seed": check.by_rank([1, 2]),
@@ -1304,6 +1353,21 @@ with check.parts():
 # -    dist.all_reduce(flat, group=region.group)
 # +    flat = torch.cat([buffer.flatten() for buffer in buffers]).double()
 # +    dist.all_reduce(flat, group=region.group)
+
+# %% [raw] mutant="heads" hint="have another replica."
+# -    dist.all_reduce(flat, group=region.group)
+# +    dist.all_reduce(flat)
+
+# %% [raw] mutant="heads" hint="The powers of the base are rounded to bf16"
+# -    angles = (positions[:, None] * speeds)[:, None, None]
+# +    angles = (positions[:, None] * speeds.to(x.dtype).float())[:, None, None]
+
+# %% [raw] mutant="heads" hint="and not all go through "
+# -        query, key, value = (one.unflatten(-1, (-1, self.head_dim)) for one in self.region.columns(
+# -            x, self.query, self.key, self.value))
+# +        x = self.region.enter(x)
+# +        query, key, value = (F.linear(x, one.weight).unflatten(-1, (-1, self.head_dim)) for one in (
+# +            self.query, self.key, self.value))
 
 # %% [raw] mutant="heads" hint="Compare your MLP"
 # -        query, key, value = (one.unflatten(-1, (-1, self.head_dim)) for one in self.region.columns(

@@ -1437,13 +1437,13 @@ for size in (1, 2, 4, 8, 16):
 #
 # Write `vocabulary.py`.
 #
-# - Any $V$ and $t$ work. The embedding of a token is the same on all ranks, and a row gets its whole gradient.
+# - Any $V \ge t$ works. The embedding of a token is the same on all ranks, and a row gets its whole gradient.
 # - The loss is computed in fp32, and is right for logits of ±10,000, too.
 # - Per position, the ranks exchange at most three numbers of 4 bytes in the forward pass of the loss, and none in its
 #   backward pass.
 # - No rank ever has all logits. At any time, a rank has at most one fp32 tensor of the size of its own logits, and the
 #   loss saves no other one for its backward pass. It may overwrite `logits`. For 8,192 positions, Llama 3's vocabulary, and
-#   a hidden size of 4,096, the check allows 1.25 GiB on each of 8 virtual H100s.
+#   a hidden size of 4,096, the check allows 1.3 GiB on each of 8 virtual H100s.
 
 # %% answer="vocabulary"
 %%writefile mytrainer/vocabulary.py
@@ -1530,23 +1530,29 @@ class CrossEntropy(torch.autograd.Function):
     ### END SOLUTION
 
 # %% tags=["driver"]
-def tp_entropies(logits, labels, first, dtype="float32"):
-    """Return the loss of each position, and in fp32, this rank's gradient of a weighted sum of them.
+def tp_entropies(logits, labels, first, dtype="float32", part=None, size=None):
+    """Return the loss of each position, and this rank's gradient of a weighted sum of them.
 
     Args:
         logits: this rank's, a list for each position.
         labels: a token for each position.
         first: the token of this rank's first logit.
         dtype: of the logits.
+        part: "loss" or "gradient", to return the dtype and the values of one of them only; None: both.
+        size: the ranks of a region, which are neighbors; None: all ranks.
     """
     from mytrainer.tensor_parallel import Region
     from mytrainer.vocabulary import cross_entropy
 
+    from lablib import tensor
+
     own = torch.tensor(logits, dtype=getattr(torch, dtype))[:, None].requires_grad_()
-    loss = cross_entropy(own.clone(), torch.tensor(labels)[:, None], first, Region(dist.group.WORLD))
+    loss = cross_entropy(own.clone(), torch.tensor(labels)[:, None], first, Region(tensor.neighbors(size)))
     dist.barrier()  # marks the end of the forward pass in the record
     (loss * torch.arange(1.0, 1 + len(labels))[:, None]).sum().backward()
-    return [str(loss.dtype), loss.flatten().tolist(), own.grad[:, 0].tolist() if dtype == "float32" else []]
+    if part == "gradient":
+        return [str(own.grad.dtype), own.grad[:, 0].tolist()]
+    return [str(loss.dtype), loss.flatten().tolist(), *([own.grad[:, 0].tolist()] if part is None else [])]
 
 
 def tp_tokens(vocab_size, tokens, labels, seed):
@@ -1586,8 +1592,8 @@ def tp_output_layer(vocab_size, hidden, length):
         embedding = VocabParallelEmbedding(vocab_size, hidden, region).bfloat16()
         x = torch.zeros(length, 1, hidden, dtype=torch.bfloat16, requires_grad=True)
         labels = torch.zeros(length, 1, dtype=torch.int64)
-    (logits,) = region.columns(x, embedding)
-    cross_entropy(logits, labels, embedding.first, region).mean().backward()
+    # Without a name for the logits, they are freed as soon as nothing needs them.
+    cross_entropy(*region.columns(x, embedding), labels, embedding.first, region).mean().backward()
 
 # %% tags=["check-setup"]
 def entropies_here(logits, labels):
@@ -1626,6 +1632,15 @@ def require_three_numbers(run, positions):
                    f"position are {12 * positions} bytes.")
         check.that(not backward, f"Rank {rank} communicates in the backward pass. Which numbers could the forward pass have kept?")
 
+
+def require_loss_in_region(run, size):
+    """Require that each rank calls barriers with all ranks, and everything else within its region of `size` ranks."""
+    for rank in range(len(run.values)):
+        first = rank - rank % size
+        for call in run.calls(rank):
+            check.that(call.op == "barrier" or set(call.group) <= set(range(first, first + size)), f"Rank {rank} calls {call.op} with "
+                       f"{len(call.group)} ranks, and {size} share its vocabulary. The two ranks outside the region have another replica.")
+
 # %% check="vocabulary" points=6
 with check.parts():
     with check.part(3, "computes the loss and its gradient from three numbers per position"):
@@ -1657,30 +1672,45 @@ with check.parts():
                      ["torch.float32", [2.317859, 2.973805], [[-0.9015157, 0.00808408, 0.267708],
                      [0.2290522, 0.08426361, 0.001543342]]]]]})
         require_three_numbers(run, 2)
-        LARGE = {"logits": check.by_rank([[[9998.0, 9999.0], [-9999.5, 8000.0]], [[9999.0], [-9997.0]],
-                                          [[9997.5, 10000.0, 9998.5], [-9998.0, -10000.0, 7998.5]]]), **CASE}
+        LARGE = {"logits": check.by_rank([[[9998.0, 9999.0], [-9999.5, 8000.0], [-9000.0, -9001.0]],
+                                          [[9999.0], [-9997.0], [-9002.0]],
+                                          [[9997.5, 10000.0, 9998.5], [-9998.0, -10000.0, 7998.5], [-9000.5, 9000.0, 8999.0]]]),
+                 "labels": [3, 0, 5], "first": check.by_rank([0, 2, 3])}
         (run,) = check.ranks(tp_entropies, ranks=3, cases=[LARGE], expected=None)
         check.that(all(abs(loss) < 1e30 for _, losses, _ in run.values for loss in losses), "The loss of logits around 10,000 is not "
                    "finite. Do exponentials overflow, or is a probability 0 when you take its logarithm?")
-        check.ranks(tp_entropies, ranks=3, rel=1e-4, cases=[LARGE], expected=[[["torch.float32", [3.277631, 17999.7],
-                                                                              [[0.06218568, 0.1690382], [-2.0, 1.635149]]],
-                                                                              ["torch.float32", [3.277631, 17999.7],
-                                                                              [[0.1690382], [0.0]]],
-                                                                              ["torch.float32", [3.277631, 17999.7],
-                                                                              [[-0.9622825, 0.4594935, 0.1025269],
-                                                                              [0.0, 0.0, 0.364851]]]]])
+        # Neighboring fp32 numbers around 10,000 differ by 0.001, so a log-sum-exp that is kept is that inaccurate.
+        check.ranks(tp_entropies, ranks=3, rel=2e-3, cases=[LARGE], expected=[[
+            ["torch.float32", [3.277631, 17999.7, 1.313262], [[0.06218568, 0.1690382], [-2.0, 1.635149], [0.0, 0.0]]],
+            ["torch.float32", [3.277631, 17999.7, 1.313262], [[0.1690382], [0.0], [0.0]]],
+            ["torch.float32", [3.277631, 17999.7, 1.313262],
+             [[-0.9622825, 0.4594935, 0.1025269], [0.0, 0.0, 0.364851], [0.0, 2.193176, -2.193176]]]]])
+        HALF = {"logits": check.by_rank([[[12.3, 11.7]], [[12.1, 11.9]]]), "labels": [1], "first": check.by_rank([0, 2]),
+                "dtype": "bfloat16"}
         check.ranks(
-            tp_entropies, ranks=2, rel=1e-4,
-            cases=[{"logits": check.by_rank([[[12.3, 11.7]], [[12.1, 11.9]]]), "labels": [1], "first": check.by_rank([0, 2]),
-                    "dtype": "bfloat16"}],
-            expected=[[["torch.float32", [1.72692], []], ["torch.float32", [1.72692], []]]],
+            tp_entropies, ranks=2, rel=1e-4, cases=[{**HALF, "part": "loss"}],
+            expected=[[["torch.float32", [1.72692]], ["torch.float32", [1.72692]]]],
             hints={"The loss is computed in bf16. Only the logits are in bf16.":
-                [[["torch.float32", [1.726562], []], ["torch.float32", [1.726562], []]]]})
+                [[["torch.float32", [1.726562]], ["torch.float32", [1.726562]]]]})
+        check.ranks(
+            tp_entropies, ranks=2, rel=1e-2, cases=[{**HALF, "part": "gradient"}],
+            expected=[[["torch.bfloat16", [[0.3322326, -0.8221687]]], ["torch.bfloat16", [[0.2754305, 0.2145055]]]]],
+            hints={"The gradient of logits in bf16 is zero.":
+                [[["torch.bfloat16", [[0.0, 0.0]]], ["torch.bfloat16", [[0.0, 0.0]]]]]})
+        REPLICAS = {"logits": check.by_rank([[[1.0, 2.0]], [[-1.0, 0.5]], [[0.5, -1.5]], [[2.5, 1.0]]]),
+                    "labels": check.by_rank([[3], [3], [0], [0]]), "first": check.by_rank([0, 2, 0, 2]), "size": 2}
+        (run,) = check.ranks(tp_entropies, ranks=4, cases=[REPLICAS], expected=None)
+        require_loss_in_region(run, 2)
+        check.ranks(tp_entropies, ranks=4, rel=1e-4, cases=[REPLICAS], expected=[[
+            ["torch.float32", [1.995182], [[0.2242078, 0.60946]]],
+            ["torch.float32", [1.995182], [[0.03034323, -0.8640111]]],
+            ["torch.float32", [2.319748], [[-0.9017017, 0.01330323]]],
+            ["torch.float32", [2.319748], [[0.7263319, 0.1620666]]]]])
         ### BEGIN HIDDEN TESTS
         def draw_logits(dice, sizes, positions):
-            """Return logits of some size for each rank and position; some positions have far larger ones than others."""
-            centers = [dice.choice([0.0, 0.0, 5000.0, -8000.0]) for _ in range(positions)]
-            return [[[round(center + dice.uniform(-3, 3), 2) for _ in range(size)] for center in centers] for size in sizes]
+            """Return logits for each rank and position; some ranks and positions have far larger ones than others."""
+            return [[[round(center + dice.uniform(-1, 1), 2) for _ in range(size)]
+                     for center in (dice.choice([0.0, 0.0, 5000.0, -8000.0]) for _ in range(positions))] for size in sizes]
 
 
         for sizes in ((2, 3), (3, 3, 4), (1, 2, 2, 2)):
@@ -1714,7 +1744,7 @@ with check.parts():
     with check.part(1, "never has all logits in memory"):
         cost = check.gpus(tp_output_layer, {"vocab_size": 128256, "hidden": 4096, "length": 8192}, "h100:8", present=[0],
                           least={"flops": 6 * 8192 * 4096 * 16032, "dtype": "bf16"})
-        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.25, hint=(
+        check.pass_mark(cost.peak_memory, error=cost.memory_error, below=1.3, hint=(
             f"{cost.peak_memory:.2f} GiB on 8 virtual H100s. In fp32, this rank's logits are 0.49 GiB, and those of all ranks are "
             "3.9 GiB. Which tensor could be overwritten, and which one is not needed?"))
 
@@ -1738,6 +1768,25 @@ with check.parts():
 # -        largest = logits.amax(-1)
 # -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
 # -        logits -= largest[..., None]
+
+# %% [raw] mutant="vocabulary" hint="Do exponentials overflow"
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# +        dist.broadcast(largest, group_src=0, group=region.group)
+
+# %% [raw] mutant="vocabulary" hint="The gradient of logits in bf16 is zero"
+# -        logits = logits.detach().float()
+# +        ctx.scale = float(logits.dtype == torch.float32)
+# +        logits = logits.detach().float()
+# -        return softmax, None, None, None
+# +        return ctx.scale * softmax, None, None, None
+
+# %% [raw] mutant="vocabulary" hint="have another replica."
+# -        dist.all_reduce(largest, dist.ReduceOp.MAX, group=region.group)
+# +        dist.all_reduce(largest, dist.ReduceOp.MAX)
+
+# %% [raw] mutant="vocabulary" hint="have another replica."
+# -        dist.all_reduce(sums, group=region.group)
+# +        dist.all_reduce(sums)
 
 # %% [raw] mutant="vocabulary" hint="is a probability 0 when"
 # -        return sums[0].log() - sums[1]

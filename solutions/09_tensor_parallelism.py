@@ -2051,7 +2051,10 @@ def tp_initialized(tensors, seed, std):
         model.register_parameter(f"p{number}", parameter(tuple(shape), region, dim, parts and min(parts, region.size)))
     randomness.hash = refuse
     torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    state = torch.get_rng_state()
     randomness.initialize(model, seed, std)
+    if not torch.equal(state, torch.get_rng_state()):
+        raise ValueError("the state of PyTorch's default generator has changed: draw from a torch.Generator of your own")
     return [one.detach().clone() for one in model.parameters()]
 
 
@@ -2080,11 +2083,36 @@ def tp_dropped(p, length, hidden, seed, iteration, samples, splits_sequence=Fals
     model.first, model.second = randomness.Dropout(p, region), randomness.Dropout(p, region)
     randomness.hash = refuse
     torch.manual_seed(dist.get_rank())  # the ranks' default generators differ
+    state = torch.get_rng_state()
     randomness.begin_micro_batch(model, seed, iteration, samples)
     x = torch.full((length // region.size if splits_sequence else length, len(samples), hidden), 2.0)
     results = [model.first(x), model.second(x), model.first(x)]
+    if not torch.equal(state, torch.get_rng_state()):
+        raise ValueError("the state of PyTorch's default generator has changed: draw from a torch.Generator of your own")
     model.eval()
     return [*results, model.first(x)]
+
+
+def tp_masks(numbers, dropouts):
+    """Drop half of the elements of a tensor of ones for each seed, iteration, and sample of a few numbers.
+
+    Args:
+        numbers: the seeds, the iterations, and the samples.
+        dropouts: the number of Dropouts of the model.
+
+    Return the results, [seed, iteration, dropout, position, sample, feature].
+    """
+    from mytrainer import randomness
+    from mytrainer.tensor_parallel import Region
+
+    region = Region(dist.group.WORLD)
+    model = torch.nn.ModuleList(randomness.Dropout(0.5, region) for _ in range(dropouts))
+    x, found = torch.ones(4, len(numbers), 32), []
+    for seed in numbers:
+        for iteration in numbers:
+            randomness.begin_micro_batch(model, seed, iteration, numbers)
+            found.append(torch.stack([dropout(x) for dropout in model]))
+    return torch.stack(found).unflatten(0, (len(numbers), len(numbers)))
 
 # %% check="randomness" points=6
 import numpy as np
@@ -2113,7 +2141,8 @@ def whole_matrix(parts, dim, count, what):
 
 def require_initialized(seeds, std, ranks):
     """Require that all layouts have the same matrices, with this standard deviation."""
-    tensors = [[[48, 32], 0, None], [[32, 48], 1, None], [[48, 32], 0, 1], [[51, 32], 0, 3], [[7], None, None], [[48, 32], None, None]]
+    tensors = [[[48, 32], 0, None], [[32, 48], 1, None], [[48, 32], 0, 1], [[51, 32], 0, 3], [[7], None, None],
+               [[48, 32], None, None], [[48, 32], 0, None]]
     wholes = {}
     for seed in seeds:
         for run in check.ranks(tp_initialized, ranks=ranks, cases=[{"tensors": tensors, "seed": seed, "std": std}], expected=None):
@@ -2135,11 +2164,16 @@ def require_initialized(seeds, std, ranks):
     check.that(not np.array_equal(wholes[one, 0], wholes[other, 0]), f"Seeds {one} and {other} give the same matrix.")
     check.that(not np.array_equal(wholes[one, 0], wholes[one, 5]), "Two parameters of the same shape are equal, so they would start with "
                "the same values in every layer.")
+    seen = {}
+    for (seed, number), whole in wholes.items():
+        other_seed, other = seen.setdefault(whole.tobytes(), (seed, number))
+        check.that((other_seed, other) == (seed, number), f"Parameter {other} with seed {other_seed} and parameter {number} with seed "
+                   f"{seed} are equal. Different keys must not be combined into the same number.")
 
 
 def require_masks(p, samples, ranks):
     """Require masks that depend on what they are for, and on nothing else."""
-    case = {"p": p, "length": 12, "hidden": 40, "seed": 1, "iteration": 5, "samples": samples}
+    case = {"p": p, "length": 48, "hidden": 64, "seed": 1, "iteration": 5, "samples": samples}
     runs = check.ranks(tp_dropped, ranks=ranks, cases=[case], expected=None)
     (divided,) = check.ranks(tp_dropped, ranks=2, cases=[{**case, "splits_sequence": True}], expected=None)
     changes = {"another iteration": {"iteration": 6}, "another seed": {"seed": 2}}
@@ -2151,12 +2185,16 @@ def require_masks(p, samples, ranks):
             kept = first != 0
             check.that(np.allclose(first[kept], 2 / (1 - p)) and (evaluated == 2).all(), "The elements that stay are scaled so that "
                        "the mean is the same on average, and nothing changes in evaluation mode.")
-            check.that(abs(1 - kept.mean() - p) < 0.1, f"A share of {1 - kept.mean():.2f} of the elements is zero, with p = {p}.")
+            check.that(abs(1 - kept.mean() - p) < 0.04, f"A share of {1 - kept.mean():.2f} of the elements is zero, with p = {p}.")
             check.that(np.array_equal(first, again), "A second forward pass of the same micro-batch has another mask, so recomputation "
                        "would compute other gradients.")
             check.that(not np.array_equal(first, second), "Two Dropouts of a model have the same mask.")
             check.that(np.array_equal(first, mask), f"On {len(run.values)} ranks, rank {rank} has another mask than rank 0 of "
                        f"{ranks[0]}. Hidden states outside of the region are the same on all ranks, so their masks must be, too.")
+    for one in range(len(samples)):
+        for what, rows in (("positions", mask[:, one]), ("features", mask[:, one].T)):
+            check.that(len({row.tobytes() for row in rows}) == len(rows), f"In the mask of a sample, some {what} are equal. Each "
+                       "element is dropped independently of the others.")
     for one in range(1, len(samples)):
         check.that(not np.array_equal(mask[:, 0], mask[:, one]), "Two samples of a micro-batch have the same mask.")
     check.that(np.array_equal(np.concatenate([values[0] for values in divided.values]), mask), "With half of the positions on each "
@@ -2167,18 +2205,36 @@ def require_masks(p, samples, ranks):
                "more data-parallel ranks, samples move to other micro-batches, too.")
 
 
+def require_different_masks(numbers, dropouts):
+    """Require that all seeds, iterations, samples, and Dropouts have different masks."""
+    (run,) = check.ranks(tp_masks, ranks=1, cases=[{"numbers": numbers, "dropouts": dropouts}], expected=None)
+    seen, found = {}, run.values[0]
+    for one, seed in enumerate(numbers):
+        for two, iteration in enumerate(numbers):
+            for dropout in range(dropouts):
+                for three, sample in enumerate(numbers):
+                    what = f"seed {seed}, iteration {iteration}, sample {sample}, and Dropout {dropout}"
+                    other = seen.setdefault(found[one, two, dropout, :, three].tobytes(), what)
+                    check.that(other == what, f"The mask of {what} is also that of {other}. Different keys must not give the same "
+                               "numbers.")
+
+
 with check.parts():
     with check.part(3, "draws the same matrices in every layout"):
         require_initialized([1, 2], 0.02, [1, 2, 4])
         ### BEGIN HIDDEN TESTS
-        for case in check.draw(1, seeds=lambda dice: dice.sample(range(10**6), 2), std=check.between(0.1, 1)):
+        for case in check.draw(1, seeds=lambda dice: [(first := dice.randrange(10**6)), first + 1], std=check.between(0.1, 1)):
             require_initialized(case["seeds"], case["std"], [2, 3])
         ### END HIDDEN TESTS
     with check.part(3, "draws the same masks in every layout"):
         require_masks(0.4, [7, 3], [1, 2])
+        require_different_masks([1, 2, 11, 12, 1001], 3)
         ### BEGIN HIDDEN TESTS
         for case in check.draw(1, p=check.between(0.2, 0.6), samples=lambda dice: dice.sample(range(10**6), 3)):
             require_masks(case["p"], case["samples"], [3])
+        for case in check.draw(1, first=lambda dice: dice.randrange(2, 1000)):
+            first = case["first"]
+            require_different_masks([first, first + 1, first + 2, 10 * first, 1000 * first], 11)
         ### END HIDDEN TESTS
 
 # %% [raw] mutant="randomness" hint="one of the two bugs above"
@@ -2214,6 +2270,32 @@ with check.parts():
 # -    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
 # -    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 # +    return torch.Generator().manual_seed(hash(key))
+
+# %% [raw] mutant="randomness" hint="default generator has changed"
+# -    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+# +    return torch.manual_seed(int.from_bytes(digest, "little"))
+
+# %% [raw] mutant="randomness" hint="must not be combined into the same number"
+# -    for name, one in model.named_parameters():
+# +    for number, (name, one) in enumerate(model.named_parameters()):
+# -            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed, name))[one.part])
+# +            one.copy_(torch.empty(one.full_shape).normal_(0, std, generator=generator(seed + number))[one.part])
+
+# %% [raw] mutant="randomness" hint="is dropped independently of the others"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        draws = [torch.rand(1, x.shape[2], generator=generator(*self.key, sample)).expand(whole, -1)[first:first + count]
+
+# %% [raw] mutant="randomness" hint="is dropped independently of the others"
+# -        draws = [torch.rand(whole, x.shape[2], generator=generator(*self.key, sample))[first:first + count]
+# +        draws = [torch.rand(whole, 1, generator=generator(*self.key, sample)).expand(-1, x.shape[2])[first:first + count]
+
+# %% [raw] mutant="randomness" hint="Different keys must not give the same "
+# -            module.key, module.samples = (seed, iteration, name), tuple(samples)
+# +            module.key, module.samples = (seed + iteration, name), tuple(samples)
+
+# %% [raw] mutant="randomness" hint="Different keys must not give the same "
+# -    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+# +    digest = hashlib.blake2b("".join(map(str, key)).encode(), digest_size=8).digest()
 
 # %% [raw] mutant="randomness" hint="nothing changes in evaluation mode"
 # -        return x * (torch.stack(draws, 1) >= self.p).to(x.device) / (1 - self.p)

@@ -99,10 +99,13 @@ for name, shape in SHAPES.items():
 # %% [markdown]
 # One layer of the trillion-parameter model does not fit on the GPU, and it has 128 layers. ZeRO-3 would shard its
 # parameters, gradients, and optimizer state. But a GPU still computes the whole layer for a whole sequence. While it does
-# so, it holds all of the layer's parameters in bf16 and all of their gradients in fp32, $6 \cdot 12h^2$ bytes or 47 GB, and
-# all of its activations.
+# so, it holds all of the layer's parameters in bf16 and all of their gradients, which your trainer keeps in fp32. These are
+# $6 \cdot 12h^2$ bytes or 47 GB. Prefetching the parameters of the next layer takes another 15.7 GB. With activation
+# checkpointing, the inputs of 128 layers are saved, $2sh$ bytes each, or 13.4 GB in all. So less than 4 GB are left for the
+# layer's activations and the GPU's shard of the state. Gradients in bf16 would save 15.7 GB, and a larger layer or a longer
+# sequence would need them again.
 #
-# There is a second limit. With data parallelism alone, the least work you can give a GPU is one sequence. For most of its
+# There is a second limit, which no choice of dtypes moves. With data parallelism alone, the least work you can give a GPU is one sequence. For most of its
 # training, Llama 3 405B had batches of 16 million tokens in sequences of 8,192, which makes 2,048 sequences. So at most
 # 2,048 of its 16,384 H100s would have had work to do.
 #
@@ -154,8 +157,9 @@ for name, shape in SHAPES.items():
 #   operations may still need them.
 # - Any number of ranks works, including numbers that do not divide the features evenly. `parameter`, which is given, takes
 #   care of the shapes. (Megatron-LM refuses such layers. You will need them for a vocabulary.)
-# - The region need not have all ranks: with data parallelism, other ranks have other replicas. So every collective gets
-#   `region.group`, and layers use `region.rank` and `region.size`, not the functions of `torch.distributed`.
+# - The region need not have all ranks: with data parallelism, other ranks have other replicas. So pass `region.group` to
+#   every collective, and use `region.rank` and `region.size`. Do not ask `torch.distributed` for them in a forward or
+#   backward pass, because the default group may be another one there.
 # - Every column-parallel layer goes through `region.columns`, because later regions replace this function.
 # - `MLP` communicates as little as possible. How many collectives does it need in the forward pass, how many in the
 #   backward pass, and of how many bytes? The check counts them.
@@ -1406,9 +1410,12 @@ for size in (1, 2, 4, 8, 16):
           f"{100 * rank.exposed / rank.seconds:4.1f}% exposed communication (modeled)")
 
 # %% [markdown]
-# In the last line, two nodes share the layer, so its all-reduces cross the network between them. How much of the time is
-# exposed communication now? In practice, $t$ is rarely larger than the number of GPUs in a node. In the third sitting, you
-# will measure why.
+# In the last line, two nodes share the layer, so its all-reduces cross the network between them. In the model, the time
+# still falls, from 47.3 ms to 29.6 ms. But the efficiency per GPU, $T_1/(t\,T_t)$, falls from 81% to 64%, as more of the
+# time is exposed communication. What would you rather do with the second node? In practice, $t$ is rarely larger than the
+# **NVLink domain**, the GPUs that NVLink connects. These are the eight GPUs of a node of H100s, but the 72 GPUs of a whole
+# rack of GB200s ([NVL72](https://www.nvidia.com/en-us/data-center/gb200-nvl72/)). In the third sitting, you will compare
+# layouts.
 
 # %% [markdown]
 # ## A vocabulary in parts
@@ -1942,7 +1949,8 @@ print(f"your guess: {guess_runs}")
 #   if each rank has only its part of the sequence. A rank may draw more numbers than it uses. Different samples,
 #   iterations, seeds, and modules have different masks. A second forward pass of the same micro-batch has the masks of the
 #   first one, so activation checkpointing does not need to save the states of generators.
-# - Nothing depends on PyTorch's default generator, or on Python's `hash`, which differs between processes for strings.
+# - Nothing depends on PyTorch's default generator or changes its state, which data loaders and others use. Nothing depends
+#   on Python's `hash`, either, which differs between processes for strings.
 
 # %% answer="randomness"
 %%writefile mytrainer/randomness.py
@@ -4010,8 +4018,9 @@ for name, make in {"TP 8": tensor_training.region, "TP 8 and SP": tensor_trainin
 #
 # Nine files: a Llama whose layers, heads, and vocabulary are shared by the GPUs of a node; random numbers that do not
 # depend on how many GPUs there are; sequence parallelism; an overlapped backward pass; clipping that counts each element
-# once; and a prediction of the activation memory. Tensor parallelism should not leave a node. To train a model that
-# eight GPUs cannot hold, lab 10 assigns its layers to different nodes.
+# once; and a prediction of the activation memory. How large should $t$ be? Argue from your own numbers: how much
+# efficiency per GPU do you lose outside of the NVLink domain? To train a model that eight GPUs cannot hold, lab 10 assigns
+# its layers to different nodes.
 #
 # ## Read next
 #

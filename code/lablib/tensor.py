@@ -29,6 +29,19 @@ def fill(parameters: list[torch.nn.Parameter], seeds: list[float]) -> None:
             parameter.copy_(0.5 * sines(parameter.shape, seed))
 
 
+def neighbors(size: int | None = None) -> object:
+    """Divide the ranks into groups of neighboring ranks, and return this rank's process group.
+
+    Args:
+        size: the ranks of a group; None: all ranks.
+    """
+    if size is None:
+        return torch.distributed.group.WORLD
+    groups = [torch.distributed.new_group(list(range(first, first + size)))
+              for first in range(0, torch.distributed.get_world_size(), size)]
+    return groups[torch.distributed.get_rank() // size]
+
+
 def projected(tensor: torch.Tensor) -> float:
     """Return the scalar product of a tensor with sines: one number that depends on all elements."""
     return (tensor.float() * sines(tensor.shape, 2.0)).sum().item()

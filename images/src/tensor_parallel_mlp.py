@@ -40,7 +40,7 @@ def draw() -> Figure:
     sign(axes, 1.35, middle, "·")
     columns(axes, 1.6, middle + 0.2, HIDDEN, "gate")
     columns(axes, 1.6, middle - 0.2 - HIDDEN, HIDDEN, "up")
-    label(axes, 1.6 + INNER / 2, middle + 0.35 + HIDDEN, "[h, inner], transposed")
+    label(axes, 1.6 + INNER / 2, middle + 0.35 + HIDDEN, "gate$^T$ and up$^T$, [h, inner]")
     axes.annotate("", (4.35, middle), (3.35, middle),
                   arrowprops={"arrowstyle": "-|>", "color": INK})
     label(axes, 3.85, middle + 0.2, "silu(gate) $\\odot$ up", INK)
@@ -49,7 +49,7 @@ def draw() -> Figure:
     sign(axes, 6.3, middle, "·")
     for rank, fill in enumerate(RANKS):
         matrix(axes, 6.5, middle - rank * INNER / 2, HIDDEN, INNER / 2, fill, f"down$_{rank}$")
-    label(axes, 6.5 + HIDDEN / 2, middle + INNER / 2 + 0.18, "[inner, h], transposed")
+    label(axes, 6.5 + HIDDEN / 2, middle + INNER / 2 + 0.18, "down$^T$, [inner, h]")
     sign(axes, 7.65, middle, "=")
     matrix(axes, 7.9, middle - TOKENS / 2, HIDDEN, TOKENS, RANKS[0], "a$_0$ down$_0$")
     sign(axes, 8.98, middle, "+")

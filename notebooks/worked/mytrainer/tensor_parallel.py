@@ -34,7 +34,7 @@ class Region:
         return Leave.apply(x, self.group)
 
     def columns(self, x, *layers):
-        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer in a list."""
+        """Enter with x [s, b, in], and return the output [s, b, out/t] of each column-parallel layer, in a list or tuple."""
         x = self.enter(x)
         return [F.linear(x, layer.weight, layer.bias) for layer in layers]
 

@@ -145,6 +145,8 @@ GROUPS = {}
 
 
 def copies_of(region, copies):
+    if copies == region.size:
+        return region.group
     if copies not in GROUPS:
         ranks = dist.get_process_group_ranks(region.group)
         for start in range(0, len(ranks), copies):
@@ -207,6 +209,55 @@ class Loss(torch.autograd.Function):
         z, total, place, mine = ctx.saved_tensors
         z.mul_((grad / total).unsqueeze(-1))
         z.scatter_add_(-1, place, torch.where(mine, -grad, 0.0).unsqueeze(-1))
+        return z, None, None, None
+
+
+def cross_entropy(logits, labels, first, region):
+    return Loss.apply(logits, labels, first, region)
+
+# %% answer="vocabulary" style="log-sum-exp and logits that are kept, and the softmax recomputed in the backward pass"
+%%writefile mytrainer/vocabulary.py
+import torch
+import torch.distributed as dist
+from mytrainer.tensor_parallel import parameter
+
+
+class VocabParallelEmbedding(torch.nn.Module):
+    bias = None
+
+    def __init__(self, vocab_size, hidden, region):
+        super().__init__()
+        self.region, self.weight = region, parameter((vocab_size, hidden), region, dim=0)
+        self.first = self.weight.part[0].start
+
+    def forward(self, tokens):
+        rows = tokens - self.first
+        mine = (rows >= 0) & (rows < self.weight.size(0))
+        return self.region.leave(self.weight[rows.where(mine, 0)] * mine[..., None])
+
+
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, labels, first, region):
+        z = logits.detach().to(torch.float32, copy=True)
+        rows = labels - first
+        mine = (rows >= 0) & (rows < z.size(-1))
+        rows = rows.where(mine, 0)[..., None]
+        label = z.gather(-1, rows)[..., 0].where(mine, 0.0)
+        top = z.amax(-1)
+        dist.all_reduce(top, op=dist.ReduceOp.MAX, group=region.group)
+        total = z.sub_(top[..., None]).exp_().sum(-1)
+        both = torch.stack([total, label])
+        dist.all_reduce(both, group=region.group)
+        kept = both[0].log() + top
+        ctx.save_for_backward(logits, kept, rows, mine)
+        return kept - both[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        logits, kept, rows, mine = ctx.saved_tensors
+        z = logits.to(torch.float32, copy=True).sub_(kept[..., None]).exp_().mul_(grad[..., None])
+        z.scatter_add_(-1, rows, torch.where(mine, -grad, 0.0)[..., None])
         return z, None, None, None
 
 
